@@ -64,6 +64,10 @@ other commands:
   kernel-mcp token list     who has a token, and what for
   kernel-mcp token revoke NAME
                             have all tokens of NAME refused from now on
+  kernel-mcp node           have sessions on this machine for the fronts of a fleet (--fleet)
+  kernel-mcp fleet status   the nodes of a fleet
+  kernel-mcp fleet drain NODE
+                            have a node give its sessions to others
 """
 
 
@@ -98,6 +102,10 @@ def _serve(argv: Sequence[str]) -> int:
     log_to_stderr(settings.log_level, settings.log_format)
     if settings.http is None and sys.stdin.isatty():
         print(_WAITING, file=sys.stderr)
+    if settings.fleet:
+        from kernel_mcp.fleet.commands import run_front
+
+        return run_front(settings)
     from kernel_mcp.linux import process
     from kernel_mcp.sandbox.base import ContainerOptions
     from kernel_mcp.sandbox.select import begin_proof
@@ -147,6 +155,18 @@ def _image(argv: Sequence[str]) -> int:
     return run_image(argv)
 
 
+def _node(argv: Sequence[str]) -> int:
+    from kernel_mcp.fleet.commands import run_node
+
+    return run_node(argv)
+
+
+def _fleet(argv: Sequence[str]) -> int:
+    from kernel_mcp.fleet.commands import run_fleet
+
+    return run_fleet(argv)
+
+
 def _token(argv: Sequence[str]) -> int:
     from kernel_mcp.commands.token import run_token
 
@@ -161,4 +181,6 @@ _COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
     "lab": _lab,
     "image": _image,
     "token": _token,
+    "node": _node,
+    "fleet": _fleet,
 }

@@ -27,14 +27,16 @@ from kernel_mcp.wire import Wire
 
 
 class StdioCallers:
-    """The one client of stdin and stdout."""
+    """The one client of stdin and stdout; `default` is where its default session is looked up."""
 
-    def __init__(self, outbox: Outbox) -> None:
+    def __init__(self, outbox: Outbox, default: str = "default") -> None:
         self._outbox = outbox
+        self._default = default
 
     def of(self, context: Context[Any, Any]) -> Caller:
         """See `Callers`."""
-        return Caller(reply=Reply(self._outbox.expect(context.request_id)))
+        reply = Reply(self._outbox.expect(context.request_id))
+        return Caller(default=self._default, reply=reply)
 
 
 class Callers(Protocol):
@@ -94,10 +96,12 @@ async def serve_stdio(services: Services, wire: Wire, words: str) -> None:
     await serve_wire(partial(build_mcp, services, words=words), wire)
 
 
-async def serve_wire(build: Callable[[Callers], ResourceServer], wire: Wire) -> None:
+async def serve_wire(
+    build: Callable[[Callers], ResourceServer], wire: Wire, default: str = "default"
+) -> None:
     """Serve the client of `wire` by the server that is built for it, until it closes its pipes."""
     outbox = Outbox()
-    mcp = build(StdioCallers(outbox))
+    mcp = build(StdioCallers(outbox, default))
     mcp.middleware.append(_tell_when_given_up(outbox))
     async with stdio_streams(wire, outbox.written, end_soon) as (read, write):
         lowlevel = mcp._lowlevel_server

@@ -20,7 +20,7 @@ from functools import partial
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import anyio
 
@@ -58,18 +58,22 @@ from kernel_mcp.services import Services
 from kernel_mcp.sessions.audit import Audit, open_audit
 from kernel_mcp.sessions.bounds import OwnMemory, ServerBounds, memory_bound
 from kernel_mcp.sessions.checking import Checks
-from kernel_mcp.sessions.keeping import keeping_of, kept_in_words
+from kernel_mcp.sessions.keeping import Keeping, keeping_of, kept_in_words
 from kernel_mcp.sessions.manager import SessionManager
 from kernel_mcp.sessions.measuring import Measured
 from kernel_mcp.sessions.pool import WarmPool, spare_folder, sweep_spares
 from kernel_mcp.sessions.quota import Capacity
 from kernel_mcp.sessions.reaper import Reaper
+from kernel_mcp.sessions.roll import Roll
 from kernel_mcp.sessions.roster import answering, described
 from kernel_mcp.sessions.session import Session
 from kernel_mcp.sessions.storage import SessionFolders
 from kernel_mcp.telemetry import Levels, Meters, Readiness
 from kernel_mcp.telemetry.logs import Lines
 from kernel_mcp.wire import stdio_wire
+
+if TYPE_CHECKING:
+    from packaging.requirements import Requirement
 
 logger = logging.getLogger(__name__)
 
@@ -147,13 +151,33 @@ class Commons:
         self.audit.close()
 
 
+class Keep(Protocol):
+    """Makes what keeps sessions beyond the end of a server, see `keeping_of`."""
+
+    def __call__(
+        self,
+        settings: Settings,
+        state: Path,
+        sandbox: str,
+        permits: Callable[[Sequence[str]], tuple[Requirement, ...]],
+        /,
+    ) -> tuple[Keeping | None, str]:
+        """That, or None and why nothing does."""
+
+
 @asynccontextmanager
 async def parts(
-    settings: Settings, sandbox: Sandbox, commons: Commons | None = None
+    settings: Settings,
+    sandbox: Sandbox,
+    commons: Commons | None = None,
+    *,
+    keep: Keep = keeping_of,
+    roll: Roll | None = None,
 ) -> AsyncIterator[Parts]:
     """Build all parts; close them in reverse order. Raises KernelMcpError.
 
-    `commons` are those of a server that has others beside them.
+    `commons` are those of a server that has others beside them. `keep` makes what keeps sessions,
+    `roll` gives out their handles.
     """
     async with AsyncExitStack() as stack:
         if commons is None:
@@ -176,7 +200,7 @@ async def parts(
         inspector = Inspector(sandbox)
         rules = InstallRules.of(settings)
         state = run.path.parent
-        keeping, unkept = keeping_of(settings, state, sandbox.name, rules.admit)
+        keeping, unkept = keep(settings, state, sandbox.name, rules.admit)
         own = await anyio.to_thread.run_sync(
             partial(own_environment, settings.python, apart=_apart(sandbox))
         )
@@ -290,6 +314,7 @@ async def parts(
             preparation=CellInstallations(installer, commons.checks),
             keeping=keeping,
             everyone=lambda: commons.sessions,
+            roll=roll,
         )
         commons.managers.append(manager)
         stack.callback(commons.managers.remove, manager)
@@ -422,7 +447,7 @@ async def run_stdio(settings: Settings, sandbox: Future[Sandbox]) -> None:
         anyio.create_task_group() as tasks,
     ):
         words = built.instructions()
-        tasks.start_soon(_cancel_on_signal, tasks.cancel_scope)
+        tasks.start_soon(cancel_on_signal, tasks.cancel_scope)
         tasks.start_soon(wire.greet, words)
         tasks.start_soon(warm_up, built)
         with anyio.move_on_after(TEMPLATE_S):
@@ -484,7 +509,7 @@ async def warm_up(built: Parts) -> None:
         await anyio.sleep(pause_s)
 
 
-async def _cancel_on_signal(scope: anyio.CancelScope) -> None:
+async def cancel_on_signal(scope: anyio.CancelScope) -> None:
     """Have the first signal end the server in order, and none after it cut the last saves short."""
     try:
         with anyio.open_signal_receiver(*ENDING) as signals:
@@ -525,17 +550,22 @@ def _leave_no_core() -> None:
         resource.setrlimit(resource.RLIMIT_CORE, (1, hard))
 
 
+def prepare_process(settings: Settings) -> None:
+    """Have this process be fit for sessions: log, core dumps, descriptors, threads."""
+    _mask_log(settings)
+    if settings.secrets:
+        _leave_no_core()
+    _allow_many_files()
+    sys.setswitchinterval(SWITCH_S)
+
+
 def serve(
     settings: Settings,
     sandbox: Future[Sandbox],
     run: Callable[[Settings, Future[Sandbox]], Awaitable[None]] = run_stdio,
 ) -> int:
     """Have `run` serve until it is told to stop; its exit code."""
-    _mask_log(settings)
-    if settings.secrets:
-        _leave_no_core()
-    _allow_many_files()
-    sys.setswitchinterval(SWITCH_S)
+    prepare_process(settings)
     with Barrier("serving") as barrier:
         try:
             anyio.run(run, settings, sandbox)

@@ -87,6 +87,7 @@ _DOORS = "What code sees of your world"
 _PLACES = "Where things live"
 _SERVER = "Running the server"
 _HTTP = "Serving over HTTP"
+_FLEET = "Many machines"
 
 
 @dataclass(frozen=True, slots=True)
@@ -504,6 +505,18 @@ class Settings:
         "how long an end by SIGTERM takes at most: calls that run are answered, or told before it "
         "is over that the server stops",
     )
+    fleet: str = _flag(
+        "fleet", word, _FLEET, "HOST:PORT", "none: sessions are on this machine",
+        "serve the sessions of a fleet, the Ray cluster whose head has this address; its nodes "
+        "have the settings of sessions",
+        value="",
+    )
+    fleet_store: str = _flag(
+        "fleet-store", word, _FLEET, "DIR|URL", "none",
+        "where the nodes of a fleet save their sessions for each other: a folder that all of them "
+        "have mounted, or an object store that fsspec knows",
+        value="",
+    )
     file: Path | None = None
     refusal: Refusal | None = None
 
@@ -517,8 +530,9 @@ class Settings:
 
     @property
     def several(self) -> bool:
-        """Whether there may be several principals."""
-        return self.http is not None and (self.tokens is not None or bool(self.issuer))
+        """Whether there may be several principals: fronts of a fleet may have any."""
+        known = self.tokens is not None or bool(self.issuer)
+        return bool(self.fleet_store) or (self.http is not None and known)
 
     @property
     def obeyed(self) -> tuple[Path, ...]:

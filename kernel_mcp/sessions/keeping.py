@@ -25,6 +25,7 @@ from kernel_mcp.config.values import KIB, Persist, format_bytes, no_more_or_unli
 from kernel_mcp.errors import HibernationError, InputError
 from kernel_mcp.launch.rundir import default_base
 from kernel_mcp.records import dataclass
+from kernel_mcp.sessions.losses import Loss
 from kernel_mcp.sessions.snapshot import Dump
 from kernel_mcp.sessions.store import OF_PRINCIPAL, Entry, Key, Saved, SessionStore
 
@@ -157,14 +158,15 @@ class Ask:
 class Claim:
     """What a new session has of its past: `entry` None for one that is not kept.
 
-    `note` is for its first answer, empty for none. With `held_back` there is a past, which only who
-    asks for it can have.
+    `note` is for its first answer, empty for none, and `loss` what it says is lost. With
+    `held_back` there is a past, which only who asks for it can have.
     """
 
     entry: Entry | None = None
     past: Past | None = None
     note: str = ""
     held_back: bool = False
+    loss: Loss | None = None
 
 
 UNKEPT = Claim()
@@ -198,7 +200,7 @@ class Keeping:
         self._settings = settings
         self._permits = permits
 
-    def key(self, principal: str, name: str, *, default: bool) -> Key | None:
+    def key(self, principal: str, name: str, *, default: bool, handle: str = "") -> Key | None:
         """What finds a session of a principal again; None for one that is not kept."""
         if not name and (self.bare or not default):
             return None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import secrets
 import sys
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
@@ -47,6 +46,7 @@ from kernel_mcp.sessions.lifecycle import lost_names
 from kernel_mcp.sessions.losses import Reply
 from kernel_mcp.sessions.principals import Overseer, Principals
 from kernel_mcp.sessions.quota import Capacity, SessionQuota
+from kernel_mcp.sessions.roll import OwnRoll, Roll
 from kernel_mcp.sessions.saver import Kept, Saver
 from kernel_mcp.sessions.session import Clock, Preparation, Session
 from kernel_mcp.sessions.storage import SCRIPT, SessionFolders
@@ -61,7 +61,8 @@ JUST_NOW_S = 0.5
 CLOSE_TIMEOUT_S = 2.0
 NAME = re.compile(r"(?!\.+$)[A-Za-z0-9._-]{1,64}")
 """What a session can be called; `--workspace` may have a folder of that name."""
-HANDLE = re.compile(r"s-[A-Za-z0-9_-]{12}")
+HANDLE = re.compile(r"s-[A-Za-z0-9_-]{12}(\.[a-z0-9-]{1,32})?")
+"""Handles of a fleet end with the name of a node."""
 LEAD = '[session {0}: pass session="{0}" to keep using these variables]'
 SHARED = (
     "default session, last used by another client {}; create_session for your own. Variables and "
@@ -119,12 +120,14 @@ class SessionManager:
         preparation: Preparation | None = None,
         keeping: Keeping | None = None,
         everyone: Callable[[], Sequence[Session]] | None = None,
+        roll: Roll | None = None,
     ) -> None:
         """Without a `capacity` only the settings bound how many sessions there may be.
 
         Without `keeping` no session outlives the server. `everyone` has the sessions of other
-        managers of the server, too.
+        managers of the server, too. `roll` gives out handles.
         """
+        self._roll = roll or OwnRoll()
         self._settings = settings
         self._source = source
         self._folders = folders
@@ -256,9 +259,11 @@ class SessionManager:
         fresh: bool = False,
         resume: bool = False,
         attach: str = "",
+        handle: str = "",
     ) -> Session:
         """Open a session, for which the longest idle one may have to hibernate.
 
+        With a `handle` it is one that has had that already.
         `limits`, `timeout_s` and `network` are those of the settings where it has none of its own.
         What was kept of an earlier one comes back, unless it is to be `fresh`; with `resume` also
         where more is open now: the session that began in its place ends. One that is to `attach`
@@ -279,46 +284,70 @@ class SessionManager:
             self._way(caller, ask) as ask,
             self._quota.reserve(caller.principal),
         ):
-            name, default = ask.name, ask.default
-            self._check_name(caller, name)  # again: a session may have had to make room
-            handle = "s-" + secrets.token_urlsafe(9)
-            with ExitStack() as undo:
-                claim = UNKEPT if attach else await self._claim(caller, ask, undo)
-                name, folder = self._folders.place(
-                    handle, name, undo, default=default, principal=caller.principal
-                )
-                layer = self._folders.layers / handle
-                request = KernelRequest(
+            self._check_name(caller, ask.name)  # again: a session may have had to make room
+            if attach:
+                handle = self._roll.handle()
+            async with self._entered(caller, ask, handle) as handle:
+                wanted = KernelRequest(
                     handle,
-                    folder,
+                    Path(),
                     python,
                     packages,
-                    layer=layer,
+                    layer=self._folders.layers / handle,
                     limits=limits,
                     network=network,
                     attach=attach,
                 )
-                if self._keeping is not None and claim.past is not None:
-                    try:
-                        request = self._keeping.request(request, claim.past.saved)
-                        timeout_s = timeout_s or self._keeping.timeout_s(claim.past.saved)
-                    except KernelMcpError as error:
-                        if claim.entry is not None:
-                            claim.entry.close()
-                        claim = Claim(note=f"{UNUSED}: {error}")
-                if (entry := claim.entry) is not None:
-                    kept = folder if self._folders.keep else entry.workspace
-                    request = replace(request, workspace=kept, layer=entry.layer)
-                session = await self._open(caller, name, request, timeout_s, claim)
-                self._held[handle] = undo.pop_all()
-            self._succeed(caller, session, default=default)
-            if caller.principal in self._dismissed:
-                session.close()
-                raise SessionNotFound(
-                    "The session was not opened: other doors were given to you meanwhile. Call "
-                    "again."
-                )
-            return session
+                return await self._create(caller, ask, wanted, timeout_s)
+
+    @asynccontextmanager
+    async def _entered(self, caller: Caller, ask: Ask, handle: str) -> AsyncIterator[str]:
+        """The handle of a session that is opened in this block, which it loses where it is not."""
+        if handle:
+            yield handle
+            return
+        default = caller.default if ask.default else ""
+        handle = await self._roll.enter(caller.principal, ask, default)
+        try:
+            yield handle
+        except BaseException:
+            with anyio.CancelScope(shield=True):
+                await self._roll.strike(handle)
+            raise
+
+    async def _create(
+        self, caller: Caller, ask: Ask, request: KernelRequest, timeout_s: float
+    ) -> Session:
+        """Open a session that asks for this, with a workspace and what was kept of it."""
+        handle = request.session
+        with ExitStack() as undo:
+            claim = UNKEPT
+            if not request.attach:
+                claim = await self._claim(caller, ask, handle, undo)
+            name, folder = self._folders.place(
+                handle, ask.name, undo, default=ask.default, principal=caller.principal
+            )
+            request = replace(request, workspace=folder)
+            if self._keeping is not None and claim.past is not None:
+                try:
+                    request = self._keeping.request(request, claim.past.saved)
+                    timeout_s = timeout_s or self._keeping.timeout_s(claim.past.saved)
+                except KernelMcpError as error:
+                    if claim.entry is not None:
+                        claim.entry.close()
+                    claim = Claim(note=f"{UNUSED}: {error}")
+            if (entry := claim.entry) is not None:
+                kept = folder if self._folders.keep else entry.workspace
+                request = replace(request, workspace=kept, layer=entry.layer)
+            session = await self._open(caller, name, request, timeout_s, claim)
+            self._held[handle] = undo.pop_all()
+        self._succeed(caller, session, default=ask.default)
+        if caller.principal in self._dismissed:
+            session.close()
+            raise SessionNotFound(
+                "The session was not opened: other doors were given to you meanwhile. Call again."
+            )
+        return session
 
     @asynccontextmanager
     async def _being_opened(self) -> AsyncIterator[None]:
@@ -375,12 +404,12 @@ class SessionManager:
             return False
         return self._keeping.key(caller.principal, "", default=True) is not None
 
-    async def _claim(self, caller: Caller, ask: Ask, undo: ExitStack) -> Claim:
+    async def _claim(self, caller: Caller, ask: Ask, handle: str, undo: ExitStack) -> Claim:
         """What was kept of a session, which `undo` lets go of."""
         keeping = self._keeping
         key = None
         if keeping is not None and ask.name != SCRIPT:
-            key = keeping.key(caller.principal, ask.name, default=ask.default)
+            key = keeping.key(caller.principal, ask.name, default=ask.default, handle=handle)
         if keeping is None or key is None:
             return Claim(note=NOT_KEPT) if ask.resume else UNKEPT
         claim = UNKEPT
@@ -437,7 +466,7 @@ class SessionManager:
         if kept is not None:
             await self._continue(session, kept, claim)
         elif claim.note:
-            session.ledger.add(claim.note)
+            session.ledger.add(claim.note, claim.loss)
         self._sessions[handle] = session
         session.journal.opened(
             name=name,
@@ -459,7 +488,7 @@ class SessionManager:
         if not 1 <= count <= branches.MOST:
             raise InputError(f"n={count} is not usable: pass 1 to {branches.MOST} branches.")
         self._quota.check_branches(count, session)
-        handles = ["s-" + secrets.token_urlsafe(9) for _ in range(count)]
+        handles = [self._roll.handle() for _ in range(count)]
         made = []
         try:
             starts = await branches.begin(session, handles)
@@ -579,7 +608,7 @@ class SessionManager:
         else:
             kept.clear()
         if note:
-            session.ledger.add(note)
+            session.ledger.add(note, claim.loss)
 
     def _check_name(self, caller: Caller, name: str, *, but_held_back: bool = False) -> None:
         """Raise InputError for a name that no further session of this caller can have.

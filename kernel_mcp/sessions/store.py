@@ -307,7 +307,7 @@ class SessionStore:
         lock = self._hold_in_time(key.id)
         if lock is None:
             return None
-        entry = Entry(self, key, lock)
+        entry = self._entry(key, lock)
         try:
             if self._expired(entry.folder):
                 entry.remove()
@@ -316,6 +316,9 @@ class SessionStore:
             entry.close()
             raise
         return entry
+
+    def _entry(self, key: Key, lock: int) -> Entry:
+        return Entry(self, key, lock)
 
     def has(self, key: Key) -> bool:
         """Whether something was saved for a key, and lasts."""

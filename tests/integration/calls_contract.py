@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import secrets
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -35,7 +36,7 @@ class Person:
 
     def __init__(self, calls: SessionCalls, name: str = "ada") -> None:
         self.calls = calls
-        self.name = name
+        self.name = f"{name}-{secrets.token_hex(4)}"
         self.heard: list[str] = []
         self.receipt = Awaited()
         self.progress = False

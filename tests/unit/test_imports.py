@@ -46,6 +46,7 @@ ROOMS = (
     ("protocol",),
     ("server", "commands"),
     ("web",),
+    ("fleet",),
     ("cli",),
     ("__main__",),
 )

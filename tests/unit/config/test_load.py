@@ -120,6 +120,8 @@ OPERATORS_ALONE = {
     "quota": '"sessions=2"',
     "sse": "true",
     "drain": '"1s"',
+    "fleet": '"10.0.0.5:6379"',
+    "fleet-store": '"/shared"',
     "log-format": '"json"',
     "mount": '["/srv"]',
     "env": '["SECRET=x"]',

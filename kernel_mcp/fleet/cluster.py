@@ -1,0 +1,163 @@
+"""The Ray cluster that a fleet runs on: how one connects to it, and what it has to be like."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from kernel_mcp.config.serving import is_loopback
+from kernel_mcp.errors import ConfigError, KernelMcpError
+
+NAMESPACE = "kernel-mcp"
+REGISTRY = "registry"
+AUTH, TOKEN, TOKEN_FILE, TLS = (
+    "RAY_AUTH_MODE",
+    "RAY_AUTH_TOKEN",
+    "RAY_AUTH_TOKEN_PATH",
+    "RAY_USE_TLS",
+)
+"""Variables of Ray."""
+DEFAULT_TOKEN = Path("~/.ray/auth_token")
+_ADDRESS = re.compile(r"(?P<host>\[[0-9a-fA-F:]+\]|[A-Za-z0-9._-]+):(?P<port>\d{1,5})")
+LEAST_TOKEN_CHARS = 32
+_STRANGER = (
+    "import sys\n"
+    "from ray._raylet import GcsClient\n"
+    "client = GcsClient(address=sys.argv[1])\n"
+    "client.internal_kv_keys(b'', None)\n"
+    "print('LET IN')\n"
+)
+"""What a program without a token may not do: read what the cluster's control store holds."""
+STRANGER_S = 60.0
+
+
+class FleetUnavailable(KernelMcpError):
+    """The fleet cannot be reached, or cannot do it now; the text says what to do."""
+
+
+def import_ray() -> ModuleType:
+    """Ray, which is imported only here. Raises ConfigError where it is not installed."""
+    for name, value in (("RAY_USAGE_STATS_ENABLED", "0"), ("RAY_DEDUP_LOGS", "0")):
+        os.environ.setdefault(name, value)
+    try:
+        import ray
+    except ImportError:
+        raise ConfigError(
+            "--fleet: Ray is not installed here: pip install 'kernel-mcp[fleet]', the same version "
+            "of both, and of Python, on all machines of the fleet"
+        ) from None
+    module: ModuleType = ray
+    return module
+
+
+def check_address(address: str) -> str:
+    """The address of a cluster. Raises ConfigError."""
+    found = _ADDRESS.fullmatch(address)
+    if found is None or not 0 < int(found["port"]) < 65536:
+        raise ConfigError(
+            f"--fleet {address}: expected HOST:PORT of the head of a Ray cluster, such as "
+            "10.0.0.5:6379, as `ray start --head --port=6379` prints it"
+        )
+    return found["host"].strip("[]")
+
+
+def secret_of(address: str) -> str:
+    """The token of the cluster, which is what its machines trust each other by.
+
+    Raises ConfigError where the cluster would not ask for one, or where others could read it.
+    """
+    host = check_address(address)
+    if os.environ.get(AUTH, "").lower() != "token":
+        raise ConfigError(
+            f"--fleet: whoever reaches a Ray cluster without authentication runs any program on "
+            f"its machines. Set {AUTH}=token and {TOKEN} (or {TOKEN_FILE}) here and where "
+            "`ray start` runs"
+        )
+    if not is_loopback(host) and os.environ.get(TLS) != "1":
+        raise ConfigError(
+            f"--fleet {address}: that is not this machine, and without TLS the token and what "
+            f"sessions hold could be read on the way. Set {TLS}=1 and the certificates "
+            "(RAY_TLS_SERVER_CERT, RAY_TLS_SERVER_KEY, RAY_TLS_CA_CERT) on all machines"
+        )
+    token = os.environ.get(TOKEN, "").strip()
+    if not token:
+        path = Path(os.environ.get(TOKEN_FILE) or DEFAULT_TOKEN).expanduser()
+        try:
+            token = path.read_text().strip()
+        except OSError as error:
+            raise ConfigError(
+                f"--fleet: there is no token: set {TOKEN}, or {TOKEN_FILE} to a file ({path}: "
+                f"{error.strerror})"
+            ) from error
+    if len(token) < LEAST_TOKEN_CHARS:
+        raise ConfigError(
+            f"--fleet: the token has {len(token)} characters; whoever guesses it runs any program "
+            f"on all machines, so take at least {LEAST_TOKEN_CHARS} random ones"
+        )
+    return token
+
+
+def require_authentication(address: str) -> None:
+    """Raise ConfigError where the cluster lets in who has no token. Takes some seconds.
+
+    That a program has a token says nothing of that: a cluster without authentication takes any.
+    """
+    environ = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in (TOKEN, TOKEN_FILE) and not name.startswith("PYTHON")
+    }
+    environ |= {AUTH: "disabled", "HOME": "/nonexistent"}
+    command = [sys.executable, "-I", "-c", _STRANGER, address]
+    try:
+        done = subprocess.run(
+            command, env=environ, capture_output=True, text=True, timeout=STRANGER_S, check=False
+        )
+    except subprocess.TimeoutExpired:
+        return  # it was not let in: its tries go on
+    if "LET IN" in done.stdout:
+        raise ConfigError(
+            f"--fleet {address}: that cluster asks nobody for its token: whoever reaches it runs "
+            f"any program on its machines. Start every one of its machines with {AUTH}=token"
+        )
+
+
+def connect(address: str, *, place: str = "") -> Any:
+    """Connect this process to a cluster; `place` is this machine's address in it. Gives Ray.
+
+    Raises ConfigError, FleetUnavailable.
+    """
+    secret_of(address)
+    ray = import_ray()
+    given = {"_node_ip_address": place} if place else {}
+    try:
+        ray.init(
+            address=address,
+            namespace=NAMESPACE,
+            log_to_driver=False,
+            configure_logging=False,
+            **given,
+        )
+    except (ConnectionError, RuntimeError, ValueError, OSError) as error:
+        text = str(error).strip().splitlines()
+        raise FleetUnavailable(
+            f"the cluster at {address} cannot be reached from here: "
+            f"{text[0] if text else type(error).__name__}. Is `ray start` done on this machine, "
+            "with the same token, and the same versions of Ray and Python?"
+        ) from error
+    return ray
+
+
+def is_address(text: str) -> bool:
+    """Whether a text is an address of IP."""
+    try:
+        ipaddress.ip_address(text)
+    except ValueError:
+        return False
+    return True

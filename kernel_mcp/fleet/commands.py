@@ -1,0 +1,323 @@
+"""The commands of a fleet: `kernel-mcp node`, `kernel-mcp --fleet`, `kernel-mcp fleet`."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import pickle
+import secrets
+import signal
+import socket
+import sys
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import anyio
+
+from kernel_mcp.config.load import HELP, OTHERS, settings_from, settings_parser
+from kernel_mcp.config.settings import Settings
+from kernel_mcp.config.values import GIB, duration
+from kernel_mcp.errors import ConfigError, KernelMcpError
+from kernel_mcp.fleet.cluster import (
+    FleetUnavailable,
+    check_address,
+    connect,
+    import_ray,
+    is_address,
+    require_authentication,
+    secret_of,
+)
+from kernel_mcp.fleet.front import FleetCalls, NodeLost
+from kernel_mcp.fleet.handles import check_node
+from kernel_mcp.fleet.members import Member
+from kernel_mcp.fleet.node import Node, actor_name, start_options
+from kernel_mcp.fleet.places import place_of
+from kernel_mcp.fleet.registry import registry_of
+from kernel_mcp.launch.rundir import default_base
+from kernel_mcp.linux.folders import private_folder
+from kernel_mcp.output.text import one_line
+from kernel_mcp.protocol import mcp_over, serve_wire
+from kernel_mcp.server import cancel_on_signal
+from kernel_mcp.telemetry.logs import log_to_stderr
+from kernel_mcp.wire import stdio_wire
+
+logger = logging.getLogger(__name__)
+
+_NODE = """\
+Be a node of a fleet: have sessions on this machine for all fronts of the Ray cluster whose head has
+the address of --fleet. Ray has to run here already (`ray start --address=...`, with
+RAY_AUTH_MODE=token). Give it the flags of a server that are about sessions; they have to be
+the same on all nodes.
+"""
+_NODE_EPILOG = """\
+A signal has it give its sessions to other nodes, as far as their cells end within --within, and
+end.
+"""
+_WITHIN = "30s"
+LAST_S = 15.0
+"""What the end of a node may take beyond the time that cells have."""
+_USAGE = "fleet: expected one of status, drain; see kernel-mcp fleet --help"
+_HELP = """\
+usage: kernel-mcp fleet status|drain [flags]
+
+The fleet of the Ray cluster whose head has the address of --fleet.
+
+  status          its nodes: sessions, free memory, which drain or are lost
+  drain NODE      have a node take no sessions, and give those that it has to others; 0 once it has
+                  none. --within is how long cells that run are waited for, --undo ends it
+
+Each has its own flags: kernel-mcp fleet drain --help"""
+
+
+def run_node(argv: Sequence[str]) -> int:
+    """Run `node`; its exit code. Raises KernelMcpError."""
+    parser = settings_parser("kernel-mcp node", _NODE, _NODE_EPILOG)
+    parser.add_argument("--name", metavar="NAME", help="what handles call it (default: the host)")
+    parser.add_argument("--place", metavar="IP", help="this machine's address in the cluster")
+    parser.add_argument("--within", metavar="TIME", help=f"for cells at its end ({_WITHIN})")
+    flags = vars(parser.parse_args(list(argv)))
+    name = check_node(str(flags.pop("name", None) or _host_name()))
+    place, within_s = _place(flags), _time(flags, "within", _WITHIN)
+    settings = settings_from(flags)
+    _check_node(settings)
+    log_to_stderr(settings.log_level, settings.log_format)
+    secret_of(settings.fleet)
+    place_of(settings.fleet_store)
+    import_ray()
+    require_authentication(settings.fleet)
+    given = _handed_over(settings)
+    os.chdir("/")  # Ray would have its workers look for modules in the current folder
+    sys.path[:] = [each for each in sys.path if each]
+    try:
+        ray = connect(settings.fleet, place=place)
+        return _be_node(ray, name, str(given), within_s)
+    finally:
+        given.unlink(missing_ok=True)
+
+
+def _host_name() -> str:
+    name = socket.gethostname().split(".")[0].lower()
+    return "".join(each if each.isalnum() else "-" for each in name).strip("-")[:32]
+
+
+def _place(flags: dict[str, Any]) -> str:
+    place = str(flags.pop("place", None) or "")
+    if place and not is_address(place):
+        raise ConfigError(f"--place {place}: expected an address of IP")
+    return place
+
+
+def _time(flags: dict[str, Any], name: str, default: str) -> float:
+    given = str(flags.pop(name, None) or default)
+    try:
+        return float(duration(given))
+    except ValueError as error:
+        raise ConfigError(f"--{name} {given}: {error}") from None
+
+
+def _check_node(settings: Settings) -> None:
+    """Raise ConfigError for what a node lacks, or cannot have."""
+    if not settings.fleet or not settings.fleet_store:
+        lacks = "--fleet" if not settings.fleet else "--fleet-store"
+        raise ConfigError(
+            f"node: {lacks} is missing: kernel-mcp node --fleet HOST:PORT --fleet-store PLACE, "
+            "where PLACE is a folder that all nodes have mounted, or an object store"
+        )
+    check_address(settings.fleet)
+    if not settings.confined:
+        raise ConfigError(
+            "--sandbox none: code of any session could reach the cluster, and through it all "
+            "machines of the fleet. A node takes a sandbox"
+        )
+    for flag, given in {
+        "--http": settings.http,
+        "--workspace": settings.workspace,
+    }.items():
+        if given is not None:
+            raise ConfigError(
+                f"{flag}: it is not for a node: fronts serve clients (kernel-mcp --fleet ... "
+                "--http ...), and files of sessions move with them"
+            )
+
+
+def _handed_over(settings: Settings) -> Path:
+    """A file for the node's process alone: what is in Ray's messages stays in its head."""
+    folder = private_folder(settings.state_dir or default_base())
+    path = folder / f"node-{secrets.token_hex(8)}"
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    with open(os.open(path, flags, 0o600), "wb") as file:
+        pickle.dump(settings, file)
+    return path
+
+
+def _be_node(ray: Any, name: str, given: str, within_s: float) -> int:
+    life = secrets.token_hex(8)
+    context = ray.get_runtime_context()
+    place = next(
+        str(each["NodeManagerAddress"])
+        for each in ray.nodes()
+        if each["NodeID"] == context.get_node_id()
+    )
+    try:
+        actor = (
+            ray.remote(Node)
+            .options(**start_options(context.get_node_id(), name))
+            .remote(name, life, place, given)
+        )
+        pid, watchdog = ray.get(actor.start.remote())
+    except ray.exceptions.RayTaskError as error:
+        raise _plain(error) from error
+    except (ValueError, ray.exceptions.RayError) as error:
+        raise FleetUnavailable(
+            f"node {name} could not be started: {one_line(str(error), 300)}"
+        ) from error
+    registry = registry_of(ray, make=True)
+    print(f"kernel-mcp: node {name} at {place} (process {pid})", file=sys.stderr)
+    return anyio.run(partial(_stay, ray, registry, actor, name, life, watchdog, within_s))
+
+
+def _plain(error: Any) -> KernelMcpError:
+    cause = getattr(error, "cause", None)
+    if isinstance(cause, KernelMcpError):
+        return cause
+    return FleetUnavailable(f"the node could not be started: {one_line(str(error), 300)}")
+
+
+async def _stay(
+    ray: Any, registry: Any, actor: Any, name: str, life: str, watchdog: int, within_s: float
+) -> int:
+    """Wait until the node has ended, or end it at a signal; its exit code."""
+    code = 0
+    leaving = False
+    with contextlib.suppress(ProcessLookupError):
+        fd = os.pidfd_open(watchdog)
+        async with anyio.create_task_group() as tasks:
+
+            async def leave() -> None:
+                nonlocal leaving
+                with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+                    async for _ in signals:
+                        leaving = True
+                        logger.warning("giving the sessions of node %s to others", name)
+                        await registry.drain.remote(name)
+                        with anyio.move_on_after(within_s + LAST_S):
+                            for handle, why in (await actor.leave.remote(within_s)).items():
+                                logger.warning("session %s was not given away: %s", handle, why)
+                        ray.kill(actor)
+
+            tasks.start_soon(leave)
+            await anyio.wait_readable(fd)
+            tasks.cancel_scope.cancel()
+        os.close(fd)
+    if not leaving:
+        print(f"kernel-mcp: error: node {name} has ended; its log is Ray's", file=sys.stderr)
+        code = 1
+    await registry.end.remote(name, life)
+    return code
+
+
+# A front on stdin and stdout.
+
+
+def run_front(settings: Settings) -> int:
+    """Serve one client on stdin and stdout with the sessions of a fleet; the exit code.
+
+    Raises KernelMcpError.
+    """
+    with contextlib.redirect_stdout(sys.stderr):
+        ray = connect(settings.fleet)
+        registry = registry_of(ray)
+    anyio.run(_serve_stdio, ray, registry)
+    return 0
+
+
+async def _serve_stdio(ray: Any, registry: Any) -> None:
+    calls = FleetCalls(ray, registry)
+    async with stdio_wire() as wire, anyio.create_task_group() as tasks:
+        tasks.start_soon(cancel_on_signal, tasks.cancel_scope)
+        await tasks.start(calls.run)
+        tasks.start_soon(wire.greet, calls.words)
+        default = f"front {secrets.token_hex(8)}"
+        build = partial(mcp_over, calls, words=calls.words, files=calls.files)
+        await serve_wire(build, wire, default=default)
+        tasks.cancel_scope.cancel()
+
+
+# fleet: its nodes.
+
+
+def run_fleet(argv: Sequence[str]) -> int:
+    """Run one `fleet` command; its exit code. Raises KernelMcpError."""
+    command, rest = (argv[0], argv[1:]) if argv else ("", ())
+    if command in HELP:
+        print(_HELP)
+        return 0
+    about = {
+        "status": "The nodes of a fleet.",
+        "drain": "Have a node give its sessions to others.",
+    }
+    if command not in about:
+        raise ConfigError(_USAGE)
+    parser = settings_parser(
+        f"kernel-mcp fleet {command}", about[command], OTHERS, shown=("fleet",)
+    )
+    parser.add_argument("--place", metavar="IP", help="this machine's address in the cluster")
+    if command == "drain":
+        parser.add_argument("node", metavar="NODE", help="its name")
+        parser.add_argument("--within", metavar="TIME", help=f"for cells that run ({_WITHIN})")
+        parser.add_argument("--undo", action="store_true", help="have it take sessions again")
+    flags = vars(parser.parse_args(list(rest)))
+    place, within_s = _place(flags), _time(flags, "within", _WITHIN)
+    node, undo = str(flags.pop("node", "")), bool(flags.pop("undo", False))
+    settings = settings_from(flags)
+    if not settings.fleet:
+        raise ConfigError(f"fleet {command}: --fleet HOST:PORT is missing")
+    log_to_stderr(settings.log_level, settings.log_format)
+    ray = connect(settings.fleet, place=place)
+    registry = registry_of(ray)
+    if command == "status":
+        print(status([Member.of(row) for row in ray.get(registry.rows.remote())]))
+        return 0
+    return _drain(ray, registry, node, within_s, undo=undo)
+
+
+def status(members: Sequence[Member]) -> str:
+    """The nodes of a fleet, a line for each."""
+    lines = []
+    for each in members:
+        load = each.load
+        state = "lost" if each.lost else "draining" if each.draining else "ready"
+        lines.append(
+            f"{each.name}  {each.place}  {state}, {load.sessions} of {load.most} sessions "
+            f"({load.busy} run cells), {load.free_bytes / GIB:.1f} GiB free, "
+            f"kernel-mcp {each.version}"
+        )
+    ready = sum(not (each.lost or each.draining) for each in members)
+    count = "1 node" if len(members) == 1 else f"{len(members)} nodes"
+    open_ = sum(each.load.sessions for each in members if not each.lost)
+    return "\n".join([*lines, f"{count}, {ready} of which take sessions; {open_} sessions"])
+
+
+def _drain(ray: Any, registry: Any, node: str, within_s: float, *, undo: bool) -> int:
+    """Drain a node, or end that; 1 where it keeps sessions."""
+    if not ray.get(registry.drain.remote(node, not undo)):
+        there = ", ".join(
+            str(row["name"]) for row in ray.get(registry.rows.remote()) if not row["lost"]
+        )
+        raise FleetUnavailable(f"there is no node {node!r}; there are {there or 'none'}")
+    actor = ray.get_actor(actor_name(node))
+    try:
+        if undo:
+            ray.get(actor.stop_draining.remote())
+            print(f"{node} takes sessions")
+            return 0
+        kept = ray.get(actor.drain.remote(within_s))
+    except ray.exceptions.RayActorError as error:
+        raise NodeLost(f"node {node} was lost meanwhile; its sessions go on elsewhere") from error
+    for handle, why in kept.items():
+        print(f"{handle} stays: {why}", file=sys.stderr)
+    print(f"{node} has {len(kept)} sessions left" if kept else f"{node} has no sessions left")
+    return 1 if kept else 0

@@ -1,0 +1,51 @@
+"""Handles of a fleet: they name the node that a session began on."""
+
+from __future__ import annotations
+
+import re
+import secrets
+from collections.abc import Mapping
+from typing import Any
+
+from kernel_mcp.errors import ConfigError
+from kernel_mcp.tools.resources import session_of
+
+NODE = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,30}[a-z0-9])?")
+"""What a node may be called: a label of DNS, with at most 32 characters."""
+_HANDLE = re.compile(rf"s-[A-Za-z0-9_-]{{12}}\.({NODE.pattern})")
+
+
+def check_node(name: str) -> str:
+    """The name of a node. Raises ConfigError."""
+    if not NODE.fullmatch(name):
+        raise ConfigError(
+            f"--name {name}: the name of a node stands in handles: it takes 1 to 32 lower-case "
+            "letters, digits and hyphens, and begins and ends with none of those"
+        )
+    return name
+
+
+def new_handle(node: str) -> str:
+    """A handle for a session that begins on a node: unguessable, as all are."""
+    return f"s-{secrets.token_urlsafe(9)}.{node}"
+
+
+def node_of(handle: str) -> str:
+    """The node that a session began on; empty for what is no handle, such as a name."""
+    found = _HANDLE.fullmatch(handle)
+    return found[1] if found else ""
+
+
+NO_SESSION = frozenset({"create_session", "list_sessions", "run_script"})
+"""Tools whose calls are about no session that is there."""
+
+
+def named(tool: str, arguments: Mapping[str, Any]) -> str | None:
+    """The session that a call is about: a handle or a name, empty for the default one; or None."""
+    if tool in NO_SESSION:
+        return None
+    found = arguments.get("branch" if tool == "adopt" else "session", "")
+    path = arguments.get("path", "")
+    if tool == "read_file" and isinstance(path, str) and (of_path := session_of(path)):
+        found = of_path
+    return found if isinstance(found, str) else ""

@@ -1,0 +1,112 @@
+"""How the sessions of a node outlive it: all of them, by their handles."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from kernel_mcp.config.settings import Settings
+from kernel_mcp.config.values import GIB, Persist
+from kernel_mcp.errors import KernelMcpError
+from kernel_mcp.fleet.rows import Row
+from kernel_mcp.fleet.shared import SharedStore
+from kernel_mcp.sessions.keeping import DEFAULT_NAME, Claim, Keeping, open_doors
+from kernel_mcp.sessions.losses import Loss
+from kernel_mcp.sessions.store import OF_PRINCIPAL, Key
+
+if TYPE_CHECKING:
+    from packaging.requirements import Requirement
+
+FLEET = "fleet"
+"""The folder of a node in that for state."""
+DEFAULT_PERSIST = Persist(2 * GIB, 7 * 24 * 3600.0)
+_CAUSE = "the node of this session was lost"
+_LOST = (
+    "The node that had this session was lost. Variables and files are as they were when it was "
+    "last saved; what cells did after that is lost, and nothing was run again: run again what is "
+    "still wanted"
+)
+_NOTHING = (
+    "The node that had this session was lost before anything of it was saved: its variables, "
+    "files and packages are gone, and nothing was run again"
+)
+_LEFT_OUT = (
+    "Of its files {} had not been saved and are gone: pipes, sockets, what cannot be read, or "
+    "what is beyond its disk limit ({})"
+)
+
+
+class FleetKeeping(Keeping):
+    """Keeps every session that has a row; `came` is the row of one that another node had."""
+
+    store: SharedStore
+
+    def __init__(
+        self,
+        store: SharedStore,
+        settings: Settings,
+        sandbox: str,
+        permits: Callable[[Sequence[str]], tuple[Requirement, ...]],
+    ) -> None:
+        super().__init__(
+            store,
+            folder="",
+            bare=False,
+            by_principal=True,
+            doors=open_doors(settings, sandbox),
+            settings=settings,
+            permits=permits,
+        )
+        self.came: dict[str, Row] = {}
+
+    def key(self, principal: str, name: str, *, default: bool, handle: str = "") -> Key | None:
+        """See `Keeping`: a session is found by its handle."""
+        return key_of(principal, handle or name or DEFAULT_NAME)
+
+    def has(self, principal: str, name: str) -> bool:
+        """False: which sessions have names is in the rows of the fleet."""
+        return False
+
+    def claim(self, key: Key, *, fresh: bool, resume: bool) -> Claim:
+        """See `Keeping`; says what is lost with the node that had the session."""
+        claim = super().claim(key, fresh=fresh, resume=resume)
+        row = self.came.pop(key.name, None)
+        if row is None:
+            return claim
+        notes, loss = [claim.note] if claim.note else [], claim.loss
+        if not row.ended:
+            notes.append(_LOST if row.saved is not None else _NOTHING)
+            loss = Loss(_CAUSE, kept=row.saved is not None)
+        if row.omitted:
+            notes.append(_LEFT_OUT.format(row.omitted, ", ".join(row.left_out)))
+        return replace(claim, note=". ".join(notes), loss=loss)
+
+
+def key_of(principal: str, handle: str) -> Key:
+    """What finds a session on the disk of its node."""
+    return Key(f"{OF_PRINCIPAL}{principal}", handle)
+
+
+def keep_with(
+    make: Callable[[Path], SharedStore], kept: list[FleetKeeping]
+) -> Callable[..., tuple[Keeping | None, str]]:
+    """As `keeping_of`, with a store that is made in the folder for state, and put into `kept`."""
+
+    def keep(
+        settings: Settings,
+        state: Path,
+        sandbox: str,
+        permits: Callable[[Sequence[str]], tuple[Requirement, ...]],
+        /,
+    ) -> tuple[Keeping | None, str]:
+        store = make(state)
+        try:
+            store.make()
+        except OSError as reason:
+            raise KernelMcpError(f"sessions of a fleet cannot be kept here: {reason}") from reason
+        kept.append(FleetKeeping(store, settings, sandbox, permits))
+        return kept[0], ""
+
+    return keep

@@ -1,0 +1,150 @@
+"""Which nodes a fleet has: a node is a member while its lease lasts, and has sessions as long.
+
+A node counts the time of its lease from when it asked for it, the list of members from when it was
+asked: a node knows that its lease is over before anybody else goes on with its sessions. Both
+measure durations, so that it takes no clocks that agree.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import field, replace
+from typing import Any
+
+from kernel_mcp.records import dataclass
+
+LEASE_S = 10.0
+"""How long a node goes on without hearing that it may: what ends it takes no longer than an answer
+may take (15 s)."""
+RENEW_S = 2.0
+MARGIN_S = 1.0
+"""What the list waits longer than a node: for the watchdog, which has to wake and end kernels."""
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What a node says of itself with each renewal.
+
+    free_bytes    memory that programs could still have
+    sessions      open ones, `busy` of which run cells
+    most          sessions with a kernel that it has at once
+    environments  keys of environments that it has ready, see `placement`
+    """
+
+    free_bytes: int = 0
+    sessions: int = 0
+    busy: int = 0
+    most: int = 0
+    environments: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A node. `life` tells it from earlier ones of its name, `place` is the machine's address.
+
+    A `draining` one takes no session and gives its own away; a `lost` one has no lease any more.
+    """
+
+    name: str
+    life: str
+    place: str = ""
+    version: str = ""
+    draining: bool = False
+    lost: bool = False
+    load: Load = field(default_factory=Load)
+
+    def row(self) -> dict[str, Any]:
+        """As plain values."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def of(cls, row: Mapping[str, Any]) -> Member:
+        """What `row` has made."""
+        load = dict(row["load"])
+        load["environments"] = tuple(load["environments"])
+        return cls(**{**row, "load": Load(**load)})
+
+
+class Members:
+    """The list of members; `clock` counts seconds, and does not stop with the machine."""
+
+    def __init__(self, clock: Callable[[], float], *, lease_s: float = LEASE_S) -> None:
+        self._clock = clock
+        self._lasts_s = lease_s + MARGIN_S
+        self._began = clock()
+        self._known: dict[str, Member] = {}
+        self._until: dict[str, float] = {}
+        self.version = 0
+        """Counts changes in who is there, who drains and who is lost."""
+
+    def join(self, member: Member) -> str:
+        """Take a node in; why not, where one of its name has a lease. Empty for success."""
+        there = self._known.get(member.name)
+        if there is not None and there.life != member.life and not self._is_lost(there):
+            return (
+                f"a node named {member.name!r} is there already, at {there.place}. Give this one "
+                f"another name (--name), or wait {self._lasts_s:g} s if that one was killed"
+            )
+        self._known[member.name] = member
+        self._until[member.name] = self._clock() + self._lasts_s
+        self.version += 1
+        return ""
+
+    def renew(self, name: str, life: str, load: Load) -> bool:
+        """Whether the lease of a node goes on: one that is over does not begin again."""
+        there = self._known.get(name)
+        if there is None or there.life != life or self._is_lost(there):
+            return False
+        self._until[name] = self._clock() + self._lasts_s
+        self._known[name] = replace(there, load=load)
+        return True
+
+    def end(self, name: str, life: str) -> None:
+        """A node has ended, and nothing of it runs any more."""
+        there = self._known.get(name)
+        if there is not None and there.life == life and not there.lost:
+            self._lose(there)
+
+    def drain(self, name: str, *, draining: bool = True) -> bool:
+        """Have a node take no sessions; False where there is none."""
+        there = self._known.get(name)
+        if there is None or self._is_lost(there):
+            return False
+        self._known[name] = replace(there, draining=draining)
+        self.version += 1
+        return True
+
+    def is_over(self, name: str, life: str) -> bool:
+        """Whether a life of a node is over for certain: nothing of it runs, nor will.
+
+        Of one that is not known here that is certain once a lease of before would be over.
+        """
+        there = self._known.get(name)
+        if there is not None and there.life == life:
+            return self._is_lost(there)
+        return self._clock() - self._began > self._lasts_s
+
+    def expire(self) -> float | None:
+        """Note which leases are over; seconds until the next would be, None without any."""
+        there = [each for each in list(self._known.values()) if not self._is_lost(each)]
+        return min((self._until[each.name] - self._clock() for each in there), default=None)
+
+    def rows(self) -> list[dict[str, Any]]:
+        """All that are known, as plain values, by name."""
+        self.expire()
+        return [each.row() for _, each in sorted(self._known.items())]
+
+    def _is_lost(self, member: Member) -> bool:
+        if not member.lost and self._clock() > self._until[member.name]:
+            self._lose(member)
+        return self._known[member.name].lost
+
+    def _lose(self, member: Member) -> None:
+        self._known[member.name] = replace(member, lost=True)
+        self.version += 1
+
+
+def alive(members: Iterable[Member]) -> list[Member]:
+    """Those that have a lease."""
+    return [each for each in members if not each.lost]

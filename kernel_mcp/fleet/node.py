@@ -1,0 +1,319 @@
+"""A node of a fleet: an actor of Ray that has sessions as a server has them, on its machine."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import pickle
+import signal
+import subprocess
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+import anyio
+
+from kernel_mcp import __version__
+from kernel_mcp.barriers import Barrier, reason_of
+from kernel_mcp.config.settings import Settings
+from kernel_mcp.errors import KernelMcpError
+from kernel_mcp.fleet.cluster import FleetUnavailable, import_ray, secret_of
+from kernel_mcp.fleet.keeping import DEFAULT_PERSIST, FLEET, FleetKeeping, keep_with
+from kernel_mcp.fleet.members import LEASE_S, RENEW_S, Load, Member
+from kernel_mcp.fleet.places import place_of
+from kernel_mcp.fleet.registry import registry_of
+from kernel_mcp.fleet.roll import FleetRoll
+from kernel_mcp.fleet.rows import Rows
+from kernel_mcp.fleet.sessions import NodeSessions
+from kernel_mcp.fleet.shared import SharedStore
+from kernel_mcp.fleet.signed import Signed, key_of
+from kernel_mcp.fleet.watchdog import boottime
+from kernel_mcp.linux.proc import available_memory
+from kernel_mcp.linux.process import bare_program, keep_small
+from kernel_mcp.records import dataclass
+from kernel_mcp.sandbox.base import ContainerOptions
+from kernel_mcp.sandbox.select import begin_proof
+from kernel_mcp.server import Parts, parts, prepare_process, proven, stay_within_bounds, warm_up
+from kernel_mcp.sessions.reaper import Reaper
+from kernel_mcp.telemetry.logs import log_to_stderr
+from kernel_mcp.tools.local import LocalCalls
+
+logger = logging.getLogger(__name__)
+
+WATCHDOG = "kernel_mcp.fleet.watchdog"
+AT_ONCE = 10_000
+"""Calls that a node answers at a time, most of which wait for cells."""
+START_S = 120.0
+
+
+def actor_name(node: str) -> str:
+    """The name of a node's actor in the cluster."""
+    return f"node-{node}"
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """A node that has begun: its process, and the one that ends when nothing of it runs."""
+
+    pid: int
+    watchdog: int
+
+
+class Node:
+    """See the module. Its methods are called from other machines, with plain values."""
+
+    def __init__(self, name: str, life: str, place: str, settings: str) -> None:
+        """`settings` is a file of this machine with the node's, which is removed here."""
+        path = Path(settings)
+        self._settings: Settings = pickle.loads(path.read_bytes())
+        path.unlink()
+        self._member = Member(name, life, place, __version__)
+        self._over = asyncio.Event()
+        self._ended = asyncio.Event()
+        self._sessions: NodeSessions | None = None
+        self._local: LocalCalls | None = None
+        self._built: Parts | None = None
+        self._watchdog: subprocess.Popen[bytes] | None = None
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._failure = ""
+
+    async def start(self) -> tuple[int, int]:
+        """Begin; the process and its watchdog. Raises KernelMcpError."""
+        # Ray starts its workers with SIGINT blocked, and what they start would inherit that:
+        # no cell could be interrupted.
+        signal.pthread_sigmask(signal.SIG_SETMASK, ())
+        _be_nice_to_nobody()
+        keep_small()
+        log_to_stderr(self._settings.log_level, self._settings.log_format)
+        prepare_process(self._settings)
+        self._watchdog = subprocess.Popen(
+            bare_program(WATCHDOG, str(os.getpid()), str(boottime() + START_S)),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        begun = asyncio.Event()
+        self._spawn(self._run(begun))
+        await begun.wait()
+        if self._failure:
+            raise KernelMcpError(self._failure)
+        return os.getpid(), self._watchdog.pid
+
+    async def ended(self) -> str:
+        """Wait until the node has ended; why, empty where it was asked to."""
+        await self._ended.wait()
+        return self._failure
+
+    async def leave(self, within_s: float) -> dict[str, str]:
+        """Give all sessions away and end; what could not be given away stays as it was saved."""
+        kept = await self.drain(within_s)
+        self._over.set()
+        await self._ended.wait()
+        return kept
+
+    async def drain(self, within_s: float) -> dict[str, str]:
+        """See `NodeSessions.drain`."""
+        return await self._own.drain(within_s)
+
+    async def stop_draining(self) -> None:
+        """Take sessions again."""
+        self._own.draining = False
+
+    async def about(self) -> dict[str, Any]:
+        """What fronts need to know before they serve: tools, instructions, version."""
+        assert self._local is not None
+        assert self._built is not None
+        tools = await self._local.definitions()
+        return {
+            "version": __version__,
+            "tools": [each.model_dump(mode="json", by_alias=True) for each in tools],
+            "words": self._built.instructions(),
+            "files": "files" in self._settings.tools,
+        }
+
+    async def call(self, asked: Mapping[str, Any]) -> dict[str, Any]:
+        """See `NodeSessions.call`."""
+        return await self._own.call(asked)
+
+    async def follow(self, asked: Mapping[str, Any]) -> AsyncIterator[dict[str, Any]]:
+        """As `call`, with what tells of progress before the answer."""
+        said: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+
+        async def tell(text: str) -> None:
+            said.put_nowait({"progress": text})
+
+        async def answer() -> None:
+            reply: dict[str, Any] = {"cancelled": True}
+            try:
+                reply = await self._own.call(asked, tell)
+            finally:
+                said.put_nowait(reply)
+
+        self._spawn(answer())  # it goes on where nobody hears of it any more
+        while True:
+            one = await said.get()
+            yield one
+            if "progress" not in one:
+                return
+
+    async def read(self, asked: Mapping[str, Any]) -> dict[str, Any]:
+        """See `NodeSessions.read`."""
+        return await self._own.read(asked)
+
+    async def cancel(self, number: str) -> None:
+        """See `NodeSessions.cancel`."""
+        self._own.cancel(number)
+
+    async def delivered(self, number: str) -> None:
+        """See `NodeSessions.delivered`."""
+        self._own.delivered(number)
+
+    async def revoked(self, number: str) -> None:
+        """See `NodeSessions.revoked`."""
+        self._own.revoked(number)
+
+    @property
+    def _own(self) -> NodeSessions:
+        if self._sessions is None:
+            raise FleetUnavailable(f"node {self._member.name} is starting or has ended")
+        return self._sessions
+
+    def _spawn(self, work: Any) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _run(self, begun: asyncio.Event) -> None:
+        """The life of the node."""
+        with Barrier("running a node") as barrier:
+            try:
+                await self._live(begun)
+            finally:
+                self._sessions = None
+        if barrier.failure is not None:
+            self._failure = reason_of(barrier.failure)
+        begun.set()
+        self._ended.set()
+
+    async def _live(self, begun: asyncio.Event) -> None:
+        settings = self._settings
+        ray = import_ray()
+        registry = registry_of(ray, make=True)
+        member = self._member
+        signed = Signed(place_of(settings.fleet_store), key_of(secret_of(settings.fleet)))
+        rows = Rows(signed, member.name, member.life)
+        kept: list[FleetKeeping] = []
+        loop = asyncio.get_running_loop()
+
+        async def until_over(node: str, life: str, most_s: float) -> bool:
+            return bool(await registry.until_over.remote(node, life, most_s))
+
+        async def is_over(node: str, life: str) -> bool:
+            return await until_over(node, life, 0.0)
+
+        def overtaken(handle: str) -> None:
+            if self._sessions is not None:
+                loop.call_soon_threadsafe(self._sessions.overtaken, handle)
+
+        def make(state: Path) -> SharedStore:
+            persist = settings.persist or DEFAULT_PERSIST
+            return SharedStore(
+                state / FLEET / member.name,
+                rows,
+                most_bytes=persist.bytes,
+                most_s=persist.seconds,
+                most_files_bytes=settings.limits.disk_bytes,
+                overtaken=overtaken,
+            )
+
+        roll = FleetRoll(member.name, is_over, lambda: kept[0])
+        options = ContainerOptions.of(settings)
+        async with AsyncExitStack() as stack:
+            sandbox = await proven(begin_proof(*settings.sandbox, container=options))
+            keep = keep_with(make, kept)
+            built = await stack.enter_async_context(parts(settings, sandbox, keep=keep, roll=roll))
+            self._built, self._local = built, LocalCalls(built)
+            sessions = NodeSessions(self._local, built.manager, kept[0], roll, until_over)
+            tasks = await stack.enter_async_context(anyio.create_task_group())
+            tasks.start_soon(Reaper(built.manager, settings.idle_timeout_s, built.clock).run)
+            tasks.start_soon(stay_within_bounds, settings, lambda: built.manager.sessions)
+            tasks.start_soon(warm_up, built)
+            if refusal := await registry.join.remote(member.row()):
+                raise KernelMcpError(refusal)
+            self._go_on(boottime() + LEASE_S)
+            self._sessions = sessions
+            tasks.start_soon(self._renew, registry)
+            begun.set()
+            await self._over.wait()
+            tasks.cancel_scope.cancel()
+
+    async def _renew(self, registry: Any) -> None:
+        """Have the lease go on while others hear of this node, and it of them."""
+        member = self._member
+        while True:
+            asked = boottime()
+            with Barrier("renewing the lease of a node"):
+                renewing = registry.renew.remote(member.name, member.life, self._load())
+                try:
+                    if not await asyncio.wait_for(_answer(renewing), LEASE_S / 2):
+                        logger.critical(
+                            "the lease of this node was over, and others go on with its sessions: "
+                            "it ends, and with it all that runs in them"
+                        )
+                        os.kill(os.getpid(), signal.SIGKILL)
+                    self._go_on(asked + LEASE_S)
+                except asyncio.TimeoutError:
+                    logger.warning("the head of the fleet does not answer")
+            await anyio.sleep(RENEW_S)
+
+    def _go_on(self, until: float) -> None:
+        """Have the watchdog let this node go on until a moment."""
+        assert self._watchdog is not None
+        assert self._watchdog.stdin is not None
+        os.write(self._watchdog.stdin.fileno(), f"{until}\n".encode())
+
+    def _load(self) -> dict[str, Any]:
+        assert self._built is not None
+        found = self._built.manager.sessions
+        load = Load(
+            free_bytes=available_memory(),
+            sessions=len(found),
+            busy=sum(each.state == "busy" for each in found),
+            most=self._settings.max_sessions,
+            environments=self._own.environments,
+        )
+        return dict(Member("", "", load=load).row()["load"])
+
+
+async def _answer(ref: Any) -> Any:
+    """What a reference of Ray stands for, as a coroutine."""
+    return await ref
+
+
+def _be_nice_to_nobody() -> None:
+    """Run cells at the priority that they have elsewhere: Ray gives its workers less."""
+    if os.nice(0) > 0:
+        try:
+            os.setpriority(os.PRIO_PROCESS, 0, 0)
+        except OSError:
+            logger.warning(
+                "cells of this node run at niceness %d: start its machine with "
+                "RAY_worker_niceness=0 in the environment of `ray start`",
+                os.nice(0),
+            )
+
+
+def start_options(node_id: str, name: str) -> dict[str, Any]:
+    """How the actor of a node is started: on its machine and nowhere else, and once."""
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    return {
+        "name": actor_name(name),
+        "max_concurrency": AT_ONCE,
+        "max_restarts": 0,
+        "max_task_retries": 0,
+        "num_cpus": 0,
+        "scheduling_strategy": NodeAffinitySchedulingStrategy(node_id, soft=False),
+    }

@@ -1,0 +1,387 @@
+"""The sessions of one node, for fronts that call: those that are here, and those that come here."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter, OrderedDict
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+from weakref import WeakValueDictionary
+
+import anyio
+from mcp_types import CallToolResult, TextContent
+
+from kernel_mcp.barriers import Barrier, explained, log_failure, reason_of
+from kernel_mcp.environments.uv import ProgressCallback
+from kernel_mcp.errors import HibernationError, KernelMcpError, SessionLimitReached
+from kernel_mcp.fleet.handles import named
+from kernel_mcp.fleet.keeping import FleetKeeping, key_of
+from kernel_mcp.fleet.members import LEASE_S, MARGIN_S
+from kernel_mcp.fleet.placement import environment_of
+from kernel_mcp.fleet.roll import Elsewhere, FleetRoll
+from kernel_mcp.fleet.rows import DEFAULT, NAMED, Known
+from kernel_mcp.fleet.signed import Overtaken
+from kernel_mcp.fleet.wire import Moved, caller_of, error_row
+from kernel_mcp.sessions.keeping import DEFAULT_NAME
+from kernel_mcp.sessions.losses import Awaited, Reply
+from kernel_mcp.sessions.manager import HANDLE, Caller, SessionManager
+from kernel_mcp.sessions.session import Session
+from kernel_mcp.tools.calls import Call, SessionCalls
+from kernel_mcp.tools.results import refusal
+
+MOST_RECEIPTS = 10_000
+"""Answers whose delivery may still be told; the oldest count as not delivered."""
+MOST_ENVIRONMENTS = 50
+ATTEMPTS = 5
+AT_ONCE = 4
+"""Sessions that are given away side by side."""
+NO_CHANGE = frozenset({"execute", "wait", "interrupt", "list_sessions"})
+"""Tools after which nothing has to be saved that is not seen to by itself."""
+
+logger = logging.getLogger(__name__)
+
+UntilOver = Callable[[str, str, float], Awaitable[bool]]
+"""Whether a life of a node is over for certain, once it is, at the latest after some seconds."""
+
+
+class NodeSessions:
+    """Answers the calls of fronts, and says where a session is that is not here."""
+
+    def __init__(
+        self,
+        local: SessionCalls,
+        manager: SessionManager,
+        keeping: FleetKeeping,
+        roll: FleetRoll,
+        until_over: UntilOver,
+    ) -> None:
+        self._local = local
+        self._manager = manager
+        self._store = keeping.store
+        self._roll = roll
+        self._until_over = until_over
+        self._receipts: OrderedDict[str, Awaited] = OrderedDict()
+        self._scopes: dict[str, anyio.CancelScope] = {}
+        self._running: Counter[str] = Counter()
+        """Calls on each session, by handle; those about none by an empty one."""
+        self._changed = anyio.Event()
+        self.leaving: dict[str, anyio.Event] = {}
+        """Sessions that are being given away: set once they are, or are not."""
+        self._locks: WeakValueDictionary[str, anyio.Lock] = WeakValueDictionary()
+        self._environments: OrderedDict[str, None] = OrderedDict()
+        self.draining = False
+
+    @property
+    def environments(self) -> tuple[str, ...]:
+        """Keys of environments that sessions here have asked for last; see `placement`."""
+        return tuple(self._environments)
+
+    async def call(
+        self, asked: Mapping[str, Any], progress: ProgressCallback | None = None
+    ) -> dict[str, Any]:
+        """The answer to a call of a front: `answer`, or where it has `moved`."""
+        number, tool = str(asked["id"]), str(asked["tool"])
+        arguments: Mapping[str, Any] = asked["arguments"]
+        receipt = Awaited()
+        caller = caller_of(asked["caller"], Reply(receipt))
+        reply: dict[str, Any] = {"cancelled": True}
+        with anyio.CancelScope() as scope:
+            self._scopes[number] = scope
+            try:
+                name = named(tool, arguments)
+                moved = await self._here(caller, name, float(asked["patience_s"]))
+                if moved is not None:
+                    return {"moved": moved.node}
+                with self._counted(caller, name):
+                    call = Call(caller, progress, str(asked["request"]))
+                    answer = await self._answer(tool, arguments, call)
+                self._note(caller, tool, name, arguments, answer)
+                self._expect(number, receipt)
+                reply = {"answer": answer.model_dump(mode="json", by_alias=True, exclude_none=True)}
+                if (session := self._found(caller, name)) is not None:
+                    reply["session"] = session.handle
+            except KernelMcpError as error:
+                reply = {"answer": refusal(error).model_dump(mode="json", by_alias=True)}
+            finally:
+                del self._scopes[number]
+        return reply
+
+    async def read(self, asked: Mapping[str, Any]) -> dict[str, Any]:
+        """A resource for a front: `content` and `mime`, an `error`, or where it has `moved`."""
+        caller = caller_of(asked["caller"], Reply())
+        name = str(asked["session"])
+        try:
+            if name:
+                moved = await self._here(caller, name, float(asked["patience_s"]))
+                if moved is not None:
+                    return {"moved": moved.node}
+            with self._counted(caller, name):
+                content, mime = await self._local.read(str(asked["uri"]), caller)
+        except KernelMcpError as error:
+            return error_row(error)
+        except Exception as error:  # noqa: BLE001  # logged, and told to the caller
+            log_failure(error, "reading a resource", name)
+            return error_row(explained(error, "reading a resource"))
+        return {"content": content, "mime": mime}
+
+    def cancel(self, number: str) -> None:
+        """A call was given up by who had made it."""
+        if (scope := self._scopes.get(number)) is not None:
+            scope.cancel()
+
+    def delivered(self, number: str) -> None:
+        """The answer to a call has reached who had made it."""
+        if (receipt := self._receipts.get(number)) is not None:
+            receipt.confirm()
+            if not receipt.revocable:
+                del self._receipts[number]
+
+    def revoked(self, number: str) -> None:
+        """It has not, or was given up before."""
+        if (receipt := self._receipts.pop(number, None)) is not None:
+            receipt.lose()
+
+    async def drain(self, within_s: float) -> dict[str, str]:
+        """Give all sessions away; why not, for those that could not be, by handle.
+
+        Cells that run are waited for so long; who has waited in vain stays here.
+        """
+        self.draining = True
+        kept: dict[str, str] = {}
+        limiter = anyio.CapacityLimiter(AT_ONCE)
+
+        async def give(session: Session) -> None:
+            async with limiter:
+                with Barrier("giving a session away", session.handle) as barrier:
+                    if reason := await self._give(session, within_s):
+                        kept[session.handle] = reason
+                if barrier.failure is not None:
+                    kept[session.handle] = reason_of(barrier.failure)
+
+        async with anyio.create_task_group() as tasks:
+            for session in self._manager.sessions:
+                if session.origin is None and session.kept is not None:
+                    tasks.start_soon(give, session)
+        with anyio.move_on_after(within_s):
+            while self._running:
+                await self._change()
+        for session in self._manager.sessions:
+            kept.setdefault(session.handle, "it is one that is not kept, or a branch of one")
+        return kept
+
+    def overtaken(self, handle: str) -> None:
+        """Another node has a session of this one, which therefore ends here."""
+        for session in self._manager.sessions:
+            if session.handle == handle:
+                logger.error("session %s was taken over by another node, and ends here", handle)
+                session.close()
+
+    def _found(self, caller: Caller, name: str | None) -> Session | None:
+        return None if name is None else self._manager.find(caller, name)
+
+    async def _here(self, caller: Caller, name: str | None, patience_s: float) -> Moved | None:
+        """Have the session of a call be here; else where it is, or that any other node takes it."""
+        if caller.who.doors != ("*",):
+            raise KernelMcpError(
+                "The nodes of a fleet have one set of doors for all principals, and yours are "
+                "others. The operator can leave `doors` out of your row."
+            )
+        if name is None:
+            return Moved() if self.draining else None
+        for _ in range(ATTEMPTS):
+            session = self._manager.find(caller, name)
+            if session is not None and (leaving := self.leaving.get(session.handle)) is not None:
+                await leaving.wait()
+                session = self._manager.find(caller, name)
+            if session is not None and session.handle not in self.leaving:
+                return None
+            known = await anyio.to_thread.run_sync(self._known, caller, name)
+            if known is None or known.row.principal != caller.principal:
+                return await self._begun(caller, name)
+            row = known.row
+            if row.node and not self._store.rows.is_mine(row):
+                own = row.node == self._store.rows.node  # an earlier life of this node
+                longest_s = max(patience_s, LEASE_S + MARGIN_S) if own else patience_s
+                if not await self._until_over(row.node, row.life, longest_s):
+                    return Moved(row.node)
+            if self.draining:
+                return Moved()
+            try:
+                await self._bring(caller, known)
+            except Overtaken:
+                continue  # another node was first
+            except SessionLimitReached:
+                return Moved()
+        raise KernelMcpError(
+            f"Session {name!r} moves between nodes too often to be called. Call again."
+        )
+
+    async def _begun(self, caller: Caller, name: str) -> Moved | None:
+        """Have a default session be here that is nowhere; a name that leads nowhere is refused."""
+        if name and not self._is_default(name):
+            return None
+        if self.draining:
+            return Moved()
+        try:
+            await self._manager.resolve(caller, "")
+        except Elsewhere as error:
+            return Moved(error.node)
+        return None
+
+    def _known(self, caller: Caller, name: str) -> Known | None:
+        rows = self._store.rows
+        if self._is_default(name) or not name:
+            if not caller.default:
+                return None
+            return rows.named(caller.principal, DEFAULT, caller.default)
+        if HANDLE.fullmatch(name):
+            return rows.find(name)
+        return rows.named(caller.principal, NAMED, name)
+
+    @staticmethod
+    def _is_default(name: str) -> bool:
+        return name == DEFAULT_NAME
+
+    async def _bring(self, caller: Caller, known: Known) -> None:
+        """Go on with a session that is open nowhere. Raises Overtaken, SessionLimitReached."""
+        row = known.row
+        lock = self._locks.setdefault(row.handle, anyio.Lock())
+        async with lock:
+            if self._manager.find(caller, row.handle) is not None:
+                return
+            if self._store.rows.is_mine(row):
+                raise Overtaken("it is closed")  # a moment ago: its row is about to go
+            await self._roll.take(known)
+            owner = Caller(
+                caller.principal, row.default or caller.default, caller.who, known=caller.known
+            )
+            try:
+                await self._manager.create(
+                    owner, name=row.name, default=bool(row.default), handle=row.handle
+                )
+            except BaseException:
+                with anyio.CancelScope(shield=True):
+                    await self._roll.strike(row.handle)
+                raise
+            logger.info("session %s has come from node %s", row.handle, row.node or "(none)")
+
+    async def _answer(self, tool: str, arguments: Mapping[str, Any], call: Call) -> CallToolResult:
+        try:
+            return await self._local.call(tool, arguments, call)
+        except Exception as error:  # noqa: BLE001  # logged, and told to the caller
+            log_failure(error, f"answering {tool}")
+            text = str(explained(error, f"answering {tool}"))
+            return CallToolResult(content=[TextContent(text=text)], is_error=True)
+
+    def _counted(self, caller: Caller, name: str | None) -> _Counted:
+        session = self._found(caller, name)
+        return _Counted(self, session.handle if session is not None else "")
+
+    def count(self, handle: str, more: int) -> None:
+        """So many more calls are about a session."""
+        self._running[handle] += more
+        if not self._running[handle]:
+            del self._running[handle]
+        changed, self._changed = self._changed, anyio.Event()
+        changed.set()
+
+    async def _change(self) -> None:
+        await self._changed.wait()
+
+    def _note(
+        self,
+        caller: Caller,
+        tool: str,
+        name: str | None,
+        arguments: Mapping[str, Any],
+        answer: CallToolResult,
+    ) -> None:
+        """Have what a call has changed be saved, and remember what it has needed."""
+        session = self._found(caller, name)
+        if session is not None and tool not in NO_CHANGE:
+            session.touch()
+        if name is None and not answer.is_error and (key := environment_of(arguments)):
+            self._environments[key] = None
+            self._environments.move_to_end(key)
+            if len(self._environments) > MOST_ENVIRONMENTS:
+                self._environments.popitem(last=False)
+
+    def _expect(self, number: str, receipt: Awaited) -> None:
+        self._receipts[number] = receipt
+        if len(self._receipts) > MOST_RECEIPTS:
+            self._receipts.popitem(last=False)[1].lose()
+
+    async def _give(self, session: Session, within_s: float) -> str:
+        """Give one session away; why not, or nothing."""
+        handle = session.handle
+        leaving = self.leaving[handle] = anyio.Event()
+        try:
+            with anyio.move_on_after(within_s) as patience:
+                await self._rested(session)
+                if await self._saved(session):
+                    await self._close_branches(session)
+                    await anyio.to_thread.run_sync(self._store.let_go, handle)
+            if patience.cancelled_caught:
+                return f"its cells or calls have not ended within {within_s:g} s"
+            session.close()
+            with anyio.CancelScope(shield=True):
+                await session.ended.wait()
+                key = key_of(session.owner, handle)
+                await anyio.to_thread.run_sync(self._store.clear, key)
+            return ""
+        except HibernationError as error:
+            return f"it could not be saved: {error}"
+        finally:
+            del self.leaving[handle]
+            leaving.set()
+
+    async def _rested(self, session: Session) -> None:
+        """Wait until no call is about a session, and no cell runs in it or its branches."""
+        while True:
+            members = session.family.members
+            if any(self._running[each.handle] for each in members):
+                await self._change()
+                continue
+            cells = [
+                cell
+                for each in members
+                for cell in (each.queue.current, each.queue.first)
+                if cell is not None
+            ]
+            if cells:
+                await cells[0].finished.wait()
+            elif not await session.freed():
+                for each in members:
+                    async with each.installing:
+                        pass
+                if session.restful or session.state == "hibernated":
+                    return
+                await anyio.lowlevel.checkpoint()
+
+    async def _saved(self, session: Session) -> bool:
+        """Save all of a session that rests; True once it is."""
+        if session.state == "hibernated" and session.kept is not None:
+            await session.kept.log()
+            return True
+        while await session.save() is None:
+            await self._rested(session)
+        return True
+
+    async def _close_branches(self, session: Session) -> None:
+        for each in [*session.family.members]:
+            if each is not session:
+                await self._manager.close(each, "was closed, as its node was drained")
+
+
+class _Counted:
+    """Counts a call on a session while it runs."""
+
+    def __init__(self, sessions: NodeSessions, handle: str) -> None:
+        self._sessions = sessions
+        self._handle = handle
+
+    def __enter__(self) -> None:
+        self._sessions.count(self._handle, 1)
+
+    def __exit__(self, *_: object) -> None:
+        self._sessions.count(self._handle, -1)

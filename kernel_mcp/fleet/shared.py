@@ -1,0 +1,312 @@
+"""The store of a node: what sessions leave is on its disk, and a copy of it where all nodes see it.
+
+What a node has not copied is lost with it. A copy counts once the row of its session names it, so
+that one that was interrupted changes nothing. Its bytes are known by their SHA-256, which the row
+has, and the row is signed: nothing else is ever unpacked or loaded.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import json
+import logging
+import os
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import IO, Any
+
+from kernel_mcp.barriers import Barrier
+from kernel_mcp.fleet.packing import Packed, pack, unpack
+from kernel_mcp.fleet.places import READ_BYTES
+from kernel_mcp.fleet.rows import Known, Part, Row, Rows
+from kernel_mcp.fleet.signed import NotOurs, Overtaken
+from kernel_mcp.linux.safe_tree import make_private, remove_tree
+from kernel_mcp.linux.walk import entries_within, everything
+from kernel_mcp.sessions.store import (
+    FORMAT,
+    MANIFEST,
+    MOST_ENTRIES,
+    Entry,
+    Key,
+    Saved,
+    SessionStore,
+    Stored,
+)
+
+FOLDERS = ("workspace", "layer", "records")
+DUMP = "dump"
+
+logger = logging.getLogger(__name__)
+
+
+class SharedStore(SessionStore):
+    """The entries of one node's sessions, each of which has a copy in the fleet's store."""
+
+    def __init__(
+        self,
+        folder: Path,
+        rows: Rows,
+        *,
+        most_bytes: int,
+        most_s: float,
+        most_files_bytes: int,
+        overtaken: Callable[[str], object] = lambda _handle: None,
+    ) -> None:
+        """`most_files_bytes` are copied of each folder of a session, 0 for no bound.
+
+        `overtaken` is called, in any thread, with the handle of a session that another node has.
+        """
+        super().__init__(folder, most_bytes=most_bytes, most_s=most_s)
+        self.rows = rows
+        self.scratch = folder / "t"
+        self.most_files_bytes = most_files_bytes or 2**62
+        self.overtaken = overtaken
+        self._known: dict[str, Known] = {}
+        self._prints: dict[str, dict[str, bytes]] = {}
+        """What each folder of a session looked like when it was copied last."""
+
+    def make(self) -> None:
+        """Make its folders, and remove what an earlier life of the node has left in them.
+
+        Raises OSError, PermissionError where others could write to them.
+        """
+        super().make()
+        for folder in (self.workspaces, self.layers, self.records, self.scratch):
+            remove_tree(folder)
+            folder.mkdir(mode=0o700)
+
+    def _entry(self, key: Key, lock: int) -> Entry:
+        return _SharedEntry(self, key, lock)
+
+    def knows(self, handle: str) -> Known | None:
+        """The row of a session of this node as it was written last; None for one of others."""
+        return self._known.get(handle)
+
+    def open_row(self, row: Row) -> None:
+        """Enter a new session. Raises Overtaken where its name is another's meanwhile."""
+        self._known[row.handle] = self.rows.open(row)
+
+    def take(self, known: Known, key: Key) -> Row:
+        """Go on with a session whose node has ended: its copy is on this disk then.
+
+        Raises Overtaken where another node was first, NotOurs where the copy cannot be believed;
+        what is in the store stays as it is then.
+        """
+        folders = self._places(key)
+        work = {name: self.scratch / f"{key.id}-{name}" for name in folders}
+        record = self.records / key.id
+        try:
+            for name, place in work.items():
+                remove_tree(place)
+                if (part := known.row.parts.get(name)) is not None:
+                    with self._fetched(known.row.handle, part) as file:
+                        unpack(file, place)
+            for place in (record, *folders.values()):
+                remove_tree(place)
+            make_private(record)
+            self._bring(known.row, record)
+            for name, place in work.items():
+                if place.is_dir():
+                    place.rename(folders[name])
+            taken = self.rows.take(known)
+        except BaseException:
+            for place in (*work.values(), record, *folders.values()):
+                remove_tree(place)
+            raise
+        self._known[known.row.handle] = taken
+        return known.row
+
+    def copy(self, entry: Entry, saved: Saved) -> None:
+        """Have what is saved now where all nodes see it. Raises Overtaken."""
+        handle = entry.key.name
+        if (known := self._known.get(handle)) is None:
+            return  # it was given away
+        left: list[Packed] = []
+        before = known.row.parts
+        parts: dict[str, Part] = {}
+        prints = dict(self._prints.get(handle, {}))
+        for name, place in self._places(entry.key).items():
+            found = _print(place)
+            if name in before and prints.get(name) == found:
+                parts[name] = before[name]
+            else:
+                parts[name] = self._copy_folder(handle, name, place, before.get(name), left)
+                prints[name] = found
+        if saved.dump:
+            with open(entry.folder / saved.dump, "rb") as file:
+                parts[DUMP] = self._put(handle, file, before.get(DUMP))
+        row = replace(
+            known.row,
+            saved={"format": FORMAT, **dataclasses.asdict(saved)},
+            parts=parts,
+            branched=entry.branched,
+        )
+        if left:
+            names = tuple(name for each in left for name in each.left_out)
+            row = replace(row, left_out=names, omitted=sum(each.count for each in left))
+        self._write(known, row)
+        self._prints[handle] = prints
+        with Barrier("removing what sessions no longer need", handle):
+            self._tidy(handle, {each.digest for each in (*parts.values(), *before.values())})
+
+    def let_go(self, handle: str, *, whole: bool = True) -> None:
+        """Let any node go on with a session; `whole` says that all of it was saved.
+
+        Raises Overtaken.
+        """
+        if (known := self._known.get(handle)) is not None:
+            self._write(known, replace(known.row, node="", life="", ended=whole))
+            self.drop(handle)
+
+    def clear(self, key: Key) -> None:
+        """Remove what is on this disk of a session that was let go."""
+        for place in (self.records / key.id, *self._places(key).values()):
+            remove_tree(place)
+
+    def make_room(self) -> list[Stored]:
+        """Remove nothing: what is here belongs to open sessions, and goes with them."""
+        return []
+
+    def drop(self, handle: str) -> None:
+        """Write nothing of a session any more: it is not this node's."""
+        self._known.pop(handle, None)
+        self._prints.pop(handle, None)
+
+    def forget_row(self, handle: str) -> None:
+        """A session has ended for good."""
+        if (known := self._known.get(handle)) is None:
+            return
+        self.drop(handle)
+        with contextlib.suppress(Overtaken):
+            self.rows.forget(known)
+            self._tidy(handle, set())
+
+    def _places(self, key: Key) -> Mapping[str, Path]:
+        return {
+            "workspace": self.workspaces / key.id,
+            "layer": self.layers / key.id,
+            "records": self.records / key.id / "r",
+        }
+
+    def _write(self, known: Known, row: Row) -> None:
+        """Write a row, also where an earlier try had succeeded without a word of it."""
+        handle = row.handle
+        try:
+            try:
+                written = self.rows.write(Known(known.version, row))
+            except Overtaken:
+                there = self.rows.find(handle)
+                if there is None or not self.rows.is_mine(there.row):
+                    raise
+                written = self.rows.write(Known(there.version, row))
+        except Overtaken:
+            self.drop(handle)
+            self.overtaken(handle)
+            raise
+        self._known[handle] = written
+
+    def _bring(self, row: Row, record: Path) -> None:
+        if row.saved is None:
+            return
+        saved = row.saved
+        if row.branched:
+            (record / "branched").touch()
+        if (part := row.parts.get(DUMP)) is not None and saved.get("dump"):
+            with self._fetched(row.handle, part) as file:
+                os.link(file.name, record / Path(str(saved["dump"])).name)
+        (record / MANIFEST).write_bytes(json.dumps(saved).encode("utf-8", "surrogateescape"))
+
+    def _copy_folder(
+        self, handle: str, name: str, place: Path, before: Part | None, left: list[Packed]
+    ) -> Part:
+        most = self.most_files_bytes
+        with self._temporary() as file:
+            packed = pack(place, file, most_bytes=most, most_entries=_most_entries(name, most))
+            if packed.count:
+                left.append(packed)
+            file.seek(0)
+            return self._put(handle, file, before)
+
+    def _put(self, handle: str, file: IO[bytes], before: Part | None) -> Part:
+        """Have the bytes of a file in the store, unless they are there."""
+        digest, size = hashlib.sha256(), 0
+        while piece := file.read(READ_BYTES):
+            digest.update(piece)
+            size += len(piece)
+        part = Part(digest.hexdigest(), size)
+        if part != before:
+            file.seek(0)
+            self.rows.signed.place.put(_data(handle, part.digest), file)
+        return part
+
+    @contextlib.contextmanager
+    def _fetched(self, handle: str, part: Part) -> Any:
+        """A file of this disk with what was saved. Raises NotOurs for other bytes."""
+        digest, size = hashlib.sha256(), 0
+        with self._temporary() as file:
+            with self.rows.signed.place.open(_data(handle, part.digest)) as source:
+                while piece := source.read(READ_BYTES):
+                    digest.update(piece)
+                    size += len(piece)
+                    if size > part.size:
+                        break
+                    file.write(piece)
+            if Part(digest.hexdigest(), size) != part:
+                raise NotOurs(
+                    f"what was saved of session {handle} is not what its node had written: "
+                    "somebody else has changed the store of the fleet. It is not used."
+                )
+            file.flush()
+            file.seek(0)
+            yield file
+
+    @contextlib.contextmanager
+    def _temporary(self) -> Any:
+        with tempfile.NamedTemporaryFile(dir=self.scratch) as file:
+            yield file
+
+    def _tidy(self, handle: str, needed: set[str]) -> None:
+        place = self.rows.signed.place
+        for name in place.names(_data(handle)):
+            if name not in needed:
+                place.remove(_data(handle, name))
+
+
+class _SharedEntry(Entry):
+    """See `SharedStore`."""
+
+    _store: SharedStore
+
+    def commit(self, saved: Saved) -> None:
+        """See `Entry`; raises Overtaken, too."""
+        super().commit(saved)
+        self._store.copy(self, saved)
+
+    def remove(self, *, but_workspace: bool = False) -> None:
+        """See `Entry`."""
+        super().remove(but_workspace=but_workspace)
+        self._store.forget_row(self.key.name)
+
+
+def _most_entries(name: str, most_bytes: int) -> int:
+    return entries_within(most_bytes) if name == "workspace" else MOST_ENTRIES
+
+
+def _data(handle: str, digest: str = "") -> str:
+    folder = f"data/{hashlib.sha256(handle.encode()).hexdigest()[:40]}"
+    return f"{folder}/{digest}" if digest else folder
+
+
+def _print(folder: Path) -> bytes:
+    """What changes with a folder: names, kinds, sizes and moments of change of all it holds."""
+    found = hashlib.sha256()
+    for entry in sorted(everything(folder), key=lambda each: each.path) if folder.is_dir() else ():
+        with contextlib.suppress(FileNotFoundError):
+            info = entry.stat(follow_symlinks=False)
+            facts = (info.st_mode, info.st_size, info.st_ino, info.st_mtime_ns, info.st_ctime_ns)
+            found.update(repr((entry.path, facts)).encode("utf-8", "surrogateescape"))
+    return found.digest()

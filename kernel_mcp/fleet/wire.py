@@ -1,0 +1,61 @@
+"""What fronts and nodes say to each other, as plain values."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from kernel_mcp.config.values import Quotas
+from kernel_mcp.errors import InputError, KernelMcpError, ServerFailure, SessionNotFound
+from kernel_mcp.identity import Principal
+from kernel_mcp.records import dataclass
+from kernel_mcp.sessions.losses import Reply
+from kernel_mcp.sessions.manager import Caller
+
+
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """A node that was called does not have the session: `node` has, empty for any that takes it."""
+
+    node: str = ""
+
+
+_FIELDS = ("principal", "default", "known", "client", "request")
+
+
+def caller_row(caller: Caller) -> dict[str, Any]:
+    """Who calls, without where the answer goes."""
+    who = caller.who
+    found = {name: getattr(caller, name) for name in _FIELDS}
+    return found | {
+        "scopes": sorted(who.scopes),
+        "quotas": dataclasses.asdict(who.quotas),
+        "doors": list(who.doors),
+        "lead": caller.reply.lead,
+    }
+
+
+def caller_of(row: Mapping[str, Any], reply: Reply) -> Caller:
+    """What `caller_row` has made, with where the answer goes."""
+    who = Principal(
+        name=str(row["principal"]),
+        scopes=frozenset(map(str, row["scopes"])),
+        quotas=Quotas(**row["quotas"]),
+        doors=tuple(map(str, row["doors"])),
+    )
+    return Caller(**{name: row[name] for name in _FIELDS}, who=who, reply=reply)
+
+
+_KINDS: dict[str, type[KernelMcpError]] = {"missing": SessionNotFound, "input": InputError}
+
+
+def error_row(error: KernelMcpError) -> dict[str, Any]:
+    """An error of a read, by what its reader makes of it."""
+    kind = next((kind for kind, each in _KINDS.items() if isinstance(error, each)), "")
+    return {"error": kind, "text": str(error)}
+
+
+def error_of(row: Mapping[str, Any]) -> KernelMcpError:
+    """What `error_row` has made."""
+    return _KINDS.get(str(row["error"]), ServerFailure)(str(row["text"]))

@@ -1,0 +1,170 @@
+"""Sessions that go from node to node by what was saved of them."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import cast
+
+import anyio
+import anyio.lowlevel
+import pytest
+
+from kernel_mcp.fleet.signed import Overtaken
+from kernel_mcp.tools.calls import SessionCalls
+from tests.integration.calls_contract import Person
+from tests.integration.fleet_nodes import FakeNode, Nodes
+
+pytestmark = [pytest.mark.anyio]
+
+
+def person(name: str = "ada") -> Person:
+    return Person(cast(SessionCalls, None), name)
+
+
+@pytest.fixture
+def nodes() -> Iterator[Nodes]:
+    with tempfile.TemporaryDirectory(dir="/var/tmp", prefix="nodes-") as folder:
+        yield Nodes(Path(folder), set())
+
+
+async def opened(node: FakeNode, ada: Person, **arguments: object) -> str:
+    answer = await node.call(ada, "create_session", **arguments)
+    return str(answer.data["session"])
+
+
+async def test_a_session_of_a_lost_node_goes_on_elsewhere_and_says_what_is_lost(
+    nodes: Nodes,
+) -> None:
+    ada = person()
+    async with nodes.node("one") as one, nodes.node("two") as two:
+        handle = await opened(one, ada)
+        assert handle.endswith(".one")
+        await one.run(ada, "x = 40; open('a.txt', 'w').write('kept')", session=handle)
+        await one.saved(handle, 1)
+        await one.run(ada, "y = 1", session=handle)
+        assert await two.ask(ada.caller, "execute", code="x", session=handle) == {"moved": "one"}
+        nodes.lose(one)
+        text = await two.run(ada, "x, 'y' in globals()", session=handle)
+        assert "(40, False)" in text
+        assert "The node that had this session was lost" in text
+        assert await two.run(ada, "open('a.txt').read()", session=handle) == "'kept'"
+        cells = (await two.call(ada, "read_file", path=f"kernel://{handle}/cells/1")).text
+        assert cells.startswith("4")
+
+
+async def test_of_a_session_that_was_never_saved_nothing_comes_back_and_that_is_said(
+    nodes: Nodes,
+) -> None:
+    ada, ben = person(), person("ben")
+    async with nodes.node("one") as one, nodes.node("two") as two:
+        handle = await opened(one, ada)
+        nodes.lose(one)
+        refused = await two.call(ben, "execute", code="1", session=handle)
+        assert refused.text.startswith("There is no session")
+        answer = await two.call(ada, "execute", code="1", session=handle)
+        assert "before anything of it was saved" in answer.text
+        assert answer.cell["state_kept"] is False
+
+
+async def test_a_node_that_was_overtaken_saves_nothing_and_its_session_ends(nodes: Nodes) -> None:
+    ada = person()
+    async with nodes.node("one") as one, nodes.node("two") as two:
+        handle = await opened(one, ada)
+        await one.run(ada, "x = 1", session=handle)
+        await one.saved(handle, 1)
+        (session,) = one.built.manager.sessions
+        nodes.lose(one)
+        assert "1" in await two.run(ada, "x", session=handle)
+        await one.run(ada, "x = 2", session=handle)
+        with pytest.raises(Overtaken):
+            await session.save()
+        with anyio.fail_after(60):
+            await session.ended.wait()
+        assert await two.run(ada, "x", session=handle) == "1"
+        known = two.store.rows.find(handle)
+        assert known is not None
+        assert (known.row.node, known.row.epoch) == ("two", 2)
+
+
+async def test_what_somebody_else_has_written_to_the_store_is_not_used(nodes: Nodes) -> None:
+    ada = person()
+    async with nodes.node("one") as one, nodes.node("two") as two:
+        handle = await opened(one, ada)
+        await one.run(ada, "x = 1", session=handle)
+        await one.saved(handle, 1)
+        nodes.lose(one)
+        for path in (nodes.folder / "store" / "data").rglob("*"):
+            if path.is_file():
+                path.write_bytes(path.read_bytes()[:-1] + b"!")
+        answer = await two.call(ada, "execute", code="x", session=handle)
+        assert answer.failed
+        assert "somebody else has changed the store" in answer.text
+        assert two.built.manager.sessions == []
+        for path in (nodes.folder / "store" / "sessions").rglob("*"):
+            if path.is_file():
+                path.write_bytes(path.read_bytes().replace(b'"one"', b'"two"'))
+        answer = await two.call(ada, "execute", code="x", session=handle)
+        assert "not written with the key of this fleet" in answer.text
+
+
+async def test_a_name_and_a_default_session_are_one_on_all_nodes(nodes: Nodes) -> None:
+    ada = person()
+    async with nodes.node("one") as one, nodes.node("two") as two:
+        await opened(one, ada, name="notes")
+        assert (await two.ask(ada.caller, "execute", code="1", session="notes")) == {"moved": "one"}
+        again = await two.call(ada, "create_session", name="notes")
+        assert again.failed
+        assert "'notes' already" in again.text
+        await one.run(ada, "x = 1")
+        assert await two.ask(ada.caller, "execute", code="x") == {"moved": "one"}
+        await one.call(ada, "close_session", session="notes")
+        assert not (await two.call(ada, "create_session", name="notes")).failed
+        await two.call(ada, "close_session", session="notes")
+
+
+async def test_a_drained_node_gives_its_sessions_away_with_all_that_they_have(
+    nodes: Nodes,
+) -> None:
+    ada = person()
+    async with nodes.node("one") as one, nodes.node("two") as two:
+        handle = await opened(one, ada, name="notes")
+        await one.run(ada, "x = 1", session=handle)
+        going = await one.call(
+            ada, "execute", code="import time; time.sleep(1); x += 1", session=handle, wait=0
+        )
+        assert going.status in ("queued", "running")
+        assert await one.sessions.drain(60) == {}
+        assert one.built.manager.sessions == []
+        assert await one.ask(ada.caller, "execute", code="x", session=handle) == {"moved": ""}
+        assert await one.ask(ada.caller, "create_session") == {"moved": ""}
+        text = await two.run(ada, "x", session="notes")
+        assert "2" in text.splitlines()
+        assert "lost" not in text
+        again = await two.call(ada, "wait", session=handle, cell=2)
+        assert again.status == "ok"
+
+
+async def test_a_call_that_comes_while_a_session_is_given_away_waits_and_follows_it(
+    nodes: Nodes,
+) -> None:
+    ada = person()
+    async with nodes.node("one") as one, nodes.node("two") as two:
+        handle = await opened(one, ada)
+        await one.call(
+            ada, "execute", code="import time; time.sleep(1); x = 1", session=handle, wait=0
+        )
+        replies = []
+
+        async def ask() -> None:
+            replies.append(await one.ask(ada.caller, "execute", code="x", session=handle))
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(one.sessions.drain, 60)
+            with anyio.fail_after(60):
+                while handle not in one.sessions.leaving:
+                    await anyio.lowlevel.checkpoint()
+            tasks.start_soon(ask)
+        assert replies == [{"moved": ""}]
+        assert "1" in (await two.run(ada, "x", session=handle)).splitlines()
