@@ -50,9 +50,11 @@ fmt: $(READY) ## Format the code and apply safe fixes
 bench: $(READY) sandbox ## Measure what a client waits for
 	@$(BIN)/python -m benchmarks $(ARGS)
 
-lock: $(READY) ## Resolve requirements-dev.lock anew, keeping versions that still fit
+lock: $(READY) ## Resolve the lock files anew, keeping versions that still fit
 	@$(BIN)/uv pip compile --quiet --universal --python-version 3.10 --generate-hashes --no-header --no-annotate \
 		--group dev pyproject.toml --output-file requirements-dev.lock
+	@$(BIN)/uv pip compile --quiet --universal --python-version 3.10 --generate-hashes --no-header --no-annotate \
+		--extra fleet --constraint requirements-dev.lock pyproject.toml --output-file requirements-fleet.lock
 
 clean: ## Remove everything the other targets made
 	@rm -rf .venv .bootstrap demo-output dist build benchmarks/results

@@ -511,6 +511,10 @@ class Settings:
         "have the settings of sessions",
         value="",
     )
+    fleet_place: str = _flag(
+        "fleet-place", word, _FLEET, "IP", "the one that Ray finds",
+        "this machine's address in that cluster, where it has several", value="",
+    )
     fleet_store: str = _flag(
         "fleet-store", word, _FLEET, "DIR|URL", "none",
         "where the nodes of a fleet save their sessions for each other: a folder that all of them "

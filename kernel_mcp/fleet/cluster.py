@@ -7,12 +7,14 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from kernel_mcp.config.serving import is_loopback
 from kernel_mcp.errors import ConfigError, KernelMcpError
+from kernel_mcp.network.rules import Address, is_own, literal, split_port
 
 NAMESPACE = "kernel-mcp"
 REGISTRY = "registry"
@@ -128,12 +130,37 @@ def require_authentication(address: str) -> None:
         )
 
 
+def check_ways_out(hosts: Iterable[str], machines: Iterable[str]) -> None:
+    """Raise ConfigError where `--network` leads to a machine of the cluster, or to this one.
+
+    Ray listens on all their addresses. Names lead to no private address anyway.
+    """
+    theirs = {ipaddress.ip_address(each) for each in machines if is_address(each)}
+    for entry in hosts:
+        host, _ = split_port(entry)
+        address = literal(host)
+        if address is not None and (address in theirs or address.is_loopback or _is_here(address)):
+            raise ConfigError(
+                f"--network {entry}: that is a machine of the fleet. Who reaches its ports of Ray, "
+                "with the token, runs any program on all machines: leave it out"
+            )
+
+
+def _is_here(address: Address) -> bool:
+    try:
+        return is_own(address)
+    except OSError:
+        return False
+
+
 def connect(address: str, *, place: str = "") -> Any:
     """Connect this process to a cluster; `place` is this machine's address in it. Gives Ray.
 
     Raises ConfigError, FleetUnavailable.
     """
     secret_of(address)
+    if place and not is_address(place):
+        raise ConfigError(f"--fleet-place {place}: expected an address of IP")
     ray = import_ray()
     given = {"_node_ip_address": place} if place else {}
     try:

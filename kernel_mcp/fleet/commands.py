@@ -24,9 +24,9 @@ from kernel_mcp.errors import ConfigError, KernelMcpError
 from kernel_mcp.fleet.cluster import (
     FleetUnavailable,
     check_address,
+    check_ways_out,
     connect,
     import_ray,
-    is_address,
     require_authentication,
     secret_of,
 )
@@ -76,11 +76,10 @@ def run_node(argv: Sequence[str]) -> int:
     """Run `node`; its exit code. Raises KernelMcpError."""
     parser = settings_parser("kernel-mcp node", _NODE, _NODE_EPILOG)
     parser.add_argument("--name", metavar="NAME", help="what handles call it (default: the host)")
-    parser.add_argument("--place", metavar="IP", help="this machine's address in the cluster")
     parser.add_argument("--within", metavar="TIME", help=f"for cells at its end ({_WITHIN})")
     flags = vars(parser.parse_args(list(argv)))
     name = check_node(str(flags.pop("name", None) or _host_name()))
-    place, within_s = _place(flags), _time(flags, "within", _WITHIN)
+    within_s = _time(flags, "within", _WITHIN)
     settings = settings_from(flags)
     _check_node(settings)
     log_to_stderr(settings.log_level, settings.log_format)
@@ -92,7 +91,8 @@ def run_node(argv: Sequence[str]) -> int:
     os.chdir("/")  # Ray would have its workers look for modules in the current folder
     sys.path[:] = [each for each in sys.path if each]
     try:
-        ray = connect(settings.fleet, place=place)
+        ray = connect(settings.fleet, place=settings.fleet_place)
+        check_ways_out(settings.network, (str(row["NodeManagerAddress"]) for row in ray.nodes()))
         return _be_node(ray, name, str(given), within_s)
     finally:
         given.unlink(missing_ok=True)
@@ -101,13 +101,6 @@ def run_node(argv: Sequence[str]) -> int:
 def _host_name() -> str:
     name = socket.gethostname().split(".")[0].lower()
     return "".join(each if each.isalnum() else "-" for each in name).strip("-")[:32]
-
-
-def _place(flags: dict[str, Any]) -> str:
-    place = str(flags.pop("place", None) or "")
-    if place and not is_address(place):
-        raise ConfigError(f"--place {place}: expected an address of IP")
-    return place
 
 
 def _time(flags: dict[str, Any], name: str, default: str) -> float:
@@ -228,7 +221,7 @@ def run_front(settings: Settings) -> int:
     Raises KernelMcpError.
     """
     with contextlib.redirect_stdout(sys.stderr):
-        ray = connect(settings.fleet)
+        ray = connect(settings.fleet, place=settings.fleet_place)
         registry = registry_of(ray)
     anyio.run(_serve_stdio, ray, registry)
     return 0
@@ -262,21 +255,20 @@ def run_fleet(argv: Sequence[str]) -> int:
     if command not in about:
         raise ConfigError(_USAGE)
     parser = settings_parser(
-        f"kernel-mcp fleet {command}", about[command], OTHERS, shown=("fleet",)
+        f"kernel-mcp fleet {command}", about[command], OTHERS, shown=("fleet", "fleet-place")
     )
-    parser.add_argument("--place", metavar="IP", help="this machine's address in the cluster")
     if command == "drain":
         parser.add_argument("node", metavar="NODE", help="its name")
         parser.add_argument("--within", metavar="TIME", help=f"for cells that run ({_WITHIN})")
         parser.add_argument("--undo", action="store_true", help="have it take sessions again")
     flags = vars(parser.parse_args(list(rest)))
-    place, within_s = _place(flags), _time(flags, "within", _WITHIN)
+    within_s = _time(flags, "within", _WITHIN)
     node, undo = str(flags.pop("node", "")), bool(flags.pop("undo", False))
     settings = settings_from(flags)
     if not settings.fleet:
         raise ConfigError(f"fleet {command}: --fleet HOST:PORT is missing")
     log_to_stderr(settings.log_level, settings.log_format)
-    ray = connect(settings.fleet, place=place)
+    ray = connect(settings.fleet, place=settings.fleet_place)
     registry = registry_of(ray)
     if command == "status":
         print(status([Member.of(row) for row in ray.get(registry.rows.remote())]))

@@ -86,6 +86,8 @@ class Watchdog:
         self._there = self._node.hold(pid)
         self._descendants = Held()
         self._rest = b""
+        self._told = False
+        """Whether the node has a lease: before that it only has some time to start."""
 
     def run(self) -> str:
         """Why it ended: `dead`, `left` or `expired`. Nothing of the node runs then."""
@@ -126,7 +128,10 @@ class Watchdog:
         *lines, self._rest = (self._rest + data).split(b"\n")
         for line in lines:
             with contextlib.suppress(ValueError):
-                self._until = max(self._until, float(line))
+                moment = float(line)
+                if moment == moment:  # no number is not
+                    self._until = max(self._until, moment) if self._told else moment
+                    self._told = True
         return bool(data)
 
 

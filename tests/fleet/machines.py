@@ -11,10 +11,11 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import anyio
@@ -160,7 +161,7 @@ class Machines:
         state = self.root / f"s{number}"
         command = [sys.executable, "-m", "kernel_mcp", "node", "--fleet", self.address]
         command += ["--fleet-store", str(self.root / "store"), "--name", name]
-        command += ["--place", f"127.0.0.{number}", "--state-dir", str(state)]
+        command += ["--fleet-place", f"127.0.0.{number}", "--state-dir", str(state)]
         command += ["--warm", "0", "--max-sessions", "100", *flags]
         process = subprocess.Popen(
             command, env=self.environ, cwd=self.root, stderr=subprocess.PIPE, text=True
@@ -197,11 +198,13 @@ class Machines:
                 return
         self.start_node(number)
 
-    def run(self, *words: str) -> subprocess.CompletedProcess[str]:
+    def run(
+        self, *words: str, variables: Mapping[str, str] = MappingProxyType({})
+    ) -> subprocess.CompletedProcess[str]:
         """A command of kernel-mcp in the cluster."""
         return subprocess.run(
-            [sys.executable, "-m", "kernel_mcp", *words],
-            env=self.environ,
+            [sys.executable, "-m", "kernel_mcp", *words, "--fleet-place", f"127.0.0.{HEAD}"],
+            env={**self.environ, **variables},
             cwd=self.root,
             capture_output=True,
             text=True,

@@ -121,6 +121,7 @@ OPERATORS_ALONE = {
     "sse": "true",
     "drain": '"1s"',
     "fleet": '"10.0.0.5:6379"',
+    "fleet-place": '"10.0.0.7"',
     "fleet-store": '"/shared"',
     "log-format": '"json"',
     "mount": '["/srv"]',

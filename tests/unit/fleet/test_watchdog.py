@@ -97,10 +97,19 @@ def test_a_lease_that_goes_on_ends_nothing() -> None:
 def test_moments_that_are_none_or_earlier_change_nothing() -> None:
     with watched(boottime() + LONG_S) as (_, _, watchdog):
         assert watchdog.stdin is not None
-        watchdog.stdin.write(f"nonsense\n{boottime() - 5}\nnan\n")
+        watchdog.stdin.write(f"nonsense\nnan\n{boottime() + LONG_S}\n{boottime() - 5}\n")
         watchdog.stdin.flush()
         with pytest.raises(subprocess.TimeoutExpired):
             watchdog.wait(2.0)
+
+
+def test_the_first_lease_counts_and_not_the_time_that_a_start_may_take() -> None:
+    with watched(boottime() + LONG_S) as (node, children, watchdog):
+        assert watchdog.stdin is not None
+        watchdog.stdin.write(f"{boottime() + 0.5}\n")
+        watchdog.stdin.flush()
+        assert said(watchdog) == "expired"
+        assert all(map(gone, (node.pid, *children)))
 
 
 def test_what_a_node_has_left_when_it_was_killed_is_ended() -> None:
