@@ -133,7 +133,7 @@ class Commons:
     def __init__(self, settings: Settings, sandbox: Sandbox) -> None:
         """Raises ConfigError."""
         self.masks = Masks(settings.hidden)
-        self.meters = _meters(settings)
+        self.meters = meters_of(settings)
         self.audit = Measured(_audit(settings, sandbox, self.masks), self.meters)
         self.capacity = _capacity(settings)
         self.managers: list[SessionManager] = []
@@ -407,7 +407,7 @@ def callers_in_words(settings: Settings) -> str:
     return " and ".join(known) or "one token, made at the start"
 
 
-def _meters(settings: Settings) -> Meters:
+def meters_of(settings: Settings) -> Meters:
     """Those that `/metrics` shows; on stdin and stdout nobody could ask for them."""
     if settings.http is None:
         return Meters()

@@ -12,12 +12,12 @@ import signal
 import socket
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from functools import lru_cache
-from typing import Any
+from typing import Any, Protocol
 
 import anyio
 import anyio.abc
@@ -46,9 +46,10 @@ from kernel_mcp.protocol import build_mcp
 from kernel_mcp.records import dataclass
 from kernel_mcp.sandbox.base import Sandbox
 from kernel_mcp.server import Commons, Parts, parts, proven, stay_within_bounds, warm_up
+from kernel_mcp.sessions.audit import Audit
 from kernel_mcp.sessions.losses import Outbox
 from kernel_mcp.sessions.reaper import Reaper
-from kernel_mcp.telemetry import Levels, Readiness
+from kernel_mcp.telemetry import Levels, Meters, Readiness
 from kernel_mcp.tools.resources import ResourceServer
 
 logger = logging.getLogger(__name__)
@@ -59,6 +60,40 @@ MOST_KEYS = 1000
 """Doors of rows whose wing is known at once: every call asks."""
 DOORS = ("mounts", "network", "devices", "variables", "secrets", "attach")
 """Fields of the settings that doors are."""
+
+
+class Behind(Protocol):
+    """What serves the requests that the gate of a server on HTTP lets through, as ASGI."""
+
+    @property
+    def audit(self) -> Audit:
+        """The audit trail."""
+
+    @property
+    def meters(self) -> Meters:
+        """Those that `/metrics` shows."""
+
+    @property
+    def readiness(self) -> Readiness:
+        """Whether kernels can be started."""
+
+    async def run(self, *, task_status: anyio.abc.TaskStatus[None]) -> None:
+        """Be there until `end`. Raises KernelMcpError where it cannot begin."""
+
+    def end(self) -> None:
+        """End in order."""
+
+    def end_calls(self) -> int:
+        """Have every call that runs be answered: the server stops. How many there were."""
+
+    def outbox(self, session: str) -> Outbox | None:
+        """The outbox of an MCP session; None where there is none."""
+
+    async def levels(self, calls: int) -> Levels:
+        """What the server has now, with so many calls that are being answered."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request."""
 
 
 def granted(settings: Settings, doors: Sequence[str]) -> Settings:
@@ -127,6 +162,7 @@ class Wings:
         self._callers = callers
         self._links = file_routes.links_of(settings, url)
         self.commons = Commons(settings, sandbox)
+        self.audit, self.meters = self.commons.audit, self.commons.meters
         self.all: list[Wing] = []
         self._known: dict[tuple[Any, ...], Wing] = {}
         self._key = lru_cache(MOST_KEYS)(self._key_of)
@@ -204,7 +240,7 @@ class Wings:
             lowlevel = mcp._lowlevel_server
             ended = built.manager.forget_default
             sessions = McpSessions(lowlevel, idle_s=settings.idle_timeout_s, ended=ended)
-            mcp.middleware.append(_tell_when_cancelled(sessions.outbox))
+            mcp.middleware.append(tell_when_cancelled(sessions.outbox))
             old = OldTransport(lowlevel, ended=ended) if settings.sse else None
             moved = file_routes.routes(
                 built.manager,
@@ -249,6 +285,19 @@ class Wings:
 
 async def run_http(settings: Settings, sandbox: Future[Sandbox]) -> None:
     """Serve clients over HTTP until a signal arrives, then answer the calls that run."""
+
+    async def wings(settings: Settings, url: str, callers: HttpCallers) -> Behind:
+        return Wings(settings, await proven(sandbox), url=url, callers=callers)
+
+    await serve_http(settings, wings)
+
+
+async def serve_http(
+    settings: Settings, make: Callable[[Settings, str, HttpCallers], Awaitable[Behind]]
+) -> None:
+    """See `run_http`; `make` is given the settings with the port, where clients reach it, and who
+    they are.
+    """
     stop = anyio.Event()
     async with anyio.create_task_group() as tasks:
         await tasks.start(_heed_signals, stop)
@@ -258,15 +307,15 @@ async def run_http(settings: Settings, sandbox: Future[Sandbox]) -> None:
         settings = replace(settings, http=(settings.http[0], listening.getsockname()[1]))
         verifier = verifier_of(settings, url)
         callers = HttpCallers(authenticated=verifier is not None)
-        wings = Wings(settings, await proven(sandbox), url=url, callers=callers)
+        behind = await make(settings, url, callers)
         async with anyio.create_task_group() as inner:
             with anyio.CancelScope() as building:
                 tasks.start_soon(_give_up, stop, building)
-                await inner.start(wings.run)
+                await inner.start(behind.run)
             if not stop.is_set():
-                await _serve(settings, listening, wings, verifier, stop)
+                await _serve(settings, listening, behind, verifier, stop)
             end_soon(SHUTDOWN_S * settings.patience)
-            wings.end()
+            behind.end()
         tasks.cancel_scope.cancel()
 
 
@@ -290,26 +339,26 @@ async def _give_up(stop: anyio.Event, scope: anyio.CancelScope) -> None:
 async def _serve(
     settings: Settings,
     listening: socket.socket,
-    wings: Wings,
+    served: Behind,
     verifier: Verifiers | OneToken | None,
     stop: anyio.Event,
 ) -> None:
     """Serve until `stop` is set and the calls that run are answered."""
     assert settings.http is not None
     url = url_of(settings, listening)
-    watched = Watched(wings.commons.audit.note, wings.commons.meters)
+    watched = Watched(served.audit.note, served.meters)
     operations = Starlette(
         routes=routes(
-            wings.readiness,
+            served.readiness,
             lambda: gate.draining,
-            wings.commons.meters,
-            lambda: wings.levels(gate.calls),
+            served.meters,
+            lambda: served.levels(gate.calls),
         )
     )
 
     async def behind(scope: Scope, receive: Receive, send: Send) -> None:
         asked = scope["path"] in (*OPEN_PATHS, METRICS_PATH)
-        await (operations if asked else wings)(scope, receive, send)
+        await (operations if asked else served)(scope, receive, send)
 
     gate = Gate(
         Named(behind),
@@ -317,14 +366,14 @@ async def _serve(
         verifier=verifier,
         quotas=settings.quotas,
         clock=time.monotonic,
-        outbox_of=wings.outbox,
+        outbox_of=served.outbox,
         metadata=metadata(url, settings.issuer) if settings.issuer else None,
         metadata_url=metadata_url(url),
         watch=watched,
     )
     async with (
         anyio.create_task_group() as tasks,
-        serving(gate, settings, listening, wings.end_calls) as drain,
+        serving(gate, settings, listening, served.end_calls) as drain,
     ):
         tasks.start_soon(watched.run)
         if isinstance(verifier, Verifiers):
@@ -337,7 +386,7 @@ async def _serve(
         tasks.cancel_scope.cancel()
 
 
-def _tell_when_cancelled(outbox_of: Callable[[str], Outbox | None]) -> ServerMiddleware[Any]:
+def tell_when_cancelled(outbox_of: Callable[[str], Outbox | None]) -> ServerMiddleware[Any]:
     """Has notices of answers that a client of the handshake era had given up pending again."""
 
     async def pass_on(ctx: ServerRequestContext[Any], call_next: CallNext) -> HandlerResult:

@@ -14,11 +14,6 @@ if TYPE_CHECKING:
 
 def check_serving(settings: Settings) -> None:
     """Raise ConfigError for settings that contradict each other."""
-    if settings.fleet and settings.http is not None:
-        raise ConfigError(
-            "--fleet, --http: fronts of a fleet serve clients over stdin and stdout alone so far; "
-            "leave one of the two out"
-        )
     if settings.fleet_store and not settings.fleet:
         raise ConfigError(
             "--fleet-store: it is for the nodes of a fleet: kernel-mcp node --fleet HOST:PORT "

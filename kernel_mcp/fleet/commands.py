@@ -36,6 +36,7 @@ from kernel_mcp.fleet.members import Member
 from kernel_mcp.fleet.node import Node, actor_name, start_options
 from kernel_mcp.fleet.places import place_of
 from kernel_mcp.fleet.registry import registry_of
+from kernel_mcp.http.callers import HttpCallers
 from kernel_mcp.launch.rundir import default_base
 from kernel_mcp.linux.folders import private_folder
 from kernel_mcp.output.text import one_line
@@ -216,15 +217,28 @@ async def _stay(
 
 
 def run_front(settings: Settings) -> int:
-    """Serve one client on stdin and stdout with the sessions of a fleet; the exit code.
+    """Serve clients on stdin and stdout, or over HTTP, with the sessions of a fleet; the exit code.
 
     Raises KernelMcpError.
     """
     with contextlib.redirect_stdout(sys.stderr):
         ray = connect(settings.fleet, place=settings.fleet_place)
         registry = registry_of(ray)
-    anyio.run(_serve_stdio, ray, registry)
+    if settings.http is None:
+        anyio.run(_serve_stdio, ray, registry)
+    else:
+        anyio.run(_serve_http, settings, ray, registry)
     return 0
+
+
+async def _serve_http(settings: Settings, ray: Any, registry: Any) -> None:
+    from kernel_mcp.fleet.http import FleetBehind
+    from kernel_mcp.web import Behind, serve_http
+
+    async def make(settings: Settings, _url: str, callers: HttpCallers) -> Behind:
+        return FleetBehind(settings, ray, registry, callers)
+
+    await serve_http(settings, make)
 
 
 async def _serve_stdio(ray: Any, registry: Any) -> None:

@@ -10,6 +10,7 @@ import signal
 import subprocess
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,7 @@ from kernel_mcp.server import Parts, parts, prepare_process, proven, stay_within
 from kernel_mcp.sessions.reaper import Reaper
 from kernel_mcp.telemetry.logs import log_to_stderr
 from kernel_mcp.tools.local import LocalCalls
+from kernel_mcp.web import DOORS, granted
 
 logger = logging.getLogger(__name__)
 
@@ -235,7 +237,8 @@ class Node:
             keep = keep_with(make, kept)
             built = await stack.enter_async_context(parts(settings, sandbox, keep=keep, roll=roll))
             self._built, self._local = built, LocalCalls(built)
-            sessions = NodeSessions(self._local, built.manager, kept[0], roll, until_over)
+            admits = partial(_sees_no_more, settings)
+            sessions = NodeSessions(self._local, built.manager, kept[0], roll, until_over, admits)
             tasks = await stack.enter_async_context(anyio.create_task_group())
             tasks.start_soon(Reaper(built.manager, settings.idle_timeout_s, built.clock).run)
             tasks.start_soon(stay_within_bounds, settings, lambda: built.manager.sessions)
@@ -285,6 +288,12 @@ class Node:
             environments=self._own.environments,
         )
         return dict(Member("", "", load=load).row()["load"])
+
+
+def _sees_no_more(settings: Settings, doors: tuple[str, ...]) -> bool:
+    """Whether principals with these doors may see all that sessions of a node do."""
+    may = granted(settings, doors)
+    return all(getattr(may, name) == getattr(settings, name) for name in DOORS)
 
 
 async def _answer(ref: Any) -> Any:

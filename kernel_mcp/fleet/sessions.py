@@ -54,7 +54,10 @@ class NodeSessions:
         keeping: FleetKeeping,
         roll: FleetRoll,
         until_over: UntilOver,
+        admits: Callable[[tuple[str, ...]], bool] = lambda _doors: True,
     ) -> None:
+        """`admits` says whether principals with these doors may see what sessions here do."""
+        self._admits = admits
         self._local = local
         self._manager = manager
         self._store = keeping.store
@@ -181,10 +184,11 @@ class NodeSessions:
 
     async def _here(self, caller: Caller, name: str | None, patience_s: float) -> Moved | None:
         """Have the session of a call be here; else where it is, or that any other node takes it."""
-        if caller.who.doors != ("*",):
+        if not self._admits(caller.who.doors):
             raise KernelMcpError(
-                "The nodes of a fleet have one set of doors for all principals, and yours are "
-                "others. The operator can leave `doors` out of your row."
+                "Sessions of this fleet see mounts, network, devices, variables or secrets that "
+                "your row of the tokens file does not name in `doors`, and nodes have one set of "
+                "them for all. The operator can name them there, or start nodes without."
             )
         if name is None:
             return Moved() if self.draining else None

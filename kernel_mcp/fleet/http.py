@@ -1,0 +1,104 @@
+"""A front of a fleet that serves clients over HTTP: the gate of every such server, and no kernels.
+
+Files of sessions go through tools and resources: the addresses that a server has for them are not
+there.
+"""
+
+from __future__ import annotations
+
+from contextlib import AsyncExitStack
+from typing import Any
+
+import anyio
+import anyio.abc
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from kernel_mcp import __version__
+from kernel_mcp.config.settings import Settings
+from kernel_mcp.fleet.front import FleetCalls
+from kernel_mcp.http.callers import HttpCallers
+from kernel_mcp.http.serving import application
+from kernel_mcp.http.sessions import McpSessions, OldTransport
+from kernel_mcp.output.text import Masks
+from kernel_mcp.protocol import mcp_over
+from kernel_mcp.server import callers_in_words, meters_of
+from kernel_mcp.sessions.audit import open_audit
+from kernel_mcp.sessions.losses import Outbox
+from kernel_mcp.sessions.measuring import Measured
+from kernel_mcp.telemetry import Levels, Readiness
+from kernel_mcp.tools.resources import ResourceServer
+from kernel_mcp.web import tell_when_cancelled
+
+
+class FleetBehind:
+    """See `Behind`: all principals have the same sessions behind them, those of the fleet."""
+
+    def __init__(self, settings: Settings, ray: Any, registry: Any, callers: HttpCallers) -> None:
+        """Raises ConfigError."""
+        self.meters = meters_of(settings)
+        self.audit = Measured(open_audit(settings.audit_log, Masks(settings.hidden)), self.meters)
+        self.readiness = Readiness()
+        self._settings = settings
+        self._calls = FleetCalls(ray, registry)
+        self._callers = callers
+        self._over = anyio.Event()
+        self._mcp: ResourceServer | None = None
+        self._sessions: McpSessions | None = None
+        self._app: ASGIApp | None = None
+
+    async def run(self, *, task_status: anyio.abc.TaskStatus[None]) -> None:
+        """See `Behind`."""
+        settings = self._settings
+        facts = {
+            "version": __version__,
+            "fleet": settings.fleet,
+            "http": "{}:{}".format(*settings.http) if settings.http is not None else "",
+            "callers": callers_in_words(settings),
+        }
+        self.audit.note("server_start", facts)
+        try:
+            async with AsyncExitStack() as stack:
+                tasks = await stack.enter_async_context(anyio.create_task_group())
+                await tasks.start(self._calls.run)
+                mcp = mcp_over(
+                    self._calls, self._callers, self._calls.words, files=self._calls.files
+                )
+                lowlevel = mcp._lowlevel_server
+                sessions = McpSessions(lowlevel, idle_s=settings.idle_timeout_s, ended=_forget)
+                mcp.middleware.append(tell_when_cancelled(sessions.outbox))
+                old = OldTransport(lowlevel, ended=_forget) if settings.sse else None
+                await stack.enter_async_context(sessions.run())
+                self._mcp, self._sessions = mcp, sessions
+                self._app = application((), sessions, old)
+                self.readiness.ready = True
+                task_status.started()
+                await self._over.wait()
+                tasks.cancel_scope.cancel()
+        finally:
+            self.audit.note("server_end", {})
+            self.audit.close()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """See `Behind`."""
+        assert self._app is not None
+        await self._app(scope, receive, send)
+
+    def end(self) -> None:
+        """See `Behind`."""
+        self._over.set()
+
+    def end_calls(self) -> int:
+        """See `Behind`."""
+        return self._mcp.end_calls() if self._mcp is not None else 0
+
+    def outbox(self, session: str) -> Outbox | None:
+        """See `Behind`."""
+        return self._sessions.outbox(session) if self._sessions is not None else None
+
+    async def levels(self, calls: int) -> Levels:
+        """See `Behind`: a front has calls, and nothing else of its own."""
+        return Levels(calls=calls)
+
+
+def _forget(_principal: str, _session: str) -> None:
+    """An MCP session has ended; its default session has a handle, and stays."""
