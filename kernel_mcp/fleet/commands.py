@@ -7,6 +7,7 @@ import logging
 import os
 import pickle
 import secrets
+import select
 import signal
 import socket
 import sys
@@ -170,7 +171,7 @@ def _be_node(ray: Any, name: str, given: str, within_s: float) -> int:
         ) from error
     registry = registry_of(ray, make=True)
     print(f"kernel-mcp: node {name} at {place} (process {pid})", file=sys.stderr)
-    return anyio.run(partial(_stay, ray, registry, actor, name, life, watchdog, within_s))
+    return anyio.run(partial(_stay, ray, registry, actor, name, life, pid, watchdog, within_s))
 
 
 def _plain(error: Any) -> KernelMcpError:
@@ -181,13 +182,25 @@ def _plain(error: Any) -> KernelMcpError:
 
 
 async def _stay(
-    ray: Any, registry: Any, actor: Any, name: str, life: str, watchdog: int, within_s: float
+    ray: Any,
+    registry: Any,
+    actor: Any,
+    name: str,
+    life: str,
+    pid: int,
+    watchdog: int,
+    within_s: float,
 ) -> int:
-    """Wait until the node has ended, or end it at a signal; its exit code."""
+    """Wait until the node has ended, or end it at a signal; its exit code.
+
+    That nothing of it runs is known where its watchdog has ended after it. One whose watchdog has
+    ended before is ended, and others wait for its lease.
+    """
     code = 0
     leaving = False
+    watched = False
     with contextlib.suppress(ProcessLookupError):
-        fd = os.pidfd_open(watchdog)
+        node, fd = os.pidfd_open(pid), os.pidfd_open(watchdog)
         async with anyio.create_task_group() as tasks:
 
             async def leave() -> None:
@@ -205,11 +218,18 @@ async def _stay(
             tasks.start_soon(leave)
             await anyio.wait_readable(fd)
             tasks.cancel_scope.cancel()
+        watched = bool(select.select([node], [], [], 0)[0])
+        if not watched:
+            logger.error("node %s has lost its watchdog, and is ended", name)
+            signal.pidfd_send_signal(node, signal.SIGKILL)
+            await anyio.wait_readable(node)
+        os.close(node)
         os.close(fd)
     if not leaving:
         print(f"kernel-mcp: error: node {name} has ended; its log is Ray's", file=sys.stderr)
         code = 1
-    await registry.end.remote(name, life)
+    if watched:
+        await registry.end.remote(name, life)
     return code
 
 

@@ -33,7 +33,6 @@ from kernel_mcp.fleet.signed import Signed, key_of
 from kernel_mcp.fleet.watchdog import boottime
 from kernel_mcp.linux.proc import available_memory
 from kernel_mcp.linux.process import bare_program, keep_small
-from kernel_mcp.records import dataclass
 from kernel_mcp.sandbox.base import ContainerOptions
 from kernel_mcp.sandbox.select import begin_proof
 from kernel_mcp.server import Parts, parts, prepare_process, proven, stay_within_bounds, warm_up
@@ -53,14 +52,6 @@ START_S = 120.0
 def actor_name(node: str) -> str:
     """The name of a node's actor in the cluster."""
     return f"node-{node}"
-
-
-@dataclass(frozen=True, slots=True)
-class Started:
-    """A node that has begun: its process, and the one that ends when nothing of it runs."""
-
-    pid: int
-    watchdog: int
 
 
 class Node:
@@ -102,11 +93,6 @@ class Node:
         if self._failure:
             raise KernelMcpError(self._failure)
         return os.getpid(), self._watchdog.pid
-
-    async def ended(self) -> str:
-        """Wait until the node has ended; why, empty where it was asked to."""
-        await self._ended.wait()
-        return self._failure
 
     async def leave(self, within_s: float) -> dict[str, str]:
         """Give all sessions away and end; what could not be given away stays as it was saved."""

@@ -226,6 +226,8 @@ class NodeSessions:
             return None
         if self.draining:
             return Moved()
+        if not caller.default:
+            return None  # one whom nothing tells from others has a new one with each call
         try:
             await self._manager.resolve(caller, "")
         except Elsewhere as error:

@@ -6,7 +6,6 @@ import contextlib
 import os
 import re
 import secrets
-import select
 import signal
 import subprocess
 import sys
@@ -169,9 +168,10 @@ class Machines:
         assert process.stderr is not None
         line = ""
         while "(process " not in line:
-            assert select.select([process.stderr], [], [], PATIENCE_S)[0], "the node hangs"
             line = process.stderr.readline()
-            assert line, f"node {name} did not start: exit code {process.wait()}"
+            if not line:
+                process.stderr.close()
+                raise AssertionError(f"node {name} did not start: exit code {process.wait()}")
         found = re.search(r"\(process (\d+)\)", line)
         assert found is not None
         self.nodes[name] = Node(name, process, state, int(found[1]))

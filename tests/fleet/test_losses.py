@@ -42,7 +42,12 @@ def kill_all(machines: Machines, node: Node) -> None:
         os.kill(pid, signal.SIGKILL)
 
 
-LOSSES: list[Lose] = [kill_node, kill_ray, kill_all]
+def kill_watchdog(_machines: Machines, node: Node) -> None:
+    """What would end the node: it may not go on without."""
+    os.kill(node.watchdog, signal.SIGKILL)
+
+
+LOSSES: list[Lose] = [kill_node, kill_ray, kill_all, kill_watchdog]
 
 
 async def opened_on(
