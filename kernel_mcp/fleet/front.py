@@ -104,6 +104,7 @@ class FleetCalls:
             "arguments": dict(arguments),
             "caller": caller_row(call.caller),
             "request": call.request_id,
+            "of_view": call.of_view,
         }
         name = named(tool, arguments)
         environment = environment_of(arguments) if name is None else ""

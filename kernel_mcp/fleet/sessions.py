@@ -96,7 +96,8 @@ class NodeSessions:
                 if moved is not None:
                     return {"moved": moved.node}
                 with self._counted(caller, name):
-                    call = Call(caller, progress, str(asked["request"]))
+                    of_view = bool(asked.get("of_view"))
+                    call = Call(caller, progress, str(asked["request"]), of_view)
                     answer = await self._answer(tool, arguments, call)
                 self._note(caller, tool, name, arguments, answer)
                 self._expect(number, receipt)
