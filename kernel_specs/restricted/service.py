@@ -111,7 +111,7 @@ class Channel:
                 waiter.set_result(None)
 
 
-LINGER_SECONDS = 1.0
+LINGER_SECONDS = 0.2
 """How long the flush timer ticks on after a cell, so that quick cells need not wake the thread."""
 RETRY_SECONDS = 0.002
 UNSEEN_SECONDS = 0.05
