@@ -178,7 +178,9 @@ class FleetCalls:
     async def _chosen(self, environment: str, but: Sequence[str]) -> Peer:
         """The node on which something new begins. Raises FleetUnavailable."""
         members = [Member.of(row) for row in await self._registry.rows.remote()]
-        found = choose(members, environment, self._draw, but=but, ahead=self._sent)
+        lost = {each.member.life for each in self._peers.values() if each.lost.is_set()}
+        there = [each for each in members if each.life not in lost]
+        found = choose(there, environment, self._draw, but=but, ahead=self._sent)
         if found is None:
             raise FleetUnavailable(
                 "No node of the fleet takes sessions now: "

@@ -32,9 +32,6 @@ class Place(Protocol):
     def put(self, name: str, file: IO[bytes]) -> None:
         """Give a name what is left of a file, whole or not at all."""
 
-    def read(self, name: str, most: int) -> bytes | None:
-        """What a name has, at most so many bytes; None where it is not there."""
-
     def open(self, name: str) -> IO[bytes]:
         """Read what a name has piece by piece. Raises FileNotFoundError."""
 
@@ -43,6 +40,15 @@ class Place(Protocol):
 
     def remove(self, name: str) -> None:
         """Remove a name, if it is there."""
+
+
+def read(place: Place, name: str, most: int) -> bytes | None:
+    """What a name has, at most so many bytes; None where it is not there. Raises OSError."""
+    try:
+        with place.open(name) as file:
+            return file.read(most)
+    except FileNotFoundError:
+        return None
 
 
 class FolderPlace:
@@ -74,14 +80,6 @@ class FolderPlace:
             self._settle(new_file)
             new.rename(path)
         self._sync(path.parent)
-
-    def read(self, name: str, most: int) -> bytes | None:
-        """See `Place`."""
-        try:
-            with self.open(name) as file:
-                return file.read(most)
-        except FileNotFoundError:
-            return None
 
     def open(self, name: str) -> IO[bytes]:
         """See `Place`."""
@@ -164,14 +162,6 @@ class ObjectPlace:
             while piece := file.read(READ_BYTES):
                 written.write(piece)
         self._files.invalidate_cache()
-
-    def read(self, name: str, most: int) -> bytes | None:
-        """See `Place`."""
-        try:
-            with self.open(name) as file:
-                return file.read(most)
-        except FileNotFoundError:
-            return None
 
     def open(self, name: str) -> IO[bytes]:
         """See `Place`."""

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from kernel_mcp.errors import KernelMcpError
-from kernel_mcp.fleet.places import Place
+from kernel_mcp.fleet.places import Place, read
 from kernel_mcp.records import dataclass
 
 MOST_BYTES = 64 * 1024 * 1024
@@ -57,7 +57,7 @@ class Signed:
         """The newest version of a value. Raises NotOurs."""
         while numbers := self._numbers(name):
             number = numbers[-1]
-            data = self.place.read(f"{name}/{number:0{_DIGITS}}", MOST_BYTES)
+            data = read(self.place, f"{name}/{number:0{_DIGITS}}", MOST_BYTES)
             if data is not None:
                 return Version(number, self._opened(name, number, data))
         return NOTHING

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from kernel_mcp.errors import ConfigError
-from kernel_mcp.fleet.places import FolderPlace, ObjectPlace, Place, place_of
+from kernel_mcp.fleet.places import FolderPlace, ObjectPlace, Place, place_of, read
 
 
 def folder(tmp_path: Path) -> Place:
@@ -31,8 +31,8 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
 def test_a_name_is_created_once_and_keeps_what_it_got_first(place: Place) -> None:
     assert place.create("a/b/1", b"first")
     assert not place.create("a/b/1", b"second")
-    assert place.read("a/b/1", 100) == b"first"
-    assert place.read("a/b/1", 2) == b"fi"
+    assert read(place, "a/b/1", 100) == b"first"
+    assert read(place, "a/b/1", 2) == b"fi"
 
 
 def test_of_many_who_create_a_name_at_once_one_succeeds(tmp_path: Path) -> None:
@@ -65,7 +65,7 @@ def test_names_of_a_folder_are_listed_and_removed(place: Place) -> None:
 
 
 def test_what_is_not_there_is_told_so(place: Place) -> None:
-    assert place.read("no/such", 10) is None
+    assert read(place, "no/such", 10) is None
     with pytest.raises(FileNotFoundError):
         place.open("no/such")
 
