@@ -24,6 +24,7 @@ from kernel_mcp.fleet.packing import Packed, pack, unpack
 from kernel_mcp.fleet.places import READ_BYTES
 from kernel_mcp.fleet.rows import Known, Part, Row, Rows
 from kernel_mcp.fleet.signed import NotOurs, Overtaken
+from kernel_mcp.linux.folders import try_lock
 from kernel_mcp.linux.safe_tree import make_private, remove_tree
 from kernel_mcp.linux.walk import entries_within, everything
 from kernel_mcp.sessions.store import (
@@ -39,6 +40,7 @@ from kernel_mcp.sessions.store import (
 
 FOLDERS = ("workspace", "layer", "records")
 DUMP = "dump"
+_LOCK = "node"
 
 logger = logging.getLogger(__name__)
 
@@ -68,16 +70,29 @@ class SharedStore(SessionStore):
         self._known: dict[str, Known] = {}
         self._prints: dict[str, dict[str, bytes]] = {}
         """What each folder of a session looked like when it was copied last."""
+        self._lock = -1
 
     def make(self) -> None:
         """Make its folders, and remove what an earlier life of the node has left in them.
 
-        Raises OSError, PermissionError where others could write to them.
+        Raises OSError, PermissionError where others could write to them, BlockingIOError where
+        another node of this name has them.
         """
         super().make()
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+        held = try_lock(os.open(self.scratch.with_name(_LOCK), flags, 0o600))
+        if held is None:
+            raise BlockingIOError("another node of this name has its sessions in the same folder")
+        self._lock = held  # until the process ends, as that of an entry does
         for folder in (self.workspaces, self.layers, self.records, self.scratch):
             remove_tree(folder)
             folder.mkdir(mode=0o700)
+
+    def close(self) -> None:
+        """Let another node of this name have its folders."""
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
 
     def _entry(self, key: Key, lock: int) -> Entry:
         return _SharedEntry(self, key, lock)

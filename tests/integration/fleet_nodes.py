@@ -111,6 +111,10 @@ class Nodes:
                 most_files_bytes=settings.limits.disk_bytes,
             )
 
+        def let_go() -> None:
+            for each in kept:
+                each.store.close()
+
         async def until_over(node: str, life: str, most_s: float) -> bool:
             return life in self.lost
 
@@ -119,6 +123,7 @@ class Nodes:
 
         roll = FleetRoll(name, is_over, lambda: kept[0])
         async with AsyncExitStack() as stack:
+            stack.callback(let_go)
             built = await stack.enter_async_context(
                 parts(settings, proven_sandbox("auto"), keep=keep_with(make, kept), roll=roll)
             )

@@ -11,6 +11,7 @@ import anyio
 import anyio.lowlevel
 import pytest
 
+from kernel_mcp.errors import KernelMcpError
 from kernel_mcp.fleet.signed import Overtaken
 from kernel_mcp.tools.calls import SessionCalls
 from tests.integration.calls_contract import Person
@@ -168,3 +169,41 @@ async def test_a_call_that_comes_while_a_session_is_given_away_waits_and_follows
             tasks.start_soon(ask)
         assert replies == [{"moved": ""}]
         assert "1" in (await two.run(ada, "x", session=handle)).splitlines()
+
+
+async def test_a_second_node_of_a_name_takes_nothing_from_the_first(nodes: Nodes) -> None:
+    ada = person()
+    async with nodes.node("one") as one:
+        handle = await opened(one, ada)
+        await one.run(ada, "open('a.txt', 'w').write('kept')", session=handle)
+        with pytest.raises(KernelMcpError, match="another node of this name"):
+            async with nodes.node("one"):
+                pass
+        assert await one.run(ada, "open('a.txt').read()", session=handle) == "'kept'"
+
+
+async def test_what_could_not_be_saved_of_files_is_named_when_it_is_gone(nodes: Nodes) -> None:
+    ada = person()
+    async with nodes.node("one") as one, nodes.node("two") as two:
+        handle = await opened(one, ada)
+        await one.run(ada, "import os; os.mkfifo('pipe'); x = 1", session=handle)
+        await one.saved(handle, 1)
+        nodes.lose(one)
+        text = await two.run(ada, "x", session=handle)
+        assert "Of its files 1 had not been saved and are gone" in text
+        assert "(pipe)" in text
+
+
+async def test_files_that_were_written_between_cells_are_saved_too(nodes: Nodes) -> None:
+    ada = person()
+    async with nodes.node("one") as one, nodes.node("two") as two:
+        handle = await opened(one, ada)
+        await one.call(ada, "write_file", path="a.txt", content="by a call", session=handle)
+        with anyio.fail_after(60):
+            while True:
+                known = await anyio.to_thread.run_sync(one.store.rows.find, handle)
+                if known is not None and known.row.saved:
+                    break
+                await anyio.sleep(0.02)
+        nodes.lose(one)
+        assert "by a call" in (await two.call(ada, "read_file", path="a.txt", session=handle)).text
