@@ -1,7 +1,8 @@
 """A fleet of 100,000 sessions on paper: placement, loss of nodes, what saves take of the network.
 
 `python -m benchmarks.fleet` simulates what the code of `kernel_mcp.fleet` decides (`choose`), with
-figures of sessions that `docs/fleet.md` names. It starts no kernel and no cluster.
+figures of sessions that `docs/fleet.md` names. With `--against` it measures instead what a front of
+a real fleet adds to calls, in turns with a server of its own.
 """
 
 from __future__ import annotations
@@ -10,12 +11,20 @@ import argparse
 import heapq
 import json
 import math
+import os
 import statistics
+import sys
+import tempfile
+import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from random import Random
 from typing import Any
 
+import anyio
+
+from benchmarks.connection import connected
 from kernel_mcp.fleet.members import LEASE_S, MARGIN_S, Load, Member
 from kernel_mcp.fleet.placement import choose
 
@@ -162,13 +171,53 @@ VARIANTS: dict[str, dict[str, float]] = {
 }
 
 
+ROUNDS, CALLS, WARM = 15, 20, 30
+
+
+async def added(address: str, place: str) -> dict[str, float]:
+    """Milliseconds of calls of a local server and of a fleet, in turns: medians."""
+    with tempfile.TemporaryDirectory(dir="/var/tmp") as name:
+        folder = Path(name)
+        own = [sys.executable, "-m", "kernel_mcp", "--state-dir", str(folder / "s")]
+        front = [sys.executable, "-m", "kernel_mcp", "--fleet", address]
+        front += ["--fleet-place", place] if place else []
+        ray = {key: value for key, value in os.environ.items() if key.startswith("RAY_")}
+        times: dict[str, list[float]] = {}
+        async with (
+            connected(own, folder) as local,
+            connected(front, folder, environ=ray) as fleet,
+        ):
+            sides = {"local": local, "fleet": fleet}
+            for client in sides.values():
+                for _ in range(WARM):
+                    await client.call_tool("execute", {"code": "1"})
+            for _ in range(ROUNDS):
+                for kind, hear in (("call", None), ("with progress", _hear)):
+                    for side, client in sides.items():
+                        found = times.setdefault(f"{side} {kind}", [])
+                        for _ in range(CALLS):
+                            began = time.perf_counter()
+                            await client.call_tool("execute", {"code": "1"}, progress_callback=hear)
+                            found.append((time.perf_counter() - began) * 1000)
+    return {name: round(statistics.median(found), 2) for name, found in times.items()}
+
+
+async def _hear(progress: float, total: float | None, message: str | None) -> None:
+    """Have the server tell of progress."""
+
+
 def main() -> None:
     """Print the figures, as a table or as JSON."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.fleet", description=__doc__)
     parser.add_argument("--sessions", type=int, default=Plan.sessions)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--json", action="store_true")
+    parser.add_argument("--against", metavar="HOST:PORT", help="the fleet of this cluster")
+    parser.add_argument("--place", metavar="IP", default="", help="this machine's address in it")
     given = parser.parse_args()
+    if given.against:
+        print(json.dumps(anyio.run(added, given.against, given.place), indent=1))
+        return
     found = {
         name: report(Plan(sessions=given.sessions, **changes), given.seed)  # type: ignore[arg-type]
         for name, changes in VARIANTS.items()
