@@ -211,8 +211,11 @@ async def _stay(
                         logger.warning("giving the sessions of node %s to others", name)
                         await registry.drain.remote(name)
                         with anyio.move_on_after(within_s + LAST_S):
-                            for handle, why in (await actor.leave.remote(within_s)).items():
+                            kept = await actor.leave.remote(within_s)
+                            for handle, why in kept.items():
                                 logger.warning("session %s was not given away: %s", handle, why)
+                            if not kept:
+                                await registry.leave.remote(name, life)
                         ray.kill(actor)
 
             tasks.start_soon(leave)

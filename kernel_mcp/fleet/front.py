@@ -159,7 +159,7 @@ class FleetCalls:
             try:
                 reply = await self._ask(peer, asked, call)
             except NodeLost:
-                if not again:
+                if not again and not await self._has_left(peer):
                     raise
                 asked["patience_s"] = PATIENCE_S
                 node = ""
@@ -194,6 +194,11 @@ class FleetCalls:
         if peer is None or peer.member.life != found.life:
             peer = await self._met(found)
         return peer
+
+    async def _has_left(self, peer: Peer) -> bool:
+        """Whether a node that is lost had ended in order: it has begun nothing of a call then."""
+        members = [Member.of(row) for row in await self._registry.rows.remote()]
+        return any(each.life == peer.member.life and each.left for each in members)
 
     def _known_names(self) -> set[str]:
         return {each.name for each in self._members} | set(self._peers)

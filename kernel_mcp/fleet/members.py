@@ -43,7 +43,8 @@ class Load:
 class Member:
     """A node. `life` tells it from earlier ones of its name, `place` is the machine's address.
 
-    A `draining` one takes no session and gives its own away; a `lost` one has no lease any more.
+    A `draining` one takes no session and gives its own away. One that has `left` has answered all
+    calls that it had begun, and begins none. A `lost` one has no lease any more.
     """
 
     name: str
@@ -51,6 +52,7 @@ class Member:
     place: str = ""
     version: str = ""
     draining: bool = False
+    left: bool = False
     lost: bool = False
     load: Load = field(default_factory=Load)
 
@@ -105,6 +107,13 @@ class Members:
         there = self._known.get(name)
         if there is not None and there.life == life and not there.lost:
             self._lose(there)
+
+    def leave(self, name: str, life: str) -> None:
+        """A node has given everything away, and will end."""
+        there = self._known.get(name)
+        if there is not None and there.life == life and not there.lost:
+            self._known[name] = replace(there, draining=True, left=True)
+            self.version += 1
 
     def drain(self, name: str, *, draining: bool = True) -> bool:
         """Have a node take no sessions; False where there is none."""

@@ -47,6 +47,11 @@ class Registry:
         self._members.end(name, life)
         self._tell()
 
+    async def leave(self, name: str, life: str) -> None:
+        """A node has given everything away, and will end."""
+        self._members.leave(name, life)
+        self._tell()
+
     async def drain(self, name: str, draining: bool = True) -> bool:
         """Have a node take no sessions; False where there is none."""
         done = self._members.drain(name, draining=draining)

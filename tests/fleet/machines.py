@@ -181,13 +181,17 @@ class Machines:
         """Start again what a test before has ended."""
         for number in (HEAD, HEAD + 1, HEAD + 2):
             ray = self.rays.get(number)
-            if ray is None or ray.poll() is not None:
+            if ray is not None and not any("/raylet/raylet" in name_of(p) for p in below(ray.pid)):
+                end(ray)
+                ray = None
+            if ray is None:
                 self.start_ray(number)
         for number in (HEAD, HEAD + 1, HEAD + 2):
             node = self.nodes.get(f"n{number}")
-            if node is None or node.command.poll() is not None:
-                if node is not None:
-                    node.end()
+            if node is not None and not running([node.pid]):
+                node.end()  # it says that the node has ended, and ends
+                node = None
+            if node is None:
                 self._start_again(number)
 
     def _start_again(self, number: int) -> None:

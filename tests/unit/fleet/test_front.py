@@ -110,6 +110,13 @@ async def test_a_call_that_a_lost_node_was_answering_is_told_and_not_made_again(
         assert given.two.asked[0]["patience_s"] == PATIENCE_S
 
 
+async def test_a_call_that_a_node_has_not_begun_as_it_had_left_goes_on_elsewhere() -> None:
+    async with fleet() as given:
+        given.one.lost = True
+        given.registry.members.leave("one", "life of one")
+        assert await given.said("execute", code="1", session=ONE) == "from two"
+
+
 @pytest.mark.parametrize("tool", ["wait", "create_session"])
 async def test_what_changes_nothing_or_can_be_had_twice_is_asked_of_another(tool: str) -> None:
     async with fleet() as given:

@@ -88,3 +88,15 @@ def test_rows_are_plain_values_that_say_all() -> None:
     member = Member.of(row)
     assert member.draining
     assert member.row() == row
+
+
+def test_a_node_that_has_left_is_there_until_it_has_ended() -> None:
+    members, _ = joined("one")
+    members.leave("one", "another life")
+    assert members.rows()[0]["left"] is False
+    members.leave("one", "life of one")
+    (row,) = members.rows()
+    assert (row["left"], row["draining"], row["lost"]) == (True, True, False)
+    assert not members.is_over("one", "life of one")
+    members.end("one", "life of one")
+    assert members.is_over("one", "life of one")
