@@ -216,6 +216,9 @@ async def _stay(
                                 logger.warning("session %s was not given away: %s", handle, why)
                             if not kept:
                                 await registry.leave.remote(name, life)
+                        with anyio.move_on_after(LAST_S):  # what it has answered gets through
+                            actor.__ray_terminate__.remote()
+                            await anyio.wait_readable(node)
                         ray.kill(actor)
 
             tasks.start_soon(leave)

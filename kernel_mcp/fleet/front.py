@@ -41,6 +41,8 @@ MOST_HOPS = 8
 PATIENCE_S = LEASE_S + MARGIN_S + 1.0
 """How long a node is given to find that another is over for certain."""
 RETRY_S = 0.5
+HEAD_S = 10.0
+"""How long the head of the fleet may take to answer."""
 OPENS = "create_session"
 """May be called again: of a session that was opened on a lost node nobody has heard, but for its
 name, by which it is found."""
@@ -117,6 +119,13 @@ class FleetCalls:
             return _lost(str(error), name or "")
         except KernelMcpError as error:
             return refusal(error)
+        if "answer" not in reply:
+            return refusal(
+                FleetUnavailable(
+                    f"Node {peer.member.name} gave this call up before its end. What it asked for "
+                    "may have been done in part, and is not done again by itself."
+                )
+            )
         self._expect(peer, asked["id"], call.caller)
         if (handle := reply.get("session")) is not None:
             self._learn_place(call.caller, handle, peer.member.name)
@@ -177,7 +186,7 @@ class FleetCalls:
 
     async def _chosen(self, environment: str, but: Sequence[str]) -> Peer:
         """The node on which something new begins. Raises FleetUnavailable."""
-        members = [Member.of(row) for row in await self._registry.rows.remote()]
+        members = await self._asked_for_members()
         lost = {each.member.life for each in self._peers.values() if each.lost.is_set()}
         there = [each for each in members if each.life not in lost]
         found = choose(there, environment, self._draw, but=but, ahead=self._sent)
@@ -195,9 +204,20 @@ class FleetCalls:
             peer = await self._met(found)
         return peer
 
+    async def _asked_for_members(self) -> list[Member]:
+        """The members as they are now. Raises FleetUnavailable."""
+        try:
+            asked = _awaited(self._registry.rows.remote())
+            return [Member.of(row) for row in await asyncio.wait_for(asked, HEAD_S)]
+        except (asyncio.TimeoutError, self._ray.exceptions.RayError) as error:
+            raise FleetUnavailable(
+                "The head of the fleet does not answer, which knows the nodes. Sessions on nodes "
+                "that are there can be called by their handles."
+            ) from error
+
     async def _has_left(self, peer: Peer) -> bool:
         """Whether a node that is lost had ended in order: it has begun nothing of a call then."""
-        members = [Member.of(row) for row in await self._registry.rows.remote()]
+        members = await self._asked_for_members()
         return any(each.life == peer.member.life and each.left for each in members)
 
     def _known_names(self) -> set[str]:
@@ -254,6 +274,14 @@ class FleetCalls:
             logger.warning("node %s is lost: %s", peer.member.name, _first_line(error))
             peer.lost.set()
             raise self._gone(peer) from error
+        except self._ray.exceptions.RayError as error:
+            if isinstance(error, KernelMcpError):  # one of the node's own
+                raise
+            logger.exception("a call of node %s has failed", peer.member.name)
+            raise FleetUnavailable(
+                f"Node {peer.member.name} could not answer: {_first_line(error)}. What the call "
+                "asked for may have been done in part, and is not done again by itself."
+            ) from error
         finally:
             for task in (lost, reply):
                 task.cancel()

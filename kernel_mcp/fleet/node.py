@@ -19,6 +19,7 @@ import anyio
 from kernel_mcp import __version__
 from kernel_mcp.barriers import Barrier, reason_of
 from kernel_mcp.config.settings import Settings
+from kernel_mcp.environments.uv import ProgressCallback
 from kernel_mcp.errors import KernelMcpError
 from kernel_mcp.fleet.cluster import FleetUnavailable, import_ray, secret_of
 from kernel_mcp.fleet.keeping import DEFAULT_PERSIST, FLEET, FleetKeeping, keep_with
@@ -121,9 +122,13 @@ class Node:
             "files": "files" in self._settings.tools,
         }
 
-    async def call(self, asked: Mapping[str, Any]) -> dict[str, Any]:
-        """See `NodeSessions.call`."""
-        return await self._own.call(asked)
+    async def call(
+        self, asked: Mapping[str, Any], tell: ProgressCallback | None = None
+    ) -> dict[str, Any]:
+        """See `NodeSessions.call`; one that has ended has given everything away."""
+        if self._sessions is None:
+            return {"moved": ""}
+        return await self._sessions.call(asked, tell)
 
     async def follow(self, asked: Mapping[str, Any]) -> AsyncIterator[dict[str, Any]]:
         """As `call`, with what tells of progress before the answer."""
@@ -133,9 +138,9 @@ class Node:
             said.put_nowait({"progress": text})
 
         async def answer() -> None:
-            reply: dict[str, Any] = {"cancelled": True}
+            reply: dict[str, Any] = {"cancelled": True}  # and not to be made again
             try:
-                reply = await self._own.call(asked, tell)
+                reply = await self.call(asked, tell)
             finally:
                 said.put_nowait(reply)
 
@@ -148,19 +153,22 @@ class Node:
 
     async def read(self, asked: Mapping[str, Any]) -> dict[str, Any]:
         """See `NodeSessions.read`."""
-        return await self._own.read(asked)
+        return {"moved": ""} if self._sessions is None else await self._sessions.read(asked)
 
     async def cancel(self, number: str) -> None:
         """See `NodeSessions.cancel`."""
-        self._own.cancel(number)
+        if self._sessions is not None:
+            self._sessions.cancel(number)
 
     async def delivered(self, number: str) -> None:
         """See `NodeSessions.delivered`."""
-        self._own.delivered(number)
+        if self._sessions is not None:
+            self._sessions.delivered(number)
 
     async def revoked(self, number: str) -> None:
         """See `NodeSessions.revoked`."""
-        self._own.revoked(number)
+        if self._sessions is not None:
+            self._sessions.revoked(number)
 
     @property
     def _own(self) -> NodeSessions:

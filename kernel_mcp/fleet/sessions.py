@@ -104,8 +104,11 @@ class NodeSessions:
                 reply = {"answer": answer.model_dump(mode="json", by_alias=True, exclude_none=True)}
                 if (session := self._found(caller, name)) is not None:
                     reply["session"] = session.handle
-            except KernelMcpError as error:
-                reply = {"answer": refusal(error).model_dump(mode="json", by_alias=True)}
+            except Exception as error:  # noqa: BLE001  # logged, and told to the caller
+                if not isinstance(error, KernelMcpError):
+                    log_failure(error, f"answering {tool}")
+                told = refusal(explained(error, f"answering {tool}"))
+                reply = {"answer": told.model_dump(mode="json", by_alias=True)}
             finally:
                 del self._scopes[number]
         return reply
@@ -121,10 +124,9 @@ class NodeSessions:
                     return {"moved": moved.node}
             with self._counted(caller, name):
                 content, mime = await self._local.read(str(asked["uri"]), caller)
-        except KernelMcpError as error:
-            return error_row(error)
         except Exception as error:  # noqa: BLE001  # logged, and told to the caller
-            log_failure(error, "reading a resource", name)
+            if not isinstance(error, KernelMcpError):
+                log_failure(error, "reading a resource", name)
             return error_row(explained(error, "reading a resource"))
         return {"content": content, "mime": mime}
 

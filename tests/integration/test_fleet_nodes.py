@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import cast
+from typing import NoReturn, cast
 
 import anyio
 import anyio.lowlevel
@@ -207,3 +208,18 @@ async def test_files_that_were_written_between_cells_are_saved_too(nodes: Nodes)
                 await anyio.sleep(0.02)
         nodes.lose(one)
         assert "by a call" in (await two.call(ada, "read_file", path="a.txt", session=handle)).text
+
+
+async def test_a_store_that_cannot_be_read_is_told_and_nothing_is_made_up(nodes: Nodes) -> None:
+    ada = person()
+    async with nodes.node("one") as one:
+        place = one.store.rows.signed.place
+
+        def broken(_name: str) -> NoReturn:
+            raise OSError(errno.EIO, "the disk of the store")
+
+        vars(place)["names"] = broken
+        answer = await one.call(ada, "execute", code="1", session="s-000000000000.two")
+        assert answer.failed
+        assert "The server failed while answering execute" in answer.text
+        assert one.built.manager.sessions == []

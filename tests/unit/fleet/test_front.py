@@ -142,6 +142,15 @@ async def test_a_node_that_is_silent_is_not_waited_for_once_it_is_known_to_be_lo
         assert "Node one was lost" in text_of(answers[0])
 
 
+async def test_a_call_that_a_node_gave_up_is_not_made_again() -> None:
+    async with fleet() as given:
+        given.one.replies = [{"cancelled": True}]
+        answer = await given.call("execute", code="1", session=ONE)
+        assert answer.is_error
+        assert "is not done again" in text_of(answer)
+        assert given.two.asked == []
+
+
 async def test_progress_comes_before_the_answer() -> None:
     async with fleet() as given:
         given.one.progress = ("a", "b")
