@@ -1,13 +1,15 @@
 """A live kernel that somebody else has started, and goes on to use.
 
 Its requests have an order that this session does not decide. So a cell waits here until the cells
-of others have ended: an interrupt then never stops one of theirs, and a cell that is given up
-before its turn never runs.
+of others have ended, those that wait in the kernel with them: an interrupt then never stops one of
+theirs, and a cell that is given up before its turn never runs.
+
+That they have ended is told by the answer to a look: a request that runs nothing, which the kernel
+answers in its turn, with its public names.
 """
 
 from __future__ import annotations
 
-import ast
 import contextlib
 import json
 from collections.abc import Callable, Mapping
@@ -20,10 +22,11 @@ import anyio
 
 from kernel_mcp.attached.places import Place
 from kernel_mcp.attached.process import Connected
+from kernel_mcp.config.values import MIB
 from kernel_mcp.errors import LaunchError
 from kernel_mcp.kernels.channels import Channel, Hearer, KernelChannels
-from kernel_mcp.kernels.kernel import Kernel, KnownNames, Run
-from kernel_mcp.kernels.wire import Message
+from kernel_mcp.kernels.kernel import MOST_NAMES, NAME_CHARS, Kernel, KnownNames, Run
+from kernel_mcp.kernels.wire import Message, whole_number
 from kernel_mcp.launch.base import KernelEnvironment
 from kernel_mcp.launch.process import KernelProcess
 from kernel_mcp.output.text import Masks, one_line
@@ -33,6 +36,8 @@ AGAIN_S = 0.5
 """Seconds between looks whether the output channel is joined: what is published before is lost."""
 NAMES_S = 1.0
 """What a new session waits for the names of an idle kernel."""
+MOST_VALUE_CHARS = 4 * MIB
+"""Of what an expression gave: the most names that are taken have a tenth of that."""
 MOST_OTHERS = 1000
 """Requests of other clients that are known to run; a kernel runs one, an honest one few."""
 LANGUAGE_CHARS = 40
@@ -61,20 +66,32 @@ SENT = (
 BETWEEN = "Variables of an attached kernel can be listed between cells alone: call wait, then this."
 
 _KEY = "kernel_mcp"
-_HIDDEN = 'getattr(globals().get("get_ipython", list)(), "user_ns_hidden", ())'
-NAMES = (
-    '__import__("json").dumps([__import__("os").getpid(), [name for name in list(globals()) if '
-    f'type(name) is str and name[:1] != "_" and name not in {_HIDDEN}]])'
+_HIDDEN = 'b.getattr(b.globals().get("get_ipython", b.list)(), "user_ns_hidden", ())'
+
+
+def _expression(value: str) -> str:
+    """One whose digits `_value` reads; in `value` builtins are those of `b`.
+
+    People name variables `list` and `type`.
+    """
+    return f'(lambda b: b.__import__("json").dumps({value}).encode().hex())(__import__("builtins"))'
+
+
+NAMES = _expression(
+    '(lambda names: [b.__import__("os").getpid(), '
+    f"[name for name in names if b.len(name) <= {NAME_CHARS}][:{MOST_NAMES}], b.len(names)])"
+    '([name for name in b.list(b.globals()) if b.type(name) is b.str and name[:1] != "_" '
+    f"and name not in {_HIDDEN}])"
 )
-"""The expression that a kernel evaluates after each cell: its process id, and its public names."""
+"""What a kernel evaluates after each cell: its process id, its public names, how many there are."""
 
 
 def _description() -> str:
     """The expression that describes variables by the source that kernels of this server use."""
     source = files("kernel_specs.restricted").joinpath("variables.py").read_text("utf-8")
-    return (
-        f'__import__("json").dumps((lambda space: (exec({source!r}, space), '
-        f'space["describe"](globals(), {_HIDDEN}))[1])({{"__name__": "builtins"}}))'
+    return _expression(
+        f"(lambda space: (b.exec({source!r}, space), "
+        f'space["describe"](b.globals(), {_HIDDEN}))[1])({{"__name__": "builtins"}})'
     )
 
 
@@ -99,7 +116,14 @@ class AttachedKernel(Kernel):
         self._others: dict[str, None] = {}
         """Requests that run and are none of the cell in flight, oldest first."""
         self._held: tuple[Run, str, dict[str, Any]] | None = None
-        self._probe = ""
+        self._look = ""
+        """The look that has no answer yet."""
+        self._before: list[str] = []
+        """Of the others, those that the kernel has ended once it answers that."""
+        self._stale = False
+        """Whether code of others has ended since."""
+        self._aborted = False
+        self._looked = anyio.Event()
         self._heard = anyio.Event()
         self._joined = False
         self._pid: int | None = None
@@ -112,7 +136,7 @@ class AttachedKernel(Kernel):
         info: Mapping[str, Any] | None = None
         with anyio.move_on_after(timeout):
             while self.exit is None and not (info and self._heard.is_set()):
-                info = await self._look() or info
+                info = await self._info() or info
         if self.exit is not None:
             raise LaunchError(f"The kernel at {self.place} {self.exit.describe()}.")
         if not info or not self._heard.is_set():
@@ -124,7 +148,7 @@ class AttachedKernel(Kernel):
         self._joined = True
         await self._first_names()
 
-    async def _look(self) -> Mapping[str, Any] | None:
+    async def _info(self) -> Mapping[str, Any] | None:
         with self.asking("control", "kernel_info_request", {}) as answer:
             with anyio.move_on_after(AGAIN_S):
                 await answer.done.wait()
@@ -145,11 +169,9 @@ class AttachedKernel(Kernel):
 
     async def _first_names(self) -> None:
         """Have the names that are there already, unless a cell of somebody else's runs."""
-        with self.asking("shell", "execute_request", _silent(NAMES)) as answer:
-            with anyio.move_on_after(NAMES_S):
-                await answer.done.wait()
-        if answer.message is not None:
-            self._take_names(answer.message.content)
+        self._have_looked()
+        with anyio.move_on_after(NAMES_S):
+            await self._looked.wait()
 
     def _open(self, hearer: Hearer) -> KernelChannels:
         return self._join(hearer)
@@ -168,7 +190,7 @@ class AttachedKernel(Kernel):
             self._held = None
             self.tell(NOT_RUN)
             _drop(run)
-        elif run.begun:
+        elif run.begun and run.status is None:  # a next cell, of another, may run else
             with contextlib.suppress(LaunchError):  # its end is noticed
                 self._channels.send("control", "interrupt_request", {})
 
@@ -190,7 +212,7 @@ class AttachedKernel(Kernel):
         return await super().ask(kind, content, timeout=timeout)
 
     async def _described(self, timeout: float) -> dict[str, Any]:
-        if self.running is not None or self._others:
+        if self.running is not None or self._others or not self._looked.is_set():
             raise LaunchError(BETWEEN)
         with self.asking("shell", "execute_request", _silent(_description())) as answer:
             with anyio.move_on_after(timeout):
@@ -204,11 +226,13 @@ class AttachedKernel(Kernel):
         content["user_expressions"] = {_KEY: NAMES}
         del content["cell_number"]
         run.msg_id = "held"
-        if not self._others:
+        if not self._others and not self._look:
             super()._hand_over(run, kind, content)
             return
         self._held = (run, kind, content)
-        self.tell(WAITS)
+        if self._others or not self._looked.is_set():
+            self.tell(WAITS)
+        self._have_looked()
 
     def _on_message(self, channel: Channel, message: Message) -> None:
         if channel == "iopub" and self._has_ended(message):
@@ -219,6 +243,9 @@ class AttachedKernel(Kernel):
             return
         if channel == "iopub" and message.parent in self._asked:
             self._heard.set()
+        if channel == "shell" and self._look and message.parent == self._look:
+            self._on_look(message.content)
+            return
         run = self._run
         reply = channel == "shell" and run is not None and message.parent == run.msg_id
         anew = reply and not self._take_names(message.content)
@@ -240,15 +267,43 @@ class AttachedKernel(Kernel):
         return True
 
     def _hear(self, message: Message) -> None:
-        """Take a message about a request that is none of the cell in flight."""
-        if message.kind == "status" and message.content.get("execution_state") == "idle":
-            if self._others.pop(message.parent, self) is None and not self._others:
-                self._go_on()
-        elif message.foreign and message.asked == "execute_request":
+        """Take a message about a request that is none of the cell in flight.
+
+        Of another's, the code tells that it runs: what it prints may come of a thread, later.
+        """
+        if message.kind == "status":
+            if message.content.get("execution_state") == "idle" and message.parent in self._others:
+                del self._others[message.parent]
+                self._stale = True
+                self._have_looked()
+        elif message.kind == "execute_input" and message.asked == "execute_request":
             self._note(message.parent)
-            code = message.content.get("code")
-            if message.kind == "execute_input" and isinstance(code, str):
+            if isinstance(code := message.content.get("code"), str):
                 self.overheard(code)
+
+    def _have_looked(self) -> None:
+        """Send a look, unless one is under way."""
+        if self._look:
+            return
+        self._stale, self._before = False, list(self._others)
+        with contextlib.suppress(LaunchError):  # its end is noticed
+            self._look = self._channels.send("shell", "execute_request", _silent(NAMES))
+
+    def _on_look(self, content: Mapping[str, Any]) -> None:
+        """All that was in the kernel before this look has ended."""
+        self._look = ""
+        for request in self._before:
+            self._others.pop(request, None)
+        if not self._take_names(content):
+            self._start.end(RESTARTED)
+            return
+        self._looked.set()
+        again = content.get("status") == "aborted" and not self._aborted  # with a cell that failed
+        self._aborted = again
+        if again or self._stale or (self._others and self._held is not None):
+            self._have_looked()
+        else:
+            self._go_on()
 
     def _note(self, request: str) -> None:
         self._others[request] = None
@@ -267,14 +322,15 @@ class AttachedKernel(Kernel):
     def _take_names(self, content: Mapping[str, Any]) -> bool:
         """Take what `NAMES` gave; False when it is another process than before."""
         found = _value(content)
-        if not isinstance(found, list) or len(found) != 2:
+        if not isinstance(found, list) or len(found) != 3:
             return True
-        pid, names = found
+        pid, names, count = found
         if self._pid is not None and pid != self._pid:
             return False
         self._pid = pid if isinstance(pid, int) else None
         self.names = KnownNames()
         self.names.apply([names, []])
+        self.names.more = max(0, (whole_number(count) or 0) - len([*self.names]))
         return True
 
     def _on_broken(self, reason: str) -> None:
@@ -297,9 +353,11 @@ def _silent(expression: str) -> dict[str, Any]:
 def _value(content: Mapping[str, Any]) -> object:
     """What an expression of ours gave; None for anything else. Hostile data."""
     try:
-        found = content["user_expressions"][_KEY]
-        return json.loads(ast.literal_eval(found["data"]["text/plain"]))
-    except (KeyError, TypeError, ValueError, SyntaxError, RecursionError, MemoryError):
+        text = content["user_expressions"][_KEY]["data"]["text/plain"]
+        if not isinstance(text, str) or len(text) > MOST_VALUE_CHARS:
+            return None
+        return json.loads(bytes.fromhex(text[1:-1]))
+    except (KeyError, TypeError, ValueError, RecursionError):
         return None
 
 

@@ -136,6 +136,93 @@ async def test_a_persons_cell_is_neither_stopped_nor_received(folder: Path, way:
         assert (await cell(notebook, "x")).text.startswith("7\n")
 
 
+def until(path: Path, then: str) -> str:
+    """Code that waits for a file."""
+    looks = f"while not pathlib.Path({str(path)!r}).exists(): time.sleep(0.01)"
+    return f"import pathlib, time\n{looks}\n{then}"
+
+
+async def overheard(notebook: Agent, code: str) -> None:
+    """Wait until the server has heard of a cell of the person's."""
+    while code not in (await notebook.call("list_sessions")).text:
+        await anyio.lowlevel.checkpoint()
+
+
+async def test_a_cell_stays_here_while_others_wait_in_the_kernel(folder: Path, way: Way) -> None:
+    async with joined(folder, way) as (notebook, theirs):
+        theirs.begin(f"first = 1; {until(folder / 'one', 'x = 1')}")
+        theirs.begin(f"second = 2; {until(folder / 'two', 'x = 2')}")
+        await overheard(notebook, "first")
+        assert (await cell(notebook, "x = 'ours'", wait=0)).status == "running"
+        (folder / "one").touch()
+        await overheard(notebook, "second")
+        assert (await notebook.call("interrupt", session="theirs")).status == "interrupted"
+        (folder / "two").touch()
+        assert (await cell(notebook, "x")).text.startswith("2\n")
+
+
+async def test_a_cell_waits_for_one_that_ran_before_the_session(folder: Path, way: Way) -> None:
+    async with way(folder) as theirs:
+        flags = ("--attach", theirs.flag, "--state-dir", str(folder / "s"))
+        async with agent(*flags) as notebook:  # the first web socket has its server ask the kernel
+            first = await notebook.call("create_session", attach=theirs.place)
+            await notebook.call("close_session", session=first.data["session"])
+            theirs.begin(until(folder / "go", "x = 1"))
+            second = await notebook.call("create_session", name="theirs", attach=theirs.place)
+            assert not second.failed, second.text
+            answer = await cell(notebook, "x = 'ours'", timeout=0.5)
+            assert answer.status == "timeout"
+            assert "was not run" in answer.text
+            listed = await notebook.refused("list_variables", session="theirs")
+            assert "between cells" in listed
+            (folder / "go").touch()
+            assert (await cell(notebook, "x")).text.startswith("1\n")
+
+
+async def test_what_a_thread_prints_later_is_no_cell_that_runs(folder: Path, way: Way) -> None:
+    thread = (
+        "import pathlib, threading, time\ndef tell():\n"
+        f"    while not pathlib.Path({str(folder / 'go')!r}).exists(): time.sleep(0.01)\n"
+        "    print('late', flush=True)\n"
+        f"    pathlib.Path({str(folder / 'told')!r}).touch()\n"
+        "threading.Thread(target=tell).start()"
+    )
+    async with joined(folder, way) as (notebook, theirs):
+        await theirs.run(thread)
+        (folder / "go").touch()
+        while not (folder / "told").exists():
+            await anyio.sleep(0.01)  # a file tells nobody that it is there
+        answer = await cell(notebook, "6 * 7", timeout=20)
+        assert answer.status == "ok"
+        assert "Another client's cell" not in answer.text
+
+
+async def test_names_of_builtins_hide_no_loss(folder: Path, way: Way) -> None:
+    async with joined(folder, way) as (notebook, theirs):
+        await theirs.run("list, type, len, str, globals, getattr, exec = range(7)")
+        listed = await notebook.call("list_variables", session="theirs")
+        assert {each["name"] for each in listed.data["variables"]} >= {"list", "type", "exec"}
+        await theirs.restart()
+        told = await cell(notebook, "1")
+        while not lost(told):
+            told = await cell(notebook, "1")
+        assert set(lost(told)) >= {"list", "type", "exec"}
+
+
+async def test_what_others_made_after_the_last_cell_is_named_when_lost(
+    folder: Path, way: Way
+) -> None:
+    async with joined(folder, way) as (notebook, theirs):
+        await cell(notebook, "ours = 1")
+        await theirs.run("made_later = 2")
+        await theirs.run("1")
+        await theirs.restart()
+        told = await cell(notebook, "1")
+        while not lost(told):
+            told = await cell(notebook, "1")
+        assert set(lost(told)) >= {"ours", "made_later"}
+
+
 @pytest.mark.parametrize("how", ["restart", "end", "die"])
 async def test_what_is_lost_with_the_kernel_is_told(folder: Path, way: Way, how: str) -> None:
     async with joined(folder, way) as (notebook, theirs):
