@@ -15,7 +15,7 @@ from kernel_mcp.attached.places import Connection, Place, place_of, read_connect
 from kernel_mcp.config.values import Attachment
 from kernel_mcp.environments.uv import ProgressCallback
 from kernel_mcp.errors import LaunchError
-from kernel_mcp.kernels.channels import Channels, Hearer, KernelChannels
+from kernel_mcp.kernels.channels import Channels, Floods, Hearer, KernelChannels
 from kernel_mcp.kernels.factory import KernelRequest, KernelSource
 from kernel_mcp.kernels.wire import Wire
 from kernel_mcp.launch.base import ConnectionInfo
@@ -72,6 +72,7 @@ class AttachingSource:
         self._source = source
         self._named = tuple(named)
         self._masks = masks or Masks()
+        self._floods = Floods()
 
     async def start(self, request: KernelRequest, progress: ProgressCallback) -> Kernel:
         """Join or start a kernel. Raises KernelMcpError."""
@@ -98,16 +99,16 @@ class AttachingSource:
                 "machine."
             ) from reason
         wire = Wire(connection.key, shared=True)
-        opened = partial(_channels, connection, ends, wire)
+        opened = partial(_channels, connection, ends, wire, self._floods)
         return await self._joined(place, connection, opened)
 
     async def _behind_server(self, place: Place) -> Kernel:
         web = await anyio.to_thread.run_sync(import_module, _WEB)
         running = await web.kernel_at(place)
-        line = await web.Line.open(place.attachment, running.kernel)
+        end = await web.joined(place.attachment, running.kernel)
         exact = Place(place.attachment, running.kernel, running.path)
         nowhere = ConnectionInfo(ip="", key="")
-        return await self._joined(exact, nowhere, partial(web.WebChannels, line))
+        return await self._joined(exact, nowhere, partial(web.WebChannels, end, self._floods))
 
     async def _joined(
         self, place: Place, connection: ConnectionInfo, channels: Callable[[Hearer], KernelChannels]
@@ -160,6 +161,10 @@ def _connected(connection: Connection, port: int) -> socket.socket:
 
 
 def _channels(
-    connection: Connection, ends: Sequence[socket.socket], wire: Wire, hearer: Hearer
+    connection: Connection,
+    ends: Sequence[socket.socket],
+    wire: Wire,
+    floods: Floods,
+    hearer: Hearer,
 ) -> Channels:
-    return Channels(connection, hearer, ends=ends, wire=wire)
+    return Channels(connection, hearer, ends=ends, floods=floods, wire=wire)

@@ -6,22 +6,37 @@ the messages: https://jupyter-server.readthedocs.io/en/latest/developers/websock
 
 from __future__ import annotations
 
+import asyncio
 import json
 import secrets
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from itertools import pairwise
+from time import perf_counter
 from typing import Any
 from urllib.parse import quote
 
-from tornado.httpclient import AsyncHTTPClient, HTTPClientError, HTTPRequest
-from tornado.websocket import WebSocketClientConnection, WebSocketClosedError, websocket_connect
+from tornado.httpclient import HTTPClientError, HTTPRequest
+from tornado.simple_httpclient import SimpleAsyncHTTPClient
+from tornado.websocket import (
+    WebSocketClientConnection,
+    WebSocketClosedError,
+    WebSocketError,
+    websocket_connect,
+)
 
 from kernel_mcp.attached.places import Place
-from kernel_mcp.config.values import Attachment
+from kernel_mcp.config.values import MIB, Attachment
 from kernel_mcp.errors import LaunchError
-from kernel_mcp.kernels.channels import OVERHEAD_BYTES, Channel, Hearer, KernelChannels
+from kernel_mcp.kernels.channels import (
+    BURST_S,
+    OVERHEAD_BYTES,
+    Channel,
+    Floods,
+    Hearer,
+    KernelChannels,
+)
 from kernel_mcp.kernels.wire import MAX_MESSAGE_BYTES, Wire, WireError
 from kernel_mcp.output.text import one_line
 from kernel_mcp.records import dataclass
@@ -31,6 +46,13 @@ TIMEOUT_S = 20.0
 """Seconds that a Jupyter server has to answer."""
 PING_S = 20.0
 """Seconds between pings: a server that answers none is gone."""
+MOST_PINGS = 1000
+"""Pings of a server between two messages; each takes time, and has an answer that waits for it."""
+MAX_LIST_BYTES = 4 * MIB
+"""Of a list of kernels; one takes some 500 bytes."""
+MOST_PATH_CHARS = 1000
+RECEIVING = 2.0
+"""Time that a message takes in all, by that of its decoding: receiving it takes as long again."""
 MOST_PARTS = 64
 MOST_SHOWN = 10
 SHOWN_CHARS = 200
@@ -50,15 +72,22 @@ async def kernels_of(server: Attachment) -> list[Running]:
     """The kernels of a server, those of notebooks first. Raises LaunchError."""
     sessions = await _fetched(server, "api/sessions")
     found = [
-        Running(str(each["kernel"]["id"]), str(each.get("path") or ""))
+        Running(kernel, _text(each.get("path")))
         for each in sessions
         if isinstance(each, dict) and isinstance(each.get("kernel"), dict)
-        if "id" in each["kernel"]
+        if (kernel := _text(each["kernel"].get("id")))
     ]
     known = {each.kernel for each in found}
     others = await _fetched(server, "api/kernels")
-    ids = [str(each["id"]) for each in others if isinstance(each, dict) and "id" in each]
-    return [*found, *(Running(each) for each in ids if each not in known)]
+    ids = [_text(each.get("id")) for each in others if isinstance(each, dict)]
+    return [*found, *(Running(each) for each in ids if each and each not in known)]
+
+
+def _text(value: object) -> str:
+    """An id or path that fits into an address, and into answers; "" for any other."""
+    if not isinstance(value, str) or len(value) > MOST_PATH_CHARS:
+        return ""
+    return value if value.encode("utf-8", "replace").decode() == value else ""
 
 
 async def kernel_at(place: Place) -> Running:
@@ -93,13 +122,17 @@ async def _fetched(server: Attachment, path: str) -> list[Any]:
         connect_timeout=TIMEOUT_S,
         request_timeout=TIMEOUT_S,
         follow_redirects=False,
+        decompress_response=False,
     )
+    client = SimpleAsyncHTTPClient(force_instance=True, max_body_size=MAX_LIST_BYTES)
     try:
-        found = json.loads((await AsyncHTTPClient().fetch(request)).body)
+        found = json.loads((await client.fetch(request)).body)
     except HTTPClientError as reason:
         raise LaunchError(_refused(server, reason)) from reason
     except (OSError, ValueError, RecursionError) as reason:
         raise LaunchError(f"The Jupyter server {server} cannot be used: {reason}.") from reason
+    finally:
+        client.close()
     if not isinstance(found, list):
         raise LaunchError(f"{server} is no Jupyter server: {path} is no list.")
     return found
@@ -114,51 +147,35 @@ def _refused(server: Attachment, reason: HTTPClientError) -> str:
     return f"The Jupyter server {server} answers {one_line(str(reason))[:SHOWN_CHARS]}."
 
 
-class Line:
-    """An open web socket; holds what comes until there is somebody to take it."""
-
-    def __init__(self) -> None:
-        self._early: list[str | bytes | None] = []
-        self.take: Callable[[str | bytes | None], None] = self._early.append
-        self.socket: WebSocketClientConnection | None = None
-
-    @classmethod
-    async def open(cls, server: Attachment, kernel: str) -> Line:
-        """Join a kernel. Raises LaunchError."""
-        line = cls()
-        scheme, _, rest = server.place.partition("://")
-        address = f"{'wss' if scheme == 'https' else 'ws'}://{rest}/api/kernels/{quote(kernel)}"
-        request = HTTPRequest(
-            f"{address}/channels?session_id={secrets.token_hex(16)}",
-            headers=_headers(server),
-            connect_timeout=TIMEOUT_S,
-            request_timeout=TIMEOUT_S,
+async def joined(server: Attachment, kernel: str) -> WebSocketClientConnection:
+    """An open web socket to a kernel. Raises LaunchError."""
+    scheme, _, rest = server.place.partition("://")
+    address = f"{'wss' if scheme == 'https' else 'ws'}://{rest}/api/kernels/{quote(kernel)}"
+    request = HTTPRequest(
+        f"{address}/channels?session_id={secrets.token_hex(16)}",
+        headers=_headers(server),
+        connect_timeout=TIMEOUT_S,
+        request_timeout=TIMEOUT_S,
+        follow_redirects=False,
+    )
+    try:
+        found = await websocket_connect(
+            request,
+            subprotocols=[PROTOCOL],
+            max_message_size=MAX_MESSAGE_BYTES + OVERHEAD_BYTES,
+            ping_interval=PING_S,
         )
-        try:
-            line.socket = await websocket_connect(
-                request,
-                on_message_callback=lambda message: line.take(message),
-                subprotocols=[PROTOCOL],
-                max_message_size=MAX_MESSAGE_BYTES + OVERHEAD_BYTES,
-                ping_interval=PING_S,
-            )
-        except HTTPClientError as reason:
-            raise LaunchError(_refused(server, reason)) from reason
-        except (OSError, ValueError) as reason:
-            raise LaunchError(f"The Jupyter server {server} cannot be used: {reason}.") from reason
-        if line.socket.selected_subprotocol != PROTOCOL:
-            line.socket.close()
-            raise LaunchError(
-                f"The Jupyter server {server} is too old: it does not speak {PROTOCOL}, as "
-                "jupyter-server 2 does. Update it, or name a connection file with --attach."
-            )
-        return line
-
-    def listen(self, take: Callable[[str | bytes | None], None]) -> None:
-        """Have all messages taken, None at the end."""
-        self.take = take
-        for each in self._early:
-            take(each)
+    except HTTPClientError as reason:
+        raise LaunchError(_refused(server, reason)) from reason
+    except (OSError, ValueError, WebSocketError) as reason:
+        raise LaunchError(f"The Jupyter server {server} cannot be used: {reason}.") from reason
+    if found.selected_subprotocol != PROTOCOL:
+        found.close()
+        raise LaunchError(
+            f"The Jupyter server {server} is too old: it does not speak {PROTOCOL}, as "
+            "jupyter-server 2 does. Update it, or name a connection file with --attach."
+        )
+    return found
 
 
 class Unsigned(Wire):
@@ -179,14 +196,19 @@ class Unsigned(Wire):
 class WebChannels(KernelChannels):
     """The channels of a kernel over one web socket."""
 
-    def __init__(self, line: Line, hearer: Hearer) -> None:
+    def __init__(self, found: WebSocketClientConnection, floods: Floods, hearer: Hearer) -> None:
+        """`floods` are those of all kernels that the loop reads in this way."""
         super().__init__(Unsigned(), hearer)
-        assert line.socket is not None
-        self._socket = line.socket
-        stream = line.socket.protocol.stream if line.socket.protocol is not None else None
-        self._end: socket.socket | None = stream.socket if stream is not None else None
+        self._socket = found
+        self._floods = floods
+        self._debt = 0.0
+        self._settled = perf_counter()
+        self._resting = False
+        self._pings = 0
+        self._stream = found.protocol.stream if found.protocol is not None else None
         self._hurry(socket.TCP_NODELAY)
-        line.listen(self._on_message)
+        found.on_ping = self._on_ping  # type: ignore[method-assign]
+        self._taking = self._loop.create_task(self._take())
 
     def send(
         self,
@@ -209,18 +231,45 @@ class WebChannels(KernelChannels):
         """Not known of a kernel behind a server."""
         return False
 
+    @property
+    def resting(self) -> bool:
+        """See `KernelChannels`."""
+        return self._resting
+
     async def drained(self, timeout: float) -> None:
         """All that came has been delivered."""
 
     def close(self) -> None:
         """See `KernelChannels`."""
         self._closed = True
+        self._taking.cancel()
+        self._floods.discard(self)
         self._socket.close()
 
-    def _on_message(self, message: str | bytes | None) -> None:
-        if message is None:
-            self._break("its Jupyter server has closed the connection")
-            return
+    async def _take(self) -> None:
+        """Take messages, and none for a while when their time is used up: see `Channels`."""
+        while (message := await self._socket.read_message()) is not None:
+            began = perf_counter()
+            self._pings = 0
+            self._debt = max(0.0, self._debt - (began - self._settled) * self._floods.pays(self))
+            self._on_message(message)
+            del message
+            self._settled = perf_counter()
+            self._debt += RECEIVING * (self._settled - began)
+            if self._debt > BURST_S:
+                self._resting = True
+                self._floods.add(self)
+                await asyncio.sleep(self._debt / self._floods.pays(self))
+                self._floods.discard(self)
+                self._resting = False
+        self._break("its Jupyter server has closed the connection")
+
+    def _on_ping(self, data: bytes) -> None:
+        self._pings += 1
+        if self._pings > MOST_PINGS and self._stream is not None:
+            self._stream.close()
+
+    def _on_message(self, message: str | bytes) -> None:
         self._hurry(socket.TCP_QUICKACK)  # what the server sends next waits for that, up to 40 ms
         if self._closed or not isinstance(message, bytes):
             return
@@ -232,9 +281,9 @@ class WebChannels(KernelChannels):
             self._deliver(name, frames)
 
     def _hurry(self, option: int) -> None:
-        if self._end is not None:
+        if self._stream is not None and self._stream.socket is not None:
             with suppress(OSError):  # it may have been closed
-                self._end.setsockopt(socket.IPPROTO_TCP, option, 1)
+                self._stream.socket.setsockopt(socket.IPPROTO_TCP, option, 1)
 
 
 def packed(parts: Sequence[bytes]) -> bytes:
