@@ -36,6 +36,8 @@ AGAIN_S = 0.5
 """Seconds between looks whether the output channel is joined: what is published before is lost."""
 NAMES_S = 1.0
 """What a new session waits for the names of an idle kernel."""
+LONG_S = 0.2
+"""What a cell waits here before that is worth a word: that others have ended takes a moment."""
 MOST_VALUE_CHARS = 4 * MIB
 """Of what an expression gave: the most names that are taken have a tenth of that."""
 MOST_OTHERS = 1000
@@ -212,7 +214,7 @@ class AttachedKernel(Kernel):
         return await super().ask(kind, content, timeout=timeout)
 
     async def _described(self, timeout: float) -> dict[str, Any]:
-        if self.running is not None or self._others or not self._looked.is_set():
+        if self.running is not None:
             raise LaunchError(BETWEEN)
         with self.asking("shell", "execute_request", _silent(_description())) as answer:
             with anyio.move_on_after(timeout):
@@ -230,9 +232,12 @@ class AttachedKernel(Kernel):
             super()._hand_over(run, kind, content)
             return
         self._held = (run, kind, content)
-        if self._others or not self._looked.is_set():
-            self.tell(WAITS)
         self._have_looked()
+        self._channels.call_later(LONG_S, lambda: self._tell_of_wait(run))
+
+    def _tell_of_wait(self, run: Run) -> None:
+        if self._held is not None and self._held[0] is run:
+            self.tell(WAITS)
 
     def _on_message(self, channel: Channel, message: Message) -> None:
         if channel == "iopub" and self._has_ended(message):
