@@ -55,6 +55,9 @@ def place_of(asked: str, named: Iterable[Attachment]) -> Place:
     """What `asked` means. Raises InputError for what the operator has not named."""
     known = list(named)
     text = asked.strip()
+    named_so = [each for each in known if not each.is_server and Path(each.place).name == text]
+    if len(named_so) == 1:
+        return Place(named_so[0])
     for each in known:
         found = _below(text, each) if each.is_server else _file(text, each)
         if found is not None:
@@ -71,9 +74,7 @@ def place_of(asked: str, named: Iterable[Attachment]) -> Place:
 
 
 def _file(text: str, named: Attachment) -> Place | None:
-    path = Path(named.place)
-    same = text in (named.place, path.name) or os.path.normpath(text) == named.place
-    return Place(named) if same else None
+    return Place(named) if named.place in (text, os.path.normpath(text)) else None
 
 
 def _below(text: str, named: Attachment) -> Place | None:

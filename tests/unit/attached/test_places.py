@@ -74,6 +74,13 @@ def test_what_is_not_named_is_refused(asked: str) -> None:
     assert "secret" not in str(refused.value)
 
 
+def test_a_name_that_two_files_have_is_none_of_them() -> None:
+    both = (FILE, Attachment("/run/other/kernel-7.json"))
+    with pytest.raises(InputError, match=r"/run/user/kernel-7.*/run/other/kernel-7"):
+        place_of("kernel-7.json", both)
+    assert place_of("/run/other/kernel-7.json", both) == Place(both[1])
+
+
 def test_without_anything_named_the_flag_is() -> None:
     with pytest.raises(InputError, match="--attach"):
         place_of("kernel-7.json", ())
