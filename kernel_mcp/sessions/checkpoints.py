@@ -286,7 +286,7 @@ class Checkpoints:
         if self._mode == "off":
             return OFF
         if kernel is not None and kernel.handle.enclosure is None:
-            return NONE_HERE
+            return none_of(kernel)
         cells = ", ".join(str(cell) for each, cell in self._as_of.items() if each.usable)
         return f"{self._mode}; {f'as after cell {cells}' if cells else 'none now'}"
 
@@ -338,7 +338,7 @@ class Checkpoints:
 
     async def _make(self, kernel: Kernel) -> Checkpoint:
         if kernel.handle.enclosure is None:
-            raise LaunchError(OFF if self._mode == "off" else NONE_HERE)
+            raise LaunchError(OFF if self._mode == "off" else none_of(kernel))
         if not self._affordable(kernel):
             raise LaunchError("the machine has too little free memory for a copy of the kernel")
         made, self._fork_s = await kernel.checkpoint()
@@ -390,6 +390,13 @@ NONE_HERE = (
     "there are no checkpoints here: this kernel was not forked from a template, which takes "
     "bubblewrap and no --no-template; where others have checkpoints, reset gives one that has"
 )
+NONE_ATTACHED = "there are no checkpoints of a kernel that is somebody else's"
+
+
+def none_of(kernel: Kernel) -> str:
+    """Why there are no checkpoints of a kernel that was not forked from a template."""
+    return NONE_ATTACHED if kernel.attached else NONE_HERE
+
 
 LOST = "all variables are lost. Save what took long to compute"
 SAVED = (

@@ -80,7 +80,7 @@ class Overheard:
             self._count = 0
             self._last.clear()
         self._count += 1
-        self._last.append(one_line(code.strip().partition("\n")[0])[:OVERHEARD_CHARS])
+        self._last.append(one_line(code.strip()[:MOST_READ].partition("\n")[0])[:OVERHEARD_CHARS])
         more = self._count - len(self._last)
         parts = [f"{more} other cell{'s' if more > 1 else ''}"] if more else []
         self._ledger.withdraw(self._notice)
@@ -97,6 +97,8 @@ NOT_ROLLED_BACK = "Files were not rolled back; programs that code had started ha
 MOST_RUNS = 12
 SHOWN_OVERHEARD = 5
 OVERHEARD_CHARS = 120
+MOST_READ = 10 * OVERHEARD_CHARS
+"""Characters of other clients' code that are looked at; some are not shown."""
 FILES_KEPT = "files in the workspace are kept"
 SHOWN_NAMES = 50
 """Names of lost variables in a notice; the structured result has up to `losses.MOST_NAMES`."""

@@ -266,6 +266,8 @@ async def test_what_takes_a_kernel_of_this_server_says_so(folder: Path, way: Way
         about = await notebook.call("info", session="theirs")
         assert (about.data["sandbox"], about.data["sandbox_enforces"]) == ("none", [])
         assert (await cell(notebook, "x")).text.startswith("1\n")
+        asked = await notebook.run("x", session="theirs", checkpoint=True)
+        assert "no checkpoints of a kernel that is somebody else's" in asked.text
         assert not (await notebook.call("export_notebook", session="theirs")).failed
         own = await notebook.run("'x' in globals()")
         assert (own.text, notices(own)) == ("False", [])
