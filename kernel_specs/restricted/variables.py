@@ -55,15 +55,18 @@ class Variable:
 
 
 def describe(namespace: dict[str, Any], hidden: Container[str] = ()) -> dict[str, Any]:
-    """Content of a `kernel_mcp_variables_reply`; names the kernel itself put there are left out."""
+    """Content of a `kernel_mcp_variables_reply`; names the kernel itself put there are left out.
+
+    Those of more than `NAME_CHARS` are counted alone.
+    """
     names = [
         (name, value)
         for name, value in list(namespace.items())
         if type(name) is str and not name.startswith("_") and name not in hidden
     ]
-    variables = [asdict(_variable(name, value)) for name, value in names[:MAX_NAMES]]
-    omitted = max(0, len(names) - MAX_NAMES)
-    return {"status": "ok", "variables": variables, "omitted": omitted}
+    shown = [pair for pair in names if len(pair[0]) <= NAME_CHARS][:MAX_NAMES]
+    variables = [asdict(_variable(name, value)) for name, value in shown]
+    return {"status": "ok", "variables": variables, "omitted": len(names) - len(shown)}
 
 
 class Names:

@@ -209,6 +209,15 @@ async def test_names_of_builtins_hide_no_loss(folder: Path, way: Way) -> None:
         assert set(lost(told)) >= {"list", "type", "exec"}
 
 
+async def test_a_name_of_megabytes_costs_no_connection(folder: Path, way: Way) -> None:
+    async with joined(folder, way) as (notebook, _):
+        await cell(notebook, "globals()['x' * 20_000_000] = y = 1")
+        listed = await notebook.call("list_variables", session="theirs")
+        assert [each["name"] for each in listed.data["variables"]] == ["y"]
+        assert listed.data["omitted"] == 1
+        assert lost(await cell(notebook, "y")) == []
+
+
 async def test_what_others_made_after_the_last_cell_is_named_when_lost(
     folder: Path, way: Way
 ) -> None:

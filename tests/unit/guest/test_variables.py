@@ -203,3 +203,8 @@ def test_a_look_at_names_costs_no_more_when_there_are_many() -> None:
         space[f"m{number}"] = number
         names.news(space, ())
     assert process_time() - begin < 0.5  # a scan of all names would take seconds
+
+
+def test_names_of_megabytes_are_counted_alone() -> None:
+    found = describe({"x" * 20_000_000: 1, "y": 2})
+    assert ([each["name"] for each in found["variables"]], found["omitted"]) == (["y"], 1)
