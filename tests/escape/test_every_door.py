@@ -248,8 +248,9 @@ async def test_what_replaces_a_link_to_what_the_host_executes_is_set_aside() -> 
         root.chmod(0o755)
         async with opened(WAYS[1], "--mount", f"{root}:rw") as notebook:
             assert await notebook.run(f"ROOT = {folder!r}\n{RELINK}") == ["replace", "move"]
-            names = {path.name for path in root.iterdir()}
-        aside = {".pre-commit-config.yaml.set-aside-1", ".claude.set-aside-2"}
+            # a number may be used up by what has moved on meanwhile
+            names = {path.name.rstrip("0123456789") for path in root.iterdir()}
+        aside = {".pre-commit-config.yaml.set-aside-", ".claude.set-aside-"}
         assert names == {"conf", "dots", "old", *aside}
         assert (root / "conf/checks").read_text() == "{}"
         assert not any((root / "dots").iterdir())
