@@ -59,6 +59,16 @@ class BookCell:
         return joined(self.value.get("source", ""))
 
     @property
+    def may_raise(self) -> bool:
+        """Whether it is tagged as one whose exception is part of the notebook, as nbclient has it.
+
+        Source: https://nbclient.readthedocs.io/en/latest/client.html
+        """
+        metadata = self.value.get("metadata")
+        tags = metadata.get("tags") if isinstance(metadata, Mapping) else None
+        return isinstance(tags, list) and "raises-exception" in tags
+
+    @property
     def outputs(self) -> list[Mapping[str, Any]]:
         """The outputs of a code cell."""
         found = self.value.get("outputs")

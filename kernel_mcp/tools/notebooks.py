@@ -272,7 +272,7 @@ class _Run:
     async def through(
         self, end: float, report: ProgressCallback | None, who: Principal
     ) -> CallToolResult:
-        """Run them until the moment `end`, or the first that does not end well."""
+        """Run them until the moment `end`, or the first that does not end well, as it should."""
         failed = False
         meta: dict[str, Any] = {}
         while self._left:
@@ -282,7 +282,9 @@ class _Run:
             shown, cell = await self._run(one, end, report, who)
             self._content += [said(f"Cell {one.id}"), *self._fitting(one.id, cell, shown.content)]
             meta, failed = shown.meta or {}, bool(shown.is_error)
-            if cell.status is not Status.OK:
+            expected = cell.status is Status.ERROR and one.may_raise
+            failed = failed and not expected
+            if cell.status is not Status.OK and not expected:
                 break
         return CallToolResult(
             content=with_notices(self._content, self._rest()), is_error=failed, _meta=meta or None

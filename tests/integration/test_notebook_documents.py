@@ -182,6 +182,18 @@ async def test_cells_are_run_in_order_up_to_the_first_error() -> None:
         assert len((await content(notebook)).cells) == 4
 
 
+async def test_an_error_that_a_notebook_expects_stops_nothing() -> None:
+    async with agent("--allow", "*") as notebook:
+        book = json.loads(json.dumps(BOOK))
+        book["cells"][2]["metadata"] = {"tags": ["raises-exception"]}
+        await notebook.call("write_file", path="a.ipynb", content=json.dumps(book))
+        ran = await notebook.call("run_cells", path="a.ipynb", cells="all")
+        assert not ran.failed
+        assert "ZeroDivisionError" in ran.text
+        assert "Not run" not in ran.text
+        assert (await notebook.run("a")).text == "4"
+
+
 async def test_a_cell_that_goes_on_is_written_when_it_ends() -> None:
     async with agent("--allow", "*") as notebook:
         slow = json.loads(json.dumps(BOOK))
