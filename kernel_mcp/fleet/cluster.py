@@ -31,9 +31,12 @@ LEAST_TOKEN_CHARS = 32
 _STRANGER = (
     "import sys\n"
     "from ray._raylet import GcsClient\n"
-    "client = GcsClient(address=sys.argv[1])\n"
-    "client.internal_kv_keys(b'', None)\n"
-    "print('LET IN')\n"
+    "try:\n"
+    "    GcsClient(address=sys.argv[1]).internal_kv_keys(b'', None)\n"
+    "except Exception as error:\n"
+    "    print('REFUSED' if 'authenticat' in str(error).lower() else error)\n"
+    "else:\n"
+    "    print('LET IN')\n"
 )
 """What a program without a token may not do: read what the cluster's control store holds."""
 STRANGER_S = 60.0
@@ -109,6 +112,7 @@ def require_authentication(address: str) -> None:
     """Raise ConfigError where the cluster lets in who has no token. Takes some seconds.
 
     That a program has a token says nothing of that: a cluster without authentication takes any.
+    Raises FleetUnavailable where the cluster has said neither.
     """
     environ = {
         name: value
@@ -121,12 +125,19 @@ def require_authentication(address: str) -> None:
         done = subprocess.run(
             command, env=environ, capture_output=True, text=True, timeout=STRANGER_S, check=False
         )
+        said = done.stdout.strip() or done.stderr.strip()
     except subprocess.TimeoutExpired:
-        return  # it was not let in: its tries go on
-    if "LET IN" in done.stdout:
+        said = f"it has not answered within {STRANGER_S:g} s"
+    if said == "LET IN":
         raise ConfigError(
             f"--fleet {address}: that cluster asks nobody for its token: whoever reaches it runs "
             f"any program on its machines. Start every one of its machines with {AUTH}=token"
+        )
+    if said != "REFUSED":
+        reason = said.splitlines()[-1] if said else "it has said nothing"
+        raise FleetUnavailable(
+            f"the cluster at {address} could not be asked whether it refuses who has no token: "
+            f"{reason[:300]}. Is its head running?"
         )
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from kernel_mcp.errors import ConfigError
-from kernel_mcp.fleet.cluster import require_authentication
+from kernel_mcp.fleet.cluster import FleetUnavailable, require_authentication
 from tests.fleet.machines import BIN, PATIENCE_S, Machines, end
 
 ADDRESS = "127.0.0.9:6499"
@@ -46,6 +46,7 @@ def unlocked() -> Iterator[str]:
             until = time.monotonic() + PATIENCE_S
             while "block forever" not in log.read_text() and time.monotonic() < until:
                 time.sleep(0.1)
+            assert "block forever" in log.read_text(), log.read_text()[-2000:]
             yield ADDRESS
         finally:
             end(ray)
@@ -54,6 +55,11 @@ def unlocked() -> Iterator[str]:
 def test_a_cluster_that_lets_in_who_has_no_token_is_refused(unlocked: str) -> None:
     with pytest.raises(ConfigError, match="asks nobody for its token"):
         require_authentication(unlocked)
+
+
+def test_one_that_does_not_answer_is_no_cluster_that_refuses() -> None:
+    with pytest.raises(FleetUnavailable, match="could not be asked"):
+        require_authentication("127.0.0.9:6498")
 
 
 def test_one_that_asks_for_it_is_taken(whole: Machines) -> None:
