@@ -93,6 +93,15 @@ class Members:
         self.version += 1
         return ""
 
+    def resume(self, member: Member) -> bool:
+        """Take a node in that has a lease of an earlier list; whether that goes on.
+
+        It does while nobody can have been told that it was over; see `is_over`.
+        """
+        if member.name in self._known or self._clock() - self._began > self._lasts_s:
+            return False
+        return self.join(member) == ""
+
     def renew(self, name: str, life: str, load: Load) -> bool:
         """Whether the lease of a node goes on: one that is over does not begin again."""
         there = self._known.get(name)

@@ -10,6 +10,7 @@ import signal
 import subprocess
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -72,6 +73,7 @@ class Node:
         self._watchdog: subprocess.Popen[bytes] | None = None
         self._tasks: set[asyncio.Task[Any]] = set()
         self._failure = ""
+        self._until = 0.0
 
     async def start(self) -> tuple[int, int]:
         """Begin; the process and its watchdog. Raises KernelMcpError."""
@@ -251,15 +253,14 @@ class Node:
         member = self._member
         while True:
             asked = boottime()
+            if asked > self._until:  # a list that has begun since would not know of it
+                self._end_all()
             with Barrier("renewing the lease of a node"):
-                renewing = registry.renew.remote(member.name, member.life, self._load())
+                now = replace(member, load=self._load(), draining=self._own.draining)
+                renewing = registry.renew.remote(now.row())
                 try:
                     if not await asyncio.wait_for(_answer(renewing), LEASE_S / 2):
-                        logger.critical(
-                            "the lease of this node was over, and others go on with its sessions: "
-                            "it ends, and with it all that runs in them"
-                        )
-                        os.kill(os.getpid(), signal.SIGKILL)
+                        self._end_all()
                     self._go_on(asked + LEASE_S)
                 except asyncio.TimeoutError:
                     logger.warning("the head of the fleet does not answer")
@@ -270,18 +271,26 @@ class Node:
         assert self._watchdog is not None
         assert self._watchdog.stdin is not None
         os.write(self._watchdog.stdin.fileno(), f"{until}\n".encode())
+        self._until = until
 
-    def _load(self) -> dict[str, Any]:
+    @staticmethod
+    def _end_all() -> None:
+        logger.critical(
+            "the lease of this node was over, and others go on with its sessions: it ends, and "
+            "with it all that runs in them"
+        )
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def _load(self) -> Load:
         assert self._built is not None
         found = self._built.manager.sessions
-        load = Load(
+        return Load(
             free_bytes=available_memory(),
             sessions=len(found),
             busy=sum(each.state == "busy" for each in found),
             most=self._settings.max_sessions,
             environments=self._own.environments,
         )
-        return dict(Member("", "", load=load).row()["load"])
 
 
 def _sees_no_more(settings: Settings, doors: tuple[str, ...]) -> bool:

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from kernel_mcp.fleet.cluster import NAMESPACE, REGISTRY, FleetUnavailable
-from kernel_mcp.fleet.members import Load, Member, Members
+from kernel_mcp.fleet.members import Member, Members
 from kernel_mcp.fleet.watchdog import boottime
 
 LONGEST_WAIT_S = 30.0
@@ -31,16 +31,23 @@ class Registry:
 
     async def join(self, row: Mapping[str, Any]) -> str:
         """Take a node in; why not, or nothing."""
-        if self._expiring is None:
-            self._expiring = asyncio.create_task(self._expire())
+        self._begin()
         refusal = self._members.join(Member.of(row))
         self._tell()
         return refusal
 
-    async def renew(self, name: str, life: str, load: Mapping[str, Any]) -> bool:
-        """Whether a lease goes on."""
-        environments = tuple(load["environments"])
-        return self._members.renew(name, life, Load(**{**load, "environments": environments}))
+    async def renew(self, row: Mapping[str, Any]) -> bool:
+        """Whether the lease of a node goes on, also one from before this process began."""
+        self._begin()
+        member = Member.of(row)
+        done = self._members.renew(member.name, member.life, member.load)
+        done = done or self._members.resume(member)
+        self._tell()
+        return done
+
+    def _begin(self) -> None:
+        if self._expiring is None:
+            self._expiring = asyncio.create_task(self._expire())
 
     async def end(self, name: str, life: str) -> None:
         """Nothing of a node runs any more."""

@@ -100,3 +100,21 @@ def test_a_node_that_has_left_is_there_until_it_has_ended() -> None:
     assert not members.is_over("one", "life of one")
     members.end("one", "life of one")
     assert members.is_over("one", "life of one")
+
+
+def test_a_lease_outlives_the_list_while_nobody_can_have_been_told_that_it_was_over() -> None:
+    members, clock = joined()
+    clock.now += WHOLE_S - 1
+    assert not members.is_over("one", "life of one")
+    assert members.resume(Member("one", "life of one", draining=True))
+    assert members.rows()[0]["draining"] is True
+    assert members.renew("one", "life of one", Load())
+    clock.now += 2
+    assert members.is_over("two", "life of two")
+    assert not members.resume(Member("two", "life of two"))
+
+
+def test_a_lease_of_an_earlier_list_does_not_go_on_under_a_name_that_another_node_has() -> None:
+    members, _ = joined("one")
+    assert not members.resume(Member("one", "another life"))
+    assert members.renew("one", "life of one", Load())
