@@ -13,7 +13,7 @@ from kernel_mcp.errors import KernelMcpError
 from kernel_mcp.fleet.rows import Row
 from kernel_mcp.fleet.shared import SharedStore
 from kernel_mcp.sessions.keeping import DEFAULT_NAME, Claim, Keeping, open_doors
-from kernel_mcp.sessions.losses import Loss
+from kernel_mcp.sessions.losses import Loss, together
 from kernel_mcp.sessions.store import OF_PRINCIPAL, Key
 
 if TYPE_CHECKING:
@@ -75,13 +75,16 @@ class FleetKeeping(Keeping):
         row = self.came.pop(key.name, None)
         if row is None:
             return claim
-        notes, loss = [claim.note] if claim.note else [], claim.loss
+        notes, losses = [*row.unheard, *([claim.note] if claim.note else [])], [claim.loss]
+        if row.lost is not None:
+            losses.append(Loss(**{**row.lost, "names": tuple(row.lost["names"])}))
         if not row.ended:
             notes.append(_LOST if row.saved is not None else _NOTHING)
-            loss = Loss(_CAUSE, kept=row.saved is not None)
+            losses.append(Loss(_CAUSE, kept=row.saved is not None))
         if row.omitted:
             notes.append(_LEFT_OUT.format(row.omitted, ", ".join(row.left_out)))
-        return replace(claim, note=". ".join(notes), loss=loss)
+        told = ". ".join(each.rstrip(".") for each in notes)
+        return replace(claim, note=told, loss=together(losses))
 
 
 def key_of(principal: str, handle: str) -> Key:

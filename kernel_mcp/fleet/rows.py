@@ -38,6 +38,7 @@ class Row:
     saved     its manifest, as `sessions.store.Saved`; None before anything was saved
     parts     `workspace`, `layer`, `records` and `dump`, as far as they are there
     left_out  some of the files that were not saved, `omitted` are all
+    unheard   notices that no delivered answer has carried, and the loss that is in them, as `Loss`
     """
 
     handle: str
@@ -53,6 +54,8 @@ class Row:
     branched: bool = False
     left_out: tuple[str, ...] = ()
     omitted: int = 0
+    unheard: tuple[str, ...] = ()
+    lost: Mapping[str, Any] | None = None
 
     def value(self) -> dict[str, Any]:
         """As plain values."""
@@ -67,7 +70,8 @@ class Row:
             )
         parts = {name: Part(**part) for name, part in value["parts"].items()}
         rest = {name: each for name, each in value.items() if name not in ("format", "parts")}
-        rest["left_out"] = tuple(rest["left_out"])
+        for name in ("left_out", "unheard"):
+            rest[name] = tuple(rest[name])
         return cls(**rest, parts=parts)
 
 

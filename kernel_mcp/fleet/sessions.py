@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter, OrderedDict
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -23,7 +23,7 @@ from kernel_mcp.fleet.rows import DEFAULT, NAMED, Known
 from kernel_mcp.fleet.signed import Overtaken
 from kernel_mcp.fleet.wire import Moved, caller_of, error_row
 from kernel_mcp.sessions.keeping import DEFAULT_NAME
-from kernel_mcp.sessions.losses import Awaited, Reply
+from kernel_mcp.sessions.losses import Awaited, Notice, Reply
 from kernel_mcp.sessions.manager import HANDLE, Caller, SessionManager
 from kernel_mcp.sessions.session import Session
 from kernel_mcp.tools.calls import Call, SessionCalls
@@ -61,6 +61,7 @@ class NodeSessions:
         self._local = local
         self._manager = manager
         self._store = keeping.store
+        self._store.unheard = self._unheard
         self._roll = roll
         self._until_over = until_over
         self._receipts: OrderedDict[str, Awaited] = OrderedDict()
@@ -79,6 +80,11 @@ class NodeSessions:
         """Keys of environments that sessions here have asked for last; see `placement`."""
         return tuple(self._environments)
 
+    @property
+    def calls(self) -> int:
+        """How many calls are being answered."""
+        return sum(self._running.values())
+
     async def call(
         self, asked: Mapping[str, Any], progress: ProgressCallback | None = None
     ) -> dict[str, Any]:
@@ -92,7 +98,8 @@ class NodeSessions:
             self._scopes[number] = scope
             try:
                 name = named(tool, arguments)
-                moved = await self._here(caller, name, float(asked["patience_s"]))
+                with _Counted(self, ""):
+                    moved = await self._here(caller, name, float(asked["patience_s"]))
                 if moved is not None:
                     return {"moved": moved.node}
                 with self._counted(caller, name):
@@ -119,7 +126,8 @@ class NodeSessions:
         name = str(asked["session"])
         try:
             if name:
-                moved = await self._here(caller, name, float(asked["patience_s"]))
+                with _Counted(self, ""):
+                    moved = await self._here(caller, name, float(asked["patience_s"]))
                 if moved is not None:
                     return {"moved": moved.node}
             with self._counted(caller, name):
@@ -153,23 +161,16 @@ class NodeSessions:
         Cells that run are waited for so long; who has waited in vain stays here.
         """
         self.draining = True
+        until = anyio.current_time() + within_s
         kept: dict[str, str] = {}
-        limiter = anyio.CapacityLimiter(AT_ONCE)
-
-        async def give(session: Session) -> None:
-            async with limiter:
-                with Barrier("giving a session away", session.handle) as barrier:
-                    if reason := await self._give(session, within_s):
-                        kept[session.handle] = reason
-                if barrier.failure is not None:
-                    kept[session.handle] = reason_of(barrier.failure)
-
-        async with anyio.create_task_group() as tasks:
-            for session in self._manager.sessions:
-                if session.origin is None and session.kept is not None:
-                    tasks.start_soon(give, session)
-        with anyio.move_on_after(within_s):
-            while self._running:
+        seen: set[str] = set()
+        while True:
+            if await self._give_all(until, seen, kept):
+                continue
+            if not self._running or anyio.current_time() >= until:
+                break
+            # Calls that had come before it begin sessions still, and bring some here.
+            with anyio.move_on_at(until):
                 await self._change()
         for session in self._manager.sessions:
             kept.setdefault(session.handle, "it is one that is not kept, or a branch of one")
@@ -181,6 +182,13 @@ class NodeSessions:
             if session.handle == handle:
                 logger.error("session %s was taken over by another node, and ends here", handle)
                 session.close()
+
+    def _unheard(self, handle: str) -> Sequence[Notice]:
+        """What a session has still to say."""
+        for session in list(self._manager.sessions):
+            if session.handle == handle:
+                return session.ledger.pending
+        return ()
 
     def _found(self, caller: Caller, name: str | None) -> Session | None:
         return None if name is None else self._manager.find(caller, name)
@@ -320,18 +328,44 @@ class NodeSessions:
         if len(self._receipts) > MOST_RECEIPTS:
             self._receipts.popitem(last=False)[1].lose()
 
-    async def _give(self, session: Session, within_s: float) -> str:
+    async def _give_all(self, until: float, seen: set[str], kept: dict[str, str]) -> bool:
+        """Give all sessions away that were not `seen`, and note in `kept` which stay, and why.
+
+        False where there was none.
+        """
+        limiter = anyio.CapacityLimiter(AT_ONCE)
+
+        async def give(session: Session) -> None:
+            async with limiter:
+                with Barrier("giving a session away", session.handle) as barrier:
+                    if reason := await self._give(session, until):
+                        kept[session.handle] = reason
+                if barrier.failure is not None:
+                    kept[session.handle] = reason_of(barrier.failure)
+
+        found = [
+            each
+            for each in self._manager.sessions
+            if each.origin is None and each.kept is not None and each.handle not in seen
+        ]
+        seen.update(each.handle for each in found)
+        async with anyio.create_task_group() as tasks:
+            for session in found:
+                tasks.start_soon(give, session)
+        return bool(found)
+
+    async def _give(self, session: Session, until: float) -> str:
         """Give one session away; why not, or nothing."""
         handle = session.handle
         leaving = self.leaving[handle] = anyio.Event()
         try:
-            with anyio.move_on_after(within_s) as patience:
+            with anyio.move_on_at(until) as patience:
                 await self._rested(session)
                 if await self._saved(session):
                     await self._close_branches(session)
                     await anyio.to_thread.run_sync(self._store.let_go, handle)
             if patience.cancelled_caught:
-                return f"its cells or calls have not ended within {within_s:g} s"
+                return "its cells or calls have not ended within the time that they were given"
             session.close()
             with anyio.CancelScope(shield=True):
                 await session.ended.wait()

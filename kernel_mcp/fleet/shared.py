@@ -14,7 +14,7 @@ import json
 import logging
 import os
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any
@@ -27,6 +27,7 @@ from kernel_mcp.fleet.signed import NotOurs, Overtaken
 from kernel_mcp.linux.folders import try_lock
 from kernel_mcp.linux.safe_tree import make_private, remove_tree
 from kernel_mcp.linux.walk import entries_within, everything
+from kernel_mcp.sessions.losses import Notice, together
 from kernel_mcp.sessions.store import (
     FORMAT,
     MANIFEST,
@@ -67,6 +68,8 @@ class SharedStore(SessionStore):
         self.scratch = folder / "t"
         self.most_files_bytes = most_files_bytes or 2**62
         self.overtaken = overtaken
+        self.unheard: Callable[[str], Sequence[Notice]] = lambda _handle: ()
+        """What a session still has to say, by its handle; called in any thread."""
         self._known: dict[str, Known] = {}
         self._prints: dict[str, dict[str, bytes]] = {}
         """What each folder of a session looked like when it was copied last."""
@@ -210,6 +213,13 @@ class SharedStore(SessionStore):
     def _write(self, known: Known, row: Row) -> None:
         """Write a row, also where an earlier try had succeeded without a word of it."""
         handle = row.handle
+        notices = self.unheard(handle)
+        loss = together(each.loss for each in notices)
+        row = replace(
+            row,
+            unheard=tuple(each.text for each in notices),
+            lost=None if loss is None else dataclasses.asdict(loss),
+        )
         try:
             try:
                 written = self.rows.write(Known(known.version, row))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from kernel_mcp.records import dataclass
@@ -162,6 +163,16 @@ class Loss:
         """A loss with at most `MOST_NAMES` names."""
         known = tuple(names)
         return cls(cause, known[:MOST_NAMES], more + max(0, len(known) - MOST_NAMES))
+
+
+def together(losses: Iterable[Loss | None]) -> Loss | None:
+    """One loss with the cause of the last and the names of all; None for none."""
+    found = [each for each in losses if each is not None]
+    if not found:
+        return None
+    names = dict.fromkeys(name for each in found for name in each.names)
+    loss = Loss.of(found[-1].cause, names, sum(each.more for each in found))
+    return replace(loss, kept=all(each.kept for each in found))
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -223,3 +223,49 @@ async def test_a_store_that_cannot_be_read_is_told_and_nothing_is_made_up(nodes:
         assert answer.failed
         assert "The server failed while answering execute" in answer.text
         assert one.built.manager.sessions == []
+
+
+async def test_a_loss_that_nobody_has_heard_of_goes_with_the_session(nodes: Nodes) -> None:
+    ada = person()
+    async with (
+        nodes.node("one") as one,
+        nodes.node("two") as two,
+        nodes.node("three") as three,
+    ):
+        handle = await opened(one, ada)
+        await one.run(ada, "x = 1", session=handle)
+        await one.saved(handle, 1)
+        await one.run(ada, "x = 2", session=handle)
+        nodes.lose(one)
+        await two.ask(ada.caller, "list_variables", told=False, session=handle)
+        assert await two.sessions.drain(60) == {}
+        answer = await three.call(ada, "execute", code="x", session=handle)
+        assert "1" in answer.text.splitlines()
+        assert "The node that had this session was lost" in answer.text
+        assert answer.cell["state_kept"] is True
+        assert await three.sessions.drain(60) == {}
+        two.sessions.draining = False
+        again = await two.call(ada, "execute", code="x", session=handle)
+        assert "was lost" not in again.text
+
+
+async def test_sessions_that_begin_while_their_node_is_drained_are_given_away_too(
+    nodes: Nodes,
+) -> None:
+    ada = person()
+    async with nodes.node("one") as one, nodes.node("two") as two:
+        replies = []
+
+        async def create() -> None:
+            replies.append(await one.ask(ada.caller, "create_session"))
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(create)
+            with anyio.fail_after(60):
+                while not one.sessions.calls:
+                    await anyio.lowlevel.checkpoint()
+            assert await one.sessions.drain(60) == {}
+        assert one.built.manager.sessions == []
+        handle = replies[0]["answer"]["structuredContent"]["session"]
+        answer = await two.call(ada, "execute", code="1", session=handle)
+        assert "lost" not in answer.text
