@@ -273,7 +273,7 @@ class SharedStore(SessionStore):
         """A file of this disk with what was saved. Raises NotOurs for other bytes."""
         digest, size = hashlib.sha256(), 0
         with self._temporary() as file:
-            with self.rows.signed.place.open(_data(handle, part.digest)) as source:
+            with self._opened(handle, part) as source:
                 while piece := source.read(READ_BYTES):
                     digest.update(piece)
                     size += len(piece)
@@ -283,11 +283,22 @@ class SharedStore(SessionStore):
             if Part(digest.hexdigest(), size) != part:
                 raise NotOurs(
                     f"what was saved of session {handle} is not what its node had written: "
-                    "somebody else has changed the store of the fleet. It is not used."
+                    "somebody else has changed the store of the fleet. It is not used, and the "
+                    "session cannot go on: begin another one with create_session."
                 )
             file.flush()
             file.seek(0)
             yield file
+
+    def _opened(self, handle: str, part: Part) -> IO[bytes]:
+        try:
+            return self.rows.signed.place.open(_data(handle, part.digest))
+        except FileNotFoundError:
+            raise NotOurs(
+                f"what was saved of session {handle} is not in the store of the fleet any more: "
+                "somebody else has removed it. The session cannot go on: begin another one with "
+                "create_session."
+            ) from None
 
     @contextlib.contextmanager
     def _temporary(self) -> Any:

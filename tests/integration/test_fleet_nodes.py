@@ -104,6 +104,11 @@ async def test_what_somebody_else_has_written_to_the_store_is_not_used(nodes: No
         assert answer.failed
         assert "somebody else has changed the store" in answer.text
         assert two.built.manager.sessions == []
+        for path in (nodes.folder / "store" / "data").rglob("*"):
+            if path.is_file():
+                path.unlink()
+        answer = await two.call(ada, "execute", code="x", session=handle)
+        assert "is not in the store of the fleet any more" in answer.text
         for path in (nodes.folder / "store" / "sessions").rglob("*"):
             if path.is_file():
                 path.write_bytes(path.read_bytes().replace(b'"one"', b'"two"'))
