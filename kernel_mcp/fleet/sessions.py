@@ -267,6 +267,7 @@ class NodeSessions:
             if self._manager.find(caller, row.handle) is not None:
                 return
             if self._store.rows.is_mine(row):
+                await anyio.to_thread.run_sync(self._store.forget_ended, row.handle)
                 raise Overtaken("it is closed")  # a moment ago: its row is about to go
             await self._roll.take(known)
             owner = Caller(

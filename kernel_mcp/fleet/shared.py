@@ -71,6 +71,8 @@ class SharedStore(SessionStore):
         self.unheard: Callable[[str], Sequence[Notice]] = lambda _handle: ()
         """What a session still has to say, by its handle; called in any thread."""
         self._known: dict[str, Known] = {}
+        self._ended: dict[str, Known] = {}
+        """Rows of sessions that have ended, as long as they could not be removed."""
         self._prints: dict[str, dict[str, bytes]] = {}
         """What each folder of a session looked like when it was copied last."""
         self._lock = -1
@@ -199,9 +201,17 @@ class SharedStore(SessionStore):
         if (known := self._known.get(handle)) is None:
             return
         self.drop(handle)
+        self._ended[handle] = known
+        self.forget_ended(handle)
+
+    def forget_ended(self, handle: str) -> None:
+        """Forget a session that has ended for good, also where the store could not be written."""
+        if (known := self._ended.get(handle)) is None:
+            return
         with contextlib.suppress(Overtaken):
             self.rows.forget(known)
             self._tidy(handle, set())
+        self._ended.pop(handle, None)
 
     def _places(self, key: Key) -> Mapping[str, Path]:
         return {

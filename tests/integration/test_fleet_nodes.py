@@ -274,3 +274,26 @@ async def test_sessions_that_begin_while_their_node_is_drained_are_given_away_to
         handle = replies[0]["answer"]["structuredContent"]["session"]
         answer = await two.call(ada, "execute", code="1", session=handle)
         assert "lost" not in answer.text
+
+
+async def test_a_session_is_closed_for_good_once_the_store_can_be_written_again(
+    nodes: Nodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ada = person()
+    async with nodes.node("one") as one:
+        handle = await opened(one, ada, name="notes")
+        (session,) = one.built.manager.sessions
+
+        def refuse(name: str, data: bytes) -> bool:
+            raise OSError(errno.EROFS, "Read-only file system")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(one.store.rows.signed.place, "create", refuse)
+            await one.call(ada, "close_session", session=handle)
+            with anyio.fail_after(60):
+                await session.ended.wait()
+        for name in ("notes", handle):
+            answer = await one.call(ada, "execute", code="1", session=name)
+            assert answer.text.startswith("There is no session")
+        assert one.store.rows.find(handle) is None
+        assert not (await one.call(ada, "create_session", name="notes")).failed
