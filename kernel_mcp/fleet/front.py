@@ -177,6 +177,9 @@ class FleetCalls:
             if "moved" not in reply:
                 return peer, reply
             node = str(reply["moved"])
+            found = self._peers.get(node)
+            if found is not None and found.lost.is_set() and asked["patience_s"]:
+                await self._met(found.member)  # its lease goes on: it only could not be reached
             if not node:
                 refused.append(peer.member.name)
         raise FleetUnavailable(

@@ -126,6 +126,16 @@ async def test_what_changes_nothing_or_can_be_had_twice_is_asked_of_another(tool
             assert await given.said(tool, **arguments) == "from two"
 
 
+async def test_a_node_that_could_not_be_reached_for_a_while_is_found_again() -> None:
+    async with fleet() as given:
+        given.one.lost = True
+        assert "Node one was lost" in await given.said("execute", session=ONE)
+        given.one.lost = False
+        given.two.replies = [{"moved": "one"}]
+        assert await given.said("execute", session=ONE) == "from one"
+        assert given.two.asked[-1]["patience_s"] == PATIENCE_S
+
+
 async def test_a_node_that_is_silent_is_not_waited_for_once_it_is_known_to_be_lost() -> None:
     async with fleet() as given:
         given.one.silent = True
