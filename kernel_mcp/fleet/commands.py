@@ -18,10 +18,11 @@ from typing import Any
 
 import anyio
 
+from kernel_mcp.barriers import explained, log_failure
 from kernel_mcp.config.load import HELP, OTHERS, settings_from, settings_parser
 from kernel_mcp.config.settings import Settings
 from kernel_mcp.config.values import GIB, duration
-from kernel_mcp.errors import ConfigError, KernelMcpError
+from kernel_mcp.errors import ConfigError, KernelMcpError, ServerFailure
 from kernel_mcp.fleet.cluster import (
     FleetUnavailable,
     check_address,
@@ -242,6 +243,9 @@ async def _stay(
 # A front on stdin and stdout.
 
 
+DOING = "serving clients of a fleet"
+
+
 def run_front(settings: Settings) -> int:
     """Serve clients on stdin and stdout, or over HTTP, with the sessions of a fleet; the exit code.
 
@@ -250,10 +254,18 @@ def run_front(settings: Settings) -> int:
     with contextlib.redirect_stdout(sys.stderr):
         ray = connect(settings.fleet, place=settings.fleet_place)
         registry = registry_of(ray)
+    serve = partial(_serve_http, settings, ray, registry)
     if settings.http is None:
-        anyio.run(_serve_stdio, ray, registry)
-    else:
-        anyio.run(_serve_http, settings, ray, registry)
+        serve = partial(_serve_stdio, ray, registry)
+    try:
+        anyio.run(serve)
+    except KernelMcpError:
+        raise
+    except Exception as error:  # often a group, of one
+        told = explained(error, DOING)
+        if isinstance(told, ServerFailure):
+            log_failure(error, DOING)
+        raise told from error
     return 0
 
 
