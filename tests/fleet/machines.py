@@ -39,6 +39,7 @@ def environ(**more: str) -> dict[str, str]:
     return {
         **os.environ,
         "RAY_worker_niceness": "0",
+        "RAY_kill_child_processes_on_worker_exit": "false",
         "RAY_USAGE_STATS_ENABLED": "0",
         "PYTHONPATH": str(ROOT),
         **more,
