@@ -151,13 +151,26 @@ class Rows:
         return (row.node, row.life) == (self.node, self.life)
 
 
+SESSIONS, NAMES, DATA = "sessions", "names", "data"
+"""Folders of the store. What was saved of a session has the name of its row."""
+
+
 def _session(handle: str) -> str:
-    return f"sessions/{hashlib.sha256(handle.encode()).hexdigest()[:40]}"
+    return f"{SESSIONS}/{_digest(handle)}"
 
 
 def _name(principal: str, kind: str, name: str) -> str:
-    text = json.dumps([principal, kind, name])
-    return f"names/{hashlib.sha256(text.encode()).hexdigest()[:40]}"
+    return f"{NAMES}/{_digest(json.dumps([principal, kind, name]))}"
+
+
+def data_of(handle: str, digest: str = "") -> str:
+    """Where what was saved of a session is, or one part of that."""
+    folder = f"{DATA}/{_digest(handle)}"
+    return f"{folder}/{digest}" if digest else folder
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:40]
 
 
 NAMED, DEFAULT = "name", "default"

@@ -22,7 +22,7 @@ from typing import IO, Any
 from kernel_mcp.barriers import Barrier
 from kernel_mcp.fleet.packing import Packed, pack, unpack
 from kernel_mcp.fleet.places import READ_BYTES
-from kernel_mcp.fleet.rows import Known, Part, Row, Rows
+from kernel_mcp.fleet.rows import Known, Part, Row, Rows, data_of
 from kernel_mcp.fleet.signed import NotOurs, Overtaken
 from kernel_mcp.linux.folders import try_lock
 from kernel_mcp.linux.safe_tree import make_private, remove_tree
@@ -275,7 +275,7 @@ class SharedStore(SessionStore):
         part = Part(digest.hexdigest(), size)
         if part != before:
             file.seek(0)
-            self.rows.signed.place.put(_data(handle, part.digest), file)
+            self.rows.signed.place.put(data_of(handle, part.digest), file)
         return part
 
     @contextlib.contextmanager
@@ -302,7 +302,7 @@ class SharedStore(SessionStore):
 
     def _opened(self, handle: str, part: Part) -> IO[bytes]:
         try:
-            return self.rows.signed.place.open(_data(handle, part.digest))
+            return self.rows.signed.place.open(data_of(handle, part.digest))
         except FileNotFoundError:
             raise NotOurs(
                 f"what was saved of session {handle} is not in the store of the fleet any more: "
@@ -317,9 +317,9 @@ class SharedStore(SessionStore):
 
     def _tidy(self, handle: str, needed: set[str]) -> None:
         place = self.rows.signed.place
-        for name in place.names(_data(handle)):
+        for name in place.names(data_of(handle)):
             if name not in needed:
-                place.remove(_data(handle, name))
+                place.remove(data_of(handle, name))
 
 
 class _SharedEntry(Entry):
@@ -340,11 +340,6 @@ class _SharedEntry(Entry):
 
 def _most_entries(name: str, most_bytes: int) -> int:
     return entries_within(most_bytes) if name == "workspace" else MOST_ENTRIES
-
-
-def _data(handle: str, digest: str = "") -> str:
-    folder = f"data/{hashlib.sha256(handle.encode()).hexdigest()[:40]}"
-    return f"{folder}/{digest}" if digest else folder
 
 
 def _print(folder: Path) -> bytes:

@@ -76,6 +76,13 @@ class Signed:
             self.place.remove(f"{name}/{old:0{_DIGITS}}")
         return Version(number, value)
 
+    def remove(self, name: str, last: Version) -> None:
+        """Remove all versions of a value that has ended with this one, which nobody needs."""
+        numbers = self._numbers(name)
+        if last.value is None and numbers[-1:] == [last.number]:
+            for number in numbers:
+                self.place.remove(f"{name}/{number:0{_DIGITS}}")
+
     def mac(self, *parts: bytes) -> str:
         """The HMAC of some bytes, each with its length, as hexadecimal digits."""
         found = hmac.new(self._key, digestmod=_MAC)

@@ -1,0 +1,135 @@
+"""Removes from the store of a fleet what nobody goes on with: one node at a time does it.
+
+A session that has ended leaves its last version, so that a node which still knows an earlier one
+cannot go on with it. That is needed as long as such a node may run: no longer than a lease.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Awaitable, Callable
+
+import anyio
+
+from kernel_mcp.barriers import Barrier
+from kernel_mcp.fleet.members import LEASE_S
+from kernel_mcp.fleet.rows import DATA, NAMES, SESSIONS, Known, Row, Rows, data_of
+from kernel_mcp.fleet.signed import NOTHING, NotOurs, Overtaken, Version
+from kernel_mcp.sessions.session import Clock
+
+logger = logging.getLogger(__name__)
+
+PASS_S = 1800.0
+"""Seconds between looks at all that is there."""
+SETTLED_S = 60 * LEASE_S
+"""After which nobody writes any more to what has ended."""
+
+IsOver = Callable[[str, str], Awaitable[bool]]
+"""Whether a life of a node is over for certain."""
+Seen = dict[str, tuple[int, float]]
+"""In which version each name was seen, and when first."""
+Look = Callable[[str, Seen], Awaitable[bool]]
+
+
+class Collector:
+    """Looks at the whole store now and then.
+
+    `most_s` is how long a session is kept that no node has, since it was saved.
+    """
+
+    def __init__(
+        self,
+        rows: Rows,
+        is_over: IsOver,
+        *,
+        most_s: float,
+        clock: Clock = time.monotonic,
+        now: Callable[[], float] = time.time,
+    ) -> None:
+        self._rows = rows
+        self._is_over = is_over
+        self._most_s = most_s
+        self._clock = clock
+        self._now = now
+        self._seen: Seen = {}
+
+    async def run(self, is_first: Callable[[], Awaitable[bool]]) -> None:
+        """Look until cancelled, whenever this node `is_first` of all."""
+        while True:
+            await anyio.sleep(PASS_S)
+            with Barrier("removing what nobody needs from the store of the fleet"):
+                if await is_first():
+                    await self.collect()
+
+    async def collect(self) -> int:
+        """Look once; how many things were removed. Raises OSError."""
+        before, self._seen = self._seen, {}
+        removed = 0
+        looks = {SESSIONS: self._session, NAMES: self._name, DATA: self._data}
+        for folder, look in looks.items():
+            for name in await self._names(folder):
+                removed += await self._looked(look, f"{folder}/{name}", before)
+        if removed:
+            logger.info("removed %d things that nobody needs from the store", removed)
+        return removed
+
+    async def _looked(self, look: Look, place: str, before: Seen) -> bool:
+        try:
+            return await look(place, before)
+        except (NotOurs, Overtaken, ValueError) as reason:
+            logger.warning("%s stays in the store: %s", place, reason)
+            return False
+
+    async def _session(self, place: str, before: Seen) -> bool:
+        version = await self._latest(place)
+        if version.value is None:
+            return await self._ended(place, version, before)
+        row = Row.of(version.value)
+        saved = float((row.saved or {}).get("moment") or self._now())
+        age_s = max(self._age_s(place, version, before), self._now() - saved)
+        if age_s < self._most_s or (row.node and not await self._is_over(row.node, row.life)):
+            return False
+        known = Known(version, row)
+        await anyio.to_thread.run_sync(self._rows.forget, known)
+        await anyio.to_thread.run_sync(self._clear, data_of(row.handle))
+        logger.info("session %s was kept for long enough", row.handle)
+        return True
+
+    async def _name(self, place: str, before: Seen) -> bool:
+        version = await self._latest(place)
+        return version.value is None and await self._ended(place, version, before)
+
+    async def _data(self, place: str, before: Seen) -> bool:
+        """What was saved of a session goes with its row."""
+        version = await self._latest(f"{SESSIONS}/{place.rpartition('/')[2]}")
+        if version.value is not None or self._age_s(place, NOTHING, before) < SETTLED_S:
+            return False
+        await anyio.to_thread.run_sync(self._clear, place)
+        return True
+
+    async def _ended(self, place: str, version: Version, before: Seen) -> bool:
+        if self._age_s(place, version, before) < SETTLED_S:
+            return False
+        await anyio.to_thread.run_sync(self._rows.signed.remove, place, version)
+        return True
+
+    def _age_s(self, place: str, version: Version, before: Seen) -> float:
+        """How long a name has been seen in this version."""
+        now = self._clock()
+        number, since = before.get(place, (version.number, now))
+        if number != version.number:
+            since = now
+        self._seen[place] = version.number, since
+        return now - since
+
+    async def _latest(self, place: str) -> Version:
+        return await anyio.to_thread.run_sync(self._rows.signed.latest, place)
+
+    async def _names(self, folder: str) -> list[str]:
+        return await anyio.to_thread.run_sync(self._rows.signed.place.names, folder)
+
+    def _clear(self, folder: str) -> None:
+        place = self._rows.signed.place
+        for name in place.names(folder):
+            place.remove(f"{folder}/{name}")

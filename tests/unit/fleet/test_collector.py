@@ -1,0 +1,161 @@
+"""What is removed from the store of a fleet, and what stays."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from kernel_mcp.fleet.collector import SETTLED_S, Collector
+from kernel_mcp.fleet.places import FolderPlace, ObjectPlace, Place
+from kernel_mcp.fleet.rows import DATA, NAMED, NAMES, SESSIONS, Known, Row, Rows, data_of
+from kernel_mcp.fleet.signed import Signed
+from tests.unit.fake_kernels import FakeClock
+
+pytestmark = pytest.mark.anyio
+
+KEPT_S = 1000 * SETTLED_S
+KEY = b"key"
+
+
+class Store:
+    """A store with two nodes, one of which is over."""
+
+    def __init__(self, place: Place) -> None:
+        self.place = place
+        signed = Signed(place, KEY)
+        self.there, self.lost = Rows(signed, "there", "1"), Rows(signed, "lost", "1")
+        self.clock = FakeClock()
+        self.collector = Collector(
+            self.there, self._is_over, most_s=KEPT_S, clock=self.clock, now=self.clock
+        )
+
+    async def _is_over(self, node: str, _life: str) -> bool:
+        return node == "lost"
+
+    def files(self, *folders: str) -> int:
+        return sum(
+            len(self.place.names(f"{folder}/{name}"))
+            for folder in folders or (SESSIONS, NAMES, DATA)
+            for name in self.place.names(folder)
+        )
+
+    def opened(self, rows: Rows, handle: str, *, moment: float = 0.0) -> Known:
+        known = rows.open(Row(handle, "ada", name=f"name of {handle}"))
+        self.place.create(data_of(handle, "digest"), b"saved")
+        return rows.write(Known(known.version, replace(known.row, saved={"moment": moment})))
+
+    async def pass_by(self, seconds: float) -> None:
+        await self.collector.collect()
+        self.clock.now += seconds
+        await self.collector.collect()
+
+
+def objects(tmp_path: Path) -> Place:
+    fsspec = pytest.importorskip("fsspec")
+    return ObjectPlace(fsspec.filesystem("memory"), f"/{tmp_path.name}")
+
+
+@pytest.fixture(params=["folder", "objects"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
+    return Store(FolderPlace(tmp_path / "s") if request.param == "folder" else objects(tmp_path))
+
+
+async def test_a_session_that_has_ended_leaves_nothing_once_nobody_can_go_on_with_it(
+    store: Store,
+) -> None:
+    known = store.opened(store.there, "s-ended")
+    store.there.forget(known)
+    await store.pass_by(SETTLED_S - 1)
+    assert store.files() > 0
+    store.clock.now += 2
+    await store.collector.collect()
+    assert store.files() == 0
+    assert store.there.find("s-ended") is None
+
+
+async def test_sessions_of_nodes_that_are_there_stay_for_ever(store: Store) -> None:
+    store.opened(store.there, "s-open", moment=1.0)
+    await store.pass_by(100 * KEPT_S)
+    found = store.there.named("ada", NAMED, "name of s-open")
+    assert found is not None
+    assert found.row.handle == "s-open"
+    assert store.files(DATA) == 1
+
+
+@pytest.mark.parametrize("let_go", [True, False], ids=["let go", "lost"])
+async def test_a_session_that_nobody_calls_goes_once_it_was_kept_for_long_enough(
+    store: Store, let_go: bool
+) -> None:
+    known = store.opened(store.there if let_go else store.lost, "s-left")
+    if let_go:
+        rows = store.there
+        rows.write(Known(known.version, replace(known.row, node="", life="", ended=True)))
+    await store.pass_by(KEPT_S - 1)
+    assert store.there.find("s-left") is not None
+    store.clock.now += 2
+    await store.collector.collect()
+    assert store.there.find("s-left") is None
+    assert store.files(DATA) == 0
+    await store.pass_by(SETTLED_S + 1)
+    assert store.files() == 0
+
+
+async def test_the_moment_of_the_save_counts_for_a_node_that_has_just_begun(store: Store) -> None:
+    store.clock.now = 10 * KEPT_S
+    store.opened(store.lost, "s-old", moment=store.clock.now - KEPT_S - 1)
+    store.opened(store.lost, "s-young", moment=store.clock.now - KEPT_S + 1)
+    await store.collector.collect()
+    assert store.there.find("s-old") is None
+    assert store.there.find("s-young") is not None
+
+
+async def test_a_version_that_is_new_is_waited_for_again(store: Store) -> None:
+    known = store.opened(store.lost, "s-busy")
+    for _ in range(5):
+        await store.pass_by(KEPT_S - 1)
+        known = store.lost.write(known)
+    assert store.there.find("s-busy") is not None
+
+
+async def test_what_was_saved_without_a_row_goes(store: Store) -> None:
+    store.place.create(data_of("s-none", "digest"), b"saved")
+    await store.pass_by(SETTLED_S - 1)
+    assert store.files() == 1
+    store.clock.now += 2
+    await store.collector.collect()
+    assert store.files() == 0
+
+
+async def test_what_somebody_else_has_written_stays_and_stops_nothing(
+    store: Store, caplog: pytest.LogCaptureFixture
+) -> None:
+    Rows(Signed(store.place, b"another key"), "there", "1").open(Row("s-forged", "eve"))
+    store.there.forget(store.opened(store.there, "s-ended"))
+    await store.pass_by(SETTLED_S + 1)
+    assert store.files() == 1
+    assert "was not written with the key" in caplog.text
+
+
+async def test_only_the_first_node_looks(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    waits: list[float] = []
+    looks: list[bool] = []
+
+    async def sleep(seconds: float) -> None:
+        waits.append(seconds)
+        if len(waits) == 4:
+            raise KeyboardInterrupt
+
+    async def collect() -> int:
+        looks.append(True)
+        return 0
+
+    async def is_first() -> bool:
+        return len(waits) == 2
+
+    monkeypatch.setattr("kernel_mcp.fleet.collector.anyio.sleep", sleep)
+    monkeypatch.setattr(store.collector, "collect", collect)
+    with pytest.raises(KeyboardInterrupt):
+        await store.collector.run(is_first)
+    assert looks == [True]
