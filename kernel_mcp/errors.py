@@ -118,6 +118,10 @@ class SessionLimitReached(KernelMcpError):
     """No further session may be opened."""
 
 
+class QuotaReached(SessionLimitReached):
+    """A principal has all sessions that it may have on all servers together."""
+
+
 class InstallError(KernelMcpError):
     """Packages could not be installed; the session is as it was."""
 

@@ -62,6 +62,7 @@ from kernel_mcp.sessions.keeping import Keeping, keeping_of, kept_in_words
 from kernel_mcp.sessions.manager import SessionManager
 from kernel_mcp.sessions.measuring import Measured
 from kernel_mcp.sessions.pool import WarmPool, spare_folder, sweep_spares
+from kernel_mcp.sessions.principals import Others
 from kernel_mcp.sessions.quota import Capacity
 from kernel_mcp.sessions.reaper import Reaper
 from kernel_mcp.sessions.roll import Roll
@@ -173,11 +174,12 @@ async def parts(
     *,
     keep: Keep = keeping_of,
     roll: Roll | None = None,
+    others: Others | None = None,
 ) -> AsyncIterator[Parts]:
     """Build all parts; close them in reverse order. Raises KernelMcpError.
 
     `commons` are those of a server that has others beside them. `keep` makes what keeps sessions,
-    `roll` gives out their handles.
+    `roll` gives out their handles, `others` are servers that count as one with this one.
     """
     async with AsyncExitStack() as stack:
         if commons is None:
@@ -315,6 +317,7 @@ async def parts(
             keeping=keeping,
             everyone=lambda: commons.sessions,
             roll=roll,
+            others=others,
         )
         commons.managers.append(manager)
         stack.callback(commons.managers.remove, manager)

@@ -31,7 +31,7 @@ from kernel_mcp.http import files as file_routes
 from kernel_mcp.http.addresses import Addresses
 from kernel_mcp.http.callers import HttpCallers
 from kernel_mcp.http.connections import state_of
-from kernel_mcp.http.gate import MCP, METRICS_PATH, OPEN_PATHS, Gate
+from kernel_mcp.http.gate import MCP, METRICS_PATH, OPEN_PATHS, Gate, Rates
 from kernel_mcp.http.operations import Named, routes
 from kernel_mcp.http.refusals import respond
 from kernel_mcp.http.serving import announce, application, bound, serving, url_of
@@ -91,6 +91,9 @@ class Behind(Protocol):
 
     async def levels(self, calls: int) -> Levels:
         """What the server has now, with so many calls that are being answered."""
+
+    async def share(self, rates: Rates) -> None:
+        """Have principals' calls count with those that others answer which count as one with it."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request."""
@@ -261,6 +264,9 @@ class Wings:
         found = (wing.sessions.outbox(session) for wing in self.all)
         return next((each for each in found if each is not None), None)
 
+    async def share(self, rates: Rates) -> None:
+        """See `Behind`: no other server counts as one with this one."""
+
     def end_calls(self) -> int:
         """Have every call that runs be answered: the server stops. How many there were."""
         return sum([wing.mcp.end_calls() for wing in self.all])
@@ -376,6 +382,7 @@ async def _serve(
         serving(gate, settings, listening, served.end_calls) as drain,
     ):
         tasks.start_soon(watched.run)
+        tasks.start_soon(served.share, gate)
         if isinstance(verifier, Verifiers):
             verifier.tell(watched.tokens)
             warn_of_doors(settings, verifier.doors())

@@ -310,6 +310,7 @@ class FleetCalls:
     async def _list(self, call: Call) -> CallToolResult:
         """The sessions that a caller has on all nodes."""
         answers: list[CallToolResult] = []
+        quotas: list[int] = []
 
         async def ask(peer: Peer) -> None:
             asked = {
@@ -325,12 +326,14 @@ class FleetCalls:
                 self._expect(peer, str(asked["id"]), call.caller)
                 if "answer" in reply:
                     answers.append(CallToolResult.model_validate(reply["answer"]))
+                    quotas.append(int(reply.get("quota", 0)))
 
         async with anyio.create_task_group() as tasks:
             for peer in list(self._peers.values()):
                 if not peer.lost.is_set():
                     tasks.start_soon(ask, peer)
-        return _together(answers, lost=[each.name for each in self._members if each.lost])
+        lost = [each.name for each in self._members if each.lost]
+        return _together(answers, max(quotas, default=0), lost)
 
     # Who is in the fleet.
 
@@ -405,8 +408,8 @@ def _lost(text: str, name: str) -> CallToolResult:
     return CallToolResult(content=[said(text)], is_error=True, _meta={LOST_KEY: meta})
 
 
-def _together(answers: Sequence[CallToolResult], lost: Sequence[str]) -> CallToolResult:
-    """One list of sessions of those of all nodes, oldest first."""
+def _together(answers: Sequence[CallToolResult], quota: int, lost: Sequence[str]) -> CallToolResult:
+    """One list of sessions of those of all nodes, oldest first; `quota` of all, 0 for none."""
     found = [each.structured_content or {} for each in answers]
     sessions = [session for each in found for session in each.get("sessions", [])]
     sessions.sort(key=lambda each: -float(each["age_s"]))
@@ -418,6 +421,7 @@ def _together(answers: Sequence[CallToolResult], lost: Sequence[str]) -> CallToo
         )
         notices.append(said(text).text)
     limit = sum(int(each.get("limit", 0)) for each in found)
+    limit = min(limit, quota) if quota else limit
     structured = {"notices": notices, "sessions": sessions, "limit": limit}
     shown = {name: value for name, value in structured.items() if name != "notices"}
     content = [TextContent(text=json.dumps(shown, indent=2))]

@@ -6,6 +6,8 @@ there.
 
 from __future__ import annotations
 
+import secrets
+from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from typing import Any
 
@@ -14,9 +16,11 @@ import anyio.abc
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from kernel_mcp import __version__
+from kernel_mcp.barriers import Barrier
 from kernel_mcp.config.settings import Settings
 from kernel_mcp.fleet.front import FleetCalls
 from kernel_mcp.http.callers import HttpCallers
+from kernel_mcp.http.gate import Rates
 from kernel_mcp.http.serving import application
 from kernel_mcp.http.sessions import McpSessions, OldTransport
 from kernel_mcp.output.text import Masks
@@ -29,6 +33,9 @@ from kernel_mcp.telemetry import Levels, Readiness
 from kernel_mcp.tools.resources import ResourceServer
 from kernel_mcp.web import tell_when_cancelled
 
+SHARE_S = 0.25
+"""Seconds until a call at one front counts at the others."""
+
 
 class FleetBehind:
     """See `Behind`: all principals have the same sessions behind them, those of the fleet."""
@@ -39,6 +46,7 @@ class FleetBehind:
         self.audit = Measured(open_audit(settings.audit_log, Masks(settings.hidden)), self.meters)
         self.readiness = Readiness()
         self._settings = settings
+        self._registry = registry
         self._calls = FleetCalls(ray, registry)
         self._callers = callers
         self._over = anyio.Event()
@@ -94,6 +102,21 @@ class FleetBehind:
     def outbox(self, session: str) -> Outbox | None:
         """See `Behind`."""
         return self._sessions.outbox(session) if self._sessions is not None else None
+
+    async def share(self, rates: Rates) -> None:
+        """See `Behind`: any front of the fleet may be called."""
+        me = secrets.token_hex(8)
+        known: Mapping[str, int] = {}
+        while True:
+            await anyio.sleep(SHARE_S)
+            if not (own := rates.calls_made()):
+                continue
+            with Barrier("sharing the rates of principals among fronts"):
+                others = await self._registry.spent.remote(me, own)
+                for principal, calls in others.items():
+                    if (more := calls - known.get(principal, calls)) > 0:
+                        rates.made_elsewhere(principal, more)
+                known = others
 
     async def levels(self, calls: int) -> Levels:
         """See `Behind`: a front has calls, and nothing else of its own."""

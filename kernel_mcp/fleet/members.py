@@ -8,11 +8,14 @@ measure durations, so that it takes no clocks that agree.
 from __future__ import annotations
 
 import dataclasses
+import functools
+import operator
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import field, replace
 from typing import Any
 
 from kernel_mcp.records import dataclass
+from kernel_mcp.sessions.principals import NOTHING, Use
 
 LEASE_S = 10.0
 """How long a node goes on without hearing that it may: what ends it takes no longer than an answer
@@ -77,8 +80,15 @@ class Members:
         self._began = clock()
         self._known: dict[str, Member] = {}
         self._until: dict[str, float] = {}
+        self._uses: dict[str, dict[str, dict[str, int]]] = {}
+        """What principals with quotas have, by node and principal; see `Use`."""
         self.version = 0
         """Counts changes in who is there, who drains and who is lost."""
+
+    @property
+    def age_s(self) -> float:
+        """Seconds since this list began."""
+        return self._clock() - self._began
 
     def join(self, member: Member) -> str:
         """Take a node in; why not, where one of its name has a lease. Empty for success."""
@@ -98,7 +108,7 @@ class Members:
 
         It does while nobody can have been told that it was over; see `is_over`.
         """
-        if member.name in self._known or self._clock() - self._began > self._lasts_s:
+        if member.name in self._known or self.age_s > self._lasts_s:
             return False
         return self.join(member) == ""
 
@@ -110,6 +120,38 @@ class Members:
         self._until[name] = self._clock() + self._lasts_s
         self._known[name] = replace(there, load=load)
         return True
+
+    def claim(self, name: str, principal: str, kind: str, own: int, most: int) -> bool:
+        """Whether a principal may have so many of its own on a node, with those on the others.
+
+        `kind` is a field of `Use`. What is granted counts from now on.
+        """
+        there = sum(int(use[kind]) for use in self._elsewhere(name, principal))
+        if there + own > most or name not in self._known:
+            return False
+        self._uses.setdefault(name, {}).setdefault(principal, dataclasses.asdict(NOTHING))
+        self._uses[name][principal][kind] = own
+        return True
+
+    def use(self, name: str, uses: Mapping[str, Mapping[str, int]]) -> None:
+        """A node says what principals have there, by principal: all of it."""
+        if name in self._known and not self._known[name].lost:
+            self._uses[name] = {principal: dict(use) for principal, use in uses.items()}
+
+    def others(self, name: str) -> dict[str, dict[str, int]]:
+        """What principals that a node knows of have on the others."""
+        found = {}
+        for principal in self._uses.get(name, {}):
+            if uses := [Use(**use) for use in self._elsewhere(name, principal)]:
+                found[principal] = dataclasses.asdict(functools.reduce(operator.add, uses))
+        return found
+
+    def holders(self, name: str, principal: str) -> list[str]:
+        """The nodes but one where a principal has something."""
+        return [each for each, uses in self._uses.items() if each != name and principal in uses]
+
+    def _elsewhere(self, name: str, principal: str) -> list[dict[str, int]]:
+        return [self._uses[each][principal] for each in self.holders(name, principal)]
 
     def end(self, name: str, life: str) -> None:
         """A node has ended, and nothing of it runs any more."""
@@ -141,7 +183,7 @@ class Members:
         there = self._known.get(name)
         if there is not None and there.life == life:
             return self._is_lost(there)
-        return self._clock() - self._began > self._lasts_s
+        return self.age_s > self._lasts_s
 
     def expire(self) -> float | None:
         """Note which leases are over; seconds until the next would be, None without any."""
@@ -160,6 +202,7 @@ class Members:
 
     def _lose(self, member: Member) -> None:
         self._known[member.name] = replace(member, lost=True)
+        self._uses.pop(member.name, None)
         self.version += 1
 
 

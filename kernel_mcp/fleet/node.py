@@ -22,9 +22,10 @@ from kernel_mcp.barriers import Barrier, reason_of
 from kernel_mcp.config.settings import Settings
 from kernel_mcp.environments.uv import ProgressCallback
 from kernel_mcp.errors import KernelMcpError
-from kernel_mcp.fleet.cluster import FleetUnavailable, import_ray, secret_of
+from kernel_mcp.fleet.cluster import NAMESPACE, FleetUnavailable, import_ray, secret_of
+from kernel_mcp.fleet.collector import Collector
 from kernel_mcp.fleet.keeping import DEFAULT_PERSIST, FLEET, FleetKeeping, keep_with
-from kernel_mcp.fleet.members import LEASE_S, RENEW_S, Load, Member
+from kernel_mcp.fleet.members import LEASE_S, RENEW_S, Load, Member, alive
 from kernel_mcp.fleet.places import place_of
 from kernel_mcp.fleet.registry import registry_of
 from kernel_mcp.fleet.roll import FleetRoll
@@ -32,7 +33,9 @@ from kernel_mcp.fleet.rows import Rows
 from kernel_mcp.fleet.sessions import NodeSessions
 from kernel_mcp.fleet.shared import SharedStore
 from kernel_mcp.fleet.signed import Signed, key_of
+from kernel_mcp.fleet.uses import FleetOthers, rows_of
 from kernel_mcp.fleet.watchdog import boottime
+from kernel_mcp.linux.deadline import Deadline
 from kernel_mcp.linux.proc import available_memory
 from kernel_mcp.linux.process import bare_program, keep_small
 from kernel_mcp.sandbox.base import ContainerOptions
@@ -71,7 +74,9 @@ class Node:
         self._local: LocalCalls | None = None
         self._built: Parts | None = None
         self._watchdog: subprocess.Popen[bytes] | None = None
+        self._deadline: Deadline | None = None
         self._tasks: set[asyncio.Task[Any]] = set()
+        self._registry: Any = None
         self._failure = ""
         self._until = 0.0
 
@@ -84,18 +89,22 @@ class Node:
         keep_small()
         log_to_stderr(self._settings.log_level, self._settings.log_format)
         prepare_process(self._settings)
+        until = boottime() + START_S
+        self._deadline = Deadline()
+        self._deadline.set(until)
         self._watchdog = subprocess.Popen(
-            bare_program(WATCHDOG, str(os.getpid()), str(boottime() + START_S)),
+            bare_program(WATCHDOG, str(os.getpid()), str(until)),
             stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
             start_new_session=True,
         )
+        watching = await asyncio.to_thread(_number_of, self._watchdog)
         begun = asyncio.Event()
         self._spawn(self._run(begun))
         await begun.wait()
         if self._failure:
             raise KernelMcpError(self._failure)
-        return os.getpid(), self._watchdog.pid
+        return os.getpid(), watching
 
     async def leave(self, within_s: float) -> dict[str, str]:
         """Give all sessions away and end; what could not be given away stays as it was saved."""
@@ -172,6 +181,27 @@ class Node:
         if self._sessions is not None:
             self._sessions.revoked(number)
 
+    async def idle_s(self, principal: str, kind: str) -> float | None:
+        """How long the session of a principal was out of use that would give way to another.
+
+        See `Others`. The registry knows what the principal has here once this answers.
+        """
+        if self._sessions is None or self._built is None:
+            return None
+        await self._tell_uses()
+        return self._built.manager.quota.idle_s(principal, kind)
+
+    async def give_up(self, principal: str, kind: str) -> bool:
+        """Have that session give way; see `Others`."""
+        if self._sessions is None or self._built is None:
+            return False
+        done = await self._built.manager.quota.give_up(principal, kind)
+        await self._tell_uses()
+        return done
+
+    async def _tell_uses(self) -> None:
+        await self._registry.use.remote(self._member.name, self._uses())
+
     @property
     def _own(self) -> NodeSessions:
         if self._sessions is None:
@@ -198,7 +228,7 @@ class Node:
     async def _live(self, begun: asyncio.Event) -> None:
         settings = self._settings
         ray = import_ray()
-        registry = registry_of(ray, make=True)
+        registry = self._registry = registry_of(ray, make=True)
         member = self._member
         signed = Signed(place_of(settings.fleet_store), key_of(secret_of(settings.fleet)))
         rows = Rows(signed, member.name, member.life)
@@ -215,8 +245,13 @@ class Node:
             if self._sessions is not None:
                 loop.call_soon_threadsafe(self._sessions.overtaken, handle)
 
+        async def is_first() -> bool:
+            there = alive([Member.of(row) for row in await registry.rows.remote()])
+            return min((each.name for each in there), default="") == member.name
+
+        persist = settings.persist or DEFAULT_PERSIST
+
         def make(state: Path) -> SharedStore:
-            persist = settings.persist or DEFAULT_PERSIST
             return SharedStore(
                 state / FLEET / member.name,
                 rows,
@@ -227,11 +262,14 @@ class Node:
             )
 
         roll = FleetRoll(member.name, is_over, lambda: kept[0])
+        others = FleetOthers(member.name, registry, ray, partial(_actor_of, ray))
         options = ContainerOptions.of(settings)
         async with AsyncExitStack() as stack:
             sandbox = await proven(begin_proof(*settings.sandbox, container=options))
             keep = keep_with(make, kept)
-            built = await stack.enter_async_context(parts(settings, sandbox, keep=keep, roll=roll))
+            built = await stack.enter_async_context(
+                parts(settings, sandbox, keep=keep, roll=roll, others=others)
+            )
             self._built, self._local = built, LocalCalls(built)
             admits = partial(_sees_no_more, settings)
             sessions = NodeSessions(self._local, built.manager, kept[0], roll, until_over, admits)
@@ -239,16 +277,18 @@ class Node:
             tasks.start_soon(Reaper(built.manager, settings.idle_timeout_s, built.clock).run)
             tasks.start_soon(stay_within_bounds, settings, lambda: built.manager.sessions)
             tasks.start_soon(warm_up, built)
+            collector = Collector(rows, is_over, most_s=persist.seconds)
+            tasks.start_soon(collector.run, is_first)
             if refusal := await registry.join.remote(member.row()):
                 raise KernelMcpError(refusal)
             self._go_on(boottime() + LEASE_S)
             self._sessions = sessions
-            tasks.start_soon(self._renew, registry)
+            tasks.start_soon(self._renew, registry, others)
             begun.set()
             await self._over.wait()
             tasks.cancel_scope.cancel()
 
-    async def _renew(self, registry: Any) -> None:
+    async def _renew(self, registry: Any, others: FleetOthers) -> None:
         """Have the lease go on while others hear of this node, and it of them."""
         member = self._member
         while True:
@@ -257,18 +297,22 @@ class Node:
                 self._end_all()
             with Barrier("renewing the lease of a node"):
                 now = replace(member, load=self._load(), draining=self._own.draining)
-                renewing = registry.renew.remote(now.row())
+                renewing = registry.renew.remote(now.row(), self._uses())
                 try:
-                    if not await asyncio.wait_for(_answer(renewing), LEASE_S / 2):
+                    held, uses = await asyncio.wait_for(_answer(renewing), LEASE_S / 2)
+                    if not held:
                         self._end_all()
+                    others.heard(uses)
                     self._go_on(asked + LEASE_S)
                 except asyncio.TimeoutError:
                     logger.warning("the head of the fleet does not answer")
             await anyio.sleep(RENEW_S)
 
     def _go_on(self, until: float) -> None:
-        """Have the watchdog let this node go on until a moment."""
+        """Have Linux and the watchdog let this node go on until a moment."""
         assert self._watchdog is not None
+        assert self._deadline is not None
+        self._deadline.set(until)
         assert self._watchdog.stdin is not None
         os.write(self._watchdog.stdin.fileno(), f"{until}\n".encode())
         self._until = until
@@ -280,6 +324,10 @@ class Node:
             "with it all that runs in them"
         )
         os.kill(os.getpid(), signal.SIGKILL)
+
+    def _uses(self) -> dict[str, dict[str, int]]:
+        assert self._built is not None
+        return rows_of(self._built.manager.uses())
 
     def _load(self) -> Load:
         assert self._built is not None
@@ -297,6 +345,23 @@ def _sees_no_more(settings: Settings, doors: tuple[str, ...]) -> bool:
     """Whether principals with these doors may see all that sessions of a node do."""
     may = granted(settings, doors)
     return all(getattr(may, name) == getattr(settings, name) for name in DOORS)
+
+
+def _actor_of(ray: Any, node: str) -> Any:
+    """The actor of another node; None where it has ended."""
+    try:
+        return ray.get_actor(actor_name(node), NAMESPACE)
+    except ValueError:
+        return None
+
+
+def _number_of(watchdog: subprocess.Popen[bytes]) -> int:
+    """The number of the process that watches, once the one that was started has ended."""
+    assert watchdog.stdout is not None
+    with watchdog.stdout as lines:
+        pid = int(lines.readline())
+    watchdog.wait()
+    return pid
 
 
 async def _answer(ref: Any) -> Any:

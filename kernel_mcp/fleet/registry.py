@@ -11,11 +11,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from kernel_mcp.fleet.cluster import NAMESPACE, REGISTRY, FleetUnavailable
-from kernel_mcp.fleet.members import Member, Members
+from kernel_mcp.fleet.members import MARGIN_S, RENEW_S, Member, Members
 from kernel_mcp.fleet.watchdog import boottime
 
 LONGEST_WAIT_S = 30.0
 """After which whoever waits for a change is answered and asks again."""
+SILENT_S = 60.0
+"""After which what a front has answered is forgotten."""
 HEAD = "node:__internal_head__"
 """The resource that Ray gives its head: where the control store of the cluster is, too."""
 
@@ -27,6 +29,8 @@ class Registry:
         self._members = Members(boottime)
         self._changed = asyncio.Event()
         self._version = 0
+        self._spent: dict[str, tuple[float, dict[str, int]]] = {}
+        """When each front has last said what calls of which principals it has answered."""
         self._expiring: asyncio.Task[None] | None = None
 
     async def join(self, row: Mapping[str, Any]) -> str:
@@ -36,14 +40,49 @@ class Registry:
         self._tell()
         return refusal
 
-    async def renew(self, row: Mapping[str, Any]) -> bool:
-        """Whether the lease of a node goes on, also one from before this process began."""
+    async def renew(
+        self, row: Mapping[str, Any], uses: Mapping[str, Mapping[str, int]]
+    ) -> tuple[bool, dict[str, dict[str, int]]]:
+        """Whether the lease of a node goes on, also one from before this process began.
+
+        And what principals have elsewhere that have these `uses` of it; see `Members.others`.
+        """
         self._begin()
         member = Member.of(row)
         done = self._members.renew(member.name, member.life, member.load)
         done = done or self._members.resume(member)
         self._tell()
-        return done
+        if done:
+            self._members.use(member.name, uses)
+        return done, self._members.others(member.name)
+
+    async def use(self, name: str, uses: Mapping[str, Mapping[str, int]]) -> None:
+        """See `Members`."""
+        self._members.use(name, uses)
+
+    async def claim(self, name: str, principal: str, kind: str, own: int, most: int) -> bool:
+        """See `Members`; answers once all nodes have had time to say what they have."""
+        young_s = RENEW_S + MARGIN_S - self._members.age_s
+        if young_s > 0:
+            await asyncio.sleep(young_s)
+        return self._members.claim(name, principal, kind, own, most)
+
+    async def spent(self, front: str, calls: Mapping[str, int]) -> dict[str, int]:
+        """Calls that fronts have answered, by principal, but for those of one that tells its own.
+
+        Each counts from when it began, and tells of those alone who have called lately.
+        """
+        now = boottime()
+        self._spent[front] = now, dict(calls)
+        for each, (then, _) in list(self._spent.items()):
+            if then < now - SILENT_S:
+                del self._spent[each]
+        others = [spent for each, (_, spent) in self._spent.items() if each != front]
+        return {name: sum(each.get(name, 0) for each in others) for name in calls}
+
+    async def holders(self, name: str, principal: str) -> list[str]:
+        """See `Members`."""
+        return self._members.holders(name, principal)
 
     def _begin(self) -> None:
         if self._expiring is None:

@@ -13,7 +13,7 @@ from mcp_types import CallToolResult, TextContent
 
 from kernel_mcp.barriers import Barrier, explained, log_failure, reason_of
 from kernel_mcp.environments.uv import ProgressCallback
-from kernel_mcp.errors import HibernationError, KernelMcpError, SessionLimitReached
+from kernel_mcp.errors import HibernationError, KernelMcpError, QuotaReached, SessionLimitReached
 from kernel_mcp.fleet.handles import named
 from kernel_mcp.fleet.keeping import FleetKeeping, key_of
 from kernel_mcp.fleet.members import LEASE_S, MARGIN_S
@@ -109,6 +109,9 @@ class NodeSessions:
                 self._note(caller, tool, name, arguments, answer)
                 self._expect(number, receipt)
                 reply = {"answer": answer.model_dump(mode="json", by_alias=True, exclude_none=True)}
+                if tool == "list_sessions":
+                    quotas = self._manager.principals.shared(caller.principal)
+                    reply["quota"] = quotas.sessions or 0
                 if (session := self._found(caller, name)) is not None:
                     reply["session"] = session.handle
             except Exception as error:  # noqa: BLE001  # logged, and told to the caller
@@ -225,6 +228,8 @@ class NodeSessions:
                 await self._bring(caller, known)
             except Overtaken:
                 continue  # another node was first
+            except QuotaReached:
+                raise  # no other node would take it, either
             except SessionLimitReached:
                 return Moved()
         raise KernelMcpError(

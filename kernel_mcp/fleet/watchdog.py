@@ -1,8 +1,9 @@
 """The process that ends a node whose lease is over, whatever the node itself is doing.
 
 It has the standard library alone and does nothing but wait: the node may hang, be stopped or be
-killed. It ends when nothing of the node runs any more, which is how others know. Lines on its stdin
-are the moments, by CLOCK_BOOTTIME, until which the node may go on.
+killed. It is no child of the node, as Ray kills those of a worker that ends. It ends when nothing
+of the node runs any more, which is how others know. Lines on its stdin are the moments, by
+CLOCK_BOOTTIME, until which the node may go on.
 """
 
 from __future__ import annotations
@@ -117,10 +118,8 @@ class Watchdog:
     def _look(self) -> None:
         """Hold what is below the node now, whose parent is another one after its death."""
         self._descendants.drop_ended()
-        own = os.getpid()
         for pid in below(self._pid):
-            if pid != own:
-                self._descendants.hold(pid)
+            self._descendants.hold(pid)
 
     def _read(self) -> bool:
         """Take in what has come; False at its end, when the node has ended or closed it."""
@@ -136,11 +135,19 @@ class Watchdog:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Watch the process of the first argument until the moment of the second, or those of stdin."""
+    """Watch the process of the first argument until the moment of the second, or those of stdin.
+
+    Another process does, whose number is the first line of stdout.
+    """
+    if pid := os.fork():
+        print(pid, flush=True)
+        return 0
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # it ends with what it watches
     with contextlib.suppress(OSError):
         os.setpriority(os.PRIO_PROCESS, 0, -10)
     pid, until = int(arguments[0]), float(arguments[1])
-    print(Watchdog(pid, until, sys.stdin.fileno()).run(), flush=True)
+    reason = Watchdog(pid, until, sys.stdin.fileno()).run()
+    with contextlib.suppress(OSError):  # nobody hears it but tests
+        os.write(1, f"{reason}\n".encode())
     return 0

@@ -6,6 +6,7 @@ it sees a request that is too long, too slow, one too many, or nobody's.
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
@@ -51,6 +52,8 @@ REFUSED_S = 0.5
 """Seconds until a call beyond a principal's rate is refused: who calls again at once, waits."""
 MOST_PRINCIPALS = 10_000
 """Principals whose rates are known."""
+LATELY_S = 60.0
+"""In which who has called counts as calling; any rate is whole again by then."""
 OPEN_PATHS = frozenset({"/healthz", "/readyz"})
 MCP = "/mcp"
 METRICS_PATH = "/metrics"
@@ -81,13 +84,27 @@ class Unheard:
 
 @dataclass(slots=True)
 class Usage:
-    """What one principal uses now: calls that it may still make, and bytes that are read for it."""
+    """What one principal uses now: calls that it may still make, and bytes that are read for it.
+
+    `calls` were taken from its rate in all.
+    """
 
     tokens: float
     since: float
+    calls: int = 0
     held: int = 0
     user: AuthenticatedUser | None = None
     taken: Taken = field(default_factory=Taken)
+
+
+class Rates(Protocol):
+    """The rates of principals, as servers share them that count as one."""
+
+    def calls_made(self) -> dict[str, int]:
+        """Calls that were taken from the rates of principals, of those that have called lately."""
+
+    def made_elsewhere(self, principal: str, calls: int) -> None:
+        """Take calls from a principal's rate that another server has answered."""
 
 
 class Gate:
@@ -313,7 +330,7 @@ class Gate:
     def _usage_of(self, who: Principal) -> Usage:
         usage = self._usage.get(who.name)
         if usage is None:
-            usage = self._usage[who.name] = Usage(-1.0, self._clock())
+            usage = self._usage[who.name] = Usage(math.inf, self._clock())
             if len(self._usage) > MOST_PRINCIPALS:
                 self._usage.popitem(last=False)
         else:
@@ -325,8 +342,7 @@ class Gate:
         if not quotas.rate:
             return
         now, most = self._clock(), max(1.0, quotas.rate)
-        before = most if usage.tokens < 0 else usage.tokens
-        usage.tokens = min(most, before + (now - usage.since) * quotas.rate)
+        usage.tokens = min(most, usage.tokens + (now - usage.since) * quotas.rate)
         usage.since = now
         if usage.tokens < 1:
             wait_s = (1 - usage.tokens) / quotas.rate
@@ -338,6 +354,18 @@ class Gate:
                 {"retry-after": str(max(1, round(wait_s + 0.5)))},
             )
         usage.tokens -= 1
+        usage.calls += 1
+
+    def calls_made(self) -> dict[str, int]:
+        """See `Rates`."""
+        last = self._clock() - LATELY_S
+        found = self._usage.items()
+        return {name: each.calls for name, each in found if each.calls and each.since > last}
+
+    def made_elsewhere(self, principal: str, calls: int) -> None:
+        """See `Rates`."""
+        if (usage := self._usage.get(principal)) is not None:
+            usage.tokens -= calls
 
 
 _NAMES = frozenset(

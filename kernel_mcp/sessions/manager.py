@@ -44,7 +44,7 @@ from kernel_mcp.sessions.keeping import (
 )
 from kernel_mcp.sessions.lifecycle import lost_names
 from kernel_mcp.sessions.losses import Reply
-from kernel_mcp.sessions.principals import Overseer, Principals
+from kernel_mcp.sessions.principals import Others, Overseer, Principals, Use
 from kernel_mcp.sessions.quota import Capacity, SessionQuota
 from kernel_mcp.sessions.roll import OwnRoll, Roll
 from kernel_mcp.sessions.saver import Kept, Saver
@@ -121,11 +121,13 @@ class SessionManager:
         keeping: Keeping | None = None,
         everyone: Callable[[], Sequence[Session]] | None = None,
         roll: Roll | None = None,
+        others: Others | None = None,
     ) -> None:
         """Without a `capacity` only the settings bound how many sessions there may be.
 
         Without `keeping` no session outlives the server. `everyone` has the sessions of other
-        managers of the server, too. `roll` gives out handles.
+        managers of the server, too. `roll` gives out handles. `others` are servers that count as
+        one with this one where a principal has quotas.
         """
         self._roll = roll or OwnRoll()
         self._settings = settings
@@ -151,10 +153,10 @@ class SessionManager:
         self._shares: WeakValueDictionary[str, DiskShare] = WeakValueDictionary()
         self._default_locks: WeakValueDictionary[str, anyio.Lock] = WeakValueDictionary()
         self._turns: WeakValueDictionary[str, anyio.CapacityLimiter] = WeakValueDictionary()
-        self.principals = Principals(settings)
+        self.principals = Principals(settings, others)
         self._clients: dict[str, OrderedDict[str, float]] = {}
         """When each client has last used a default session, by handle and client."""
-        self._quota = SessionQuota(
+        self.quota = SessionQuota(
             settings,
             sessions=lambda: self.sessions,
             everyone=everyone or (lambda: self.sessions),
@@ -220,9 +222,20 @@ class SessionManager:
 
         found = self._shares.get(principal)
         if found is None:
-            found = DiskShare(lambda: self.principals.quotas(principal).disk, workspaces)
+            found = DiskShare(lambda: self._disk_of(principal), workspaces)
             self._shares[principal] = found
         return found
+
+    def _disk_of(self, principal: str) -> int:
+        """What the workspaces of a principal may hold here, 0 for any number of bytes."""
+        most = self.principals.quotas(principal).disk
+        return max(1, most - self.principals.others.use(principal).disk) if most else 0
+
+    def uses(self) -> dict[str, Use]:
+        """What principals have here whose quotas hold for all servers together."""
+        owners = {each.owner for each in self._sessions.values()}
+        shared = self.principals.shared
+        return {each: self.quota.use(each) for each in owners if shared(each) != Quotas()}
 
     def turns(self, caller: Caller) -> anyio.CapacityLimiter:
         """Held by calls for which the server itself computes: those of one principal take turns."""
@@ -282,7 +295,7 @@ class SessionManager:
         async with (
             self._being_opened(),
             self._way(caller, ask) as ask,
-            self._quota.reserve(caller.principal),
+            self.quota.reserve(caller.principal),
         ):
             self._check_name(caller, ask.name)  # again: a session may have had to make room
             if attach:
@@ -448,7 +461,7 @@ class SessionManager:
             workspace=workspace,
             cells_dir=records,
             source=self._source,
-            admit=self._quota.admit,
+            admit=self.quota.admit,
             grace_s=self._settings.grace_s,
             cpu_s=limits.cpu_seconds,
             timeout_s=timeout_s or self._settings.timeout_s,
@@ -487,7 +500,7 @@ class SessionManager:
         """
         if not 1 <= count <= branches.MOST:
             raise InputError(f"n={count} is not usable: pass 1 to {branches.MOST} branches.")
-        self._quota.check_branches(count, session)
+        self.quota.check_branches(count, session)
         handles = [self._roll.handle() for _ in range(count)]
         made = []
         try:
@@ -530,7 +543,7 @@ class SessionManager:
             workspace=parent.workspace,
             cells_dir=records,
             source=self._source,
-            admit=self._quota.admit,
+            admit=self.quota.admit,
             grace_s=self._settings.grace_s,
             cpu_s=limits.cpu_seconds,
             timeout_s=parent.timeout_s,
@@ -722,7 +735,7 @@ class SessionManager:
     async def retire(self, session: Session) -> None:
         """Hibernate an idle session, or end it where hibernated sessions are not kept."""
         if self._settings.hibernate_sessions:
-            await self._quota.hibernate(session)
+            await self.quota.hibernate(session)
         else:
             await self._drop(session)
 

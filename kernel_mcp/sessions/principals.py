@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import anyio
 
@@ -18,6 +18,7 @@ from kernel_mcp.config.settings import Limits, Settings
 from kernel_mcp.config.values import Quotas, format_bytes
 from kernel_mcp.errors import SessionLimitReached
 from kernel_mcp.identity import Principal
+from kernel_mcp.records import dataclass
 from kernel_mcp.sessions.session import Session
 
 logger = logging.getLogger(__name__)
@@ -29,10 +30,77 @@ REST_S = 1.0
 MOST_KNOWN = 10_000
 
 
+@dataclass(frozen=True, slots=True)
+class Use:
+    """What one principal has of what quotas bound.
+
+    sessions   with a kernel, a session with its branches being one
+    asleep     hibernated ones
+    cells      that run or wait
+    computing  kernels that compute
+    memory     bytes of all kernels, `largest` of which the one has that would be stopped
+    disk       bytes of all workspaces and added packages
+    """
+
+    sessions: int = 0
+    asleep: int = 0
+    cells: int = 0
+    computing: int = 0
+    memory: int = 0
+    largest: int = 0
+    disk: int = 0
+
+    def __add__(self, other: Use) -> Use:
+        """What both are together."""
+        return Use(
+            **{
+                each.name: (max if each.name == "largest" else _sum)(
+                    getattr(self, each.name), getattr(other, each.name)
+                )
+                for each in fields(self)
+            }
+        )
+
+
+def _sum(one: int, other: int) -> int:
+    return one + other
+
+
+NOTHING = Use()
+
+
+class Others:
+    """What principals have on other servers that count as one with this one: here, there is none.
+
+    `kind` is "sessions" or "asleep" throughout.
+    """
+
+    def use(self, principal: str) -> Use:
+        """What a principal had there a moment ago."""
+        return NOTHING
+
+    async def claim(self, principal: str, kind: str, own: int, most: int) -> bool:
+        """Whether so many of a principal's own here are not too many with those of the others.
+
+        Others that claim some know of them from now on. Raises KernelMcpError where nobody knows.
+        """
+        return True
+
+    async def idlest(self, principal: str, kind: str) -> tuple[str, float] | None:
+        """The server where one has been out of use for longest, and for how many seconds."""
+        return None
+
+    async def give_up(self, where: str, principal: str, kind: str) -> bool:
+        """Have the one of a server that was out of use for longest hibernate, or be dropped."""
+        return False
+
+
 class Principals:
     """The quotas of principals; where there are several, none has all sessions of the server."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, others: Others | None = None) -> None:
+        self.others = others or Others()
+        self._given = settings.quotas
         self._known: OrderedDict[str, Principal] = OrderedDict()
         most, asleep = settings.max_sessions, settings.hibernate_sessions
         if settings.several:
@@ -52,6 +120,11 @@ class Principals:
         who = self._known.get(name)
         return self._default if who is None else who.quotas.over(self._default)
 
+    def shared(self, name: str) -> Quotas:
+        """Those of a principal that hold for all servers together: which somebody has given it."""
+        who = self._known.get(name)
+        return self._given if who is None else who.quotas.over(self._given)
+
     def limits(self, name: str, wanted: Limits | None, own: Limits) -> Limits | None:
         """Limits of one session within the quotas of its principal; None for `own`."""
         quotas, limits = self.quotas(name), wanted or own
@@ -67,12 +140,17 @@ class Principals:
         """Raise SessionLimitReached where one more cell of a principal would be one too many."""
         if not (most := self.quotas(name).cells):
             return
-        there = sum(len(each.queue) + (each.queue.current is not None) for each in sessions)
+        there = sum(map(cells_of, sessions)) + self.others.use(name).cells
         if there >= most:
             raise SessionLimitReached(
                 f"The cell was not run: {there} cells of yours run or wait, and at most {most} may "
                 "(your quota `cells`). Wait for one to end (wait), or stop one (interrupt)."
             )
+
+
+def cells_of(session: Session) -> int:
+    """Cells that run or wait in a session."""
+    return len(session.queue) + (session.queue.current is not None)
 
 
 def weights(kernels: Mapping[str, Sequence[tuple[Session, float]]]) -> dict[str, float]:
@@ -126,19 +204,19 @@ class Overseer:
         return found
 
     def _compare(self, name: str, own: Sequence[Session]) -> None:
-        quotas = self._principals.quotas(name)
+        quotas, others = self._principals.quotas(name), self._principals.others.use(name)
         if quotas.memory:
-            held = {each.handle: _memory(each) for each in own}
-            if sum(held.values()) > quotas.memory:
-                largest = max(own, key=lambda each: (each.state == "busy", held[each.handle]))
-                self._stop(largest, "memory", sum(held.values()), quotas.memory)
+            largest, largest_bytes, total = memory_of(own)
+            total += others.memory
+            if total > quotas.memory and largest is not None and largest_bytes >= others.largest:
+                self._stop(largest, "memory", total, quotas.memory)
                 return
         if quotas.disk:
-            self._compare_disk(own, quotas.disk)
+            self._compare_disk(own, quotas.disk, others.disk)
 
-    def _compare_disk(self, own: Sequence[Session], most: int) -> None:
+    def _compare_disk(self, own: Sequence[Session], most: int, elsewhere: int) -> None:
         """Interrupt the cell that writes when there is too much: others may make room."""
-        taken = {each.handle: _disk(each) for each in own}
+        taken = {each.handle: disk_of(each) for each in own}
         grown = {
             each: taken[each.handle] - self._disk.get(each.handle, 0)
             for each in own
@@ -146,7 +224,7 @@ class Overseer:
         }
         self._disk.update(taken)
         writer = max(grown, key=lambda each: grown[each], default=None)
-        total = sum(taken.values())
+        total = sum(taken.values()) + elsewhere
         if total > most and writer is not None and grown[writer] > 0 and writer.kernel is not None:
             cause = _too_much("disk", total, most)
             logger.info("session %s: %s", writer.handle, cause)
@@ -171,11 +249,12 @@ class Overseer:
         found = weights(awake) if self._principals.several else {}
         for name, own in awake.items():
             cpus = self._principals.quotas(name).cpu or 0.0
+            sharing = len(own) + self._principals.others.use(name).computing
             for session, weight in own:
                 if session.kernel is not None:
                     limits = session.kernel.handle.limits
                     part = found.get(session.handle, weight)
-                    limits.weigh(part, cpus / len(own) if cpus else 0.0)
+                    limits.weigh(part, cpus / sharing if cpus else 0.0)
 
 
 def _too_much(quota: str, used: int, most: int) -> str:
@@ -190,7 +269,17 @@ def _memory(session: Session) -> int:
     return session.kernel.handle.usage().memory_bytes if session.kernel is not None else 0
 
 
-def _disk(session: Session) -> int:
+def memory_of(sessions: Sequence[Session]) -> tuple[Session | None, int, int]:
+    """The session of some that is stopped where they have too much, its bytes, and all bytes."""
+    held = {each.handle: _memory(each) for each in sessions}
+    largest = max(
+        sessions, key=lambda each: (each.state == "busy", held[each.handle]), default=None
+    )
+    most = 0 if largest is None else held[largest.handle]
+    return largest, most, sum(held.values())
+
+
+def disk_of(session: Session) -> int:
     """Bytes of a session's workspace and packages, as they were measured last."""
     limits = session.kernel.handle.limits if session.kernel is not None else None
     return limits.quotas[0].measured.bytes if limits is not None and limits.quotas else 0

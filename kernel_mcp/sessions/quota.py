@@ -9,7 +9,7 @@ import contextlib
 import logging
 import os
 import resource
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
@@ -21,12 +21,12 @@ import anyio
 
 from kernel_mcp.barriers import Barrier
 from kernel_mcp.config.settings import Settings
-from kernel_mcp.errors import HibernationError, SessionLimitReached
+from kernel_mcp.errors import HibernationError, QuotaReached, SessionLimitReached
 from kernel_mcp.linux.cgroupfs import find_hierarchies
 from kernel_mcp.records import dataclass
 from kernel_mcp.sessions.branches import MOST as MOST_BRANCHES
 from kernel_mcp.sessions.hibernation import MAKE_ROOM
-from kernel_mcp.sessions.principals import Principals
+from kernel_mcp.sessions.principals import Principals, Use, cells_of, disk_of, memory_of
 from kernel_mcp.sessions.session import Clock, Session
 
 logger = logging.getLogger(__name__)
@@ -188,6 +188,8 @@ ROOM_S = 30.0
 """How long a new session may wait until others have been hibernated for it."""
 SLOW_S = 10.0
 """How long one session may take until the next one is hibernated as well."""
+AWAKE, ASLEEP = "sessions", "asleep"
+"""What is counted of all servers together; see `Others`."""
 
 
 class SessionQuota:
@@ -215,6 +217,8 @@ class SessionQuota:
         self._spawn = spawn
         self._forced: defaultdict[str, dict[str, anyio.Event]] = defaultdict(dict)
         """Sessions that are being hibernated for another of their owner, by owner and handle."""
+        self._coming: Counter[str] = Counter()
+        """Sessions that `reserve` makes room for, by owner."""
         self._clock = clock
         self._turns: WeakValueDictionary[str, anyio.Lock] = WeakValueDictionary()
         self._one_at_a_time = anyio.Lock()
@@ -229,10 +233,16 @@ class SessionQuota:
         async with turn:  # others do not wait for what is hibernated for this one
             with anyio.move_on_after(ROOM_S):
                 await self._make_room(owner)
-            async with self._one_at_a_time:
-                if lack := self._lack(owner):
-                    raise SessionLimitReached(lack)
-                yield
+            self._coming[owner] += 1
+            try:
+                await self._make_room_elsewhere(owner)
+                async with self._one_at_a_time:
+                    if lack := self._lack(owner):
+                        raise SessionLimitReached(lack)
+                    yield
+            finally:
+                self._coming[owner] -= 1
+                self._coming += Counter()  # forgets who has none
 
     def check_branches(self, count: int, session: Session) -> None:
         """Raise SessionLimitReached where a session or the system has no room for so many more."""
@@ -285,6 +295,78 @@ class SessionQuota:
                 break
             await _one_of(forced)
 
+    async def _make_room_elsewhere(self, owner: str) -> None:
+        """Have one more session of a principal fit in with what it has on other servers.
+
+        Raises QuotaReached.
+        """
+        most = self._principals.shared(owner).sessions or 0
+        with anyio.move_on_after(ROOM_S):
+            if await self._fits(owner, AWAKE, most):
+                return
+        raise QuotaReached(self._too_many(owner, most))
+
+    async def _fits(self, owner: str, kind: str, most: int) -> bool:
+        """End what was out of use for longest, wherever it is, until all is no more than `most`."""
+        others = self._principals.others
+        while most and not await others.claim(owner, kind, self._count(owner, kind), most):
+            there = await others.idlest(owner, kind)
+            # They have said anew what they have, which may be less.
+            if await others.claim(owner, kind, self._count(owner, kind), most):
+                break
+            here = self.idle_s(owner, kind)
+            if there is not None and (here is None or here < there[1]):
+                if not await others.give_up(there[0], owner, kind):
+                    return False
+            elif here is None or not await self.give_up(owner, kind):
+                return False
+        return True
+
+    def _count(self, owner: str, kind: str) -> int:
+        if kind == ASLEEP:
+            return len(self._asleep(owner))
+        awake = {id(each.family) for each in self._of(owner) if each.lifecycle.awake}
+        return len(awake) + self._coming[owner]
+
+    def use(self, owner: str) -> Use:
+        """What a principal has here, with what there is about to be."""
+        own = self._of(owner)
+        kernels = [each for each in own if each.kernel is not None]
+        _, largest, memory = memory_of(kernels)
+        return Use(
+            sessions=self._count(owner, AWAKE),
+            asleep=self._count(owner, ASLEEP),
+            cells=sum(map(cells_of, own)),
+            computing=sum(
+                each.kernel is not None and each.kernel.handle.limits.awake for each in kernels
+            ),
+            memory=memory,
+            largest=largest,
+            disk=sum(map(disk_of, kernels)),
+        )
+
+    def idle_s(self, owner: str, kind: str) -> float | None:
+        """How long the one of a principal was out of use that goes first; None without any."""
+        if kind == ASLEEP:
+            found = min(self._asleep(owner), key=_first_to_drop, default=None)
+        else:
+            found = self._longest_idle(owner, without=set())
+        return None if found is None else self._clock() - found.last_used
+
+    async def give_up(self, owner: str, kind: str) -> bool:
+        """Hibernate the one of a principal that goes first, or drop it where that sleeps."""
+        if kind == ASLEEP:
+            asleep = min(self._asleep(owner), key=_first_to_drop, default=None)
+            if asleep is not None:
+                logger.info("dropping a hibernated session that is one too many")
+                await self._drop(asleep)
+            return asleep is not None
+        session = self._longest_idle(owner, without=set())
+        return session is not None and await self.hibernate(session, MAKE_ROOM)
+
+    def _asleep(self, owner: str) -> list[Session]:
+        return [session for session in self._of(owner) if session.state == "hibernated"]
+
     async def _force(self, session: Session) -> None:
         """Hibernate a session, also when no caller waits for it any more."""
         try:
@@ -303,14 +385,14 @@ class SessionQuota:
         return min(found, key=lambda s: (not s.blank, s.last_used), default=None)
 
     async def _drop_surplus(self, owner: str) -> None:
-        asleep = [session for session in self._of(owner) if session.state == "hibernated"]
         for session in surplus(
-            asleep,
+            self._asleep(owner),
             most=self._principals.quotas(owner).asleep or 0,
             most_bytes=self._settings.hibernate_total_bytes,
         ):
             logger.info("dropping a hibernated session that is one too many")
             await self._drop(session)
+        await self._fits(owner, ASLEEP, self._principals.shared(owner).asleep or 0)
 
     def _lack(self, owner: str) -> str:
         """Why no further session of `owner` may have a kernel; empty when one may."""
@@ -356,13 +438,17 @@ async def _one_of(forced: dict[str, anyio.Event]) -> None:
         await forced[next(reversed(forced))].wait()
 
 
+def _first_to_drop(session: Session) -> tuple[bool, float]:
+    return not session.blank, session.sleep.since if session.sleep else 0.0
+
+
 def surplus(asleep: Sequence[Session], *, most: int, most_bytes: int) -> list[Session]:
     """The hibernated sessions to drop: beyond `most`, and beyond `most_bytes`.
 
     Those that were never used go first, then the oldest sleep. `most_bytes` 0 is no limit; it is
     never a reason to drop a session that has saved nothing.
     """
-    oldest_first = sorted(asleep, key=lambda s: (not s.blank, s.sleep.since if s.sleep else 0.0))
+    oldest_first = sorted(asleep, key=_first_to_drop)
     dropped = oldest_first[: max(0, len(oldest_first) - most)]
     kept = oldest_first[len(dropped) :]
     sizes = {session.handle: session.sleep.size if session.sleep else 0 for session in kept}

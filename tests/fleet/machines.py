@@ -24,7 +24,7 @@ from kernel_mcp.fleet.front import FleetCalls
 from kernel_mcp.fleet.keeping import FLEET, key_of
 from kernel_mcp.fleet.registry import registry_of
 from kernel_mcp.fleet.watchdog import below
-from tests.integration.calls_contract import Person
+from tests.integration.calls_contract import Person, links
 
 ROOT = Path(__file__).parents[2]
 BIN = Path(sys.executable).parent
@@ -39,7 +39,6 @@ def environ(**more: str) -> dict[str, str]:
     return {
         **os.environ,
         "RAY_worker_niceness": "0",
-        "RAY_kill_child_processes_on_worker_exit": "false",
         "RAY_USAGE_STATS_ENABLED": "0",
         "PYTHONPATH": str(ROOT),
         **more,
@@ -49,6 +48,11 @@ def environ(**more: str) -> dict[str, str]:
 def processes(pid: int) -> list[int]:
     """A process and all below it."""
     return [pid, *below(pid, 30)]
+
+
+def everything() -> list[int]:
+    """All processes."""
+    return [int(each.name) for each in Path("/proc").iterdir() if each.name.isdecimal()]
 
 
 def name_of(pid: int) -> str:
@@ -79,13 +83,13 @@ class Node:
 
     @property
     def watchdog(self) -> int:
-        return next(each for each in below(self.pid, 1) if "fleet.watchdog" in name_of(each))
+        words = f"kernel_mcp.fleet.watchdog {self.pid} "
+        return next(each for each in everything() if words in name_of(each))
 
     @property
     def all(self) -> list[int]:
         """The processes of its sessions, and itself; without its watchdog."""
-        watchdog = self.watchdog
-        return [each for each in processes(self.pid) if each != watchdog]
+        return processes(self.pid)
 
     def end(self) -> None:
         """Wait for its end."""
@@ -149,6 +153,11 @@ class Machines:
             time.sleep(0.1)
         return True
 
+    def of_ray(self, name: str) -> list[int]:
+        """The processes of Ray's of some name, on all machines."""
+        found = (pid for ray in self.rays.values() for pid in processes(ray.pid))
+        return [pid for pid in found if name in name_of(pid)]
+
     def raylet(self, number: int) -> int:
         """The process of Ray's on a machine that starts the others."""
         return next(
@@ -162,7 +171,8 @@ class Machines:
         command = [sys.executable, "-m", "kernel_mcp", "node", "--fleet", self.address]
         command += ["--fleet-store", str(self.root / "store"), "--name", name]
         command += ["--fleet-place", f"127.0.0.{number}", "--state-dir", str(state)]
-        command += ["--warm", "0", "--max-sessions", "100", *flags]
+        command += ["--warm", "0", "--max-sessions", "100"]
+        command += ["--allow-install", "*", "--find-links", str(links(self.root / "links")), *flags]
         process = subprocess.Popen(
             command, env=self.environ, cwd=self.root, stderr=subprocess.PIPE, text=True
         )

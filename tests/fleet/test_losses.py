@@ -15,6 +15,7 @@ import pytest
 
 from kernel_mcp.fleet.front import FleetCalls
 from kernel_mcp.fleet.handles import node_of
+from kernel_mcp.fleet.members import LEASE_S, MARGIN_S
 from tests.fleet.machines import Machines, Node, fronted, running, stopped
 from tests.integration.agent import Answer
 from tests.integration.calls_contract import Person
@@ -165,18 +166,42 @@ async def test_nothing_of_a_silent_node_runs_once_others_go_on(
             assert log.exists() is False or log.stat().st_size == silent
             fd = os.open(log.parent, os.O_PATH) if log.exists() else -1
             print(f"silent: answered after {answered_s:.1f} s: {answer.text[:60]}")
-            if not with_watchdog:
-                assert not running(processes)
-        with anyio.fail_after(30):
-            while running(processes):
-                await anyio.sleep(0.01)
+            assert not running(processes)
         if fd >= 0:
             size = os.stat("log", dir_fd=fd).st_size if log.exists() else silent
-            print(f"silent: {size - silent} bytes after the machine went on")
             os.close(fd)
-            if not with_watchdog:
-                assert size == silent
+            assert size == silent
         assert "1" in await ada.run("x", session=handle)
         if with_watchdog:
             os.kill(raylet, signal.SIGKILL)
         await ada.call("close_session", session=handle)
+
+
+async def test_the_death_of_the_registry_ends_no_node_and_no_call(
+    ray: Any, whole: Machines
+) -> None:
+    async with fronted(ray) as calls:
+        ada = Person(calls)
+        handle, _ = await opened_on(ada, whole)
+        await ada.run("x = 1", session=handle)
+        pids = [each.pid for each in whole.nodes.values()]
+        answers: list[Answer] = []
+
+        async def run() -> None:
+            code = "import time; time.sleep(3); x += 1; x"
+            answers.append(await ada.call("execute", code=code, session=handle))
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(run)
+            await anyio.sleep(0.5)
+            (registry,) = whole.of_ray("ray::Registry")
+            os.kill(registry, signal.SIGKILL)
+        assert "2" in answers[0].text.splitlines()
+        another = await ada.opened()
+        assert "2" in await ada.run("1 + 1", session=another)
+        assert registry not in whole.of_ray("ray::Registry")
+        await anyio.sleep(LEASE_S + MARGIN_S)  # nobody's lease was lost with it
+        assert running(pids) == pids
+        assert "2" in (await ada.run("x", session=handle)).splitlines()
+        for each in (handle, another):
+            await ada.call("close_session", session=each)

@@ -7,20 +7,25 @@ import hashlib
 import json
 import secrets
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Any
 
 import anyio
 import anyio.lowlevel
 import pytest
 
+from kernel_mcp.config.values import Quotas
 from kernel_mcp.errors import InputError, SessionNotFound
 from kernel_mcp.identity import Principal
 from kernel_mcp.sessions.losses import Awaited, Reply
 from kernel_mcp.sessions.manager import Caller
 from kernel_mcp.tools.calls import Call, SessionCalls
 from tests.integration.agent import Answer
+from tests.unit.packages.wheels import wheel
 
 PATIENCE_S = 120
+PACKAGE = "kmtest-good"
+"""What sessions can add to themselves, from the folder that `links` has made."""
 Clause = Callable[[SessionCalls], Awaitable[None]]
 CONTRACT: list[Clause] = []
 
@@ -29,6 +34,12 @@ def clause(test: Clause) -> Clause:
     """One sentence of the contract."""
     CONTRACT.append(test)
     return test
+
+
+def links(folder: Path) -> Path:
+    """A folder with `PACKAGE`, which is nowhere else."""
+    wheel(folder, PACKAGE)
+    return folder
 
 
 class Person:
@@ -40,11 +51,12 @@ class Person:
         self.heard: list[str] = []
         self.receipt = Awaited()
         self.progress = False
+        self.quotas = Quotas()
 
     @property
     def caller(self) -> Caller:
         self.receipt = Awaited()
-        who = Principal(self.name)
+        who = Principal(self.name, quotas=self.quotas)
         return Caller(self.name, default=f"of {self.name}", who=who, reply=Reply(self.receipt))
 
     async def _hear(self, text: str) -> None:
@@ -239,6 +251,7 @@ async def cells_of_one_session_run_in_order_and_sessions_side_by_side(calls: Ses
     ada = Person(calls)
     one, two = await ada.opened(), await ada.opened()
     await ada.run("seen = []", session=one)
+    await ada.run("1", session=two)  # its kernel is there: the next cell begins at once
     await ada.call("execute", code="while True: pass", session=two, wait=0)
     for number in range(5):
         await ada.call("execute", code=f"seen.append({number})", session=one, wait=0)
@@ -246,3 +259,40 @@ async def cells_of_one_session_run_in_order_and_sessions_side_by_side(calls: Ses
     assert (await ada.call("interrupt", session=two)).status == "interrupted"
     for handle in (one, two):
         await ada.call("close_session", session=handle)
+
+
+@clause
+async def packages_are_added_to_a_session_that_goes_on(calls: SessionCalls) -> None:
+    ada = Person(calls)
+    ada.progress = True
+    handle = await ada.opened()
+    await ada.run("x = 1", session=handle)
+    added = await ada.call("install", packages=[PACKAGE], session=handle)
+    assert not added.failed, added.text
+    assert ada.heard
+    code = "import kmtest_good; x, kmtest_good.__version__"
+    assert "(1, '1.0')" in await ada.run(code, session=handle)
+    none = await ada.call("install", packages=["kmtest-none"], session=handle)
+    assert none.failed
+    assert "kmtest-none" in none.text
+    assert "1" in (await ada.run("x", session=handle)).splitlines()
+    await ada.call("close_session", session=handle)
+
+
+@clause
+async def cells_are_undone_and_branches_are_apart_until_one_is_adopted(calls: SessionCalls) -> None:
+    ada = Person(calls)
+    handle = await ada.opened()
+    await ada.run("x = [0]", session=handle, checkpoint=True)
+    await ada.run("x.append(1)", session=handle, checkpoint=True)
+    assert (await ada.call("undo", session=handle)).data["state_as_of"] == 1
+    assert "[0]" in (await ada.run("x", session=handle)).splitlines()
+    made = await ada.call("branch", n=2, session=handle)
+    one, other = (str(each["session"]) for each in made.data["branches"])
+    await ada.run("x.append('one')", session=one)
+    await ada.run("x.append('other')", session=other)
+    assert "[0, 'one']" in await ada.run("x", session=one)
+    assert not (await ada.call("adopt", branch=other)).failed
+    assert "[0, 'other']" in await ada.run("x", session=handle)
+    assert (await ada.call("execute", code="x", session=one)).failed
+    await ada.call("close_session", session=handle)

@@ -11,7 +11,7 @@ from kernel_mcp.config.settings import Settings
 from kernel_mcp.sandbox.select import proven_sandbox
 from kernel_mcp.server import parts
 from kernel_mcp.tools.local import LocalCalls
-from tests.integration.calls_contract import CONTRACT, Clause
+from tests.integration.calls_contract import CONTRACT, Clause, links
 
 pytestmark = [pytest.mark.anyio]
 
@@ -19,6 +19,12 @@ pytestmark = [pytest.mark.anyio]
 @pytest.mark.parametrize("clause", CONTRACT, ids=lambda each: each.__name__)
 async def test_sessions_of_this_process(clause: Clause) -> None:
     with tempfile.TemporaryDirectory(dir="/var/tmp", prefix="calls-") as folder:
-        settings = Settings(warm=0, no_template=True, persist=None, state_dir=Path(folder))
+        settings = Settings(
+            warm=0,
+            persist=None,
+            state_dir=Path(folder) / "s",
+            allow_install=("*",),
+            find_links=(str(links(Path(folder) / "links")),),
+        )
         async with parts(settings, proven_sandbox("auto")) as built:
             await clause(LocalCalls(built))

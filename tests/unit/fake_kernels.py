@@ -29,6 +29,7 @@ from kernel_mcp.sessions.cell import Cell
 from kernel_mcp.sessions.keeping import Keeping
 from kernel_mcp.sessions.losses import Reply
 from kernel_mcp.sessions.manager import Caller, SessionManager
+from kernel_mcp.sessions.principals import Others
 from kernel_mcp.sessions.quota import Capacity
 from kernel_mcp.sessions.session import Preparation, Session
 from kernel_mcp.sessions.storage import SessionFolders
@@ -373,6 +374,7 @@ def new_manager(
     by_principal: bool = False,
     preparation: Preparation | None = None,
     keeping: Keeping | None = None,
+    others: Others | None = None,
     **settings: Any,
 ) -> SessionManager:
     """A manager of sessions with fake kernels."""
@@ -387,4 +389,5 @@ def new_manager(
         capacity=capacity,
         preparation=preparation,
         keeping=keeping,
+        others=others,
     )

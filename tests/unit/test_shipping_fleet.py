@@ -140,7 +140,6 @@ def test_compose_has_authentication_and_tells_of_tls() -> None:
         assert environment[AUTH] == "token"
         assert environment[TOKEN_FILE] == "/run/secrets/ray-token"
         assert environment["RAY_worker_niceness"] == "0"
-        assert environment["RAY_kill_child_processes_on_worker_exit"] == "false"
         assert each["secrets"] == ["ray-token"]
     text = FILES["compose"].read_text()
     for name in (TLS, "RAY_TLS_SERVER_CERT", "RAY_TLS_SERVER_KEY", "RAY_TLS_CA_CERT"):
@@ -226,7 +225,6 @@ def test_the_cluster_has_what_kuberay_requires() -> None:
         assert {"readinessProbe", "livenessProbe"} <= set(container)
         env = {each["name"]: each["value"] for each in container["env"]}
         assert env["RAY_worker_niceness"] == "0"
-        assert env["RAY_kill_child_processes_on_worker_exit"] == "false"
         assert not [name for name in env if "AUTH" in name or "TLS" in name]  # the operator's
         mounted = {each["name"] for each in container["volumeMounts"]}
         assert mounted == {each["name"] for each in pod["volumes"]}

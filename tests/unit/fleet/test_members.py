@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 from kernel_mcp.fleet.members import LEASE_S, MARGIN_S, RENEW_S, Load, Member, Members
+from kernel_mcp.sessions.principals import Use
 from tests.unit.fake_kernels import FakeClock
 
 WHOLE_S = LEASE_S + MARGIN_S
@@ -118,3 +121,42 @@ def test_a_lease_of_an_earlier_list_does_not_go_on_under_a_name_that_another_nod
     members, _ = joined("one")
     assert not members.resume(Member("one", "another life"))
     assert members.renew("one", "life of one", Load())
+
+
+HOLDS = {"ada": dataclasses.asdict(Use(sessions=2, memory=100, largest=80))}
+
+
+def test_what_a_principal_may_have_is_counted_over_all_nodes() -> None:
+    members, _ = joined("one", "two", "three")
+    members.use("one", HOLDS)
+    assert members.claim("two", "ada", "sessions", 1, most=3)
+    assert not members.claim("three", "ada", "sessions", 1, most=3)
+    assert not members.claim("two", "ada", "sessions", 2, most=3)
+    assert members.claim("three", "ben", "sessions", 3, most=3)
+    members.use("two", {})
+    assert members.claim("three", "ada", "sessions", 1, most=3)
+
+
+def test_a_node_hears_of_what_others_have_of_its_principals_alone() -> None:
+    members, _ = joined("one", "two", "three")
+    members.use("one", HOLDS)
+    members.use("two", HOLDS | {"ben": dataclasses.asdict(Use(sessions=1))})
+    members.use("three", HOLDS)
+    assert members.holders("three", "ada") == ["one", "two"]
+    assert members.others("three") == {
+        "ada": dataclasses.asdict(Use(sessions=4, memory=200, largest=80))
+    }
+
+
+def test_what_a_lost_node_had_counts_no_more() -> None:
+    members, clock = joined("one", "two")
+    members.use("one", HOLDS)
+    clock.now += WHOLE_S / 2
+    assert members.renew("two", "life of two", Load())
+    clock.now += WHOLE_S / 2 + 0.1
+    members.expire()
+    assert members.claim("two", "ada", "sessions", 3, most=3)
+    members.use("one", HOLDS)
+    assert members.claim("two", "ada", "sessions", 3, most=3)
+    assert not members.claim("one", "ada", "memory", 1, most=0)
+    assert not members.claim("none", "ben", "sessions", 1, most=3)

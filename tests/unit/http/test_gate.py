@@ -347,6 +347,23 @@ async def test_more_calls_a_second_than_the_quota_wait_and_those_of_others_do_no
     assert behind.reached == 6
 
 
+async def test_calls_that_another_server_answers_are_of_the_same_rate() -> None:
+    clock = FakeClock()
+    gate, _ = made(Doorbell(), quotas=Quotas(rate=2), clock=clock)
+    gate.made_elsewhere("anna", 5)  # who has not called here has nothing here to take them from
+    assert gate.calls_made() == {}
+    assert (await ask(gate, headers=ANNA)).status == 200
+    assert gate.calls_made() == {"anna": 1}
+    gate.made_elsewhere("anna", 2)
+    assert (await ask(gate, headers=ANNA)).status == 429
+    clock.now += 0.9
+    assert (await ask(gate, headers=ANNA)).status == 429
+    clock.now += 0.2
+    assert (await ask(gate, headers=ANNA)).status == 200
+    clock.now += 100
+    assert gate.calls_made() == {}
+
+
 async def test_who_calls_again_at_once_hears_late_that_it_may_not() -> None:
     slept: list[float] = []
 

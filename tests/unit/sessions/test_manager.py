@@ -52,7 +52,7 @@ async def test_calls_at_the_same_time_share_one_default_session(tmp_path: Path) 
 async def test_sessions_that_begin_count_as_busy(tmp_path: Path) -> None:
     manager = new_manager(tmp_path, FakeSource(), FakeClock())
     async with manager.running(), anyio.create_task_group() as tasks:
-        async with manager._quota._one_at_a_time:
+        async with manager.quota._one_at_a_time:
             for _ in range(3):
                 tasks.start_soon(manager.create, ME)
             await anyio.wait_all_tasks_blocked()

@@ -14,7 +14,7 @@ from kernel_mcp.errors import SessionLimitReached, SessionNotFound, WorkspaceErr
 from kernel_mcp.identity import LOCAL, RUN, Forbidden, Principal
 from kernel_mcp.sessions.losses import Reply
 from kernel_mcp.sessions.manager import Caller, SessionManager
-from kernel_mcp.sessions.principals import Overseer, Principals, weights
+from kernel_mcp.sessions.principals import Others, Overseer, Principals, Use, weights
 from tests.unit.fake_kernels import FakeClock, FakeSource, new_manager
 
 pytestmark = pytest.mark.anyio
@@ -322,3 +322,86 @@ def test_the_processors_of_a_quota_are_those_of_all_kernels_that_compute() -> No
     one, two = working("s-1", LOCAL), working("s-2", LOCAL)
     Overseer(Principals(Settings(quotas=Quotas(cpu=1.5))), lambda: [one, two]).share()
     assert one.meter.weighed == two.meter.weighed == (1.0, 0.75)
+
+
+class Elsewhere(Others):
+    """Another server, where ada has sessions, each of which has been idle for some seconds."""
+
+    def __init__(self, *idle_s: float, cells: int = 0) -> None:
+        self.idle_s = sorted(idle_s)
+        self.stale = 0
+        """Sessions that it has said to have, and has no more."""
+        self.given_up: list[float] = []
+        self.cells = cells
+
+    def use(self, principal: str) -> Use:
+        return Use(sessions=len(self.idle_s), cells=self.cells)
+
+    async def claim(self, principal: str, kind: str, own: int, most: int) -> bool:
+        return own + len(self.idle_s) + self.stale <= most
+
+    async def idlest(self, principal: str, kind: str) -> tuple[str, float] | None:
+        self.stale = 0
+        return ("there", self.idle_s[-1]) if self.idle_s else None
+
+    async def give_up(self, where: str, principal: str, kind: str) -> bool:
+        self.given_up.append(self.idle_s.pop())
+        return True
+
+
+async def test_a_quota_of_sessions_counts_those_on_other_servers_and_the_idlest_of_all_gives_way(
+    tmp_path: Path, clock: FakeClock
+) -> None:
+    ada, there = caller("ada", sessions=3), Elsewhere(10, 100)
+    sessions = new_manager(tmp_path, FakeSource(), clock, others=there)
+    async with sessions.running():
+        first = await sessions.create(ada)
+        clock.now += 60
+        second = await sessions.create(ada)
+        assert there.given_up == [100]
+        await sessions.create(ada)
+        assert there.given_up == [100]
+        assert [each.lifecycle.awake for each in (first, second)] == [False, True]
+
+
+async def test_what_others_have_no_more_makes_nothing_give_way(
+    tmp_path: Path, clock: FakeClock
+) -> None:
+    ada, there = caller("ada", sessions=1), Elsewhere()
+    there.stale = 1
+    sessions = new_manager(tmp_path, FakeSource(), clock, others=there)
+    async with sessions.running():
+        await sessions.create(ada)
+        assert there.given_up == []
+
+
+async def test_a_quota_that_nobody_gave_is_that_of_each_server(
+    tmp_path: Path, clock: FakeClock
+) -> None:
+    there = Elsewhere(*range(100))
+    sessions = new_manager(tmp_path, FakeSource(), clock, others=there)
+    async with sessions.running():
+        await sessions.create(caller("ada"))
+        assert there.given_up == []
+
+
+async def test_who_has_all_sessions_in_use_is_refused_wherever_they_are(
+    tmp_path: Path, clock: FakeClock
+) -> None:
+    class Busy(Elsewhere):
+        async def idlest(self, principal: str, kind: str) -> tuple[str, float] | None:
+            return None
+
+    sessions = new_manager(tmp_path, FakeSource(), clock, others=Busy(0, 0))
+    async with sessions.running():
+        with pytest.raises(SessionLimitReached, match=r"All 2 sessions .*quota `sessions`"):
+            await sessions.create(caller("ada", sessions=2))
+        assert sessions.sessions == []
+
+
+def test_cells_on_other_servers_count() -> None:
+    found = Principals(Settings(quotas=Quotas(cells=4)), Elsewhere(cells=3))
+    found.check_cells("ada", ())
+    found = Principals(Settings(quotas=Quotas(cells=4)), Elsewhere(cells=4))
+    with pytest.raises(SessionLimitReached, match="4 cells of yours"):
+        found.check_cells("ada", ())

@@ -322,7 +322,7 @@ async def test_a_hundred_sessions_that_were_never_used_push_out_none_with_data(
         awake, asleep = await used_sessions(manager, clock, 2)
         written = await manager.create(ME)
         await anyio.Path(written.workspace.root / "data.csv").write_text("1,2")
-        assert await manager._quota.hibernate(asleep)
+        assert await manager.quota.hibernate(asleep)
         for _ in range(100):
             clock.now += 10
             await manager.create(ME)

@@ -1,0 +1,95 @@
+"""Quotas of principals over all nodes of a fleet: what each of them has is counted by the registry.
+
+Sessions are claimed before they begin, so that there are never too many. What else a principal has
+each node says with its renewals, and hears of the others by the answer: `members.RENEW_S` old.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from kernel_mcp.fleet.cluster import FleetUnavailable
+from kernel_mcp.sessions.principals import NOTHING, Others, Use
+
+logger = logging.getLogger(__name__)
+
+ANSWER_S = 5.0
+"""How long the registry, or a node that is to name what is idle there, may take."""
+GIVING_S = 30.0
+"""The same for one that is to hibernate a session."""
+
+
+class FleetOthers(Others):
+    """See `Others`, for one node. `find` has the actor of another by its name; None without."""
+
+    def __init__(self, node: str, registry: Any, ray: Any, find: Callable[[str], Any]) -> None:
+        self._node = node
+        self._registry = registry
+        self._ray = ray
+        self._find = find
+        self._uses: dict[str, Use] = {}
+
+    def heard(self, uses: Mapping[str, Mapping[str, int]]) -> None:
+        """What principals have on other nodes now."""
+        self._uses = {principal: Use(**use) for principal, use in uses.items()}
+
+    def use(self, principal: str) -> Use:
+        """See `Others`."""
+        return self._uses.get(principal, NOTHING)
+
+    async def claim(self, principal: str, kind: str, own: int, most: int) -> bool:
+        """See `Others`. Raises FleetUnavailable."""
+        claimed = self._registry.claim.remote(self._node, principal, kind, own, most)
+        return bool(await self._asked(claimed))
+
+    async def idlest(self, principal: str, kind: str) -> tuple[str, float] | None:
+        """See `Others`: all nodes also tell the registry what they have."""
+        holders = await self._asked(self._registry.holders.remote(self._node, principal))
+        found: dict[str, float] = {}
+
+        async def ask(node: str) -> None:
+            idle_s = await self._of(node, "idle_s", principal, kind, within_s=ANSWER_S)
+            if idle_s is not None:
+                found[node] = float(idle_s)
+
+        await asyncio.gather(*map(ask, holders))
+        return max(found.items(), key=lambda each: each[1], default=None)
+
+    async def give_up(self, where: str, principal: str, kind: str) -> bool:
+        """See `Others`."""
+        return bool(await self._of(where, "give_up", principal, kind, within_s=GIVING_S))
+
+    async def _asked(self, awaitable: Any) -> Any:
+        """What the registry answers. Raises FleetUnavailable."""
+        try:
+            return await asyncio.wait_for(_awaited(awaitable), ANSWER_S)
+        except (asyncio.TimeoutError, self._ray.exceptions.RayError) as error:
+            raise FleetUnavailable(
+                "The head of the fleet does not answer, which counts the sessions of your quota. "
+                "Call again in some seconds."
+            ) from error
+
+    async def _of(self, node: str, method: str, *words: str, within_s: float) -> Any:
+        """What another node answers; None for one that does not."""
+        try:
+            actor = await asyncio.to_thread(self._find, node)
+            if actor is None:
+                return None
+            asked = getattr(actor, method).remote(*words)
+            return await asyncio.wait_for(_awaited(asked), within_s)
+        except (asyncio.TimeoutError, self._ray.exceptions.RayError) as error:
+            logger.warning("node %s does not answer: %s", node, type(error).__name__)
+            return None
+
+
+def rows_of(uses: Mapping[str, Use]) -> dict[str, dict[str, int]]:
+    """As plain values."""
+    return {principal: dataclasses.asdict(use) for principal, use in uses.items()}
+
+
+async def _awaited(awaitable: Any) -> Any:
+    return await awaitable

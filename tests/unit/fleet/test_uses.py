@@ -1,0 +1,194 @@
+"""Quotas of principals over two nodes and the registry that counts for them."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import anyio
+import pytest
+
+from kernel_mcp.config.values import Quotas
+from kernel_mcp.errors import QuotaReached
+from kernel_mcp.fleet import registry as registry_module
+from kernel_mcp.fleet.cluster import FleetUnavailable
+from kernel_mcp.fleet.members import MARGIN_S, RENEW_S, Member
+from kernel_mcp.fleet.registry import Registry
+from kernel_mcp.fleet.uses import FleetOthers, rows_of
+from kernel_mcp.identity import Principal
+from kernel_mcp.sessions.manager import Caller, SessionManager
+from kernel_mcp.sessions.session import Session
+from tests.unit.fake_kernels import FakeClock, FakeSource, new_manager
+from tests.unit.fleet.fake_ray import Actor, RayError
+
+pytestmark = pytest.mark.anyio
+
+RAY: Any = SimpleNamespace(exceptions=SimpleNamespace(RayError=RayError))
+ADA = Caller("ada", "default", Principal("ada", quotas=Quotas(sessions=2, asleep=2, cells=3)))
+
+
+class Node:
+    """What a node does for quotas, with fake kernels."""
+
+    def __init__(self, name: str, registry: Registry, nodes: dict[str, Node], folder: Path) -> None:
+        self.name = name
+        self.registry = registry
+        self.lost = False
+        self.clock = FakeClock()
+        self.others = FleetOthers(name, Actor(registry), RAY, lambda node: Actor(nodes[node]))
+        self.manager: SessionManager = new_manager(
+            folder / name, FakeSource(), self.clock, others=self.others
+        )
+        nodes[name] = self
+
+    async def idle_s(self, principal: str, kind: str) -> float | None:
+        if self.lost:
+            raise RayError("lost")
+        await self.registry.use(self.name, rows_of(self.manager.uses()))
+        return self.manager.quota.idle_s(principal, kind)
+
+    async def give_up(self, principal: str, kind: str) -> bool:
+        done = await self.manager.quota.give_up(principal, kind)
+        await self.registry.use(self.name, rows_of(self.manager.uses()))
+        return done
+
+    async def renew(self) -> None:
+        member = Member(self.name, f"life of {self.name}")
+        held, uses = await self.registry.renew(member.row(), rows_of(self.manager.uses()))
+        assert held
+        self.others.heard(uses)
+
+    async def opened(self) -> Session:
+        return await self.manager.create(ADA)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> FakeClock:
+    found = FakeClock()
+    monkeypatch.setattr(registry_module, "boottime", found)
+    return found
+
+
+@asynccontextmanager
+async def two(folder: Path, clock: FakeClock) -> AsyncIterator[tuple[Node, Node]]:
+    registry = Registry()
+    clock.now += RENEW_S + MARGIN_S
+    nodes: dict[str, Node] = {}
+    made = Node("one", registry, nodes, folder), Node("two", registry, nodes, folder)
+    async with AsyncExitStack() as stack:
+        for each in made:
+            await registry.join(Member(each.name, f"life of {each.name}").row())
+            await stack.enter_async_context(each.manager.running())
+        yield made
+        assert registry._expiring is not None
+        registry._expiring.cancel()
+
+
+def awake(*nodes: Node) -> int:
+    return sum(each.lifecycle.awake for node in nodes for each in node.manager.sessions)
+
+
+async def test_one_session_too_many_sends_the_longest_idle_of_all_nodes_to_sleep(
+    tmp_path: Path, clock: FakeClock
+) -> None:
+    async with two(tmp_path, clock) as (one, other):
+        first = await one.opened()
+        one.clock.now += 60
+        second = await one.opened()
+        third = await other.opened()
+        assert [each.lifecycle.awake for each in (first, second, third)] == [False, True, True]
+        await one.manager.quota.admit(first)
+        assert awake(one, other) == 2
+        assert first.lifecycle.awake
+
+
+async def test_sleepers_of_all_nodes_count_and_the_oldest_is_dropped(
+    tmp_path: Path, clock: FakeClock
+) -> None:
+    async with two(tmp_path, clock) as (one, other):
+        handles = []
+        for node in (one, other, one, other, one):
+            for each in (one, other):
+                each.clock.now += 10
+            handles.append((await node.opened()).handle)
+        there = {each.handle for node in (one, other) for each in node.manager.sessions}
+        assert there == set(handles[1:])
+        assert awake(one, other) == 2
+
+
+async def test_who_has_all_sessions_in_use_is_refused(tmp_path: Path, clock: FakeClock) -> None:
+    async with two(tmp_path, clock) as (one, other):
+        for node in (one, other):
+            (await node.opened()).submit("wait", 0.0)
+        await anyio.wait_all_tasks_blocked()
+        with pytest.raises(QuotaReached, match="All 2 sessions"):
+            await other.opened()
+        assert awake(one, other) == 2
+
+
+async def test_cells_count_as_of_the_last_renewal(tmp_path: Path, clock: FakeClock) -> None:
+    async with two(tmp_path, clock) as (one, other):
+        await one.opened()
+        await other.opened()
+        for node in (one, other, one):
+            await node.renew()
+        assert one.others.use("ada").sessions == 1
+        assert one.others.use("ben").sessions == 0
+
+
+async def test_a_node_that_is_lost_gives_nothing_up_and_stops_nobody(
+    tmp_path: Path, clock: FakeClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with two(tmp_path, clock) as (one, other):
+        await one.opened()
+        one.clock.now += 1000
+        one.lost = True
+        second = await other.opened()
+        with caplog.at_level(logging.WARNING):
+            third = await other.opened()
+        assert "node one does not answer" in caplog.text
+        assert (second.lifecycle.awake, third.lifecycle.awake) == (False, True)
+
+
+async def test_a_young_registry_waits_until_nodes_have_said_what_they_have(
+    tmp_path: Path, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waited: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        waited.append(seconds)
+
+    monkeypatch.setattr("kernel_mcp.fleet.registry.asyncio.sleep", sleep)
+    registry = Registry()
+    registry._members.join(Member("one", "1"))
+    assert await registry.claim("one", "ada", "sessions", 1, 1)
+    clock.now += RENEW_S + MARGIN_S
+    assert await registry.claim("one", "ada", "sessions", 1, 1)
+    assert waited == [RENEW_S + MARGIN_S]
+
+
+async def test_without_a_head_no_session_is_opened_and_that_is_said(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Silent:
+        async def claim(self, *_: object) -> bool:
+            await anyio.sleep_forever()
+            return True
+
+    monkeypatch.setattr("kernel_mcp.fleet.uses.ANSWER_S", 0.01)
+    others = FleetOthers("one", Actor(Silent()), RAY, lambda _node: None)
+    with pytest.raises(FleetUnavailable, match="head of the fleet does not answer"):
+        await others.claim("ada", "sessions", 1, 1)
+
+
+async def test_calls_at_other_fronts_are_told_to_each(clock: FakeClock) -> None:
+    registry = Registry()
+    assert await registry.spent("a", {"ada": 3}) == {"ada": 0}
+    assert await registry.spent("b", {"ada": 2, "ben": 1}) == {"ada": 3, "ben": 0}
+    assert await registry.spent("a", {"ada": 4, "ben": 1}) == {"ada": 2, "ben": 1}
+    clock.now += 61
+    assert await registry.spent("a", {"ada": 4}) == {"ada": 0}
