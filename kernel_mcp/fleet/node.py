@@ -98,7 +98,7 @@ class Node:
             stdout=subprocess.PIPE,
             start_new_session=True,
         )
-        watching = await asyncio.to_thread(_number_of, self._watchdog)
+        watching = await anyio.to_thread.run_sync(_number_of, self._watchdog)
         begun = asyncio.Event()
         self._spawn(self._run(begun))
         await begun.wait()

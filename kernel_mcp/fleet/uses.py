@@ -12,6 +12,8 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import anyio
+
 from kernel_mcp.fleet.cluster import FleetUnavailable
 from kernel_mcp.sessions.principals import NOTHING, Others, Use
 
@@ -76,7 +78,7 @@ class FleetOthers(Others):
     async def _of(self, node: str, method: str, *words: str, within_s: float) -> Any:
         """What another node answers; None for one that does not."""
         try:
-            actor = await asyncio.to_thread(self._find, node)
+            actor = await anyio.to_thread.run_sync(self._find, node)
             if actor is None:
                 return None
             asked = getattr(actor, method).remote(*words)
