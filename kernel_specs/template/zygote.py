@@ -207,7 +207,7 @@ def main(argv: Sequence[str]) -> int:
     ground = cell.Ground((), (), base64.b64decode(start[0]["filter"]))
     while True:
         files = prewarm.plain_files()
-        kernel.freeze()
+        kernel.freeze(collect=not stage.to_come)  # kernels wait for a stage that is not the last
         turn = Zygote(control, stage).run()
         if turn is None:
             return 0
