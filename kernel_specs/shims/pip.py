@@ -6,7 +6,6 @@ Found through PYTHONPATH by `python -m pip`, which the programs in `bin` start.
 from __future__ import annotations
 
 import sys
-from importlib import metadata
 
 ADVICE = (
     "Running code cannot add or remove packages: write `%pip install ...` as a line of its own, "
@@ -35,6 +34,8 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _installed() -> list[tuple[str, str]]:
+    from importlib import metadata  # takes 5 ms, and whoever needs the words alone has them without
+
     found: dict[str, tuple[str, str]] = {}
     for each in metadata.distributions():  # the first one on sys.path is the one that is imported
         name = each.metadata["Name"]
@@ -43,6 +44,8 @@ def _installed() -> list[tuple[str, str]]:
 
 
 def _show(name: str) -> int:
+    from importlib import metadata
+
     try:
         found = dict(metadata.metadata(name).items())  # type: ignore[attr-defined]
     except metadata.PackageNotFoundError:
