@@ -18,12 +18,26 @@ import re
 import unicodedata
 from bisect import bisect_right
 from collections.abc import Callable, Container, Iterable, Iterator
-from functools import cache
+from functools import cache, cached_property
 from typing import Any
 from urllib.parse import quote
 
 from kernel_mcp.config.values import LEAST_MASKED
 from kernel_mcp.records import dataclass
+
+
+class Pattern:
+    """A pattern that is compiled once it is needed: one with parts of Unicode takes 1.5 ms."""
+
+    def __init__(self, pattern: str, flags: int = 0) -> None:
+        self.pattern = pattern
+        self._flags = flags
+
+    @cached_property
+    def compiled(self) -> re.Pattern[str]:
+        """That pattern."""
+        return re.compile(self.pattern, self._flags)
+
 
 # The words of the server itself, and what keeps others from speaking in its name.
 #
@@ -40,10 +54,10 @@ _UNSEEN = (
 )
 _GAP = rf"[\s{_UNSEEN}]*"
 _WORD = _GAP.join(["k", "e", "r", "n", "e", "[l1|]"]) + rf"{_GAP}[-_ ]?{_GAP}" + _GAP.join("mcp")
-_LIKE = re.compile(rf"\[{_GAP}{_WORD}{_GAP}\]", re.IGNORECASE)
+_LIKE = Pattern(rf"\[{_GAP}{_WORD}{_GAP}\]", re.IGNORECASE)
 _ENDS = "\n\r\x0b\x0c\x1c-\x1e\x85\u2028\u2029"
 _BLANK = rf"(?:[^\S{_ENDS}]|[{_UNSEEN}\u2800\x00-\x08\x0e-\x1b\x1f\x7f-\x84\x86-\x9f])*"
-_BEGINS = re.compile(rf"(?:\A|(?<=[{_ENDS}])){_BLANK}(?={_LIKE.pattern})", re.IGNORECASE)
+_BEGINS = Pattern(rf"(?:\A|(?<=[{_ENDS}])){_BLANK}(?={_LIKE.pattern})", re.IGNORECASE)
 _TWINS = {
     "-": "\u00ac\u00af\u02d7\u058a\u06d4\u1428\u1806\u2010\u2011\u2012\u2013\u2014\u2015\u2043"
     "\u207b\u2212\u2e3a\u2e3b\u30fc\u4e00\ufe58\ufe63",
@@ -65,7 +79,7 @@ _FOLDED = ((0xFF01, 0xFF5F), (0x1D400, 0x1D800), (0x2100, 0x2150), (0x2460, 0x25
 
 def guarded(text: str) -> str:
     """`text` of others, with everything escaped that could pass for the prefix of a notice."""
-    return _without(text, lambda folded: (each.start() for each in _LIKE.finditer(folded)))
+    return _without(text, lambda folded: (each.start() for each in _LIKE.compiled.finditer(folded)))
 
 
 def guarded_lines(text: str) -> str:
@@ -73,13 +87,13 @@ def guarded_lines(text: str) -> str:
 
     Blanks and what is not seen may stand before it.
     """
-    return _without(text, lambda folded: (each.end() for each in _BEGINS.finditer(folded)))
+    return _without(text, lambda folded: (each.end() for each in _BEGINS.compiled.finditer(folded)))
 
 
 def _without(text: str, brackets: Callable[[str], Iterable[int]]) -> str:
     """`text` with an escape for each of the brackets that are found in its folded form."""
     folded = text if text.isascii() else text.translate(_fold())
-    if "[" not in folded or _LIKE.search(folded) is None:
+    if "[" not in folded or _LIKE.compiled.search(folded) is None:
         return text
     parts: list[str] = []
     done = 0
@@ -304,10 +318,10 @@ _ORDINARY = (
 )
 """Follows a hidden character in a pattern: not one that makes an ordinary emoji or letter."""
 _SPECIAL = rf"[\x00-\x08\x0b-\x1f\x7f{_SURROGATES}{_BASIC}"
-_UNSAFE = re.compile(rf"{_SPECIAL}{_BEYOND}](?!(?<=\r)\n){_ORDINARY}")
-_HIDDEN = re.compile(f"[{_SURROGATES}{_BASIC}{_BEYOND}]{_ORDINARY}")
-_UNSAFE_BASIC = re.compile(f"{_SPECIAL}]{_ORDINARY}")
-_UNSAFE_BEYOND = re.compile(f"[{_BEYOND}]{_ORDINARY}")
+_UNSAFE = Pattern(rf"{_SPECIAL}{_BEYOND}](?!(?<=\r)\n){_ORDINARY}")
+_HIDDEN = Pattern(f"[{_SURROGATES}{_BASIC}{_BEYOND}]{_ORDINARY}")
+_UNSAFE_BASIC = Pattern(f"{_SPECIAL}]{_ORDINARY}")
+_UNSAFE_BEYOND = Pattern(f"[{_BEYOND}]{_ORDINARY}")
 _ANY_BEYOND = re.compile("[\U00010000-\U0010ffff]")
 _HIDDEN_UTF8 = re.compile(
     rb"(?:\xc2\xad|\xcd\x8f|\xd8\x9c|\xe1(?:\x85[\x9f\xa0]|\x9e[\xb4\xb5]|\xa0[\x8b-\x8f])"
@@ -332,20 +346,20 @@ def is_plain(text: str) -> bool:
 
 
 def _is_plain_unicode(text: str) -> bool:
-    if _UNSAFE_BASIC.search(text):
+    if _UNSAFE_BASIC.compiled.search(text):
         return False
     first = _ANY_BEYOND.search(text)
-    return first is None or not _UNSAFE_BEYOND.search(text, first.start())
+    return first is None or not _UNSAFE_BEYOND.compiled.search(text, first.start())
 
 
 def visible(text: str) -> str:
     """`text` with what would hide or reorder it written as escapes; ends of lines may be CR LF."""
-    return text if is_plain(text) else _UNSAFE.sub(_escaped, text)
+    return text if is_plain(text) else _UNSAFE.compiled.sub(_escaped, text)
 
 
 def revealed(text: str) -> str:
     """As `visible`, but leaves the control characters to a terminal."""
-    return text if text.isascii() else _HIDDEN.sub(_escaped, text)
+    return text if text.isascii() else _HIDDEN.compiled.sub(_escaped, text)
 
 
 def stripped(text: str) -> str:
