@@ -44,6 +44,8 @@ NEEDED = (
     "jupyterlab_pygments",
 )
 """Extensions of the page that come with `kernel-mcp[lab]`."""
+OWN = Path(__file__).parent / "extensions"
+"""An extension of the page: what JupyterLab says of the kernels of sessions."""
 EXTENSIONS = {"jupyterlab": True, "jupyter_server_ydoc": True, "jupyter_server_fileid": True}
 POLICY = (
     "default-src 'none'; script-src 'self' 'unsafe-eval'{scripts}; style-src 'self' "
@@ -119,6 +121,7 @@ def _config(state: Path, folder: Path, port: int) -> dict[str, Any]:
     root = folder / "root"
     root.mkdir()
     return {
+        "Application": {"log_level": "WARN"},
         "ServerApp": {
             "ip": "127.0.0.1",
             "port": port,
@@ -134,10 +137,10 @@ def _config(state: Path, folder: Path, port: int) -> dict[str, Any]:
             "session_manager_class": NotebookSessions,
             "kernel_spec_manager_class": SessionSpecs,
             "tornado_settings": {"headers": {"Content-Security-Policy": policy()}},
-            "log_level": "WARN",
         },
         "LabApp": {
             "extension_manager": "readonly",
+            "extra_labextensions_path": [str(OWN)],
             "news_url": None,
             "lock_all_plugins": True,
         },

@@ -28,7 +28,7 @@ _READ = re.compile(
 )
 _WRITE = {
     "POST": re.compile(
-        r"/login|/api/sessions|/api/kernels(/[^/]+/(interrupt|restart))?"
+        r"/login|/api/sessions|/api/kernels(/[^/]+/interrupt)?"
         r"|/api/contents(/(?!.*/trust$).*)?"
     ),
     "PUT": re.compile(

@@ -88,10 +88,6 @@ class SessionKernels(AsyncMappingKernelManager):
                 await super().start_kernel(kernel_id=joined.kernel_id, kernel_name=SPEC)
         return joined.kernel_id
 
-    async def restart_kernel(self, kernel_id: str, now: bool = False) -> None:
-        """Refuse. Raises HTTPError."""
-        await self.get_kernel(kernel_id).restart_kernel()
-
     def cwd_for_path(self, path: str, **_: Any) -> str:
         """Any folder: no process is started."""
         return str(self.root_dir)

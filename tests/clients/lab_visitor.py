@@ -59,6 +59,8 @@ update_display("elsewhere", display_id="d")
 for n in range(600):
     display(n)
 """
+RESTARTS = ("kernelmenu:restart", "kernelmenu:restart-and-clear", "runmenu:restart-and-run-all")
+"""Of the menus; those of the toolbar, the keys and the palette do the same."""
 FOREVER = "import time\nwhile True: time.sleep(0.05)"
 
 
@@ -112,6 +114,20 @@ async def refused(page: Page, method: str, path: str, body: dict[str, Any]) -> i
     return status
 
 
+async def refused_restarts(page: Page) -> list[str]:
+    """What the page says of each way to restart the kernel."""
+    said = []
+    for command in RESTARTS:
+        menu = "Run" if command.startswith("run") else "Kernel"
+        await page.click(f".lm-MenuBar-item >> text={menu}")
+        await page.click(f".lm-Menu-item[data-command='{command}']")
+        dialog = page.locator(".jp-Dialog")
+        said.append(await dialog.inner_text())
+        await page.click(".jp-Dialog .jp-mod-accept")
+        await dialog.wait_for(state="detached")
+    return said
+
+
 async def visit(agent: Agent, page: Page, seen: dict[str, Any], folder: Path) -> None:
     await page.wait_for_selector(".jp-DirListing-item")
     seen["listed"] = await page.inner_text(".jp-DirListing-item .jp-DirListing-itemText")
@@ -137,6 +153,10 @@ async def visit(agent: Agent, page: Page, seen: dict[str, Any], folder: Path) ->
     seen["queued"] = await queued
     await until(page, "KeyboardInterrupt")
     await until(page, "'after the person'")
+
+    seen["refusals"] = await refused_restarts(page)
+    seen["after refusals"] = await notebook(page)
+    seen["next"] = await agent.run("get_ipython().execution_count")
 
     first = page.locator(".jp-Notebook .jp-CodeCell .cm-content").first
     await first.click()

@@ -69,6 +69,15 @@ def test_a_person_runs_edits_and_stops_cells_and_the_agent_hears_of_it(
     assert "(interrupted): import time" in seen["queued"]
 
 
+def test_restarts_are_refused_in_words_and_nothing_follows_them(seen: dict[str, Any]) -> None:
+    assert len(seen["refusals"]) == 3
+    for words in seen["refusals"]:
+        assert "The kernel was not restarted" in words
+        assert "ask the agent for reset" in words
+    assert "before 41" in seen["after refusals"]
+    assert "a person ran" not in seen["next"]
+
+
 def test_hostile_outputs_of_either_are_shown_and_do_nothing(seen: dict[str, Any]) -> None:
     assert all(seen["words"])
     assert seen["tables"] == 2
@@ -79,10 +88,9 @@ def test_hostile_outputs_of_either_are_shown_and_do_nothing(seen: dict[str, Any]
 def test_there_are_no_terminals_files_or_kernels_but_sessions(seen: dict[str, Any]) -> None:
     statuses = seen["statuses"]
     refused = {"terminal": 404, "kernel": 404, "upload": 403, "new": 403, "file": 404}
-    refused |= {"beside": 404, "export": 404, "build": 404, "plugins": 404}
+    refused |= {"beside": 404, "export": 404, "build": 404, "plugins": 404, "restart": 404}
     assert {name: statuses[name] for name in refused} == refused
     assert seen["foreign"] == 403
-    assert statuses["restart"] >= 400
     assert seen["alive"].startswith("42")
 
 

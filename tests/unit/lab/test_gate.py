@@ -54,6 +54,7 @@ def test_what_the_page_asks_is_answered(method: str, path: str) -> None:
         ("PUT", "/api/config/notebook"),
         ("POST", "/api/contents/work.ipynb/trust"),
         ("POST", "/api/terminals"),
+        ("POST", f"{KERNEL}/restart"),
         ("POST", "/api/shutdown"),
         ("GET", "/metrics"),
         ("GET", "/lsp/ws/pyright"),
