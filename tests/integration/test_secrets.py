@@ -52,10 +52,7 @@ class World:
         own = {"API_TOKEN": VALUE, "SSL_CERT_FILE": str(self.trust)}
         root = str(Path(__file__).parents[2])
         if ordinary:
-            words = as_ordinary_user(words)
-            place = words.index("-i") + 1
-            words[place:place] = [f"{name}={value}" for name, value in own.items()]
-            own = {}
+            words, own = as_ordinary_user(words, own), {}
         environ = {**os.environ, **own, "PYTHONPATH": root}
         return StdioServerParameters(command=words[0], args=words[1:], env=environ, cwd=root)
 

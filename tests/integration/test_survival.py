@@ -13,7 +13,7 @@ import pytest
 from kernel_mcp.sessions.quota import KERNEL_DESCRIPTORS, KERNEL_TASKS
 from tests.integration.agent import agent
 from tests.integration.rawclient import raw_client
-from tests.integration.unprivileged import as_ordinary_user
+from tests.integration.unprivileged import as_lone_user
 
 pytestmark = [pytest.mark.anyio]
 
@@ -58,7 +58,7 @@ async def test_sessions_are_refused_before_the_server_runs_out(
 ) -> None:
     def through(argv: list[str]) -> list[str]:
         limited = ["bash", "-c", f'{limits} && exec "$@"', "limited", *argv]
-        return as_ordinary_user(limited) if ordinary else limited
+        return as_lone_user(limited) if ordinary else limited
 
     log = tmp_path / "log"
     async with raw_client("--warm", "2", through=through, log=log) as client:

@@ -59,8 +59,7 @@ async def test_code_and_its_children_read_them_in_every_kernel(how: str) -> None
     flags = (*FLAGS, *more.get(how, ()))
     server = command(*flags, env=OWN)
     if how == "ordinary":
-        words = as_ordinary_user([sys.executable, "-m", "kernel_mcp", *flags])
-        words[words.index("-i") + 1 : words.index("-i") + 1] = [f"MODEL_TOKEN={TOKEN}"]
+        words = as_ordinary_user([sys.executable, "-m", "kernel_mcp", *flags], OWN)
         server = StdioServerParameters(command=words[0], args=words[1:], env={}, cwd="/")
     async with Client(server) as client:
         notebook = Agent(client)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 from tests.run_folder import own_folder
@@ -15,12 +16,15 @@ HOME = own_folder() / f"home-{USER}"
 """No other user's: its caches are refused to whom they do not belong."""
 
 
-def as_ordinary_user(argv: list[str]) -> list[str]:
-    """The command that runs `argv` in the repository without any privilege.
+def as_ordinary_user(argv: list[str], variables: Mapping[str, str] | None = None) -> list[str]:
+    """The command that runs `argv` in the repository, with `variables`, without any privilege.
 
     Folders that only root may pass, such as its home, are replaced by ones that show no more
     than the interpreter and the repository.
     """
+    more = [f"{name}={value}" for name, value in (variables or {}).items()]
+    if os.geteuid() != 0:  # an ordinary user's tests are as they should be
+        return ["env", *more, *argv] if more else argv
     needed = {Path(sys.prefix), Path(sys.base_prefix), REPOSITORY}
     closed = {
         parent
@@ -28,8 +32,6 @@ def as_ordinary_user(argv: list[str]) -> list[str]:
         for parent in path.parents
         if parent.stat().st_mode & 0o005 != 0o005
     }
-    if os.geteuid() != 0:  # an ordinary user's tests are as they should be
-        return argv
     HOME.mkdir(mode=0o700, exist_ok=True)
     os.chown(HOME, USER, USER)
     options: list[str] = []
@@ -52,5 +54,17 @@ def as_ordinary_user(argv: list[str]) -> list[str]:
         *(f"PYTHONPATH={REPOSITORY}", f"LOGNAME=kernel-mcp-{USER}"),
         f"XDG_CACHE_HOME={HOME}/.cache",
         "KERNEL_MCP_PERSIST=off",
+        *more,
         *argv,
     ]
+
+
+def as_lone_user(argv: list[str]) -> list[str]:
+    """The same, where no other process of the user counts towards the limits of the user.
+
+    Linux counts those of each user namespace for themselves.
+    """
+    if os.geteuid() == 0:
+        return as_ordinary_user(argv)
+    apart = ("--unshare-user", "--unshare-pid", "--dev-bind", "/", "/", "--proc", "/proc")
+    return ["bwrap", *apart, "--", *argv]
