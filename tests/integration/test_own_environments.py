@@ -44,6 +44,8 @@ def add(root: Path, wheels: Path, name: str, *given: str, **more: dict[str, str]
     argv = [uv.find_uv_bin(), "pip", "install", "--quiet", "--offline", "--no-deps", "--no-index"]
     # copied: a link to uv's cache may be closed to others
     argv += ["--link-mode", "copy", "--python", str(root), str(file)]
+    if (root / "conda-meta").is_dir():  # a distribution's Python has its own place for packages
+        argv += ["--target", str(root / f"lib/python{MINOR}/site-packages")]
     subprocess.run(argv, check=True)
     subprocess.run(["chmod", "-R", "o+rX", str(root)], check=True)
 
@@ -74,12 +76,20 @@ def conda(place: Path) -> Path:
     root = place / "conda"
 
     def left_out(_folder: str, names: list[str]) -> set[str]:
-        return {"site-packages", "test", "idlelib", "__pycache__"}.intersection(names)
+        # the mark of a distribution, by which its own interpreter takes no packages
+        left = {"site-packages", "test", "idlelib", "__pycache__", "EXTERNALLY-MANAGED"}
+        return left.intersection(names)
 
     shutil.copytree(BASE / f"lib/python{MINOR}", root / f"lib/python{MINOR}", ignore=left_out)
     for library in (BASE / "lib").glob("libpython*.so*"):
         shutil.copy2(library, root / "lib", follow_symlinks=False)
-    (root / f"lib/python{MINOR}/site-packages").mkdir()
+    site = root / f"lib/python{MINOR}/site-packages"
+    site.mkdir()
+    if "dist-packages" in (root / f"lib/python{MINOR}/site.py").read_text():
+        # Debian's interpreter, which conda never has, looks for packages elsewhere
+        custom = root / f"lib/python{MINOR}/sitecustomize.py"
+        custom.unlink(missing_ok=True)
+        custom.write_text(f"import site\nsite.addsitedir({str(site)!r})\n")
     (root / "bin").mkdir()
     shutil.copy2(os.path.realpath(sys.executable), root / f"bin/python{MINOR}")
     (root / "bin/python").symlink_to(f"python{MINOR}")

@@ -29,6 +29,8 @@ from tests.unit.environments.kit import Kit
 MINOR = f"{sys.version_info[0]}.{sys.version_info[1]}"
 VERSION = platform.python_version()
 BASE = Path(os.path.realpath(sys.base_prefix))
+LIBRARIES = BASE if str(BASE) == "/usr" else BASE / "lib"
+"""What sessions see of the base: of a Python of the system as much as of the system."""
 
 
 @pytest.fixture
@@ -117,7 +119,7 @@ def test_names_of_folders_that_begin_with_a_dot_are_paths() -> None:
 def test_only_the_environment_and_its_base_are_shown(project: Path) -> None:
     shown = read(project / ".venv").readonly
     assert project / ".venv/lib" in shown
-    assert BASE / "lib" in shown
+    assert LIBRARIES in shown
     secrets = (project / "secret.txt", project / ".venv/pip.conf")
     assert not any(secret.is_relative_to(path) for secret in secrets for path in shown)
 
@@ -158,7 +160,7 @@ def test_a_link_to_the_folder_of_the_base_is_shown_as_that_and_told_from_what_ma
     found = read(root)
     seen = {path.relative_to(current) for path in found.readonly if path.is_relative_to(current)}
     assert seen == {path.relative_to(BASE) for path in found.readonly if path.is_relative_to(BASE)}
-    assert Path("lib") in seen
+    assert LIBRARIES.relative_to(BASE) in seen
     assert current in found.links
     found.require_steady([Mount(tmp_path, str(tmp_path)), Mount(root, "/data", "rw")])
     with pytest.raises(ConfigError, match=f"{current} leads to the Python of --python {root}"):
