@@ -60,6 +60,9 @@ TOO_LATE = (
     "again to stop that one"
 )
 NOT_EVALUATED = "A session evaluates no user expressions: put them into the code of a cell"
+LEAVING = ("exit", "exit()", "quit", "quit()")
+"""What people type to leave `jupyter console`, which asks the kernel whether it may."""
+_LEAVE = {"source": "ask_exit", "keepkernel": True}
 _STOPPED = (Status.INTERRUPTED, Status.TIMEOUT, Status.KILLED)
 
 
@@ -316,7 +319,7 @@ class Front:
             problem = "the code is not text"
         elif len(code) > MOST_CODE_CHARS:
             problem = f"the code has {len(code):,} characters; a cell takes {MOST_CODE_CHARS:,}"
-        elif code.strip():
+        elif code.strip() and (self._plain or code.strip() not in LEAVING):
             try:
                 cell = self.session.submit(code, self.session.timeout_s, author=PERSON)
             except KernelMcpError as error:
@@ -331,6 +334,8 @@ class Front:
         said: dict[str, Any] = {"status": "ok", **_besides(request)}
         if problem:
             said = {"status": "error", **failure("InputError", problem)}
+        elif str(code).strip():
+            said["payload"] = [_LEAVE]
         self._status("busy", _Parent(request.header))
         self._reply(number, request, {**said, "execution_count": len(self.session.cells)})
         self._status("idle", _Parent(request.header))

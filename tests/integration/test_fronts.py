@@ -65,6 +65,18 @@ async def test_both_see_the_same_variables_and_each_hears_of_the_other(state: Pa
         assert shown.text == "hi\n42"
 
 
+@pytest.mark.parametrize("code", ["exit", "quit()\n"])
+async def test_a_person_leaves_a_console_and_the_session_goes_on(state: Path, code: str) -> None:
+    async with agent(*flags(state)) as notebook:
+        await notebook.run("x = 1")
+        async with person(state) as them:
+            reply = await them.reply(run := them.run(code))
+            assert (reply["status"], reply["execution_count"]) == ("ok", 1)
+            assert reply["payload"] == [{"source": "ask_exit", "keepkernel": True}]
+            assert brief(await them.until_idle(run)) == [("status", "busy"), ("status", "idle")]
+        assert (await notebook.run("x")).text == "1"
+
+
 async def test_a_front_outlives_resets_hibernation_and_the_death_of_kernels(state: Path) -> None:
     async with agent(*flags(state), "--idle-timeout", "1s") as notebook:
         await notebook.run("x = 1")
