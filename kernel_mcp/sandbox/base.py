@@ -163,7 +163,8 @@ class SandboxReport:
     """What is in force, for `info`, `doctor` and the instructions of the server.
 
     `unpromised` are self-test checks, by name, that fail because of a gap. `own_groups`: another
-    process manages the kernels' control groups, and this server may not move them.
+    process manages the kernels' control groups, and this server may not move them. `listable` are
+    folders in which a gap lets the names of files be listed.
     """
 
     backend: str
@@ -171,6 +172,7 @@ class SandboxReport:
     gaps: tuple[str, ...]
     unpromised: frozenset[str] = frozenset()
     own_groups: bool = False
+    listable: tuple[Path, ...] = ()
 
 
 CLOSED = Opened()

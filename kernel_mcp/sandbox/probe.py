@@ -88,6 +88,7 @@ def run_confined(
             sandbox.release(identity)
 
 
+_SYSTEM = tuple(map(Path, ("/etc/shadow", "/etc/ssh", "/var/log", "/sys/kernel")))
 _NAMESPACES = ("mnt", "pid", "net", "ipc", "uts", "cgroup")
 REFUSED_CALL = " refused"
 """How the names of checks of single system calls end."""
@@ -168,10 +169,9 @@ def probing(shown: Sequence[Path], *, calls: bool, limits: Limits | None = None)
         namespaces={name: os.readlink(f"/proc/self/ns/{name}") for name in _NAMESPACES},  # noqa: PTH115
         tmp_bytes=(limits or Limits()).tmp_bytes,
     )
-    hidden = ["/etc/shadow", "/etc/ssh", "/var/log", "/sys/kernel", *_at_home(shown)]
     with listeners() as addresses:
         task = {
-            "hidden": hidden,
+            "hidden": _hidden(shown),
             "unwritable": ["/", "/usr", "/etc", "/dev", "/opt", "/run", "/var/tmp"],
             "addresses": addresses,
             "namespaces": _NAMESPACES,
@@ -185,7 +185,8 @@ def _run(sandbox: Sandbox, *, calls: bool) -> list[Check]:
     source = resources.files("kernel_specs").joinpath("selftest.py").read_text("utf-8")
     limits = Limits()
     prefixes = [Path(path) for path in {sys.prefix, sys.base_prefix, sys.base_exec_prefix}]
-    with probing(prefixes, calls=calls, limits=limits) as probe:
+    shown = [*prefixes, *sandbox.report().listable]
+    with probing(shown, calls=calls, limits=limits) as probe:
         done = run_confined(
             sandbox,
             [sys.executable, "-I", "-S", "-c", source],
@@ -203,14 +204,26 @@ def _run(sandbox: Sandbox, *, calls: bool) -> list[Check]:
             ) from None
 
 
-def _at_home(shown: Sequence[Path]) -> list[str]:
-    """Up to 32 entries of the home folder, without the way to what the interpreter needs."""
-    places = [place for path in shown for place in (str(path), os.path.realpath(path))]
+def _hidden(shown: Sequence[Path]) -> list[str]:
+    """Paths of the system's and of up to 32 entries of the home folder.
+
+    Without those that lead to what is shown, as a folder above it or a link does.
+    """
+    places = [place for path in shown for place in (path, Path(os.path.realpath(path)))]
+
+    def leads_there(entry: Path) -> bool:
+        target = Path(os.path.realpath(entry)) if entry.is_symlink() else None
+        return any(
+            place.is_relative_to(entry) or (target is not None and target.is_relative_to(place))
+            for place in places
+        )
+
     try:
-        entries = [str(entry) for entry in Path.home().iterdir()]
+        entries = sorted(Path.home().iterdir())
     except (OSError, RuntimeError):
-        return []
-    return [entry for entry in entries if not any(place.startswith(entry) for place in places)][:32]
+        entries = []
+    system = [str(each) for each in _SYSTEM if not leads_there(each)]
+    return system + [str(each) for each in entries if not leads_there(each)][:32]
 
 
 @contextmanager

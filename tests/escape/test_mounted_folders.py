@@ -590,6 +590,30 @@ async def test_places_that_belong_to_others_are_refused(mount: str, reason: str)
     assert "Traceback" not in said
 
 
+FORKED = "forked from a template that was tried"
+
+
+@pytest.mark.parametrize("name", ["data", "deep/er"])
+async def test_what_is_mounted_of_the_home_folder_is_no_breach(project: Project, name: str) -> None:
+    """The template is tried with files of the home folder, which must not be seen."""
+    cache = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    project.write("data/rows.csv", "1,2")
+    mount = project.root / name
+    env = {"HOME": str(project.root), "XDG_CACHE_HOME": cache}
+    async with Client(command("--mount", str(mount), "--warm", "0", env=env)) as client:
+        notebook = Agent(client)
+        with anyio.fail_after(PATIENCE_S):
+            for _ in iter(int, 1):
+                handle = (await notebook.call("create_session")).data["session"]
+                code = f"import os; os.listdir({str(project.root)!r})"
+                seen = (await notebook.run(code, session=handle)).text
+                assert seen.splitlines()[0] == f"['{name.partition('/')[0]}']"
+                found = str((await notebook.call("info", session=handle)).data["sandbox_found"])
+                if FORKED in found:
+                    break
+                await notebook.call("close_session", session=handle)
+
+
 PLANTED = (".git/hooks/post-commit", ".git/config", ".mcp.json", ".venv/bin/python", ".envrc")
 WRITES = """
 import json, os, stat

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import select
+import shutil
 import signal
 import subprocess
 import sys
@@ -24,7 +25,7 @@ from kernel_mcp.sandbox.probe import run_confined
 from kernel_mcp.sessions.saving import Saving, UnfitToFork
 from tests.integration import everyday_files
 from tests.integration.landlock_kernel import notebook
-from tests.integration.unprivileged import as_ordinary_user
+from tests.integration.unprivileged import REPOSITORY, as_ordinary_user
 
 pytestmark = [
     pytest.mark.anyio,
@@ -215,6 +216,24 @@ def test_nothing_survives_the_death_of_the_server(user: str) -> None:
         handles = hold(stack, pids)
         os.kill(itself, signal.SIGKILL)
         wait_for_the_end_of(handles)
+
+
+def test_an_installation_in_the_home_folder_is_no_breach(tmp_path: Path) -> None:
+    """The names of files in it can be listed, and no others of the home folder."""
+    source = tmp_path / "source"
+    for package in ("kernel_mcp", "kernel_specs"):
+        shutil.copytree(REPOSITORY / package, source / package)
+    (tmp_path / "notes.txt").write_text("private")
+    code = "from kernel_mcp.sandbox.select import proven_sandbox as p; print(p('landlock').name)"
+    ran = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "HOME": str(tmp_path), "PYTHONPATH": str(source)},
+        cwd="/",
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (ran.returncode, ran.stdout) == (0, "landlock\n"), ran.stderr
 
 
 def watcher_of(kernel: int) -> int:

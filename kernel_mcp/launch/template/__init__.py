@@ -125,6 +125,7 @@ class TemplateLauncher:
             self._start,
             self._shared.places,
             self._doors.writable,
+            [Path(each.guest) for each in mounts],
         )
         self._most = templates
         self._fork_slots = anyio.Semaphore(FORKS_PER_PROCESSOR * (os.cpu_count() or 1))

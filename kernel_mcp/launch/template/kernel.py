@@ -152,8 +152,10 @@ class Prover:
         start: Start,
         folders: Sequence[str],
         writable: frozenset[str] = frozenset(),
+        mounted: Sequence[Path] = (),
     ) -> None:
-        """`writable` are mounts of all templates that kernels may write to."""
+        """Every template shows the mounts `mounted`; kernels may write to those of `writable`."""
+        self._mounted = mounted
         self._folders = folders
         self._writable = writable
         self._sandbox = sandbox
@@ -176,7 +178,8 @@ class Prover:
     async def _try(self, template: TemplateProcess, environment: KernelEnvironment) -> None:
         limits = Limits()
         async with AsyncExitStack() as undo:
-            probe = undo.enter_context(probing(environment.readonly, calls=True, limits=limits))
+            visible = (*environment.readonly, *self._mounted)
+            probe = undo.enter_context(probing(visible, calls=True, limits=limits))
             identity = self._sandbox.identity()
             undo.callback(self._sandbox.release, identity)
             folder = self._runs.fresh()

@@ -13,6 +13,7 @@ import platform
 import resource
 import sys
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 from kernel_mcp.config.settings import Limits
@@ -232,7 +233,8 @@ class LandlockSandbox(KernelUsers):
 
     def report(self, opened: Opened = CLOSED) -> SandboxReport:
         """What Landlock and the filters put in force here."""
-        return landlock_report(opened, own_user=self._identities is not None)
+        report = landlock_report(opened, own_user=self._identities is not None)
+        return replace(report, listable=(self._boot.parent,))
 
     def _user_options(self, request: SandboxRequest, identity: Identity | None) -> list[str]:
         if identity is None:
