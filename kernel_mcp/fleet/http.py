@@ -6,8 +6,6 @@ there.
 
 from __future__ import annotations
 
-import secrets
-from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from typing import Any
 
@@ -19,6 +17,7 @@ from kernel_mcp import __version__
 from kernel_mcp.barriers import Barrier
 from kernel_mcp.config.settings import Settings
 from kernel_mcp.fleet.front import FleetCalls
+from kernel_mcp.fleet.rates import SharedRates
 from kernel_mcp.http.callers import HttpCallers
 from kernel_mcp.http.gate import Rates
 from kernel_mcp.http.serving import application
@@ -105,18 +104,11 @@ class FleetBehind:
 
     async def share(self, rates: Rates) -> None:
         """See `Behind`: any front of the fleet may be called."""
-        me = secrets.token_hex(8)
-        known: Mapping[str, int] = {}
+        shared = SharedRates(self._registry)
         while True:
             await anyio.sleep(SHARE_S)
-            if not (own := rates.calls_made()):
-                continue
             with Barrier("sharing the rates of principals among fronts"):
-                others = await self._registry.spent.remote(me, own)
-                for principal, calls in others.items():
-                    if (more := calls - known.get(principal, calls)) > 0:
-                        rates.made_elsewhere(principal, more)
-                known = others
+                await shared.share(rates)
 
     async def levels(self, calls: int) -> Levels:
         """See `Behind`: a front has calls, and nothing else of its own."""

@@ -67,8 +67,8 @@ class Registry:
             await asyncio.sleep(young_s)
         return self._members.claim(name, principal, kind, own, most)
 
-    async def spent(self, front: str, calls: Mapping[str, int]) -> dict[str, int]:
-        """Calls that fronts have answered, by principal, but for those of one that tells its own.
+    async def spent(self, front: str, calls: Mapping[str, int]) -> dict[str, dict[str, int]]:
+        """Calls that other fronts have answered of these principals, by front and principal.
 
         Each counts from when it began, and tells of those alone who have called lately.
         """
@@ -77,8 +77,11 @@ class Registry:
         for each, (then, _) in list(self._spent.items()):
             if then < now - SILENT_S:
                 del self._spent[each]
-        others = [spent for each, (_, spent) in self._spent.items() if each != front]
-        return {name: sum(each.get(name, 0) for each in others) for name in calls}
+        return {
+            each: {name: spent[name] for name in calls if name in spent}
+            for each, (_, spent) in self._spent.items()
+            if each != front
+        }
 
     async def holders(self, name: str, principal: str) -> list[str]:
         """See `Members`."""

@@ -183,12 +183,3 @@ async def test_without_a_head_no_session_is_opened_and_that_is_said(
     others = FleetOthers("one", Actor(Silent()), RAY, lambda _node: None)
     with pytest.raises(FleetUnavailable, match="head of the fleet does not answer"):
         await others.claim("ada", "sessions", 1, 1)
-
-
-async def test_calls_at_other_fronts_are_told_to_each(clock: FakeClock) -> None:
-    registry = Registry()
-    assert await registry.spent("a", {"ada": 3}) == {"ada": 0}
-    assert await registry.spent("b", {"ada": 2, "ben": 1}) == {"ada": 3, "ben": 0}
-    assert await registry.spent("a", {"ada": 4, "ben": 1}) == {"ada": 2, "ben": 1}
-    clock.now += 61
-    assert await registry.spent("a", {"ada": 4}) == {"ada": 0}
