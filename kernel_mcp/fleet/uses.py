@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import anyio
@@ -48,14 +48,16 @@ class FleetOthers(Others):
         claimed = self._registry.claim.remote(self._node, principal, kind, own, most)
         return bool(await self._asked(claimed))
 
-    async def idlest(self, principal: str, kind: str) -> tuple[str, float] | None:
+    async def idlest(
+        self, principal: str, kind: str, without: Collection[str]
+    ) -> tuple[str, float] | None:
         """See `Others`: all nodes also tell the registry what they have."""
         holders = await self._asked(self._registry.holders.remote(self._node, principal))
         found: dict[str, float] = {}
 
         async def ask(node: str) -> None:
             idle_s = await self._of(node, "idle_s", principal, kind, within_s=ANSWER_S)
-            if idle_s is not None:
+            if idle_s is not None and node not in without:
                 found[node] = float(idle_s)
 
         await asyncio.gather(*map(ask, holders))

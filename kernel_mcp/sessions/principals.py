@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections import OrderedDict, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import fields, replace
 
 import anyio
@@ -86,8 +86,13 @@ class Others:
         """
         return True
 
-    async def idlest(self, principal: str, kind: str) -> tuple[str, float] | None:
-        """The server where one has been out of use for longest, and for how many seconds."""
+    async def idlest(
+        self, principal: str, kind: str, without: Collection[str]
+    ) -> tuple[str, float] | None:
+        """The server where one has been out of use for longest, and for how many seconds.
+
+        Of those that are not left out.
+        """
         return None
 
     async def give_up(self, where: str, principal: str, kind: str) -> bool:

@@ -309,17 +309,21 @@ class SessionQuota:
     async def _fits(self, owner: str, kind: str, most: int) -> bool:
         """End what was out of use for longest, wherever it is, until all is no more than `most`."""
         others = self._principals.others
+        without: set[str] = set()
+        """Servers where none can end; "" is this one."""
         while most and not await others.claim(owner, kind, self._count(owner, kind), most):
-            there = await others.idlest(owner, kind)
+            there = await others.idlest(owner, kind, without)
             # They have said anew what they have, which may be less.
             if await others.claim(owner, kind, self._count(owner, kind), most):
                 break
-            here = self.idle_s(owner, kind)
+            here = None if "" in without else self.idle_s(owner, kind)
             if there is not None and (here is None or here < there[1]):
                 if not await others.give_up(there[0], owner, kind):
-                    return False
-            elif here is None or not await self.give_up(owner, kind):
+                    without.add(there[0])
+            elif here is None:
                 return False
+            elif not await self.give_up(owner, kind):
+                without.add("")
         return True
 
     def _count(self, owner: str, kind: str) -> int:
@@ -354,15 +358,22 @@ class SessionQuota:
         return None if found is None else self._clock() - found.last_used
 
     async def give_up(self, owner: str, kind: str) -> bool:
-        """Hibernate the one of a principal that goes first, or drop it where that sleeps."""
+        """Hibernate the one of a principal that goes first, or drop it where that sleeps.
+
+        One that cannot be hibernated stays, and the next one is.
+        """
         if kind == ASLEEP:
             asleep = min(self._asleep(owner), key=_first_to_drop, default=None)
             if asleep is not None:
                 logger.info("dropping a hibernated session that is one too many")
                 await self._drop(asleep)
             return asleep is not None
-        session = self._longest_idle(owner, without=set())
-        return session is not None and await self.hibernate(session, MAKE_ROOM)
+        tried: set[str] = set()
+        while (session := self._longest_idle(owner, without=tried)) is not None:
+            if await self.hibernate(session, MAKE_ROOM):
+                return True
+            tried.add(session.handle)
+        return False
 
     def _asleep(self, owner: str) -> list[Session]:
         return [session for session in self._of(owner) if session.state == "hibernated"]

@@ -13,7 +13,7 @@ import anyio
 import pytest
 
 from kernel_mcp.config.values import Quotas
-from kernel_mcp.errors import QuotaReached
+from kernel_mcp.errors import HibernationError, QuotaReached
 from kernel_mcp.fleet import registry as registry_module
 from kernel_mcp.fleet.cluster import FleetUnavailable
 from kernel_mcp.fleet.members import MARGIN_S, RENEW_S, Member
@@ -183,3 +183,46 @@ async def test_without_a_head_no_session_is_opened_and_that_is_said(
     others = FleetOthers("one", Actor(Silent()), RAY, lambda _node: None)
     with pytest.raises(FleetUnavailable, match="head of the fleet does not answer"):
         await others.claim("ada", "sessions", 1, 1)
+
+
+@pytest.mark.parametrize("where", [0, 1], ids=["elsewhere", "here"])
+async def test_one_that_cannot_be_put_away_has_the_next_idle_one_give_way(
+    where: int, tmp_path: Path, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hibernate = Session.hibernate
+
+    async def fails(session: Session, purpose: str = "") -> bool:
+        if session is stuck:
+            raise HibernationError("there is no room for its variables")
+        return await hibernate(session, purpose)
+
+    monkeypatch.setattr(Session, "hibernate", fails)
+    async with two(tmp_path, clock) as nodes:
+        stuck = await nodes[where].opened()
+        nodes[where].clock.now += 60
+        second = await nodes[where].opened()
+        third = await nodes[1].opened()
+        assert [each.lifecycle.awake for each in (stuck, second, third)] == [True, False, True]
+
+
+async def test_where_none_can_be_put_away_one_of_another_node_is(
+    tmp_path: Path, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hibernate = Session.hibernate
+
+    async def fails(session: Session, purpose: str = "") -> bool:
+        if session in stuck:
+            raise HibernationError("there is no room for its variables")
+        return await hibernate(session, purpose)
+
+    stuck: list[Session] = []
+    monkeypatch.setattr(Session, "hibernate", fails)
+    async with two(tmp_path, clock) as (one, other):
+        first, second = await one.opened(), await other.opened()
+        stuck.append(first)
+        one.clock.now += 60
+        third = await other.opened()
+        assert [each.lifecycle.awake for each in (first, second, third)] == [True, False, True]
+        stuck.append(third)
+        with pytest.raises(QuotaReached):
+            await one.opened()

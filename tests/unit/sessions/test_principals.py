@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -340,7 +341,9 @@ class Elsewhere(Others):
     async def claim(self, principal: str, kind: str, own: int, most: int) -> bool:
         return own + len(self.idle_s) + self.stale <= most
 
-    async def idlest(self, principal: str, kind: str) -> tuple[str, float] | None:
+    async def idlest(
+        self, principal: str, kind: str, without: Collection[str]
+    ) -> tuple[str, float] | None:
         self.stale = 0
         return ("there", self.idle_s[-1]) if self.idle_s else None
 
@@ -389,7 +392,9 @@ async def test_who_has_all_sessions_in_use_is_refused_wherever_they_are(
     tmp_path: Path, clock: FakeClock
 ) -> None:
     class Busy(Elsewhere):
-        async def idlest(self, principal: str, kind: str) -> tuple[str, float] | None:
+        async def idlest(
+            self, principal: str, kind: str, without: Collection[str]
+        ) -> tuple[str, float] | None:
             return None
 
     sessions = new_manager(tmp_path, FakeSource(), clock, others=Busy(0, 0))
