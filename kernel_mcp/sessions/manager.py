@@ -233,7 +233,7 @@ class SessionManager:
 
     def uses(self) -> dict[str, Use]:
         """What principals have here whose quotas hold for all servers together."""
-        owners = {each.owner for each in self._sessions.values()}
+        owners = {each.owner for each in self._sessions.values()} | self.quota.awaited
         shared = self.principals.shared
         return {each: self.quota.use(each) for each in owners if shared(each) != Quotas()}
 

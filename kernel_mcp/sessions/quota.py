@@ -332,6 +332,11 @@ class SessionQuota:
         awake = {id(each.family) for each in self._of(owner) if each.lifecycle.awake}
         return len(awake) + self._coming[owner]
 
+    @property
+    def awaited(self) -> set[str]:
+        """Principals for whom room is made or was made, also where they have no session yet."""
+        return set(self._coming)
+
     def use(self, owner: str) -> Use:
         """What a principal has here, with what there is about to be."""
         own = self._of(owner)

@@ -226,3 +226,20 @@ async def test_where_none_can_be_put_away_one_of_another_node_is(
         stuck.append(third)
         with pytest.raises(QuotaReached):
             await one.opened()
+
+
+async def test_a_session_that_is_about_to_be_there_counts_with_a_renewal(
+    tmp_path: Path, clock: FakeClock
+) -> None:
+    async with two(tmp_path, clock) as (one, other):
+        one.manager.principals.seen(ADA.who)
+        async with one.manager.quota.reserve("ada"):
+            await one.renew()
+            for _ in range(2):
+                await other.opened()
+            assert awake(other) == 1
+        await one.renew()
+        assert awake(other) == 1
+        await other.opened()
+        await other.renew()
+        assert one.manager.uses() == {}
