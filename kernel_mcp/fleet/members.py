@@ -138,6 +138,23 @@ class Members:
         if name in self._known and not self._known[name].lost:
             self._uses[name] = {principal: dict(use) for principal, use in uses.items()}
 
+    def gives_way(self, name: str, principal: str, use: Mapping[str, int], most: int) -> bool:
+        """Whether the largest kernel of a principal on a node has to end, as all take too much.
+
+        `use` has the memory there now. What is to end counts no more from now on.
+        """
+        if name not in self._known:
+            return False
+        there = [Use(**each) for each in self._elsewhere(name, principal)]
+        all_of_them = functools.reduce(operator.add, there, NOTHING)
+        memory, largest = use["memory"], use["largest"]
+        ends = memory + all_of_them.memory > most and largest >= all_of_them.largest
+        if ends:
+            memory, largest = memory - largest, 0
+        known = self._uses.setdefault(name, {}).get(principal, dataclasses.asdict(NOTHING))
+        self._uses[name][principal] = {**known, "memory": memory, "largest": largest}
+        return ends
+
     def others(self, name: str) -> dict[str, dict[str, int]]:
         """What principals that a node knows of have on the others."""
         found = {}

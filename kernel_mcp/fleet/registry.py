@@ -67,6 +67,10 @@ class Registry:
             await asyncio.sleep(young_s)
         return self._members.claim(name, principal, kind, own, most)
 
+    async def gives_way(self, name: str, principal: str, use: Mapping[str, int], most: int) -> bool:
+        """See `Members`."""
+        return self._members.gives_way(name, principal, use, most)
+
     async def spent(self, front: str, calls: Mapping[str, int]) -> dict[str, dict[str, int]]:
         """Calls that other fronts have answered of these principals, by front and principal.
 

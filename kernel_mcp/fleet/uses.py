@@ -67,13 +67,20 @@ class FleetOthers(Others):
         """See `Others`."""
         return bool(await self._of(where, "give_up", principal, kind, within_s=GIVING_S))
 
+    async def gives_way(self, principal: str, use: Use, most: int) -> bool:
+        """See `Others`. Raises FleetUnavailable."""
+        row = dataclasses.asdict(use)
+        return bool(
+            await self._asked(self._registry.gives_way.remote(self._node, principal, row, most))
+        )
+
     async def _asked(self, awaitable: Any) -> Any:
         """What the registry answers. Raises FleetUnavailable."""
         try:
             return await asyncio.wait_for(_awaited(awaitable), ANSWER_S)
         except (asyncio.TimeoutError, self._ray.exceptions.RayError) as error:
             raise FleetUnavailable(
-                "The head of the fleet does not answer, which counts the sessions of your quota. "
+                "The head of the fleet does not answer, which counts what is of your quota. "
                 "Call again in some seconds."
             ) from error
 

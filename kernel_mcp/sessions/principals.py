@@ -99,6 +99,14 @@ class Others:
         """Have the one of a server that was out of use for longest hibernate, or be dropped."""
         return False
 
+    async def gives_way(self, principal: str, use: Use, most: int) -> bool:
+        """Whether the largest kernel of a principal here has to end for it to have enough memory.
+
+        What ends counts no more for the others, so that one does at a time. Raises KernelMcpError
+        where nobody knows.
+        """
+        return True
+
 
 class Principals:
     """The quotas of principals; where there are several, none has all sessions of the server."""
@@ -181,19 +189,43 @@ class Overseer:
         self._sessions = sessions
         self._disk: dict[str, int] = {}
         """Bytes of each session by the last look but one, by handle."""
+        self._shared: dict[str, tuple[Session, Use]] = {}
+        """Principals that have too much memory with what they have elsewhere: what would end."""
+        self._asking: set[str] = set()
 
     async def run(self) -> None:
         """Look until cancelled."""
-        while True:
-            busy = self.look()
-            with Barrier("sharing the processors among principals"):
-                self.share()
-            await anyio.sleep(CHECK_S if busy else REST_S)
+        async with anyio.create_task_group() as tasks:
+            while True:
+                busy = self.look()
+                for name, (session, use) in self._shared.items():
+                    if name not in self._asking:
+                        self._asking.add(name)
+                        tasks.start_soon(self._settle, name, session, use)
+                with Barrier("sharing the processors among principals"):
+                    self.share()
+                await anyio.sleep(CHECK_S if busy else REST_S)
+
+    async def _settle(self, name: str, session: Session, use: Use) -> None:
+        """Have the largest kernel of a principal end, unless one on another server does."""
+        most = self._principals.quotas(name).memory or 0
+        others = self._principals.others
+        elsewhere = others.use(name).memory
+        try:
+            with Barrier("asking what a principal has elsewhere", session.handle) as barrier:
+                ends = await others.gives_way(name, use, most)
+            if barrier.failure is not None:
+                ends = use.memory > most
+            if ends:
+                self._stop(session, "memory", use.memory + elsewhere, most)
+        finally:
+            self._asking.discard(name)
 
     def look(self) -> bool:
         """Compare each principal with its quotas; whether code of any runs."""
         busy = False
         there = {each.handle for each in self._sessions()}
+        self._shared = {}
         self._disk = {key: size for key, size in self._disk.items() if key in there}
         for name, own in self._by_owner().items():
             with Barrier("comparing a principal with its quotas"):
@@ -212,9 +244,12 @@ class Overseer:
         quotas, others = self._principals.quotas(name), self._principals.others.use(name)
         if quotas.memory:
             largest, largest_bytes, total = memory_of(own)
-            total += others.memory
-            if total > quotas.memory and largest is not None and largest_bytes >= others.largest:
-                self._stop(largest, "memory", total, quotas.memory)
+            if total + others.memory > quotas.memory and largest_bytes >= others.largest:
+                assert largest is not None
+                if others.memory:
+                    self._shared[name] = largest, Use(memory=total, largest=largest_bytes)
+                else:
+                    self._stop(largest, "memory", total, quotas.memory)
                 return
         if quotas.disk:
             self._compare_disk(own, quotas.disk, others.disk)
@@ -238,8 +273,8 @@ class Overseer:
     def _stop(self, session: Session, quota: str, used: int, most: int) -> None:
         cause = _too_much(quota, used, most)
         logger.info("session %s: %s", session.handle, cause)
-        assert session.kernel is not None
-        session.kernel.handle.limits.give_up(cause)
+        if session.kernel is not None:
+            session.kernel.handle.limits.give_up(cause)
 
     def share(self) -> None:
         """Have the kernels that compute share the processors by principal."""

@@ -12,6 +12,7 @@ from typing import Any
 import anyio
 import pytest
 
+from kernel_mcp.config.settings import Settings
 from kernel_mcp.config.values import Quotas
 from kernel_mcp.errors import HibernationError, QuotaReached
 from kernel_mcp.fleet import registry as registry_module
@@ -21,9 +22,11 @@ from kernel_mcp.fleet.registry import Registry
 from kernel_mcp.fleet.uses import FleetOthers, rows_of
 from kernel_mcp.identity import Principal
 from kernel_mcp.sessions.manager import Caller, SessionManager
+from kernel_mcp.sessions.principals import Overseer, Principals, Use
 from kernel_mcp.sessions.session import Session
 from tests.unit.fake_kernels import FakeClock, FakeSource, new_manager
 from tests.unit.fleet.fake_ray import Actor, RayError
+from tests.unit.sessions.test_principals import working
 
 pytestmark = pytest.mark.anyio
 
@@ -243,3 +246,74 @@ async def test_a_session_that_is_about_to_be_there_counts_with_a_renewal(
         await other.opened()
         await other.renew()
         assert one.manager.uses() == {}
+
+
+class Overseen:
+    """A node on which one kernel of a principal has some memory."""
+
+    def __init__(self, name: str, registry: object, memory: int) -> None:
+        self.name = name
+        self.session = working(name, "ada")
+        self.meter = self.session.meter
+        self.meter.bytes = memory
+        self.meter.awake = False
+        self.others = FleetOthers(name, Actor(registry), RAY, lambda _node: None)
+        principals = Principals(Settings(), self.others)
+        principals.seen(Principal("ada", quotas=Quotas(memory=1000)))
+        self.overseer = Overseer(principals, lambda: [self.session])
+
+    async def renew(self, registry: Registry) -> None:
+        own = Use(memory=self.meter.bytes, largest=self.meter.bytes)
+        member = Member(self.name, f"life of {self.name}")
+        held, uses = await registry.renew(member.row(), rows_of({"ada": own}))
+        assert held
+        self.others.heard(uses)
+
+
+@asynccontextmanager
+async def overseen(
+    memory: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[tuple[Overseen, Overseen]]:
+    """Two nodes that have told of so much memory."""
+    monkeypatch.setattr("kernel_mcp.sessions.principals.CHECK_S", 0)
+    registry = Registry()
+    one, other = (Overseen(name, registry, memory[0]) for name in ("one", "other"))
+    for each in (one, other, one):
+        await registry.join(Member(each.name, f"life of {each.name}").row())
+        await each.renew(registry)
+    one.meter.bytes = other.meter.bytes = memory[1]
+    async with anyio.create_task_group() as tasks:
+        for each in (one, other):
+            tasks.start_soon(each.overseer.run)
+        yield one, other
+        tasks.cancel_scope.cancel()
+    assert registry._expiring is not None
+    registry._expiring.cancel()
+
+
+async def test_of_two_kernels_that_grow_at_once_on_two_nodes_one_ends(
+    clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with overseen((400, 700), monkeypatch) as nodes:
+        with anyio.fail_after(30):
+            while not any(each.meter.killed for each in nodes):
+                await anyio.sleep(0)
+        (ended,) = (each for each in nodes if each.meter.killed)
+        ended.session.kernel.exit = 9
+        for _ in range(100):
+            await anyio.sleep(0)
+        assert sum(bool(each.meter.killed) for each in nodes) == 1
+
+
+async def test_where_the_head_says_nothing_a_kernel_ends_that_alone_has_too_much(
+    clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def nothing(*_: object) -> bool:
+        raise RayError("lost")
+
+    monkeypatch.setattr(Registry, "gives_way", nothing)
+    for most, count in ((700, 0), (1001, 2)):
+        async with overseen((400, most), monkeypatch) as nodes:
+            for _ in range(100):
+                await anyio.sleep(0)
+            assert sum(bool(each.meter.killed) for each in nodes) == count

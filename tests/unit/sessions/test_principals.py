@@ -13,6 +13,7 @@ from kernel_mcp.config.settings import Limits, Settings
 from kernel_mcp.config.values import GIB, MIB, Quotas
 from kernel_mcp.errors import SessionLimitReached, SessionNotFound, WorkspaceError
 from kernel_mcp.identity import LOCAL, RUN, Forbidden, Principal
+from kernel_mcp.linux.proc import Usage
 from kernel_mcp.sessions.losses import Reply
 from kernel_mcp.sessions.manager import Caller, SessionManager
 from kernel_mcp.sessions.principals import Others, Overseer, Principals, Use, weights
@@ -271,10 +272,14 @@ class Meter:
         self.quotas = [self]
         self.measured, self.bytes = self, 0
         self.interrupted: list[str] = []
+        self.killed: list[str] = []
         self.weighed: tuple[float, float] | None = None
 
     def exceed(self, cause: str) -> None:
         self.interrupted.append(cause)
+
+    def give_up(self, cause: str) -> None:
+        self.killed.append(cause)
 
     def weigh(self, weight: float, cpus: float) -> None:
         self.weighed = (weight, cpus)
@@ -285,6 +290,9 @@ class Kernel:
         self.handle = self
         self.exit = None
         self.limits = meter
+
+    def usage(self) -> Usage:
+        return Usage(memory_bytes=self.limits.bytes)
 
 
 class Working:
