@@ -57,13 +57,13 @@ from kernel_mcp.sandbox.base import Sandbox
 from kernel_mcp.services import Services
 from kernel_mcp.sessions.audit import Audit, open_audit
 from kernel_mcp.sessions.bounds import OwnMemory, ServerBounds, memory_bound
+from kernel_mcp.sessions.capacity import Capacity
 from kernel_mcp.sessions.checking import Checks
 from kernel_mcp.sessions.keeping import Keeping, keeping_of, kept_in_words
 from kernel_mcp.sessions.manager import SessionManager
 from kernel_mcp.sessions.measuring import Measured
 from kernel_mcp.sessions.pool import WarmPool, spare_folder, sweep_spares
 from kernel_mcp.sessions.principals import Others
-from kernel_mcp.sessions.quota import Capacity
 from kernel_mcp.sessions.reaper import Reaper
 from kernel_mcp.sessions.roll import Roll
 from kernel_mcp.sessions.roster import answering, described

@@ -28,6 +28,7 @@ from kernel_mcp.linux.safe_tree import make_private
 from kernel_mcp.records import dataclass
 from kernel_mcp.sessions import branches
 from kernel_mcp.sessions.audit import Audit
+from kernel_mcp.sessions.capacity import Capacity
 from kernel_mcp.sessions.checking import Checks
 from kernel_mcp.sessions.checkpoints import Resting
 from kernel_mcp.sessions.ends import Ended, Ends
@@ -45,7 +46,7 @@ from kernel_mcp.sessions.keeping import (
 from kernel_mcp.sessions.lifecycle import lost_names
 from kernel_mcp.sessions.losses import Reply
 from kernel_mcp.sessions.principals import Others, Overseer, Principals, Use
-from kernel_mcp.sessions.quota import Capacity, SessionQuota
+from kernel_mcp.sessions.quota import SessionQuota
 from kernel_mcp.sessions.roll import OwnRoll, Roll
 from kernel_mcp.sessions.saver import Kept, Saver
 from kernel_mcp.sessions.session import Clock, Preparation, Session

@@ -30,7 +30,7 @@ from kernel_mcp.errors import ConfigError
 from kernel_mcp.kernels.factory import KernelRequest, KernelSource, log_progress
 from kernel_mcp.linux.safe_tree import give_tree, make_private, remove_tree, take_place
 from kernel_mcp.records import dataclass
-from kernel_mcp.sessions.quota import Capacity
+from kernel_mcp.sessions.capacity import Capacity
 
 if TYPE_CHECKING:
     from kernel_mcp.kernels.kernel import Kernel

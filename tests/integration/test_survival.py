@@ -10,7 +10,7 @@ from pathlib import Path
 import anyio
 import pytest
 
-from kernel_mcp.sessions.quota import KERNEL_DESCRIPTORS, KERNEL_TASKS
+from kernel_mcp.sessions.capacity import KERNEL_DESCRIPTORS, KERNEL_TASKS
 from tests.integration.agent import agent
 from tests.integration.rawclient import raw_client
 from tests.integration.unprivileged import as_lone_user

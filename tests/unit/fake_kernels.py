@@ -25,12 +25,12 @@ from kernel_mcp.limits.kernel import KernelLimits
 from kernel_mcp.linux.proc import ExitStatus, Usage
 from kernel_mcp.output.items import Failure, Stream
 from kernel_mcp.policy import Policy
+from kernel_mcp.sessions.capacity import Bound, Capacity
 from kernel_mcp.sessions.cell import Cell
 from kernel_mcp.sessions.keeping import Keeping
 from kernel_mcp.sessions.losses import Reply
 from kernel_mcp.sessions.manager import Caller, SessionManager
 from kernel_mcp.sessions.principals import Others
-from kernel_mcp.sessions.quota import Capacity
 from kernel_mcp.sessions.session import Preparation, Session
 from kernel_mcp.sessions.storage import SessionFolders
 
@@ -391,3 +391,8 @@ def new_manager(
         keeping=keeping,
         others=others,
     )
+
+
+def bound(most: int, used: int, name: str = "the bound") -> Bound:
+    """A limit of which so much is taken; a kernel takes 10, and 5 stay free."""
+    return Bound(name, "of them", most, lambda: used, 10, 5, "do this")
