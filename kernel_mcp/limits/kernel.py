@@ -139,8 +139,9 @@ class KernelLimits:
         self._cause = ""
         self._cpu_s = 0.0
         self._known = False
-        self._stale: list[FolderQuota] = []
-        """Those whose folders may have changed since they were looked at."""
+        self._looked_at: dict[FolderQuota, float] = {}
+        """Processor time of the kernel as a look at the folder began between cells."""
+        self._active = False
         self._stopped = False
 
     @property
@@ -218,8 +219,8 @@ class KernelLimits:
             self._stopped = False
         self._on_excess.append(on_excess)
         self._priority.begin()
-        self._stale = list(self.quotas)
-        self.awake = True
+        self._looked_at = {}
+        self.awake = self._active = True
         self._wake(self)
 
     def end(self, on_excess: Callable[[], None] | None = None) -> list[str]:
@@ -271,27 +272,56 @@ class KernelLimits:
         """Set what it weighs among all kernels; `cpus` processors at most, 0 for its own limit."""
         self._priority.weigh(weight, cpus or self.limits.cpus)
 
+    def pressing(self, others: int) -> bool:
+        """Whether it has to be checked now: code runs or has just done so, or a look that it waits
+        for is due, where so many `others` are awake.
+        """
+        if not self.awake or self._active:
+            return self.awake
+        return any(quota.in_turn(others) for quota in self._stale())
+
+    def at_rest(self) -> bool:
+        """Whether it has a group that bounds its memory and shows that it has computed next to
+        nothing since the last check. Blocks; False where that cannot be told.
+        """
+        return (
+            not self.awake
+            and not self._gauge.weighs
+            and (cpu_s := self._gauge.group_cpu_s()) is not None
+            and cpu_s - self._cpu_s <= RESTING_CPU_S
+        )
+
     async def check_disk(self, others: int = 0) -> None:
         """Compare the folders with their quotas where due; called by the watchdog.
 
-        Sets `awake` while folders may change; so many `others` are awake, too. Returns at once
-        while an earlier call runs.
+        Sets `awake` while folders may change or have not been looked at since they did; so many
+        `others` are awake, too. Returns at once while an earlier call runs.
         """
         if self._looking:
             return
         self._looking = True
         try:
-            active = bool(self._on_excess) or await self._has_computed()
-            if active:
-                self._stale = list(self.quotas)
-            due = [quota for quota in self._stale if quota.due(others)]
+            looked_at, between = self._looked_at, not self._on_excess
+            self._active = not between or await self._has_computed()
+            cpu_s = self._cpu_s
+            due = [quota for quota in self._stale() if quota.due(others)]
             if due and await self._look(due):
-                if not active:  # one more look at each when it has come to rest
-                    self._stale = [quota for quota in self._stale if quota not in due]
+                if between:  # `begin` has put another one in its place for what a cell changes
+                    looked_at.update(dict.fromkeys(due, cpu_s))
                 self._judge()
-            self.awake = active or bool(self._stale)
+            self._active = self._active or bool(self._on_excess)
+            self.awake = self._active or bool(self._stale())
         finally:
             self._looking = False
+
+    def _stale(self) -> list[FolderQuota]:
+        """Those whose folders may have changed since they were looked at."""
+        return [
+            quota
+            for quota in self.quotas
+            if (before := self._looked_at.get(quota)) is None
+            or self._cpu_s - before > RESTING_CPU_S
+        ]
 
     async def _has_computed(self) -> bool:
         """Whether it has used processor time since the last call."""

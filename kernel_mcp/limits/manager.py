@@ -6,7 +6,7 @@ import asyncio
 import logging
 import math
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -14,8 +14,9 @@ from functools import partial
 from pathlib import Path
 
 import anyio
+from anyio.abc import TaskGroup
 
-from kernel_mcp.barriers import Barrier
+from kernel_mcp.barriers import Barrier, surely
 from kernel_mcp.config.settings import Limits
 from kernel_mcp.config.values import format_bytes
 from kernel_mcp.limits.group import KernelGroup
@@ -42,6 +43,7 @@ class Watchdog:
 
     def __init__(self) -> None:
         self._kernels: set[KernelLimits] = set()
+        self._reading = False
         self._woken = anyio.Event()
 
     def watch(self, kernel: KernelLimits) -> None:
@@ -66,16 +68,38 @@ class Watchdog:
                     rest = now
                 if crowded := now >= weighed + CROWDED_S:
                     weighed = now
-                awake = sum(kernel.awake for kernel in self._kernels)
+                others = sum(kernel.awake for kernel in self._kernels)
+                resting = []
                 for kernel in list(self._kernels):
-                    if kernel.awake or everyone:
-                        with Barrier("ranking a kernel", kernel.session):
-                            kernel.rank()
-                        tasks.start_soon(_guarded, kernel, kernel.check_memory)
-                        check_disk = partial(kernel.check_disk, awake - kernel.awake)
-                        tasks.start_soon(_guarded, kernel, check_disk)
+                    if kernel.pressing(others - kernel.awake):
+                        self._check(kernel, others, tasks)
+                    elif everyone:
+                        resting.append(kernel)
                     elif crowded and kernel.crowded:
                         tasks.start_soon(_guarded, kernel, kernel.check_memory)
+                if resting and not self._reading:
+                    tasks.start_soon(self._check_resting, resting, others, tasks)
+
+    async def _check_resting(
+        self, resting: Sequence[KernelLimits], awake: int, tasks: TaskGroup
+    ) -> None:
+        """Check those of some that are not at rest after all, where so many are `awake`."""
+        self._reading = True
+        try:
+            with Barrier("looking for kernels that compute between cells"):
+                for kernel in await surely(_moved, resting):
+                    if kernel in self._kernels:
+                        self._check(kernel, awake, tasks)
+        finally:
+            self._reading = False
+
+    def _check(self, kernel: KernelLimits, awake: int, tasks: TaskGroup) -> None:
+        """Start the checks of a kernel, where so many are `awake`, itself included."""
+        with Barrier("ranking a kernel", kernel.session):
+            kernel.rank()
+        tasks.start_soon(_guarded, kernel, kernel.check_memory)
+        check_disk = partial(kernel.check_disk, awake - kernel.awake)
+        tasks.start_soon(_guarded, kernel, check_disk)
 
     async def _pause(self, longest_s: float) -> None:
         """Wait for one tick, and before that until there is a kernel to check."""
@@ -84,6 +108,11 @@ class Watchdog:
             with anyio.move_on_after(max(longest_s, 0) if self._kernels else math.inf):
                 await self._woken.wait()
         await anyio.sleep(TICK_S)
+
+
+def _moved(kernels: Iterable[KernelLimits]) -> list[KernelLimits]:
+    """Those that a look at their groups does not show to be at rest. Blocks."""
+    return [kernel for kernel in kernels if not kernel.at_rest()]
 
 
 async def _guarded(kernel: KernelLimits, check: Callable[[], Awaitable[None]]) -> None:

@@ -247,18 +247,30 @@ class Gauge:
 
     async def cpu_s(self) -> float:
         """Processor time of all processes; of a group without reading what it holds."""
+        if (found := self.group_cpu_s()) is not None:
+            return found
+        return (await self.used()).cpu_s
+
+    def group_cpu_s(self) -> float | None:
+        """Processor time by the group; None without one or where it does not tell it. Blocks."""
         if self._group is not None:
             with self._faults.kept("processor time"):
-                if (found := self._group.cpu_s()) is not None:
-                    return found
-        return (await self.used()).cpu_s
+                return self._group.cpu_s()
+        return None
+
+    @property
+    def weighs(self) -> bool:
+        """Whether memory is limited, and by no group."""
+        if not self._budget:
+            return False
+        return self._group is None or "memory" not in self._group.controllers
 
     async def too_much(self) -> bool:
         """Whether memory exceeds its limit where no group enforces it.
 
         Raises Unmeasurable when there are too many files to count.
         """
-        if not self._budget or (self._group is not None and "memory" in self._group.controllers):
+        if not self.weighs:
             return False
         too_much = False
         with self._faults.kept("memory"):

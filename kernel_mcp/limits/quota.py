@@ -16,7 +16,7 @@ from pathlib import Path
 from threading import Lock
 
 from kernel_mcp.barriers import absences
-from kernel_mcp.config.values import MIB, format_bytes
+from kernel_mcp.config.values import KIB, MIB, format_bytes
 from kernel_mcp.linux.proc import threads
 from kernel_mcp.linux.walk import BLOCK, File, Holding, entries_within, measure
 from kernel_mcp.records import dataclass
@@ -91,13 +91,18 @@ class FolderQuota:
         """Record the size from which a full folder may not grow."""
         self._lowest = self.measured
 
-    def due(self, others: int = 0) -> bool:
-        """Whether the next scan is due, where so many `others` have folders scanned, too."""
-        since = self._clock() - self._begun
+    def in_turn(self, others: int = 0) -> bool:
+        """Whether so much time has passed since the last scan that the next one may take its own,
+        where so many `others` have folders scanned, too.
+        """
         ours, all_of_them = self._took * SHARE, self._took_cpu * SHARE * (1 + others)
-        if since >= max(LEAST_PAUSE_S, ours, all_of_them):
+        return self._clock() - self._begun >= max(LEAST_PAUSE_S, ours, all_of_them)
+
+    def due(self, others: int = 0) -> bool:
+        """As `in_turn`, and before that when the disk fills up."""
+        if self.in_turn(others):
             return True
-        if since < self._took * HURRIED_SHARE:
+        if self._clock() - self._begun < self._took * HURRIED_SHARE:
             return False
         if not self._in_use.acquire(blocking=False):
             return False  # it is being looked at, or closed
@@ -175,7 +180,9 @@ MOST_FILES = 50_000
 MOST_MAPPINGS = 32 * MIB
 """Bytes of mapping tables that one scan reads: some 400,000 mappings."""
 _DELETED = b" (deleted)\n"
-_CHUNK = MIB
+_CHUNK = 64 * KIB
+"""What is read at a time. Linux gives a page or little more; room for more is mapped and given back
+each time."""
 
 
 @dataclass(slots=True)

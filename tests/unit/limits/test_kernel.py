@@ -7,7 +7,9 @@ import os
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +68,97 @@ async def test_each_folder_is_looked_at_when_it_is_due_and_once_more_at_rest(
     await limits.check_disk()
     assert looked[2:] == ["the workspace"]
     assert not limits.awake
+
+
+class Looks:
+    """Counts looks at the workspace of a kernel that has used `cpu_s`."""
+
+    def __init__(self, watched: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.cpu_s = 1.0
+        self.number = 0
+        self._limits = watched.limits
+        self.on_look: Callable[[], None] = lambda: None
+        monkeypatch.setattr(watched.limits._gauge, "cpu_s", self._used)
+        monkeypatch.setattr(quota_module.FolderQuota, "look", self._look)
+
+    async def _used(self) -> float:
+        return self.cpu_s
+
+    def _look(self, _processes: object) -> None:
+        self.number += 1
+        self.on_look()
+
+    async def after(self, cpu_s: float = 0.0) -> tuple[int, bool]:
+        """Check after so much more processor time; the looks so far, and whether it is awake."""
+        self.cpu_s += cpu_s
+        await self._limits.check_disk()
+        return self.number, self._limits.awake
+
+
+async def test_one_look_after_a_cell_is_enough_unless_the_kernel_computes_on(
+    watched: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks = Looks(watched, monkeypatch)
+    await watched.begin()
+    watched.limits.end()
+    looks.number = 0
+    assert await looks.after() == (1, True)
+    assert await looks.after() == (1, False)
+    assert await looks.after(0.02) == (2, True)  # a thread that was left behind
+    assert await looks.after(0.02) == (3, True)
+    assert await looks.after() == (3, False)
+
+
+async def test_little_work_between_cells_adds_up_to_a_look(
+    watched: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks = Looks(watched, monkeypatch)
+    await watched.begin()
+    watched.limits.end()
+    await looks.after()
+    await looks.after()
+    looks.number = 0
+    assert [(await looks.after(0.004))[0] for _ in range(6)] == [0, 0, 1, 1, 1, 2]
+
+
+async def test_what_a_cell_changes_during_a_look_is_looked_at_again(
+    watched: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks = Looks(watched, monkeypatch)
+    await watched.begin()
+    watched.limits.end()
+    await looks.after()
+    looks.cpu_s += 1
+    looks.number = 0
+    looks.on_look = partial(anyio.from_thread.run, watched.begin)
+    assert await looks.after() == (1, True)
+    looks.on_look = lambda: None
+    watched.limits.end()
+    looks.number = 0
+    assert await looks.after() == (1, False)  # next to no processor time went by
+
+
+async def test_a_look_that_is_not_due_is_all_that_a_kernel_at_rest_waits_for(
+    watched: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    due: list[int] = []
+    monkeypatch.setattr(quota_module.FolderQuota, "due", lambda _self, others: others in due)
+    monkeypatch.setattr(quota_module.FolderQuota, "in_turn", lambda _self, others: others in due)
+    looks = Looks(watched, monkeypatch)
+    assert not watched.limits.pressing(9)
+    await watched.begin()
+    assert watched.limits.pressing(9)
+    watched.limits.end()
+    looks.number = 0
+    assert await looks.after() == (0, True)  # it has just computed
+    assert watched.limits.pressing(9)
+    assert await looks.after() == (0, True)
+    assert not watched.limits.pressing(9)
+    due.append(9)
+    assert watched.limits.pressing(9)
+    await watched.limits.check_disk(9)
+    assert looks.number == 1
+    assert not watched.limits.pressing(9)
 
 
 async def test_after_the_stop_the_kernel_may_live_on(watched: Watched) -> None:

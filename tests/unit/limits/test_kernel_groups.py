@@ -245,3 +245,45 @@ def test_without_a_group_there_is_nothing_to_rank() -> None:
     turns = CpuPriority(None)
     turns.begin()
     turns.rank()
+
+
+async def test_a_group_tells_of_a_kernel_at_rest_what_it_needs_no_check_for(
+    groups: FakeGroups, workspace: Path
+) -> None:
+    groups.mount_v1("memory")
+    groups.mount_v1("cpuacct")
+    resources = with_groups(groups)
+    limits = resources.open(SMALL, workspace, workspace)
+    await limits.settled()
+    usage = groups.root / "cpuacct" / "kernel-mcp-1-x" / "k-1" / "cpuacct.usage"
+    usage.write_text("2000000000\n")
+    await limits.begin(lambda: None)
+    limits.end()
+    assert not limits.at_rest()  # what its cell has done is not seen yet
+    while limits.awake:
+        await limits.check_disk()
+    assert limits.at_rest()
+    usage.write_text("2006000000\n")
+    assert limits.at_rest()
+    usage.write_text("2012000000\n")
+    assert not limits.at_rest()
+    usage.unlink()
+    assert not limits.at_rest()
+    await limits.aclose()
+    resources.close()
+
+
+async def test_a_kernel_whose_memory_no_group_bounds_is_checked_at_rest(
+    groups: FakeGroups, workspace: Path
+) -> None:
+    groups.mount_v1("pids")
+    groups.mount_v1("cpuacct")
+    resources = with_groups(groups)
+    limits = resources.open(SMALL, workspace, workspace)
+    await limits.settled()
+    usage = groups.root / "cpuacct" / "kernel-mcp-1-x" / "k-1" / "cpuacct.usage"
+    usage.write_text("0\n")
+    assert limits.awake is False
+    assert not limits.at_rest()
+    await limits.aclose()
+    resources.close()
