@@ -7,12 +7,14 @@ Both together stay below a twentieth of the work that they save.
 from __future__ import annotations
 
 import logging
+import math
 import os
 import sys
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -36,8 +38,14 @@ FAULT_S = 3e-6
 """Of one page that is copied on write, measured in a virtual machine; less on real hardware."""
 TRIFLE_S = 0.025
 """A cost at which a pause is used in any case."""
+SMALL = 256 * 1024 * 1024
+"""Bytes in memory of a kernel whose first fork takes no longer: 512 MiB in small pages take 21 ms,
+measured."""
 PAUSE_S = 1.0
 """Without a cell, after which a copy is made of what has changed."""
+PACE_S = 0.04
+"""Between copies that are made in pauses which begin together: a fork and what is copied on write
+afterwards take some 20 ms of a processor."""
 IDLE_S = 600.0
 """Without a cell, after which copies are given up."""
 RESTING = 2
@@ -82,6 +90,9 @@ class Resting:
         self._turns = anyio.Semaphore(PROCESSORS)
         self._waiting: set[anyio.CancelScope] = set()
         self._known: OrderedDict[Checkpoints, Callable[[], None]] = OrderedDict()
+        self._used: OrderedDict[Checkpoints, None] = OrderedDict()
+        """In the order in which they ran their last cells."""
+        self._refused: set[Checkpoints] = set()
 
     @property
     def crowded(self) -> bool:
@@ -93,8 +104,29 @@ class Resting:
         """The part of a processor that a cell has."""
         return 1 / max(1.0, self._busy())
 
+    def worked(self, session: Checkpoints) -> None:
+        """A session has run a cell."""
+        self._used[session] = None
+        self._used.move_to_end(session)
+
+    def forget(self, session: Checkpoints) -> None:
+        """It has no kernel any more."""
+        self._used.pop(session, None)
+
+    def keeps(self, session: Checkpoints) -> bool:
+        """Whether a session would keep a copy: not where enough others were used after it."""
+        return any(each is session for each in islice(reversed(self._used), self._most()))
+
+    def pause_s(self, session: Checkpoints) -> float:
+        """Seconds without a cell until a session may ask `at_once`: those that were refused that
+        ask one after the other.
+        """
+        if session not in self._refused or self.crowded:
+            return PAUSE_S
+        return PACE_S * min(len(self._refused), max(1, self._most()))
+
     @contextmanager
-    def at_once(self) -> Iterator[bool]:
+    def at_once(self, session: Checkpoints) -> Iterator[bool]:
         """Whether a copy may be made in a pause: cells are no crowd, and few others make one."""
         free = not self.crowded
         if free:
@@ -102,6 +134,10 @@ class Resting:
                 self._turns.acquire_nowait()
             except anyio.WouldBlock:
                 free = False
+        if free:
+            self._refused.discard(session)
+        else:
+            self._refused.add(session)
         try:
             yield free
         finally:
@@ -136,6 +172,7 @@ class Resting:
     def remove(self, session: Checkpoints) -> None:
         """It is used again, or has no copies any more."""
         self._known.pop(session, None)
+        self._refused.discard(session)
         if self._waiting and self.crowded:
             for each in self._waiting:
                 each.cancel()
@@ -178,6 +215,7 @@ class Checkpoints:
         """A cell has run for so long."""
         self._work_s += seconds * self._resting.part
         self._stale = True
+        self._resting.worked(self)
 
     def pause_s(self, kernel: Kernel | None) -> float | None:
         """Seconds without a cell until `pause` is to be called; None for never."""
@@ -185,7 +223,7 @@ class Checkpoints:
             return None
         possible = kernel.handle.enclosure is not None and kernel is not self._useless
         if self._stale and possible:
-            return PAUSE_S
+            return self._resting.pause_s(self)
         return IDLE_S if self._as_of else None
 
     async def pause(self, kernel: Kernel, as_of: int) -> None:
@@ -193,14 +231,19 @@ class Checkpoints:
         if not self._stale:
             self._give_up(kernel)
             return
-        with self._resting.at_once() as free:
+        if self._trifling(kernel) and not self._resting.keeps(self):
+            self._resting.remove(self)
+            self._give_up(kernel)
+            self._stale, self._given_up = False, True
+            return
+        with self._resting.at_once(self) as free:
             if not free:
                 return  # the next pause may be better
             cost_s = await self._cost_s()
             if cost_s <= TRIFLE_S or self._work_s > PART * cost_s:
                 await self.take(kernel, as_of)
         self._stale = False
-        if self._as_of and self._fork_s <= TRIFLE_S and self._mode != "always":
+        if self._as_of and self._trifling(kernel):
             self._resting.add(self, partial(self._give_up, kernel))
 
     def stir(self) -> None:
@@ -324,7 +367,11 @@ class Checkpoints:
             kernel.handle.enclosure.drop(checkpoint)
 
     def drop_all(self, kernel: Kernel) -> None:
-        """Give all copies up."""
+        """Give all copies up: the session has that kernel no longer."""
+        self._resting.forget(self)
+        self._drop_copies(kernel)
+
+    def _drop_copies(self, kernel: Kernel) -> None:
         self._resting.remove(self)
         self._given_up = False
         for each in list(self._as_of):
@@ -333,8 +380,14 @@ class Checkpoints:
     def _give_up(self, kernel: Kernel) -> None:
         """Do without copies of a session that rests; a dead kernel comes back from them."""
         if kernel.exit is None and self._as_of:
-            self.drop_all(kernel)
+            self._drop_copies(kernel)
             self._given_up = self._fork_s <= TRIFLE_S
+
+    def _trifling(self, kernel: Kernel) -> bool:
+        """Whether a copy can be made anew before the next cell in no time."""
+        if self._mode == "always":
+            return False
+        return self._fork_s <= TRIFLE_S if self._fork_s else _resident(kernel) <= SMALL
 
     async def _make(self, kernel: Kernel) -> Checkpoint:
         if kernel.handle.enclosure is None:
@@ -363,8 +416,7 @@ class Checkpoints:
 
     def _affordable(self, kernel: Kernel) -> bool:
         with suppress(OSError):
-            resident = int(Path(f"/proc/{kernel.handle.pid}/statm").read_bytes().split()[1])
-            return resident * _PAGE <= available_memory() * MEMORY
+            return _resident(kernel) <= available_memory() * MEMORY
         return False
 
     async def _cost_s(self) -> float:
@@ -403,6 +455,13 @@ SAVED = (
     "it goes back to the last save in the background, which comes 2 s after a cell and at most "
     "once a minute"
 )
+
+
+def _resident(kernel: Kernel) -> float:
+    """Bytes that a kernel has in memory; infinite where that cannot be told."""
+    with suppress(OSError):
+        return int(Path(f"/proc/{kernel.handle.pid}/statm").read_bytes().split()[1]) * _PAGE
+    return math.inf
 
 
 def _memory(pid: int) -> tuple[int, int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,9 +14,11 @@ from kernel_mcp.sessions import checkpoints
 from kernel_mcp.sessions.checkpoints import (
     CROWD,
     IDLE_S,
+    PACE_S,
     PAUSE_S,
     PROCESSORS,
     RESTING,
+    SMALL,
     Checkpoints,
     Resting,
     most_resting,
@@ -266,6 +269,7 @@ async def test_of_many_cells_that_begin_together_few_wait_for_a_copy(own: dict[i
         kernel.parked.set()
         await rest(policy, kernel)
         kernel.parked = anyio.Event()
+    assert not any(kernel.made for kernel in kernels)
     waited: list[Any] = []
 
     async def run(policy: Checkpoints, kernel: Any) -> None:
@@ -286,7 +290,7 @@ async def test_of_many_cells_that_begin_together_few_wait_for_a_copy(own: dict[i
         assert len(waited) == len(kernels) - PROCESSORS  # while the copies are being made
         for kernel in kernels:
             kernel.parked.set()
-    assert sum(len(kernel.made) - 1 for kernel in kernels) == PROCESSORS
+    assert sum(len(kernel.made) for kernel in kernels) == PROCESSORS
     begun = 0
     assert policies[-1].owed
     await policies[-1].pay(kernels[-1], 1)
@@ -306,9 +310,48 @@ async def test_of_many_pauses_few_are_used_at_a_time(own: dict[int, int]) -> Non
         for kernel in kernels:
             kernel.parked.set()
     assert [len(kernel.made) for kernel in kernels] == [1] * PROCESSORS + [0]
-    assert policies[-1].pause_s(kernels[-1]) == PAUSE_S  # the next pause is looked at again
+    assert policies[-1].pause_s(kernels[-1]) == PACE_S  # it asks again
     await policies[-1].pause(kernels[-1], 1)
     assert len(kernels[-1].made) == 1
+
+
+async def test_those_that_could_not_make_a_copy_ask_one_after_the_other(
+    own: dict[int, int],
+) -> None:
+    resting = Resting(lambda: 99)
+    policies = [Checkpoints("auto", lambda: 0.0, print, resting=resting) for _ in range(9)]
+    kernel: Any = Copied()
+    asks = []
+    with contextlib.ExitStack() as others:
+        for _ in range(PROCESSORS):
+            others.enter_context(resting.at_once(Checkpoints("auto", lambda: 0.0, print)))
+        for policy in policies:
+            await rest(policy, kernel)
+            asks.append(policy.pause_s(kernel))
+    assert asks == [PACE_S * place for place in range(1, 10)]
+    assert not kernel.made
+    policies[0].stir()  # it runs a cell
+    await policies[1].pause(kernel, 1)
+    assert len(kernel.made) == 1
+    assert policies[2].pause_s(kernel) == PACE_S * 7
+
+
+async def test_none_is_made_of_a_session_that_could_not_keep_it(own: dict[int, int]) -> None:
+    resting = Resting(lambda: 2)
+    policies = [Checkpoints("auto", lambda: 0.0, print, resting=resting) for _ in range(4)]
+    kernels: list[Any] = [Copied() for _ in policies]
+    for policy in policies:
+        policy.worked(0.1)
+    first, second, third, _ = zip(policies, kernels, strict=True)
+    await first[0].pause(first[1], 1)
+    assert first[0].owed  # one is made before its next cell
+    assert first[0].pause_s(first[1]) is None
+    policies[3].drop_all(kernels[3])  # it is closed
+    for policy, kernel in (second, third):
+        await policy.pause(kernel, 1)
+    assert [len(kernel.made) for kernel in kernels] == [0, 1, 1, 0]
+    await rest(*first, 2)
+    assert [policy.newest is not None for policy in policies] == [True, False, True, False]
 
 
 async def test_of_many_cells_at_a_time_each_has_done_a_part_of_the_work(
@@ -333,14 +376,20 @@ async def test_copies_that_a_dead_kernel_comes_back_from_are_not_given_up(
     assert policy.newest is not None
 
 
-async def test_copies_that_cost_much_or_are_wanted_always_stay(own: dict[int, int]) -> None:
+async def test_copies_that_cost_much_or_are_wanted_always_stay(
+    own: dict[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
     resting = Resting(lambda: 0)
     asked, kernel = Checkpoints("always", lambda: 0.0, print, resting=resting), Copied()
     await rest(asked, kernel)
     assert asked.newest is not None
+    monkeypatch.setattr(checkpoints, "_resident", lambda _kernel: SMALL + 1)
     large, kernel = Checkpoints("auto", lambda: 0.0, print, resting=resting), Copied()
     kernel.fork_s = 0.2
     await rest(large, kernel)
+    assert large.newest is not None
+    monkeypatch.setattr(checkpoints, "_resident", lambda _kernel: SMALL)
+    await rest(large, kernel, 2)  # what it has cost is known by now
     assert large.newest is not None
 
 
