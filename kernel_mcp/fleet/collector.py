@@ -35,7 +35,8 @@ Look = Callable[[str, Seen], Awaitable[bool]]
 class Collector:
     """Looks at the whole store now and then.
 
-    `most_s` is how long a session is kept that no node has, since it was saved.
+    `most_s` is how long a session is kept since no node has had it. For one of a node that is lost
+    that begins when it is seen here first, which its row says then.
     """
 
     def __init__(
@@ -85,12 +86,14 @@ class Collector:
         version = await self._latest(place)
         if version.value is None:
             return await self._ended(place, version, before)
-        row = Row.of(version.value)
-        saved = float((row.saved or {}).get("moment") or self._now())
-        age_s = max(self._age_s(place, version, before), self._now() - saved)
-        if age_s < self._most_s or (row.node and not await self._is_over(row.node, row.life)):
+        known = Known(version, row := Row.of(version.value))
+        if row.node:
+            if await self._is_over(row.node, row.life):
+                left = Known(version, row.left(self._now(), ended=False))
+                await anyio.to_thread.run_sync(self._rows.write, left)
             return False
-        known = Known(version, row)
+        if self._now() - row.since < self._most_s:
+            return False
         await anyio.to_thread.run_sync(self._rows.forget, known)
         await anyio.to_thread.run_sync(self._clear, data_of(row.handle))
         logger.info("session %s was kept for long enough", row.handle)

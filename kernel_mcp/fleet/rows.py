@@ -35,6 +35,7 @@ class Row:
     node      the node that has it, and in `life` which life of that; empty for none
     epoch     how many times a node has taken it
     ended     whether the last one has let go of it in order: all of it was saved
+    since     since when no node has had it, in seconds since 1970; 0 for one that a node has
     saved     its manifest, as `sessions.store.Saved`; None before anything was saved
     parts     `workspace`, `layer`, `records` and `dump`, as far as they are there
     left_out  some of the files that were not saved, `omitted` are all
@@ -49,6 +50,7 @@ class Row:
     life: str = ""
     epoch: int = 1
     ended: bool = False
+    since: float = 0.0
     saved: Mapping[str, Any] | None = None
     parts: Mapping[str, Part] = field(default_factory=dict)
     branched: bool = False
@@ -56,6 +58,10 @@ class Row:
     omitted: int = 0
     unheard: tuple[str, ...] = ()
     lost: Mapping[str, Any] | None = None
+
+    def left(self, moment: float, *, ended: bool) -> Row:
+        """The row of a session that no node has from a moment on."""
+        return replace(self, node="", life="", ended=ended, since=moment)
 
     def value(self) -> dict[str, Any]:
         """As plain values."""
@@ -127,7 +133,12 @@ class Rows:
     def take(self, known: Known) -> Known:
         """Have this node go on with a session; one node alone can. Raises Overtaken."""
         row = replace(
-            known.row, node=self.node, life=self.life, epoch=known.row.epoch + 1, ended=False
+            known.row,
+            node=self.node,
+            life=self.life,
+            epoch=known.row.epoch + 1,
+            ended=False,
+            since=0.0,
         )
         return self.write(Known(known.version, row))
 

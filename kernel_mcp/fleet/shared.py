@@ -179,7 +179,7 @@ class SharedStore(SessionStore):
         Raises Overtaken.
         """
         if (known := self._known.get(handle)) is not None:
-            self._write(known, replace(known.row, node="", life="", ended=whole))
+            self._write(known, known.row.left(self.now(), ended=whole))
             self.drop(handle)
 
     def clear(self, key: Key) -> None:

@@ -91,7 +91,7 @@ async def test_a_session_that_nobody_calls_goes_once_it_was_kept_for_long_enough
     known = store.opened(store.there if let_go else store.lost, "s-left")
     if let_go:
         rows = store.there
-        rows.write(Known(known.version, replace(known.row, node="", life="", ended=True)))
+        rows.write(Known(known.version, known.row.left(store.clock(), ended=True)))
     await store.pass_by(KEPT_S - 1)
     assert store.there.find("s-left") is not None
     store.clock.now += 2
@@ -102,21 +102,53 @@ async def test_a_session_that_nobody_calls_goes_once_it_was_kept_for_long_enough
     assert store.files() == 0
 
 
-async def test_the_moment_of_the_save_counts_for_a_node_that_has_just_begun(store: Store) -> None:
+@pytest.mark.parametrize("let_go", [True, False], ids=["let go", "lost"])
+async def test_one_that_a_node_had_for_long_is_kept_as_long_once_none_has_it(
+    store: Store, let_go: bool
+) -> None:
+    known = store.opened(store.there if let_go else store.lost, "s-slept", moment=1.0)
     store.clock.now = 10 * KEPT_S
-    store.opened(store.lost, "s-old", moment=store.clock.now - KEPT_S - 1)
-    store.opened(store.lost, "s-young", moment=store.clock.now - KEPT_S + 1)
+    if let_go:
+        store.there.write(Known(known.version, known.row.left(store.clock.now, ended=True)))
+    await store.pass_by(KEPT_S - 1)
+    found = store.there.find("s-slept")
+    assert found is not None
+    assert (found.row.ended, found.row.since) == (let_go, 10 * KEPT_S)
+    taken = store.there.take(found)
+    await store.pass_by(10 * KEPT_S)
+    found = store.there.find("s-slept")
+    assert found is not None
+    assert found.row == replace(taken.row, saved=found.row.saved)
+    assert taken.row.since == 0
+
+
+async def test_what_is_taken_while_it_would_go_stays(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known = store.opened(store.there, "s-late")
+    found = store.there.write(Known(known.version, known.row.left(1.0, ended=True)))
+    store.clock.now = 10 * KEPT_S
+    forget = store.there.forget
+
+    def late(known: Known) -> None:
+        store.there.take(found)
+        forget(known)
+
+    monkeypatch.setattr(store.there, "forget", late)
+    await store.collector.collect()
+    assert store.there.find("s-late") is not None
+    assert store.files(DATA) == 1
+
+
+async def test_a_node_that_has_just_begun_knows_how_long_it_was_kept(store: Store) -> None:
+    store.clock.now = 10 * KEPT_S
+    for handle, since in (("s-old", -1), ("s-young", 1)):
+        known = store.opened(store.there, handle)
+        left = known.row.left(store.clock.now - KEPT_S + since, ended=True)
+        store.there.write(Known(known.version, left))
     await store.collector.collect()
     assert store.there.find("s-old") is None
     assert store.there.find("s-young") is not None
-
-
-async def test_a_version_that_is_new_is_waited_for_again(store: Store) -> None:
-    known = store.opened(store.lost, "s-busy")
-    for _ in range(5):
-        await store.pass_by(KEPT_S - 1)
-        known = store.lost.write(known)
-    assert store.there.find("s-busy") is not None
 
 
 async def test_what_was_saved_without_a_row_goes(store: Store) -> None:
