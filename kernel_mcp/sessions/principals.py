@@ -236,7 +236,7 @@ class Overseer:
     def _by_owner(self) -> dict[str, list[Session]]:
         found = defaultdict(list)
         for session in self._sessions():
-            if session.kernel is not None and session.kernel.handle.exit is None:
+            if is_running(session):
                 found[session.owner].append(session)
         return found
 
@@ -307,6 +307,11 @@ def _too_much(quota: str, used: int, most: int) -> str:
 
 def _memory(session: Session) -> int:
     return session.kernel.handle.usage().memory_bytes if session.kernel is not None else 0
+
+
+def is_running(session: Session) -> bool:
+    """Whether it has a kernel that has not ended: of one that has, figures are as they were."""
+    return session.kernel is not None and session.kernel.handle.exit is None
 
 
 def memory_of(sessions: Sequence[Session]) -> tuple[Session | None, int, int]:

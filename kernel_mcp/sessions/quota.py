@@ -21,7 +21,7 @@ from kernel_mcp.errors import HibernationError, QuotaReached, SessionLimitReache
 from kernel_mcp.sessions.branches import MOST as MOST_BRANCHES
 from kernel_mcp.sessions.capacity import Capacity
 from kernel_mcp.sessions.hibernation import MAKE_ROOM
-from kernel_mcp.sessions.principals import Principals, Use, cells_of, disk_of, memory_of
+from kernel_mcp.sessions.principals import Principals, Use, cells_of, disk_of, is_running, memory_of
 from kernel_mcp.sessions.session import Clock, Session
 
 logger = logging.getLogger(__name__)
@@ -183,13 +183,14 @@ class SessionQuota:
         """What a principal has here, with what there is about to be."""
         own = self._of(owner)
         kernels = [each for each in own if each.kernel is not None]
-        _, largest, memory = memory_of(kernels)
+        running = [each for each in kernels if is_running(each)]
+        _, largest, memory = memory_of(running)
         return Use(
             sessions=self._count(owner, AWAKE),
             asleep=self._count(owner, ASLEEP),
             cells=sum(map(cells_of, own)),
             computing=sum(
-                each.kernel is not None and each.kernel.handle.limits.awake for each in kernels
+                each.kernel is not None and each.kernel.handle.limits.awake for each in running
             ),
             memory=memory,
             largest=largest,

@@ -17,7 +17,7 @@ from kernel_mcp.linux.proc import Usage
 from kernel_mcp.sessions.losses import Reply
 from kernel_mcp.sessions.manager import Caller, SessionManager
 from kernel_mcp.sessions.principals import Others, Overseer, Principals, Use, weights
-from tests.unit.fake_kernels import FakeClock, FakeSource, new_manager
+from tests.unit.fake_kernels import FakeClock, FakeKernel, FakeSource, new_manager
 
 pytestmark = pytest.mark.anyio
 
@@ -418,3 +418,19 @@ def test_cells_on_other_servers_count() -> None:
     found = Principals(Settings(quotas=Quotas(cells=4)), Elsewhere(cells=4))
     with pytest.raises(SessionLimitReached, match="4 cells of yours"):
         found.check_cells("ada", ())
+
+
+async def test_a_kernel_that_has_ended_has_no_memory(
+    tmp_path: Path, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(FakeKernel, "usage", lambda _kernel: Usage(memory_bytes=800))
+    sessions = new_manager(tmp_path, FakeSource(), clock)
+    async with sessions.running():
+        session = await sessions.create(caller("ada", memory=1000))
+        await session.submit("a = 1", 0.0).finished.wait()
+        found = sessions.uses()["ada"]
+        assert (found.memory, found.largest) == (800, 800)
+        assert session.kernel is not None
+        session.kernel.kill()
+        found = sessions.uses()["ada"]
+        assert (found.memory, found.largest) == (0, 0)
