@@ -279,14 +279,19 @@ class Node:
             tasks.start_soon(warm_up, built)
             collector = Collector(rows, is_over, most_s=persist.seconds)
             tasks.start_soon(collector.run, is_first)
-            if refusal := await registry.join.remote(member.row()):
-                raise KernelMcpError(refusal)
-            self._go_on(boottime() + LEASE_S)
+            await self._join(registry)
             self._sessions = sessions
             tasks.start_soon(self._renew, registry, others)
             begun.set()
             await self._over.wait()
             tasks.cancel_scope.cancel()
+
+    async def _join(self, registry: Any) -> None:
+        """Have a lease from now on, as the list of members counts it. Raises KernelMcpError."""
+        asked = boottime()
+        if refusal := await registry.join.remote(self._member.row()):
+            raise KernelMcpError(refusal)
+        self._go_on(asked + LEASE_S)
 
     async def _renew(self, registry: Any, others: FleetOthers) -> None:
         """Have the lease go on while others hear of this node, and it of them."""
