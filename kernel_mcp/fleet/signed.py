@@ -70,7 +70,10 @@ class Signed:
         number = before.number + 1
         made = self.place.create(f"{name}/{number:0{_DIGITS}}", self._sealed(name, number, value))
         numbers = self._numbers(name)
-        if not made or numbers[-1:] != [number]:  # or it had been made and removed meanwhile
+        removed = before.number and before.number not in numbers
+        if made and removed:  # others may have begun with the first version again
+            self.place.remove(f"{name}/{number:0{_DIGITS}}")
+        if not made or removed or numbers[-1:] != [number]:  # or it had been made and removed
             raise Overtaken(f"another node has changed {name} since version {before.number}")
         for old in numbers[:-KEPT]:
             self.place.remove(f"{name}/{old:0{_DIGITS}}")

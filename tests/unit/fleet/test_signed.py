@@ -87,3 +87,15 @@ def test_a_value_that_was_changed_moved_or_made_with_another_key_is_not_ours(
     strange.advance("z", NOTHING, {"a": 1})
     with pytest.raises(NotOurs):
         signed.latest("z")
+
+
+def test_of_two_who_begin_again_what_was_removed_one_alone_does(signed: Signed) -> None:
+    ended = signed.advance("x", signed.advance("x", NOTHING, {"a": 1}), None)
+    signed.remove("x", ended)
+    with pytest.raises(Overtaken):  # who had read it before
+        signed.advance("x", ended, {"a": 2})
+    assert signed.latest("x") == NOTHING
+    another = signed.advance("x", NOTHING, {"a": 3})
+    with pytest.raises(Overtaken):
+        signed.advance("x", ended, {"a": 4})
+    assert signed.latest("x") == another
