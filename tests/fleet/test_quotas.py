@@ -116,6 +116,38 @@ async def test_memory_on_all_nodes_counts_and_the_largest_kernel_ends(
             await ada.call("close_session", session=handle)
 
 
+async def test_of_two_kernels_that_grow_at_once_on_two_nodes_one_ends(
+    ray: Any, whole: Machines
+) -> None:
+    async with fronted(ray) as calls:
+        ada = Person(calls)
+        ada.quotas = Quotas(memory=GIB)
+        handles = [await ada.opened()]
+        while node_of(handles[-1]) == node_of(handles[0]):
+            handles.append(await ada.opened())
+        code = (
+            "import time\n"
+            "parts = []\n"
+            "for _ in range(70):\n"
+            "    parts.append(bytearray(10 * 2**20)); time.sleep(0.08)\n"
+            f"time.sleep({2 * RENEW_S})\n"
+        )
+        ended: list[str] = []
+
+        async def grow(handle: str) -> None:
+            answer = await ada.call("execute", code=code, session=handle)
+            if answer.failed:
+                assert "your quota `memory`" in answer.text
+                ended.append(handle)
+
+        async with anyio.create_task_group() as tasks:
+            for handle in (handles[0], handles[-1]):
+                tasks.start_soon(grow, handle)
+        assert len(ended) == 1
+        for handle in handles:
+            await ada.call("close_session", session=handle)
+
+
 async def test_the_rate_of_a_principal_is_that_of_all_fronts(
     whole: Machines, tmp_path: Path
 ) -> None:
