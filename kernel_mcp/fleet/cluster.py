@@ -5,6 +5,8 @@ from __future__ import annotations
 import ipaddress
 import os
 import re
+import socket
+import ssl
 import subprocess
 import sys
 from collections.abc import Iterable
@@ -40,6 +42,8 @@ _STRANGER = (
 )
 """What a program without a token may not do: read what the cluster's control store holds."""
 STRANGER_S = 60.0
+HELLO_S = 5.0
+"""How long the head may take to say whether it speaks TLS."""
 
 
 class FleetUnavailable(KernelMcpError):
@@ -108,6 +112,42 @@ def secret_of(address: str) -> str:
     return token
 
 
+def check_tls(address: str) -> None:
+    """Raise ConfigError where the head of a cluster speaks TLS and this process not, or the other
+    way round: Ray would wait without a word.
+    """
+    wanted = os.environ.get(TLS) == "1"
+    if (speaks := _speaks_tls(check_address(address), int(address.rpartition(":")[2]))) is None:
+        return  # who connects hears what is wrong
+    if speaks and not wanted:
+        raise ConfigError(
+            f"--fleet {address}: that cluster speaks TLS. Set {TLS}=1 and the certificates "
+            "(RAY_TLS_SERVER_CERT, RAY_TLS_SERVER_KEY, RAY_TLS_CA_CERT) here, too"
+        )
+    if wanted and not speaks:
+        raise ConfigError(
+            f"--fleet {address}: that cluster does not speak TLS, which {TLS}=1 asks for here. "
+            f"Start `ray start` on all of its machines with {TLS}=1 and the certificates"
+        )
+
+
+def _speaks_tls(host: str, port: int) -> bool | None:
+    """Whether a server speaks TLS; None where it says nothing. Whose it is does not matter."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    try:
+        with socket.create_connection((host, port), HELLO_S) as connection:
+            try:
+                context.wrap_socket(connection).close()
+            except ssl.SSLError as error:
+                return "ALERT" in (error.reason or "")  # it misses a certificate
+            except ConnectionError:
+                return False
+    except OSError:
+        return None
+    return True
+
+
 def require_authentication(address: str) -> None:
     """Raise ConfigError where the cluster lets in who has no token. Takes some seconds.
 
@@ -172,6 +212,7 @@ def connect(address: str, *, place: str = "") -> Any:
     secret_of(address)
     if place and not is_address(place):
         raise ConfigError(f"--fleet-place {place}: expected an address of IP")
+    check_tls(address)
     ray = import_ray()
     given = {"_node_ip_address": place} if place else {}
     try:

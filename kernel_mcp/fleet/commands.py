@@ -26,6 +26,7 @@ from kernel_mcp.errors import ConfigError, KernelMcpError, ServerFailure
 from kernel_mcp.fleet.cluster import (
     FleetUnavailable,
     check_address,
+    check_tls,
     check_ways_out,
     connect,
     import_ray,
@@ -89,6 +90,7 @@ def run_node(argv: Sequence[str]) -> int:
     secret_of(settings.fleet)
     place_of(settings.fleet_store)
     import_ray()
+    check_tls(settings.fleet)
     require_authentication(settings.fleet)
     given = _handed_over(settings)
     os.chdir("/")  # Ray would have its workers look for modules in the current folder

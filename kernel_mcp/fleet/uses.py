@@ -19,7 +19,7 @@ from kernel_mcp.sessions.principals import NOTHING, Others, Use
 
 logger = logging.getLogger(__name__)
 
-ANSWER_S = 5.0
+ANSWER_S = 10.0
 """How long the registry, or a node that is to name what is idle there, may take."""
 GIVING_S = 30.0
 """The same for one that is to hibernate a session."""

@@ -330,6 +330,7 @@ SEAMS = frozenset(
         "select.select",
         "signal.pause",
         "signal.pidfd_send_signal",
+        "socket.create_connection",
         "socket.create_server",
         "socket.getaddrinfo",
         "socket.recv_fds",

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
+import socket
+import ssl
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from threading import Thread
 
 import pytest
 
 from kernel_mcp.errors import ConfigError
-from kernel_mcp.fleet.cluster import check_address, check_ways_out, secret_of
+from kernel_mcp.fleet.cluster import check_address, check_tls, check_ways_out, secret_of
+from kernel_mcp.network.authority import Authority
 
 TOKEN = "t" * 48
 
@@ -69,3 +76,53 @@ def test_no_way_out_leads_to_a_machine_of_the_fleet(entry: str) -> None:
 
 def test_other_ways_out_are_the_operators_choice() -> None:
     check_ways_out(["*", "example.com", "192.0.2.7:443", "*.example.com:8443"], ["10.0.0.5"])
+
+
+@contextmanager
+def head(context: ssl.SSLContext | None) -> Iterator[str]:
+    """The address of a server that speaks TLS with a context, else answers with plain bytes."""
+
+    def serve() -> None:
+        with contextlib.suppress(OSError):
+            connection, _ = listening.accept()
+            with connection:
+                if context is None:
+                    connection.recv(10_000)
+                    connection.sendall(b"\x00\x00\x06\x04\x00\x00\x00\x00\x00\x00\x05")
+                else:
+                    context.wrap_socket(connection, server_side=True).close()
+
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        thread = Thread(target=serve)
+        thread.start()
+        yield f"127.0.0.1:{listening.getsockname()[1]}"
+        listening.shutdown(socket.SHUT_RDWR)
+        thread.join()
+
+
+@pytest.mark.parametrize("wanted", [False, True], ids=["without", "with"])
+@pytest.mark.parametrize("mutual", [False, True], ids=["one side", "mutual"])
+def test_a_head_with_tls_is_told_from_one_without(
+    wanted: bool, mutual: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    context = Authority(["head.test"]).context("head.test")
+    context.sni_callback = None  # as that of a head, which is called by its address
+    if mutual:
+        context.verify_mode = ssl.CERT_REQUIRED
+    if wanted:
+        monkeypatch.setenv("RAY_USE_TLS", "1")
+        with head(context) as address:
+            check_tls(address)
+        with head(None) as address, pytest.raises(ConfigError, match="does not speak TLS"):
+            check_tls(address)
+    else:
+        with head(None) as address:
+            check_tls(address)
+        with head(context) as address, pytest.raises(ConfigError, match=r"speaks TLS\. Set"):
+            check_tls(address)
+
+
+def test_of_a_head_that_is_not_there_tls_says_nothing() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        address = f"127.0.0.1:{listening.getsockname()[1]}"
+    check_tls(address)
