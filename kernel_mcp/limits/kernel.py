@@ -123,6 +123,8 @@ class KernelLimits:
         self.group = membership.group if membership is not None else None
         self.quotas = quotas
         self.kill: Callable[[], None] = _nothing
+        self.relieve: Callable[[], None] = lambda: self.kill()
+        """Ends who holds most memory, where several kernels have these limits."""
         self.awake = False
         self._looking = False
         self._wake = wake
@@ -240,7 +242,7 @@ class KernelLimits:
         try:
             if await self._gauge.too_much():
                 self._cause = self._gauge.out_of_memory()
-                self.kill()
+                self.relieve()
         except Unmeasurable as reason:
             self._cause = f"out of memory ({reason})"
             self.kill()
@@ -371,7 +373,7 @@ class KernelLimits:
     async def aclose(self) -> None:
         """Release the reservations, after all processes have ended."""
         self.awake = False
-        self.kill = _nothing
+        self.kill = self.relieve = _nothing
         self._on_excess.clear()
         with Barrier("closing a kernel's quotas", self.session):
             await surely(self._close_files)

@@ -162,7 +162,8 @@ class ForkedEnclosure:
         self._clearing = anyio.Lock()
         self._closed = False
         forked.needed = lambda: self.needed(forked)
-        limits.kill = self._kill_kernels
+        self._ending: tuple[KernelProcess, float] | None = None
+        limits.kill, limits.relieve = self._kill_kernels, self._kill_largest
 
     def needed(self, beside: Start) -> bool:
         """Whether a kernel lives besides one, or another could."""
@@ -346,6 +347,22 @@ class ForkedEnclosure:
         for kernel in self._kernels:
             kernel.kill()
 
+    def _kill_largest(self) -> None:
+        """SIGKILL to the kernel that holds most memory, as Linux does it in a control group.
+
+        What the last one held is counted until it has ended, so that is awaited before.
+        """
+        living = [kernel for kernel in self._kernels if kernel.exit is None]
+        now = asyncio.get_running_loop().time()
+        if self._ending is not None:
+            last, since = self._ending
+            if last in living and now - since < END_WAIT_S:
+                return
+        if living:
+            largest = max(living, key=lambda kernel: sum(map(_held_now, tree(kernel.pid))))
+            self._ending = largest, now
+            largest.kill()
+
     def _on_gone(self, checkpoint: Checkpoint) -> None:
         """A checkpoint is of no more use, without having been given up."""
         if checkpoint.died:  # as a rule Linux has chosen it for lack of memory
@@ -421,6 +438,13 @@ def _held(pid: int) -> int:
     """Bytes of memory of its own that a process holds now."""
     _, resident, shared, *_ = map(int, Path(f"/proc/{pid}/statm").read_bytes().split())
     return (resident - shared) * os.sysconf("SC_PAGE_SIZE")
+
+
+def _held_now(pid: int) -> int:
+    """The same; 0 for one that has ended."""
+    with absences:
+        return _held(pid)
+    return 0
 
 
 def _is_zombie(pid: int) -> bool:

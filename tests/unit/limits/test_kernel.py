@@ -242,6 +242,18 @@ async def test_without_a_group_memory_is_weighed(
     )
 
 
+async def test_too_much_memory_ends_who_holds_most_of_it_and_other_reasons_end_all(
+    watched: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Processes(monkeypatch, sees=GIB, share=GIB)
+    watched.limits.relieve = lambda: watched.done.append("relieve")
+    await watched.begin()
+    await watched.limits.check_memory()
+    assert watched.done == ["relieve"]
+    watched.limits.give_up("another reason")
+    assert watched.done == ["relieve", "kill"]
+
+
 async def test_shared_memory_counts_once_in_all_that_is_judged_and_told(
     watched: Watched, monkeypatch: pytest.MonkeyPatch
 ) -> None:
