@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import timeit
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from time import perf_counter
@@ -176,11 +177,12 @@ class Flooding:
 async def test_a_flood_leaves_most_of_the_time_to_others(chars: int) -> None:
     content = json.dumps({"name": "stdout", "text": "x" * chars}).encode()
     message = packed([b"iopub", b'{"msg_type": "stream"}', b"{}", b"{}", content])
-    began = perf_counter()
-    for _ in range(10):
+
+    def read() -> None:
         _, *frames = unpacked(message)
         Unsigned().decode(frames)
-    each_s = (perf_counter() - began) / 10
+
+    each_s = min(timeit.repeat(read, number=1, repeat=20))  # others may have had the processor
     flooding = Flooding(message)
     hearer = Hearer(lambda *_: None, lambda _: None, lambda _: None)
     channels = WebChannels(flooding, Floods(), hearer)  # type: ignore[arg-type]
