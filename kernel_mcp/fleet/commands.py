@@ -33,10 +33,11 @@ from kernel_mcp.fleet.cluster import (
     require_authentication,
     secret_of,
 )
-from kernel_mcp.fleet.front import FleetCalls, NodeLost
+from kernel_mcp.fleet.front import FleetCalls
 from kernel_mcp.fleet.handles import check_node
 from kernel_mcp.fleet.members import Member
 from kernel_mcp.fleet.node import Node, actor_name, start_options
+from kernel_mcp.fleet.peers import NodeLost
 from kernel_mcp.fleet.places import place_of
 from kernel_mcp.fleet.registry import registry_of
 from kernel_mcp.http.callers import HttpCallers
