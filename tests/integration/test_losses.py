@@ -214,8 +214,7 @@ async def test_a_cell_that_meets_the_death_of_its_kernel_runs_or_says_what_happe
             )
             await notebook.call("write_file", path=name, content="")
             answer = await notebook.call("execute", code="'x' in globals()")
-            assert not answer.failed, answer.text
-            if answer.text == "True":  # it was quicker
+            if not answer.failed and answer.text == "True":  # it was quicker
                 answer = await notebook.run(
                     "import time\nwhile 'x' in globals(): time.sleep(0.01)\n'x' in globals()"
                 )

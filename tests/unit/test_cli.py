@@ -212,6 +212,32 @@ def test_a_failure_the_server_explains_exits_1(
     assert capsys.readouterr().err == "kernel-mcp: error: no network. Do this.\n"
 
 
+def test_a_signal_while_a_class_is_made_ends_as_any_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Part:
+        def __set_name__(self, _owner: type, _name: str) -> None:
+            raise SystemExit(7)  # as what a signal is handled by, which may come at any moment
+
+    def serve(_words: object) -> int:
+        type("Whole", (), {"part": Part()})
+        return 0
+
+    monkeypatch.setattr(cli, "_serve", serve)
+    with pytest.raises(SystemExit) as raised:
+        cli.main([])
+    assert raised.value.code == 7
+
+
+def test_an_error_while_a_class_is_made_stays_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    def serve(_words: object) -> int:
+        raise RuntimeError("of another kind") from ValueError("why")
+
+    monkeypatch.setattr(cli, "_serve", serve)
+    with pytest.raises(RuntimeError, match="another kind"):
+        cli.main([])
+
+
 def test_what_a_found_file_may_not_set_is_said_and_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
