@@ -10,6 +10,7 @@ import signal
 import socket
 from collections.abc import Iterable, Sequence
 from contextlib import AsyncExitStack, ExitStack
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Protocol
@@ -32,7 +33,14 @@ from kernel_mcp.launch.process import (
 from kernel_mcp.launch.readiness import Inspected
 from kernel_mcp.launch.template.kernel import Forked
 from kernel_mcp.limits.kernel import KernelLimits
-from kernel_mcp.linux.proc import Watched, namespace_of, pids_of_namespace, tree, wait_status
+from kernel_mcp.linux.proc import (
+    ExitStatus,
+    Watched,
+    namespace_of,
+    pids_of_namespace,
+    tree,
+    wait_status,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -350,17 +358,22 @@ class ForkedEnclosure:
     def _kill_largest(self) -> None:
         """SIGKILL to the kernel that holds most memory, as Linux does it in a control group.
 
-        What the last one held is counted until it has ended, so that is awaited before.
+        What the last one held is counted until it has ended, so that is awaited before, and by what
+        was measured meanwhile, too.
         """
         living = [kernel for kernel in self._kernels if kernel.exit is None]
         now = asyncio.get_running_loop().time()
         if self._ending is not None:
             last, since = self._ending
-            if last in living and now - since < END_WAIT_S:
+            if now - since < END_WAIT_S:
+                if last not in living:
+                    self._ending = None
                 return
         if living:
             largest = max(living, key=lambda kernel: sum(map(_held_now, tree(kernel.pid))))
             self._ending = largest, now
+            # a cell of another kernel may begin or end before this one's end is noticed
+            largest.process.explain = partial(_because, self._limits.cause)
             largest.kill()
 
     def _on_gone(self, checkpoint: Checkpoint) -> None:
@@ -438,6 +451,11 @@ def _held(pid: int) -> int:
     """Bytes of memory of its own that a process holds now."""
     _, resident, shared, *_ = map(int, Path(f"/proc/{pid}/statm").read_bytes().split())
     return (resident - shared) * os.sysconf("SC_PAGE_SIZE")
+
+
+def _because(cause: str, status: ExitStatus) -> ExitStatus:
+    """The exit status with a cause, if it is that of a kernel which was killed."""
+    return replace(status, cause=cause) if status.signal == signal.SIGKILL else status
 
 
 def _held_now(pid: int) -> int:
