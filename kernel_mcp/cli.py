@@ -94,6 +94,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 130
     except RuntimeError as error:
         # Python before 3.12 wraps what a signal raises while a class is made, as in an import.
+        if isinstance(error.__cause__, KeyboardInterrupt):
+            return 130
         if isinstance(error.__cause__, SystemExit):
             raise error.__cause__ from None
         raise

@@ -240,3 +240,8 @@ def is_address(text: str) -> bool:
     except ValueError:
         return False
     return True
+
+
+async def awaited(reference: Any) -> Any:
+    """What a reference of Ray stands for, as a coroutine."""
+    return await reference

@@ -127,7 +127,7 @@ class Members:
         `kind` is a field of `Use`. What is granted counts from now on.
         """
         there = sum(int(use[kind]) for use in self._elsewhere(name, principal))
-        if there + own > most or name not in self._known:
+        if there + own > most or not self._has_lease(name):
             return False
         self._uses.setdefault(name, {}).setdefault(principal, dataclasses.asdict(NOTHING))
         self._uses[name][principal][kind] = own
@@ -135,7 +135,7 @@ class Members:
 
     def use(self, name: str, uses: Mapping[str, Mapping[str, int]]) -> None:
         """A node says what principals have there, by principal: all of it."""
-        if name in self._known and not self._known[name].lost:
+        if self._has_lease(name):
             self._uses[name] = {principal: dict(use) for principal, use in uses.items()}
 
     def gives_way(self, name: str, principal: str, use: Mapping[str, int], most: int) -> bool:
@@ -143,7 +143,7 @@ class Members:
 
         `use` has the memory there now. What is to end counts no more from now on.
         """
-        if name not in self._known:
+        if not self._has_lease(name):
             return False
         there = [Use(**each) for each in self._elsewhere(name, principal)]
         all_of_them = functools.reduce(operator.add, there, NOTHING)
@@ -211,6 +211,10 @@ class Members:
         """All that are known, as plain values, by name."""
         self.expire()
         return [each.row() for _, each in sorted(self._known.items())]
+
+    def _has_lease(self, name: str) -> bool:
+        there = self._known.get(name)
+        return there is not None and not self._is_lost(there)
 
     def _is_lost(self, member: Member) -> bool:
         if not member.lost and self._clock() > self._until[member.name]:

@@ -22,7 +22,7 @@ from kernel_mcp.barriers import Barrier, reason_of
 from kernel_mcp.config.settings import Settings
 from kernel_mcp.environments.uv import ProgressCallback
 from kernel_mcp.errors import KernelMcpError
-from kernel_mcp.fleet.cluster import NAMESPACE, FleetUnavailable, import_ray, secret_of
+from kernel_mcp.fleet.cluster import NAMESPACE, FleetUnavailable, awaited, import_ray, secret_of
 from kernel_mcp.fleet.collector import Collector
 from kernel_mcp.fleet.keeping import DEFAULT_PERSIST, FLEET, FleetKeeping, keep_with
 from kernel_mcp.fleet.members import LEASE_S, RENEW_S, Load, Member, alive
@@ -304,7 +304,7 @@ class Node:
                 now = replace(member, load=self._load(), draining=self._own.draining)
                 renewing = registry.renew.remote(now.row(), self._uses())
                 try:
-                    held, uses = await asyncio.wait_for(_answer(renewing), LEASE_S / 2)
+                    held, uses = await asyncio.wait_for(awaited(renewing), LEASE_S / 2)
                     if not held:
                         self._end_all()
                     others.heard(uses)
@@ -367,11 +367,6 @@ def _number_of(watchdog: subprocess.Popen[bytes]) -> int:
         pid = int(lines.readline())
     watchdog.wait()
     return pid
-
-
-async def _answer(ref: Any) -> Any:
-    """What a reference of Ray stands for, as a coroutine."""
-    return await ref
 
 
 def _be_nice_to_nobody() -> None:

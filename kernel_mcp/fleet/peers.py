@@ -14,7 +14,7 @@ import anyio
 
 from kernel_mcp.barriers import Barrier
 from kernel_mcp.errors import KernelMcpError
-from kernel_mcp.fleet.cluster import NAMESPACE, FleetUnavailable
+from kernel_mcp.fleet.cluster import NAMESPACE, FleetUnavailable, awaited
 from kernel_mcp.fleet.members import Member
 from kernel_mcp.fleet.node import actor_name
 from kernel_mcp.fleet.placement import choose
@@ -116,7 +116,7 @@ class Peers:
     async def _asked(self) -> list[Member]:
         """The members as they are now. Raises FleetUnavailable."""
         try:
-            asked = _awaited(self._registry.rows.remote())
+            asked = awaited(self._registry.rows.remote())
             return [Member.of(row) for row in await asyncio.wait_for(asked, HEAD_S)]
         except (asyncio.TimeoutError, self._ray.exceptions.RayError) as error:
             raise FleetUnavailable(
@@ -151,10 +151,10 @@ class Peers:
                 peer.actor.cancel.remote(asked["id"])
             raise
 
-    async def reply(self, peer: Peer, awaited: Any) -> Any:
+    async def reply(self, peer: Peer, reference: Any) -> Any:
         """What is awaited of a node, unless that is lost first."""
         lost = asyncio.ensure_future(peer.lost.wait())
-        reply = asyncio.ensure_future(_awaited(awaited))
+        reply = asyncio.ensure_future(awaited(reference))
         try:
             await asyncio.wait({lost, reply}, return_when=asyncio.FIRST_COMPLETED)
             if not reply.done():
@@ -189,10 +189,6 @@ class Peers:
         """Tell a node what became of a call, unless it is lost; `what` is a method of it."""
         with contextlib.suppress(self._ray.exceptions.RayError):
             getattr(peer.actor, what).remote(number)
-
-
-async def _awaited(awaitable: Any) -> Any:
-    return await awaitable
 
 
 def _first_line(error: BaseException) -> str:

@@ -14,7 +14,7 @@ from typing import Any
 
 import anyio
 
-from kernel_mcp.fleet.cluster import FleetUnavailable
+from kernel_mcp.fleet.cluster import FleetUnavailable, awaited
 from kernel_mcp.sessions.principals import NOTHING, Others, Use
 
 logger = logging.getLogger(__name__)
@@ -74,10 +74,10 @@ class FleetOthers(Others):
             await self._asked(self._registry.gives_way.remote(self._node, principal, row, most))
         )
 
-    async def _asked(self, awaitable: Any) -> Any:
+    async def _asked(self, reference: Any) -> Any:
         """What the registry answers. Raises FleetUnavailable."""
         try:
-            return await asyncio.wait_for(_awaited(awaitable), ANSWER_S)
+            return await asyncio.wait_for(awaited(reference), ANSWER_S)
         except (asyncio.TimeoutError, self._ray.exceptions.RayError) as error:
             raise FleetUnavailable(
                 "The head of the fleet does not answer, which counts what is of your quota. "
@@ -91,7 +91,7 @@ class FleetOthers(Others):
             if actor is None:
                 return None
             asked = getattr(actor, method).remote(*words)
-            return await asyncio.wait_for(_awaited(asked), within_s)
+            return await asyncio.wait_for(awaited(asked), within_s)
         except (asyncio.TimeoutError, self._ray.exceptions.RayError) as error:
             logger.warning("node %s does not answer: %s", node, type(error).__name__)
             return None
@@ -100,7 +100,3 @@ class FleetOthers(Others):
 def rows_of(uses: Mapping[str, Use]) -> dict[str, dict[str, int]]:
     """As plain values."""
     return {principal: dataclasses.asdict(use) for principal, use in uses.items()}
-
-
-async def _awaited(awaitable: Any) -> Any:
-    return await awaitable

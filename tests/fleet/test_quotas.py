@@ -26,6 +26,14 @@ async def states(person: Person) -> dict[str, str]:
     return {str(each["session"]): str(each["state"]) for each in listed}
 
 
+async def on_two_nodes(person: Person) -> list[str]:
+    """Sessions, the first and the last of which are on different nodes."""
+    handles = [await person.opened()]
+    while node_of(handles[-1]) == node_of(handles[0]):
+        handles.append(await person.opened())
+    return handles
+
+
 async def test_sessions_on_all_nodes_count_and_the_idlest_of_them_gives_way(
     ray: Any, whole: Machines
 ) -> None:
@@ -57,25 +65,29 @@ async def test_sessions_asked_for_at_once_are_never_too_many(ray: Any, whole: Ma
         ada = Person(calls)
         ada.quotas = Quotas(sessions=4)
         refused: list[str] = []
+        running: list[str] = []
 
         async def hold() -> None:
             person = Person(calls)
             person.name, person.quotas = ada.name, ada.quotas
-            opened = await person.call("create_session")
-            if opened.failed:
-                refused.append(opened.text)
-                return
-            handle = str(opened.data["session"])
-            await person.call(
-                "execute", code="import time; time.sleep(60)", session=handle, background=True
-            )
+            answer = await person.call("create_session")
+            if not answer.failed:
+                handle = str(answer.data["session"])
+                code = "import time; time.sleep(60)"
+                answer = await person.call("execute", code=code, session=handle, wait=0)
+            if answer.failed:
+                refused.append(answer.text)
+            else:
+                running.append(handle)
 
         async with anyio.create_task_group() as tasks:
             for _ in range(12):
                 tasks.start_soon(hold)
+        assert 1 <= len(running) <= 4
+        assert len(refused) == 12 - len(running)
+        assert all("quota `sessions`" in each for each in refused), refused
         found = await states(ada)
-        awake = [each for each, state in found.items() if state != "hibernated"]
-        assert len(awake) <= 4
+        assert sum(state != "hibernated" for state in found.values()) <= 4
         for handle in found:
             await ada.call("close_session", session=handle)
 
@@ -100,9 +112,7 @@ async def test_memory_on_all_nodes_counts_and_the_largest_kernel_ends(
     async with fronted(ray) as calls:
         ada = Person(calls)
         ada.quotas = Quotas(memory=GIB)
-        handles = [await ada.opened()]
-        while node_of(handles[-1]) == node_of(handles[0]):
-            handles.append(await ada.opened())
+        handles = await on_two_nodes(ada)
         small, large = handles[0], handles[-1]
         await ada.run("a = bytearray(300 * 2**20)", session=small)
         with anyio.fail_after(PATIENCE_S):
@@ -122,9 +132,7 @@ async def test_of_two_kernels_that_grow_at_once_on_two_nodes_one_ends(
     async with fronted(ray) as calls:
         ada = Person(calls)
         ada.quotas = Quotas(memory=GIB)
-        handles = [await ada.opened()]
-        while node_of(handles[-1]) == node_of(handles[0]):
-            handles.append(await ada.opened())
+        handles = await on_two_nodes(ada)
         code = (
             "import time\n"
             "parts = []\n"

@@ -229,6 +229,14 @@ def test_a_signal_while_a_class_is_made_ends_as_any_other(
     assert raised.value.code == 7
 
 
+def test_ctrl_c_while_a_class_is_made_ends_as_any_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    def serve(_words: object) -> int:
+        raise RuntimeError("Error calling __set_name__") from KeyboardInterrupt()
+
+    monkeypatch.setattr(cli, "_serve", serve)
+    assert cli.main([]) == 130
+
+
 def test_an_error_while_a_class_is_made_stays_one(monkeypatch: pytest.MonkeyPatch) -> None:
     def serve(_words: object) -> int:
         raise RuntimeError("of another kind") from ValueError("why")

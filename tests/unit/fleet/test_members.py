@@ -160,3 +160,13 @@ def test_what_a_lost_node_had_counts_no_more() -> None:
     assert members.claim("two", "ada", "sessions", 3, most=3)
     assert not members.claim("one", "ada", "memory", 1, most=0)
     assert not members.claim("none", "ben", "sessions", 1, most=3)
+
+
+def test_a_lost_node_that_claims_late_counts_for_nobody() -> None:
+    members, clock = joined("one")
+    clock.now += WHOLE_S + 1
+    assert members.join(Member("two", "life of two")) == ""
+    assert not members.claim("one", "ada", "sessions", 1, most=3)
+    assert not members.gives_way("one", "ada", {"memory": 9, "largest": 9}, most=3)
+    assert members.holders("two", "ada") == []
+    assert members.claim("two", "ada", "sessions", 3, most=3)
