@@ -18,7 +18,7 @@ from kernel_mcp.linux.process import end_soon
 from kernel_mcp.services import Services
 from kernel_mcp.sessions.losses import Outbox, Reply
 from kernel_mcp.sessions.manager import Caller
-from kernel_mcp.stdio import stdio_streams
+from kernel_mcp.stdio import Answers, Requests
 from kernel_mcp.tools.app import MIME, VIEW, Views, page
 from kernel_mcp.tools.calls import SessionCalls
 from kernel_mcp.tools.local import LocalCalls
@@ -103,6 +103,6 @@ async def serve_wire(
     outbox = Outbox()
     mcp = build(StdioCallers(outbox, default))
     mcp.middleware.append(_tell_when_given_up(outbox))
-    async with stdio_streams(wire, outbox.written, end_soon) as (read, write):
-        lowlevel = mcp._lowlevel_server
-        await lowlevel.run(read, write, lowlevel.create_initialization_options())
+    read, write = Requests(wire, end_soon), Answers(wire, outbox.written)
+    lowlevel = mcp._lowlevel_server
+    await lowlevel.run(read, write, lowlevel.create_initialization_options())

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
-from typing import TypeAlias
+from collections.abc import Callable
 
 import anyio
-from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
+from anyio.abc import ObjectReceiveStream, ObjectSendStream
 from mcp.shared.message import SessionMessage
 from mcp_types import JSONRPCMessage
 
@@ -19,45 +16,70 @@ from kernel_mcp.wire import Ends, Line, Wire
 
 logger = logging.getLogger(__name__)
 
-Requests: TypeAlias = MemoryObjectReceiveStream[SessionMessage | Exception]
-Answers: TypeAlias = MemoryObjectSendStream[SessionMessage]
 
+class Requests(ObjectReceiveStream[SessionMessage | Exception]):
+    """What a client sends, read when the SDK asks for it. Refused lines are answered here."""
 
-@asynccontextmanager
-async def stdio_streams(
-    wire: Wire,
-    written: Callable[[JSONRPCMessage], None] = lambda _message: None,
-    on_end: Callable[[], None] = lambda: None,
-) -> AsyncIterator[tuple[Requests, Answers]]:
-    """The SDK's read and write streams of a client.
+    def __init__(self, wire: Wire, on_end: Callable[[], None] = lambda: None) -> None:
+        """`on_end` is called once, at the end of input."""
+        self._lines = wire.lines()
+        self._writer = wire.writer
+        self._on_end = on_end
+        self._ended = False
 
-    `written` is called with each message on the pipe, `on_end` at the end of input.
-    """
-    async with anyio.create_task_group() as tasks:
-        to_server, requests = anyio.create_memory_object_stream[SessionMessage | Exception]()
-        answers, to_client = anyio.create_memory_object_stream[SessionMessage]()
-        tasks.start_soon(_take, wire, to_server, on_end)
-        tasks.start_soon(_give, to_client, wire, written)
-        yield requests, answers
-
-
-async def _take(
-    wire: Wire,
-    to_server: MemoryObjectSendStream[SessionMessage | Exception],
-    on_end: Callable[[], None],
-) -> None:
-    async with to_server:
-        with contextlib.suppress(anyio.ClosedResourceError, anyio.BrokenResourceError):
-            async for line in wire.lines():
-                message = _message(line)
-                del line
-                if not isinstance(message, Refusal):
-                    await to_server.send(SessionMessage(message))
-                    continue
-                logger.warning("a line of the client was refused: %s", message.reason)
+    async def receive(self) -> SessionMessage:
+        """The next message. Raises EndOfStream."""
+        while (line := await self._next()) is not None:
+            message = _message(line)
+            del line
+            if not isinstance(message, Refusal):
+                return SessionMessage(message)
+            logger.warning("a line of the client was refused: %s", message.reason)
+            try:
                 for answer in message.answers:
-                    await wire.writer.write(answer)
-        on_end()
+                    await self._writer.write(answer)
+            except anyio.ClosedResourceError:
+                break
+        if not self._ended:
+            self._ended = True
+            self._on_end()
+        raise anyio.EndOfStream
+
+    async def aclose(self) -> None:
+        """Read nothing more."""
+        await self._lines.aclose()
+
+    async def _next(self) -> Line | None:
+        return None if self._ended else await anext(self._lines, None)
+
+
+class Answers(ObjectSendStream[SessionMessage]):
+    """Where the SDK's messages go, one after the other: each is on the pipe once it is sent."""
+
+    def __init__(
+        self, wire: Wire, written: Callable[[JSONRPCMessage], None] = lambda _message: None
+    ) -> None:
+        """`written` is called with each message on the pipe."""
+        self._wire = wire
+        self._written = written
+        self._turn = anyio.Lock(fast_acquire=True)
+        self._closed = False
+
+    async def send(self, item: SessionMessage) -> None:
+        """Write a message, when those before it are on the pipe. Raises ClosedResourceError."""
+        async with self._turn:
+            if self._closed:
+                raise anyio.ClosedResourceError
+            line, message = line_of(item.message)
+            if self._wire.greeting is not None and self._wire.greeting.takes(line):
+                return
+            await self._wire.writer.write(line)
+            with Barrier("taking note of an answer's delivery"):
+                self._written(message)
+
+    async def aclose(self) -> None:
+        """Take nothing more."""
+        self._closed = True
 
 
 def _message(line: Line) -> JSONRPCMessage | Refusal:
@@ -67,19 +89,3 @@ def _message(line: Line) -> JSONRPCMessage | Refusal:
         return message_of(line)
     assert barrier.failure is not None
     return undone(line, reason_of(barrier.failure))
-
-
-async def _give(
-    to_client: MemoryObjectReceiveStream[SessionMessage],
-    wire: Wire,
-    written: Callable[[JSONRPCMessage], None],
-) -> None:
-    async with to_client:
-        with contextlib.suppress(anyio.ClosedResourceError):
-            async for said in to_client:
-                line, message = line_of(said.message)
-                if wire.greeting is not None and wire.greeting.takes(line):
-                    continue
-                await wire.writer.write(line)
-                with Barrier("taking note of an answer's delivery"):
-                    written(message)

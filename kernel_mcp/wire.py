@@ -10,7 +10,7 @@ import asyncio
 import fcntl
 import os
 import select
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import Protocol, TypeAlias
@@ -170,7 +170,7 @@ class Wire:
         finally:
             self._begun.set()
 
-    async def lines(self) -> AsyncIterator[Line]:
+    async def lines(self) -> AsyncGenerator[Line, None]:
         """All lines of the client, the first one among them."""
         await self._begun.wait()
         first, self._first = self._first, None
