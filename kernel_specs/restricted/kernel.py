@@ -202,6 +202,13 @@ class SandboxKernel(CheckpointRequests, SnapshotRequests, IPythonKernel):
         finally:
             self.service.cell_ended()
 
+    def _publish_execute_input(
+        self, code: str, parent: dict[str, Any], execution_count: int
+    ) -> None:
+        """Tell clients what runs, unless the request comes of the server, which numbers cells."""
+        if "cell_number" not in parent["content"]:
+            super()._publish_execute_input(code, parent, execution_count)
+
     async def do_execute(
         self,
         code: str,

@@ -110,6 +110,11 @@ class IOPub:
         self._forgotten = False
 
     @property
+    def waiting(self) -> bool:
+        """Whether there is text to send, or what send(2) could not take."""
+        return self._text_size > 0 or self.blocked
+
+    @property
     def blocked(self) -> bool:
         """Whether messages wait because send(2) would block."""
         return bool(self._queue) and self._publisher.full

@@ -163,8 +163,9 @@ class Console:
     def flush(self) -> None:
         """Send all text printed so far; waits for a slow reader."""
         self.hand_over()
-        self._iopub.pump()
-        self._iopub.wait()
+        if self._iopub.waiting:
+            self._iopub.pump()
+            self._iopub.wait()
 
     def take(self, name: str, fd: int, data: Any) -> None:
         """Bytes from a text stream; called by C code in the middle of a write."""
@@ -189,7 +190,7 @@ class Console:
 
         What is not sent now is recorded, and sent by the flush timer.
         """
-        if self._inside or self._forked:
+        if self._inside or self._forked or not self._iopub.waiting:
             return
         self._lines += 1
         now = time.monotonic()

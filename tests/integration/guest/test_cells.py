@@ -34,6 +34,14 @@ def test_state_is_kept_between_cells(kernel: GuestKernel) -> None:
     assert outcome.reply["execution_count"] == 2
 
 
+def test_only_clients_that_number_no_cells_are_told_the_code(kernel: GuestKernel) -> None:
+    def kinds(**options: int) -> list[str]:
+        return [kind for kind, _ in kernel.run("1", **options).messages]
+
+    assert kinds() == ["status", "execute_input", "execute_result"]
+    assert kinds(cell_number=7) == ["status", "execute_result"]
+
+
 def test_streams_and_displays_keep_their_order(kernel: GuestKernel) -> None:
     code = """
 import sys

@@ -169,6 +169,23 @@ def test_what_tells_a_reader_nothing_waits_for_what_does(bench: Bench, kind: str
     assert bench.read(reader)[0] == kind
 
 
+def test_only_text_waits_and_what_a_reader_does_not_take(bench: Bench) -> None:
+    reader = bench.greeted(hwm=1)
+    bench.publish("status")
+    assert not bench.iopub.waiting
+    bench.iopub.put_text("stdout", "text")
+    assert bench.iopub.waiting
+    bench.iopub.pump()
+    assert not bench.iopub.waiting
+    assert [bench.read(reader)[0] for _ in range(2)] == ["status", "stream"]
+    bench.iopub.service_thread = threading.current_thread()
+    for number in range(MANY):
+        bench.number(number)
+    assert bench.iopub.waiting
+    assert bench.numbers(reader, MANY) == list(range(MANY))
+    assert not bench.iopub.waiting
+
+
 def test_a_slow_reader_makes_the_writer_wait_and_gets_everything_in_order(bench: Bench) -> None:
     reader = bench.greeted(hwm=1)
 

@@ -26,13 +26,16 @@ class Collector:
         self.flush_text: Callable[[], None] = lambda: None
         self.pieces: list[tuple[str, str]] = []
         self.pumped = 0
+        self.waiting = False
 
     def put_text(self, name: str, text: str) -> None:
         """Keep a piece of text."""
+        self.waiting = True
         self.pieces.append((name, text))
 
     def pump(self) -> bool:
         """Count."""
+        self.waiting = False
         self.pumped += 1
         return True
 
@@ -90,6 +93,20 @@ def test_text_waits_for_a_chunk_and_is_handed_over_on_demand(
     assert collector.pieces == [("stdout", "a")]
     out.write("x" * (CHUNK_BYTES + 1))
     assert collector.pieces[1][0] == "stdout"
+
+
+def test_a_flush_with_nothing_to_send_sends_nothing(
+    console: Console, collector: Collector, streams: tuple[io.TextIOWrapper, io.TextIOWrapper]
+) -> None:
+    with pipes(console):
+        for stream in streams:
+            stream.flush()
+        console.flush()
+        assert collector.pumped == 0
+        streams[0].write("text")
+        streams[0].flush()
+        console.flush()
+        assert collector.pumped == 1
 
 
 def test_the_order_of_both_streams_is_kept(
@@ -212,6 +229,7 @@ def test_a_child_that_forks_again_says_nothing_about_it() -> None:
 import os, threading
 from kernel_specs.restricted.console.streams import Console
 class Quiet:
+    waiting = False
     def __init__(self):
         self.lock = threading.RLock()
     def forget(self):
