@@ -148,7 +148,9 @@ class Shell(ZMQInteractiveShell):
         result = None
         try:
             self.gate.open()
-            if self.should_run_async(code, transformed_cell=cell, preprocessing_exc_tuple=failure):
+            if _may_await(cell) and self.should_run_async(
+                code, transformed_cell=cell, preprocessing_exc_tuple=failure
+            ):
                 result = await self.kernel.run_task(coroutine)
             else:
                 self.loops.hide()
@@ -395,6 +397,11 @@ def _first(error: BaseException) -> BaseException:
     while isinstance(error.__context__, MemoryError) and not error.args:
         error = error.__context__
     return error
+
+
+def _may_await(cell: str) -> bool:
+    """Whether a cell has a word without which none awaits: to know more, it has to be compiled."""
+    return "await" in cell or "async" in cell
 
 
 def _run_to_end(coroutine: Any) -> ExecutionResult:

@@ -357,6 +357,8 @@ class Formatter(DisplayFormatter):
 
     def format(self, obj: Any, include: Any = None, exclude: Any = None) -> Any:
         """Bundle and metadata of an object."""
+        if include is None and self._only_as_text(obj):
+            return super().format(obj, _TEXT, exclude)
         root = _library(obj)
         if root == "matplotlib" and hasattr(obj, "get_size_inches"):
             with libraries.bounded(obj), libraries.lightly_packed(obj):
@@ -372,6 +374,31 @@ class Formatter(DisplayFormatter):
             with contextlib.suppress(Exception):
                 data = {**data, **more(obj)}
         return data, metadata
+
+    def _only_as_text(self, obj: Any) -> bool:
+        """Whether it is of a type of Python's that no code has another format for."""
+        kinds = _AS_TEXT.get(type(obj))
+        return kinds is not None and not any(
+            _has_printer(formatter, obj, kinds)
+            for mime, formatter in self.formatters.items()
+            if mime not in _TEXT
+        )
+
+
+def _has_printer(formatter: Any, obj: Any, kinds: tuple[type, ...]) -> bool:
+    """Whether code has given a formatter something for an object or for one of its types."""
+    if id(obj) in formatter.singleton_printers:
+        return True
+    printers, deferred = formatter.type_printers, formatter.deferred_printers
+    return any(kind in printers or (kind.__module__, kind.__name__) in deferred for kind in kinds)
+
+
+_TEXT = frozenset({"text/plain"})
+_AS_TEXT = {
+    kind: kind.__mro__
+    for kind in (int, float, complex, bool, str, bytes, list, tuple, dict, set, frozenset)
+}
+"""Types whose objects have no method of their own that formats them, and their bases."""
 
 
 def _library(obj: Any) -> str:

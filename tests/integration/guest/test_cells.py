@@ -42,6 +42,63 @@ def test_only_clients_that_number_no_cells_are_told_the_code(kernel: GuestKernel
     assert kinds(cell_number=7) == ["status", "execute_result"]
 
 
+PRINTERS = {
+    "type": "formatter.for_type(int, page)",
+    "base": "formatter.for_type(object, page)",
+    "object": "formatter.singleton_printers[id(value)] = page",
+    "name": "formatter.for_type_by_name('builtins', 'int', page)",
+}
+
+
+@pytest.mark.parametrize("registered", PRINTERS.values(), ids=PRINTERS)
+def test_values_of_pythons_own_types_have_the_formats_that_code_gives_them(
+    kernel: GuestKernel, registered: str
+) -> None:
+    code = """
+def page(value): return f"<b>{value}</b>"
+formatter = get_ipython().display_formatter.formatters["text/html"]
+value = 12345
+"""
+    kernel.run(code)
+    (plain,) = kernel.run("value").of("execute_result")
+    assert plain["data"] == {"text/plain": "12345"}
+    kernel.run(registered)
+    (pretty,) = kernel.run("value").of("execute_result")
+    assert pretty["data"] == {"text/plain": "12345", "text/html": "<b>12345</b>"}
+
+
+def test_objects_of_classes_derived_from_pythons_own_types_keep_their_formats(
+    kernel: GuestKernel,
+) -> None:
+    code = """
+class Table(list):
+    def _repr_html_(self): return "<table>"
+Table([1])
+"""
+    (shown,) = kernel.run(code).of("execute_result")
+    assert shown["data"] == {"text/plain": "[1]", "text/html": "<table>"}
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import asyncio\nawait asyncio.sleep(0, 'x')",
+        "async def steps():\n    yield 'x'\n[each async for each in steps()][0]",
+        """
+waits = lambda lines: [line.replace("WAIT", "await") for line in lines]
+get_ipython().input_transformers_post.append(waits)
+async def step(): return "x"
+""",
+    ],
+    ids=["await", "async for", "a transformer"],
+)
+def test_what_awaits_is_known_by_its_words(kernel: GuestKernel, code: str) -> None:
+    outcome = kernel.run(code)
+    if not outcome.outputs():
+        outcome = kernel.run("WAIT step()")
+    assert outcome.outputs() == ["execute_result:'x'"]
+
+
 def test_streams_and_displays_keep_their_order(kernel: GuestKernel) -> None:
     code = """
 import sys
