@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
 import os
 import signal
 import threading
@@ -111,8 +112,34 @@ class Channel:
                 waiter.set_result(None)
 
 
-LINGER_SECONDS = 0.2
-"""How long the flush timer ticks on after a cell, so that quick cells need not wake the thread."""
+class Ticker:
+    """A timer that makes a descriptor readable every `seconds`: to set it wakes no thread."""
+
+    def __init__(self, seconds: float) -> None:
+        """Make one that does not run. Raises OSError."""
+        library = ctypes.PyDLL(None, use_errno=True)  # for calls that hold Python's lock
+        self.fd: int = library.timerfd_create(time.CLOCK_MONOTONIC, os.O_NONBLOCK | os.O_CLOEXEC)
+        if self.fd < 0:
+            raise OSError(ctypes.get_errno(), "no timer")
+        whole, part = divmod(round(seconds * 1e9), 10**9)
+        spec = ctypes.c_long * 4  # struct itimerspec: pause between ticks, and before the first
+        self._settime = library.timerfd_settime
+        self._on, self._off = spec(whole, part, whole, part), spec()
+
+    def start(self) -> None:
+        """Have the first tick come after a pause from now."""
+        self._settime(self.fd, 0, self._on, None)
+
+    def stop(self) -> None:
+        """Have none come."""
+        self._settime(self.fd, 0, self._off, None)
+
+    def take(self) -> None:
+        """Have the descriptor not be readable until the next tick."""
+        with contextlib.suppress(BlockingIOError):  # it was stopped meanwhile
+            os.read(self.fd, 8)
+
+
 RETRY_SECONDS = 0.002
 UNSEEN_SECONDS = 0.05
 """After which a signal that Python has not looked for counts as unseen by its system call."""
@@ -141,14 +168,21 @@ class ServiceThread(threading.Thread):
         self._iopub = iopub
         self._gate = gate
         self._flush_seconds = flush_seconds
+        self._ticker = Ticker(flush_seconds)
         self._ticking = False
         self._running = False
-        self._began = self._last_cell = 0.0
+        self._began = 0.0
         self._watching_pipes = False
         iopub.service_thread = self
         gate.retry = self._retry_interrupt
         self._loop.add_reader(gate.watch(), self._look_for_interrupt)
+        self._loop.add_reader(self._ticker.fd, self._tick)
         console.text_waits = self.tick_soon
+
+    def leave(self) -> None:
+        """Close the timer in a forked process: it is the parent's."""
+        with contextlib.suppress(OSError):  # user code has closed it
+            os.close(self._ticker.fd)
 
     def watch_output(self, publisher: Publisher) -> None:
         """Handle subscriptions, slow readers, and output of children while nothing runs."""
@@ -189,15 +223,23 @@ class ServiceThread(threading.Thread):
         self.tick_soon()
 
     def cell_ended(self) -> None:
-        """The cell is done; the timer parks itself soon (main thread)."""
-        self._last_cell = time.monotonic()
+        """The cell is done (main thread)."""
         self._running = False
+        self._rest()
 
     def tick_soon(self) -> None:
         """Have the flush timer running; safe from any thread."""
         if not self._ticking:
             self._ticking = True
-            self._later(self._flush_seconds, self._tick)
+            self._ticker.start()
+
+    def _rest(self) -> None:
+        """Stop the flush timer, unless there is something to do for it."""
+        self._console.by_line()  # from here on each line announces itself
+        self._ticker.stop()
+        self._ticking = False
+        if self._running or self._iopub.waiting:  # also what came since it was stopped
+            self.tick_soon()
 
     def _later(self, seconds: float, callback: Callable[[], object]) -> None:
         self._loop.call_soon_threadsafe(self._loop.call_later, seconds, callback)
@@ -211,27 +253,15 @@ class ServiceThread(threading.Thread):
 
     def _tick(self) -> None:
         try:
+            self._ticker.take()
             self._send_text()
             if self.at_work is not None and self._works_long():
                 at_work, self.at_work = self.at_work, None
                 at_work()
+            if not self._running:
+                self._rest()
         except MemoryError:
             pass  # user code has taken all of it: the next tick sends what is left
-        finally:
-            self._tick_again()
-
-    def _tick_again(self) -> None:
-        while not self._goes_on():
-            time.sleep(self._flush_seconds)
-
-    def _goes_on(self) -> bool:
-        """Schedule the next tick where it is wanted; False on a MemoryError."""
-        try:
-            if self._wanted() or not self._park():
-                self._loop.call_later(self._flush_seconds, self._tick)
-        except MemoryError:
-            return False
-        return True
 
     def _works_long(self) -> bool:
         return self._running and time.monotonic() - self._began >= self._flush_seconds
@@ -241,19 +271,6 @@ class ServiceThread(threading.Thread):
             self._console.choose_pace()
             self._console.flush()
             self._watch_pipes()
-
-    def _park(self) -> bool:
-        """Stop ticking; False when there is work again."""
-        self._console.by_line()  # from here on each line announces itself
-        self._ticking = False
-        if not self._wanted() or self._ticking:
-            return True
-        self._ticking = True
-        return False
-
-    def _wanted(self) -> bool:
-        recent = time.monotonic() - self._last_cell < LINGER_SECONDS
-        return self._running or recent or self._iopub.blocked
 
     def _watch_pipes(self) -> None:
         if not self._watching_pipes:

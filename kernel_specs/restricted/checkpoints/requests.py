@@ -144,6 +144,7 @@ def _close_own(kernel: Any, fds: Sequence[int]) -> None:
         channel.leave()
     kernel.iopub.leave()
     kernel.console.leave()
+    kernel.service.leave()
     for fd in fds:
         with contextlib.suppress(OSError):  # user code has closed it
             os.close(fd)
