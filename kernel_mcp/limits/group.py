@@ -58,6 +58,11 @@ class KernelGroup:
         """`folders` is by controller; the controllers in `unified` are of version 2."""
         self._folders = folders
         self._unified = unified
+        self._kills = ""
+        """The file that counts OOM kills; read after each cell, hence no Path."""
+        if "memory" in folders:
+            name = "memory.events" if "memory" in unified else "memory.oom_control"
+            self._kills = str(folders["memory"] / name)
 
     @property
     def controllers(self) -> frozenset[str]:
@@ -127,11 +132,10 @@ class KernelGroup:
 
     def starved(self) -> int:
         """Processes that the kernel's OOM killer has ended."""
-        if "memory" not in self._folders:
+        if not self._kills:
             return 0
-        name = "memory.events" if "memory" in self._unified else "memory.oom_control"
         with absences:
-            return cgroupfs.table(self._folders["memory"] / name).get("oom_kill", 0)
+            return cgroupfs.table(self._kills).get("oom_kill", 0)
         return 0
 
     def processes(self) -> list[int]:

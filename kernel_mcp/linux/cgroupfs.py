@@ -83,12 +83,12 @@ def processes(folder: Path) -> list[int]:
     return []
 
 
-def table(file: Path) -> dict[str, int]:
+def table(file: Path | str) -> dict[str, int]:
     """A file of lines with a name and a number."""
     return dict(_rows(read(file)))
 
 
-def read(file: Path) -> str:
+def read(file: Path | str) -> str:
     """The content of a control file; faster than a file object."""
     fd = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
     try:

@@ -683,12 +683,14 @@ class SessionManager:
                 "default session; variables of an expired session are gone."
             )
         key = (caller.principal, caller.default)
-        async with self._lock_of(caller.principal):
-            default = self._sessions.get(self._defaults.get(key, ""))
-            if default is None:
-                default = await self.create(caller, default=True)
-                if not caller.known:
-                    caller.reply.lead = LEAD.format(default.handle)
+        default = self._sessions.get(self._defaults.get(key, ""))
+        if default is None or caller.principal in self._default_locks:  # one is being opened
+            async with self._lock_of(caller.principal):
+                default = self._sessions.get(self._defaults.get(key, ""))
+                if default is None:
+                    default = await self.create(caller, default=True)
+                    if not caller.known:
+                        caller.reply.lead = LEAD.format(default.handle)
         self._note_client(caller, default)
         return default
 

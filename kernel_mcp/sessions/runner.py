@@ -206,6 +206,7 @@ RESTART_S = 0.7
 
 
 NOT_PREPARED = "it was stopped while packages were being installed; no line of it was run"
+NOT_STARTED = "it was stopped while its kernel was starting"
 NOT_CHECKED = "it was stopped while its code was being checked; no line of it was run"
 
 
@@ -287,17 +288,12 @@ class CellRunner:
 
     async def _attempt(self, cell: Cell) -> Outcome:
         cell.phase, cell.state_as_of = Phase.START, self._lifecycle.state_as_of
-        with anyio.CancelScope() as scope:
-            cell.watch_stop(scope)
-            kernel = await self._lifecycle.ensure(cell.step)
-        cell.watch_stop(None)
-        if scope.cancelled_caught:
-            return Outcome(Status.INTERRUPTED, cause="it was stopped while its kernel was starting")
-        cell.run_after(self._lifecycle.ledger.place(cell.since))
-        cell.phase, cell.state_as_of = Phase.CHECK, self._lifecycle.state_as_of
         refusal: Failure | None = None
         with anyio.CancelScope() as scope:
             cell.watch_stop(scope)
+            kernel = await self._lifecycle.ensure(cell.step)
+            cell.run_after(self._lifecycle.ledger.place(cell.since))
+            cell.phase, cell.state_as_of = Phase.CHECK, self._lifecycle.state_as_of
             refusal = await refuse(
                 cell.plain,
                 kernel.policy,
@@ -307,7 +303,8 @@ class CellRunner:
             )
         cell.watch_stop(None)
         if scope.cancelled_caught:
-            return Outcome(Status.INTERRUPTED, cause=NOT_CHECKED)
+            why = NOT_CHECKED if cell.phase is Phase.CHECK else NOT_STARTED
+            return Outcome(Status.INTERRUPTED, cause=why)
         if refusal is not None:
             return self._refused(cell, refusal)
         await self._lifecycle.checkpoint_ahead(cell)

@@ -179,7 +179,7 @@ class Session:
         self._disowning = anyio.Lock()
         self._saving: anyio.CancelScope | None = None
         self._clock = clock
-        self._turn = self.turn = anyio.Lock()
+        self._turn = self.turn = anyio.Lock(fast_acquire=True)
         """Held by whoever uses or changes the kernel."""
         self._ahead: anyio.CancelScope | None = None
         self._wake = anyio.Event()
@@ -594,7 +594,7 @@ class Session:
 
         A kernel that was killed over it may have been replaced before.
         """
-        if self.kept is None:
+        if self.kept is None or not (self._returned or self._disowning.locked()):
             return
         with anyio.CancelScope(shield=True), Barrier("noting what was undone", self.handle):
             async with self._disowning:  # who comes second waits until it has been noted

@@ -7,6 +7,7 @@ one. The answer of every tool carries what its session has to tell and no delive
 from __future__ import annotations
 
 import json
+import operator
 import weakref
 from collections.abc import Container, Iterable, Sequence
 from dataclasses import replace
@@ -443,6 +444,8 @@ def names_of(losses: Iterable[Loss]) -> list[str]:
 def _guarded_result(result: CallToolResult) -> CallToolResult:
     content = [_guarded_block(block) for block in result.content]
     structured = result.structured_content
+    if structured is None and all(map(operator.is_, content, result.content)):
+        return result
     if structured is not None:
         structured = _guarded_value(structured)
     return result.model_copy(update={"content": content, "structured_content": structured})
