@@ -81,8 +81,11 @@ class KernelApp(IPKernelApp):
         # Advice for people at a terminal, which IPython gives whenever a cell raises SystemExit.
         warnings.filterwarnings("ignore", message="To exit: use", module=r"IPython\.core")
 
-    def connect(self, boot: BootConfig, connection_file: Path) -> None:
-        """Bind the sockets, take over stdout and stderr, start the service thread."""
+    def connect(self, boot: BootConfig, connection_file: Path, *, lasting: bool = True) -> None:
+        """Bind the sockets, take over stdout and stderr, make the service thread.
+
+        Where that is not `lasting`, what a process cannot undo is left out.
+        """
         self.connection_file = str(connection_file)
         info = json.loads(connection_file.read_bytes())
         if "curve_secretkey" in info:
@@ -95,12 +98,14 @@ class KernelApp(IPKernelApp):
             publisher, self.session, boot.output, self.gate, OutputRing(boot.ring_fd)
         )
         self.console = Console(self.iopub)
-        self._keep_stderr()
+        if lasting:
+            self._keep_stderr()
+            self.console.install()
         self.console.redirect()
-        self.console.install()
         self.service = ServiceThread(self.console, self.iopub, self.gate, boot.output.flush_seconds)
         self.service.watch_output(publisher)
-        self.service.watch_heartbeat(Router(opened["hb"]))
+        self._heartbeat = Router(opened["hb"])
+        self.service.watch_heartbeat(self._heartbeat)
         self.kernel.shell_stream = Channel(
             Router(opened["shell"], takes_descriptors=True), loop, collects=True
         )
@@ -132,6 +137,19 @@ class KernelApp(IPKernelApp):
     def close(self) -> None:
         """Send what is left."""
         self.iopub.close()
+
+    def disconnect(self) -> None:
+        """Undo `connect` where it was not lasting, and the kernel's start; both loops rest."""
+        kernel, service = self.kernel, self.service
+        self.close()
+        self._heartbeat.close()
+        for channel in (kernel.shell_stream, kernel.control_stream, kernel.stdin_socket):
+            channel.leave()
+        self.console.leave()
+        service.leave()
+        self.gate.leave()
+        for loop in (service.io_loop, kernel.io_loop):
+            loop.close()
 
     def _wire(self, ports: dict[str, int]) -> None:
         kernel, shell, hook = self.kernel, self.shell, self.shell.displayhook

@@ -13,8 +13,9 @@ It runs on the standard library and outlives the zygote. Requests of the server,
 
 Answers:
 
-    {"op": "ready", "stage": n, "missing": {module: error}, "left": …}
-        it forks from here on with what is loaded; `left` is the number of modules still to come
+    {"op": "ready", "stage": n, "missing": {module: error}, "left": …, "whole": …}
+        it forks from here on with what is loaded; `left` is the number of modules still to come,
+        `whole` whether no stage is
 
     {"op": "forked", "id": n, "stage": …}                with pidfds: the init, the kernel
     {"op": "failed", "id": n, "error": …}                there is no such kernel
@@ -296,6 +297,7 @@ class TemplateInit:
                 "stage": self._stage,
                 "missing": message["missing"],
                 "left": message["left"],
+                "whole": message["whole"],
             }
         )
 

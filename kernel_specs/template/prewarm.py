@@ -304,8 +304,13 @@ def begin(kernel: host.KernelHost) -> Loaded:
     try:
         rehearse(kernel._app)
     except Exception as error:  # noqa: BLE001  # kernels are a little slower, no more
-        missing["rehearsal"] = f"{type(error).__name__}: {error}"[:_REASON_CHARS]
+        missing["rehearsal"] = reason(error)
     return loaded(missing)
+
+
+def reason(error: Exception) -> str:
+    """An error in a few words."""
+    return f"{type(error).__name__}: {error}"[:_REASON_CHARS]
 
 
 def add(name: str) -> str:
@@ -314,7 +319,7 @@ def add(name: str) -> str:
         for module in (name, *COMPANIONS.get(name, ())):
             importlib.import_module(module)
     except Exception as error:  # noqa: BLE001  # the cell that needs it will say why
-        return f"{type(error).__name__}: {error}"[:_REASON_CHARS]
+        return reason(error)
     return ""
 
 

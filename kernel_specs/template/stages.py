@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kernel_specs.restricted import host
-from kernel_specs.template import linux, packets, prewarm
+from kernel_specs.template import linux, packets, prewarm, rehearsal
 
 STAGE_S = 0.15
 """Seconds of imports after which a successor takes over, at the end of the module then."""
@@ -23,6 +23,8 @@ IMPORT_S = 60.0
 """Seconds for one module with its companions, on a busy machine."""
 UNFIT = "it starts threads or holds what kernels must not share"
 _ENDED = "it ended the process that imported it"
+REHEARSAL = "rehearsal"
+"""What stands among the modules for the last stage."""
 _LATE = f"it was not imported within {IMPORT_S:g} s"
 
 
@@ -31,13 +33,19 @@ class Stage:
     """What a template has, modules of it that were not used yet, and those that it has not tried.
 
     Kernels may wait for the first stage after a `bare` one: what is imported in that is used in the
-    next one.
+    next one. The last stage has `rehearsed`, which nobody waits for.
     """
 
     loaded: prewarm.Loaded
     left: list[str] = field(default_factory=list)
     unused: list[str] = field(default_factory=list)
     bare: bool = False
+    rehearsed: bool = False
+
+    @property
+    def whole(self) -> bool:
+        """Whether no stage is to come."""
+        return self.rehearsed and not self.to_come
 
     @property
     def to_come(self) -> list[str]:
@@ -45,18 +53,24 @@ class Stage:
         return [*self.unused, *self.left]
 
     def without(self, name: str, why: str) -> None:
-        """Do not try this module again."""
+        """Do not try again what a successor was taking, or would have."""
+        name = name or next(iter(self.to_come), REHEARSAL)
         self.loaded.missing[name] = why
-        (self.unused if name in self.unused else self.left).remove(name)
+        if name == REHEARSAL:
+            self.rehearsed = True
+        else:
+            (self.unused if name in self.unused else self.left).remove(name)
 
     def over(self) -> None:
         """Have nothing to come: a successor has it all."""
         self.unused.clear()
         self.left.clear()
+        self.rehearsed = True
 
     def message(self) -> dict[str, Any]:
         """How init and server are told of it."""
-        return {"op": "ready", "missing": self.loaded.missing, "left": len(self.to_come)}
+        left = len(self.to_come)
+        return {"op": "ready", "missing": self.loaded.missing, "left": left, "whole": self.whole}
 
 
 class Successor:
@@ -122,7 +136,10 @@ class Successor:
 
 
 def grow(kernel: host.KernelHost, link: socket.socket, before: Stage) -> Stage:
-    """Use and import modules in the successor until its time is over; an unfit one ends it."""
+    """Use and import modules in the successor until its time is over; an unfit one ends it.
+
+    Where all are there, kernels are rehearsed.
+    """
     missing = dict(before.loaded.missing)
     held = prewarm.Inherited.now()
     end = time.monotonic() + STAGE_S
@@ -145,7 +162,16 @@ def grow(kernel: host.KernelHost, link: socket.socket, before: Stage) -> Stage:
         done += 1
         if time.monotonic() >= end:
             break
+    if not before.to_come:
+        packets.send(link, {"op": "takes", "name": REHEARSAL})
+        try:
+            rehearsal.live(kernel._app)
+        except Exception as error:  # noqa: BLE001  # kernels are a little slower, no more
+            missing[REHEARSAL] = prewarm.reason(error)
     gc.enable()
     linux.prctl(linux.PR_SET_PDEATHSIG, 0)
     left = [name for name in before.to_come[done:] if name in before.left]
-    return Stage(prewarm.loaded(missing), left, [*before.unused[done:], *unused])
+    rehearsed = not before.to_come
+    return Stage(
+        prewarm.loaded(missing), left, [*before.unused[done:], *unused], rehearsed=rehearsed
+    )

@@ -79,7 +79,7 @@ class Zygote:
         """
         packets.send(self._control, self._stage.message())
         while True:
-            if self._stage.to_come and self._successor is None:
+            if not self._stage.whole and self._successor is None:
                 link = self._grow()
                 if link is not None:
                     return link
@@ -124,8 +124,8 @@ class Zygote:
         try:
             begun = stages.Successor.begin()
         except OSError as error:
-            for name in self._stage.to_come:
-                self._stage.without(name, f"nothing more can be imported: {error}")
+            while not self._stage.whole:
+                self._stage.without("", f"nothing more can be imported: {error}")
             packets.send(self._control, self._stage.message())
             return None
         if isinstance(begun, stages.Successor):
@@ -158,7 +158,7 @@ class Zygote:
         self._do_without(successor)
 
     def _do_without(self, successor: stages.Successor) -> None:
-        self._stage.without(successor.taking or self._stage.to_come[0], successor.why)
+        self._stage.without(successor.taking, successor.why)
         if not self._stage.to_come:
             packets.send(self._control, self._stage.message())
 
@@ -207,7 +207,7 @@ def main(argv: Sequence[str]) -> int:
     ground = cell.Ground((), (), base64.b64decode(start[0]["filter"]))
     while True:
         files = prewarm.plain_files()
-        kernel.freeze(collect=not stage.to_come)  # kernels wait for a stage that is not the last
+        kernel.freeze(collect=stage.whole)  # kernels wait for a stage that is not the last
         turn = Zygote(control, stage).run()
         if turn is None:
             return 0

@@ -150,7 +150,7 @@ class TemplateProcess:
 
     @property
     def whole(self) -> bool:
-        """Whether there is nothing more to import."""
+        """Whether no stage is to come."""
         return self.usable and self._whole.is_set()
 
     async def can_fork(self) -> bool:
@@ -279,20 +279,20 @@ class TemplateProcess:
         elif operation == "exit":
             self._on_exit(number, int(message["status"]))
         elif operation == "ready":
-            self._on_stage(int(message["stage"]), dict(message["missing"]), int(message["left"]))
+            self._on_stage(message)
         else:
             self._tail.drain()
             status = message.get("status")
             how = "" if status is None else f": {_end(os.waitstatus_to_exitcode(int(status)))}"
             self._stop_forking(f"the process of it that forks has ended{how}")
 
-    def _on_stage(self, stage: int, missing: dict[str, str], left: int) -> None:
-        self.stage, self.missing = stage, missing
+    def _on_stage(self, message: Mapping[str, Any]) -> None:
+        self.stage, self.missing = int(message["stage"]), dict(message["missing"])
         self.usable = not self._stopped
         self._can_fork.set()
-        if stage > BARE or not left:
+        if self.stage > BARE or not message["left"]:
             self._stocked.set()
-        if not left:
+        if message["whole"]:
             self._whole.set()
         self._on_change(self)
 

@@ -24,6 +24,7 @@ from kernel_mcp.launch.template.kernel import Forked
 from kernel_mcp.output.items import Event, Stream
 from kernel_mcp.policy import Policy
 from kernel_mcp.sandbox.bwrap import BwrapSandbox
+from tests.integration.processes import named
 from tests.integration.unprivileged import as_ordinary_user
 
 ENVIRONMENT = KernelEnvironment(
@@ -95,6 +96,8 @@ async def bench(preload: tuple[str, ...] = (), *, ready: bool = True) -> AsyncIt
                 launcher.prepare(ENVIRONMENT, preload)
                 with anyio.fail_after(60):
                     assert await launcher.ready(ENVIRONMENT)
+                    while len(named("kernel-template", below=os.getpid())) != 1:
+                        await anyio.lowlevel.checkpoint()  # one that has given its place away ends
             yield made
         finally:
             await made.aclose()

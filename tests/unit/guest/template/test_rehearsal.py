@@ -1,0 +1,149 @@
+"""Lives of kernels in a template: they leave nothing but what Python knows of its code."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import kernel_specs
+from kernel_specs.template import immortal
+
+ROOT = Path(kernel_specs.__file__).parents[1]
+SCRIPT = """
+import json, os, resource, signal, sys, threading
+sys.path.insert(0, sys.argv[1])
+from kernel_specs.restricted import host
+from kernel_specs.template import immortal, prewarm, rehearsal
+
+def faults():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+
+def of_a_child():
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        before, rehearsal.LIVES, immortal.keep = faults(), 1, int
+        rehearsal.live(app)
+        os.write(write, str(faults() - before).encode())
+        os._exit(0)
+    os.waitpid(child, 0)
+    os.close(write)
+    with open(read) as told:
+        return int(told.read())
+
+def state():
+    hook = app.shell.displayhook
+    return [
+        sorted(os.listdir("/proc/self/fd")),
+        [os.readlink(f"/proc/self/fd/{fd}") for fd in (1, 2)],
+        threading.active_count(),
+        [id(one) for one in (sys.stdout, sys.stderr, hook.pub_socket)],
+        signal.getsignal(signal.SIGINT) is signal.default_int_handler,
+        {name: id(handler) for name, handler in app.kernel.shell_handlers.items()},
+        sorted(app.shell.user_ns),
+        app.shell.execution_count,
+        app.gate.arrivals,
+        os.environ.copy(),
+        os.getcwd(),
+        sorted(os.listdir(os.environ["TMPDIR"])),
+        resource.getrlimit(resource.RLIMIT_AS),
+    ]
+
+kernel = host.KernelHost()
+folder = sys.argv[2]
+found = {"missing": prewarm.begin(kernel).missing}
+os.environ["TMPDIR"] = folder
+app = kernel._app
+rehearsal.LIVES, lives = 1, rehearsal.LIVES
+keep, immortal.keep = immortal.keep, int
+kernel.freeze()
+found["new"] = of_a_child()
+rehearsal.live(app)  # what is imported on the way is there to stay
+immortal.keep = keep
+held, before = prewarm.Inherited.now(), state()
+rehearsal.LIVES = lives
+rehearsal.live(app)
+found["changed"] = [
+    [str(one), str(other)] for one, other in zip(before, state()) if one != other
+]
+found["more"] = prewarm.Inherited.now().more_than(held)
+kernel.freeze()
+found["rehearsed"] = of_a_child()
+sys.__stdout__.write(json.dumps(found))
+"""
+
+
+def rehearsed(folder: Path) -> dict[str, Any]:
+    """What a process of its own tells: the application and the environment are the process's."""
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT, str(ROOT), str(folder)],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def test_nothing_is_left_and_a_kernel_copies_fewer_pages(tmp_path: Path) -> None:
+    found = rehearsed(tmp_path)
+    assert found["missing"] == {}
+    assert found["changed"] == []
+    assert not found["more"]
+    assert found["rehearsed"] < (0.6 if immortal.possible() else 0.95) * found["new"], found
+
+
+KEEPING = """
+import sys
+sys.path.insert(0, sys.argv[1])
+from kernel_specs.template import immortal
+
+def function(value=("constant", 2)):
+    return "text of its own"
+
+kept = [function, function.__code__, function(), function.__defaults__, sys.modules, immortal]
+said = immortal.keep()
+counts = [sys.getrefcount(one) for one in kept]
+more = [list(kept) for _ in range(9)]
+print(said, counts == [sys.getrefcount(one) for one in kept], sys.getrefcount([]))
+"""
+
+
+@pytest.mark.skipif(
+    not immortal.possible(), reason="this Python counts all references; 3.12 and newer need not"
+)
+def test_references_to_what_stays_are_not_counted() -> None:
+    said, same, others = _kept()
+    assert int(said) > 1000
+    assert same == "True"
+    assert int(others) <= 2
+
+
+def test_where_that_cannot_be_nothing_is_touched(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(immortal, "possible", lambda: False)
+    assert immortal.keep() == 0
+
+
+def test_what_is_possible_goes_by_the_version() -> None:
+    build = sys.implementation.name == "cpython" and sys.maxsize > 1 << 32
+    assert immortal.possible() == (
+        build
+        and sys.version_info >= (3, 12)
+        and getattr(sys, "_is_gil_enabled", lambda: True)()
+        and not hasattr(sys, "gettotalrefcount")
+    )
+
+
+def _kept() -> list[str]:
+    done = subprocess.run(
+        [sys.executable, "-c", KEEPING, str(ROOT)], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.split()
