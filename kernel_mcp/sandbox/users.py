@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+from itertools import chain
 from pathlib import Path
 
 from kernel_mcp.errors import SandboxUnavailable
@@ -84,7 +85,8 @@ class IdentityPool:
                 return Identity(uid=preferred, gid=preferred)
             if self._reserve(preferred, holder):
                 return Identity(uid=preferred, gid=preferred)
-        for number in self._block:
+        above = max(self._reserved, default=self._block.start - 1) + 1  # other servers are below
+        for number in chain(range(above, self._block.stop), range(self._block.start, above)):
             if self._reserve(number, holder):
                 return Identity(uid=number, gid=number)
         raise SandboxUnavailable(

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 from pathlib import Path
 
 import pytest
 
 from kernel_mcp.errors import SandboxUnavailable
+from kernel_mcp.linux.folders import Identity
 from kernel_mcp.sandbox.users import PREFERRED_BLOCKS, IdentityPool, IdMap, find_block
 
 
@@ -63,6 +65,23 @@ def test_two_servers_never_share_an_id(tmp_path: Path) -> None:
     again = servers[1].acquire()
     assert again.uid == again.gid == 5000
     servers[1].release(again)
+
+
+def test_ids_of_other_servers_are_tried_once_and_not_for_each_kernel(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other, pool = (IdentityPool(range(5000, 5100), tmp_path / "uids") for _ in range(2))
+    for _ in range(50):
+        other.acquire()
+    tried: list[object] = []
+    monkeypatch.setattr(fcntl, "flock", lambda *how, flock=fcntl.flock: tried.append(flock(*how)))
+    assert [pool.acquire().uid for _ in range(20)] == list(range(5050, 5070))
+    assert len(tried) <= 50 + 20
+    assert pool.acquire(5010).uid == 5070
+    pool.release(Identity(5060, 5060))
+    for uid in range(5071, 5100):
+        assert pool.acquire().uid == uid
+    assert pool.acquire().uid == 5060
 
 
 def test_the_preferred_id_is_taken_where_it_is_free(tmp_path: Path) -> None:
