@@ -20,7 +20,7 @@ from ipykernel.zmqshell import ZMQDisplayPublisher
 from IPython.core.formatters import DisplayFormatter
 
 from kernel_specs.restricted.config import Output
-from kernel_specs.restricted.display import charts, libraries, pictures
+from kernel_specs.restricted.display import charts, figures, libraries, pictures
 
 # Charts as text: what a reader without a browser learns of a figure.
 
@@ -361,7 +361,7 @@ class Formatter(DisplayFormatter):
             return super().format(obj, _TEXT, exclude)
         root = _library(obj)
         if root == "matplotlib" and hasattr(obj, "get_size_inches"):
-            with libraries.bounded(obj), libraries.lightly_packed(obj):
+            with figures.pictured(obj):
                 data, metadata = super().format(obj, include, exclude)
             if "image/png" in data and (chart := charts.chart_of(obj)):
                 data = {**data, "text/plain": charts.words(chart), charts.CHART: chart}

@@ -12,8 +12,7 @@ import contextlib
 import functools
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType, SimpleNamespace
@@ -25,10 +24,6 @@ TEXT_WIDTH = 200
 TEXT_COLUMNS = 50
 """Columns of a data frame that its text shows."""
 INLINE = "module://matplotlib_inline.backend_inline"
-MOST_PIXELS = 24_000_000
-"""Pixels of a figure as it is sent; the server decodes no more."""
-PACKING = 1
-"""Of zlib's nine levels; with the usual six a plot has a sixth less bytes and takes 5 ms more."""
 _WINDOWED = ("gtk", "macosx", "nbagg", "notebook", "qt", "tk", "webagg", "wx", "ipympl", "widget")
 """How backends begin that draw into a window or a browser, which a kernel has not."""
 
@@ -104,36 +99,6 @@ def figure_picture(figure: Any) -> Any:
     from IPython.core.pylabtools import print_figure
 
     return print_figure(figure, "png")
-
-
-@contextmanager
-def bounded(figure: Any) -> Iterator[None]:
-    """Draw a matplotlib figure with at most `MOST_PIXELS`."""
-    dpi = figure.dpi
-    width, height = figure.get_size_inches()
-    pixels = width * height * dpi * dpi
-    if pixels > MOST_PIXELS:
-        figure.dpi = dpi * (MOST_PIXELS / pixels) ** 0.5
-    try:
-        yield
-    finally:
-        if pixels > MOST_PIXELS:
-            figure.dpi = dpi
-
-
-@contextmanager
-def lightly_packed(figure: Any) -> Iterator[None]:
-    """Have a matplotlib figure write the same pixels as a PNG that is packed in less time."""
-    canvas = figure.canvas
-    write = getattr(canvas, "print_png", None)
-    if write is None:
-        yield
-        return
-    canvas.print_png = functools.partial(write, pil_kwargs={"compress_level": PACKING})
-    try:
-        yield
-    finally:
-        del canvas.print_png
 
 
 def _follow_pyplot(pyplot: Any) -> None:

@@ -1,0 +1,95 @@
+"""Whether a figure of matplotlib has its bounding box without being drawn before.
+
+`print_figure` draws first because some artists take their places only then: those of 3-D, layouts
+of a figure, arrows, tables. Each of the kinds named here does where its box is asked for.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from typing import Any
+
+_FIRST, _LAST = (3, 8), (3, 11)
+"""The versions of matplotlib of which this was tried."""
+_ANYWHERE = frozenset(
+    f"matplotlib.{name}"
+    for name in (
+        "lines.Line2D",
+        "text.Text",
+        "spines.Spine",
+        "colorbar._ColorbarSpine",
+        "axis.XAxis",
+        "axis.YAxis",
+        "image.AxesImage",
+        "collections.LineCollection",
+        *(f"patches.{name}" for name in ("Rectangle", "Polygon", "Wedge", "Circle", "Ellipse")),
+        *(f"patches.{name}" for name in ("PathPatch", "StepPatch")),
+    )
+)
+_WITHIN_AXES = frozenset(
+    f"matplotlib.{name}"
+    for name in (
+        *(f"collections.{name}Collection" for name in ("Path", "Poly", "Patch", "Event")),
+        "collections.FillBetweenPolyCollection",
+        "collections.QuadMesh",
+        "contour.QuadContourSet",
+        "lines.AxLine",
+    )
+)
+"""Their size is known when they are drawn; it does not matter where the axes clip them."""
+_MADE_BY = ("matplotlib.", "pandas.")
+"""Modules of tickers that answer the same however often they are asked."""
+
+
+def is_placed_undrawn(figure: Any) -> bool:
+    """Whether its box is the same, and all that is drawn then, without a drawing before."""
+    version = sys.modules["matplotlib"].__version_info__[:2]
+    return (
+        _FIRST <= version <= _LAST
+        and _kind(figure) == "matplotlib.figure.Figure"
+        and not figure.subfigs
+        and _kind(figure.get_layout_engine()) in _NO_LAYOUT
+        and not figure.canvas.callbacks.callbacks.get("draw_event")
+        and all(map(_is_plain, figure.axes))
+        and _are_placed(each for each in figure.get_children() if each not in figure.axes)
+    )
+
+
+_NO_LAYOUT = ("builtins.NoneType", "matplotlib.layout_engine.PlaceHolderLayoutEngine")
+_LOCATORS = ("builtins.NoneType", "matplotlib.colorbar._ColorbarAxesLocator")
+
+
+def _is_plain(axes: Any) -> bool:
+    tickers = [
+        ticker
+        for axis in (axes.xaxis, axes.yaxis)
+        for which in (axis.major, axis.minor)
+        for ticker in (which.locator, which.formatter)
+    ]
+    return (
+        _kind(axes) == "matplotlib.axes._axes.Axes"
+        and _kind(axes.get_axes_locator()) in _LOCATORS
+        and all(type(ticker).__module__.startswith(_MADE_BY) for ticker in tickers)
+        and _are_placed(axes.get_children())
+    )
+
+
+def _are_placed(artists: Iterable[Any]) -> bool:
+    return all("draw" not in vars(each) and _is_placed(each, _kind(each)) for each in artists)
+
+
+def _is_placed(artist: Any, kind: str) -> bool:
+    if kind in _ANYWHERE:
+        return True
+    if kind in _WITHIN_AXES:
+        return bool(artist._fully_clipped_to_axes())
+    if kind == "matplotlib.legend.Legend":
+        return artist._mode is None
+    if kind == "matplotlib.text.Annotation":
+        return artist.arrow_patch is None and isinstance(artist.xycoords, str)
+    return False
+
+
+def _kind(value: Any) -> str:
+    return f"{type(value).__module__}.{type(value).__qualname__}"
