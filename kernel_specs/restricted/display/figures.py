@@ -12,10 +12,10 @@ import struct
 import sys
 import zlib
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any
 
-from kernel_specs.restricted.display.placing import is_placed_undrawn
+from kernel_specs.restricted.display.placing import is_placed_undrawn, own_axes
 
 MOST_PIXELS = 24_000_000
 """Pixels of a figure as it is sent; the server decodes no more."""
@@ -74,23 +74,38 @@ def _agg_of(canvas: Any) -> Any:
     return agg if agg is not None and type(canvas) is agg.FigureCanvasAgg else None
 
 
-def _placed(figure: Any) -> AbstractContextManager[None]:
-    """Leave a drawing out that has no output, where all finds its place without it."""
+@contextmanager
+def _placed(figure: Any) -> Iterator[None]:
+    """Leave a drawing out that has no output, where all finds its place without it.
+
+    There ticks are set once to look for the box, and once to draw.
+    """
     agg = _agg_of(figure.canvas)
     if agg is None:
-        return nullcontext()
+        yield
+        return
 
-    def draw(renderer: Any) -> Any:
-        idle = isinstance(renderer, agg.RendererAgg) and "draw_path" in vars(renderer)
-        if not idle or not is_placed_undrawn(figure):
-            return type(figure).draw(figure, renderer)
-        for axes in figure.axes:  # as a drawing begins; what looks for the box does the rest
-            locator = axes.get_axes_locator()
-            axes.apply_aspect(locator(axes, renderer) if locator else None)
-            axes.viewLim  # noqa: B018  # limits that wait for the data are set
-        return None
+    placed = False
+    with ExitStack() as ticks:
 
-    return _having(figure, "draw", draw)
+        def draw(renderer: Any) -> Any:
+            nonlocal placed
+            ticks.close()
+            idle = isinstance(renderer, agg.RendererAgg) and "draw_path" in vars(renderer)
+            was_placed, placed = placed, idle and is_placed_undrawn(figure)
+            for axis in own_axes(figure) if placed or was_placed else ():
+                update = functools.cache(axis._update_ticks)
+                ticks.enter_context(_having(axis, "_update_ticks", update))
+            if not placed:
+                return type(figure).draw(figure, renderer)
+            for axes in figure.axes:  # as a drawing begins; what looks for the box does the rest
+                locator = axes.get_axes_locator()
+                axes.apply_aspect(locator(axes, renderer) if locator else None)
+                axes.viewLim  # noqa: B018  # limits that wait for the data are set
+            return None
+
+        with _having(figure, "draw", draw):
+            yield
 
 
 @contextmanager
