@@ -61,8 +61,16 @@ def compare(name, code):
     return count
 """
 LEFT = """
+import gc
 figure, _ = plt.subplots()
+enabled = []
+matplotlib.ticker.ScalarFormatter.format_ticks, before = (
+    lambda self, values: enabled.append(gc.isenabled()) or before(self, values),
+    matplotlib.ticker.ScalarFormatter.format_ticks,
+)
 shown(figure)
+print({*enabled}, gc.isenabled())
+gc.disable(); shown(figure); print(gc.isenabled()); gc.enable()
 canvas = figure.canvas
 print(sorted(set(vars(canvas)) & {'print_png', 'get_renderer'}), 'draw' in vars(figure),
       type(canvas.renderer).__name__, '_find_fonts_by_props' in vars(font_manager.fontManager),
@@ -85,7 +93,9 @@ async def test_figures_have_usual_pixels_and_are_drawn_once_where_that_is_enough
 async def test_nothing_of_matplotlib_is_changed_once_a_figure_is_shown() -> None:
     async with agent(*DATA) as notebook:
         await notebook.run(COMPARE)
-        assert (await notebook.run(LEFT)).text == "[] False RendererAgg False True"
+        assert (
+            await notebook.run(LEFT)
+        ).text == "{False} True\nFalse\n[] False RendererAgg False True"
 
 
 async def test_what_code_says_about_its_pictures_is_kept() -> None:

@@ -8,6 +8,7 @@ PNG is packed lightly. All of this ends with the picture: `savefig` of code is a
 from __future__ import annotations
 
 import functools
+import gc
 import struct
 import sys
 import zlib
@@ -36,8 +37,20 @@ _SEEKS_HEIGHTS = (3, 11)
 def pictured(figure: Any) -> Iterator[None]:
     """Make pictures of a matplotlib figure in little time, with at most `MOST_PIXELS`."""
     canvas = figure.canvas
-    with bounded(figure), _placed(figure), _measured_once(canvas), _packed(canvas):
+    with _uncollected(), bounded(figure), _placed(figure), _measured_once(canvas), _packed(canvas):
         yield
+
+
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """Let the collector rest: a drawing makes many objects, and next to no cycles among them."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 @contextmanager
