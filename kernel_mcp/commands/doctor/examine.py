@@ -5,7 +5,7 @@ from __future__ import annotations
 import platform
 import subprocess
 import tempfile
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from functools import partial
@@ -126,7 +126,6 @@ class Diagnosis:
 
 async def examine_all(settings: Settings, progress: ProgressCallback) -> Diagnosis:
     """Examine the backends of `--sandbox`, or all but `none`."""
-    used, refusal = await anyio.to_thread.run_sync(_used, settings)
     environment, problem = None, ""
     store = EnvironmentStore(settings.cache_dir, sources=sources(settings))
     store.forget_unfit()
@@ -145,6 +144,11 @@ async def examine_all(settings: Settings, progress: ProgressCallback) -> Diagnos
         names = [name for name in ordered if name != UNCONFINED]
     found: dict[str, Examination] = {}
     failures: list[KernelMcpError] = []
+    used, refusal = "", ""
+
+    async def choose() -> None:
+        nonlocal used, refusal
+        used, refusal = await anyio.to_thread.run_sync(_used, settings)
 
     async def one(name: str) -> None:
         await progress(f"examining {name} …")
@@ -154,6 +158,7 @@ async def examine_all(settings: Settings, progress: ProgressCallback) -> Diagnos
             failures.append(failure)
 
     async with anyio.create_task_group() as tasks:
+        tasks.start_soon(choose)
         for name in names:
             tasks.start_soon(one, name)
     for failure in failures:
@@ -211,11 +216,10 @@ async def examine(
             trials = (*TRIALS, *opened, *through_proxy(network))
             variables = (*settings.environ, *network.variables.items())
             runner = partial(_TrialRunner, environment=environment, variables=variables)
-            found += await runner(cold, runs.path, trials=trials).perform_all()
+            parts = [runner(cold, runs.path, trials=trials).perform_all]
             wanted = settings.checkpoints != "off"
-            if not (sandbox.forks and not settings.no_template and wanted):
-                found.append(Check(CHECKPOINTS, True, NO_TEMPLATE if wanted else OFF))
-            if sandbox.forks and not settings.no_template:
+            forks = sandbox.forks and not settings.no_template
+            if forks:
                 folder = runs.path / "f"
                 again = (Trial(CHECKPOINTS, coming_back),) if wanted else ()
                 forking = TemplateLauncher(
@@ -228,10 +232,13 @@ async def examine(
                     network=network,
                     checkpoints=wanted,
                 )
-                forked = partial(runner, forking, folder, trials=(*trials, *again))
-                found += await _through_template(forking, environment, forked)
+                forked = runner(forking, folder, trials=(*trials, *again))
+                parts.append(partial(_through_template, forking, environment, forked))
             orphan = partial(killed_server, name, environment, folder, options)
-            found.append(await anyio.to_thread.run_sync(orphan))
+            parts.append(partial(anyio.to_thread.run_sync, orphan))
+            found += await _beside_each_other(parts)
+            if not (forks and wanted):
+                found.append(Check(CHECKPOINTS, True, NO_TEMPLATE if wanted else OFF))
     return Examination(name, checks=tuple(found), report=report)
 
 
@@ -269,17 +276,32 @@ async def _network(
     return network, [Check("network", True, f"open to {network.rules}")] if network else []
 
 
+async def _beside_each_other(
+    parts: Sequence[Callable[[], Awaitable[Sequence[Check]]]],
+) -> list[Check]:
+    """What all parts find, in their order."""
+    found: dict[int, Sequence[Check]] = {}
+
+    async def one(number: int) -> None:
+        found[number] = await parts[number]()
+
+    async with anyio.create_task_group() as tasks:
+        for number in range(len(parts)):
+            tasks.start_soon(one, number)
+    return [check for number in range(len(parts)) for check in found[number]]
+
+
 async def _through_template(
     launcher: TemplateLauncher,
     environment: KernelEnvironment,
-    runner: Callable[[], _TrialRunner],
+    runner: _TrialRunner,
 ) -> list[Check]:
     """The self-test and the trials in kernels forked from a template."""
     try:
         launcher.prepare(environment)
         if await launcher.ready(environment):
             found = _summed_up(list(launcher.checks(environment)))
-            found += await runner().perform_all()
+            found += await runner.perform_all()
         else:
             refusal = launcher.refusal(environment)
             told = refusal or "none became ready here, so that all kernels start cold"
@@ -325,32 +347,23 @@ class _TrialRunner:
         self._folder = folder
         self._environment = environment
         self._count = 0
+        self._target: TrialKernel | None = None
 
     async def perform_all(self) -> list[Check]:
-        """Perform the trials one after the other; their kernels start at the same time."""
-        found: list[list[Check]] = []
-        before = anyio.Event()
-        before.set()
-        async with anyio.create_task_group() as tasks:
-            for trial in self._trials:
-                found.append([])
-                done = anyio.Event()
-                tasks.start_soon(self._perform, trial, before, done, found[-1])
-                before = done
+        """Perform the trials one after the other, in one kernel for as long as that lives."""
+        async with AsyncExitStack() as stack:
+            found = [await self._performed(trial, stack) for trial in self._trials]
         return [check for checks in found for check in checks]
 
-    async def _perform(
-        self, trial: Trial, before: anyio.Event, done: anyio.Event, found: list[Check]
-    ) -> None:
+    async def _performed(self, trial: Trial, stack: AsyncExitStack) -> list[Check]:
         try:
-            async with self._kernel() as target:
-                await before.wait()
-                found += await trial.perform(target)
+            if self._target is None or self._target.kernel.dead.is_set():
+                self._target = None
+                await stack.aclose()
+                self._target = await stack.enter_async_context(self._kernel())
+            return await trial.perform(self._target)
         except (KernelMcpError, OSError) as error:
-            found.append(Check(trial.name, False, f"could not be tried: {error}"[:300]))
-        finally:
-            await before.wait()
-            done.set()
+            return [Check(trial.name, False, f"could not be tried: {error}"[:300])]
 
     @asynccontextmanager
     async def _kernel(self) -> AsyncIterator[TrialKernel]:

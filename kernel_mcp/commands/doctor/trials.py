@@ -38,7 +38,7 @@ from kernel_mcp.sandbox.select import select_sandbox
 from kernel_mcp.sessions.cell import Cell, Status, StopReason
 from kernel_mcp.sessions.execution import run_cell
 
-LIMITS = Limits(memory_bytes=512 * MIB, pids=64, disk_bytes=64 * MIB, tmp_bytes=32 * MIB)
+LIMITS = Limits(memory_bytes=256 * MIB, pids=64, disk_bytes=64 * MIB, tmp_bytes=32 * MIB)
 CELL_TIMEOUT_S = 30.0
 PROMPT_S = 2.0
 """Seconds within which an interrupt has to work."""
@@ -93,16 +93,16 @@ tell(folders=[problem(*each) for each in {folders!r}],
 _ONE_PROCESS = """
 held = []
 try:
-    for _ in range(40): held.append(b'x' * (64 << 20))
-    tell(mib=64 * len(held))
+    for _ in range(40): held.append(b'x' * (32 << 20))
+    tell(mib=32 * len(held))
 except MemoryError:
-    mib = 64 * len(held)
+    mib = 32 * len(held)
     held.clear()
     tell(refused=mib)
 """
 _SEVERAL = """
 import select, subprocess, sys, time
-code = "import sys; data = b'x' * (256 << 20); print(flush=True); sys.stdin.read()"
+code = "import sys; data = b'x' * (128 << 20); print(flush=True); sys.stdin.read()"
 pipe = subprocess.PIPE
 made = []
 try:
@@ -122,6 +122,7 @@ finally:
 """
 _THREADS = """
 import threading
+threading.stack_size(256 << 10)
 done = threading.Event()
 started = []
 try:
@@ -282,7 +283,7 @@ async def memory_of_all(target: TrialKernel) -> list[Check]:
         Check(
             "memory limit holds for several processes",
             ended or ("alive" in facts and alive < 4),
-            found if ended else f"{found} processes of 256 MiB lived",
+            found if ended else f"{found} processes of 128 MiB lived",
             for_cgroups(),
         )
     ]
@@ -306,9 +307,9 @@ async def processes(target: TrialKernel) -> list[Check]:
 
 TRIALS = (
     Trial("a cell is confined", confined),
+    Trial("pids limit enforced", processes),  # while no other kernel of this user starts
     Trial("memory limit enforced", memory),
     Trial("memory limit holds for several processes", memory_of_all),
-    Trial("pids limit enforced", processes),
 )
 
 
@@ -406,7 +407,7 @@ NAME = "orphan dies"
 
 def killed_server(
     backend: str, environment: KernelEnvironment, runs: Path, container: ContainerOptions
-) -> Check:
+) -> list[Check]:
     """Start a server with one kernel, kill it, and time the end of the kernel; blocks."""
     task = {
         "backend": backend,
@@ -434,7 +435,7 @@ def killed_server(
                 server.kill()
                 assert server.stderr is not None
                 said = server.stderr.read()[-300:].strip()
-                return Check(NAME, False, f"no kernel could be started: {said}")
+                return [Check(NAME, False, f"no kernel could be started: {said}")]
             kernel = os.pidfd_open(int(line))
         finally:
             server.kill()
@@ -445,7 +446,7 @@ def killed_server(
             os.close(kernel)
     took = (time.monotonic() - began) * 1000
     found = f"gone {took:.0f} ms after its server" if gone else f"alive after {GONE_S:g} s"
-    return Check(NAME, bool(gone), found)
+    return [Check(NAME, bool(gone), found)]
 
 
 def _line(server: subprocess.Popen[str]) -> str:

@@ -3,15 +3,31 @@
 from __future__ import annotations
 
 import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
+import anyio
 import pytest
 
-from kernel_mcp.commands.doctor.examine import Diagnosis, Examination, _summed_up, as_json, as_text
+from kernel_mcp.commands.doctor.examine import (
+    Diagnosis,
+    Examination,
+    _summed_up,
+    _TrialRunner,
+    as_json,
+    as_text,
+)
+from kernel_mcp.commands.doctor.trials import Trial, TrialKernel
+from kernel_mcp.errors import LaunchError
 from kernel_mcp.sandbox import remedies
 from kernel_mcp.sandbox.base import SandboxReport
 from kernel_mcp.sandbox.probe import Check
+
+pytestmark = pytest.mark.anyio
 
 REPORT = SandboxReport("bwrap", ("everything",), ("a gap",), frozenset({"own namespaces"}))
 GOOD = Check("network closed", True, "none")
@@ -102,3 +118,63 @@ def test_system_calls_are_counted_and_only_those_that_pass_are_named() -> None:
         "system call acct refused",
     ]
     assert checks[1].found == "1 of 2"
+
+
+class Runner(_TrialRunner):
+    """Kernels that are names alone; `started` counts them, `broken` are those that never start."""
+
+    def __init__(self, *trials: Trial, broken: tuple[int, ...] = ()) -> None:
+        nothing: Any = None
+        super().__init__(nothing, Path(), environment=nothing, variables=(), trials=trials)
+        self.started, self.open = 0, 0
+        self._broken = broken
+
+    @asynccontextmanager
+    async def _kernel(self) -> AsyncIterator[TrialKernel]:
+        self.started += 1
+        if self.started in self._broken:
+            raise LaunchError("no kernel today")
+        kernel: Any = SimpleNamespace(dead=anyio.Event(), number=self.started)
+        async with anyio.create_task_group():
+            self.open += 1
+            yield TrialKernel(kernel, Path())
+            self.open -= 1
+
+
+def trial(name: str, *, ends: bool = False, fails: bool = False) -> Trial:
+    """A trial that tells in which kernel it was."""
+
+    async def perform(target: TrialKernel) -> list[Check]:
+        if ends:
+            target.kernel.dead.set()
+        if fails:
+            raise LaunchError("not here")
+        number: Any = target.kernel
+        return [Check(name, True, str(number.number))]
+
+    return Trial(name, perform)
+
+
+async def test_trials_share_a_kernel_for_as_long_as_it_lives() -> None:
+    runner = Runner(trial("a"), trial("b", ends=True), trial("c"), trial("d"))
+    found = await runner.perform_all()
+    assert [(check.name, check.found) for check in found] == [
+        ("a", "1"),
+        ("b", "1"),
+        ("c", "2"),
+        ("d", "2"),
+    ]
+    assert (runner.started, runner.open) == (2, 0)
+
+
+async def test_what_cannot_be_tried_fails_and_the_others_are_tried() -> None:
+    runner = Runner(trial("a"), trial("b", fails=True), trial("c", ends=True), trial("d"))
+    found = await runner.perform_all()
+    assert [check.passed for check in found] == [True, False, True, True]
+    assert found[1].found == "could not be tried: not here"
+    runner = Runner(trial("a"), trial("b"), broken=(1,))
+    found = await runner.perform_all()
+    assert [(check.name, check.found) for check in found] == [
+        ("a", "could not be tried: no kernel today"),
+        ("b", "2"),
+    ]
