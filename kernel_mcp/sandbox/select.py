@@ -154,12 +154,13 @@ def builder_for(sandbox: Sandbox | None = None) -> Builder:
 def select_sandbox(
     *names: str,
     container: ContainerOptions | None = None,
-    prove: Callable[[Sandbox], None] = lambda _sandbox: None,
+    prove: Callable[[Sandbox], None] | None = None,
 ) -> Sandbox:
     """The first of these backends that works, proven by a process that ran in it.
 
     `auto` stands for `AUTOMATIC`; taking a later name logs a warning. Blocks some 10 ms, half a
-    second for `container`. `prove` may raise SandboxUnavailable to ask more. Raises
+    second for `container`. `prove` runs that process and may
+    raise SandboxUnavailable to ask more of it. Raises
     SandboxUnavailable with the remedy, ConfigError for an unknown name.
     """
     tried = AUTOMATIC if names == ("auto",) else names
@@ -188,20 +189,28 @@ def select_sandbox(
 
 
 def _try(
-    name: str, container: ContainerOptions | None, prove: Callable[[Sandbox], None]
+    name: str, container: ContainerOptions | None, prove: Callable[[Sandbox], None] | None
 ) -> Sandbox | SandboxUnavailable:
     if name not in BACKENDS:
         known = ", ".join(["auto", *BACKENDS])
         raise ConfigError(f"there is no sandbox {name!r}; choose one of {known}")
     try:
         sandbox = _container(container) if name == "container" else BACKENDS[name]()
-        _probe(sandbox)
-        prove(sandbox)
+        _start(sandbox, prove or _probe)
     except SandboxUnavailable as refusal:
         return refusal
     except LaunchError as refusal:  # the folders of this machine stand in its way
         return SandboxUnavailable(str(refusal))
     return sandbox
+
+
+def _start(sandbox: Sandbox, prove: Callable[[Sandbox], None]) -> None:
+    """Raises SandboxUnavailable: why nothing starts in it, else what `prove` says."""
+    try:
+        prove(sandbox)
+    except SandboxUnavailable:
+        _probe(sandbox)
+        raise
 
 
 def _probe(sandbox: Sandbox) -> None:
@@ -225,7 +234,9 @@ def proven_sandbox(*names: str, container: ContainerOptions | None = None) -> Sa
 
 
 def _prove(sandbox: Sandbox) -> None:
-    if sandbox.name != UNCONFINED:
+    if sandbox.name == UNCONFINED:
+        _probe(sandbox)
+    else:
         require_boundary(sandbox)
 
 
