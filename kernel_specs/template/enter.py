@@ -4,17 +4,16 @@ It enters a user namespace whose root is an ordinary user of the host, with the 
 but without the host's root. Packages are imported as that user. The processes that stay root
 outside have no capability and are not visible inside.
 
-It imports next to nothing: all of a template waits for it.
+What the init needs is imported before the first fork: these processes share its memory.
 """
 
 from __future__ import annotations
 
 import os
 import signal
-import sys
 from collections.abc import Sequence
 
-from kernel_specs.template import linux
+from kernel_specs.template import init, linux
 
 _EVERYTHING = (
     linux.CLONE_NEWUSER
@@ -44,10 +43,7 @@ def main(argv: Sequence[str]) -> int:
         return _outlive(first)
     linux.prctl(linux.PR_SET_PDEATHSIG, signal.SIGKILL)
     linux.mount("proc", "/proc", "proc", _HIDDEN)
-    # a program belongs to the user namespace that it was started in
-    os.set_inheritable(control, True)
-    words = [sys.executable, "-I", "-S", "-B", sys.argv[0], "init", argv[0]]
-    return os.execv(sys.executable, words)
+    return init.main(argv[:1])
 
 
 def _enter(maps: Sequence[tuple[int, ...]]) -> int:
