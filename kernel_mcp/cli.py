@@ -118,13 +118,14 @@ def _serve(argv: Sequence[str]) -> int:
     from kernel_mcp.sandbox.select import begin_proof
 
     process.keep_small()
+    process.switch_often()
     process.end_in_order(None if settings.http is None else 0)  # services are stopped at any time
     # runs while the import below takes its time
     sandbox = begin_proof(*settings.sandbox, container=ContainerOptions.of(settings))
-    from kernel_mcp.server import serve
+    from kernel_mcp.start import serve
 
     if settings.http is not None:
-        from kernel_mcp.server import collect_seldom
+        from kernel_mcp.start import collect_seldom
         from kernel_mcp.web import run_http
 
         collect_seldom()

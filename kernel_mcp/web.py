@@ -27,6 +27,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from kernel_mcp.config.settings import Settings
 from kernel_mcp.errors import KernelMcpError
+from kernel_mcp.ground import Commons
 from kernel_mcp.http import files as file_routes
 from kernel_mcp.http.addresses import Addresses
 from kernel_mcp.http.callers import HttpCallers
@@ -45,10 +46,11 @@ from kernel_mcp.output.text import Masks
 from kernel_mcp.protocol import build_mcp
 from kernel_mcp.records import dataclass
 from kernel_mcp.sandbox.base import Sandbox
-from kernel_mcp.server import Commons, Parts, parts, proven, stay_within_bounds, warm_up
+from kernel_mcp.server import Parts, parts, stay_within_bounds, warm_up
 from kernel_mcp.sessions.audit import Audit
 from kernel_mcp.sessions.losses import Outbox
 from kernel_mcp.sessions.reaper import Reaper
+from kernel_mcp.start import proven
 from kernel_mcp.telemetry import Levels, Meters, Readiness
 from kernel_mcp.tools.resources import ResourceServer
 

@@ -45,7 +45,7 @@ from kernel_mcp.launch.rundir import default_base
 from kernel_mcp.linux.folders import private_folder
 from kernel_mcp.output.text import one_line
 from kernel_mcp.protocol import mcp_over, serve_wire
-from kernel_mcp.server import cancel_on_signal
+from kernel_mcp.start import cancel_on_signal
 from kernel_mcp.telemetry.logs import log_to_stderr
 from kernel_mcp.wire import stdio_wire
 
@@ -285,7 +285,7 @@ async def _serve_http(settings: Settings, ray: Any, registry: Any) -> None:
 async def _serve_stdio(ray: Any, registry: Any) -> None:
     calls = FleetCalls(ray, registry)
     async with stdio_wire() as wire, anyio.create_task_group() as tasks:
-        tasks.start_soon(cancel_on_signal, tasks.cancel_scope)
+        tasks.start_soon(cancel_on_signal, tasks.cancel_scope.cancel)
         await tasks.start(calls.run)
         tasks.start_soon(wire.greet, calls.words)
         default = f"front {secrets.token_hex(8)}"

@@ -18,13 +18,13 @@ from kernel_mcp.barriers import Barrier
 from kernel_mcp.config.settings import Settings
 from kernel_mcp.fleet.front import FleetCalls
 from kernel_mcp.fleet.rates import SharedRates
+from kernel_mcp.ground import callers_in_words, meters_of
 from kernel_mcp.http.callers import HttpCallers
 from kernel_mcp.http.gate import Rates
 from kernel_mcp.http.serving import application
 from kernel_mcp.http.sessions import McpSessions, OldTransport
 from kernel_mcp.output.text import Masks
 from kernel_mcp.protocol import mcp_over
-from kernel_mcp.server import callers_in_words, meters_of
 from kernel_mcp.sessions.audit import open_audit
 from kernel_mcp.sessions.losses import Outbox
 from kernel_mcp.sessions.measuring import Measured

@@ -37,11 +37,12 @@ from kernel_mcp.fleet.uses import FleetOthers, rows_of
 from kernel_mcp.fleet.watchdog import boottime
 from kernel_mcp.linux.deadline import Deadline
 from kernel_mcp.linux.proc import available_memory
-from kernel_mcp.linux.process import bare_program, keep_small
+from kernel_mcp.linux.process import bare_program, keep_small, switch_often
 from kernel_mcp.sandbox.base import ContainerOptions
 from kernel_mcp.sandbox.select import begin_proof
-from kernel_mcp.server import Parts, parts, prepare_process, proven, stay_within_bounds, warm_up
+from kernel_mcp.server import Parts, parts, stay_within_bounds, warm_up
 from kernel_mcp.sessions.reaper import Reaper
+from kernel_mcp.start import prepare_process, proven
 from kernel_mcp.telemetry.logs import log_to_stderr
 from kernel_mcp.tools.local import LocalCalls
 from kernel_mcp.web import DOORS, granted
@@ -87,6 +88,7 @@ class Node:
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
         _be_nice_to_nobody()
         keep_small()
+        switch_often()
         log_to_stderr(self._settings.log_level, self._settings.log_format)
         prepare_process(self._settings)
         until = boottime() + START_S

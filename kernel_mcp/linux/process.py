@@ -23,6 +23,8 @@ def tie_to_server() -> list[str]:
 # The C heap: unused memory goes back to the system. glibc by default keeps a heap per thread.
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8
 """Of mallopt(3)."""
+SWITCH_S = 0.0005
+"""Seconds that a thread keeps others waiting, ten times less than Python has it."""
 _LARGE_BYTES = 1 << 20
 """Blocks of this size are the system's again when they are given back, and so is the heap's end."""
 
@@ -34,6 +36,11 @@ def keep_small() -> None:
         setting(_M_ARENA_MAX, 1)
         setting(_M_MMAP_THRESHOLD, _LARGE_BYTES)
         setting(_M_TRIM_THRESHOLD, _LARGE_BYTES)
+
+
+def switch_often() -> None:
+    """Have no thread keep the event loop, or a proof, waiting for longer than `SWITCH_S`."""
+    sys.setswitchinterval(SWITCH_S)
 
 
 def trim() -> None:

@@ -142,9 +142,9 @@ def test_a_wrong_command_line_gets_one_clear_line(
 def _replace_server(
     monkeypatch: pytest.MonkeyPatch, serve: Callable[[Settings, Future[Sandbox]], int]
 ) -> None:
-    server = ModuleType("kernel_mcp.server")
+    server = ModuleType("kernel_mcp.start")
     server.serve = serve  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "kernel_mcp.server", server)
+    monkeypatch.setitem(sys.modules, "kernel_mcp.start", server)
 
 
 def test_settings_reach_the_server(monkeypatch: pytest.MonkeyPatch) -> None:

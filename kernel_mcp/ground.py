@@ -1,0 +1,362 @@
+"""What the kernels of a server stand on: folders, doors, launchers, environments, their factory.
+
+Nothing here knows how sessions work. A first template starts from this alone, while the rest of the
+server is still being imported.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import os
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import field, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+import anyio
+
+from kernel_mcp import __version__
+from kernel_mcp.barriers import Barrier
+from kernel_mcp.config.settings import Settings
+from kernel_mcp.environments.own import OwnEnvironment, own_environment
+from kernel_mcp.environments.store import EnvironmentStore, default_cache
+from kernel_mcp.environments.uv import sources
+from kernel_mcp.errors import ConfigError
+from kernel_mcp.greeting import instructions
+from kernel_mcp.host_folders import shown_folders, usable_devices
+from kernel_mcp.kernels.factory import KernelFactory
+from kernel_mcp.launch.cold import LocalLauncher
+from kernel_mcp.launch.doors import Doors
+from kernel_mcp.launch.network import Network, opened
+from kernel_mcp.launch.readiness import Inspector
+from kernel_mcp.launch.rundir import RunDirectory
+from kernel_mcp.launch.template import TemplateLauncher
+from kernel_mcp.limits.manager import ResourceManager
+from kernel_mcp.linux.process import import_nothing_from, own_places
+from kernel_mcp.output.text import Masks
+from kernel_mcp.packages.requirements import InstallRules
+from kernel_mcp.policy import Policy, profile_entries, profile_in_force
+from kernel_mcp.records import dataclass
+from kernel_mcp.sandbox.base import Sandbox, SandboxReport
+from kernel_mcp.sessions.audit import Audit, open_audit
+from kernel_mcp.sessions.capacity import Capacity
+from kernel_mcp.sessions.checking import Checks
+from kernel_mcp.sessions.keeping import Keeping, keeping_of
+from kernel_mcp.sessions.measuring import Measured
+from kernel_mcp.sessions.pool import spare_folder, sweep_spares
+from kernel_mcp.sessions.storage import SessionFolders
+from kernel_mcp.telemetry import Meters, Readiness
+
+if TYPE_CHECKING:
+    from packaging.requirements import Requirement
+
+    from kernel_mcp.sessions.manager import SessionManager
+    from kernel_mcp.sessions.session import Session
+
+logger = logging.getLogger(__name__)
+
+RETRIES_S = (30.0, 60.0, 300.0)
+"""Seconds between attempts to prepare for kernels, as while there is no network."""
+TEMPLATE_KERNELS = 1
+"""A template counts as one kernel in the system's limits."""
+
+
+class Commons:
+    """What all parts of a server share that has them several times; see `web`."""
+
+    def __init__(self, settings: Settings, sandbox: Sandbox) -> None:
+        """Raises ConfigError."""
+        self.masks = Masks(settings.hidden)
+        self.meters = meters_of(settings)
+        self.audit = Measured(_audit(settings, sandbox, self.masks), self.meters)
+        self.capacity = _capacity(settings)
+        self.managers: list[SessionManager] = []
+        self.checks = Checks()
+
+    @property
+    def sessions(self) -> list[Session]:
+        """Every open session of the server."""
+        return [session for manager in self.managers for session in manager.sessions]
+
+    async def aclose(self) -> None:
+        """The server has ended."""
+        await self.checks.aclose()
+        self.audit.note("server_end", {})
+        self.audit.close()
+
+
+class Keep(Protocol):
+    """Makes what keeps sessions beyond the end of a server, see `keeping_of`."""
+
+    def __call__(
+        self,
+        settings: Settings,
+        state: Path,
+        sandbox: str,
+        permits: Callable[[Sequence[str]], tuple[Requirement, ...]],
+        /,
+    ) -> tuple[Keeping | None, str]:
+        """That, or None and why nothing does."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ground:
+    """What there is before the first session. `unkept` says why nothing outlives the server.
+
+    `managers` is empty until sessions are served from it. So many `spares` wait in folders of
+    `waiting`.
+    """
+
+    settings: Settings
+    sandbox: Sandbox
+    commons: Commons
+    run: RunDirectory
+    resources: ResourceManager
+    folders: SessionFolders
+    masks: Masks
+    rules: InstallRules
+    keeping: Keeping | None
+    unkept: str
+    own: OwnEnvironment | None
+    doors: Doors
+    network: Network
+    report: SandboxReport
+    templates: TemplateLauncher | None
+    environments: EnvironmentStore
+    factory: KernelFactory
+    managers: list[SessionManager]
+    spares: int
+    waiting: Path
+    readiness: Readiness = field(default_factory=Readiness)
+    preparing: anyio.Lock = field(default_factory=anyio.Lock)
+
+    def instructions(self) -> str:
+        """Those for the model, as things are now."""
+        return instructions(self.settings, self.report, list(self.factory.missing))
+
+    async def prepare(self) -> None:
+        """Import what kernels need, once, and again while that fails."""
+        async with self.preparing:
+            pauses_s = itertools.chain(RETRIES_S, itertools.repeat(RETRIES_S[-1]))
+            while not self.readiness.ready:
+                with Barrier("preparing for kernels") as barrier:
+                    await self.factory.warm_up()
+                if barrier.failure is None:
+                    self.readiness.ready = True
+                    return
+                self.readiness.reason = "preparing for kernels has failed; the log says why"
+                await anyio.sleep(next(pauses_s))
+
+
+@asynccontextmanager
+async def ground(
+    settings: Settings,
+    sandbox: Sandbox,
+    commons: Commons | None = None,
+    *,
+    keep: Keep = keeping_of,
+) -> AsyncIterator[Ground]:
+    """Make it; take it down again in reverse order. Raises KernelMcpError.
+
+    `commons` are those of a server that has others beside them. `keep` makes what keeps sessions.
+    """
+    async with AsyncExitStack() as stack:
+        if commons is None:
+            commons = Commons(settings, sandbox)
+            stack.push_async_callback(commons.aclose)
+        audit = commons.audit
+        masks = Masks(settings.hidden)  # not those of all: they would tell whether a guess is right
+        run = stack.enter_context(RunDirectory.create(settings.state_dir))
+        resources = ResourceManager.create(run.path, sandbox.report())
+        await stack.enter_async_context(resources.running())
+        resources.warn(settings.limits)
+        folders = SessionFolders(
+            workspaces=settings.workspace or run.path / "w",
+            records=run.path / "r",
+            layers=run.path / "p",
+            keep=settings.workspace is not None,
+            by_principal=settings.http is not None,
+        )
+        folders.workspaces.mkdir(mode=0o700, parents=True, exist_ok=True)
+        inspector = Inspector(sandbox)
+        rules = InstallRules.of(settings)
+        state = run.path.parent
+        keeping, unkept = keep(settings, state, sandbox.name, rules.admit)
+        own = await anyio.to_thread.run_sync(
+            partial(own_environment, settings.python, apart=_apart(sandbox))
+        )
+        shown = shown_folders(settings, sandbox.name, state, default_cache())
+        if own is not None:
+            own.require_steady(shown)
+        doors = Doors(
+            shown,
+            run.path,
+            audit.note,
+            shows=sandbox.shows,
+            fixed=(*own_places(), *settings.obeyed, *(own.fixed if own is not None else ())),
+            devices=usable_devices(settings.devices, run.path, sandbox.name),
+        )
+        stack.push_async_callback(doors.aclose)
+        import_nothing_from([each.mount.host for each in doors.shown if each.mount.writable])
+        await doors.open()
+        network = opened(settings, sandbox, run.path, partial(audit.note, "network"))
+        stack.push_async_callback(network.aclose)
+        await network.open()
+        opened_doors = doors.opened(network=bool(network))
+        report = resources.report(sandbox.report(opened_doors), settings.limits)
+        cold = LocalLauncher(
+            sandbox, run, resources=resources, inspector=inspector, doors=doors, network=network
+        )
+        templates = None
+        if sandbox.forks and not settings.no_template:
+            shared = [folders.workspaces, folders.layers]
+            if keeping is not None:
+                shared += [keeping.store.workspaces, keeping.store.layers]
+            templates = TemplateLauncher(
+                sandbox,
+                run,
+                cold=cold,
+                shared=shared,
+                resources=resources,
+                inspector=inspector,
+                doors=doors,
+                network=network,
+                variables=settings.environ,
+                checkpoints=settings.checkpoints != "off",
+            )
+        launcher = templates or cold
+        stack.push_async_callback(launcher.aclose)
+        environments = EnvironmentStore(
+            settings.cache_dir,
+            sources=sources(settings),
+            builder=sandbox.builder(),
+            most_bytes=settings.cache_bytes,
+            apart=_apart(sandbox),
+        )
+        managers: list[SessionManager] = []
+        factory = KernelFactory(
+            settings=settings,
+            policy=replace(
+                Policy.for_allow(
+                    profile_entries(settings),
+                    profile_in_force(settings.profile, confined=settings.confined),
+                    rules.step,
+                    settings.tools,
+                ),
+                confined=settings.confined,
+                network=bool(network),
+            ),
+            environments=environments,
+            launcher=launcher,
+            templates=templates,
+            requests=lambda: [each.request for manager in managers for each in manager.sessions],
+            variables=network.variables,
+            vault=network.vault,
+            listed=await environments.listed(settings),
+        )
+        spares = _spares(settings, sandbox, run.path)
+        waiting = folders.workspaces
+        if folders.keep and spares:
+            waiting = stack.enter_context(spare_folder(waiting))
+        elif folders.keep:
+            sweep_spares(waiting)
+        yield Ground(
+            settings=settings,
+            sandbox=sandbox,
+            commons=commons,
+            run=run,
+            resources=resources,
+            folders=folders,
+            masks=masks,
+            rules=rules,
+            keeping=keeping,
+            unkept=unkept,
+            own=own,
+            doors=doors,
+            network=network,
+            report=report,
+            templates=templates,
+            environments=environments,
+            factory=factory,
+            managers=managers,
+            spares=spares,
+            waiting=waiting,
+        )
+
+
+def _apart(sandbox: Sandbox) -> bool:
+    """Whether kernels run as users of their own, who may not read all that the server may."""
+    identity = sandbox.identity()
+    sandbox.release(identity)
+    return identity is not None
+
+
+def _audit(settings: Settings, sandbox: Sandbox, masks: Masks) -> Audit:
+    """The audit trail, with the start of this server written. Raises ConfigError."""
+    audit = open_audit(settings.audit_log, masks)
+    facts = {
+        "version": __version__,
+        "pid": os.getpid(),
+        "sandbox": sandbox.name,
+        "profile": settings.profile,
+        "allow": list(settings.allow),
+        "python": settings.python,
+        "requirements": str(settings.requirements or ""),
+        "project": str(settings.project or ""),
+        "mounts": [str(mount) for mount in settings.mounts],
+        "network": list(settings.network),
+        "secrets": list(map(str, settings.secrets)),
+        "devices": list(map(str, settings.devices)),
+        "variables": [each.name for each in settings.variables],
+        "attach": list(map(str, settings.attach)),
+        "http": "{}:{}".format(*settings.http) if settings.http is not None else "",
+        "callers": callers_in_words(settings),
+    }
+    audit.note("server_start", facts)
+    return audit
+
+
+def callers_in_words(settings: Settings) -> str:
+    """How the server knows who calls, for the audit trail."""
+    if settings.http is None:
+        return "one client on stdin and stdout"
+    if settings.no_auth:
+        return "everyone on this machine, as one"
+    ways = {"tokens": settings.tokens, "issuer": settings.issuer}
+    known = [name for name, there in ways.items() if there]
+    return " and ".join(known) or "one token, made at the start"
+
+
+def meters_of(settings: Settings) -> Meters:
+    """Those that `/metrics` shows; on stdin and stdout nobody could ask for them."""
+    if settings.http is None:
+        return Meters()
+    from kernel_mcp.http.operations import meters_of_http
+
+    return meters_of_http()
+
+
+def _spares(settings: Settings, sandbox: Sandbox, folder: Path) -> int:
+    """Number of spare kernels: none where they would see their folder by its name."""
+    remapped = sandbox.guest_paths(folder, folder).workspace != str(folder)
+    return settings.warm if remapped else 0
+
+
+def _capacity(settings: Settings) -> Capacity:
+    """The kernels that the system's limits allow. Raises ConfigError when no session fits."""
+    capacity = Capacity.of_this_process()
+    beside = 0 if settings.no_template else TEMPLATE_KERNELS
+    if reason := capacity.shortage(beside + 1):
+        raise ConfigError(f"the system has no room for a single session: {reason}")
+    if reason := capacity.shortage(beside + settings.max_sessions):
+        logger.warning(
+            "the system has room for some %d sessions with a kernel at a time instead of %d "
+            "(--max-sessions); others are refused: %s",
+            (capacity.kernels() or 0) - beside,
+            settings.max_sessions,
+            reason,
+        )
+    return capacity

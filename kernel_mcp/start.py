@@ -1,0 +1,160 @@
+"""The start of a server: what kernels take first, and everything else is imported meanwhile."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import resource
+import signal
+import sys
+import sysconfig
+from collections.abc import Awaitable, Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from importlib import import_module
+from types import ModuleType
+
+import anyio
+
+from kernel_mcp.barriers import Barrier, explained
+from kernel_mcp.config.settings import Settings
+from kernel_mcp.config.values import LEAST_MASKED
+from kernel_mcp.errors import KernelMcpError
+from kernel_mcp.ground import ground
+from kernel_mcp.linux.process import ENDING, end_soon, stay
+from kernel_mcp.output.text import Masks
+from kernel_mcp.sandbox.base import Sandbox
+from kernel_mcp.telemetry.logs import Lines
+from kernel_mcp.wire import stdio_wire
+
+logger = logging.getLogger(__name__)
+
+NEW_OBJECTS = 20_000
+"""Of those that may be parts of cycles, so many more than before have the young ones looked at."""
+SERVER = "kernel_mcp.server"
+"""Imports all that has to do with sessions."""
+PROTOCOL = "kernel_mcp.protocol"
+"""Imports the MCP SDK."""
+TOOLS = "kernel_mcp.tools.topics"
+"""What the first request for tools needs besides."""
+TEMPLATE_S = 0.2
+"""Seconds that the start of a template has before the rest is imported: it takes longer than that
+to build an environment."""
+
+
+async def run_stdio(settings: Settings, sandbox: Future[Sandbox]) -> None:
+    """Serve one client on stdin and stdout until it closes them or a signal arrives."""
+    async with (
+        ground(settings, await proven(sandbox)) as below,
+        stdio_wire() as wire,
+        anyio.create_task_group() as early,
+    ):
+        scopes = [early.cancel_scope]
+        early.start_soon(cancel_on_signal, lambda: scopes[-1].cancel())
+        words = below.instructions()
+        early.start_soon(wire.greet, words)
+        early.start_soon(below.prepare)
+        with anyio.move_on_after(TEMPLATE_S):
+            await below.factory.begun.wait()
+        rest = _begin_imports(SERVER, PROTOCOL, TOOLS)
+        server = await anyio.to_thread.run_sync(rest[SERVER].result)
+        async with server.upon(below) as built, anyio.create_task_group() as tasks:
+            scopes.append(tasks.cancel_scope)
+            tasks.start_soon(server.warm_up, built)
+            protocol = await anyio.to_thread.run_sync(rest[PROTOCOL].result)
+            collect_seldom()
+            tasks.start_soon(server.attend, built)
+            await protocol.serve_stdio(built, wire, words)
+            tasks.cancel_scope.cancel()
+        early.cancel_scope.cancel()
+
+
+def _begin_imports(*names: str) -> dict[str, Future[ModuleType]]:
+    """Import these in a thread, in order; meanwhile other processes prepare a first kernel."""
+    sysconfig.get_config_vars()  # Python does not bear that two threads are the first to ask
+    executor = ThreadPoolExecutor(1, "import")
+    importing = {name: executor.submit(import_module, name) for name in names}
+    executor.shutdown(wait=False)
+    return importing
+
+
+def collect_seldom() -> None:
+    """End the pause of the garbage collector, which looks at what was imported no more.
+
+    Of many sessions it has much to look at: by its own measure it did so every few cells.
+    """
+    gc.freeze()
+    gc.set_threshold(NEW_OBJECTS)
+    gc.enable()
+
+
+async def proven(sandbox: Future[Sandbox]) -> Sandbox:
+    """What `begin_proof` has found. Raises SandboxUnavailable."""
+    return await anyio.to_thread.run_sync(sandbox.result)
+
+
+async def cancel_on_signal(cancel: Callable[[], None]) -> None:
+    """Have the first signal end the server in order, and none after it cut the last saves short."""
+    try:
+        with anyio.open_signal_receiver(*ENDING) as signals:
+            async for number in signals:
+                logger.info("stopping on %s", signal.Signals(number).name)
+                end_soon()
+                cancel()
+    finally:
+        stay()
+
+
+def _allow_many_files() -> None:
+    """Raise RLIMIT_NOFILE to its hard limit: a session takes some twenty descriptors."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def _mask_log(settings: Settings) -> None:
+    """Keep values of variables out of the log, and say which stay in outputs."""
+    if masks := Masks(settings.hidden):
+        for handler in logging.getLogger().handlers:
+            if isinstance(handler.formatter, Lines):
+                handler.formatter.hide = masks.anywhere
+    for each in settings.variables:
+        if each.short:
+            logger.warning(
+                "--env %s: outputs show its value: one of less than %d characters cannot be masked "
+                "without masking ordinary text.",
+                each.name,
+                LEAST_MASKED,
+            )
+
+
+def _leave_no_core() -> None:
+    """Have no memory of this process written to disk; 1 counts for programs that take it, too."""
+    _, hard = resource.getrlimit(resource.RLIMIT_CORE)
+    if hard:
+        resource.setrlimit(resource.RLIMIT_CORE, (1, hard))
+
+
+def prepare_process(settings: Settings) -> None:
+    """Have this process be fit for sessions: log, core dumps, descriptors, threads."""
+    _mask_log(settings)
+    if settings.secrets:
+        _leave_no_core()
+    _allow_many_files()
+
+
+def serve(
+    settings: Settings,
+    sandbox: Future[Sandbox],
+    run: Callable[[Settings, Future[Sandbox]], Awaitable[None]] = run_stdio,
+) -> int:
+    """Have `run` serve until it is told to stop; its exit code."""
+    prepare_process(settings)
+    with Barrier("serving") as barrier:
+        try:
+            anyio.run(run, settings, sandbox)
+        except KernelMcpError as error:
+            print(f"kernel-mcp: {error}", file=sys.stderr)
+            return 1
+    if barrier.failure is not None:
+        print(f"kernel-mcp: {explained(barrier.failure, 'serving')}", file=sys.stderr)
+        return 1
+    return 0
