@@ -32,6 +32,8 @@ NEW_OBJECTS = 20_000
 """Of those that may be parts of cycles, so many more than before have the young ones looked at."""
 SERVER = "kernel_mcp.server"
 """Imports all that has to do with sessions."""
+DEFERRED = "kernel_mcp.deferred"
+"""Has models of the MCP SDK be built when they are first used."""
 PROTOCOL = "kernel_mcp.protocol"
 """Imports the MCP SDK."""
 TOOLS = "kernel_mcp.tools.topics"
@@ -55,7 +57,7 @@ async def run_stdio(settings: Settings, sandbox: Future[Sandbox]) -> None:
         early.start_soon(below.prepare)
         with anyio.move_on_after(TEMPLATE_S):
             await below.factory.begun.wait()
-        rest = _begin_imports(SERVER, PROTOCOL, TOOLS)
+        rest = _begin_imports(SERVER, DEFERRED, PROTOCOL, TOOLS)
         server = await anyio.to_thread.run_sync(rest[SERVER].result)
         async with server.upon(below) as built, anyio.create_task_group() as tasks:
             scopes.append(tasks.cancel_scope)

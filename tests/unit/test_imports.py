@@ -45,7 +45,7 @@ ROOMS = (
     ("http",),
     ("protocol",),
     ("ground",),
-    ("start", "server", "commands"),
+    ("deferred", "start", "server", "commands"),
     ("web",),
     ("fleet",),
     ("cli",),

@@ -42,3 +42,21 @@ def test_a_first_template_waits_for_nothing_of_sessions() -> None:
     assert "kernel_mcp.launch.template" in found
     late = {"kernel_mcp.sessions.session", "kernel_mcp.sessions.manager", start.SERVER, "mcp"}
     assert found & late == set()
+
+
+def test_models_of_the_sdk_are_built_when_they_are_used() -> None:
+    code = (
+        "from kernel_mcp import start\n"
+        "rest = start._begin_imports(start.DEFERRED, start.PROTOCOL)\n"
+        "rest[start.PROTOCOL].result()\n"
+        "import mcp_types\n"
+        "from mcp_types import _v2025_11_25 as wire\n"
+        "models = [each for each in vars(wire).values() if isinstance(each, type)]\n"
+        "built = sum(getattr(each, '__pydantic_complete__', False) for each in models)\n"
+        "used = mcp_types.methods.parse_client_request('tools/list', '2025-11-25', None)\n"
+        "print(len(models), built, type(used).__name__)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    count, built, used = done.stdout.split()
+    assert int(built) < int(count) / 4
+    assert used == "ListToolsRequest"
