@@ -140,6 +140,9 @@ class ServerBounds:
         self._least = most_memory
         self._quiet = 0
         self._untidy = False
+        self._known: frozenset[Session] = frozenset()
+        self._ended = False
+        """Whether sessions have ended since cycles were collected: what they leave has some."""
 
     async def run(self) -> None:
         """Look for ever; has to be run as a task."""
@@ -196,20 +199,23 @@ class ServerBounds:
     def tidy(self) -> None:
         """Give memory back to the system when no session is in use and there may be much to give.
 
-        Takes some 40 ms, so it is done again once when all has come to rest, and then not before
-        the server has grown by as much again.
+        Takes some 40 ms where sessions have ended, so it is done again once when all has come to
+        rest, and then not before the server has grown by as much again.
         """
-        held = self._memory()
+        held, sessions = self._memory(), frozenset(self._sessions())
+        self._ended = self._ended or bool(self._known - sessions)
+        self._known = sessions
         self._least = min(self._least, held)
-        if any(session.state == "busy" for session in self._sessions()):
+        if any(session.state == "busy" for session in sessions):
             self._quiet = 0
             return
         self._quiet += 1
         grown = held > self._least + NOTABLE_BYTES
         if grown or (self._untidy and self._quiet >= REST_LOOKS):
-            process.trim()
+            process.trim(collect=self._ended)
             self._least = self._memory()
             self._untidy, self._quiet = grown, 0
+            self._ended = False
 
     def check_records(self) -> None:
         """Have the owners with the largest records lose the oldest outputs of the largest."""

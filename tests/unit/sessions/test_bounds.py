@@ -73,7 +73,8 @@ def test_memory_goes_back_to_the_system_when_nothing_runs(monkeypatch: pytest.Mo
     server = Server(Holder("s-1", state="busy"))
     trims: list[int] = []
 
-    def trim() -> None:
+    def trim(*, collect: bool) -> None:
+        assert not collect
         trims.append(server.other // MIB)
         server.other -= 20 * MIB
 
@@ -93,6 +94,19 @@ def test_memory_goes_back_to_the_system_when_nothing_runs(monkeypatch: pytest.Mo
     for _ in range(2 * bounds.REST_LOOKS):
         server.bounds.tidy()
     assert trims == [70, 59, 30, 10]
+
+
+def test_cycles_are_looked_for_only_where_sessions_have_ended(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    server = Server(Holder("s-1"), Holder("s-2"))
+    collected: list[bool] = []
+    monkeypatch.setattr(process, "trim", lambda *, collect: collected.append(collect))
+    two, three = server.holders, (*server.holders, Holder("s-3"))
+    for held, holders in ((40 * MIB, two), (60 * MIB, three), (80 * MIB, two), (100 * MIB, two)):
+        server.other, server.holders = held, holders
+        server.bounds.tidy()
+    assert collected == [False, True, False]
 
 
 @pytest.mark.usefixtures("_holders")
