@@ -32,14 +32,15 @@ _LATE = f"it was not imported within {IMPORT_S:g} s"
 class Stage:
     """What a template has, modules of it that were not used yet, and those that it has not tried.
 
-    Kernels may wait for the first stage after a `bare` one: what is imported in that is used in the
-    next one. The last stage has `rehearsed`, which nobody waits for.
+    Kernels may wait for the first stage after a `bare` one, which is `awaited`: what is imported in
+    that is used in the next one. The last stage has `rehearsed`, which nobody waits for.
     """
 
     loaded: prewarm.Loaded
     left: list[str] = field(default_factory=list)
     unused: list[str] = field(default_factory=list)
     bare: bool = False
+    awaited: bool = False
     rehearsed: bool = False
 
     @property
@@ -171,7 +172,10 @@ def grow(kernel: host.KernelHost, link: socket.socket, before: Stage) -> Stage:
     gc.enable()
     linux.prctl(linux.PR_SET_PDEATHSIG, 0)
     left = [name for name in before.to_come[done:] if name in before.left]
-    rehearsed = not before.to_come
     return Stage(
-        prewarm.loaded(missing), left, [*before.unused[done:], *unused], rehearsed=rehearsed
+        prewarm.loaded(missing),
+        left,
+        [*before.unused[done:], *unused],
+        awaited=before.bare,
+        rehearsed=not before.to_come,
     )

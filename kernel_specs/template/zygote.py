@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import base64
 import fcntl
+import math
 import os
 import select
 import signal
 import socket
 import sys
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -29,6 +31,9 @@ CONNECTION_FILE = Path("/run/kernel/connection.json")
 READY_FD, RING_FD = RESERVED_FDS
 """Where a kernel finds these; 0 is /dev/null, 1 and 2 are the output pipe."""
 EXIT_CODE = 70  # EX_SOFTWARE
+REST_S = 0.15
+"""Seconds without a request after which a stage that kernels have waited for grows on."""
+LONGEST_REST_S = 1.0
 
 
 @dataclass(frozen=True)
@@ -68,6 +73,7 @@ class Zygote:
         self._control = control
         self._stage = stage
         self._successor: stages.Successor | None = None
+        self._began = self._asked = time.monotonic()
         self._kernels: dict[int, int] = {}
         self._children = ChildWatch()
         self._own_pids = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
@@ -79,7 +85,7 @@ class Zygote:
         """
         packets.send(self._control, self._stage.message())
         while True:
-            if not self._stage.whole and self._successor is None:
+            if self._grows and not self._rest_ms:
                 link = self._grow()
                 if link is not None:
                     return link
@@ -94,6 +100,7 @@ class Zygote:
             received = packets.receive(self._control)
             if received is None:
                 return None
+            self._asked = time.monotonic()
             message, fds = received
             init, pids, done, ready, ring, output = fds
             sandbox = cell.Joining(message["uid"], init, done)
@@ -109,13 +116,28 @@ class Zygote:
                 )
             linux.close_all(fds)
 
+    @property
+    def _grows(self) -> bool:
+        return not self._stage.whole and self._successor is None
+
+    @property
+    def _rest_ms(self) -> int:
+        """Milliseconds until it may grow: the kernels that have waited for this stage come first.
+
+        A successor would take their processors, and end their stage while that is being tried.
+        """
+        if not self._stage.awaited:
+            return 0
+        end = min(self._asked + REST_S, self._began + LONGEST_REST_S)
+        return max(0, math.ceil(1000 * (end - time.monotonic())))
+
     def _wait(self) -> set[int]:
-        """The descriptors that can be read; none when a successor is late."""
+        """The descriptors that can be read; none when a successor is late, or one may begin."""
         poll = select.poll()
         poll.register(self._control.fileno(), select.POLLIN)
         poll.register(self._children.fileno(), select.POLLIN)
         if self._successor is None:
-            return {fd for fd, _ in poll.poll()}
+            return {fd for fd, _ in poll.poll(self._rest_ms if self._grows else None)}
         poll.register(self._successor.link.fileno(), select.POLLIN)
         return {fd for fd, _ in poll.poll(self._successor.left_ms)}
 
