@@ -48,6 +48,7 @@ from kernel_mcp.sessions.keeping import Keeping, keeping_of
 from kernel_mcp.sessions.measuring import Measured
 from kernel_mcp.sessions.pool import spare_folder, sweep_spares
 from kernel_mcp.sessions.storage import SessionFolders
+from kernel_mcp.sessions.turns import Turns
 from kernel_mcp.telemetry import Meters, Readiness
 
 if TYPE_CHECKING:
@@ -75,6 +76,7 @@ class Commons:
         self.capacity = _capacity(settings)
         self.managers: list[SessionManager] = []
         self.checks = Checks()
+        self.turns = Turns()
 
     @property
     def sessions(self) -> list[Session]:

@@ -139,6 +139,7 @@ async def upon(
             audit=audit,
             capacity=capacity,
             checks=commons.checks,
+            turns=commons.turns,
             preparation=CellInstallations(installer, commons.checks),
             keeping=keeping,
             everyone=lambda: commons.sessions,

@@ -51,6 +51,7 @@ from kernel_mcp.sessions.roll import OwnRoll, Roll
 from kernel_mcp.sessions.saver import Kept, Saver
 from kernel_mcp.sessions.session import Clock, Preparation, Session
 from kernel_mcp.sessions.storage import SCRIPT, SessionFolders
+from kernel_mcp.sessions.turns import Turns
 
 if TYPE_CHECKING:
     from packaging.requirements import Requirement
@@ -118,6 +119,7 @@ class SessionManager:
         audit: Audit | None = None,
         capacity: Capacity | None = None,
         checks: Checks | None = None,
+        turns: Turns | None = None,
         preparation: Preparation | None = None,
         keeping: Keeping | None = None,
         everyone: Callable[[], Sequence[Session]] | None = None,
@@ -137,6 +139,7 @@ class SessionManager:
         self._workspace = workspace
         self._clock = clock
         self.checks = checks or Checks()
+        self._cell_turns = turns or Turns()
         self._preparation = preparation
         self._resting: WeakValueDictionary[str, Resting] = WeakValueDictionary()
         """Sessions at rest that have copies, by principal."""
@@ -470,6 +473,7 @@ class SessionManager:
             clock=self._clock,
             journal=self._audit.journal(caller.principal, handle),
             checks=self.checks,
+            turns=self._cell_turns,
             preparation=self._preparation,
             kept=kept,
             saver=self._saver,
@@ -552,6 +556,7 @@ class SessionManager:
             clock=self._clock,
             journal=self._audit.journal(parent.owner, handle),
             checks=self.checks,
+            turns=self._cell_turns,
             preparation=self._preparation,
             checkpoints=self._settings.checkpoints,
             resting=self._resting.setdefault(parent.owner, Resting(busy=self._busy)),

@@ -35,6 +35,7 @@ from kernel_mcp.sessions.execution import run_cell, stop
 from kernel_mcp.sessions.history import History
 from kernel_mcp.sessions.lifecycle import KernelLifecycle
 from kernel_mcp.sessions.losses import Ledger, Notice
+from kernel_mcp.sessions.turns import Turns
 from kernel_mcp.telemetry.spans import Span, Within
 
 RECORD_BYTES = 512 * MIB
@@ -225,6 +226,7 @@ class CellRunner:
         clock: Callable[[], float],
         journal: Journal,
         checks: Checks,
+        turns: Turns,
     ) -> None:
         self._lifecycle = lifecycle
         self._grace_s = grace_s
@@ -232,6 +234,7 @@ class CellRunner:
         self._clock = clock
         self._journal = journal
         self._checks = checks
+        self._turns = turns
 
     async def prepare(self, cell: Cell, work: Callable[[Cell], Awaitable[None]]) -> None:
         """Do what a cell needs before it runs; it ends where that fails or is stopped."""
@@ -311,7 +314,8 @@ class CellRunner:
         self._journal.begins(kernel.handle)
         began = self._clock()
         with self._lifecycle.engaged():
-            outcome = await run_cell(kernel, cell, grace_s=self._grace_s, cpu_s=self._cpu_s)
+            async with self._turns.turn():
+                outcome = await run_cell(kernel, cell, grace_s=self._grace_s, cpu_s=self._cpu_s)
             if outcome.status is Status.KILLED:
                 outcome = await self._after_kill(cell, outcome)
             elif cell.phase is Phase.RUN:

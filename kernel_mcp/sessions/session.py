@@ -38,6 +38,7 @@ from kernel_mcp.sessions.runner import CellQueue, CellRunner
 from kernel_mcp.sessions.saver import NOTEBOOK, Kept, Saver, write_forked, write_here
 from kernel_mcp.sessions.saving import UnfitToFork
 from kernel_mcp.sessions.snapshot import counted, descriptions
+from kernel_mcp.sessions.turns import Turns
 from kernel_mcp.telemetry.spans import Within, caught, of_session
 
 if TYPE_CHECKING:
@@ -104,6 +105,7 @@ class Session:
         hibernate_bytes: int,
         clock: Clock,
         checks: Checks,
+        turns: Turns,
         journal: Journal = SILENT,
         preparation: Preparation | None = None,
         kept: Kept | None = None,
@@ -166,6 +168,7 @@ class Session:
             clock=clock,
             journal=journal,
             checks=checks,
+            turns=turns,
         )
         self._preparation = preparation
         if kept is not None:
