@@ -32,6 +32,7 @@ async def test_new_output_streams_as_progress_while_the_cell_runs(era: str) -> N
         "    while not Path(f'line {i}').exists(): time.sleep(0.01)"
     )
     async with agent(era=era) as notebook, anyio.create_task_group() as tasks:
+        await notebook.run("1")  # an environment that is built would tell of it
         seen: list[tuple[float, str]] = []
 
         def take(value: float, _total: float | None, text: str | None) -> None:
