@@ -228,6 +228,37 @@ async def test_what_a_library_knew_of_a_file_is_not_written_over_what_it_has_bec
         assert (here.text, notices(here)) == ("[101, 101] ok", [])
 
 
+FORGETFUL = """
+import os, tempfile
+def opened(text):
+    file = tempfile.TemporaryFile(dir='.')
+    file.write(text)
+    file.seek(2)
+    return file
+forgotten, replaced, kept = opened(b'forgotten'), opened(b'replaced'), opened(b'kept')
+def forget():
+    forgotten.close()
+    other = os.open('/etc/hostname', os.O_RDONLY)
+    os.dup2(other, replaced.fileno())
+    os.close(other)
+os.register_at_fork(after_in_child=forget)
+x = 1
+"""
+
+
+async def test_a_package_that_closes_its_files_in_a_fork_costs_no_variable() -> None:
+    async with serving("--allow", "*", "--warm", "0", pauses=False) as agent:
+        assert (await agent.run(FORGETFUL)).status == "ok"
+        await agent.run("1", checkpoint=True)
+        dead = await agent.run("os._exit(1)")
+        assert dead.cell["state_kept"], told(dead)
+        found = await agent.run("print(x, forgotten.closed, kept.read())")
+        assert found.text == "1 True b'pt'"
+        await agent.run("x = 2")
+        await agent.call("undo")
+        assert (await agent.run("x")).text == "1"
+
+
 NATIVE_THREAD = """
 import ctypes
 libc = ctypes.CDLL(None)

@@ -32,11 +32,12 @@ TICK_S = 0.02
 
 @dataclass(frozen=True)
 class File:
-    """An open file: its descriptor, flags and offset, and what changes with its content."""
+    """An open file: its descriptor, flags and offset, which it is, and what changes with it."""
 
     fd: int
     flags: int
     offset: int
+    identity: tuple[int, int]
     stamp: tuple[int, int, int]
 
     @classmethod
@@ -50,7 +51,17 @@ class File:
             age_s = time.time() - max(found.st_mtime, found.st_ctime)
             if 0 <= age_s < TICK_S:
                 time.sleep(TICK_S - age_s)
-        return cls(fd, flags, os.lseek(fd, 0, os.SEEK_CUR), _stamp(found))
+        offset = os.lseek(fd, 0, os.SEEK_CUR)
+        return cls(fd, flags, offset, (found.st_dev, found.st_ino), _stamp(found))
+
+    @property
+    def there(self) -> bool:
+        """Whether the descriptor still is that file: packages close some in a forked process."""
+        try:
+            found = os.fstat(self.fd)
+        except OSError:
+            return False
+        return (found.st_dev, found.st_ino) == self.identity
 
     @property
     def name(self) -> str:
@@ -135,14 +146,16 @@ class State:
     def part_files(self) -> None:
         """Have files open for this process alone: whoever shares one holds its flock(2), too."""
         for file in self.files:
-            file.reopen()
+            if file.there:
+                file.reopen()
 
     def restore(self, *, branch: bool) -> list[str]:
         """Have it again; a branch runs beside others, and draws other random numbers.
 
         The paths of files that were closed for that, see `close_doubtful`.
         """
-        same, closed = close_doubtful(self.files, beside=branch)
+        there = [file for file in self.files if file.there]
+        same, closed = close_doubtful(there, beside=branch)
         for file in same:
             file.reopen()
         if branch:
