@@ -39,7 +39,7 @@ _WITHIN_AXES = frozenset(
 )
 """Their size is known when they are drawn; it does not matter where the axes clip them."""
 _MADE_BY = ("matplotlib.", "pandas.")
-"""Modules of tickers that answer the same however often they are asked."""
+"""Modules of tickers that answer the same however often they are asked, unless they ask code."""
 
 
 def is_placed_undrawn(figure: Any) -> bool:
@@ -79,9 +79,21 @@ def _is_plain(axes: Any) -> bool:
     return (
         _kind(axes) == "matplotlib.axes._axes.Axes"
         and _kind(axes.get_axes_locator()) in _LOCATORS
-        and all(type(ticker).__module__.startswith(_MADE_BY) for ticker in tickers)
+        and all(map(_is_steady, tickers))
         and _are_placed(axes.get_children())
     )
+
+
+def _is_steady(ticker: Any) -> bool:
+    held = (ticker, *vars(ticker).values(), *getattr(ticker, "scaled", {}).values())
+    return all(map(_is_theirs, filter(callable, held)))
+
+
+def _is_theirs(function: Any) -> bool:
+    """Whether a library has made it, and what it calls if it is for another."""
+    while (inner := getattr(function, "func", None)) is not None:
+        function = inner
+    return str(getattr(function, "__module__", "")).startswith(_MADE_BY)
 
 
 def _are_placed(artists: Iterable[Any]) -> bool:
