@@ -112,6 +112,11 @@ class Channel:
                 waiter.set_result(None)
 
 
+LINGER_SECONDS = 0.2
+"""After a cell, and after text that came then, when what threads have printed since is looked for:
+of text without the end of a line Python tells nobody."""
+
+
 class Ticker:
     """A timer that makes a descriptor readable every `seconds`: to set it wakes no thread."""
 
@@ -125,10 +130,15 @@ class Ticker:
         spec = ctypes.c_long * 4  # struct itimerspec: pause between ticks, and before the first
         self._settime = library.timerfd_settime
         self._on, self._off = spec(whole, part, whole, part), spec()
+        self._once = spec(0, 0, 0, round(LINGER_SECONDS * 1e9))
 
     def start(self) -> None:
         """Have the first tick come after a pause from now."""
         self._settime(self.fd, 0, self._on, None)
+
+    def start_once(self) -> None:
+        """Have one tick come, `LINGER_SECONDS` from now."""
+        self._settime(self.fd, 0, self._once, None)
 
     def stop(self) -> None:
         """Have none come."""
@@ -225,7 +235,7 @@ class ServiceThread(threading.Thread):
     def cell_ended(self) -> None:
         """The cell is done (main thread)."""
         self._running = False
-        self._rest()
+        self._rest(lingers=True)
 
     def tick_soon(self) -> None:
         """Have the flush timer running; safe from any thread."""
@@ -233,10 +243,13 @@ class ServiceThread(threading.Thread):
             self._ticking = True
             self._ticker.start()
 
-    def _rest(self) -> None:
-        """Stop the flush timer, unless there is something to do for it."""
+    def _rest(self, *, lingers: bool) -> None:
+        """Stop the flush timer, but for one tick if it `lingers`, and where it has work to do."""
         self._console.by_line()  # from here on each line announces itself
-        self._ticker.stop()
+        if lingers:
+            self._ticker.start_once()
+        else:
+            self._ticker.stop()
         self._ticking = False
         if self._running or self._iopub.waiting:  # also what came since it was stopped
             self.tick_soon()
@@ -254,23 +267,26 @@ class ServiceThread(threading.Thread):
     def _tick(self) -> None:
         try:
             self._ticker.take()
-            self._send_text()
+            came = self._send_text()
             if self.at_work is not None and self._works_long():
                 at_work, self.at_work = self.at_work, None
                 at_work()
             if not self._running:
-                self._rest()
+                self._rest(lingers=came)
         except MemoryError:
             pass  # user code has taken all of it: the next tick sends what is left
 
     def _works_long(self) -> bool:
         return self._running and time.monotonic() - self._began >= self._flush_seconds
 
-    def _send_text(self) -> None:
+    def _send_text(self) -> bool:
+        """Send what has been printed; whether there was any."""
+        came = self._iopub.waiting
         if self._iopub.pump():
             self._console.choose_pace()
-            self._console.flush()
+            came |= self._console.flush()
             self._watch_pipes()
+        return came
 
     def _watch_pipes(self) -> None:
         if not self._watching_pipes:

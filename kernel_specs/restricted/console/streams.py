@@ -165,12 +165,14 @@ class Console:
             finally:
                 self._inside = False
 
-    def flush(self) -> None:
-        """Send all text printed so far; waits for a slow reader."""
+    def flush(self) -> bool:
+        """Send all text printed so far; waits for a slow reader. Whether there was any."""
         self.hand_over()
-        if self._iopub.waiting:
-            self._iopub.pump()
-            self._iopub.wait()
+        if not self._iopub.waiting:
+            return False
+        self._iopub.pump()
+        self._iopub.wait()
+        return True
 
     def take(self, name: str, fd: int, data: Any) -> None:
         """Bytes from a text stream; called by C code in the middle of a write."""

@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 
 from kernel_specs.restricted.interrupts import InterruptGate
-from kernel_specs.restricted.service import ServiceThread, Ticker
+from kernel_specs.restricted.service import LINGER_SECONDS, ServiceThread, Ticker
 
 TICK_S = 0.01
 TICKS_MS = 100
@@ -26,12 +26,22 @@ def ticks(ticker: Ticker, milliseconds: int = TICKS_MS) -> bool:
 
 @pytest.fixture
 def iopub() -> Any:
-    return SimpleNamespace(waiting=False, service_thread=None)
+    return SimpleNamespace(waiting=False, service_thread=None, pump=lambda: True)
 
 
 @pytest.fixture
-def service(iopub: Any) -> Iterator[ServiceThread]:
-    console = SimpleNamespace(pipes=[], text_waits=None, by_line=lambda: None)
+def console() -> Any:
+    def flush() -> bool:
+        made.looked += 1
+        return bool(made.said)
+
+    made = SimpleNamespace(pipes=[], text_waits=None, by_line=lambda: None, said=False, looked=0)
+    made.flush, made.choose_pace = flush, lambda: None
+    return made
+
+
+@pytest.fixture
+def service(iopub: Any, console: Any) -> Iterator[ServiceThread]:
     gate = InterruptGate()
     made = ServiceThread(cast(Any, console), iopub, gate, TICK_S)
     yield made
@@ -58,6 +68,19 @@ def test_quick_cells_wake_nobody(service: ServiceThread) -> None:
     assert not ticks(service._ticker)
 
 
+def test_after_the_last_one_text_without_a_line_end_is_looked_for(
+    service: ServiceThread, console: Any, iopub: Any
+) -> None:
+    service.cell_started()
+    service.cell_ended()
+    for said in (True, True, False):  # as long as some comes
+        assert ticks(service._ticker, 60_000)
+        console.said = said
+        service._tick()
+    assert console.looked == 3
+    assert not ticks(service._ticker, round(3000 * LINGER_SECONDS))
+
+
 def test_it_ticks_while_a_cell_runs(service: ServiceThread) -> None:
     service.cell_started()
     assert ticks(service._ticker, 60_000)
@@ -69,7 +92,7 @@ def test_it_ticks_on_while_text_waits(service: ServiceThread, iopub: Any) -> Non
     service.cell_ended()
     assert ticks(service._ticker, 60_000)
     iopub.waiting = False
-    service._rest()
+    service._rest(lingers=False)
     assert not ticks(service._ticker)
 
 
@@ -87,14 +110,14 @@ def test_more_text_does_not_put_the_tick_off(
 def test_text_that_comes_while_it_is_stopped_is_not_forgotten(
     service: ServiceThread, iopub: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    stop = service._ticker.stop
+    rest = service._ticker.start_once
 
     def stop_late() -> None:
-        stop()
+        rest()
         iopub.waiting = True  # of another thread, to which the timer seems to run
         service.tick_soon()
 
-    monkeypatch.setattr(service._ticker, "stop", stop_late)
+    monkeypatch.setattr(service._ticker, "start_once", stop_late)
     service.cell_started()
     service.cell_ended()
     assert ticks(service._ticker, 60_000)
