@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import logging
 import resource
 import signal
 import sys
 import sysconfig
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from importlib import import_module
 from types import ModuleType
 
@@ -45,6 +47,7 @@ to build an environment."""
 
 async def run_stdio(settings: Settings, sandbox: Future[Sandbox]) -> None:
     """Serve one client on stdin and stdout until it closes them or a signal arrives."""
+    refusal: KernelMcpError | None = None
     async with (
         ground(settings, await proven(sandbox)) as below,
         stdio_wire() as wire,
@@ -57,26 +60,36 @@ async def run_stdio(settings: Settings, sandbox: Future[Sandbox]) -> None:
         early.start_soon(below.prepare)
         with anyio.move_on_after(TEMPLATE_S):
             await below.factory.begun.wait()
-        rest = _begin_imports(SERVER, DEFERRED, PROTOCOL, TOOLS)
-        server = await anyio.to_thread.run_sync(rest[SERVER].result)
-        async with server.upon(below) as built, anyio.create_task_group() as tasks:
-            scopes.append(tasks.cancel_scope)
-            tasks.start_soon(server.warm_up, built)
-            protocol = await anyio.to_thread.run_sync(rest[PROTOCOL].result)
-            collect_seldom()
-            tasks.start_soon(server.attend, built)
-            await protocol.serve_stdio(built, wire, words)
-            tasks.cancel_scope.cancel()
+        try:
+            with _imports(SERVER, DEFERRED, PROTOCOL, TOOLS) as rest:
+                server = await asyncio.wrap_future(rest[SERVER])
+                async with server.upon(below) as built, anyio.create_task_group() as tasks:
+                    scopes.append(tasks.cancel_scope)
+                    tasks.start_soon(server.warm_up, built)
+                    protocol = await asyncio.wrap_future(rest[PROTOCOL])
+                    collect_seldom()
+                    tasks.start_soon(server.attend, built)
+                    await protocol.serve_stdio(built, wire, words)
+                    tasks.cancel_scope.cancel()
+        except KernelMcpError as error:
+            refusal = error  # of a group of errors, it would not be told from others
         early.cancel_scope.cancel()
+    if refusal is not None:
+        raise refusal
 
 
-def _begin_imports(*names: str) -> dict[str, Future[ModuleType]]:
-    """Import these in a thread, in order; meanwhile other processes prepare a first kernel."""
+@contextmanager
+def _imports(*names: str) -> Iterator[dict[str, Future[ModuleType]]]:
+    """Import these in a thread, in order; meanwhile other processes prepare a first kernel.
+
+    Those that have not begun by the end of this block never do: Python waits for the thread.
+    """
     sysconfig.get_config_vars()  # Python does not bear that two threads are the first to ask
     executor = ThreadPoolExecutor(1, "import")
-    importing = {name: executor.submit(import_module, name) for name in names}
-    executor.shutdown(wait=False)
-    return importing
+    try:
+        yield {name: executor.submit(import_module, name) for name in names}
+    finally:
+        executor.shutdown(wait=False, cancel_futures=True)
 
 
 def collect_seldom() -> None:
@@ -143,6 +156,13 @@ def prepare_process(settings: Settings) -> None:
     _allow_many_files()
 
 
+def _end_in(error: BaseException) -> SystemExit | None:
+    """That of a signal which came before the one that cancels, as part of a group of errors."""
+    if isinstance(error, SystemExit):
+        return error
+    return next(filter(None, map(_end_in, getattr(error, "exceptions", ()))), None)
+
+
 def serve(
     settings: Settings,
     sandbox: Future[Sandbox],
@@ -156,6 +176,10 @@ def serve(
         except KernelMcpError as error:
             print(f"kernel-mcp: {error}", file=sys.stderr)
             return 1
+        except BaseException as error:
+            if (end := _end_in(error)) is not None:
+                raise end from None
+            raise
     if barrier.failure is not None:
         print(f"kernel-mcp: {explained(barrier.failure, 'serving')}", file=sys.stderr)
         return 1

@@ -5,13 +5,18 @@ from __future__ import annotations
 import subprocess
 import sys
 import sysconfig
-from threading import current_thread, main_thread
+from concurrent.futures import Future
+from contextlib import AsyncExitStack
+from pathlib import Path
+from threading import Event, current_thread, main_thread
 from types import ModuleType
 from typing import Any
 
+import anyio
 import pytest
 
 from kernel_mcp import start
+from kernel_mcp.config.load import load
 
 
 def test_no_two_threads_are_the_first_to_ask_for_pythons_configuration(
@@ -30,9 +35,44 @@ def test_no_two_threads_are_the_first_to_ask_for_pythons_configuration(
 
     monkeypatch.setattr(sysconfig, "get_config_vars", asked)
     monkeypatch.setattr(start, "import_module", imported)
-    begun = start._begin_imports(start.SERVER, start.PROTOCOL)
-    assert begun[start.PROTOCOL].result(60) is sysconfig
+    with start._imports(start.SERVER, start.PROTOCOL) as begun:
+        assert begun[start.PROTOCOL].result(60) is sysconfig
     assert seen == [main_thread(), start.SERVER, start.PROTOCOL]
+
+
+def test_what_has_not_begun_at_the_end_is_not_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, over, seen = Event(), Event(), []
+
+    def imported(name: str) -> ModuleType:
+        seen.append(name)
+        begun.set()
+        assert over.wait(60)
+        return sysconfig
+
+    monkeypatch.setattr(start, "import_module", imported)
+    with start._imports("first", "second") as rest:
+        assert begun.wait(60)
+    over.set()
+    assert rest["first"].result(60) is sysconfig
+    assert rest["second"].cancelled()
+    assert seen == ["first"]
+
+
+@pytest.mark.parametrize("depth", [0, 1, 2])
+def test_a_signal_among_errors_of_a_group_ends_with_its_code(
+    depth: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def run(_settings: Any, _sandbox: Any) -> None:
+        async with AsyncExitStack() as stack:
+            for _ in range(depth):
+                await stack.enter_async_context(anyio.create_task_group())
+            raise SystemExit(143)
+
+    settings = load({}, {}, tmp_path)
+    with pytest.raises(SystemExit) as ended:
+        start.serve(settings, Future(), run)
+    assert ended.value.code == 143
+    assert capsys.readouterr().err == ""
 
 
 def test_a_first_template_waits_for_nothing_of_sessions() -> None:
@@ -47,8 +87,8 @@ def test_a_first_template_waits_for_nothing_of_sessions() -> None:
 def test_models_of_the_sdk_are_built_when_they_are_used() -> None:
     code = (
         "from kernel_mcp import start\n"
-        "rest = start._begin_imports(start.DEFERRED, start.PROTOCOL)\n"
-        "rest[start.PROTOCOL].result()\n"
+        "with start._imports(start.DEFERRED, start.PROTOCOL) as rest:\n"
+        "    rest[start.PROTOCOL].result()\n"
         "import mcp_types\n"
         "from mcp_types import _v2025_11_25 as wire\n"
         "models = [each for each in vars(wire).values() if isinstance(each, type)]\n"
