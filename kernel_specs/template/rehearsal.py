@@ -15,7 +15,7 @@ import socket
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -80,13 +80,17 @@ def _live_once(app: Any, folder: Path) -> None:
     try:
         loop.run_until_complete(_use(app, f"{folder}/k"))
     finally:
-        beside.add_callback(control.cancel)
-        beside.add_callback(beside.stop)
+        beside.add_callback(_end, control, beside.stop)
         thread.join()
         main.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             loop.run_until_complete(main)
         app.disconnect()
+
+
+def _end(task: asyncio.Task[None], then: Callable[[], object]) -> None:
+    task.add_done_callback(lambda _task: then())
+    task.cancel()
 
 
 def _connection(folder: Path) -> dict[str, Any]:

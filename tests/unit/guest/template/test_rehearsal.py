@@ -15,7 +15,7 @@ from kernel_specs.template import immortal
 
 ROOT = Path(kernel_specs.__file__).parents[1]
 SCRIPT = """
-import json, os, resource, signal, sys, threading
+import gc, json, os, resource, signal, sys, threading
 sys.path.insert(0, sys.argv[1])
 from kernel_specs.restricted import host
 from kernel_specs.template import immortal, prewarm, rehearsal
@@ -72,6 +72,9 @@ found["changed"] = [
     [str(one), str(other)] for one, other in zip(before, state()) if one != other
 ]
 found["more"] = prewarm.Inherited.now().more_than(held)
+app.kernel._tasks.clear()
+gc.unfreeze()
+gc.collect()
 kernel.freeze()
 found["rehearsed"] = of_a_child()
 sys.__stdout__.write(json.dumps(found))
@@ -88,6 +91,7 @@ def rehearsed(folder: Path) -> dict[str, Any]:
         check=False,
     )
     assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
     found: dict[str, Any] = json.loads(done.stdout)
     return found
 
