@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from tests.integration.memory import status_bytes
@@ -68,6 +68,14 @@ class HttpServer:
     def descriptors(self) -> int:
         """What it has open."""
         return sum(1 for _ in Path(f"/proc/{self.process.pid}/fd").iterdir())
+
+    def opened_below(self, folder: Path) -> int:
+        """How many of these are files below a folder, without a name or with one."""
+        found = 0
+        for each in Path(f"/proc/{self.process.pid}/fd").iterdir():
+            with suppress(FileNotFoundError):  # closed meanwhile
+                found += str(each.readlink()).startswith(f"{folder}/")
+        return found
 
     @property
     def memory_bytes(self) -> int:

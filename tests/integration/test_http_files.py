@@ -171,12 +171,11 @@ async def test_what_is_too_large_is_refused_before_it_is_sent(
 
 async def test_an_upload_that_breaks_off_leaves_nothing(server: HttpServer, folder: Path) -> None:
     async with placed(server, "broken") as place:
-        before = server.descriptors
+        (workspace,) = (folder / "w").rglob("broken")
         with socket.create_connection(server.address) as raw:
             raw.sendall(begun_upload(place))
-            await until(lambda: server.descriptors > before)
-        await until(lambda: server.descriptors <= before)
-        (workspace,) = (folder / "w").rglob("broken")
+            await until(lambda: server.opened_below(workspace) > 0)
+        await until(lambda: server.opened_below(workspace) == 0)
         assert list(workspace.rglob("*")) == []
         assert (await place.http.get(place.of("new/a"))).status_code == 404
 

@@ -110,7 +110,7 @@ async def test_a_group_that_cannot_be_read_soon_keeps_no_running_kernel_waiting(
     answers = []
 
     def enough() -> bool:
-        if runs.looked >= 9:
+        if begun and runs.looked >= 9:
             answers.append((slow.asked, len(begun)))
             read.set()
         return read.is_set()
