@@ -57,9 +57,10 @@ def live(app: Any) -> None:
 
     Nothing is left but what Python remembers of its code. Raises what goes wrong in it.
     """
-    for _ in range(LIVES):
-        with tempfile.TemporaryDirectory() as folder, _restored(app), forgetting(app.shell):
-            _live_once(app, Path(folder))
+    with contextlib.suppress(PermissionError):  # beside mounted folders no Unix socket can be made
+        for _ in range(LIVES):
+            with tempfile.TemporaryDirectory() as folder, _restored(app), forgetting(app.shell):
+                _live_once(app, Path(folder))
     immortal.keep()
 
 
