@@ -9,6 +9,7 @@ import os
 import socket
 import struct
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -18,6 +19,7 @@ from kernel_mcp.barriers import Barrier
 from kernel_mcp.errors import BoundaryBroken, LaunchError
 from kernel_mcp.launch.base import hold_little, take_no_descriptors
 from kernel_mcp.linux.folders import Identity
+from kernel_mcp.linux.proc import parent_of
 from kernel_mcp.records import dataclass
 from kernel_mcp.sandbox.base import Sandbox
 from kernel_mcp.sandbox.promise import Facts, broken, read_facts
@@ -98,6 +100,7 @@ class StderrTail:
 
 logger = logging.getLogger(__name__)
 
+ENDED = "the kernel ended right after it had become ready"
 UNPROMISED = ("nothing was promised, and nothing was looked at",)
 
 
@@ -146,7 +149,7 @@ class Inspector:
         try:
             found = read_facts(pid, pidfd)
         except ProcessLookupError:
-            raise LaunchError("the kernel ended right after it had become ready") from None
+            raise LaunchError(ENDED) from None
         except PermissionError as reason:
             raise BoundaryBroken(
                 f"the kernel was ended before it ran any code: the server may not look at it "
@@ -176,15 +179,24 @@ class Inspector:
     def lineage(self, pid: int) -> frozenset[str]:
         """The namespaces of the processes between a template's kernel and the server.
 
-        Raises ProcessLookupError, PermissionError.
+        Any of them may end meanwhile, as a stage of a template does.
+        Raises LaunchError when the kernel has ended, PermissionError.
         """
         found: set[str] = set()
-        pid = read_facts(pid).parent
-        while pid > 1 and pid != os.getpid():
-            facts = read_facts(pid)
-            found.update(facts.held)
-            pid = facts.parent
-        return frozenset(found)
+        child = pid
+        while True:
+            try:
+                parent = parent_of(child)
+            except ProcessLookupError:
+                if child == pid:
+                    raise LaunchError(ENDED) from None
+                child = pid  # has another parent now
+                continue
+            if parent <= 1 or parent == os.getpid():
+                return frozenset(found)
+            with suppress(ProcessLookupError):  # it ends, and has no namespaces any more
+                found.update(read_facts(parent).held)
+            child = parent
 
     def _of_others(self, taken: set[str], kin: set[int]) -> set[str]:
         """What living kernels hold that share any of `taken`, read again: Linux reuses numbers."""

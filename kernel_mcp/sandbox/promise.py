@@ -216,8 +216,14 @@ def read_facts(pid: int, pidfd: int = -1) -> Facts:
             )
         finally:
             os.close(folder)
-    except FileNotFoundError:
-        raise ProcessLookupError(errno.ESRCH, f"process {pid} has ended") from None
+    except OSError as error:
+        if error.errno in _ENDED:
+            raise ProcessLookupError(errno.ESRCH, f"process {pid} has ended") from None
+        raise
+
+
+_ENDED = {errno.ENOENT, errno.EINVAL}
+"""What /proc says of a process that is gone, and of its mounts before it is reaped."""
 
 
 def _content(name: str, folder: int) -> str:

@@ -5,15 +5,18 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import signal
 import socket
 import subprocess
 from collections.abc import AsyncIterator, Iterator
 from contextlib import closing, contextmanager, suppress
+from pathlib import Path
 
 import anyio
 import pytest
 
 from kernel_mcp.errors import BoundaryBroken, LaunchError
+from kernel_mcp.launch import readiness
 from kernel_mcp.launch.readiness import (
     BUDGET_BYTES,
     KEPT_BYTES,
@@ -22,7 +25,8 @@ from kernel_mcp.launch.readiness import (
     StderrTail,
 )
 from kernel_mcp.linux.folders import Identity
-from kernel_mcp.sandbox.promise import Promise, user_of
+from kernel_mcp.linux.proc import parent_of
+from kernel_mcp.sandbox.promise import Facts, Promise, read_facts, user_of
 from kernel_mcp.sandbox.select import NoSandbox
 
 pytestmark = pytest.mark.anyio
@@ -154,6 +158,44 @@ def test_a_kernel_that_has_ended_is_not_called_unconfined() -> None:
         os.waitpid(pid, 0)
         with pytest.raises(LaunchError, match="ended right after"):
             Inspector(Sandbox()).inspect(pid, pidfd, None)
+
+
+@pytest.mark.parametrize("reaps", [True, False])
+def test_a_parent_may_end_while_the_namespaces_between_are_read(
+    reaps: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = "/bin/sh -c 'sleep 60 & echo $!; wait' & echo $!; " + (
+        "wait" if reaps else "exec sleep 60"
+    )
+    with subprocess.Popen(["/bin/sh", "-c", words], stdout=subprocess.PIPE, text=True) as first:
+        assert first.stdout is not None
+        numbers = {int(first.stdout.readline()) for _ in range(2)}
+        (last,) = (pid for pid in numbers if parent_of(pid) in numbers)
+        (between,) = numbers - {last}
+
+        def read(pid: int) -> Facts:
+            if pid == between:
+                os.kill(between, signal.SIGKILL)
+                while parent_of(last) == between or (reaps and Path(f"/proc/{between}").exists()):
+                    os.sched_yield()
+            return read_facts(pid)
+
+        monkeypatch.setattr(readiness, "read_facts", read)
+        try:
+            found = Inspector(Sandbox()).lineage(last)
+            assert parent_of(last) != between
+            assert reaps or found == read_facts(first.pid).held
+        finally:
+            os.kill(last, signal.SIGKILL)
+            first.kill()
+
+
+def test_a_kernel_without_parents_has_ended() -> None:
+    with process() as (pid, _):
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        with pytest.raises(LaunchError, match="ended right after"):
+            Inspector(Sandbox()).lineage(pid)
 
 
 def test_nothing_is_looked_at_where_nothing_is_promised() -> None:

@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 
 from kernel_mcp.linux.folders import Identity
+from kernel_mcp.sandbox import promise
 from kernel_mcp.sandbox.promise import (
     NAMESPACES,
     Facts,
@@ -129,3 +130,12 @@ def test_facts_are_those_of_the_process_and_of_no_later_one() -> None:
                 read_facts(os.getpid(), pidfd)
         finally:
             os.close(pidfd)
+
+
+def test_a_process_may_end_while_its_facts_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    with subprocess.Popen(["/bin/sleep", "60"]) as process:
+        process.kill()
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+        monkeypatch.setattr(promise, "_namespaces", lambda _: {})  # were read before its end
+        with pytest.raises(ProcessLookupError, match="has ended"):
+            read_facts(process.pid)
