@@ -25,7 +25,7 @@ from kernel_mcp.errors import LaunchError
 from kernel_mcp.kernels.wire import MAX_MESSAGE_BYTES, Message, Overload, Wire, WireError
 from kernel_mcp.launch.base import ConnectionInfo, take_no_descriptors
 from kernel_mcp.records import dataclass
-from kernel_specs.restricted.wire.zmtp import GREETING, Decoder, ProtocolError, encode, ready
+from kernel_specs.restricted.wire.zmtp import Decoder, ProtocolError, encode, opening
 
 READ_BYTES = 128 * 1024
 MAX_WAITING_BYTES = 64 * MIB
@@ -47,12 +47,15 @@ class Connection:
         max_bytes: int,
         loop: asyncio.AbstractEventLoop,
     ) -> None:
-        """`place` is where the kernel listens, or a socket whose other end it has; taken over."""
+        """`place` is where the kernel listens, or a socket whose other end it has; taken over.
+
+        Over that `opening` was sent.
+        """
         self.unread = False
         self._loop = loop
         self._decoder = Decoder(max_bytes)
-        self._held: list[bytes] = [encode([b"\x01"])] if socket_type == b"SUB" else []
-        """Messages for after the handshake; first the subscription to all topics."""
+        self._held: list[bytes] = []
+        """Messages for after the handshake."""
         self._out = bytearray()
         self._writing = False
         if isinstance(place, str):
@@ -63,7 +66,7 @@ class Connection:
         try:
             if isinstance(place, str):
                 self._socket.connect(place)
-            self._write(GREETING + ready(socket_type))
+                self._write(opening(socket_type))
         except BaseException:
             self._socket.close()
             raise
@@ -303,7 +306,8 @@ class Channels(KernelChannels):
         floods: Floods | None = None,
         wire: Wire | None = None,
     ) -> None:
-        """`ends` are sockets for shell, control and iopub, to be used instead of connecting.
+        """`ends` are sockets for shell, control and iopub, to be used instead of connecting, over
+        which `opening` was sent.
 
         `floods` are those of all kernels that the loop reads.
         """

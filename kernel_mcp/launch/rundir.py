@@ -122,14 +122,15 @@ def boot_content(
     ring_fd: int = -1,
     *,
     sealed: bool = False,
+    connected: bool = False,
     strict: Sequence[str] = (),
     lifeline: bool = False,
 ) -> dict[str, Any]:
     """The boot file: policy, limits and places; `sealed` for a kernel that makes no socket.
 
-    With a `lifeline` the readiness channel stays open, for checkpoints.
-
-    `strict` are mounts whose ruleset comes over the readiness channel, before anything else.
+    A `connected` one is sent the ends of its connections. With a `lifeline` the readiness channel
+    stays open, for checkpoints. `strict` are mounts whose ruleset comes over it before anything
+    else.
     """
     limits = request.limits
     return {
@@ -150,6 +151,7 @@ def boot_content(
         "ready_fd": ready_fd,
         "ring_fd": ring_fd,
         "sealed": sealed,
+        "connected": connected,
         "lifeline": lifeline,
         "variables": dict(request.variables),
         "strict": [*strict],

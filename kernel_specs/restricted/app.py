@@ -13,7 +13,7 @@ import socket
 import sys
 import warnings
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeAlias, cast
 
 from ipykernel.kernelapp import IPKernelApp
 from IPython.core import release
@@ -23,7 +23,7 @@ from tornado.platform.asyncio import BaseAsyncIOLoop
 from traitlets.config import Config
 
 from kernel_specs.restricted import interrupts, service
-from kernel_specs.restricted.config import BootConfig, BootError
+from kernel_specs.restricted.config import ENDS, BootConfig, BootError
 from kernel_specs.restricted.console import iopub
 from kernel_specs.restricted.console import streams as console_module
 from kernel_specs.restricted.console.iopub import HIGH_WATER_BYTES, IOPub, OutputRing
@@ -82,7 +82,7 @@ class KernelApp(IPKernelApp):
         warnings.filterwarnings("ignore", message="To exit: use", module=r"IPython\.core")
 
     def connect(self, boot: BootConfig, connection_file: Path, *, lasting: bool = True) -> None:
-        """Bind the sockets, take over stdout and stderr, make the service thread.
+        """Take or bind the sockets, take over stdout and stderr, make the service thread.
 
         Where that is not `lasting`, what a process cannot undo is left out.
         """
@@ -92,8 +92,10 @@ class KernelApp(IPKernelApp):
             raise BootError("this kernel does not encrypt its sockets: take a private folder (ipc)")
         self.session.renew(info.get("key", "").encode(), info.get("signature_scheme"))
         loop = cast(BaseAsyncIOLoop, IOLoop.current())
-        opened, ports = _received(info, boot) if boot.sealed else _listening(info)
-        publisher = Publisher(opened["iopub"], HIGH_WATER_BYTES)
+        if boot.sealed:
+            _let_processes_meet_over_tcp()
+        ends, opened, ports = _sockets(info, boot)
+        publisher = Publisher(opened.get("iopub"), HIGH_WATER_BYTES)
         self.iopub = IOPub(
             publisher, self.session, boot.output, self.gate, OutputRing(boot.ring_fd)
         )
@@ -104,13 +106,16 @@ class KernelApp(IPKernelApp):
         self.console.redirect()
         self.service = ServiceThread(self.console, self.iopub, self.gate, boot.output.flush_seconds)
         self.service.watch_output(publisher)
-        self._heartbeat = Router(opened["hb"])
+        self._heartbeat = Router(opened.get("hb"))
         self.service.watch_heartbeat(self._heartbeat)
-        self.kernel.shell_stream = Channel(
-            Router(opened["shell"], takes_descriptors=True), loop, collects=True
-        )
-        self.kernel.control_stream = Channel(Router(opened["control"]), self.service.io_loop)
-        self.kernel.stdin_socket = Channel(Router(opened["stdin"]), loop)
+        shell = Router(opened.get("shell"), takes_descriptors=True)
+        control = Router(opened.get("control"))
+        self.kernel.shell_stream = Channel(shell, loop, collects=True)
+        self.kernel.control_stream = Channel(control, self.service.io_loop)
+        self.kernel.stdin_socket = Channel(Router(opened.get("stdin")), loop)
+        takers = (shell.take_in, control.take_in, publisher.take_in)
+        for take_in, end in zip(takers, ends, strict=False):
+            take_in(end)
         if not ports.items() <= info.items():
             info.update(ports)
             self.load_connection_info(info)
@@ -170,6 +175,22 @@ class KernelApp(IPKernelApp):
         logging.getLogger("tornado").addHandler(handler)
 
 
+_Sockets: TypeAlias = "tuple[list[socket.socket], dict[str, socket.socket], dict[str, int]]"
+
+
+def _sockets(info: dict[str, Any], boot: BootConfig) -> _Sockets:
+    """The `ENDS` of connections, else sockets that listen, by channel; and the ports of all.
+
+    Raises BootError, OSError.
+    """
+    ports = {f"{name}_port": int(info.get(f"{name}_port", 0)) for name in CHANNELS}
+    if boot.connected:
+        return _sent(boot, len(ENDS)), {}, ports
+    if boot.sealed:
+        return [], dict(zip(CHANNELS, _sent(boot, len(CHANNELS)), strict=True)), ports
+    return [], *_listening(info)
+
+
 def _listening(info: dict[str, Any]) -> tuple[dict[str, socket.socket], dict[str, int]]:
     """A socket for each channel where a connection file says, and the ports that it may leave open.
 
@@ -183,22 +204,20 @@ def _listening(info: dict[str, Any]) -> tuple[dict[str, socket.socket], dict[str
     return opened, ports
 
 
-def _received(
-    info: dict[str, Any], boot: BootConfig
-) -> tuple[dict[str, socket.socket], dict[str, int]]:
-    """The sockets that the host has made, which come before anything else. Raises BootError.
-
-    What multiprocessing listens on is TCP then: it can make no Unix socket either.
-    """
+def _let_processes_meet_over_tcp() -> None:
+    """Have multiprocessing listen on TCP where this process can make no Unix socket."""
     from multiprocessing import connection  # takes 2 ms, unless the template has it
 
     connection.default_family = "AF_INET"  # type: ignore[attr-defined]
+
+
+def _sent(boot: BootConfig, count: int) -> list[socket.socket]:
+    """The sockets that the host has made, which come before anything else. Raises BootError."""
     with socket.socket(fileno=os.dup(boot.ready_fd)) as host:
-        _, fds, _, _ = socket.recv_fds(host, 16, len(CHANNELS), socket.MSG_CMSG_CLOEXEC)
-    if len(fds) != len(CHANNELS):
+        _, fds, _, _ = socket.recv_fds(host, 16, count, socket.MSG_CMSG_CLOEXEC)
+    if len(fds) != count:
         raise BootError("the sockets of this kernel did not come from the host")
-    opened = {name: socket.socket(fileno=fd) for name, fd in zip(CHANNELS, fds, strict=True)}
-    return opened, {f"{name}_port": int(info[f"{name}_port"]) for name in CHANNELS}
+    return [socket.socket(fileno=fd) for fd in fds]
 
 
 def create() -> KernelApp:

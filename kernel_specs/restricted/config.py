@@ -61,6 +61,8 @@ def refuse_installation(command: str) -> None:
 
 
 VERSION = 1
+ENDS = ("shell", "control", "iopub")
+"""The channels of a kernel that listens nowhere, in the order in which their ends come."""
 
 
 class BootError(Exception):
@@ -115,6 +117,7 @@ class BootConfig:
     support   the folder of the kernel's own packages, and `first` or `last`, if not in sys.path
     ready_fd  where the ready packet goes; -1 for nowhere
     sealed    the host sends the sockets over ready_fd: this process can make no Unix socket
+    connected  the host sends the `ENDS` of connections over ready_fd: this process listens nowhere
     lifeline  the host takes checkpoints, and says so over ready_fd, which stays open
     strict    mounts of which only that can be read what the ruleset allows that comes over ready_fd
     ring_fd  memory that keeps the end of the output for the host; -1 for none
@@ -133,6 +136,7 @@ class BootConfig:
     ready_fd: int = -1
     ring_fd: int = -1
     sealed: bool = False
+    connected: bool = False
     lifeline: bool = False
     strict: tuple[str, ...] = ()
     runtime: tuple[str, ...] = ()
@@ -183,6 +187,7 @@ def parse(data: dict[str, Any]) -> BootConfig:
         ready_fd=int(data.get("ready_fd", -1)),
         ring_fd=int(data.get("ring_fd", -1)),
         sealed=data.get("sealed") is True,
+        connected=data.get("connected") is True,
         lifeline=data.get("lifeline") is True,
         strict=_strings(data.get("strict", [])),
         runtime=_strings(data.get("runtime", [])),

@@ -15,7 +15,6 @@ import os
 import socket
 import stat
 import sys
-import tempfile
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -25,8 +24,8 @@ from typing import Any
 from kernel_specs.restricted import confine, host
 from kernel_specs.restricted.config import BootConfig
 from kernel_specs.restricted.console.tracebacks import forgetting
-from kernel_specs.restricted.wire.sockets import Router, listen
-from kernel_specs.restricted.wire.zmtp import GREETING, encode, ready
+from kernel_specs.restricted.wire.sockets import Router
+from kernel_specs.restricted.wire.zmtp import encode, opening
 
 LARGEST = 4
 """Threads of a native pool in a kernel, as `confine.environment` sets it for a cold start."""
@@ -106,11 +105,11 @@ def rehearse(app: Any) -> None:
 
     They fill caches that all children share: lazy imports, traits, bytecode.
     """
-    with tempfile.TemporaryDirectory() as folder:
-        try:
-            _use_sockets(f"{folder}/s")
-        except PermissionError:  # with mounted folders no process may make Unix sockets
-            importlib.import_module("multiprocessing.connection")
+    _use_sockets()
+    try:
+        socket.socket(socket.AF_UNIX).close()
+    except PermissionError:  # with mounted folders no process may; a kernel then changes that
+        importlib.import_module("multiprocessing.connection")
     _use_loops()
     for result in _run_cells(app, (*CELLS, FAILS))[:-1]:
         result.raise_error()
@@ -146,14 +145,13 @@ def _disconnected(shell: Any) -> Iterator[None]:
         hook.pub_socket, publisher.pub_socket = sockets
 
 
-def _use_sockets(prefix: str) -> None:
-    """Listen, connect and send a message each way, then close."""
-    listening, port = listen("ipc", prefix, 0)
-    router = Router(listening)
-    with contextlib.closing(router), socket.socket(socket.AF_UNIX) as client:
-        client.connect(f"{prefix}-{port}")
-        client.send(GREETING + ready(b"DEALER") + encode([b"request", b""]))
-        router.receive()
+def _use_sockets() -> None:
+    """Send a message each way over a connection, then close it."""
+    router = Router(None)
+    client, end = socket.socketpair()
+    with contextlib.closing(router), client:
+        router.take_in(end)
+        client.send(opening(b"DEALER") + encode([b"request", b""]))
         message = router.receive()
         if message is not None:
             router.send(message)

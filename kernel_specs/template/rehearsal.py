@@ -15,14 +15,14 @@ import socket
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from kernel_specs.restricted import config, confine
 from kernel_specs.restricted.checkpoints.requests import Lifeline
 from kernel_specs.restricted.console.tracebacks import forgetting
-from kernel_specs.restricted.wire.zmtp import GREETING, Decoder, encode, ready
+from kernel_specs.restricted.wire.zmtp import Decoder, encode, opening
 from kernel_specs.template import immortal
 
 LIVES = 10
@@ -30,7 +30,8 @@ LIVES = 10
 CELL = "print(1)\n1"
 LONGEST_REPLY = 1 << 20
 _PORTS = {"shell": 1, "iopub": 2, "stdin": 3, "control": 4, "hb": 5}
-_KINDS = {"shell": b"DEALER", "iopub": b"SUB", "control": b"DEALER"}
+_TYPES = {"shell": b"DEALER", "control": b"DEALER", "iopub": b"SUB"}
+"""Of the other ends of `config.ENDS`."""
 _REQUESTS: tuple[tuple[str, str, dict[str, Any]], ...] = (
     ("shell", "kernel_info_request", {}),
     *[
@@ -53,34 +54,38 @@ _REQUESTS: tuple[tuple[str, str, dict[str, Any]], ...] = (
 
 
 def live(app: Any) -> None:
-    """Start, use and end an unconnected kernel `LIVES` times, then keep what is there for ever.
+    """Start, use and end a kernel `LIVES` times, then keep what is there for ever.
 
     Nothing is left but what Python remembers of its code. Raises what goes wrong in it.
     """
-    with contextlib.suppress(PermissionError):  # beside mounted folders no Unix socket can be made
-        for _ in range(LIVES):
-            with tempfile.TemporaryDirectory() as folder, _restored(app), forgetting(app.shell):
-                _live_once(app, Path(folder))
+    for _ in range(LIVES):
+        with tempfile.TemporaryDirectory() as folder, _restored(app), forgetting(app.shell):
+            _live_once(app, Path(folder))
     immortal.keep()
 
 
 def _live_once(app: Any, folder: Path) -> None:
     connection = folder / "connection.json"
     connection.write_text(json.dumps(_connection(folder)))
-    connection.with_name("boot.json").write_text(json.dumps(_boot()))
-    boot = config.load(connection)
-    confine.environment(boot)
-    kernel = app.kernel
-    kernel.boot, kernel.lifeline = boot, Lifeline(-1)
-    app.connect(boot, connection, lasting=False)
+    host, guest = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with host, guest:
+        connection.with_name("boot.json").write_text(json.dumps(_boot(guest.fileno())))
+        boot = config.load(connection)
+        confine.environment(boot)
+        kernel = app.kernel
+        kernel.boot, kernel.lifeline = boot, Lifeline(-1)
+        clients = _clients(host)
+        app.connect(boot, connection, lasting=False)
     kernel.start()
     main, control = kernel._tasks
     loop, beside = kernel.io_loop.asyncio_loop, app.service.io_loop
     thread = threading.Thread(target=beside.start, name=app.service.name)
     thread.start()
     try:
-        loop.run_until_complete(_use(app, f"{folder}/k"))
+        loop.run_until_complete(_use(app, clients))
     finally:
+        for client in clients.values():
+            client.close()
         beside.add_callback(_end, control, beside.stop)
         thread.join()
         main.cancel()
@@ -100,7 +105,7 @@ def _connection(folder: Path) -> dict[str, Any]:
     return {"transport": "ipc", "ip": f"{folder}/k", "kernel_name": "restricted", **ports, **signed}
 
 
-def _boot() -> dict[str, Any]:
+def _boot(ready_fd: int) -> dict[str, Any]:
     """A boot file that restricts nothing: what that takes cannot be undone."""
     return {
         "version": config.VERSION,
@@ -109,6 +114,8 @@ def _boot() -> dict[str, Any]:
         "workspace": "/workspace",
         "tmp": tempfile.gettempdir(),
         "layers": [],
+        "ready_fd": ready_fd,
+        "connected": True,
         "variables": {"A": ""},
         "runtime": ["/usr"],
     }
@@ -135,30 +142,32 @@ def _restored(app: Any) -> Iterator[None]:
         asyncio.set_event_loop(None)
 
 
-async def _use(app: Any, prefix: str) -> None:
+def _clients(host: socket.socket) -> dict[str, Client]:
+    """Send a kernel what it is sent before it connects. Raises OSError."""
+    pairs = {name: socket.socketpair() for name in config.ENDS}
+    socket.send_fds(host, [b"sockets"], [guest.fileno() for _, guest in pairs.values()])
+    for _, guest in pairs.values():
+        guest.close()
+    return {name: Client(ours, _TYPES[name]) for name, (ours, _) in pairs.items()}
+
+
+async def _use(app: Any, clients: Mapping[str, Client]) -> None:
     """Ask what a server asks, and wait for the replies."""
     app.console.use()
-    clients = {name: Client(f"{prefix}-{_PORTS[name]}", kind) for name, kind in _KINDS.items()}
-    try:
-        await clients["iopub"].send([b"\x01"])
-        for name, kind, content in _REQUESTS:
-            message = app.session.msg(kind, content)
-            await clients[name].send(app.session.serialize(message, []))
-            await clients[name].reply()
-    finally:
-        for client in clients.values():
-            client.close()
+    for name, kind, content in _REQUESTS:
+        message = app.session.msg(kind, content)
+        await clients[name].send(app.session.serialize(message, []))
+        await clients[name].reply()
 
 
 class Client:
-    """The other end of a kernel's socket."""
+    """The other end of a kernel's connection."""
 
-    def __init__(self, path: str, kind: bytes) -> None:
-        """Connect and greet. Raises OSError."""
-        self._socket = socket.socket(socket.AF_UNIX)
-        self._socket.connect(path)
+    def __init__(self, connection: socket.socket, kind: bytes) -> None:
+        """Greet. Raises OSError."""
+        self._socket = connection
         self._socket.setblocking(False)
-        self._socket.send(GREETING + ready(kind))
+        self._socket.send(opening(kind))
         self._decoder = Decoder(LONGEST_REPLY)
 
     async def send(self, frames: list[bytes]) -> None:

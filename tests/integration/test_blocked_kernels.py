@@ -25,11 +25,11 @@ def writes(fd):
     while going:
         os.write(fd, block)
 def subscribe():
-    from kernel_specs.restricted.wire.zmtp import GREETING, encode, ready
+    from kernel_specs.restricted.wire.zmtp import opening
     publisher = get_ipython().kernel.iopub._publisher
-    client = socket.socket(socket.AF_UNIX)
-    client.connect(publisher._listener._listening.getsockname())
-    client.sendall(GREETING + ready(b'SUB') + encode([b'\\x01']))
+    client, end = socket.socketpair()
+    client.sendall(opening(b'SUB'))
+    publisher.take_in(end)
     deadline = time.monotonic() + 30
     while not all(peer.subscriptions for peer in publisher._readers()):
         assert time.monotonic() < deadline

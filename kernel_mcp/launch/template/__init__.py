@@ -26,7 +26,7 @@ from kernel_mcp.launch.process import ConfinedProcess, KernelProcess, Launcher, 
 from kernel_mcp.launch.readiness import Inspector, ReadinessChannel, StderrTail
 from kernel_mcp.launch.rundir import RunDirectory
 from kernel_mcp.launch.template import outer
-from kernel_mcp.launch.template.enclosure import ForkedEnclosure
+from kernel_mcp.launch.template.enclosure import ForkedEnclosure, connected
 from kernel_mcp.launch.template.kernel import READY_S, Forked, Prover
 from kernel_mcp.launch.template.outer import TemplateSupervisor
 from kernel_mcp.launch.template.process import StageOver, TemplateError, TemplateProcess
@@ -234,7 +234,7 @@ class TemplateLauncher:
                 return await self._fork(template, request)
 
     async def _fork(self, template: TemplateProcess, request: LaunchRequest) -> KernelProcess:
-        """Fork a kernel, its sockets listening; a failure leaves nothing.
+        """Fork a kernel, connected from the beginning; a failure leaves nothing.
 
         Raises StageOver, LaunchError, OSError.
         """
@@ -258,6 +258,7 @@ class TemplateLauncher:
                 READY_FD,
                 RING_FD,
                 sealed=bool(self._doors),
+                connected=True,
                 strict=self._doors.strict,
                 lifeline=self._checkpoints,
             )
@@ -276,8 +277,8 @@ class TemplateLauncher:
             own.callback(ring.close)
             if self._doors.strict:
                 channel.give([await self._doors.rules()])
-            if self._doors:
-                channel.give(rundir.listening(connection))
+            channels, theirs = connected(own)
+            channel.give(theirs)
             way = self._network.way()
             undo.callback(way.close)
             inherited = (channel.guest_fd, ring.guest_fd())
@@ -332,6 +333,7 @@ class TemplateLauncher:
                 ring=ring,
                 way=way,
                 resources=AsyncExitStack(),
+                channels=channels,
                 lifeline=lifeline,
                 kind="forked",
                 enclosure=enclosure if self._checkpoints else None,

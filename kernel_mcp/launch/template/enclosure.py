@@ -41,6 +41,8 @@ from kernel_mcp.linux.proc import (
     tree,
     wait_status,
 )
+from kernel_specs.restricted.wire.zmtp import opening
+from kernel_specs.template import linux
 
 logger = logging.getLogger(__name__)
 
@@ -56,7 +58,8 @@ BUSY_LOOKS = 400
 """Looks at whether a checkpoint or a kernel is being made."""
 MOST_OOM_SCORE = 1000
 """Of proc_pid_oom_score_adj(5): the first to be killed for lack of memory."""
-CHANNELS = 3
+_TYPES = (b"DEALER", b"DEALER", b"SUB")
+"""Of the server's sockets for a kernel's `ENDS`."""
 
 
 class Inspect(Protocol):
@@ -305,13 +308,13 @@ class ForkedEnclosure:
         async with AsyncExitStack() as own:
             ring = OutputRing()
             own.callback(ring.close)
-            ours: list[socket.socket] = []
             with ExitStack() as sent:
-                theirs = [sent.enter_context(_pair(own, ours)) for _ in range(CHANNELS)]
-                theirs.append(sent.enter_context(_pair(own, ours, socket.SOCK_SEQPACKET)))
-                ring_fd = ring.guest_fd()
-                sent.callback(os.close, ring_fd)
-                woken = await checkpoint.wake([*(end.fileno() for end in theirs), ring_fd], folder)
+                channels, theirs = connected(own)
+                sent.callback(linux.close_all, theirs)
+                lifeline, guest = _pair(own, socket.SOCK_SEQPACKET)
+                theirs.append(guest.detach())
+                theirs.append(ring.guest_fd())
+                woken = await checkpoint.wake(theirs, folder)
             try:
                 process = ConfinedProcess(Revived(woken, checkpoint, self), self._limits.explain)
             except BaseException:
@@ -319,8 +322,8 @@ class ForkedEnclosure:
                 os.close(woken.pidfd)
                 raise
             own.push_async_callback(process.aclose)
-            ours[-1].shutdown(socket.SHUT_RD)
-            hold_little(ours[-1])
+            lifeline.shutdown(socket.SHUT_RD)
+            hold_little(lifeline)
             with contextlib.suppress(OSError):
                 _set_oom_score(woken.pid, woken.pidfd, 0)
                 if folder:  # all branches come back from it: who takes too much is ended first
@@ -337,8 +340,8 @@ class ForkedEnclosure:
                 ring=ring,
                 way=self._way,
                 resources=AsyncExitStack(),
-                channels=tuple(ours[:CHANNELS]),
-                lifeline=ours[-1],
+                channels=channels,
+                lifeline=lifeline,
                 enclosure=self,
                 closed=woken.closed,
             )
@@ -430,16 +433,33 @@ class ForkedEnclosure:
         return [pid for pid in pids_of_namespace(self._namespace, among) if not _is_zombie(pid)]
 
 
+def connected(own: AsyncExitStack) -> tuple[list[socket.socket], list[int]]:
+    """Connections of a kernel's `ENDS`, opened: ours, which `own` closes, and theirs, to be sent.
+
+    The caller closes those. Raises OSError.
+    """
+    ours: list[socket.socket] = []
+    with ExitStack() as undo:
+        theirs: list[int] = []
+        undo.callback(linux.close_all, theirs)
+        for kind in _TYPES:
+            host, guest = _pair(own)
+            theirs.append(guest.detach())
+            host.send(opening(kind))
+            ours.append(host)
+        undo.pop_all()
+    return ours, theirs
+
+
 def _pair(
-    own: AsyncExitStack, ours: list[socket.socket], kind: int = socket.SOCK_STREAM
-) -> socket.socket:
-    """The other end of a socket that is added to `ours`."""
+    own: AsyncExitStack, kind: int = socket.SOCK_STREAM
+) -> tuple[socket.socket, socket.socket]:
+    """Our end of a connection, which `own` closes, and the other."""
     host, guest = socket.socketpair(socket.AF_UNIX, kind | socket.SOCK_CLOEXEC)
     own.callback(host.close)
     take_no_descriptors(host)
     host.setblocking(False)
-    ours.append(host)
-    return guest
+    return host, guest
 
 
 def _close(fd: int) -> None:

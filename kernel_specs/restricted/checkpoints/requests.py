@@ -14,13 +14,10 @@ from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from kernel_specs.restricted.checkpoints import hindrances, parking, revival
+from kernel_specs.restricted.config import ENDS
 from kernel_specs.restricted.console.iopub import OutputRing
 from kernel_specs.restricted.service import Channel, ServiceThread
 from kernel_specs.restricted.wire.sockets import Publisher, Router
-
-CHANNELS = ("shell", "control", "iopub")
-"""In the order in which their ends come, before the lifeline and the ring."""
-
 
 MOST_CLOSED = 20
 """Paths in one packet, each of 4 KiB at most."""
@@ -151,9 +148,12 @@ def _close_own(kernel: Any, fds: Sequence[int]) -> None:
 
 
 def _connect(kernel: Any, lifeline: Lifeline, order: dict[str, Any], fds: list[int]) -> None:
-    """Serve the connections that the host has sent, with a thread of this process."""
-    ends = {name: socket.socket(fileno=fd) for name, fd in zip(CHANNELS, fds, strict=False)}
-    lifeline.fd, ring = fds[len(CHANNELS) :]
+    """Serve the connections that the host has sent, with a thread of this process.
+
+    After them come the lifeline and the ring.
+    """
+    ends = {name: socket.socket(fileno=fd) for name, fd in zip(ENDS, fds, strict=False)}
+    lifeline.fd, ring = fds[len(ENDS) :]
     loop, before = kernel.io_loop.asyncio_loop, kernel.service
     asyncio.events._set_running_loop(loop)
     asyncio.set_event_loop(loop)

@@ -34,6 +34,14 @@ def ready(socket_type: bytes) -> bytes:
     return bytes((_COMMAND, len(body))) + body
 
 
+def opening(socket_type: bytes) -> bytes:
+    """All that a client of this type says first, SUB subscribed to every topic; no answer is due.
+
+    It may be sent before the other end has greeted.
+    """
+    return GREETING + ready(socket_type) + (encode([b"\x01"]) if socket_type == b"SUB" else b"")
+
+
 def encode(frames: Sequence[bytes | memoryview]) -> bytes:
     """The bytes of one message."""
     parts: list[bytes | memoryview] = []

@@ -50,9 +50,28 @@ async def test_a_forked_kernel_has_the_descriptors_of_a_cold_one() -> None:
         b.launcher.prepare(ENVIRONMENT)
         assert await b.launcher.ready(ENVIRONMENT)
         forked = await b.forked()
+        expected = (await run(cold, code)).splitlines()
+        for _ in ("shell", "iopub", "stdin", "control", "hb"):
+            expected.remove("socket:[N]")  # it listens nowhere
         lifeline = ["socket:[N]"]  # over which it is asked for checkpoints
-        expected = [*(await run(cold, code)).splitlines(), *lifeline]
-        assert (await run(forked, code)).splitlines() == sorted(expected)
+        assert (await run(forked, code)).splitlines() == sorted([*expected, *lifeline])
+
+
+async def test_a_forked_kernel_listens_nowhere() -> None:
+    code = (
+        "import os, pathlib, socket, stat\n"
+        "def kind(fd):\n"
+        "    try: return stat.S_IFMT(os.fstat(fd).st_mode)\n"
+        "    except OSError: return 0\n"
+        "found = [fd for fd in range(100) if kind(fd) == stat.S_IFSOCK]\n"
+        "sockets = [socket.socket(fileno=os.dup(fd)) for fd in found]\n"
+        "print(sum(each.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN) for each in sockets))\n"
+        "print(len(sockets) > 3, [each.name for each in pathlib.Path('/run/kernel').glob('k-*')])"
+    )
+    async with bench() as b:
+        kernel = await b.forked()
+        assert await run(kernel, code) == "0\nTrue []\n"
+        assert await run(await b.forked(), "print(1)") == "1\n"
 
 
 async def test_a_forked_kernel_has_the_environment_of_a_cold_one() -> None:

@@ -109,6 +109,22 @@ async def test_requests_wait_for_the_handshake_and_keep_their_order(peer: Peer) 
     connection.close()
 
 
+async def test_over_a_connection_that_was_opened_nothing_is_said_twice() -> None:
+    ours, theirs = socket.socketpair()
+    ours.setblocking(False)
+    theirs.setblocking(False)
+    with theirs:
+        connection = Connection(ours, b"SUB", max_bytes=1000, loop=asyncio.get_running_loop())
+        with pytest.raises(BlockingIOError):
+            theirs.recv(1)
+        connection.send([b"held"])
+        theirs.send(GREETING + ready(b"XPUB"))
+        connection.read()
+        assert connection.message() is None
+        assert theirs.recv(100) == encode([b"held"])
+        connection.close()
+
+
 async def test_a_connection_that_has_taken_in_a_flood_keeps_no_room_for_one(peer: Peer) -> None:
     tracemalloc.start()
     try:

@@ -12,6 +12,7 @@ from kernel_specs.restricted.wire.zmtp import (
     Decoder,
     ProtocolError,
     encode,
+    opening,
     ready,
 )
 
@@ -34,6 +35,18 @@ def messages(made: Decoder) -> list[list[bytes]]:
     while (message := made.message()) is not None:
         found.append(message)
     return found
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"), [(b"DEALER", []), (b"SUB", [[b"\x01"]])], ids=["DEALER", "SUB"]
+)
+def test_an_opening_is_all_that_a_client_says_before_its_messages(
+    kind: bytes, said: list[list[bytes]]
+) -> None:
+    made = Decoder(LIMIT)
+    made.feed(opening(kind) + encode([b"request"]))
+    assert messages(made) == [*said, [b"request"]]
+    assert made.ready
 
 
 @given(st.lists(FRAMES, max_size=4), st.integers(1, 700))
