@@ -166,7 +166,8 @@ class KernelEnvironment:
 class LaunchRequest:
     """All that is needed to start one kernel for one session.
 
-    `variables` are for code to find in `os.environ`, over those that every kernel has.
+    `variables` are for code to find in `os.environ`, over those that every kernel has. Nobody
+    waits for a `spare` one.
     """
 
     session: str
@@ -176,3 +177,4 @@ class LaunchRequest:
     workspace: Path
     layers: tuple[Path, ...] = ()
     variables: tuple[tuple[str, str], ...] = field(default=(), repr=False)
+    spare: bool = False

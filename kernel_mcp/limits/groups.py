@@ -267,7 +267,7 @@ def _removed(top: Path) -> bool:
 class Membership:
     """One kernel's group, created in an executor of one thread.
 
-    Changes of groups wait some 10 ms for the first move in a while.
+    Moves wait some 10 ms for the first one in a while; whoever enters by a gate does not.
     """
 
     def __init__(
@@ -284,7 +284,9 @@ class Membership:
         self._executor = executor
         self._leave = leave
         self._made: Future[None] = executor.submit(self.group.make, limits)
-        self._tasks: list[Future[None]] = [self._made, executor.submit(groups.expect)]
+        self._tasks: list[Future[None]] = [self._made]
+        if not self.group.gated:
+            self._tasks.append(executor.submit(groups.expect))
 
     def admit(self, pids: Iterable[int]) -> None:
         """Queue the move of processes; their later children follow."""
@@ -301,6 +303,16 @@ class Membership:
     async def made(self) -> None:
         """Wait until the group exists. Raises OSError."""
         await asyncio.shield(asyncio.wrap_future(self._made))
+
+    async def gates(self) -> list[int]:
+        """Where processes enter by themselves; empty where they have to be moved. Raises OSError.
+
+        The caller closes them.
+        """
+        if not self.group.gated:
+            return []
+        await self.made()
+        return self.group.gates()
 
     async def settled(self) -> None:
         """Wait for all queued changes. Raises OSError."""

@@ -165,8 +165,15 @@ class KernelLimits:
     def session(self, handle: str) -> None:
         self._faults.session = handle
 
+    async def gates(self) -> list[int]:
+        """Where processes enter the group by themselves, before `admit` looks whether they have.
+
+        Empty where they cannot. The caller closes them. Raises OSError.
+        """
+        return [] if self._membership is None else await self._membership.gates()
+
     def admit(self, pids: Iterable[int]) -> None:
-        """Move processes into the group; their later children follow."""
+        """Move processes into the group that are not there; their later children follow."""
         fresh = [pid for pid in pids if pid > 0 and pid not in self._roots]
         self._roots += fresh
         if self._membership is not None:

@@ -1,15 +1,18 @@
-"""Process 1 of the template: makes a sandbox per request, has the zygote fork a kernel into it.
+"""Process 1 of the template: makes a sandbox per kernel, has the zygote fork a process into it.
 
-It runs on the standard library and outlives the zygote. Requests of the server, one packet each:
+Both wait for a request, which says what the sandbox shows and for whom. The pair of the next one
+may be made ahead of it. Requests of the server, one packet each:
 
     {"op": "fork", "id": n, "uid": …, "hostname": …, "tmp_bytes": …, "places": […], "trial": …,
-     "stage": …}
-        with descriptors: ready socket, output ring, output pipe, then the mounts of `places`,
-        then the socket over which listening ones at the addresses of `listen` go, if there are any;
-        `trial` describes the self-test to run instead of a kernel, if there is one; `stage` is the
-        one that has to fork, 0 for any
+     "stage": …, "gates": …, "ahead": …}
+        with descriptors: ready socket, output ring, output pipe, `gates` of control groups to
+        enter, then the mounts of `places`, then the socket over which listening ones at the
+        addresses of `listen` go, if there are any; `trial` describes the self-test to run instead
+        of a kernel, if there is one; `stage` is the one that has to fork, 0 for any; `ahead`:
+        another may come, without a reserve
 
     {"op": "end", "id": n}      of a kernel that the server cannot know: end its sandbox
+    {"op": "rest"}              no more forks: have nothing wait for them
 
 Answers:
 
@@ -29,10 +32,13 @@ from __future__ import annotations
 import binascii
 import contextlib
 import fcntl
+import itertools
+import math
 import os
 import select
 import signal
 import socket
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -93,7 +99,10 @@ _LAST_PID = "/proc/sys/kernel/ns_last_pid"
 _END_MS = 200
 """Milliseconds that a zygote which has hung up may take to end."""
 _STREAMS = 3
-"""Descriptors of a request before the mounts."""
+"""Descriptors of a request before the gates."""
+REST_S = 0.03
+"""Seconds after a kernel that was waited for until the next pair is made: its first cell goes
+first, and so does a crowd."""
 
 
 class Start:
@@ -121,22 +130,41 @@ class Start:
 class _Session:
     """A kernel and its init, by their pids here: 0 before they are known and once they are gone.
 
-    `zygote` is the link to the one that was asked for it.
+    `zygote` is the link to the one that was asked for it. `asked` is the request that it is for,
+    0 while it waits for one over the `links` to the init and the kernel.
 
     `over` is set when there is no kernel any more.
     """
 
-    def __init__(self, zygote: socket.socket, stage: int, init: int) -> None:
+    def __init__(
+        self, number: int, zygote: socket.socket, stage: int, init: int, links: list[socket.socket]
+    ) -> None:
+        self.number = number
         self.zygote = zygote
         self.stage = stage
         self.init = init
         self.init_pidfd = os.pidfd_open(init)
+        self.links = links
+        self.asked = 0
         self.kernel = 0
+        self.kernel_pidfd = -1
         self.over = False
+
+    def hang_up(self) -> None:
+        """Close the links: it has its request, or never will."""
+        while self.links:
+            self.links.pop().close()
+
+    def close(self) -> None:
+        """Close every descriptor."""
+        self.hang_up()
+        os.close(self.init_pidfd)
+        if self.kernel_pidfd >= 0:
+            os.close(self.kernel_pidfd)
 
 
 class TemplateInit:
-    """Makes a sandbox for each request and has the zygote put a kernel into it.
+    """Makes a sandbox for each kernel and has the zygote put a process into it.
 
     A zygote hands over to the next one, which has more modules: that is another stage.
     """
@@ -144,7 +172,13 @@ class TemplateInit:
     def __init__(self, control: socket.socket, start: Start) -> None:
         self._control = control
         self._start = start
+        self._numbers = itertools.count(1)
         self._sessions: dict[int, _Session] = {}
+        self._next: _Session | None = None
+        """The pair that was made ahead."""
+        self._ahead_at = math.inf
+        """When to make one."""
+        self._whole = False
         self._children = ChildWatch()
         self._own_pids = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
         self._stage = 0
@@ -165,7 +199,7 @@ class TemplateInit:
             self._poll.register(each, select.POLLIN)
         with contextlib.suppress(BrokenPipeError):
             while self._zygote is not None or self._sessions:
-                ready = {fd for fd, _ in self._poll.poll()}
+                ready = {fd for fd, _ in self._poll.poll(self._rest_ms)}
                 for zygote in [each for each in self._zygotes if each.fileno() in ready]:
                     self._on_zygote(zygote)
                 if self._children.fileno() in ready:
@@ -173,6 +207,28 @@ class TemplateInit:
                         self._on_ended(pid, status)
                 if self._control.fileno() in ready and not self._on_request():
                     return
+                if self._rest_ms == 0:
+                    self._look_ahead()
+
+    @property
+    def _rest_ms(self) -> int | None:
+        """Milliseconds until a pair is to be made ahead; None for never."""
+        if math.isinf(self._ahead_at):
+            return None
+        return max(0, math.ceil(1000 * (self._ahead_at - time.monotonic())))
+
+    def _look_ahead(self) -> None:
+        """Make the pair of the next request, which then waits for less."""
+        self._ahead_at = math.inf
+        if self._next is None and self._zygote is not None:
+            with contextlib.suppress(OSError):  # a request that needs one says it
+                self._next = self._pair(self._zygote)
+
+    def _rest(self) -> None:
+        """Have nothing wait for a request."""
+        self._ahead_at = math.inf
+        if self._next is not None:
+            self._over(self._next)
 
     def _start_zygote(self) -> socket.socket:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -212,49 +268,111 @@ class TemplateInit:
         if received is None:
             return False
         request, fds = received
-        number = int(request["id"])
-        if request["op"] == "end":
-            linux.close_all(fds)
-            self._over(number)
-            return True
         try:
-            if request.get("stage", 0) not in (0, self._stage):
-                self._tell({"op": "passed", "id": number})
-                return True
-            wanted = cell.Cell.parse(request, fds[_STREAMS:])
-            self._fork(number, wanted, fds[:_STREAMS], request.get("trial"))
-        except (OSError, KeyError, ValueError) as error:
-            self._tell({"op": "failed", "id": number, "error": f"{type(error).__name__}: {error}"})
-            self._over(number)
+            self._do(request, fds)
         finally:
             linux.close_all(fds)
         return True
 
-    def _fork(self, number: int, wanted: cell.Cell, streams: Sequence[int], trial: object) -> None:
+    def _do(self, request: dict[str, Any], fds: Sequence[int]) -> None:
+        if request["op"] == "rest":
+            self._rest()
+            return
+        number = int(request["id"])
+        if request["op"] == "end":
+            for session in self._asked(number):
+                self._over(session)
+        elif request.get("stage", 0) not in (0, self._stage):
+            self._tell({"op": "passed", "id": number})
+        else:
+            try:
+                self._fork(number, request, fds)
+            except (OSError, KeyError, ValueError) as error:
+                why = f"{type(error).__name__}: {error}"
+                self._tell({"op": "failed", "id": number, "error": why})
+                for session in self._asked(number):
+                    self._over(session)
+
+    def _asked(self, number: int) -> list[_Session]:
+        """The session of a request, if there is one."""
+        return [each for each in self._sessions.values() if each.asked == number]
+
+    def _fork(self, number: int, request: dict[str, Any], fds: Sequence[int]) -> None:
         if self._zygote is None:
             raise OSError("the template has ended")
-        done_read, done_write = os.pipe()
-        pids = -1
-        try:
+        waiting = self._next
+        if waiting is not None:
+            try:
+                self._give(waiting, number, request, fds)
+            except OSError:  # it has just ended
+                waiting.asked = 0
+                self._over(waiting)
+                waiting = None
+        if waiting is None:
+            self._give(self._pair(self._zygote), number, request, fds)
+        ahead = request.get("ahead") is True and self._whole
+        self._ahead_at = time.monotonic() + REST_S if ahead else math.inf
+
+    def _pair(self, zygote: socket.socket) -> _Session:
+        """An init and a process of the zygote's in a new pid namespace, which wait for a request.
+
+        Raises OSError.
+        """
+        links: list[socket.socket] = []
+        ends: list[socket.socket] = []
+        with contextlib.ExitStack() as sent, contextlib.ExitStack() as undo:
+            for _ in range(2):
+                ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+                undo.callback(ours.close)
+                sent.callback(theirs.close)
+                links.append(ours)
+                ends.append(theirs)
+            done_read, done_write = os.pipe()
+            sent.callback(linux.close_all, (done_read, done_write))
             # without going back first, a second unshare is refused
             linux.setns(self._own_pids, linux.CLONE_NEWPID)
             linux.unshare(linux.CLONE_NEWPID)
             init = os.fork()
             if init == 0:
-                cell.hold(wanted, self._start.ground, done_write)
-            session = self._sessions[number] = _Session(self._zygote, self._stage, init)
-            # the zygote may not touch an init before that has given up its rights
-            pids = os.open("/proc/self/ns/pid_for_children", os.O_RDONLY | os.O_CLOEXEC)
-            packets.send(
-                self._zygote,
-                {"id": number, "uid": wanted.uid, "trial": trial},
-                [session.init_pidfd, pids, done_read, *streams],
-            )
-        finally:
-            if pids >= 0:
-                os.close(pids)
-            os.close(done_read)
-            os.close(done_write)
+                self._children.forget()
+                cell.hold(ends[0], self._start.ground, done_write)
+            session = _Session(next(self._numbers), zygote, self._stage, init, links)
+            self._sessions[session.number] = session
+            undo.pop_all()
+            try:
+                # the zygote may not touch an init before that has given up its rights
+                pids = os.open("/proc/self/ns/pid_for_children", os.O_RDONLY | os.O_CLOEXEC)
+                sent.callback(os.close, pids)
+                fds = [session.init_pidfd, pids, done_read, ends[1].fileno()]
+                packets.send(zygote, {"id": session.number}, fds)
+            except BaseException:
+                self._over(session)
+                raise
+        return session
+
+    def _give(
+        self, session: _Session, number: int, request: dict[str, Any], fds: Sequence[int]
+    ) -> None:
+        """Tell a pair whom it is for. Raises OSError, also where one of the two has ended."""
+        session.asked = number
+        if session is self._next:
+            self._next = None
+        gates = int(request.get("gates", 0))
+        streams, rest = fds[:_STREAMS], fds[_STREAMS:]
+        to_init, to_kernel = session.links
+        packets.send(to_init, request, rest)
+        kernel = {"uid": int(request["uid"]), "trial": request.get("trial")}
+        packets.send(to_kernel, kernel, [*streams, *rest[:gates]])
+        session.hang_up()
+        self._answer(session)
+
+    def _answer(self, session: _Session) -> None:
+        """Tell the server of a kernel once there are both it and who has asked for it."""
+        if session.asked and session.kernel_pidfd >= 0:
+            answer = {"op": "forked", "id": session.asked, "stage": session.stage}
+            self._tell(answer, [session.init_pidfd, session.kernel_pidfd])
+            os.close(session.kernel_pidfd)
+            session.kernel_pidfd = -1
 
     def _on_zygote(self, zygote: socket.socket) -> None:
         """Pass on the messages of a zygote, and take note of its end."""
@@ -267,18 +385,22 @@ class TemplateInit:
                 self._lose(zygote)
                 return
             message, fds = received
-            number = message.get("id", 0)
-            session = self._sessions.get(number)
+            session = self._sessions.get(message.get("id", 0))
             if message["op"] == "ready":
                 if zygote is self._zygote:
                     self._on_stage(message, [fds.pop(0)] if fds else [])
-            elif message["op"] == "forked" and session is not None:
-                session.kernel = message.pop("pid")
-                self._tell({**message, "stage": session.stage}, [session.init_pidfd, *fds])
-            else:
-                self._tell(message)
-                self._over(number, kill=message["op"] != "exit")
+            elif session is not None and message["op"] == "forked":
+                session.kernel, session.kernel_pidfd = message["pid"], fds.pop(0)
+                self._answer(session)
+            elif session is not None:
+                self._on_kernel_end(session, message)
             linux.close_all(fds)
+
+    def _on_kernel_end(self, session: _Session, message: Mapping[str, Any]) -> None:
+        """There is no kernel (any more): tell who has asked for it."""
+        if session.asked:
+            self._tell({**message, "id": session.asked})
+        self._over(session, kill=message["op"] != "exit" or not session.asked)
 
     def _on_stage(self, message: dict[str, Any], successor: Sequence[int]) -> None:
         """Have another zygote fork from here on, if there is one; the old one ends."""
@@ -289,8 +411,10 @@ class TemplateInit:
             self._zygote_pid = int(message["pid"])
             self._zygotes.append(self._zygote)
             self._poll.register(self._zygote.fileno(), select.POLLIN)
+            self._rest()  # what waits has less
         if successor or not self._stage:
             self._stage += 1
+        self._whole = message["whole"] is True
         self._tell(
             {
                 "op": "ready",
@@ -309,10 +433,10 @@ class TemplateInit:
         if zygote is self._zygote:
             self._zygote = None
             self._tell({"op": "zygote-ended", "status": self._zygotes_end()})
-        for number, session in list(self._sessions.items()):
+            self._rest()
+        for session in list(self._sessions.values()):
             if session.zygote is zygote and not session.kernel and not session.over:
-                self._tell({"op": "failed", "id": number, "error": "the template has ended"})
-                self._over(number)
+                self._on_kernel_end(session, {"op": "failed", "error": "the template has ended"})
 
     def _zygotes_end(self) -> int | None:
         """The wait status of the zygote that has hung up; None where its parent has it."""
@@ -335,32 +459,32 @@ class TemplateInit:
             self._zygote_status = status
         for zygote in list(self._zygotes):
             self._on_zygote(zygote)  # which may just have told of that kernel
-        for number, session in list(self._sessions.items()):
+        for session in list(self._sessions.values()):
             if pid == session.init:
                 session.init = 0
-                self._forget(number)
+                if session is self._next:
+                    self._over(session)
+                self._forget(session)
             elif pid == session.kernel:
-                self._tell({"op": "exit", "id": number, "status": status})
-                self._over(number, kill=False)
+                self._on_kernel_end(session, {"op": "exit", "status": status})
 
-    def _over(self, number: int, *, kill: bool = True) -> None:
+    def _over(self, session: _Session, *, kill: bool = True) -> None:
         """Kill what is left of a session that never had a kernel; the server does it otherwise.
 
         There may be a checkpoint, of which it wants another one.
         """
-        session = self._sessions.get(number)
-        if session is None:
-            return
         session.over = True
+        session.hang_up()
+        if session is self._next:
+            self._next = None
         if session.init and kill:
             signal.pidfd_send_signal(session.init_pidfd, signal.SIGKILL)
-        self._forget(number)
+        self._forget(session)
 
-    def _forget(self, number: int) -> None:
-        session = self._sessions[number]
-        if session.over and not session.init:
-            os.close(session.init_pidfd)
-            del self._sessions[number]
+    def _forget(self, session: _Session) -> None:
+        if session.over and not session.init and session.number in self._sessions:
+            session.close()
+            del self._sessions[session.number]
 
     def _tell(self, message: Mapping[str, Any], fds: Sequence[int] = ()) -> None:
         packets.send(self._control, message, fds)

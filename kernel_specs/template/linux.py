@@ -5,11 +5,12 @@ Numbers: <sched.h>, <sys/mount.h>, <sys/prctl.h> and <linux/capability.h>.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import fcntl
 import os
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 
 def close_all(fds: Sequence[int]) -> None:
@@ -226,6 +227,25 @@ def close_range(first: int, last: int = LAST_FD) -> None:
         ctypes.c_uint(0),
     )
     _check(done, "close_range")
+
+
+def close_range_but(kept: Iterable[int], *, first: int) -> None:
+    """Close every descriptor from `first` on but those."""
+    for fd in sorted(kept):
+        if fd > first:
+            close_range(first, fd - 1)
+        first = max(first, fd + 1)
+    close_range(first)
+
+
+def enter_groups(gates: Sequence[int]) -> None:
+    """Enter control groups of version 1 by their open `tasks`; this process has one thread.
+
+    The server looks whether it is in them, and moves it, or tells why it cannot be.
+    """
+    for gate in gates:
+        with contextlib.suppress(OSError):
+            os.write(gate, b"0")
 
 
 def loopback_up() -> None:

@@ -17,7 +17,7 @@ import socket
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
@@ -37,8 +37,17 @@ LONGEST_REST_S = 1.0
 
 
 @dataclass(frozen=True)
+class Waiting:
+    """What a fresh child is given: its sandbox's init and its pipe, and where its `Job` comes."""
+
+    init: int
+    done: int
+    link: int
+
+
+@dataclass(frozen=True)
 class Job:
-    """What a fresh child is given: its sandbox and the descriptors from `READY_FD` on.
+    """What a kernel is given: its sandbox, the descriptors from `READY_FD` on, groups to enter.
 
     With `trial` it runs that self-test instead of a kernel.
     """
@@ -47,6 +56,7 @@ class Job:
     ready: int
     ring: int
     output: int
+    gates: Sequence[int] = ()
     trial: dict[str, Any] | None = None
 
 
@@ -57,7 +67,6 @@ class Inheritance:
     files are the descriptors that packages keep open for reading.
     """
 
-    job: Job
     ground: cell.Ground
     loaded: prewarm.Loaded
     files: Sequence[int]
@@ -78,10 +87,10 @@ class Zygote:
         self._children = ChildWatch()
         self._own_pids = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
 
-    def run(self) -> Job | socket.socket | None:
+    def run(self) -> Waiting | socket.socket | None:
         """Serve until the template's init wants no more: None.
 
-        At once in children: the job of a kernel, the link of a successor to this process.
+        At once in children: what a kernel waits for, the link of a successor to this process.
         """
         packets.send(self._control, self._stage.message())
         while True:
@@ -102,13 +111,11 @@ class Zygote:
                 return None
             self._asked = time.monotonic()
             message, fds = received
-            init, pids, done, ready, ring, output = fds
-            sandbox = cell.Joining(message["uid"], init, done)
-            job = Job(sandbox, ready, ring, output, message.get("trial"))
+            init, pids, done, place = fds
             try:
                 pid = self._fork(pids)
                 if pid == 0:
-                    return job
+                    return Waiting(init, done, place)
                 self._report(message["id"], pid)
             except OSError as error:
                 packets.send(
@@ -233,41 +240,42 @@ def main(argv: Sequence[str]) -> int:
         turn = Zygote(control, stage).run()
         if turn is None:
             return 0
-        if isinstance(turn, Job):
+        if isinstance(turn, Waiting):
             control.detach()
-            own_files = prewarm.own_files(files)
-            return _serve(kernel, Inheritance(_arrange(turn), ground, stage.loaded, own_files))
+            inherited = Inheritance(ground, stage.loaded, prewarm.own_files(files))
+            job = _job(turn, inherited.files)
+            return 0 if job is None else _serve(kernel, job, inherited)
         control = turn
         stage = stages.grow(kernel, control, stage)
 
 
-def _arrange(job: Job) -> Job:
-    """Move the descriptors of a kernel to the numbers it expects."""
-
-    def moved(fd: int) -> int:
-        return fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, RING_FD + 1)
-
-    sandbox = job.sandbox
-    arranged = replace(
-        job,
-        sandbox=cell.Joining(sandbox.uid, moved(sandbox.init), moved(sandbox.done)),
-        ready=moved(job.ready),
-        ring=moved(job.ring),
+def _job(waiting: Waiting, files: Sequence[int]) -> Job | None:
+    """Keep nothing of the template but `files`, and wait for what to be; None for nothing."""
+    init, done, link = map(_moved, (waiting.init, waiting.done, waiting.link))
+    linux.close_range_but((*files, init, done, link), first=RING_FD + 1)
+    linux.set_name("kernel-next")
+    with socket.socket(fileno=link) as init_link:
+        received = packets.receive(init_link)
+    if received is None:
+        return None
+    message, fds = received
+    ready, ring, output, *gates = fds
+    return Job(
+        cell.Joining(message["uid"], init, done), ready, ring, output, gates, message["trial"]
     )
+
+
+def _moved(fd: int) -> int:
+    """The same above the numbers that a kernel expects others at."""
+    return fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, RING_FD + 1)
+
+
+def _arrange(job: Job) -> None:
+    """Have the descriptors of a kernel at the numbers it expects."""
     os.dup2(job.output, 1)
     os.dup2(job.output, 2)
-    os.dup2(arranged.ready, READY_FD, inheritable=False)
-    os.dup2(arranged.ring, RING_FD, inheritable=False)
-    return arranged
-
-
-def _close_all_but(files: Sequence[int]) -> None:
-    first = RING_FD + 1
-    for fd in files:
-        if fd > first:
-            linux.close_range(first, fd - 1)
-        first = fd + 1
-    linux.close_range(first)
+    os.dup2(job.ready, READY_FD, inheritable=False)
+    os.dup2(job.ring, RING_FD, inheritable=False)
 
 
 def _try(trial: dict[str, Any], files: Sequence[int]) -> NoReturn:
@@ -278,14 +286,16 @@ def _try(trial: dict[str, Any], files: Sequence[int]) -> NoReturn:
         signal.pause()
 
 
-def _serve(kernel: host.KernelHost, inherited: Inheritance) -> int:
+def _serve(kernel: host.KernelHost, job: Job, inherited: Inheritance) -> int:
     """Enter the sandbox, then serve as the entry point of a cold start does."""
+    linux.set_name("python")
+    _arrange(job)
     try:
-        cell.join(inherited.job.sandbox, inherited.ground)
-        _close_all_but(inherited.files)
-        if inherited.job.trial is not None:
-            _try(inherited.job.trial, inherited.files)
-        linux.set_name("python")
+        linux.enter_groups(job.gates)
+        cell.join(job.sandbox, inherited.ground)
+        linux.close_range_but(inherited.files, first=RING_FD + 1)
+        if job.trial is not None:
+            _try(job.trial, inherited.files)
         signal.signal(signal.SIGINT, signal.default_int_handler)
         sys.argv = [""]
         boot = config.load(CONNECTION_FILE)

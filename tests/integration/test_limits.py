@@ -17,8 +17,10 @@ import pytest
 
 from kernel_mcp.config.settings import Limits
 from kernel_mcp.config.values import MIB
+from kernel_mcp.limits.group import KernelGroup
 from kernel_mcp.limits.groups import GroupsUnavailable, GroupTree
 from kernel_mcp.limits.manager import ResourceManager
+from kernel_mcp.linux import cgroupfs
 from kernel_mcp.linux.cgroupfs import find_hierarchies
 from tests.integration.agent import ANALYSIS, agent
 from tests.integration.bombs import FILL_DISK, FORK_BOMB, HUNGRY_CHILDREN, THREAD_BOMB, ZIP_BOMB
@@ -195,6 +197,26 @@ async def test_usage_covers_all_processes_and_those_that_ended(may_have_groups: 
         after = kernel.handle.usage()
         assert 0.9 < after.cpu_s - before.cpu_s < 2
         assert 10 * MIB < after.memory_bytes < 200 * MIB
+
+
+async def test_all_of_a_forked_kernel_is_in_all_of_its_groups(may_have_groups: None) -> None:
+    async with limited_kernel(SMALL, forked=True) as kernel:
+        await kernel.run("import subprocess, threading\nchild = subprocess.Popen(['sleep', '60'])")
+        group = kernel.handle.limits.group
+        assert group is not None
+        known = kernel.handle.process.pids
+        found = [set(cgroupfs.processes(folder)) for folder in group._places()]
+        assert all(members.issuperset(known) and len(members) == 3 for members in found), found
+
+
+async def test_a_kernel_that_cannot_enter_its_groups_is_moved(
+    may_have_groups: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(KernelGroup, "gates", lambda _group: [os.open(os.devnull, os.O_WRONLY)])
+    async with limited_kernel(SMALL, forked=True) as kernel:
+        group = kernel.handle.limits.group
+        assert group is not None
+        assert group.processes() == sorted(kernel.handle.process.pids)
 
 
 async def test_processors_are_limited_by_their_number(may_have_groups: None) -> None:

@@ -83,6 +83,7 @@ class FakeGroups:
             content |= {"cgroup.type": "domain\n", "cpu.stat": "usage_usec 2500000\n"}
             self._offer(folder, passed)
         else:
+            content |= {"tasks": ""}
             point = next(point for point in self.v1 if folder.is_relative_to(point))
             for name in self.v1[point]:
                 content |= V1_FILES[name]

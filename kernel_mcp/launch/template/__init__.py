@@ -281,21 +281,26 @@ class TemplateLauncher:
             channel.give(theirs)
             way = self._network.way()
             undo.callback(way.close)
-            inherited = (channel.guest_fd, ring.guest_fd())
-            process = await self._start(
-                template,
-                request,
-                folder,
-                identity,
-                inherited,
-                stage=proof.stage,
-                way=way,
-                covers=since != ALL,
-            )
+            with ExitStack() as sent:
+                gates = await limits.gates()
+                sent.callback(linux.close_all, gates)
+                process = await self._start(
+                    template,
+                    request,
+                    folder,
+                    identity,
+                    (channel.guest_fd, ring.guest_fd()),
+                    gates=gates,
+                    stage=proof.stage,
+                    way=way,
+                    covers=since != ALL,
+                )
             own.push_async_callback(process.aclose)
             process.explain, limits.kill = limits.explain, process.kill
-            limits.admit(process.pids)
+            if not gates:
+                limits.admit(process.pids)
             await process.ready(channel, READY_S)
+            limits.admit(process.pids)
             way.take()
             inspect = partial(
                 self._inspector.inspect,
@@ -351,12 +356,12 @@ class TemplateLauncher:
         trial: Mapping[str, Any] | None = None,
         way: Way | None = None,
         *,
+        gates: Sequence[int] = (),
         stage: int = 0,
         covers: bool = True,
     ) -> ConfinedProcess:
         with ExitStack() as sent, ExitStack() as undo:
-            for fd in inherited:
-                sent.callback(os.close, fd)
+            sent.callback(linux.close_all, inherited)
             read, write = os.pipe2(os.O_CLOEXEC)
             undo.callback(os.close, read)
             sent.callback(os.close, write)
@@ -369,12 +374,14 @@ class TemplateLauncher:
                 "tmp_bytes": request.limits.tmp_bytes,
                 "places": places,
                 "trial": trial,
+                "gates": len(gates),
+                "ahead": trial is None and not request.spare,
             }
             if way is not None and way.places:
                 message["listen"] = way.places
                 trees.append(way.guest())
                 sent.callback(os.close, trees[-1])
-            fork = await template.fork(message, [*inherited, write, *trees], stage)
+            fork = await template.fork(message, [*inherited, write, *gates, *trees], stage)
             undo.pop_all()
             return ConfinedProcess(Forked(fork, StderrTail(read, asyncio.get_running_loop())))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import os
 import signal
@@ -231,6 +232,8 @@ class TemplateProcess:
 
     def _stop(self) -> None:
         self.usable, self._stopped = False, True
+        with contextlib.suppress(OSError):  # it has ended, or was hung up on
+            packets.send(self._control, {"op": "rest"})
         for event in (self._can_fork, self._stocked, self._whole):
             event.set()
 

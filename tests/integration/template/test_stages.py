@@ -215,7 +215,7 @@ async def test_a_zygote_that_ends_while_another_imports_is_replaced(
     library = Library(tmp_path)
     async with bench(ready=False) as b:
         b.launcher.prepare(library.environment, ("gated", "colorsys"))
-        kernel = await b.forked(environment=library.environment)
+        kernel = await b.forked(environment=library.environment, spare=True)
         first = template(b, library.environment)
         for zygote in named("kernel-template", below=os.getpid()):
             with suppress(ProcessLookupError):  # which ends with the one before

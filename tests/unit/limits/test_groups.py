@@ -14,6 +14,7 @@ from kernel_mcp.config.values import GIB, MIB
 from kernel_mcp.limits.groups import GroupsUnavailable, GroupTree, remove_recorded
 from kernel_mcp.linux import cgroupfs
 from kernel_mcp.linux.cgroupfs import find_hierarchies
+from kernel_specs.template import linux
 from tests.unit.fake_cgroups import FakeGroups
 
 NAME = "kernel-mcp-1-abcd"
@@ -37,6 +38,42 @@ def died(tree: GroupTree) -> None:
 
 def all_groups(groups: FakeGroups) -> list[Path]:
     return [path for path in groups.root.rglob(f"{NAME}*") if path.is_dir()]
+
+
+def test_groups_of_version_1_are_entered_by_gates(groups: FakeGroups) -> None:
+    folders = [groups.mount_v1("memory"), groups.mount_v1("cpu", "cpuacct")]
+    group = tree_of(groups).kernel("k-1")
+    group.make(LIMITS)
+    assert group.gated
+    gates = group.gates()
+    assert [Path(f"/proc/self/fd/{fd}").readlink() for fd in gates] == [
+        folder / NAME / "k-1" / "tasks" for folder in folders
+    ]
+    assert not any(map(os.get_inheritable, gates))
+    linux.enter_groups(gates)
+    linux.close_all(gates)
+    assert {(folder / NAME / "k-1" / "tasks").read_text() for folder in folders} == {"0"}
+
+
+def test_gates_that_cannot_all_be_had_are_given_back(groups: FakeGroups) -> None:
+    groups.mount_v1("memory")
+    second = groups.mount_v1("pids")
+    group = tree_of(groups).kernel("k-1")
+    group.make(LIMITS)
+    (second / NAME / "k-1" / "tasks").unlink()
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    with pytest.raises(FileNotFoundError):
+        group.gates()
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
+
+
+def test_a_group_of_version_2_takes_what_is_moved_into_it(groups: FakeGroups) -> None:
+    groups.mount_v1("cpuacct")
+    groups.mount_v2("memory pids", root=True)
+    group = tree_of(groups).kernel("k-1")
+    group.make(LIMITS)
+    assert not group.gated
+    assert [Path(each).name for each in group.entry()[-2:]] == ["tasks", "cgroup.procs"]
 
 
 def test_version_1_limits_every_controller_in_its_own_tree(groups: FakeGroups) -> None:

@@ -99,7 +99,7 @@ async def test_processes_start_in_their_group(groups: FakeGroups, workspace: Pat
     started = limits.command(SandboxCommand(argv=["bwrap", "x"], pass_fds=[], env={}))
     assert started.argv[0] == "/bin/sh"
     assert list(started.argv[-2:]) == ["bwrap", "x"]
-    assert str(groups.root / "memory" / "kernel-mcp-1-x" / "k-1" / "cgroup.procs") in started.argv
+    assert str(groups.root / "memory" / "kernel-mcp-1-x" / "k-1" / "tasks") in started.argv
 
 
 async def test_a_folder_that_is_not_there_leaves_no_group(
