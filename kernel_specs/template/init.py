@@ -222,7 +222,7 @@ class TemplateInit:
         self._ahead_at = math.inf
         if self._next is None and self._zygote is not None:
             with contextlib.suppress(OSError):  # a request that needs one says it
-                self._next = self._pair(self._zygote)
+                self._next = self._pair(self._zygote, ahead=True)
 
     def _rest(self) -> None:
         """Have nothing wait for a request."""
@@ -313,7 +313,7 @@ class TemplateInit:
         ahead = request.get("ahead") is True and self._whole
         self._ahead_at = time.monotonic() + REST_S if ahead else math.inf
 
-    def _pair(self, zygote: socket.socket) -> _Session:
+    def _pair(self, zygote: socket.socket, *, ahead: bool = False) -> _Session:
         """An init and a process of the zygote's in a new pid namespace, which wait for a request.
 
         Raises OSError.
@@ -344,7 +344,7 @@ class TemplateInit:
                 pids = os.open("/proc/self/ns/pid_for_children", os.O_RDONLY | os.O_CLOEXEC)
                 sent.callback(os.close, pids)
                 fds = [session.init_pidfd, pids, done_read, ends[1].fileno()]
-                packets.send(zygote, {"id": session.number}, fds)
+                packets.send(zygote, {"id": session.number, "ahead": ahead}, fds)
             except BaseException:
                 self._over(session)
                 raise

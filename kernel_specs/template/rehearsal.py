@@ -59,12 +59,17 @@ def live(app: Any) -> None:
     Nothing is left but what Python remembers of its code. Raises what goes wrong in it.
     """
     for _ in range(LIVES):
-        with tempfile.TemporaryDirectory() as folder, _restored(app), forgetting(app.shell):
-            _live_once(app, Path(folder))
+        once_more(app)
     immortal.keep()
 
 
-def _live_once(app: Any, folder: Path) -> None:
+def once_more(app: Any) -> None:
+    """The same once: a process that waits to be a kernel has the pages then that one writes to."""
+    with tempfile.TemporaryDirectory() as folder, _restored(app), forgetting(app.shell):
+        _live(app, Path(folder))
+
+
+def _live(app: Any, folder: Path) -> None:
     connection = folder / "connection.json"
     connection.write_text(json.dumps(_connection(folder)))
     host, guest = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)

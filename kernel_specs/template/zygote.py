@@ -24,7 +24,7 @@ from typing import Any, NoReturn
 
 from kernel_specs import selftest
 from kernel_specs.restricted import config, confine, host
-from kernel_specs.template import cell, linux, packets, prewarm, stages
+from kernel_specs.template import cell, linux, packets, prewarm, rehearsal, stages
 from kernel_specs.template.init import RESERVED_FDS, ChildWatch
 
 CONNECTION_FILE = Path("/run/kernel/connection.json")
@@ -38,11 +38,15 @@ LONGEST_REST_S = 1.0
 
 @dataclass(frozen=True)
 class Waiting:
-    """What a fresh child is given: its sandbox's init and its pipe, and where its `Job` comes."""
+    """What a fresh child is given: its sandbox's init and its pipe, and where its `Job` comes.
+
+    `ahead` of which it has time.
+    """
 
     init: int
     done: int
     link: int
+    ahead: bool
 
 
 @dataclass(frozen=True)
@@ -115,7 +119,7 @@ class Zygote:
             try:
                 pid = self._fork(pids)
                 if pid == 0:
-                    return Waiting(init, done, place)
+                    return Waiting(init, done, place, message["ahead"])
                 self._report(message["id"], pid)
             except OSError as error:
                 packets.send(
@@ -243,16 +247,18 @@ def main(argv: Sequence[str]) -> int:
         if isinstance(turn, Waiting):
             control.detach()
             inherited = Inheritance(ground, stage.loaded, prewarm.own_files(files))
-            job = _job(turn, inherited.files)
+            job = _job(kernel, turn, inherited)
             return 0 if job is None else _serve(kernel, job, inherited)
         control = turn
         stage = stages.grow(kernel, control, stage)
 
 
-def _job(waiting: Waiting, files: Sequence[int]) -> Job | None:
-    """Keep nothing of the template but `files`, and wait for what to be; None for nothing."""
+def _job(kernel: host.KernelHost, waiting: Waiting, inherited: Inheritance) -> Job | None:
+    """Keep nothing of the template but files, and wait for what to be; None for nothing."""
     init, done, link = map(_moved, (waiting.init, waiting.done, waiting.link))
-    linux.close_range_but((*files, init, done, link), first=RING_FD + 1)
+    linux.close_range_but((*inherited.files, init, done, link), first=RING_FD + 1)
+    if waiting.ahead and stages.REHEARSAL not in inherited.loaded.missing:
+        rehearsal.once_more(kernel._app)
     linux.set_name("kernel-next")
     with socket.socket(fileno=link) as init_link:
         received = packets.receive(init_link)
