@@ -248,6 +248,11 @@ class TemplateLauncher:
             undo.callback(self._sandbox.release, identity)
             folder = self._runs.fresh()
             undo.push_async_callback(remove_folder, folder)
+            # its group is made in a thread meanwhile
+            limits = self._resources.open(
+                request.limits, request.workspace, folder, request.session
+            )
+            undo.push_async_callback(limits.aclose)
             connection = ConnectionInfo(ip=f"{folder}/k", key=secrets.token_hex(32))
             paths = self._sandbox.guest_paths(request.workspace, folder)
             if identity is not None:
@@ -267,10 +272,6 @@ class TemplateLauncher:
                 rundir.BOOT_FILE: boot,
             }
             write_boot_files(folder, contents, identity)
-            limits = self._resources.open(
-                request.limits, request.workspace, folder, request.session
-            )
-            undo.push_async_callback(limits.aclose)
             channel = ReadinessChannel()
             undo.callback(channel.close)
             ring = OutputRing()
