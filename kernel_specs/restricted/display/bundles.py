@@ -355,13 +355,17 @@ class DisplayHook(ZMQShellDisplayHook):
 class Formatter(DisplayFormatter):
     """Formats objects of some libraries as more than their page."""
 
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self._figures = figures.Figures()
+
     def format(self, obj: Any, include: Any = None, exclude: Any = None) -> Any:
         """Bundle and metadata of an object."""
         if include is None and self._only_as_text(obj):
             return super().format(obj, _TEXT, exclude)
         root = _library(obj)
         if root == "matplotlib" and hasattr(obj, "get_size_inches"):
-            with figures.pictured(obj):
+            with self._figures.pictured(obj):
                 data, metadata = super().format(obj, include, exclude)
             if "image/png" in data and (chart := charts.chart_of(obj)):
                 data = {**data, "text/plain": charts.words(chart), charts.CHART: chart}

@@ -13,10 +13,13 @@ import struct
 import sys
 import zlib
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
-from kernel_specs.restricted.display.placing import is_placed_undrawn, own_axes
+from kernel_specs.restricted.display.having import having
+from kernel_specs.restricted.display.placing import is_placed_undrawn
+from kernel_specs.restricted.display.texts import Texts
+from kernel_specs.restricted.display.ticks import quickened
 
 MOST_PIXELS = 24_000_000
 """Pixels of a figure as it is sent; the server decodes no more."""
@@ -29,16 +32,24 @@ _UP = 2
 long as all else takes, and its files are no smaller."""
 _INCH = 0.0254
 _RGBA = (8, 6, 0, 0, 0)
-_SEEKS_HEIGHTS = (3, 11)
-"""The version of matplotlib that reads the height of its font anew for each text."""
 
 
-@contextmanager
-def pictured(figure: Any) -> Iterator[None]:
-    """Make pictures of a matplotlib figure in little time, with at most `MOST_PIXELS`."""
-    canvas = figure.canvas
-    with _uncollected(), bounded(figure), _placed(figure), _measured_once(canvas), _packed(canvas):
-        yield
+class Figures:
+    """Pictures of figures, and what is remembered from one to the next."""
+
+    def __init__(self) -> None:
+        self._texts = Texts()
+
+    @contextmanager
+    def pictured(self, figure: Any) -> Iterator[None]:
+        """Make pictures of a matplotlib figure in little time, with at most `MOST_PIXELS`."""
+        agg = _agg_of(figure.canvas)
+        with _uncollected(), bounded(figure), ExitStack() as held:
+            if agg is not None:
+                held.enter_context(_placed(figure, agg))
+                held.enter_context(self._texts.known_to(figure.canvas, agg))
+                held.enter_context(_packed(figure.canvas, agg))
+            yield
 
 
 @contextmanager
@@ -68,19 +79,6 @@ def bounded(figure: Any) -> Iterator[None]:
             figure.dpi = dpi
 
 
-@contextmanager
-def _having(owner: Any, name: str, function: Any) -> Iterator[None]:
-    """Let an object have a function of its own, unless it has one already."""
-    if name in vars(owner):
-        yield
-        return
-    setattr(owner, name, function)
-    try:
-        yield
-    finally:
-        vars(owner).pop(name, None)
-
-
 def _agg_of(canvas: Any) -> Any:
     """The module that draws pixels, for a canvas of its very own kind; else None."""
     agg: Any = sys.modules.get("matplotlib.backends.backend_agg")
@@ -88,16 +86,11 @@ def _agg_of(canvas: Any) -> Any:
 
 
 @contextmanager
-def _placed(figure: Any) -> Iterator[None]:
+def _placed(figure: Any, agg: Any) -> Iterator[None]:
     """Leave a drawing out that has no output, where all finds its place without it.
 
     There ticks are set once to look for the box, and once to draw.
     """
-    agg = _agg_of(figure.canvas)
-    if agg is None:
-        yield
-        return
-
     placed = False
     with ExitStack() as ticks:
 
@@ -106,9 +99,9 @@ def _placed(figure: Any) -> Iterator[None]:
             ticks.close()
             idle = isinstance(renderer, agg.RendererAgg) and "draw_path" in vars(renderer)
             was_placed, placed = placed, idle and is_placed_undrawn(figure)
-            for axis in own_axes(figure) if placed or was_placed else ():
-                update = functools.cache(axis._update_ticks)
-                ticks.enter_context(_having(axis, "_update_ticks", update))
+            if placed or was_placed:
+                for held in quickened(figure):
+                    ticks.enter_context(held)
             if not placed:
                 return type(figure).draw(figure, renderer)
             for axes in figure.axes:  # as a drawing begins; what looks for the box does the rest
@@ -117,103 +110,12 @@ def _placed(figure: Any) -> Iterator[None]:
                 axes.viewLim  # noqa: B018  # limits that wait for the data are set
             return None
 
-        with _having(figure, "draw", draw):
+        with having(figure, "draw", draw):
             yield
 
 
-@contextmanager
-def _measured_once(canvas: Any) -> Iterator[None]:
-    """Find fonts and measure texts once for all renderers of a canvas."""
-    agg = _agg_of(canvas)
-    if agg is None:
-        yield
-        return
-    known: dict[Any, Any] = {}
-
-    class Measuring(agg.RendererAgg):  # type: ignore[misc, name-defined]
-        def get_text_width_height_descent(self, s: str, prop: Any, ismath: Any) -> Any:
-            key = s, prop, ismath, self.dpi
-            if key not in known:
-                measured = super().get_text_width_height_descent(s, prop, ismath)
-                known[s, prop.copy(), ismath, self.dpi] = measured
-            return known[key]
-
-    made: list[Any] = []
-    get = canvas.get_renderer
-
-    def get_renderer(*args: Any, **options: Any) -> Any:
-        renderer = get(*args, **options)
-        if type(renderer) is agg.RendererAgg:
-            renderer.__class__ = Measuring
-            made.append(renderer)
-        return renderer
-
-    try:
-        with _having(canvas, "get_renderer", get_renderer), _found_once(), _heights_once():
-            yield
-    finally:
-        for renderer in made:
-            renderer.__class__ = agg.RendererAgg
-
-
-def _found_once() -> AbstractContextManager[None]:
-    """Find the files of a font once."""
-    fonts = sys.modules["matplotlib.font_manager"].fontManager
-    find = getattr(fonts, "_find_fonts_by_props", None)
-    if find is None:
-        return nullcontext()
-    known: dict[Any, Any] = {}
-
-    def find_fonts(prop: Any, *args: Any, **options: Any) -> Any:
-        if args or options or isinstance(prop, str):
-            return find(prop, *args, **options)
-        if prop not in known:
-            known[prop.copy()] = find(prop)
-        return known[prop]
-
-    return _having(fonts, "_find_fonts_by_props", find_fonts)
-
-
-class _Font:
-    """A font whose tables are read once."""
-
-    def __init__(self, font: Any) -> None:
-        self._font = font
-        self.get_sfnt_table = functools.cache(font.get_sfnt_table)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._font, name)
-
-
-@contextmanager
-def _heights_once() -> Iterator[None]:
-    """Read the heights of a font once."""
-    text: Any = sys.modules["matplotlib.text"]
-    get = sys.modules["matplotlib.font_manager"].get_font
-    version = getattr(sys.modules["matplotlib"], "__version_info__", ())[:2]
-    if version != _SEEKS_HEIGHTS or text.get_font is not get:
-        yield
-        return
-    known: dict[Any, _Font] = {}
-
-    def get_font(paths: Any) -> _Font:
-        key = tuple(paths)
-        if key not in known:
-            known[key] = _Font(get(paths))
-        return known[key]
-
-    text.get_font = get_font
-    try:
-        yield
-    finally:
-        text.get_font = get
-
-
-def _packed(canvas: Any) -> AbstractContextManager[None]:
+def _packed(canvas: Any, agg: Any) -> AbstractContextManager[None]:
     """Have a canvas write the same pixels as a PNG that is packed in less time."""
-    agg = _agg_of(canvas)
-    if agg is None:
-        return nullcontext()
     write = canvas.print_png
 
     @functools.wraps(write)
@@ -227,7 +129,7 @@ def _packed(canvas: Any) -> AbstractContextManager[None]:
         pixels = numpy.asarray(canvas.buffer_rgba())
         target.writelines(_png(numpy, pixels, canvas.figure.dpi, said))
 
-    return _having(canvas, "print_png", print_png)
+    return having(canvas, "print_png", print_png)
 
 
 def _png(numpy: Any, pixels: Any, dpi: float, software: str) -> Iterator[bytes]:
