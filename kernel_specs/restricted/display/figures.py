@@ -1,8 +1,8 @@
 """Figures of matplotlib become pictures with the same pixels in less time.
 
 `print_figure` draws a figure twice: without any output, to find its bounding box, then again. Here
-the first time is left out where the box is found without it, texts are measured once for both, and
-PNG is packed lightly. All of this ends with the picture: `savefig` of code is as it is.
+the first time is left out where the box is found without it, ticks and texts take less, and PNG is
+packed lightly. All of this ends with the picture: `savefig` of code is as it is.
 """
 
 from __future__ import annotations

@@ -57,17 +57,19 @@ class Texts:
 
     def _renderer(self, agg: Any) -> Any:
         """The kind of renderers for one figure."""
-        sizes, layouts, formulas = self._sizes, self._layouts, Known()
+        sizes, layouts, own = self._sizes, self._layouts, Known()
 
         class Renderer(agg.RendererAgg):  # type: ignore[misc]
             def get_text_width_height_descent(self, s: str, prop: Any, ismath: Any) -> Any:
-                measure = super().get_text_width_height_descent
                 if ismath:
-                    key, known = (s, prop.copy(), ismath, self.dpi), formulas
+                    key, known = (s, prop.copy(), ismath, self.dpi), own
                 else:
-                    key, known = (s, *self._as_set(super()._prepare_font(prop), prop)), sizes
+                    font = super()._prepare_font(prop)
+                    key = s, *self._as_set(font, prop)
+                    known = sizes if key in sizes or _has_all(font, s) else own
                 if key not in known:
-                    known.remember(key, measure(s, prop, ismath))
+                    measured = super().get_text_width_height_descent(s, prop, ismath)
+                    known.remember(key, measured)
                 return known[key]
 
             def _prepare_font(self, font_prop: Any) -> Any:
@@ -89,6 +91,11 @@ class Texts:
         return Renderer
 
 
+def _has_all(font: Any, text: str) -> bool:
+    """Whether it has the characters of a text: each figure warns of those that it lacks."""
+    return all(font.get_char_index(ord(each)) for each in text)
+
+
 class _Prepared:
     """A font that lays a text out once, as it is set."""
 
@@ -102,12 +109,9 @@ class _Prepared:
         if features is not None or language is not None:
             return self._font._layout(text, flags=flags, features=features, language=language)
         key = text, *self._as_set
-        items = self._layouts.get(key)
-        if items is None:
-            items = self._font._layout(text, flags=flags)
-            if all(item.glyph_index for item in items):  # it warns of each that a font lacks
-                self._layouts.remember(key, items)
-        return items
+        if key not in self._layouts:
+            self._layouts.remember(key, self._font._layout(text, flags=flags))
+        return self._layouts[key]
 
 
 class _Sized:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
+from copy import deepcopy
+from types import SimpleNamespace
 from typing import Any
 
 from kernel_specs.restricted.display.having import having
@@ -21,6 +24,7 @@ def quickened(figure: Any) -> Iterator[AbstractContextManager[None]]:
     for axes in figure.axes:
         for axis in (axes.xaxis, axes.yaxis):
             yield having(axis, "_get_tick", _copying(axis._get_tick))
+            yield having(axis, "_copy_tick_props", _with_markers_shared(axis._copy_tick_props))
     for axis in own_axes(figure):
         update = functools.cache(axis._update_ticks)
         yield having(axis, "_update_ticks", update)
@@ -70,3 +74,23 @@ def _copy_artist(artist: Any) -> Any:
     if attributes["_sticky_edges"] is not None:  # before matplotlib 3.11
         attributes["_sticky_edges"] = type(artist._sticky_edges)([], [])
     return copied
+
+
+def _with_markers_shared(copy_props: Callable[[Any, Any], None]) -> Callable[[Any, Any], None]:
+    """Copy what ticks look like without the parts of their markers, which nothing changes."""
+    markers: Any = sys.modules["matplotlib.markers"]
+    usual, sharing = markers.copy, SimpleNamespace(deepcopy=_copy_marker)
+
+    def copy_tick_props(src: Any, dest: Any) -> None:
+        markers.copy = sharing
+        try:
+            copy_props(src, dest)
+        finally:
+            markers.copy = usual
+
+    return copy_tick_props
+
+
+def _copy_marker(attributes: dict[str, Any]) -> dict[str, Any]:
+    plain = isinstance(attributes["_marker"], int | str) and attributes["_user_transform"] is None
+    return dict(attributes) if plain else deepcopy(attributes)
