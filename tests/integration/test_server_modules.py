@@ -16,7 +16,9 @@ pytestmark = pytest.mark.anyio
 UNWANTED = {"IPython", "ipykernel", "jupyter_client", "jupyter_core", "tornado", "traitlets", "zmq"}
 AT_FIRST_USE = {"PIL", "difflib", "nbformat", "packaging", "platformdirs", "tomli", "tomllib"}
 """What a server without settings needs for some requests only."""
-LIBRARIES = re.compile(r"zmq|sodium|tornado|traitlets|jupyter", re.IGNORECASE)
+OF_THE_SDK = {"click", "h11", "httpcore2", "idna", "python_multipart", "sse_starlette", "uvicorn"}
+"""What comes with HTTP and clients of the SDK."""
+LIBRARIES = re.compile(r"zmq|sodium|tornado|traitlets|jupyter|cryptography", re.IGNORECASE)
 IMPORT_EVERYTHING = """
 import importlib, pkgutil, sys, kernel_mcp
 for module in pkgutil.walk_packages(kernel_mcp.__path__, "kernel_mcp."):
@@ -54,7 +56,7 @@ async def test_a_server_that_has_run_cells_has_loaded_no_more_than_it_used(
         if line.startswith("import time:")
     }
     assert {"mcp", "kernel_mcp"} <= imported
-    assert imported & (UNWANTED | AT_FIRST_USE) == set()
+    assert imported & (UNWANTED | AT_FIRST_USE | OF_THE_SDK) == set()
     mapped = {line.split(maxsplit=5)[5] for line in maps.splitlines() if line.count("/")}
     assert any("_asyncio" in path for path in mapped), mapped
     assert [path for path in mapped if LIBRARIES.search(path)] == []
