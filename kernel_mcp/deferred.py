@@ -7,16 +7,11 @@ sixth of a server's memory: that is imported when it is first used.
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from importlib import import_module
-from importlib.abc import Loader, MetaPathFinder
-from importlib.machinery import ModuleSpec
-from types import ModuleType
-from typing import Any
 
 from pydantic import BaseModel
+
+from kernel_mcp.later import deferring
 
 UNUSED = (
     "cryptography",
@@ -31,96 +26,6 @@ UNUSED = (
     "starlette",
 )
 """What the SDK takes names from that a server on pipes does not use."""
-
-
-class Later:
-    """A name of a module that is imported when the name is used: called, looked into, inherited."""
-
-    def __init__(self, finder: Deferring, module: str, name: str) -> None:
-        self._finder, self._module, self._name = finder, module, name
-
-    def _found(self) -> Any:
-        self._finder.end()
-        return getattr(import_module(self._module), self._name)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._found(), name)
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self._found()(*args, **kwargs)
-
-    def __getitem__(self, key: Any) -> Any:
-        return self._found()[key]
-
-    def __or__(self, other: Any) -> Any:
-        return self._found() | other
-
-    def __ror__(self, other: Any) -> Any:
-        return other | self._found()
-
-    def __mro_entries__(self, _bases: tuple[Any, ...]) -> tuple[Any, ...]:
-        return (self._found(),)
-
-    def __instancecheck__(self, instance: Any) -> bool:
-        return isinstance(instance, self._found())
-
-
-class _Unopened(ModuleType):
-    """Stands for a module: its names are `Later`, and those of the module once it is imported."""
-
-    finder: Deferring
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        later = Later(self.finder, self.__name__, name)
-        return later if self.finder in sys.meta_path else later._found()
-
-
-class Deferring(MetaPathFinder, Loader):
-    """Finds modules of some packages without opening a file, until the first use of one."""
-
-    def __init__(self, packages: Sequence[str]) -> None:
-        self._packages = frozenset(packages)
-        self._modules: list[_Unopened] = []
-
-    def find_spec(self, name: str, _path: Any, _target: Any = None) -> ModuleSpec | None:
-        """See `MetaPathFinder`."""
-        parts = name.split(".")
-        above = {".".join(parts[:count]) for count in range(1, len(parts) + 1)}
-        return ModuleSpec(name, self, is_package=True) if above & self._packages else None
-
-    def create_module(self, spec: ModuleSpec) -> ModuleType:
-        """See `Loader`."""
-        module = _Unopened(spec.name)
-        module.finder = self
-        self._modules.append(module)
-        return module
-
-    def exec_module(self, _module: ModuleType) -> None:
-        """See `Loader`."""
-
-    def end(self) -> None:
-        """Have whoever imports one of the modules from now on get it as it is."""
-        if self in sys.meta_path:
-            sys.meta_path.remove(self)
-        while self._modules:
-            module = self._modules.pop()
-            sys.modules.pop(module.__name__, None)
-            package, _, name = module.__name__.rpartition(".")
-            vars(sys.modules.get(package, module)).pop(name, None)
-
-
-@contextmanager
-def deferring(*packages: str) -> Iterator[None]:
-    """Within this block whatever is first imported of these packages is not, until it is used."""
-    finder = Deferring(packages)
-    sys.meta_path.insert(0, finder)
-    try:
-        yield
-    finally:
-        finder.end()
-
 
 BaseModel.model_config["defer_build"] = True
 with deferring(*UNUSED):

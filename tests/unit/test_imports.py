@@ -17,7 +17,7 @@ PACKAGES = ("kernel_mcp", "kernel_specs")
 ROOMS = (
     ("records",),
     ("errors",),
-    ("barriers",),
+    ("barriers", "later"),
     ("telemetry",),
     ("linux",),
     ("config",),

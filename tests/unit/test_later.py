@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from kernel_mcp import start
-from kernel_mcp.deferred import UNUSED, Later, deferring
+from kernel_mcp.later import Later, deferring
 
 HEAVY = """
 class Base:
@@ -81,13 +81,15 @@ def test_a_server_on_pipes_imports_nothing_of_http_and_clients() -> None:
         "with start._imports(start.SERVER, start.DEFERRED, start.PROTOCOL, start.TOOLS) as rest:\n"
         "    rest[start.TOOLS].result()\n"
         "import sys\n"
-        "print(*sys.modules)\n"
+        "from kernel_mcp.deferred import UNUSED\n"
+        "loaded = set(sys.modules)\n"
+        "print(*sorted(loaded))\n"
+        "assert loaded.isdisjoint({*UNUSED, 'click', 'sse_starlette', 'uvicorn'})\n"
         "from mcp import ClientSession\n"
         "from mcp.server.lowlevel.server import StreamableHTTPSessionManager\n"
         "assert ClientSession.send_ping\n"
         "assert StreamableHTTPSessionManager.run\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    found = set(done.stdout.split())
-    assert {"mcp.server.mcpserver", start.PROTOCOL} <= found
-    assert found & {*UNUSED, "click", "sse_starlette", "uvicorn"} == set()
+    run = [sys.executable, "-c", code]
+    done = subprocess.run(run, stdout=subprocess.PIPE, text=True, check=True)
+    assert {"mcp.server.mcpserver", start.PROTOCOL} <= set(done.stdout.split())
