@@ -25,7 +25,7 @@ from kernel_mcp.errors import LaunchError
 from kernel_mcp.kernels.wire import MAX_MESSAGE_BYTES, Message, Overload, Wire, WireError
 from kernel_mcp.launch.base import ConnectionInfo, take_no_descriptors
 from kernel_mcp.records import dataclass
-from kernel_specs.restricted.wire.zmtp import Decoder, ProtocolError, encode, opening
+from kernel_specs.restricted.wire.zmtp import GREETING, Decoder, ProtocolError, encode, ready
 
 READ_BYTES = 128 * 1024
 MAX_WAITING_BYTES = 64 * MIB
@@ -46,16 +46,20 @@ class Connection:
         *,
         max_bytes: int,
         loop: asyncio.AbstractEventLoop,
+        opened: bool = False,
     ) -> None:
         """`place` is where the kernel listens, or a socket whose other end it has; taken over.
 
-        Over that `opening` was sent.
+        Where that is `opened`, `opening` was sent. Other kernels hang up on who does not wait for
+        their handshake.
         """
         self.unread = False
         self._loop = loop
         self._decoder = Decoder(max_bytes)
         self._held: list[bytes] = []
-        """Messages for after the handshake."""
+        """Messages for after the handshake; first the subscription to all topics."""
+        if socket_type == b"SUB" and not opened:
+            self._held.append(encode([b"\x01"]))
         self._out = bytearray()
         self._writing = False
         if isinstance(place, str):
@@ -66,7 +70,8 @@ class Connection:
         try:
             if isinstance(place, str):
                 self._socket.connect(place)
-                self._write(opening(socket_type))
+            if not opened:
+                self._write(GREETING + ready(socket_type))
         except BaseException:
             self._socket.close()
             raise
@@ -303,11 +308,12 @@ class Channels(KernelChannels):
         hearer: Hearer,
         *,
         ends: Sequence[socket.socket] = (),
+        opened: bool = False,
         floods: Floods | None = None,
         wire: Wire | None = None,
     ) -> None:
-        """`ends` are sockets for shell, control and iopub, to be used instead of connecting, over
-        which `opening` was sent.
+        """`ends` are sockets for shell, control and iopub, to be used instead of connecting; where
+        they are `opened`, `opening` was sent over them.
 
         `floods` are those of all kernels that the loop reads.
         """
@@ -320,9 +326,9 @@ class Channels(KernelChannels):
         self._timers: dict[str, asyncio.TimerHandle] = {}
         ports = (connection.shell_port, connection.control_port, connection.iopub_port)
         shell, control, iopub = ends or map(connection.path, ports)
-        self._open("shell", b"DEALER", shell)
-        self._open("control", b"DEALER", control)
-        self._open("iopub", b"SUB", iopub)
+        self._open("shell", b"DEALER", shell, opened=opened)
+        self._open("control", b"DEALER", control, opened=opened)
+        self._open("iopub", b"SUB", iopub, opened=opened)
 
     def send(
         self,
@@ -381,10 +387,12 @@ class Channels(KernelChannels):
         for channel in list(self._lines):
             self._hang_up(channel)
 
-    def _open(self, channel: Channel, kind: bytes, place: str | socket.socket) -> None:
+    def _open(
+        self, channel: Channel, kind: bytes, place: str | socket.socket, *, opened: bool
+    ) -> None:
         limit = MAX_MESSAGE_BYTES + OVERHEAD_BYTES
         try:
-            line = Connection(place, kind, max_bytes=limit, loop=self._loop)
+            line = Connection(place, kind, max_bytes=limit, loop=self._loop, opened=opened)
         except OSError as error:
             self._loop.call_soon(self._break, f"its {channel} channel cannot be opened: {error}")
             return

@@ -264,7 +264,10 @@ class Kernel:
 
     def _open(self, hearer: Hearer) -> KernelChannels:
         handle = self.handle
-        return Channels(handle.connection, hearer, ends=handle.channels, floods=self._floods)
+        ends = handle.channels
+        return Channels(
+            handle.connection, hearer, ends=ends, opened=bool(ends), floods=self._floods
+        )
 
     async def ready(self, timeout: float) -> None:
         """Wait until no output can be lost; `timeout` in seconds. Raises LaunchError."""

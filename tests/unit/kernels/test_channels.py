@@ -109,12 +109,31 @@ async def test_requests_wait_for_the_handshake_and_keep_their_order(peer: Peer) 
     connection.close()
 
 
+@pytest.mark.parametrize("connected", [False, True], ids=["a path", "a socket"])
+async def test_it_subscribes_once_the_other_end_has_greeted(peer: Peer, connected: bool) -> None:
+    place: str | socket.socket = peer.path
+    if connected:
+        place = socket.socket(socket.AF_UNIX)
+        place.connect(peer.path)
+        place.setblocking(False)
+    connection = Connection(place, b"SUB", max_bytes=1000, loop=asyncio.get_running_loop())
+    peer.accept()
+    assert peer.end is not None
+    assert peer.end.recv(1000) == GREETING + ready(b"SUB")
+    peer.greet()
+    connection.read()
+    assert connection.message() is None
+    assert peer.end.recv(1000) == encode([b"\x01"])
+    connection.close()
+
+
 async def test_over_a_connection_that_was_opened_nothing_is_said_twice() -> None:
     ours, theirs = socket.socketpair()
     ours.setblocking(False)
     theirs.setblocking(False)
     with theirs:
-        connection = Connection(ours, b"SUB", max_bytes=1000, loop=asyncio.get_running_loop())
+        loop = asyncio.get_running_loop()
+        connection = Connection(ours, b"SUB", max_bytes=1000, loop=loop, opened=True)
         with pytest.raises(BlockingIOError):
             theirs.recv(1)
         connection.send([b"held"])
