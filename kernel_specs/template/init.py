@@ -22,7 +22,8 @@ Answers:
 
     {"op": "forked", "id": n, "stage": …}                with pidfds: the init, the kernel
     {"op": "failed", "id": n, "error": …}                there is no such kernel
-    {"op": "passed", "id": n}                            the same, as its stage is over
+    {"op": "passed", "id": n}                            the same, as its stage is over, or what
+                                                         waited for it has ended: ask again
     {"op": "exit", "id": n, "status": …}                 wait status of the kernel; its init stays
     {"op": "zygote-ended", "status": …}                  no more forks; kernels that run go on
 """
@@ -178,7 +179,8 @@ class TemplateInit:
         """The pair that was made ahead."""
         self._ahead_at = math.inf
         """When to make one."""
-        self._whole = False
+        self._awaited = self._whole = False
+        """Whether the last kernel was waited for, and whether no stage is to come."""
         self._children = ChildWatch()
         self._own_pids = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
         self._stage = 0
@@ -217,6 +219,11 @@ class TemplateInit:
             return None
         return max(0, math.ceil(1000 * (self._ahead_at - time.monotonic())))
 
+    def _rest_first(self) -> None:
+        """Have a pair made ahead in a while, if the last kernel was waited for."""
+        due = self._awaited and self._whole
+        self._ahead_at = time.monotonic() + REST_S if due else math.inf
+
     def _look_ahead(self) -> None:
         """Make the pair of the next request, which then waits for less."""
         self._ahead_at = math.inf
@@ -226,7 +233,7 @@ class TemplateInit:
 
     def _rest(self) -> None:
         """Have nothing wait for a request."""
-        self._ahead_at = math.inf
+        self._awaited, self._ahead_at = False, math.inf
         if self._next is not None:
             self._over(self._next)
 
@@ -301,17 +308,18 @@ class TemplateInit:
         if self._zygote is None:
             raise OSError("the template has ended")
         waiting = self._next
-        if waiting is not None:
-            try:
-                self._give(waiting, number, request, fds)
-            except OSError:  # it has just ended
-                waiting.asked = 0
-                self._over(waiting)
-                waiting = None
-        if waiting is None:
-            self._give(self._pair(self._zygote), number, request, fds)
-        ahead = request.get("ahead") is True and self._whole
-        self._ahead_at = time.monotonic() + REST_S if ahead else math.inf
+        try:
+            self._give(waiting or self._pair(self._zygote), number, request, fds)
+        except OSError:
+            if waiting is None:
+                raise
+            waiting.asked = 0  # it has just ended, and one of the two may have used the descriptors
+            self._over(waiting)
+            self._tell({"op": "passed", "id": number})
+            return
+        if request.get("trial") is None:
+            self._awaited = request.get("ahead") is True
+        self._rest_first()
 
     def _pair(self, zygote: socket.socket, *, ahead: bool = False) -> _Session:
         """An init and a process of the zygote's in a new pid namespace, which wait for a request.
@@ -411,10 +419,10 @@ class TemplateInit:
             self._zygote_pid = int(message["pid"])
             self._zygotes.append(self._zygote)
             self._poll.register(self._zygote.fileno(), select.POLLIN)
-            self._rest()  # what waits has less
         if successor or not self._stage:
             self._stage += 1
         self._whole = message["whole"] is True
+        self._rest_first()
         self._tell(
             {
                 "op": "ready",

@@ -54,6 +54,16 @@ async def test_a_kernel_that_was_waited_for_has_the_next_one_wait() -> None:
             assert await run(kernel, "import os; print('x' in dir(), os.getpid())") == "False 2\n"
 
 
+async def test_a_kernel_that_came_early_has_the_next_one_wait_once_all_is_loaded() -> None:
+    async with bench(ready=False) as b:
+        b.launcher.prepare(ENVIRONMENT, ("statistics",))
+        kernel = await b.forked()
+        with anyio.fail_after(60):
+            assert await b.launcher.ready(ENVIRONMENT)
+        await pair()
+        assert await run(kernel, "print(1)") == "1\n"
+
+
 async def test_behind_a_spare_nothing_waits() -> None:
     async with bench() as b:
         await run(await b.forked(), "1")
