@@ -33,7 +33,7 @@ async def checkpoints(agent: Agent, session: str = "") -> str:
 
 async def until_checkpoint(agent: Agent, cell: int = 1, session: str = "") -> None:
     """Pause as an agent does that thinks, until there is a checkpoint as after this cell."""
-    with anyio.fail_after(20):
+    with anyio.fail_after(60):
         while not (await checkpoints(agent, session)).endswith(f" {cell}"):
             await anyio.sleep(0.1)
 
