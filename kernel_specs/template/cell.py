@@ -56,8 +56,6 @@ def _unbind(number: int) -> bool:
     return True
 
 
-_FIRST_FD = 3
-"""Below are standard input, output and error."""
 KERNEL_ID = 1000
 """User and group id of every kernel inside its user namespace."""
 SESSIONS = "/sessions"
@@ -170,7 +168,7 @@ def hold(link: socket.socket, ground: Ground, done: int) -> NoReturn:
     """
     try:
         os.setsid()
-        linux.close_range_but((link.fileno(), done), first=_FIRST_FD)
+        linux.close_range_but((link.fileno(), done), first=linux.FIRST_FD)
         linux.set_name("kernel-sandbox")
         _begin(ground)
         received = packets.receive(link)

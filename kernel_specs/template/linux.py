@@ -59,7 +59,8 @@ _OPEN_TREE_CLONE = 1
 _AT_EMPTY_PATH, _AT_NO_AUTOMOUNT, _AT_RECURSIVE = 0x1000, 0x800, 0x8000
 MOUNT_ATTR_RDONLY, MOUNT_ATTR_NOSUID, MOUNT_ATTR_NODEV, MOUNT_ATTR_IDMAP = 1, 2, 4, 0x100000
 _AT_FDCWD = -100
-LAST_FD = 0x7FFFFFFF
+FIRST_FD, LAST_FD = 3, 0x7FFFFFFF
+"""Below the first are standard input, output and error."""
 CAP_SYS_PTRACE = 19
 LISTEN_BACKLOG = 1024
 """Connections of one kernel that wait to be accepted."""

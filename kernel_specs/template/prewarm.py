@@ -26,6 +26,7 @@ from kernel_specs.restricted.config import BootConfig
 from kernel_specs.restricted.console.tracebacks import forgetting
 from kernel_specs.restricted.wire.sockets import Router
 from kernel_specs.restricted.wire.zmtp import encode, opening
+from kernel_specs.template import linux
 
 LARGEST = 4
 """Threads of a native pool in a kernel, as `confine.environment` sets it for a cold start."""
@@ -170,10 +171,6 @@ def _use_loops() -> None:
     background.close()
 
 
-FIRST_FD = 3
-"""Below are standard input, output and error."""
-
-
 @dataclass(frozen=True)
 class Inherited:
     """Counts of what no fork may share."""
@@ -252,7 +249,7 @@ def _descriptors() -> dict[int, int]:
     found: dict[int, int] = {}
     for fd in [int(entry.name) for entry in Path("/proc/self/fd").iterdir()]:
         with contextlib.suppress(OSError):  # the one that was open to list them
-            if fd >= FIRST_FD:
+            if fd >= linux.FIRST_FD:
                 found[fd] = os.fstat(fd).st_mode
     return found
 

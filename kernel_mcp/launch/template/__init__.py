@@ -301,7 +301,8 @@ class TemplateLauncher:
             if not gates:
                 limits.admit(process.pids)
             await process.ready(channel, READY_S)
-            limits.admit(process.pids)
+            if gates:  # they have entered by themselves, or are moved now
+                limits.admit(process.pids)
             way.take()
             inspect = partial(
                 self._inspector.inspect,
