@@ -677,6 +677,10 @@ def parse_toml(text: str) -> dict[str, Any]:
     return document
 
 
+MAX_REQUIREMENT_CHARS = 1000
+"""Characters of one requirement; the longest on the index has some 300."""
+
+
 def parse_entry(entry: str) -> Requirement:
     """One `--allow` entry or package to install as a requirement by name.
 
@@ -685,6 +689,10 @@ def parse_entry(entry: str) -> Requirement:
     from packaging.requirements import InvalidRequirement, Requirement  # 10 ms that --help saves
 
     text = entry.strip()
+    if len(text) > MAX_REQUIREMENT_CHARS:
+        raise ValueError(
+            f"a text of {len(text):,} characters is not the name of a module or package"
+        )
     if text.startswith("-"):
         raise ValueError(f"{text!r} is an option, not the name of a package")
     if "/" in text or "\\" in text or "@" in text:

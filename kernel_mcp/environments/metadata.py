@@ -19,7 +19,7 @@ from pathlib import Path, PurePosixPath
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from kernel_mcp.config.values import parse_entry
+from kernel_mcp.config.values import MAX_REQUIREMENT_CHARS, parse_entry
 from kernel_mcp.environments.listed import NOTHING, Listed, normalised
 from kernel_mcp.errors import ConfigError
 from kernel_mcp.launch.base import KernelEnvironment
@@ -242,7 +242,7 @@ MAX_HEAD_BYTES = 256 * 1024
 """Bytes of METADATA that are read: requirements are before the description."""
 MOST_FOLDERS = 64
 """Above one module of a package; looking for the outermost takes their square."""
-_NEED = re.compile(r"^Requires-Dist:\s*(.*\S)", re.MULTILINE)
+_NEED = "Requires-Dist:"
 _SUFFIXES = (".py", ".so", ".pyd")
 _NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?")
 _OPEN = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
@@ -308,9 +308,10 @@ def installed_needs(site_packages: Path) -> Iterator[Requirement]:
             if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
                 continue
             head, _, _ = file.read(MAX_HEAD_BYTES).partition(b"\n\n")
-            for text in _NEED.findall(head.decode(errors="replace")):
-                with suppress(InvalidRequirement, ValueError, RecursionError):
-                    yield Requirement(text)
+            for line in head.decode(errors="replace").split("\n"):
+                if line.startswith(_NEED) and len(line) <= MAX_REQUIREMENT_CHARS:
+                    with suppress(InvalidRequirement, ValueError, RecursionError):
+                        yield Requirement(line.removeprefix(_NEED).strip())
 
 
 def _distributions(site_packages: Path) -> dict[str, Path]:

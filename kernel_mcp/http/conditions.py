@@ -11,7 +11,8 @@ from starlette.requests import Request
 from kernel_mcp.http.transfers import Failed
 
 _TAG = re.compile(r'(W/)?"([^"]*)"')
-_RANGE = re.compile(r"bytes\s*=\s*(\d{0,18})\s*-\s*(\d{0,18})", re.IGNORECASE)
+_POSITION_DIGITS = 18
+"""Digits of a position in a range; no file has that many bytes."""
 _UNSAFE = re.compile(r'[^\x20-\x7e]|["\\%/]')
 
 
@@ -63,18 +64,19 @@ def part_of(request: Request, tag: str, size: int) -> tuple[int, int] | None:
 
     Several ranges, and one of another state of the file, are answered with the whole.
     """
-    found = _RANGE.fullmatch(request.headers.get("range", "").strip())
+    found = _positions(request.headers.get("range", ""))
     condition = request.headers.get("if-range", "").strip()
-    if request.method != "GET" or found is None or (not found[1] and not found[2]):
+    if request.method != "GET" or found is None:
         return None
     if condition and condition != quoted(tag):
         return None
-    if not found[1]:
-        count = min(int(found[2]), size)
+    begin, end = found
+    if not begin:
+        count = min(int(end), size)
         first, last = size - count, size - 1
     else:
-        first, last = int(found[1]), min(int(found[2] or size), size - 1)
-        if found[2] and int(found[2]) < first:
+        first, last = int(begin), min(int(end or size), size - 1)
+        if end and int(end) < first:
             return None
     if first >= size or last < first:
         raise Failed(
@@ -83,6 +85,21 @@ def part_of(request: Request, tag: str, size: int) -> tuple[int, int] | None:
             {"content-range": f"bytes */{size}", "etag": quoted(tag)},
         )
     return first, last + 1 - first
+
+
+def _positions(header: str) -> tuple[str, str] | None:
+    """Return the digits of both positions of one range of bytes, None for another header.
+
+    One of them may be empty.
+    """
+    unit, _, range_ = header.partition("=")
+    begin, dash, end = range_.partition("-")
+    begin, end = begin.strip(), end.strip()
+    if unit.strip().lower() != "bytes" or not dash or not (begin or end):
+        return None
+    numbers = [each for each in (begin, end) if each]
+    fit = all(len(n) <= _POSITION_DIGITS and n.isascii() and n.isdigit() for n in numbers)
+    return (begin, end) if fit else None
 
 
 def date(seconds: float) -> str:

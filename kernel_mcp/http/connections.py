@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from kernel_mcp.network.pieces import Pieces, TooManyBlanks
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -186,6 +188,7 @@ class HttpProtocol(H11Protocol):
         self._all: Connections = self.app_state["connections"]
         self._here = Connection(transport)
         self._socket = transport.get_extra_info("socket")
+        self._pieces = Pieces(self.conn)
         self.app_state = {**self.app_state, "connection": self._here}
         self._all.opened(self)
 
@@ -200,9 +203,20 @@ class HttpProtocol(H11Protocol):
         """Bytes have come in."""
         before = self.cycle
         self.patience_s = HEAD_S
-        super().data_received(data)
+        self._pieces.add(data)
+        try:
+            while piece := self._pieces.next():
+                super().data_received(piece)
+        except TooManyBlanks:
+            self._refuse_blanks()
         if self.cycle is not before:
             self._all.busy(self)
+
+    def _refuse_blanks(self) -> None:
+        if self.cycle is None or self.cycle.response_complete:
+            self.send_400_response("A header is a long run of blanks.")
+        else:  # an answer is on its way
+            self.cut()
 
     def on_response_complete(self) -> None:
         """The answer to a request has been sent."""

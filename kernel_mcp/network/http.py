@@ -23,7 +23,8 @@ Headers: TypeAlias = "tuple[tuple[bytes, bytes], ...]"
 
 _TOKEN = rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+"
 _REQUEST_LINE = re.compile(rb"(%s) ([!-~]+) HTTP/1\.([01])" % _TOKEN)
-_HEADER_LINE = re.compile(rb"(%s):[ \t]*([\t\x20-\x7e\x80-\xff]*?)[ \t]*" % _TOKEN)
+_HEADER_NAME = re.compile(_TOKEN)
+_VALUE_BYTES = bytes([*b"\t", *range(0x20, 0x7F), *range(0x80, 0x100)])
 _ABSOLUTE = re.compile(rb"http://([^/?#@\\]+)([/?][^#]*)?", re.IGNORECASE)
 _BARE_FEED = re.compile(rb"(?<!\r)\n")
 _END = b"\r\n\r\n"
@@ -164,10 +165,10 @@ def bad_request(words: str, status: int = 400) -> Refused:
 
 
 def _header(line: bytes) -> tuple[bytes, bytes]:
-    matched = _HEADER_LINE.fullmatch(line)
-    if matched is None:
+    name, colon, value = line.partition(b":")
+    if not colon or not _HEADER_NAME.fullmatch(name) or value.translate(None, _VALUE_BYTES):
         raise bad_request("one of its headers is none, or goes over several lines")
-    return matched[1].lower(), matched[2]
+    return name.lower(), value.strip(b" \t")
 
 
 def values_of(headers: Headers, name: bytes) -> list[bytes]:

@@ -21,6 +21,7 @@ from kernel_mcp.network.http import (
     bad_request,
     values_of,
 )
+from kernel_mcp.network.pieces import Pieces, TooManyBlanks
 from kernel_mcp.records import dataclass
 
 _STEP_EVENTS = 32
@@ -76,6 +77,26 @@ class Guard:
         return Answer()
 
 
+class _Intake:
+    """Gives h11 what comes on a stream, piece by piece."""
+
+    def __init__(self, connection: h11.Connection, stream: Stream, rest: bytes = b"") -> None:
+        self._connection, self._stream = connection, stream
+        self._pieces = Pieces(connection)
+        self._pieces.add(rest)
+
+    @property
+    def rest(self) -> bytes:
+        """What has come and h11 does not have."""
+        return self._pieces.rest
+
+    async def take(self) -> None:
+        """Pass on one piece, read first if none waits. Raises OSError, TooManyBlanks."""
+        if not self._pieces.rest:
+            self._pieces.add(await self._stream.read())
+        self._connection.receive_data(self._pieces.next())
+
+
 class Exchange:
     """One request and its response, between a client and a host."""
 
@@ -92,7 +113,9 @@ class Exchange:
         self._asked, self._answer = asked, answer
         self._down = h11.Connection(h11.SERVER, HEAD_BYTES)
         self._up = h11.Connection(h11.CLIENT, HEAD_BYTES)
-        self._down.receive_data(head.raw + rest)
+        self._down.receive_data(head.raw)
+        self._sent = _Intake(self._down, client, rest)
+        self._received = _Intake(self._up, host)
         self._before = client.sent
         self._whole = False
         self._left = float("inf")
@@ -134,12 +157,12 @@ class Exchange:
     @property
     def rest(self) -> bytes:
         """What the client has sent behind its request."""
-        return self._down.trailing_data[0]
+        return self._down.trailing_data[0] + self._sent.rest
 
     @property
     def host_rest(self) -> bytes:
         """What the host has sent behind its response."""
-        return self._up.trailing_data[0]
+        return self._up.trailing_data[0] + self._received.rest
 
     def _outcome(self) -> Outcome:
         if self._up.their_state is h11.SWITCHED_PROTOCOL:
@@ -157,7 +180,10 @@ class Exchange:
             except h11.RemoteProtocolError as reason:
                 raise bad_request(str(reason)) from None
             if event is h11.NEED_DATA:
-                self._down.receive_data(await self._client.read())
+                try:
+                    await self._sent.take()
+                except TooManyBlanks:
+                    raise bad_request("it has a long run of blanks between its chunks") from None
                 continue
             data = self._up.send(event) if isinstance(event, h11.Data) else None
             if isinstance(event, h11.EndOfMessage):
@@ -185,7 +211,7 @@ class Exchange:
             if out and not may_wait and not self._whole:
                 await self._write(out)
             if event is h11.NEED_DATA:
-                self._up.receive_data(await self._answered())
+                await self._take_answer()
             elif isinstance(event, h11.InformationalResponse):
                 out += self._interim(event)
                 if event.status_code == 101:
@@ -203,11 +229,14 @@ class Exchange:
             else:
                 raise self._failure("it ended the connection without an answer")
 
-    async def _answered(self) -> bytes:
+    async def _take_answer(self) -> None:
         try:
-            return await self._host.read()
+            await self._received.take()
         except OSError as reason:
             raise self._failure(f"the connection broke: {reason}") from None
+        except TooManyBlanks:
+            words = "it does not answer in proper HTTP: a header is a long run of blanks"
+            raise self._failure(words) from None
 
     def _interim(self, event: h11.InformationalResponse) -> bytes:
         """A response before the response: only what the client has asked for goes on."""

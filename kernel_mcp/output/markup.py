@@ -119,7 +119,9 @@ _BREAKS = frozenset(
 ) | frozenset(
     ("h2", "h3", "h4", "h5", "h6", "details", "summary", "figure", "dl", "dt", "dd", "caption")
 )
-_TAG = re.compile(r"</?([a-zA-Z][a-zA-Z0-9]*)[^<>]*>|<!--|<[!?][^<>]*>")
+_TAG = re.compile("<!--|<[^<>]*>")
+_NAME = re.compile("</?([a-zA-Z][a-zA-Z0-9]*)")
+_COMMENT = "<!--"
 _UNREAD = {
     name: re.compile(f"</{name}", re.I)
     for name in (
@@ -148,11 +150,11 @@ def _pieces(source: str) -> Iterator[tuple[str, str, str]]:
     Comments, and elements that are not read, are left out with all that they hold.
     """
     position = 0
-    while match := _TAG.search(source, position):
-        words, tag = source[position : match.start()], match.group()
-        name = (match.group(1) or "").lower()
-        position = match.end()
-        if tag == "<!--":
+    while found := _next_tag(source, position):
+        start, after, name = found
+        words, tag = source[position:start], source[start:after]
+        position = after
+        if tag == _COMMENT:
             position = _after(source, "-->", position)
             name = tag = ""
         elif name in _UNREAD and not tag.startswith("</"):
@@ -161,6 +163,16 @@ def _pieces(source: str) -> Iterator[tuple[str, str, str]]:
             name = tag = ""
         yield words, name, tag
     yield source[position:], "", ""
+
+
+def _next_tag(source: str, position: int) -> tuple[int, int, str] | None:
+    """Return start, end and name of the next tag; a comment's is its beginning, without a name."""
+    while found := _TAG.search(source, position):
+        tag, position = found[0], found.end()
+        named = _NAME.match(tag)
+        if named or tag[1] in "!?":
+            return found.start(), position, named[1].lower() if named else ""
+    return None
 
 
 _BARE = frozenset(
@@ -196,8 +208,11 @@ def html_outline(source: str, limit: int) -> str:
     Empty where there is no element within `limit` characters.
     """
     found: dict[str, None] = {}
-    for match in _TAG.finditer(source[:limit]):
-        tag, name = match.group(), (match.group(1) or "").lower()
+    source, size = source[:limit], len(source)
+    position = 0
+    while tag_found := _next_tag(source, position):
+        start, position, name = tag_found
+        tag = source[start:position]
         if not name or tag.startswith("</"):
             continue
         address = _ADDRESS.search(tag)
@@ -205,8 +220,8 @@ def html_outline(source: str, limit: int) -> str:
         if len(found) > MOST_ELEMENTS:
             break
     elements = [*found][:MOST_ELEMENTS] + ["…"] * (len(found) > MOST_ELEMENTS)
-    size = f"{len(source):,} character{'' if len(source) == 1 else 's'}"
-    return f"[HTML without words, {size}: {', '.join(elements)}]" if found else ""
+    told = f"{size:,} character{'' if size == 1 else 's'}"
+    return f"[HTML without words, {told}: {', '.join(elements)}]" if found else ""
 
 
 def _after(source: str, end: str, position: int) -> int:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from kernel_mcp.config.settings import Settings
-from kernel_mcp.config.values import NEWEST_PYTHON, OLDEST_PYTHON
+from kernel_mcp.config.values import NEWEST_PYTHON, OLDEST_PYTHON, parse_entry
 from kernel_mcp.config.values import python as read_python
 from kernel_mcp.environments.interpreters import Interpreter, Interpreters
 from kernel_mcp.environments.metadata import (
@@ -41,11 +40,9 @@ MAX_PACKAGES = 50
 _SHOWN = 30
 
 
-_SPECIFIER = r"(?:===?|~=|!=|[<>]=?)\s*[\w.*+!-]+"
-_ENTRY = re.compile(
-    rf"[\s,]*(?P<entry>[A-Za-z0-9][\w.-]*(?:\s*\[[^\]]*\])?"
-    rf"(?:\s*\(?\s*{_SPECIFIER}(?:\s*,\s*{_SPECIFIER})*\s*\)?)?)(?=[\s,]|$)[\s,]*"
-)
+_OPERATORS = ("===", "==", "~=", "!=", "<=", ">=", "<", ">")
+MAX_LIST_CHARS = 8192
+"""Characters of one text that is read as a list; fifty names with versions have some 2,000."""
 
 
 def listed(packages: str | Sequence[str]) -> list[str]:
@@ -58,15 +55,32 @@ def listed(packages: str | Sequence[str]) -> list[str]:
 
 
 def _entries(text: str) -> list[str]:
-    found: list[str] = []
-    place = 0
-    while place < len(text):
-        match = _ENTRY.match(text, place)
-        if match is None:  # one requirement with a marker, or not one at all
-            return [text]
-        found.append(match["entry"])
-        place = match.end()
-    return found
+    found = _parts(text) if len(text) <= MAX_LIST_CHARS else [text]
+    # else one requirement with a marker, or not one at all
+    return found if all(map(_is_entry, found)) else [text]
+
+
+def _parts(text: str) -> list[str]:
+    """Split a list at blanks and commas, but for those within one requirement."""
+    spans: list[tuple[int, int]] = []
+    place = depth = 0
+    for word in text.replace(",", " ").split():
+        start = text.index(word, place)
+        place = start + len(word)
+        goes_on = depth > 0 or word.startswith(("[", "(", ")", *_OPERATORS))
+        if spans and (goes_on or text.endswith(_OPERATORS, 0, spans[-1][1])):
+            spans[-1] = (spans[-1][0], place)
+        else:
+            spans.append((start, place))
+        depth += sum(map(word.count, "[(")) - sum(map(word.count, "])"))
+    return [text[start:end] for start, end in spans]
+
+
+def _is_entry(text: str) -> bool:
+    try:
+        return parse_entry(text).marker is None
+    except ValueError:
+        return False
 
 
 @dataclass(frozen=True, slots=True)

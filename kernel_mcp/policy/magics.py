@@ -29,7 +29,6 @@ _AUTOMAGIC = re.compile(
     r"(?P<name>pip3?|conda|mamba|uv|cd|ls|ll|cat|cp|mv|rm|mkdir|rmdir|pwd|env|run|load|load_ext"
     r"|matplotlib|config|time|timeit|who|whos|history|less|more|man)[ \t]+(?P<rest>[^\s=(\[].*)$"
 )
-_TIMED = re.compile(r"(?:-\w+(?:[ \t]*\d+)?[ \t]+|--[\w-]+[ \t]+)*(?P<code>.*)$")
 _BARE_INSTALL = re.compile(
     r"(?:pip[\d.]*|uv[ \t]+pip|python[\d.]*[ \t]+-m[ \t]+pip)[ \t]+(?:-\S+[ \t]+)*install[ \t]"
 )
@@ -167,9 +166,18 @@ def _cell_magics(source: Source) -> tuple[Source, list[Magic]]:
 def _timed_code(magic: Magic) -> str | None:
     """The Python that a timing command runs, empty for none; None for any other command."""
     if magic.kind in ("line", "cell") and magic.name in ("time", "timeit"):
-        match = _TIMED.match(magic.rest.strip())
-        return match["code"] if match is not None else ""
+        return _without_options(magic.rest.strip())
     return "" if magic.kind == "cell" and magic.name == "capture" else None
+
+
+def _without_options(rest: str) -> str:
+    """Return the code behind the options of a timing command."""
+    words = rest.split()
+    taken = 0
+    while taken < len(words) - 1 and words[taken].startswith("-"):
+        numbered = words[taken] in ("-n", "-r", "-p")
+        taken += 2 if numbered and words[taken + 1].isdigit() else 1
+    return rest.split(maxsplit=taken)[-1] if taken < len(words) else ""
 
 
 def _written(text: str) -> Iterator[Command]:

@@ -76,6 +76,8 @@ async def test_a_head_has_the_headers_of_a_get(tmp_path: Path) -> None:
         ("bytes=-", 200, b"0123456789", None),
         ("lines=0-1", 200, b"0123456789", None),
         ("bytes=" + "9" * 30 + "-", 200, b"0123456789", None),
+        ("bytes=" + " " * 20_000 + "x", 200, b"0123456789", None),
+        ("Bytes = 0 - 3 ", 206, b"0123", "bytes 0-3/10"),
     ],
 )
 async def test_one_range_is_answered(

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kernel_mcp.output.markup import html_outline, html_to_text
+from kernel_mcp.output.markup import bare_html, html_outline, html_to_text
 
 FRAME = """<div><style scoped>.x {color: red}</style>
 <table border="1" class="dataframe">
@@ -65,3 +65,12 @@ def test_time_stays_linear_on_hostile_markup(unit: str) -> None:
 @given(st.text(alphabet="<>/!-abc &;\"'=\n", max_size=200))
 def test_anything_can_be_read(source: str) -> None:
     html_to_text(source, 1000)
+
+
+@pytest.mark.parametrize("source", ["<" + "a" * 262_000, "<a" * 131_000, "</" + "b " * 131_000])
+def test_a_tag_that_never_ends_is_read_once(source: str) -> None:
+    start = time.process_time()
+    html_to_text(source, 256 * 1024)
+    html_outline(source, 256 * 1024)
+    bare_html(source, 256 * 1024)
+    assert time.process_time() - start < 0.5

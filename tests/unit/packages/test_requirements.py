@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, field
 
 import pytest
@@ -300,3 +301,11 @@ async def test_a_judgement_fetches_nothing_and_says_what_would_be() -> None:
     assert [each.line for each in problems] == [3, 2]
     assert "--allow-install polars" in problems[0].reason
     assert "no Python" in problems[1].reason
+
+
+@pytest.mark.parametrize("text", ["a" + " " * 8000 + "!", "a[" * 4000, "a" + " <1," * 2000 + "!"])
+def test_a_text_that_almost_is_a_list_is_refused_at_once(text: str) -> None:
+    start = time.process_time()
+    with pytest.raises(InputError):
+        rules("*").admit(listed([text]))
+    assert time.process_time() - start < 0.2

@@ -3,6 +3,7 @@ from __future__ import annotations
 import ast
 import keyword
 import re
+import time
 import warnings
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -331,3 +332,9 @@ def test_modules_of_the_workspace_may_be_imported() -> None:
 def test_a_module_of_the_workspace_hands_nothing_out() -> None:
     report = check("import helpers\nhelpers.os", POLICY, own_modules=frozenset({"helpers"}))
     assert [item.kind for item in report.refusals] == ["attribute"]
+
+
+def test_options_of_a_timing_command_are_read_once() -> None:
+    start = time.process_time()
+    check("%timeit " + "-a11 " * 5000 + "\\\n x", POLICIES[0])
+    assert time.process_time() - start < 1
