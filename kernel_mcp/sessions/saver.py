@@ -1,13 +1,14 @@
 """Saves what sessions hold before the server ends, however it ends: in the background, by itself.
 
-A session is saved once it was idle for a moment after it has changed. What a save costs bounds how
-often there is one.
+A session is saved once it was idle for a moment after it has changed, and between two of its cells
+where it never is. What a save costs bounds how often there is one.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -19,6 +20,7 @@ from kernel_mcp.config.values import MIB
 from kernel_mcp.errors import HibernationError
 from kernel_mcp.kernels.factory import KernelRequest
 from kernel_mcp.output.text import one_line
+from kernel_mcp.records import dataclass
 from kernel_mcp.sessions.hibernation import Sleep
 from kernel_mcp.sessions.history import History
 from kernel_mcp.sessions.keeping import Keeping, Past, Trace, moment, python_of, saved_of
@@ -192,6 +194,14 @@ class Kept:
         return replace(before, history=history, asked=asked)
 
 
+@dataclass(frozen=True, slots=True)
+class Written:
+    """A save: its bytes, and the seconds of processor time that it has used."""
+
+    size: int = 0
+    cpu_s: float = 0.0
+
+
 class Saveable(Protocol):
     """A session as its saver sees it. Times are seconds of its clock."""
 
@@ -202,10 +212,15 @@ class Saveable(Protocol):
     def changed(self) -> bool:
         """Whether there is something that was not saved."""
 
-    async def save(self, *, most_bytes: int | None = None) -> int | None:
-        """Save what it holds: bytes written, None while it is in use.
+    @property
+    def threaded(self) -> bool:
+        """Whether threads of its code may change it at any time."""
 
-        With `most_bytes` all variables are saved, or none where they do not fit. Raises
+    async def save(self, *, urgent: bool = False, most_bytes: int | None = None) -> Written | None:
+        """Save what it holds, or return None while it is in use.
+
+        An `urgent` save waits for the cell that runs, and the next cell waits for it. With
+        `most_bytes` all variables are saved, or none where they do not fit. Raises
         HibernationError, OSError.
         """
 
@@ -215,18 +230,21 @@ class Saveable(Protocol):
     def unsaved(self, reason: str) -> None:
         """The last save has failed for a reason; an empty one: it has not."""
 
+    def rarely_saved(self, pause_s: float) -> None:
+        """Report that what it holds can be saved every `pause_s` seconds only; 0 for as usual."""
+
+
+Turn = Callable[[], AbstractAsyncContextManager[bool]]
+"""Holds a kernel between two cells, and says whether it may be saved now."""
+
 
 async def write_forked(
-    kernel: Kernel,
-    kept: Kept,
-    turn: anyio.Lock,
-    idle: Callable[[], bool],
-    *,
-    most_bytes: int | None,
-) -> Sleep | None:
-    """Have children of an idle kernel write its variables; None when it is no longer `idle`.
+    kernel: Kernel, kept: Kept, turn: Turn, *, most_bytes: int | None
+) -> tuple[Sleep, float] | None:
+    """Let forked children of a kernel write its variables; return None when it may not be saved.
 
-    Raises UnfitToFork, HibernationError, OSError.
+    The second value is the processor time in seconds. Raises UnfitToFork, HibernationError,
+    OSError.
     """
     left: dict[str, str] = {}
     failure = HibernationError("nothing was tried")
@@ -234,13 +252,14 @@ async def write_forked(
         most = await anyio.to_thread.run_sync(kept.room)
         most = most if most_bytes is None else min(most, most_bytes)
         with Saving() as saving:
-            async with turn:
-                if not idle():
+            async with turn() as free:
+                if not free:
                     return None
                 path = kept.fresh(kernel)
                 await saving.begin(kernel, max_bytes=most, whole=most_bytes is not None, leave=left)
             try:
-                return _told(await saving.finish(path, max_bytes=most), left)
+                dump = await saving.finish(path, max_bytes=most)
+                return _told(dump, left), saving.cpu_s
             except HibernationError as error:
                 if not saving.last:
                     raise
@@ -249,11 +268,12 @@ async def write_forked(
     raise failure
 
 
-async def write_here(kernel: Kernel, kept: Kept, *, most_bytes: int | None) -> Sleep:
-    """Have the kernel itself write its variables, while nothing else runs in it.
+async def write_here(kernel: Kernel, kept: Kept, *, most_bytes: int | None) -> tuple[Sleep, float]:
+    """Let the kernel itself write its variables, while no cell runs in it.
 
-    Raises HibernationError, OSError.
+    The second value is the processor time in seconds. Raises HibernationError, OSError.
     """
+    before, began = kernel.handle.usage().cpu_s, anyio.current_time()
     room = await anyio.to_thread.run_sync(kept.room)
     most = room if most_bytes is None else min(room, most_bytes)
     path = kept.fresh(kernel)
@@ -269,7 +289,8 @@ async def write_here(kernel: Kernel, kept: Kept, *, most_bytes: int | None) -> S
     kept.late = 0
     if most_bytes is not None and any(why.startswith(TOO_LARGE) for why in dump.lost.values()):
         raise HibernationError(TOO_LARGE)
-    return _told(dump, {})
+    used = kernel.handle.usage().cpu_s - before  # with that of other threads
+    return _told(dump, {}), min(used, anyio.current_time() - began)
 
 
 def _told(dump: Dump, left: Mapping[str, str]) -> Sleep:
@@ -285,9 +306,12 @@ def _told(dump: Dump, left: Mapping[str, str]) -> Sleep:
 
 IDLE_S = 2.0
 """Seconds without a cell after which what has changed is saved."""
+LONGEST_S = 30.0
+"""Seconds after the first unsaved change at which a session is saved that is never idle."""
 RETRY_S = 60.0
 RETRY_MOST_S = 3600.0
 AT_ONCE = 2
+"""Saves at a time. Those that wait for a cell do not count: they could keep others waiting."""
 LAST_S = 1.6
 """For all saves at the server's end: clients wait some 2 s."""
 LAST_AT_ONCE = 8
@@ -301,6 +325,10 @@ class Saver:
         self._clock = clock
         self._after = after
         self._waiting: dict[str, Saveable] = {}
+        self._since: dict[str, float] = {}
+        """The first unsaved change."""
+        self._looks: dict[str, tuple[Saveable, float]] = {}
+        """When to look for what has changed without a cell."""
         self._not_before: dict[str, float] = {}
         self._failures: dict[str, int] = {}
         self._hurried: set[str] = set()
@@ -314,24 +342,36 @@ class Saver:
             self._not_before.pop(session.handle, None)
         if at_once or session.handle not in self._waiting:
             self._waiting[session.handle] = session
+            self._since.setdefault(session.handle, self._clock())
             self._wake.set()
 
     def forget(self, session: Saveable) -> None:
         """A session has ended."""
-        for known in (self._waiting, self._not_before, self._failures):
+        for known in (
+            self._waiting,
+            self._since,
+            self._looks,
+            self._not_before,
+            self._failures,
+        ):
             known.pop(session.handle, None)
         self._hurried.discard(session.handle)
 
     def due(self) -> dict[str, float]:
         """When each session that has changed is to be saved, by handle."""
         return {
-            handle: max(
-                session.last_used + (0.0 if handle in self._hurried else IDLE_S),
-                self._not_before.get(handle, 0.0),
-            )
+            handle: max(self._wanted(session), self._not_before.get(handle, 0.0))
             for handle, session in self._waiting.items()
             if handle not in self._saving
         }
+
+    def _wanted(self, session: Saveable) -> float:
+        if session.handle in self._hurried:
+            return session.last_used
+        return min(session.last_used + IDLE_S, self._overdue(session))
+
+    def _overdue(self, session: Saveable) -> float:
+        return self._since[session.handle] + LONGEST_S
 
     async def run(self) -> None:
         """Save for ever; has to be run as a task."""
@@ -339,21 +379,36 @@ class Saver:
         async with anyio.create_task_group() as tasks:
             while True:
                 self._wake = anyio.Event()
+                self._look()
                 due, now = self.due(), self._clock()
                 for handle, moment in due.items():
                     if moment <= now:
                         self._saving.add(handle)
                         tasks.start_soon(self._save, self._waiting[handle], limiter)
                 later = [moment for moment in due.values() if moment > now]
+                later += [moment for _, moment in self._looks.values()]
                 with anyio.move_on_after(min(later) - now if later else None):
                     await self._wake.wait()
+
+    def _look(self) -> None:
+        """Look for what threads, tasks and timers of code have changed between cells."""
+        now = self._clock()
+        due = {name: each for name, (each, moment) in self._looks.items() if moment <= now}
+        for handle, session in due.items():
+            del self._looks[handle]
+            if session.changed:
+                self.touch(session)
+            elif session.threaded:
+                self._looks[handle] = (session, now + LONGEST_S)
 
     async def finish(self, patience: float = 1.0) -> None:
         """Save what has changed and is small, in the time that a server has at its end.
 
         That is `patience` times what one on stdin and stdout has.
         """
-        sessions, self._waiting = list(self._waiting.values()), {}
+        found = dict(self._waiting)
+        found |= {name: each for name, (each, _) in self._looks.items() if each.changed}
+        sessions, self._waiting, self._looks = list(found.values()), {}, {}
         limiter = anyio.CapacityLimiter(LAST_AT_ONCE)
         with anyio.CancelScope(shield=True), anyio.move_on_after(LAST_S * patience):
             async with anyio.create_task_group() as tasks:
@@ -362,23 +417,28 @@ class Saver:
 
     async def _save(self, session: Saveable, limiter: anyio.CapacityLimiter) -> None:
         handle, began = session.handle, self._clock()
+        urgent = began >= self._overdue(session)
         try:
-            async with limiter:
-                with Barrier("keeping a session", handle) as barrier:
-                    try:
-                        self._saved(session, began, await session.save())
-                    except HibernationError as error:
-                        logger.info("session %s could not be kept: %s", handle, error)
-                        self._fail(session, began, str(error))
-                if barrier.failure is not None:
-                    self._fail(session, began, reason_of(barrier.failure))
-                with Barrier("making room for kept sessions"):
-                    await anyio.to_thread.run_sync(self._after)
+            with Barrier("keeping a session", handle) as barrier:
+                try:
+                    if urgent:
+                        written = await session.save(urgent=True)
+                    else:
+                        async with limiter:
+                            written = await session.save()
+                    self._saved(session, began, written)
+                except HibernationError as error:
+                    logger.info("session %s could not be kept: %s", handle, error)
+                    self._fail(session, began, str(error))
+            if barrier.failure is not None:
+                self._fail(session, began, reason_of(barrier.failure))
+            with Barrier("making room for kept sessions"):
+                await anyio.to_thread.run_sync(self._after)
         finally:
             self._saving.discard(handle)
             self._wake.set()
 
-    def _saved(self, session: Saveable, began: float, written: int | None) -> None:
+    def _saved(self, session: Saveable, began: float, written: Written | None) -> None:
         handle = session.handle
         if written is None:  # it has come into use
             self._not_before[handle] = self._clock() + IDLE_S
@@ -386,9 +446,17 @@ class Saver:
         session.unsaved("")
         self._failures.pop(handle, None)
         self._hurried.discard(handle)
-        self._not_before[handle] = began + pause_after(written)
-        if not session.changed:
-            self._waiting.pop(handle, None)
+        pause = pause_after(written.size, written.cpu_s)
+        self._not_before[handle] = began + pause
+        session.rarely_saved(pause if pause > LONGEST_S else 0.0)
+        if handle not in self._waiting:  # it has ended
+            return
+        if session.changed:
+            self._since[handle] = began
+            return
+        self._waiting.pop(handle, None)
+        self._since.pop(handle, None)
+        self._looks[handle] = (session, self._clock() + LONGEST_S)
 
     def _fail(self, session: Saveable, began: float, reason: str) -> None:
         handle = session.handle

@@ -58,6 +58,8 @@ class Saving:
         self._kept = bytearray()
         self.last = ""
         """The variable that it had in hand when it ended."""
+        self.cpu_s = 0.0
+        """Processor time that it says it has used, at most `SECONDS`."""
         with contextlib.ExitStack() as undo:
             undo.callback(self.close)
             self._host.setblocking(False)
@@ -151,7 +153,7 @@ class Saving:
                 report = None
             if not isinstance(report, dict):
                 raise HibernationError("its kernel named its variables in an impossible way")
-            self.last = ""
+            self.last, self.cpu_s = "", _seconds(report.get("cpu_s"))
             if report.get("status") != "ok":
                 raise HibernationError(one_line(str(report.get("reason")), 200))
             return report
@@ -215,11 +217,19 @@ def _write(descriptor: int, data: bytes) -> None:
         view = view[os.write(descriptor, view) :]
 
 
-LEAST_PAUSE_S = 60.0
+def _seconds(said: object) -> float:
+    return max(0.0, min(float(said), SECONDS)) if isinstance(said, (int, float)) else 0.0
+
+
 BYTES_PER_S = 10 * MIB
-"""What saves may write on average."""
+"""Most that saves of one session write on average."""
+CPU_SHARE = 20
+"""Saves of one session use one part in so many of a processor at most."""
 
 
-def pause_after(size: int) -> float:
-    """Seconds from the begin of a save of so many bytes to that of the next."""
-    return max(LEAST_PAUSE_S, size / BYTES_PER_S)
+def pause_after(size: int, cpu_s: float) -> float:
+    """Return the seconds between the starts of a save and of the next one.
+
+    The save has written `size` bytes in `cpu_s` seconds of processor time.
+    """
+    return max(CPU_SHARE * cpu_s, size / BYTES_PER_S)

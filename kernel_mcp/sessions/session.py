@@ -8,8 +8,8 @@ its cells one after the other, so a cell goes on when its call stops waiting.
 from __future__ import annotations
 
 import math
-from collections.abc import Awaitable, Callable
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -30,12 +30,12 @@ from kernel_mcp.sessions.branches import Family, Origin, Start
 from kernel_mcp.sessions.cell import Ahead, Cell, StopReason, narrate
 from kernel_mcp.sessions.checking import Checks
 from kernel_mcp.sessions.checkpoints import Checkpoints, Resting
-from kernel_mcp.sessions.hibernation import Scratch, Sleep
+from kernel_mcp.sessions.hibernation import Scratch, Sleep, duration
 from kernel_mcp.sessions.keeping import Past, changed, lost_with, unlike
 from kernel_mcp.sessions.lifecycle import KernelLifecycle, Return
 from kernel_mcp.sessions.losses import Ledger, Loss, Notice
 from kernel_mcp.sessions.runner import CellQueue, CellRunner
-from kernel_mcp.sessions.saver import NOTEBOOK, Kept, Saver, write_forked, write_here
+from kernel_mcp.sessions.saver import NOTEBOOK, Kept, Saver, Written, write_forked, write_here
 from kernel_mcp.sessions.saving import UnfitToFork
 from kernel_mcp.sessions.snapshot import counted, descriptions
 from kernel_mcp.sessions.turns import Turns
@@ -49,6 +49,11 @@ if TYPE_CHECKING:
 Clock = Callable[[], float]
 
 
+RARELY = (
+    "For its size this session is saved in the background every {} at most: what cells do "
+    "meanwhile is lost if the server is killed. `del` what is large and not needed, or keep it in "
+    "a file"
+)
 AGAIN = (
     "It is tried again; until then, what cells have done since the last save ends with the server, "
     "and with a kernel that has no checkpoint"
@@ -78,6 +83,10 @@ NOT_SAVED = "the server ended before what this cell did was saved"
 VARIABLES_TIMEOUT_S = 5.0
 INQUIRY_S = 2.0
 """What code of values may take to tell a front end of them."""
+COMPUTED_S = 0.01
+"""Processor time of a kernel without a cell that tells of code which goes on."""
+FORKED_COMPUTED_S = 0.25
+"""The same where a forked child has saved, whose own end counts with it."""
 RETRY_S = 60.0
 """Pause after a failed hibernation; each further failure doubles it up to `RETRY_MOST_S`."""
 RETRY_MOST_S = 3600.0
@@ -138,6 +147,10 @@ class Session:
         self.keep_record = False
         self.trouble = ""
         """Why the last save in the background has failed; empty when it has not."""
+        self.saved_every_s = 0.0
+        """Seconds between two saves of what it holds, where that is long; else 0."""
+        self.threaded = False
+        """Whether its kernel could not be forked for the last save."""
         self.forgotten = False
         """Whether what is kept of it goes with its end."""
         self.spared_until = 0.0
@@ -181,6 +194,10 @@ class Session:
         self._shelving = anyio.Lock()
         self._disowning = anyio.Lock()
         self._saving: anyio.CancelScope | None = None
+        self._queued: anyio.CancelScope | None = None
+        """Of a save that waits for the end of a cell."""
+        self._computed: tuple[Kernel | None, float] = (None, 0.0)
+        """The kernel that was saved last, and its processor time behind that."""
         self._clock = clock
         self._turn = self.turn = anyio.Lock(fast_acquire=True)
         """Held by whoever uses or changes the kernel."""
@@ -249,7 +266,17 @@ class Session:
     @property
     def changed(self) -> bool:
         """Whether there is something that outlives the server and was not saved."""
-        return self.kept is not None and self.kept.dirty
+        if self.kept is None or self._closed:
+            return False
+        return self.kept.dirty or self._has_computed()
+
+    def _has_computed(self) -> bool:
+        """Whether code goes on between cells, as threads do, since the last save."""
+        kernel, used = self._computed
+        if kernel is None or kernel is not self.kernel or kernel.exit is not None:
+            return False
+        least = COMPUTED_S if self.threaded else FORKED_COMPUTED_S
+        return kernel.handle.usage().cpu_s - used > least
 
     @property
     def sleep(self) -> Sleep | None:
@@ -453,6 +480,7 @@ class Session:
         self.books.bound = book
         self._touched = True
         if self.kept is not None:
+            self._give_up_saving()
             async with self._shelving:
                 with Barrier("noting the notebook of a session", self.handle):
                     await self.kept.log()
@@ -475,14 +503,17 @@ class Session:
                 self.kept.settled()
             return done
 
-    async def save(self, *, most_bytes: int | None = None) -> int | None:
-        """Save what it holds for a later server: bytes written, None while it is in use.
+    async def save(self, *, urgent: bool = False, most_bytes: int | None = None) -> Written | None:
+        """Save what it holds for a later server, or return None while it is in use.
 
-        Cells go on meanwhile. With `most_bytes` all variables are saved, or none where they do not
-        fit. Raises HibernationError, OSError.
+        Cells go on meanwhile. An `urgent` save waits for the cell that runs, and the next cell
+        waits for it. With `most_bytes`, at the server's end, all variables are saved, or none where
+        they do not fit. Raises HibernationError, OSError.
         """
         kept, kernel = self.kept, self.kernel
-        if kept is None or not self.restful:
+        if most_bytes is not None and self._queued is not None:
+            self._queued.cancel()
+        if kept is None or self._closed or not (urgent or self.restful):
             return None
         async with self._shelving:
             with anyio.CancelScope() as scope:
@@ -490,14 +521,16 @@ class Session:
                 try:
                     if kernel is None or not self.lifecycle.used or kernel.exit is not None:
                         await kept.log()
-                        return 0
-                    sleep = await self._written(kept, kernel, most_bytes)
-                    if sleep is None or kernel is not self.kernel:
+                        return Written()
+                    written = await self._written(kept, kernel, urgent, most_bytes)
+                    if written is None or kernel is not self.kernel:
                         return None
+                    sleep, cpu_s = written
                     with anyio.CancelScope(shield=True):
                         await anyio.to_thread.run_sync(kept.keep, sleep)
                     kept.settled()
-                    return sleep.size
+                    self._computed = kernel, kernel.handle.usage().cpu_s
+                    return Written(sleep.size, cpu_s)
                 finally:
                     self._saving = None
                     with anyio.CancelScope(shield=True), Barrier("tidying a store", self.handle):
@@ -524,16 +557,46 @@ class Session:
             self.ledger.add(f"This session could not be saved in the background: {reason}. {AGAIN}")
         self.trouble = reason
 
-    async def _written(self, kept: Kept, kernel: Kernel, most_bytes: int | None) -> Sleep | None:
+    def rarely_saved(self, pause_s: float) -> None:
+        """Report, once, that what it holds can be saved every `pause_s` seconds only."""
+        if pause_s and not self.saved_every_s:
+            self.ledger.add(RARELY.format(duration(pause_s)))
+        self.saved_every_s = pause_s
+
+    async def _written(
+        self, kept: Kept, kernel: Kernel, urgent: bool, most_bytes: int | None
+    ) -> tuple[Sleep, float] | None:
+        turn = partial(self._between_cells, kernel, urgent)
         try:
-            idle = partial(self._serves, kernel)
-            return await write_forked(kernel, kept, self._turn, idle, most_bytes=most_bytes)
+            written = await write_forked(kernel, kept, turn, most_bytes=most_bytes)
+            self.threaded = False
         except UnfitToFork:
-            if not self.restful:
-                return None
-            async with self._turn:
+            async with turn() as free:
+                if not free:
+                    return None
                 work = partial(write_here, kernel, kept, most_bytes=most_bytes)
-                return await self.lifecycle.unless_needed(work)
+                written = await (work() if urgent else self.lifecycle.unless_needed(work))
+                self.threaded = True
+        return written
+
+    @asynccontextmanager
+    async def _between_cells(self, kernel: Kernel, urgent: bool) -> AsyncIterator[bool]:
+        """Hold the turn, and return True if the kernel may be saved now."""
+        if not urgent and not self.restful:
+            yield False
+            return
+        with anyio.CancelScope() as waiting:
+            self._queued = waiting
+            await self._turn.acquire()
+        self._queued = None
+        if waiting.cancelled_caught:
+            yield False
+            return
+        try:
+            busy = self.installing.locked() or (self.queue.busy and not urgent)
+            yield kernel is self.kernel and kernel.exit is None and not (busy or self._closed)
+        finally:
+            self._turn.release()
 
     def _last_save(self) -> tuple[Sleep, int] | None:
         """What was saved of its kernel while that lived, and the last cell in it."""
@@ -559,10 +622,6 @@ class Session:
                 changed(kernel.environment.packages, saved),
             ),
         )
-
-    def _serves(self, kernel: Kernel) -> bool:
-        """Whether this is still its kernel, and no cell runs or waits."""
-        return kernel is self.kernel and kernel.exit is None and not self.queue.busy
 
     async def stop_saving(self) -> None:
         """Give up a running `save`; nothing is written any more."""

@@ -26,6 +26,7 @@ from kernel_mcp.packages.requirements import Needs
 from kernel_mcp.packages.result import all_versions
 from kernel_mcp.policy import profile_in_words
 from kernel_mcp.services import Services
+from kernel_mcp.sessions.hibernation import duration
 from kernel_mcp.sessions.manager import Caller
 from kernel_mcp.sessions.session import Session
 from kernel_mcp.tools import (
@@ -412,7 +413,7 @@ async def _info(services: Services, session: Session, progress: ProgressCallback
         sandbox_found=found,
         checkpoints=session.lifecycle.checkpoints.words(session.kernel),
         audit_log=services.audit.state,
-        kept=services.kept + (f"; not saved now: {session.trouble}" if session.trouble else ""),
+        kept=services.kept + _saving(session),
         limits=LimitsModel(
             memory_mb=limits.memory_bytes // MIB,
             cpu_s=limits.cpu_seconds,
@@ -431,6 +432,15 @@ async def _info(services: Services, session: Session, progress: ProgressCallback
         problem=problem,
     )
     return _of_attached(described, session) if request.attach else described
+
+
+def _saving(session: Session) -> str:
+    """What `info` adds to the words on persistence for one session; empty when all is well."""
+    if session.trouble:
+        return f"; not saved now: {session.trouble}"
+    if every := session.saved_every_s:
+        return f"; for its size, this one every {duration(every)} at most while cells run"
+    return ""
 
 
 def _of_attached(info: ServerInfo, session: Session) -> ServerInfo:

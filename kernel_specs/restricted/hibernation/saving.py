@@ -22,6 +22,7 @@ import socket
 import struct
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NoReturn
 
@@ -93,6 +94,7 @@ def _write(host: socket.socket, take: Take, content: Mapping[str, Any]) -> None:
     dump, report = take(content, say)
     if content["whole"] and any(why.startswith(TOO_LARGE) for why in report["lost"].values()):
         report = {"status": "error", "reason": TOO_LARGE}
+    report["cpu_s"] = time.process_time()
     text = json.dumps(report).encode()
     host.sendall(BLOCK.pack(b"r", len(text)) + text)
     if report["status"] != "ok":

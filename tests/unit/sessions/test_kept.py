@@ -259,6 +259,59 @@ async def test_a_kernel_that_saves_itself_gives_way_to_a_cell_and_spares_its_pro
         assert session.kept.entry.saved.cell == 1
 
 
+async def test_an_urgent_save_waits_for_a_cell_and_no_cell_that_waits_ends_it(
+    tmp_path: Path,
+) -> None:
+    async with server(tmp_path) as only:
+        await only.run("a = 1")
+        session = only.manager.sessions[0]
+        running = session.submit("wait", 0.0)
+        only.source.dump = "hang"
+        written: list[object] = []
+
+        async def save() -> None:
+            written.append(await session.save(urgent=True))
+
+        async with anyio.create_task_group() as tasks:
+            await anyio.wait_all_tasks_blocked()
+            assert await session.save() is None
+            tasks.start_soon(save)
+            await anyio.wait_all_tasks_blocked()
+            assert not only.source.dumping.is_set()
+            only.source.kernels[-1].interrupt()
+            with anyio.fail_after(30):
+                await running.finished.wait()
+                await only.source.dumping.wait()
+            next_one = session.submit("b = 2", 0.0)
+            await anyio.wait_all_tasks_blocked()
+            assert not next_one.finished.is_set()
+            only.source.dump = ""
+            kernel = only.source.kernels[-1]
+            assert kernel._pending is not None
+            kernel._make(kernel._pending, {"leave": [], "shared": True}, b"")
+            with anyio.fail_after(30):
+                await next_one.finished.wait()
+        assert written[0] is not None
+        assert session.kept is not None
+        assert session.kept.entry.saved is not None
+        assert session.kept.entry.saved.names == ["a"]
+
+
+async def test_the_last_save_waits_for_none_that_waits_for_a_cell(tmp_path: Path) -> None:
+    async with server(tmp_path) as only:
+        await only.run("a = 1")
+        session = only.manager.sessions[0]
+        session.submit("wait", 0.0)
+        async with anyio.create_task_group() as tasks:
+            await anyio.wait_all_tasks_blocked()
+            tasks.start_soon(lambda: session.save(urgent=True))
+            await anyio.wait_all_tasks_blocked()
+            assert await session.save(most_bytes=9) is None
+            await anyio.wait_all_tasks_blocked()
+            assert not session._shelving.locked()
+            only.source.kernels[-1].interrupt()
+
+
 async def _killed_after_an_undo(folder: Path) -> None:
     async with server(folder, orderly=False) as first:
         await first.run("a = 1")

@@ -17,7 +17,7 @@ import pytest
 from kernel_mcp.errors import HibernationError
 from kernel_mcp.kernels.kernel import Answer, Kernel
 from kernel_mcp.kernels.wire import Message
-from kernel_mcp.sessions.saver import IDLE_S, Saver
+from kernel_mcp.sessions.saver import IDLE_S, LONGEST_S, Saver, Written
 from kernel_mcp.sessions.saving import BYTES_PER_S, Saving, UnfitToFork, pause_after
 from kernel_specs.restricted.hibernation.saving import BLOCK
 from tests.unit.fake_kernels import FakeClock
@@ -120,9 +120,18 @@ async def test_a_kernel_that_may_not_be_forked_says_why() -> None:
         await saving.begin(cast(Kernel, Forks(b"", unfit="a thread")), max_bytes=9)
 
 
-async def test_large_saves_are_rare() -> None:
-    assert pause_after(1000) == 60.0
-    assert pause_after(1000 * BYTES_PER_S) == 1000.0
+async def test_large_and_costly_saves_are_rare() -> None:
+    assert pause_after(1000 * BYTES_PER_S, 1.0) == 1000.0
+    assert pause_after(1000, 10.0) == 200.0
+
+
+@pytest.mark.parametrize("said", [-1.0, float("nan"), 1e9, "much", None])
+async def test_what_a_child_says_of_its_cost_is_bounded(tmp_path: Path, said: object) -> None:
+    with Saving() as saving, anyio.fail_after(30):
+        sends = report(cpu_s=said) + block(b"d", b"data")
+        await saving.begin(cast(Kernel, Forks(sends)), max_bytes=100)
+        await saving.finish(tmp_path / "dump", max_bytes=100)
+    assert 0.0 <= saving.cpu_s <= 60.0
 
 
 class Changing:
@@ -132,8 +141,11 @@ class Changing:
         self.handle = handle
         self.last_used = clock()
         self.changed = True
+        self.threaded = False
         self.saves: list[int | None] = []
-        self.written: int | None = 10
+        self.urgent: list[bool] = []
+        self.written: Written | None = Written(10)
+        self.rarely: list[float] = []
         self.failure: Exception | None = None
         self.told: list[str] = []
         self.done = anyio.Event()
@@ -144,16 +156,20 @@ class Changing:
     def unsaved(self, reason: str) -> None:
         self.told.append(reason)
 
+    def rarely_saved(self, pause_s: float) -> None:
+        self.rarely.append(pause_s)
+
     async def freed(self) -> bool:
         if self.busy or not self.held:
             return False
         self.held -= 1
         return True
 
-    async def save(self, *, most_bytes: int | None = None) -> int | None:
-        if self.busy or self.held:
+    async def save(self, *, urgent: bool = False, most_bytes: int | None = None) -> Written | None:
+        if (self.busy and not urgent) or self.held:
             return None
         self.saves.append(most_bytes)
+        self.urgent.append(urgent)
         self.changed = self.written is None
         self.done.set()
         if self.failure is not None:
@@ -161,10 +177,11 @@ class Changing:
         return self.written
 
 
-async def test_a_session_is_saved_when_it_has_been_idle_and_not_again_for_a_minute() -> None:
+async def test_a_session_is_saved_when_it_has_been_idle_and_then_as_often_as_it_costs() -> None:
     clock = FakeClock()
     saver = Saver(clock, lambda: None)
     session = Changing("s", clock)
+    session.written = Written(10, 0.5)
     async with anyio.create_task_group() as tasks:
         saver.touch(session)
         assert saver.due() == {"s": clock.now + IDLE_S}
@@ -176,9 +193,91 @@ async def test_a_session_is_saved_when_it_has_been_idle_and_not_again_for_a_minu
             while not saver.due():
                 saver.touch(session)
                 await anyio.lowlevel.checkpoint()
-        assert saver.due() == {"s": began + 60.0}
+        assert saver.due() == {"s": began + 10.0}
         tasks.cancel_scope.cancel()
     assert session.saves == [None]
+    assert session.rarely == [0.0]
+
+
+async def test_a_session_that_is_never_idle_is_saved_all_the_same() -> None:
+    clock = FakeClock()
+    saver = Saver(clock, lambda: None)
+    session = Changing("s", clock)
+    session.busy = True
+    begin, since = clock.now, []
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(saver.run)
+        for _ in range(150):  # cells 0.8 s apart
+            session.changed = True
+            session.last_used = clock.now = clock.now + 0.8
+            saver.touch(session)
+            saver._wake.set()
+            await anyio.wait_all_tasks_blocked()
+            if session.done.is_set():
+                session.done = anyio.Event()
+                since.append(clock.now - begin)
+                begin = clock.now
+        tasks.cancel_scope.cancel()
+    assert session.urgent == [True] * 3
+    assert all(LONGEST_S <= each <= LONGEST_S + 2 for each in since), since
+
+
+async def test_a_session_too_large_to_be_saved_often_is_told_so() -> None:
+    clock = FakeClock()
+    saver = Saver(clock, lambda: None)
+    session = Changing("s", clock)
+    session.written = Written(100 * BYTES_PER_S)
+    async with anyio.create_task_group() as tasks:
+        saver.touch(session)
+        began = clock.now = clock.now + IDLE_S
+        tasks.start_soon(saver.run)
+        await anyio.wait_all_tasks_blocked()
+        assert session.rarely == [100.0]
+        saver.touch(session)
+        assert saver.due() == {"s": began + 100.0}
+        tasks.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize(("threaded", "looks"), [(False, 1), (True, 4)])
+async def test_what_changes_without_a_cell_is_looked_for_as_long_as_that_may_be(
+    threaded: bool, looks: int
+) -> None:
+    clock = FakeClock()
+    saver = Saver(clock, lambda: None)
+    session = Changing("s", clock)
+    session.threaded = threaded
+    seen = []
+    async with anyio.create_task_group() as tasks:
+        saver.touch(session)
+        clock.now += IDLE_S
+        tasks.start_soon(saver.run)
+        await anyio.wait_all_tasks_blocked()
+        for _ in range(4):
+            seen.append(len(saver._looks))
+            clock.now += LONGEST_S
+            saver._wake.set()
+            await anyio.wait_all_tasks_blocked()
+        assert sum(seen) == looks
+        tasks.cancel_scope.cancel()
+    assert len(session.saves) == 1
+
+
+async def test_progress_of_a_thread_is_saved_without_a_cell() -> None:
+    clock = FakeClock()
+    saver = Saver(clock, lambda: None)
+    session = Changing("s", clock)
+    async with anyio.create_task_group() as tasks:
+        saver.touch(session)
+        clock.now += IDLE_S
+        tasks.start_soon(saver.run)
+        await anyio.wait_all_tasks_blocked()
+        for _ in range(3):
+            session.changed = True
+            clock.now += LONGEST_S
+            saver._wake.set()
+            await anyio.wait_all_tasks_blocked()
+        tasks.cancel_scope.cancel()
+    assert len(session.saves) == 4
 
 
 @pytest.mark.parametrize("failure", [HibernationError("no"), OSError(28, "full")])
