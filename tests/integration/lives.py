@@ -6,7 +6,7 @@ import json
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -62,8 +62,14 @@ class Place:
                 await anyio.sleep(0.02)
 
     @asynccontextmanager
-    async def life(self, *flags: str, work: Path | None = None) -> AsyncIterator[Life]:
-        """A client of a new server."""
+    async def life(
+        self,
+        *flags: str,
+        work: Path | None = None,
+        env: Mapping[str, str] | None = None,
+        user: Callable[[list[str]], list[str]] = list,
+    ) -> AsyncIterator[Life]:
+        """A client of a new server, started by the command that `user` makes of it."""
         work = work or self.work
         work.mkdir(exist_ok=True)
         inherited = {k: v for k, v in os.environ.items() if k.startswith(("UV_", "XDG_"))}
@@ -75,8 +81,8 @@ class Place:
             command += [*flags, *LEAN]
         started = StdioServerParameters(
             command="sh",
-            args=["-c", _TELL, str(pid), *command],
-            env={**inherited, "PYTHONPATH": str(ROOT), "HOME": str(self.root)},
+            args=["-c", _TELL, str(pid), *user(command)],
+            env={**inherited, "PYTHONPATH": str(ROOT), "HOME": str(self.root), **(env or {})},
             cwd=work,
         )
         async with Client(started) as client:

@@ -58,6 +58,7 @@ from kernel_mcp.sandbox.base import ContainerOptions, Sandbox, SandboxReport
 from kernel_mcp.sandbox.probe import REFUSED_CALL, Check, thorough_checks
 from kernel_mcp.sandbox.remedies import for_cgroups, surroundings
 from kernel_mcp.sandbox.select import AUTOMATIC, BACKENDS, WEAKER, proven_sandbox, select_sandbox
+from kernel_specs.template import immortal
 
 UNCONFINED = "none"
 SHORT_FOLDER = "/var/tmp"
@@ -425,12 +426,20 @@ def _versions(environment: KernelEnvironment | None) -> dict[str, str]:
         "landlock": f"version {version()}" if version() else "not available",
     }
     if environment is not None:
-        found["kernel"] = f"Python {environment.version}"
+        found["kernel"] = f"Python {environment.version}{_uncounted(environment.version)}"
         for package in environment.packages:
             name, _, number = package.partition("==")
             if name in ("ipykernel", "ipython"):
                 found[name] = number
     return found
+
+
+def _uncounted(version: str) -> str:
+    """Return a remark for a Python whose kernels count references to what the template has."""
+    tried = immortal.TRIED
+    if version in tried:
+        return ""
+    return f" (immortal objects, which save each session 5 MiB, are off: on in {', '.join(tried)})"
 
 
 def _bubblewrap() -> str:

@@ -18,11 +18,13 @@ from kernel_mcp.commands.doctor.examine import (
     Examination,
     _summed_up,
     _TrialRunner,
+    _versions,
     as_json,
     as_text,
 )
 from kernel_mcp.commands.doctor.trials import Trial, TrialKernel
 from kernel_mcp.errors import LaunchError
+from kernel_mcp.launch.base import KernelEnvironment
 from kernel_mcp.sandbox import remedies
 from kernel_mcp.sandbox.base import SandboxReport
 from kernel_mcp.sandbox.probe import Check
@@ -45,6 +47,15 @@ def test_a_backend_holds_with_gaps_it_admits_and_not_with_others() -> None:
     assert not diagnosis(GOOD, BAD).holds
     assert not diagnosis(GOOD, used="").holds
     assert not Diagnosis({}, (), "bwrap").holds
+
+
+@pytest.mark.parametrize(
+    ("version", "told"), [("3.12.1", "off: on in 3.13.0"), ("3.13.0", "Python 3.13.0")]
+)
+def test_where_references_are_counted_in_each_kernel_is_told(version: str, told: str) -> None:
+    environment = KernelEnvironment(Path("/usr/bin/python3"), (), version=version)
+    assert told in _versions(environment)["kernel"]
+    assert ("off" in told) == ("off" in _versions(environment)["kernel"])
 
 
 def test_a_backend_that_enforces_nothing_never_holds() -> None:

@@ -8,8 +8,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 import kernel_specs
 from kernel_specs.template import immortal
 
@@ -102,52 +100,3 @@ def test_nothing_is_left_and_a_kernel_copies_fewer_pages(tmp_path: Path) -> None
     assert found["changed"] == []
     assert not found["more"]
     assert found["rehearsed"] < (0.6 if immortal.possible() else 0.95) * found["new"], found
-
-
-KEEPING = """
-import sys
-sys.path.insert(0, sys.argv[1])
-from kernel_specs.template import immortal
-
-def function(value=("constant", 2)):
-    return "text of its own"
-
-kept = [function, function.__code__, function(), function.__defaults__, sys.modules, immortal]
-said = immortal.keep()
-counts = [sys.getrefcount(one) for one in kept]
-more = [list(kept) for _ in range(9)]
-print(said, counts == [sys.getrefcount(one) for one in kept], sys.getrefcount([]))
-"""
-
-
-@pytest.mark.skipif(
-    not immortal.possible(), reason="this Python counts all references; 3.12 and newer need not"
-)
-def test_references_to_what_stays_are_not_counted() -> None:
-    said, same, others = _kept()
-    assert int(said) > 1000
-    assert same == "True"
-    assert int(others) <= 2
-
-
-def test_where_that_cannot_be_nothing_is_touched(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(immortal, "possible", lambda: False)
-    assert immortal.keep() == 0
-
-
-def test_what_is_possible_goes_by_the_version() -> None:
-    build = sys.implementation.name == "cpython" and sys.maxsize > 1 << 32
-    assert immortal.possible() == (
-        build
-        and sys.version_info >= (3, 12)
-        and getattr(sys, "_is_gil_enabled", lambda: True)()
-        and not hasattr(sys, "gettotalrefcount")
-    )
-
-
-def _kept() -> list[str]:
-    done = subprocess.run(
-        [sys.executable, "-c", KEEPING, str(ROOT)], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout.split()
