@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import field
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 import anyio
 
-from kernel_mcp.errors import BranchError, KernelMcpError
+from kernel_mcp.errors import BranchError, KernelMcpError, SessionNotFound
 from kernel_mcp.launch.checkpoint import Checkpoint
 from kernel_mcp.records import dataclass
 
@@ -56,6 +57,9 @@ class Member(Protocol):
     def state(self) -> str:
         """One of new, idle, busy, hibernated, closed."""
 
+    def needed(self) -> AbstractContextManager[None]:
+        """Refuse hibernation inside this block."""
+
     @property
     def kernel(self) -> Kernel | None:
         """The live kernel."""
@@ -98,32 +102,40 @@ async def begin(session: Member, handles: Sequence[str]) -> list[tuple[Start, Or
     Raises BranchError, and LaunchError; no kernel of them is left then.
     """
     idle(session, "branch")
-    async with session.turn:
-        lifecycle = session.lifecycle
-        kernel = await lifecycle.ensure()
-        woken = _Woken()
-        try:
-            as_of = lifecycle.state_as_of or 0
-            lifecycle.checkpoints.stir()
-            made = await lifecycle.checkpoints.take(kernel, as_of, asked=True, hurry=True)
-            assert made is not None
-            async with anyio.create_task_group() as tasks:
-                for handle in handles:
-                    tasks.start_soon(woken.add, kernel, made, handle)
-            if woken.failure is not None:
-                raise woken.failure
-        except BaseException as error:
-            await woken.aclose()
-            if not isinstance(error, KernelMcpError):
-                raise
-            raise BranchError(
-                f"No branches could be made: {error}. The session goes on as it was; "
-                "create_session opens a separate, empty one."
-            ) from error
-        origin = session.origin
-        worked = tuple(lifecycle.cells_held) if origin is None else origin.worked
-        starts = [woken.found[handle] for handle in handles]
-        return [(start, Origin(session.handle, start.folder, worked)) for start in starts]
+    with session.needed():
+        async with session.turn:
+            if session.state == "closed":
+                raise SessionNotFound("This session was closed meanwhile.")
+            return await _begin(session, handles)
+
+
+async def _begin(session: Member, handles: Sequence[str]) -> list[tuple[Start, Origin]]:
+    """As `begin`, for whoever holds the turn."""
+    lifecycle = session.lifecycle
+    kernel = await lifecycle.ensure()
+    woken = _Woken()
+    try:
+        as_of = lifecycle.state_as_of or 0
+        lifecycle.checkpoints.stir()
+        made = await lifecycle.checkpoints.take(kernel, as_of, asked=True, hurry=True)
+        assert made is not None
+        async with anyio.create_task_group() as tasks:
+            for handle in handles:
+                tasks.start_soon(woken.add, kernel, made, handle)
+        if woken.failure is not None:
+            raise woken.failure
+    except BaseException as error:
+        await woken.aclose()
+        if not isinstance(error, KernelMcpError):
+            raise
+        raise BranchError(
+            f"No branches could be made: {error}. The session goes on as it was; "
+            "create_session opens a separate, empty one."
+        ) from error
+    origin = session.origin
+    worked = tuple(lifecycle.cells_held) if origin is None else origin.worked
+    starts = [woken.found[handle] for handle in handles]
+    return [(start, Origin(session.handle, start.folder, worked)) for start in starts]
 
 
 class _Woken:
@@ -155,18 +167,26 @@ async def adopt(branch: Member, root: Member, origin: Origin) -> list[int]:
     """
     idle(branch, "adopt")
     idle(root, "adopt")
-    async with root.turn, branch.turn:
-        kernel = await branch.lifecycle.ensure() if branch.lifecycle.holds else None
-        if kernel is None or not branch.lifecycle.used:
-            raise BranchError(
-                "This branch has no variables: it was reset, or they were lost. Run a cell in it "
-                "first, or close it with close_session."
-            )
-        gone: list[int] = []
-        with anyio.CancelScope(shield=True):
-            branch.lifecycle.give_away()
-            gone = await root.lifecycle.go_on_with(kernel, origin.worked)
-        await root.lifecycle.checkpoint(root.lifecycle.checkpoints.ahead)
+    with root.needed(), branch.needed():
+        async with root.turn, branch.turn:
+            if "closed" in (root.state, branch.state):
+                raise BranchError("Nothing was adopted: one of the sessions was closed meanwhile.")
+            return await _adopt(branch, root, origin)
+
+
+async def _adopt(branch: Member, root: Member, origin: Origin) -> list[int]:
+    """As `adopt`, for whoever holds both turns."""
+    kernel = await branch.lifecycle.ensure() if branch.lifecycle.holds else None
+    if kernel is None or not branch.lifecycle.used:
+        raise BranchError(
+            "This branch has no variables: it was reset, or they were lost. Run a cell in it "
+            "first, or close it with close_session."
+        )
+    gone: list[int] = []
+    with anyio.CancelScope(shield=True):
+        branch.lifecycle.give_away()
+        gone = await root.lifecycle.go_on_with(kernel, origin.worked)
+    await root.lifecycle.checkpoint(root.lifecycle.checkpoints.ahead)
     return gone
 
 

@@ -199,7 +199,7 @@ class KernelLifecycle:
         self._folder = ""
         self._engaged = False
         self._asleep: Notice | None = None
-        self._hibernating: anyio.CancelScope | None = None
+        self._giving_way: set[anyio.CancelScope] = set()
         self._hibernation = Hibernation(shelf, max_bytes=max_bytes, start=self._start_beside)
         self._overheard = Overheard(ledger)
         self._tasks: anyio.abc.TaskGroup | None = None
@@ -326,8 +326,7 @@ class KernelLifecycle:
         Raises HibernationError when something would be lost and it is not `forced`, KernelMcpError
         or OSError when the server cannot save; the kernel then stays.
         """
-        with Span("hibernate", session=self.request.session) as span, anyio.CancelScope() as scope:
-            self._hibernating = scope
+        with Span("hibernate", session=self.request.session) as span, self.giving_way() as scope:
             told = False
             try:
                 if self.kernel is not None and self.kernel.exit is not None:
@@ -337,7 +336,6 @@ class KernelLifecycle:
                 sleep = await self._hibernation.prepare(kernel, sleep, forced=forced)
                 told = not scope.cancel_called
             finally:
-                self._hibernating = None
                 self._engaged = False
                 if not told and self.kernel is not None:
                     self._miss(self.kernel)
@@ -366,18 +364,24 @@ class KernelLifecycle:
 
     async def unless_needed(self, work: Callable[[], Awaitable[T]]) -> T | None:
         """The result of `work` with the idle kernel; None when `cancel_hibernation` came before."""
-        with anyio.CancelScope() as scope:
-            self._hibernating = scope
-            try:
-                return await work()
-            finally:
-                self._hibernating = None
+        with self.giving_way():
+            return await work()
         return None
 
+    @contextmanager
+    def giving_way(self) -> Iterator[anyio.CancelScope]:
+        """Cancel this block, which may wait for its turn, when the kernel is needed."""
+        with anyio.CancelScope() as scope:
+            self._giving_way.add(scope)
+            try:
+                yield scope
+            finally:
+                self._giving_way.discard(scope)
+
     def cancel_hibernation(self) -> None:
-        """Cancel a running `hibernate` or `unless_needed`; the kernel stays."""
-        if self._hibernating is not None:
-            self._hibernating.cancel()
+        """Cancel every `hibernate` and `unless_needed`, also those that wait; the kernel stays."""
+        for scope in self._giving_way:
+            scope.cancel()
 
     def lose(self, what: str, loss: Loss) -> Notice:
         """Add a notice that all variables are lost; `what` is a sentence with the reason."""

@@ -7,8 +7,16 @@ from __future__ import annotations
 
 import logging
 from collections import Counter, defaultdict
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Coroutine,
+    Iterable,
+    Iterator,
+    Sequence,
+)
+from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 from typing import Any
 from weakref import WeakValueDictionary
@@ -57,8 +65,8 @@ class SessionQuota:
         self._everyone = everyone
         self._drop = drop
         self._spawn = spawn
-        self._forced: defaultdict[str, dict[str, anyio.Event]] = defaultdict(dict)
-        """Sessions that are being hibernated for another of their owner, by owner and handle."""
+        self._leaving: defaultdict[str, list[anyio.Event]] = defaultdict(list)
+        """Hibernations under way, by owner; each is set at its end."""
         self._coming: Counter[str] = Counter()
         """Sessions that `reserve` makes room for, by owner."""
         self._clock = clock
@@ -103,13 +111,22 @@ class SessionQuota:
 
     async def admit(self, session: Session) -> None:
         """Let a hibernated session have a kernel again. Raises SessionLimitReached."""
+        family = (each for each in session.family.members if each is not session)
+        if any(each.lifecycle.awake for each in family):  # which counts as one, and does already
+            if lack := self._shortage():
+                raise SessionLimitReached(lack)
+            session.lifecycle.awake = True
+            return
         async with self.reserve(session.owner):
             session.lifecycle.awake = True
 
     async def hibernate(self, session: Session, purpose: str = "") -> bool:
         """Hibernate a session unless it is in use; whether it sleeps now."""
         asleep = False
-        with Barrier("hibernating a session, which stays as it is", session.handle) as barrier:
+        with (
+            self._leaves(session.owner),
+            Barrier("hibernating a session, which stays as it is", session.handle) as barrier,
+        ):
             try:
                 asleep = await session.hibernate(purpose)
             except HibernationError as error:
@@ -122,20 +139,39 @@ class SessionQuota:
                 await self._drop_surplus(session.owner)
         return asleep
 
+    @contextmanager
+    def _leaves(self, owner: str) -> Iterator[None]:
+        """Inside this block a session of `owner` may be about to give up its kernel."""
+        ended = anyio.Event()
+        self._leaving[owner].append(ended)
+        try:
+            yield
+        finally:
+            self._leaving[owner].remove(ended)
+            ended.set()
+
     async def _make_room(self, owner: str) -> None:
-        forced = self._forced[owner]
-        if forced:
-            await _one_of(forced)
+        leaving = self._leaving[owner]
+        if leaving:
+            await _one_of(leaving)
         tried: set[str] = set()
         while self._lack(owner):
             session = self._longest_idle(owner, without=tried)
             if session is not None:
                 tried.add(session.handle)
-                forced[session.handle] = anyio.Event()
-                self._spawn(partial(self._force, session))
-            elif not forced:
+                self._spawn(partial(self._force, session, started := anyio.Event()))
+                await started.wait()
+            elif not leaving and not await self._freed(owner):
                 break
-            await _one_of(forced)
+            if leaving:
+                await _one_of(leaving)
+
+    async def _freed(self, owner: str) -> bool:
+        """Wait for saves, checkpoints and the like of idle sessions: whether there were any."""
+        for session in self._of(owner):
+            if session.lifecycle.awake and await session.freed():
+                return True
+        return False
 
     async def _make_room_elsewhere(self, owner: str) -> None:
         """Have one more session of a principal fit in with what it has on other servers.
@@ -224,14 +260,13 @@ class SessionQuota:
         return False
 
     def _asleep(self, owner: str) -> list[Session]:
-        return [session for session in self._of(owner) if session.state == "hibernated"]
+        return [session for session in self._of(owner) if session.dormant]
 
-    async def _force(self, session: Session) -> None:
+    async def _force(self, session: Session, started: anyio.Event) -> None:
         """Hibernate a session, also when no caller waits for it any more."""
-        try:
+        with self._leaves(session.owner):
+            started.set()
             await self.hibernate(session, MAKE_ROOM)
-        finally:
-            self._forced[session.owner].pop(session.handle).set()
 
     def _of(self, owner: str) -> list[Session]:
         return [session for session in self._sessions() if session.owner == owner]
@@ -249,8 +284,9 @@ class SessionQuota:
             most=self._principals.quotas(owner).asleep or 0,
             most_bytes=self._settings.hibernate_total_bytes,
         ):
-            logger.info("dropping a hibernated session that is one too many")
-            await self._drop(session)
+            if session in self._asleep(owner):  # still, after the ends of others
+                logger.info("dropping a hibernated session that is one too many")
+                await self._drop(session)
         await self._fits(owner, ASLEEP, self._principals.shared(owner).asleep or 0)
 
     def _lack(self, owner: str) -> str:
@@ -267,6 +303,11 @@ class SessionQuota:
                 "for one more now: others are in use. Try again in a minute, or end a session of "
                 "yours with close_session."
             )
+        return self._shortage()
+
+    def _shortage(self) -> str:
+        """Why the system has no room for one more kernel; empty when it has."""
+        awake = (session for session in self._sessions() if session.lifecycle.awake)
         coming = sum(session.kernel is None for session in awake)
         if shortage := self._capacity.shortage(coming + 1):
             return (
@@ -280,7 +321,7 @@ class SessionQuota:
         if most < self._settings.max_sessions:
             limit = "you may run at once (your quota `sessions`)"
         sessions = f"All {most} sessions that {limit}"
-        if self._forced[owner]:
+        if self._leaving[owner]:
             return (
                 f"{sessions} have kernels. One of them is being hibernated, which takes "
                 "unusually long. Try again in a minute, or end a session with close_session."
@@ -291,10 +332,10 @@ class SessionQuota:
         )
 
 
-async def _one_of(forced: dict[str, anyio.Event]) -> None:
-    """Wait for the newest forced hibernation, at most `SLOW_S` seconds."""
+async def _one_of(leaving: Sequence[anyio.Event]) -> None:
+    """Wait for the newest hibernation, at most `SLOW_S` seconds."""
     with anyio.move_on_after(SLOW_S):
-        await forced[next(reversed(forced))].wait()
+        await leaving[-1].wait()
 
 
 def _first_to_drop(session: Session) -> tuple[bool, float]:

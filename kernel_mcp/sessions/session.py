@@ -8,8 +8,8 @@ its cells one after the other, so a cell goes on when its call stops waiting.
 from __future__ import annotations
 
 import math
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -191,6 +191,8 @@ class Session:
         self._saver = saver
         self._returned = False
         """Whether its variables are as before cells that may have been saved."""
+        self._needs = 0
+        """Calls that use or replace the kernel, or wait for that."""
         self._shelving = anyio.Lock()
         self._disowning = anyio.Lock()
         self._saving: anyio.CancelScope | None = None
@@ -231,10 +233,22 @@ class Session:
 
         The variables of an attached kernel are not this server's to put away.
         """
+        return not self.turn.locked() and not self.starting and self._at_rest
+
+    @property
+    def dormant(self) -> bool:
+        """Whether it is hibernated, and nobody wakes it."""
+        return self.state == "hibernated" and not self._needs and not self.turn.locked()
+
+    @property
+    def _at_rest(self) -> bool:
+        """As `restful`, for whoever holds the turn."""
+        others = [each for each in self.family.members if each is not self]
         return (
             not self.request.attach
-            and all(each.state != "busy" and not each.turn.locked() for each in self.family.members)
+            and not self._needs
             and self.state in ("new", "idle")
+            and all(each.state != "busy" and not each.turn.locked() for each in others)
         )
 
     @property
@@ -388,6 +402,7 @@ class Session:
                 "them first, or adopt one; reset alone replaces this session's kernel."
             )
         async with AsyncExitStack() as held:
+            held.enter_context(self.needed())
             if packages:  # in the order in which an install takes them
                 await held.enter_async_context(self.installing)
             layer = self._layer if packages else None
@@ -427,6 +442,16 @@ class Session:
         self.last_used = self._clock()
         return notice
 
+    @contextmanager
+    def needed(self) -> Iterator[None]:
+        """Cancel a running hibernation, and refuse others inside this block."""
+        self._needs += 1
+        self.lifecycle.cancel_hibernation()
+        try:
+            yield
+        finally:
+            self._needs -= 1
+
     async def attach(self, progress: ProgressCallback = silence) -> None:
         """Join the kernel that was asked for, and only that one from now on. Raises LaunchError."""
         kernel = await self.ensure_kernel(progress)
@@ -445,15 +470,15 @@ class Session:
     async def ensure_kernel(self, progress: ProgressCallback = silence) -> Kernel:
         """The live kernel, or a new one; waits for no running cell. Raises KernelMcpError."""
         self._touched = True
-        self.lifecycle.cancel_hibernation()
-        kernel = self.kernel
-        if self.queue.current is not None and kernel is not None and kernel.exit is None:
-            return kernel
-        async with self._turn:
-            if self._closed:
-                raise SessionNotFound("This session was closed meanwhile.")
-            self.last_used = self._clock()
-            return await self.lifecycle.ensure(progress)
+        with self.needed():
+            kernel = self.kernel
+            if self.queue.current is not None and kernel is not None and kernel.exit is None:
+                return kernel
+            async with self._turn:
+                if self._closed:
+                    raise SessionNotFound("This session was closed meanwhile.")
+                self.last_used = self._clock()
+                return await self.lifecycle.ensure(progress)
 
     async def inquire(self, kind: str, content: dict[str, Any]) -> dict[str, Any] | None:
         """The reply to a request such as for completions; None while the kernel is in use or away.
@@ -494,14 +519,21 @@ class Session:
         """
         if not self.restful:
             return False
-        now = self._clock()
+        now, used = self._clock(), self.last_used
         self._give_up_saving()
-        async with self._shelving, self._turn:
+        async with AsyncExitStack() as held:
+            with self.lifecycle.giving_way() as waiting:
+                await held.enter_async_context(self._shelving)
+                await held.enter_async_context(self._turn)
+            used_since = self.last_used != used and not purpose
+            if waiting.cancel_called or used_since or not self._at_rest:
+                return False
             sleep = Sleep(now, now - self.last_used, purpose)
             done = await self.lifecycle.hibernate(sleep, forced=bool(purpose))
             if done and self.kept is not None:
                 self.kept.settled()
             return done
+        return False
 
     async def save(self, *, urgent: bool = False, most_bytes: int | None = None) -> Written | None:
         """Save what it holds for a later server, or return None while it is in use.
@@ -510,12 +542,15 @@ class Session:
         waits for it. With `most_bytes`, at the server's end, all variables are saved, or none where
         they do not fit. Raises HibernationError, OSError.
         """
-        kept, kernel = self.kept, self.kernel
+        kept = self.kept
         if most_bytes is not None and self._queued is not None:
             self._queued.cancel()
         if kept is None or self._closed or not (urgent or self.restful):
             return None
         async with self._shelving:
+            if self._closed:
+                return None
+            kernel = self.kernel  # of now, after whatever it has waited for
             with anyio.CancelScope() as scope:
                 self._saving = scope
                 try:
@@ -637,8 +672,9 @@ class Session:
                 "undo again."
             )
         try:
-            async with self._turn:
-                back = await self.lifecycle.undo(cells)
+            with self.needed():
+                async with self._turn:
+                    back = await self.lifecycle.undo(cells)
             self.cells.undone.update(back.undone)
         finally:
             await self.disown()
