@@ -66,6 +66,7 @@ class StopReason(str, Enum):
     CANCEL = "cancel"
     RESET = "reset"
     CLOSE = "close"
+    END = "end"
 
 
 AT_ONCE = (StopReason.RESET, StopReason.CLOSE)

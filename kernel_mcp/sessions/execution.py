@@ -293,6 +293,7 @@ def _wish(kernel: Kernel, cell: Cell, reason: StopReason | None, cpu_s: float) -
         StopReason.CANCEL: "the call that started it was cancelled",
         StopReason.RESET: "the session was reset",
         StopReason.CLOSE: "the session was closed",
+        StopReason.END: "the server ends",
     }[reason]
 
 

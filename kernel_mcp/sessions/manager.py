@@ -190,12 +190,14 @@ class SessionManager:
                     if session.kept is not None:
                         with Barrier("saying that a session ends", session.handle):
                             session.kept.entry.ends()
-                patience = self._settings.patience
-                await self._saver.finish(patience)
+                for session in self.sessions:
+                    if session.state == "busy":
+                        session.touch()
+                await self._saver.finish()
                 for session in self.sessions:
                     with Barrier("closing a session", session.handle):
                         session.close()
-                longest_s = CLOSE_TIMEOUT_S * patience
+                longest_s = CLOSE_TIMEOUT_S * self._settings.patience
                 with anyio.CancelScope(shield=True), anyio.move_on_after(longest_s):
                     for session in self.sessions:
                         await session.ended.wait()

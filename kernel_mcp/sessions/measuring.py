@@ -20,6 +20,7 @@ _STOPPED = {
     StopReason.CANCEL: "asked",
     StopReason.RESET: "asked",
     StopReason.CLOSE: "asked",
+    StopReason.END: "asked",
 }
 
 

@@ -224,8 +224,8 @@ class Saveable(Protocol):
         HibernationError, OSError.
         """
 
-    async def freed(self) -> bool:
-        """Wait for what keeps it from being saved and ends soon: whether there was any."""
+    async def settle(self) -> bool:
+        """Stop its cells and wait until it can be saved; False where nothing was under way."""
 
     def unsaved(self, reason: str) -> None:
         """The last save has failed for a reason; an empty one: it has not."""
@@ -312,10 +312,13 @@ RETRY_S = 60.0
 RETRY_MOST_S = 3600.0
 AT_ONCE = 2
 """Saves at a time. Those that wait for a cell do not count: they could keep others waiting."""
-LAST_S = 1.6
-"""For all saves at the server's end: clients wait some 2 s."""
+LAST_S = 30.0
+"""Seconds for all saves at the server's end, small ones first: many clients kill it after 4 s."""
+SETTLE_S = 2.5
+"""Seconds that cells have to stop at the end. Shorter than `--grace`, after which a kernel is
+killed: a session that stops later has no time left for its save."""
 LAST_AT_ONCE = 8
-LAST_BYTES = 20 * MIB
+SMALL_BYTES = 20 * MIB
 
 
 class Saver:
@@ -401,19 +404,17 @@ class Saver:
             elif session.threaded:
                 self._looks[handle] = (session, now + LONGEST_S)
 
-    async def finish(self, patience: float = 1.0) -> None:
-        """Save what has changed and is small, in the time that a server has at its end.
-
-        That is `patience` times what one on stdin and stdout has.
-        """
+    async def finish(self) -> None:
+        """Save what has changed at the server's end, in `LAST_S`: small sessions first."""
         found = dict(self._waiting)
         found |= {name: each for name, (each, _) in self._looks.items() if each.changed}
-        sessions, self._waiting, self._looks = list(found.values()), {}, {}
-        limiter = anyio.CapacityLimiter(LAST_AT_ONCE)
-        with anyio.CancelScope(shield=True), anyio.move_on_after(LAST_S * patience):
-            async with anyio.create_task_group() as tasks:
-                for session in sessions:
-                    tasks.start_soon(self._last, session, limiter)
+        left, self._waiting, self._looks = list(found.values()), {}, {}
+        with anyio.CancelScope(shield=True), anyio.move_on_after(LAST_S):
+            for most_bytes in (SMALL_BYTES, None):
+                limiter, sessions, left = anyio.CapacityLimiter(LAST_AT_ONCE), left, []
+                async with anyio.create_task_group() as tasks:
+                    for session in sessions:
+                        tasks.start_soon(self._last, session, most_bytes, limiter, left)
 
     async def _save(self, session: Saveable, limiter: anyio.CapacityLimiter) -> None:
         handle, began = session.handle, self._clock()
@@ -464,12 +465,27 @@ class Saver:
         count = self._failures[handle] = self._failures.get(handle, 0) + 1
         self._not_before[handle] = began + min(RETRY_S * 2 ** (count - 1), RETRY_MOST_S)
 
-    async def _last(self, session: Saveable, limiter: anyio.CapacityLimiter) -> None:
+    async def _last(
+        self,
+        session: Saveable,
+        most_bytes: int | None,
+        limiter: anyio.CapacityLimiter,
+        left: list[Saveable],
+    ) -> None:
+        """Stop the cells of a session and save it; add it to `left` where it is too large."""
         with Barrier("keeping a session at the end", session.handle):
+            with anyio.move_on_after(SETTLE_S) as settling:
+                await session.settle()
+            if settling.cancelled_caught:
+                logger.warning("session %s was not kept: its cell did not stop", session.handle)
+                return
             try:
                 async with limiter:
-                    while await session.save(most_bytes=LAST_BYTES) is None:
-                        if not await session.freed():
+                    while await session.save(most_bytes=most_bytes) is None:
+                        if not await session.settle():
                             return
             except HibernationError as error:
-                logger.warning("what has changed in a session was not kept: %s", error)
+                if most_bytes is None:
+                    logger.warning("what has changed in a session was not kept: %s", error)
+                else:
+                    left.append(session)

@@ -79,6 +79,7 @@ INSTEAD = {
     "list_files": "List folders by code: it runs where that kernel runs.",
 }
 """What to do in an attached kernel, by tool."""
+ENDED = "the server ended before this cell began"
 NOT_SAVED = "the server ended before what this cell did was saved"
 VARIABLES_TIMEOUT_S = 5.0
 INQUIRY_S = 2.0
@@ -572,10 +573,29 @@ class Session:
                         await anyio.to_thread.run_sync(kept.entry.tidy)
         return None
 
+    async def settle(self) -> bool:
+        """Stop the cells of its family, as the server ends, and wait until all are at rest.
+
+        Running cells are interrupted, waiting ones are not run. Return False where nothing was
+        under way.
+        """
+        held = [each for each in self.family.members if each.state == "busy" or each.turn.locked()]
+        for each in held:
+            while each.queue.withdraw(ENDED):
+                pass
+            if (cell := each.queue.current) is not None:
+                cell.stop(StopReason.END)
+        for each in held:
+            if (cell := each.queue.current) is not None:
+                await cell.finished.wait()
+            async with each.installing, each.turn:
+                await anyio.lowlevel.checkpoint()
+        return bool(held)
+
     async def freed(self) -> bool:
         """Wait for work of its own that keeps it from being saved, such as a checkpoint.
 
-        Whether there was any. Code that runs may never end, and is not waited for.
+        Return True if there was any. Code that runs may never end, and is not waited for.
         """
         members = self.family.members
         if any(each.state == "busy" for each in members):

@@ -69,11 +69,15 @@ class RawServer:
         pytest.fail("the server closed its output")
 
     def execute(self, number: int, code: str, *, answer: bool = True) -> None:
-        arguments = {"code": code, "wait": 30}
-        params = {"name": "execute", "arguments": arguments}
+        self.call(number, "execute", answer=answer, code=code, wait=30)
+
+    def call(
+        self, number: int, tool: str, *, answer: bool = True, **arguments: object
+    ) -> dict[str, object]:
+        """Call a tool; nothing is returned where its `answer` is not waited for."""
+        params = {"name": tool, "arguments": arguments}
         self.send({"jsonrpc": "2.0", "id": number, "method": "tools/call", "params": params})
-        if answer:
-            self.read(number)
+        return self.read(number) if answer else {}
 
     def descendants(self) -> set[int]:
         """Every process below the server."""

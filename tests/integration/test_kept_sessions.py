@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -14,6 +15,7 @@ import pytest
 
 from tests.integration.agent import ANALYSIS, lost, notices
 from tests.integration.lives import Place
+from tests.integration.rawserver import RawServer
 
 pytestmark = [pytest.mark.anyio]
 
@@ -155,6 +157,33 @@ async def test_a_signal_while_the_server_ends_cuts_no_save_short(
             os.kill(life.pid, first)
     async with place.life() as life:
         assert (await life.run("slow")).text.startswith("7")
+
+
+LOOP = "import itertools\nfor later in itertools.count():\n    work = [later] * 10"
+ENDS = {
+    "end of input": lambda server: server.process.stdin.close(),
+    "SIGTERM": lambda server: server.process.send_signal(signal.SIGTERM),
+    "SIGHUP": lambda server: server.process.send_signal(signal.SIGHUP),
+}
+
+
+@pytest.mark.parametrize("wait", [0, 30], ids=["in the background", "in a call"])
+@pytest.mark.parametrize("end", ENDS)
+def test_a_server_that_ends_while_a_cell_runs_keeps_its_work_and_what_was_there_before(
+    tmp_path: Path, end: str, wait: float
+) -> None:
+    for number in range(2):
+        server = RawServer(tmp_path / str(number), "--persist", "1G,1d")
+        server.call(2, "execute", code="earlier = 41")
+        server.call(3, "execute", answer=wait == 0, code=LOOP, wait=wait)
+        server.call(4, "interrupt", cell=1)
+        ENDS[end](server)
+        assert server.process.wait(60) == 0
+        server.close()
+        server = RawServer(tmp_path / str(number), "--persist", "1G,1d")
+        answer = server.call(2, "execute", code="earlier, 'later' in globals(), len(work)")
+        server.close()
+        assert "(41, True, 10)" in json.dumps(answer)
 
 
 async def test_what_was_undone_does_not_come_back_when_the_server_is_killed(place: Place) -> None:

@@ -17,7 +17,7 @@ import pytest
 from kernel_mcp.errors import HibernationError
 from kernel_mcp.kernels.kernel import Answer, Kernel
 from kernel_mcp.kernels.wire import Message
-from kernel_mcp.sessions.saver import IDLE_S, LONGEST_S, Saver, Written
+from kernel_mcp.sessions.saver import IDLE_S, LONGEST_S, SMALL_BYTES, Saver, Written
 from kernel_mcp.sessions.saving import BYTES_PER_S, Saving, UnfitToFork, pause_after
 from kernel_specs.restricted.hibernation.saving import BLOCK
 from tests.unit.fake_kernels import FakeClock
@@ -159,8 +159,10 @@ class Changing:
     def rarely_saved(self, pause_s: float) -> None:
         self.rarely.append(pause_s)
 
-    async def freed(self) -> bool:
-        if self.busy or not self.held:
+    async def settle(self) -> bool:
+        if self.busy:
+            await anyio.sleep_forever()
+        if not self.held:
             return False
         self.held -= 1
         return True
@@ -308,20 +310,33 @@ async def test_a_session_that_cannot_be_saved_is_tried_again_ever_later(
         tasks.cancel_scope.cancel()
 
 
-async def test_at_the_end_what_has_changed_is_saved_whole_or_not_at_all() -> None:
+async def test_at_the_end_small_sessions_are_saved_before_large_ones() -> None:
     clock = FakeClock()
     saver = Saver(clock, lambda: None)
-    sessions = [Changing(f"s{number}", clock) for number in range(3)]
-    sessions[1].failure = HibernationError("too large")
-    for session in sessions:
-        saver.touch(session)
+    order: list[tuple[str, int | None]] = []
+
+    class Sized(Changing):
+        async def save(
+            self, *, urgent: bool = False, most_bytes: int | None = None
+        ) -> Written | None:
+            order.append((self.handle, most_bytes))
+            if self.handle == "large" and most_bytes is not None:
+                raise HibernationError("too large")
+            return await super().save(most_bytes=most_bytes)
+
+    for handle in ("large", "small", "smaller"):
+        saver.touch(Sized(handle, clock))
     await saver.finish()
-    assert [session.saves for session in sessions] == [[20 * 2**20]] * 3
+    assert sorted(order[:3]) == [(each, SMALL_BYTES) for each in ("large", "small", "smaller")]
+    assert order[3:] == [("large", None)]
     await saver.finish()
-    assert len(sessions[0].saves) == 1
+    assert len(order) == 4
 
 
-async def test_the_end_waits_for_a_checkpoint_and_not_for_code_that_runs() -> None:
+async def test_the_end_stops_cells_and_one_that_does_not_stop_holds_up_no_other_session(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("kernel_mcp.sessions.saver.SETTLE_S", 0.01)
     clock = FakeClock()
     saver = Saver(clock, lambda: None)
     held, busy = Changing("held", clock), Changing("busy", clock)
