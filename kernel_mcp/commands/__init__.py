@@ -246,6 +246,7 @@ def run_sessions(argv: Sequence[str]) -> int:
 def _list_sessions(store: SessionStore) -> None:
     from kernel_mcp.sessions.keeping import moment
 
+    store.collect()
     found = store.entries()
     now = store.now()
     for each in found:
@@ -331,6 +332,7 @@ def _forget_sessions(store: SessionStore, folder: str, names: Sequence[str] | No
     """Remove sessions of a folder, or all for None; 1 when one could not be."""
     from kernel_mcp.sessions.store import Key
 
+    store.collect()
     there = {each.id: each for each in store.entries()}
     wanted = [*there] if names is None else [Key(folder, name).id for name in names]
     failed = 0

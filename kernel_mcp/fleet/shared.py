@@ -332,9 +332,9 @@ class _SharedEntry(Entry):
         super().commit(saved)
         self._store.copy(self, saved)
 
-    def remove(self, *, but_workspace: bool = False) -> None:
+    def remove(self) -> None:
         """See `Entry`."""
-        super().remove(but_workspace=but_workspace)
+        super().remove()
         self._store.forget_row(self.key.name)
 
 

@@ -184,7 +184,7 @@ def _write(cell: Cell, place: Place) -> str:
 
     def add(document: Document) -> str:
         name = unlike(secrets.token_hex(4), (each.id for each in document.cells))
-        document.insert(len(document.cells), code_cell(name, cell.code, outputs, count))
+        document.insert(len(document.cells), code_cell(name, cell.recorded, outputs, count))
         return name
 
     def update(document: Document) -> str:

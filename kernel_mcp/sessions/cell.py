@@ -119,6 +119,7 @@ class Cell:
     `missing` is what it wanted and was not there, as `policy.missing` names it.
     `origin` is the request that it came with, `who` the principal that sent it. `author` is empty
     for the agent; a cell of another author is `told` from the first, as no answer is about it.
+    `recorded` is the code as it is written to disk, with masks over hidden values.
     `plain` is the code without the installations it began with, `installed` what came of those.
     """
 
@@ -131,8 +132,10 @@ class Cell:
         *,
         author: str = "",
         watchers: Sequence[Watcher] = (),
+        recorded: str | None = None,
     ) -> None:
         self.number = number
+        self.recorded = code if recorded is None else recorded
         self.author = author
         self._watchers = watchers
         self.code = self.plain = code

@@ -452,8 +452,8 @@ def none_of(kernel: Kernel) -> str:
 
 LOST = "all variables are lost. Save what took long to compute"
 SAVED = (
-    "it goes back to the last save in the background, which comes 2 s after a cell and at most "
-    "once a minute"
+    "it goes back to the last save in the background, which comes 2 s after a cell, or 30 s after "
+    "the first of many in a row"
 )
 
 

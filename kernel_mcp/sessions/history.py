@@ -353,7 +353,7 @@ def _row(cell: Cell) -> dict[str, Any]:
     assert outcome is not None
     return {
         "cell": cell.number,
-        "code": cell.code,
+        "code": cell.recorded,
         "author": cell.author,
         "outcome": [outcome.state_kept, outcome.cause, outcome.exit_code],
         "phase": cell.phase.value,

@@ -25,6 +25,7 @@ from kernel_mcp.files.workspace import DiskShare, Workspace
 from kernel_mcp.identity import LOCAL, Principal
 from kernel_mcp.kernels.factory import KernelRequest, KernelSource
 from kernel_mcp.linux.safe_tree import make_private
+from kernel_mcp.output.text import Masks
 from kernel_mcp.records import dataclass
 from kernel_mcp.sessions import branches
 from kernel_mcp.sessions.audit import Audit
@@ -134,6 +135,7 @@ class SessionManager:
         """
         self._roll = roll or OwnRoll()
         self._settings = settings
+        self._masks = Masks(settings.hidden)
         self._source = source
         self._folders = folders
         self._workspace = workspace
@@ -180,6 +182,7 @@ class SessionManager:
         async with anyio.create_task_group() as tasks:
             self._tasks = tasks
             if self._keeping is not None:
+                tasks.start_soon(self._collect, self._keeping)
                 tasks.start_soon(self._saver.run)
             if self.principals.several or self._settings.quotas != Quotas():
                 tasks.start_soon(Overseer(self.principals, lambda: self.sessions).run)
@@ -202,6 +205,10 @@ class SessionManager:
                     for session in self.sessions:
                         await session.ended.wait()
                 tasks.cancel_scope.cancel()
+
+    async def _collect(self, keeping: Keeping) -> None:
+        with Barrier("removing what is left of closed sessions"):
+            await anyio.to_thread.run_sync(keeping.store.collect)
 
     @property
     def sessions(self) -> list[Session]:
@@ -457,7 +464,7 @@ class SessionManager:
         kept = None
         if entry is not None and self._keeping is not None:
             with Barrier("keeping a session", handle) as barrier:
-                kept = Kept(entry, self._keeping, request, timeout_s)
+                kept = Kept(entry, self._keeping, request, timeout_s, self._masks)
             if barrier.failure is not None:
                 claim = Claim(note=f"This session is not kept: {reason_of(barrier.failure)}")
         session = Session(
@@ -481,6 +488,7 @@ class SessionManager:
             saver=self._saver,
             checkpoints=self._settings.checkpoints,
             resting=self._resting.setdefault(caller.principal, Resting(busy=self._busy)),
+            masks=self._masks,
         )
         session.held_back = claim.held_back
         if kept is not None:
@@ -562,6 +570,7 @@ class SessionManager:
             preparation=self._preparation,
             checkpoints=self._settings.checkpoints,
             resting=self._resting.setdefault(parent.owner, Resting(busy=self._busy)),
+            masks=self._masks,
         )
         session.installing = parent.installing
         session.join(parent.family, start, origin)
@@ -833,7 +842,7 @@ class SessionManager:
             with Barrier("putting a kept session away", session.handle):
                 await session.stop_saving()
                 if session.forgotten or session.blank:
-                    await surely(partial(kept.entry.remove, but_workspace=self._folders.keep))
+                    await surely(kept.entry.remove)
                 elif kept.unlogged:
                     await kept.log()
             kept.close()

@@ -117,7 +117,7 @@ class _Writer:
             "metadata": {"kernel-mcp": {k: v for k, v in remarks.items() if v}, **tags},
             "execution_count": count,
         }
-        pieces = [compact(head)[:-1], b',"source":', *string([cell.code]), b',"outputs":[']
+        pieces = [compact(head)[:-1], b',"source":', *string([cell.recorded]), b',"outputs":[']
         for place, output in enumerate(outputs):
             pieces.append(b",\n" if place else b"\n")
             pieces += output

@@ -17,6 +17,7 @@ from kernel_mcp.errors import KernelGone, KernelMcpError
 from kernel_mcp.output.displays import DisplayIndex
 from kernel_mcp.output.items import Failure
 from kernel_mcp.output.outputs import OutputLog
+from kernel_mcp.output.text import Masks
 from kernel_mcp.policy import Policy
 from kernel_mcp.policy.check import own_modules
 from kernel_mcp.sessions.audit import Journal
@@ -48,7 +49,15 @@ class CellQueue:
     Their outputs go to files in `folder`; `clock` is the session's.
     """
 
-    def __init__(self, folder: Path, clock: Callable[[], float], ledger: Ledger) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        clock: Callable[[], float],
+        ledger: Ledger,
+        masks: Masks | None = None,
+    ) -> None:
+        """`masks` are put over code that is written to disk."""
+        self._masks = masks or Masks()
         self.news = News(ledger)
         self._displays: DisplayIndex[OutputLog] = DisplayIndex()
         self.cells = History(folder, self._displays)
@@ -70,7 +79,15 @@ class CellQueue:
         """Make a cell that waits behind all others."""
         number = len(self.cells) + 1
         log = OutputLog(self._folder, number, index=self._displays)
-        cell = Cell(number, code, timeout_s, log, author=author, watchers=self.watchers)
+        cell = Cell(
+            number,
+            code,
+            timeout_s,
+            log,
+            author=author,
+            watchers=self.watchers,
+            recorded=self._masks.masked(code),
+        )
         self.cells.append(cell)
         self._waiting.append(cell)
         return cell

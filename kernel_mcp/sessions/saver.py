@@ -19,7 +19,7 @@ from kernel_mcp.barriers import Barrier, reason_of
 from kernel_mcp.config.values import MIB
 from kernel_mcp.errors import HibernationError
 from kernel_mcp.kernels.factory import KernelRequest
-from kernel_mcp.output.text import one_line
+from kernel_mcp.output.text import Masks, one_line
 from kernel_mcp.records import dataclass
 from kernel_mcp.sessions.hibernation import Sleep
 from kernel_mcp.sessions.history import History
@@ -50,9 +50,15 @@ class Kept:
     """The `Shelf` of a session that outlives the server: its entry, its trace, what is saved."""
 
     def __init__(
-        self, entry: Entry, keeping: Keeping, request: KernelRequest, timeout_s: float
+        self,
+        entry: Entry,
+        keeping: Keeping,
+        request: KernelRequest,
+        timeout_s: float,
+        masks: Masks | None = None,
     ) -> None:
-        """Raises OSError."""
+        """`masks` are put over previews of variables. Raises OSError."""
+        self._masks = masks or Masks()
         self.entry = entry
         self.cells: History | None = None
         self.cell: Callable[[], int | None] = lambda: None
@@ -111,10 +117,12 @@ class Kept:
     def keep(self, sleep: Sleep) -> None:
         """See `Shelf`."""
         dump = sleep.dump
-        saved = replace(self._next, dump="", size=0, variables={"lost": dict(sleep.lost)})
+        lost = {name: self._masks.masked(reason) for name, reason in sleep.lost.items()}
+        saved = replace(self._next, dump="", size=0, variables={"lost": lost})
         if dump is not None:
-            row = {**dump.row(), "lost": dict(sleep.lost), "copies": [*sleep.copies]}
+            row = {**dump.row(), "lost": lost, "copies": [*sleep.copies]}
             row["files"] = [*sleep.files]
+            row["variables"] = self._masks.anywhere(row["variables"], {"name"})
             sync(dump.path)
             saved = replace(saved, dump=dump.path.name, size=dump.size, variables=row)
         self.entry.commit(saved)

@@ -24,6 +24,7 @@ from kernel_mcp.environments.uv import ProgressCallback, silence
 from kernel_mcp.errors import BranchError, InputError, LaunchError, SessionNotFound, UndoError
 from kernel_mcp.files.workspace import Workspace
 from kernel_mcp.kernels.factory import KernelRequest, KernelSource
+from kernel_mcp.output.text import Masks
 from kernel_mcp.sessions.audit import SILENT, Journal
 from kernel_mcp.sessions.books import Books
 from kernel_mcp.sessions.branches import Family, Origin, Start
@@ -122,11 +123,12 @@ class Session:
         saver: Saver | None = None,
         checkpoints: str = "off",
         resting: Resting | None = None,
+        masks: Masks | None = None,
     ) -> None:
         """`admit` reserves a kernel for a hibernated session. Times are seconds of `clock`.
 
         `timeout_s` is the limit of cells whose calls name none. `kept` is what outlives the server
-        of it, if anything, which `saver` saves.
+        of it, if anything, which `saver` saves. `masks` are put over code that is written to disk.
         """
         self.request = request
         self.timeout_s = timeout_s
@@ -158,7 +160,7 @@ class Session:
         self._spared_s = 0.0
         self.ledger = Ledger()
         self.kept = kept
-        self.queue = CellQueue(cells_dir, clock, self.ledger)
+        self.queue = CellQueue(cells_dir, clock, self.ledger, masks)
         self.cells = self.queue.cells
         self.lifecycle = KernelLifecycle(
             request,
@@ -876,7 +878,7 @@ class Session:
         if cell is None:
             return
         if self.kept is not None:
-            self.kept.begins(cell.number, cell.code)
+            self.kept.begins(cell.number, cell.recorded)
         self.books.begins(cell)
         try:
             if cell.outcome is None:

@@ -45,6 +45,8 @@ PAUSE_S = 0.01
 _DUMP = "variables-"
 _NEW = ".new"
 _BRANCHED = "branched"
+_GONE = ".gone"
+"""How the record of an entry ends whose removal has begun."""
 
 logger = logging.getLogger(__name__)
 
@@ -159,11 +161,13 @@ class Entry:
     says that the session had branches when its last server was killed, or has some now.
     """
 
-    def __init__(self, store: SessionStore, key: Key, lock: int) -> None:
+    def __init__(self, store: SessionStore, key: Key, lock: int, id: str = "") -> None:  # noqa: A002  # what it is
+        """Without an `id` it is that of the `key`."""
+        id = id or key.id  # noqa: A001
         self.key = key
-        self.workspace = store.workspaces / key.id
-        self.layer = store.layers / key.id
-        self.folder = store.records / key.id
+        self.workspace = store.workspaces / id
+        self.layer = store.layers / id
+        self.folder = store.records / id
         self.records = self.folder / "r"
         self.saved: Saved | None = None
         self.problem = ""
@@ -248,14 +252,23 @@ class Entry:
             none = dataclasses.replace(self.saved, dump="", size=0, variables={}, moment=0.0)
             self.commit(dataclasses.replace(none, cell=cell, through=cell, undone=False))
 
-    def remove(self, *, but_workspace: bool = False) -> None:
-        """Remove all of it. Raises OSError when something stays."""
-        manifest = self.folder / MANIFEST
-        manifest.unlink(missing_ok=True)  # first: from here on there is nothing to come back
-        remove_tree(self.folder)
-        remove_tree(self.layer)
-        if not but_workspace:
-            remove_tree(self.workspace)
+    def remove(self) -> None:
+        """Remove all of it. Raises OSError when something stays.
+
+        From its first step on there is nothing to come back, and `finish_removal` can go on.
+        """
+        with contextlib.suppress(FileNotFoundError):
+            self.folder.rename(self._gone)
+        self.finish_removal()
+
+    def finish_removal(self) -> None:
+        """Remove what is left of an entry whose removal has begun. Raises OSError."""
+        for each in (self.layer, self.workspace, self._gone):
+            remove_tree(each)
+
+    @property
+    def _gone(self) -> Path:
+        return self.folder.with_name(self.folder.name + _GONE)
 
     def ends(self) -> None:
         """Have others wait for it: it is about to be closed."""
@@ -309,7 +322,9 @@ class SessionStore:
             return None
         entry = self._entry(key, lock)
         try:
-            if self._expired(entry.folder):
+            if not entry.folder.exists():
+                entry.finish_removal()
+            elif self._expired(entry.folder):
                 entry.remove()
             entry.make()
         except BaseException:
@@ -334,15 +349,36 @@ class SessionStore:
         lock = self._hold(id)
         if lock is None:
             return False
-        entry = Entry(self, Key("", ""), lock)
-        entry.folder, entry.records = self.records / id, self.records / id / "r"
-        entry.workspace, entry.layer = self.workspaces / id, self.layers / id
+        entry = Entry(self, Key("", ""), lock, id)
         try:
             entry.remove()
             (self._locks / id).unlink(missing_ok=True)
         finally:
             entry.close()
         return True
+
+    def collect(self) -> None:
+        """Finish removals that were cut short; what cannot be removed is logged."""
+        for id in self._left_behind():  # noqa: A001
+            lock = self._hold(id)
+            if lock is None:
+                continue  # a server removes it, or has it again
+            entry = Entry(self, Key("", ""), lock, id)
+            try:
+                if not entry.folder.exists():
+                    entry.finish_removal()
+                    (self._locks / id).unlink(missing_ok=True)
+            except OSError as error:
+                logger.warning("what is left of a closed session cannot be removed: %s", error)
+            finally:
+                entry.close()
+
+    def _left_behind(self) -> set[str]:
+        found: set[str] = set()
+        for folder in (self.records, self.workspaces, self.layers):
+            with contextlib.suppress(FileNotFoundError):
+                found |= {path.name.removesuffix(_GONE) for path in folder.iterdir()}
+        return {id for id in found if _ID.fullmatch(id) and not (self.records / id).exists()}  # noqa: A001
 
     def make_room(self) -> list[Stored]:
         """Remove what has expired, then the longest unused until all fit; what was removed.

@@ -12,6 +12,7 @@ import anyio
 import pytest
 
 from kernel_mcp.errors import HibernationError, InputError, InstallError, SessionNotFound
+from kernel_mcp.output.text import Masks
 from kernel_mcp.sessions.cell import Cell, Status
 from kernel_mcp.sessions.keeping import Keeping
 from kernel_mcp.sessions.manager import Caller, SessionManager
@@ -185,6 +186,22 @@ async def test_a_kernel_that_dies_goes_back_to_the_last_save(tmp_path: Path) -> 
         assert only.variables == {"a": "1", "c": "3"}
         told = " ".join(cell.notices)
         assert "Variables are as after cell 1; run cell 2 again" in told
+
+
+async def test_hidden_values_are_in_no_record_of_cells_and_no_preview(tmp_path: Path) -> None:
+    value = "hunter2-hunter2"
+    async with server(tmp_path, orderly=False) as first:
+        first.manager._masks = Masks([("TOKEN", value)])
+        await first.run(f"a = {value}")
+        first.source.unpicklable["bad"] = f"ValueError: {value}"
+        await first.run("bad = 1")
+        await first.save()
+        await first.run(f"b = {value}")  # in the trace alone
+        found = [path for path in tmp_path.rglob("*") if path.is_file()]
+        assert any(b"[TOKEN masked]" in path.read_bytes() for path in found)
+        having = [path.name for path in found if value.encode() in path.read_bytes()]
+        assert having == ["variables-a"]
+        assert first.variables["a"] == value
 
 
 async def test_hibernated_sessions_outlive_the_server_too(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import stat
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from kernel_mcp.errors import HibernationError
+from kernel_mcp.linux.safe_tree import remove_tree
 from kernel_mcp.sessions.store import OF_PRINCIPAL, Entry, Key, Saved, SessionStore
 
 KEY = Key("/home/me/project", "default")
@@ -147,6 +149,60 @@ def test_a_removed_entry_can_be_had_again(tmp_path: Path) -> None:
     again = opened(made)
     assert again.saved is None
     assert not made.forget(KEY.id)
+
+
+class _Killed(BaseException):
+    """What happens to a server at any moment."""
+
+
+@pytest.mark.parametrize("step", range(4))
+@pytest.mark.parametrize("again", ["collect", "open"])
+def test_a_removal_that_was_cut_short_is_finished(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: int, again: str
+) -> None:
+    made = store(tmp_path)
+    entry = opened(made)
+    save(entry, b"data")
+    for folder in (entry.workspace, entry.layer):
+        folder.mkdir()
+        (folder / "file").touch()
+    entry.close()
+    steps = 0
+
+    def interrupted(path: Path) -> None:
+        nonlocal steps
+        steps += 1
+        if steps > step:
+            raise _Killed
+        remove_tree(path)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("kernel_mcp.sessions.store.remove_tree", interrupted)
+        with pytest.raises(_Killed) if step < 3 else contextlib.nullcontext():
+            made.forget(KEY.id)
+    assert not made.has(KEY)
+    assert made.entries() == []
+    if again == "open":
+        successor = opened(made)
+        assert (successor.saved, successor.problem) == (None, "")
+        assert not successor.workspace.exists()
+        made.collect()
+        assert successor.folder.exists()
+    else:
+        made.collect()
+        assert [*tmp_path.glob("kept/[wpkl]/*")] == []
+
+
+def test_what_a_server_has_is_not_collected(tmp_path: Path) -> None:
+    made = store(tmp_path)
+    entry = opened(made)
+    entry.workspace.mkdir()
+    entry.folder.rename(tmp_path / "away")  # as while it is being made
+    made.collect()
+    assert entry.workspace.exists()
+    entry.close()
+    made.collect()
+    assert not entry.workspace.exists()
 
 
 def test_an_entry_that_was_not_used_for_long_is_gone(tmp_path: Path) -> None:
