@@ -38,20 +38,25 @@ class Joined:
 
     A client that hangs up when it has read the last event of an answer leaves nothing unread then:
     the end of the body has come with it. What it leaves unread would be a reset, by which an
-    answer counts as lost.
+    answer counts as lost. Call `dropped` when something cannot be sent, as the connection ends.
     """
 
-    def __init__(self, transport: asyncio.Transport) -> None:
+    def __init__(self, transport: asyncio.Transport, dropped: Callable[[], None]) -> None:
         self._transport = transport
+        self._dropped = dropped
         self._soon = asyncio.get_running_loop().call_soon
         self._waiting: list[bytes] = []
         self._bytes = 0
+        self._closed = False
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._transport, name)
 
     def write(self, data: bytes) -> None:
         """Send it before the loop waits again."""
+        if self.is_closing():
+            self._dropped()
+            return
         if len(data) > END_BYTES and self._bytes + len(data) > JOINED_BYTES:
             self._flush()
         if not self._waiting:
@@ -59,14 +64,37 @@ class Joined:
         self._waiting.append(data)
         self._bytes += len(data)
 
+    def is_closing(self) -> bool:
+        """Nothing more can be sent."""
+        return self._closed or self._transport.is_closing()
+
     def close(self) -> None:
-        """Send what waits, then close."""
+        """Send what waits, then the end: a client closes when it has read that, or resets."""
+        self._flush()
+        if self.is_closing():
+            return
+        if not self._transport.can_write_eof():  # TLS
+            self._transport.close()
+            return
+        self._closed = True
+        try:
+            self._transport.write_eof()
+        except OSError:  # reset meanwhile
+            self._dropped()
+            self._transport.abort()
+            return
+        self._transport.resume_reading()
+
+    def finish(self) -> None:
+        """Send what waits, then close without waiting for the client."""
         self._flush()
         self._transport.close()
 
     def _flush(self) -> None:
         waiting, self._waiting, self._bytes = self._waiting, [], 0
-        if waiting and not self._transport.is_closing():
+        if waiting and self._transport.is_closing():
+            self._dropped()
+        elif waiting:
             self._transport.write(b"".join(waiting))
 
 
@@ -76,11 +104,23 @@ class Connection:
     def __init__(self, transport: asyncio.Transport) -> None:
         self._transport = transport
         self.unread: Callable[[], None] | None = None
+        self.alive = True
+        """Nothing that was sent on it has been dropped, and more can be sent.
 
-    @property
-    def alive(self) -> bool:
-        """Whether the client was there when the loop looked last."""
-        return not self._transport.is_closing()
+        A close by this side that follows the last byte of an answer leaves it so: the client reads
+        the answer and then the end.
+        """
+
+    def ended(self) -> None:
+        """Nothing more is sent on it."""
+        self.alive = False
+
+    def broke(self) -> None:
+        """Take back what was sent last: a reset, or an end that came before it."""
+        self.alive = False
+        unread, self.unread = self.unread, None
+        if unread is not None:
+            unread()
 
     def close(self) -> None:
         """Cut the connection."""
@@ -184,9 +224,10 @@ class HttpProtocol(H11Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """A client has connected."""
-        super().connection_made(Joined(transport))  # type: ignore[arg-type]
-        self._all: Connections = self.app_state["connections"]
         self._here = Connection(transport)
+        self._joined = Joined(transport, self._here.broke)
+        super().connection_made(self._joined)  # type: ignore[arg-type]
+        self._all: Connections = self.app_state["connections"]
         self._socket = transport.get_extra_info("socket")
         self._pieces = Pieces(self.conn)
         self.app_state = {**self.app_state, "connection": self._here}
@@ -196,11 +237,15 @@ class HttpProtocol(H11Protocol):
         """The connection has ended; by a reset when the client had not read all."""
         super().connection_lost(exc)
         self._all.closed(self)
-        if exc is not None and self._here.unread is not None:
-            self._here.unread()
+        if exc is None:
+            self._here.ended()
+        else:
+            self._here.broke()
 
     def data_received(self, data: bytes) -> None:
-        """Bytes have come in."""
+        """Bytes have come in; behind the last answer nobody reads them."""
+        if self._joined.is_closing():
+            return
         before = self.cycle
         self.patience_s = HEAD_S
         self._pieces.add(data)
@@ -237,7 +282,7 @@ class HttpProtocol(H11Protocol):
 
     def end(self) -> None:
         """See `Wire`."""
-        self.transport.close()
+        self._joined.finish()
 
     def cut(self) -> None:
         """See `Wire`."""

@@ -116,15 +116,25 @@ async def test_all_are_ended_or_cut_and_it_is_known_when_none_is_left() -> None:
 class Pipe:
     """A transport that notes what it was given."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, half: bool = False) -> None:
         self.sent: list[bytes] = []
         self.closed = False
+        self.half = half
 
     def write(self, data: bytes) -> None:
         self.sent.append(data)
 
     def is_closing(self) -> bool:
         return self.closed
+
+    def can_write_eof(self) -> bool:
+        return self.half
+
+    def write_eof(self) -> None:
+        self.sent.append(b"EOF")
+
+    def resume_reading(self) -> None:
+        pass
 
     def close(self) -> None:
         self.closed = True
@@ -133,7 +143,7 @@ class Pipe:
 @pytest.mark.anyio
 async def test_what_is_written_in_one_turn_is_one_piece_with_its_end() -> None:
     pipe = Pipe()
-    joined = Joined(cast(asyncio.Transport, pipe))
+    joined = Joined(cast(asyncio.Transport, pipe), pytest.fail)
     for part in (b"head", b"body", b"end"):
         joined.write(part)
     assert pipe.sent == []
@@ -150,10 +160,36 @@ async def test_what_is_written_in_one_turn_is_one_piece_with_its_end() -> None:
 @pytest.mark.anyio
 async def test_a_close_sends_what_waits_and_nothing_is_sent_behind_it() -> None:
     pipe = Pipe()
-    joined = Joined(cast(asyncio.Transport, pipe))
+    dropped: list[bytes] = []
+    joined = Joined(cast(asyncio.Transport, pipe), lambda: dropped.append(b"something"))
     joined.write(b"last")
     joined.close()
+    assert dropped == []
     joined.write(b"late")
     await anyio.lowlevel.checkpoint()
     assert pipe.sent == [b"last"]
+    assert dropped == [b"something"]
     assert joined.is_closing()
+
+
+@pytest.mark.anyio
+async def test_behind_the_last_answer_the_client_closes_first() -> None:
+    pipe = Pipe(half=True)
+    joined = Joined(cast(asyncio.Transport, pipe), pytest.fail)
+    joined.write(b"last")
+    joined.close()
+    joined.close()
+    assert (pipe.sent, joined.is_closing(), pipe.closed) == ([b"last", b"EOF"], True, False)
+    joined.finish()
+    assert pipe.closed
+
+
+@pytest.mark.anyio
+async def test_what_waits_when_the_client_ends_the_connection_is_told_as_dropped() -> None:
+    pipe = Pipe()
+    dropped: list[bytes] = []
+    joined = Joined(cast(asyncio.Transport, pipe), lambda: dropped.append(b"something"))
+    joined.write(b"an answer")
+    pipe.close()
+    await anyio.lowlevel.checkpoint()
+    assert (pipe.sent, dropped) == ([], [b"something"])

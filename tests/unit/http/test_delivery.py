@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import cast
 
 from kernel_mcp.http.connections import Connection
@@ -9,21 +10,8 @@ from kernel_mcp.http.delivery import Delivery, Later
 from kernel_mcp.sessions.losses import Outbox
 
 
-class Line:
-    """A connection that is there until it is not."""
-
-    def __init__(self, *, closing: bool = False) -> None:
-        self.closing = closing
-
-    def is_closing(self) -> bool:
-        return self.closing
-
-    def abort(self) -> None:
-        self.closing = True
-
-
-def connection(*, closing: bool = False) -> Connection:
-    return Connection(cast("object", Line(closing=closing)))  # type: ignore[arg-type]
+def connection() -> Connection:
+    return Connection(cast("asyncio.Transport", None))
 
 
 class Heard:
@@ -47,7 +35,10 @@ def test_an_answer_sent_to_a_living_client_was_delivered_once() -> None:
 
 
 def test_an_answer_sent_to_nobody_was_not() -> None:
-    for line in (connection(closing=True), None):
+    ended, broken = connection(), connection()
+    ended.ended()
+    broken.broke()
+    for line in (ended, broken, None):
         heard, delivery = Heard(), Delivery(line)
         delivery.expect(1).then(heard.delivered, heard.revoked)
         delivery.sent()
@@ -61,10 +52,20 @@ def test_a_reset_takes_back_what_was_sent_last() -> None:
         delivery = Delivery(line)
         delivery.expect(1).then(heard.delivered, heard.revoked)
         delivery.sent()
-    assert line.unread is not None
-    line.unread()
+    line.broke()
+    line.broke()
     assert first.events == ["delivered"]
     assert second.events == ["delivered", "revoked"]
+
+
+def test_an_end_in_order_takes_nothing_back() -> None:
+    heard, line = Heard(), connection()
+    delivery = Delivery(line)
+    delivery.expect(1).then(heard.delivered, heard.revoked)
+    delivery.sent()
+    line.ended()
+    delivery.over()
+    assert heard.events == ["delivered"]
 
 
 def test_in_an_mcp_session_a_client_can_say_later_that_it_had_cancelled() -> None:

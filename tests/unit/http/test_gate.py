@@ -22,7 +22,6 @@ from kernel_mcp.identity import INSTALL, METRICS, RUN, OneToken, Principal, Unau
 from kernel_mcp.sessions.losses import Outbox
 from tests.unit.fake_kernels import FakeClock
 from tests.unit.http.asgi import PEER, Answer, ask
-from tests.unit.http.test_delivery import Line
 
 pytestmark = pytest.mark.anyio
 
@@ -441,6 +440,15 @@ async def test_an_upload_that_outlasts_the_server_is_told_so() -> None:
     assert answers[0].status == 503
     assert "the file is as it was" in answers[0].json["error"]
     assert behind.reached == gate.give_up() == 0
+
+
+class Line:
+    """A transport that is there until it is cut."""
+
+    closing = False
+
+    def abort(self) -> None:
+        self.closing = True
 
 
 @pytest.mark.parametrize("method", ["GET", "POST"])
