@@ -212,7 +212,8 @@ def failure_from(content: dict[str, Any]) -> Failure:
         traceback = traceback[: MAX_FRAMES // 2] + traceback[-MAX_FRAMES // 2 :]
     if not all(isinstance(line, str) for line in traceback):
         raise WireError("traceback is not a list of strings")
-    return Failure(text_of(content, "ename"), text_of(content, "evalue"), tuple(traceback))
+    name, value = text_of(content, "ename"), text_of(content, "evalue")
+    return Failure(name, value, tuple(traceback), text_of(content, "lacks", "")[:MAX_ID_CHARS])
 
 
 def whole_number(value: object) -> int | None:

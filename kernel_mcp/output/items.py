@@ -48,11 +48,15 @@ class Clear:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """An exception that ended the cell. `traceback` has one string a frame, with ANSI codes."""
+    """An exception that ended the cell. `traceback` has one string a frame, with ANSI codes.
+
+    `lacks` is what the kernel says that it shows to be missing, as `console.lacks` names it.
+    """
 
     name: str
     value: str
     traceback: tuple[str, ...]
+    lacks: str = ""
 
 
 Event: TypeAlias = Stream | Display | Clear | Failure
@@ -90,7 +94,7 @@ class Veil:
             )
         elif isinstance(event, Failure):
             name, value, *lines = masks.anywhere([event.name, event.value, *event.traceback])
-            event = Failure(name, value, tuple(lines))
+            event = Failure(name, value, tuple(lines), event.lacks)
         self._sink(event)
 
     def lift(self) -> None:

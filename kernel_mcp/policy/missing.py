@@ -10,7 +10,7 @@ from types import MappingProxyType
 from kernel_mcp.config.values import close_to
 from kernel_mcp.output.items import Failure
 from kernel_mcp.policy import Policy, words
-from kernel_specs.restricted.config import INSTALLERS
+from kernel_specs.restricted.config import FILE, HOST, INSTALLERS, NETWORK, READ_ONLY
 
 GONE: Mapping[str, str] = MappingProxyType(
     dict.fromkeys(words("binhex"), "3.10")
@@ -35,50 +35,13 @@ NEW: Mapping[str, str] = MappingProxyType(
 
 _CHARS = 32 * 1024
 """Characters that are searched: a kernel may send more."""
-_NOT_FOUND = re.compile(r"No module named '([A-Za-z_][\w.]*)'", re.ASCII)
-_NOT_ALLOWED = re.compile(r"NotAllowedError: import of '([A-Za-z_][\w.]*)'", re.ASCII)
-_TOLD = re.compile(
-    r"(?:\b(?:pip|conda)\b[^\n]{0,60}?\binstall (?:-\S+ )*(?:the )?['\"`]?"
-    r"|requires '|dependency '|accessor requires )"
-    r"([A-Za-z_][\w.-]*\w)(?![\w+/:]|\.\w)(?<!\.txt)",
-    re.ASCII,
-)
-"""How libraries name what they lack."""
-_CHILD = "ModuleNotFoundError: No module named '"
-"""What a program that a cell started says of it."""
-_READ_ONLY = re.compile(r"Read-only file system: '(/[^'\s]*)'")
-_NO_FILE = re.compile(
-    r"No such file or directory: '/(?!(?:workspace|tmp|proc|sys|dev|run|usr|opt|etc)/)[^'\n]*'"
-)
-"""A path that is none of the sandbox, and so meant on the host, as on clients that share it."""
+_NAME = re.compile(r"[A-Za-z_][\w.]{0,99}", re.ASCII)
+"""The name of a module, of at most 100 characters."""
 _USAGE = "UsageError: "
 _NO_MAGIC = re.compile(
     rf"{_USAGE}(?:Line magic function|Cell magic) `(%{{1,2}}\w{{1,100}})` not found"
 )
 """IPython prints it."""
-_NO_NETWORK = (
-    "[Errno -2] Name or service not known",
-    "[Errno -3] Temporary failure in name resolution",
-    "[Errno -5] No address associated with hostname",
-    "[Errno 101] Network is unreachable",
-    "Failed to resolve '",
-    "Could not resolve host",
-    "unable to resolve host",
-)
-"""How Python, urllib3, curl, git and wget say that there is no way out."""
-_REFUSED = (
-    "the operator's --network does not permit",
-    "CONNECT tunnel failed, response 403",
-    "HTTP code 403 from proxy after CONNECT",
-    "Proxy tunneling failed: the operator",
-)
-"""How the proxy, curl, git and wget say that a host is not open."""
-NETWORK = "://"
-"""What a cell missed that wanted to reach another machine."""
-HOST = "://host"
-"""What it missed where other machines are open."""
-FILE = "file:///"
-"""What it missed that opened a path of the host."""
 EXTENSIONS: Mapping[str, str] = MappingProxyType(
     {"R": "rpy2.ipython", "lprun": "line_profiler", "sql": "sql", "watermark": "watermark"}
     | {"bigquery": "google.cloud.bigquery", "cython": "cython", "dotenv": "dotenv"}
@@ -87,50 +50,35 @@ EXTENSIONS: Mapping[str, str] = MappingProxyType(
     | dict.fromkeys(words("aimport autoreload"), "autoreload")
 )
 """Magics that models use, and the extension that has each."""
-_NAME_CHARS = 100
 
 
 def missing(failure: Failure) -> str:
-    """The module or package, or the path that cannot be written, for want of which a cell
-    ended; NETWORK, HOST and FILE for those.
+    """Return the module for want of which a cell ended, READ_ONLY, FILE, NETWORK or HOST.
 
-    Also a module behind another exception, as `ImportError: Missing optional dependency` of pandas.
-    Empty for none.
+    Empty for none. The kernel says it, by the exception's objects; it is believed where it is the
+    name of a module that the exception shows, or one of these constants.
     """
+    if failure.lacks in (READ_ONLY, FILE, NETWORK, HOST):
+        return failure.lacks
+    if not _NAME.fullmatch(failure.lacks):
+        return ""
     text = "\n".join(failure.traceback)[-_CHARS:] or f"{failure.name}: {failure.value}"[:_CHARS]
-    if found := [*_NOT_FOUND.findall(text), *_NOT_ALLOWED.findall(text)]:
-        return str(found[-1])[:_NAME_CHARS]
-    value = failure.value[:_CHARS]
-    told = _TOLD.search(value) or _READ_ONLY.search(value)
-    if told:
-        return told[1][:_NAME_CHARS]
-    if _NO_FILE.search(value):
-        return FILE
-    return _of_network(value) or (HOST if any(each in text for each in _REFUSED) else "")
+    told = f"No module named '{failure.lacks}'", f"import of '{failure.lacks}' is not allowed"
+    return failure.lacks if any(each in text for each in told) else ""
 
 
-def missing_in_words(text: str) -> str:
-    """What a program or IPython missed that printed this text: a module, a %magic, NETWORK or
-    HOST.
-
-    Empty for none.
-    """
-    if _CHILD in text and (found := _NOT_FOUND.findall(text[-_CHARS:])):
-        return str(found[-1])[:_NAME_CHARS]
-    if _USAGE in text and (magic := _NO_MAGIC.search(text[-_CHARS:])):
-        return str(magic[1])
-    return _of_network(text)
-
-
-def _of_network(text: str) -> str:
-    if any(each in text for each in _REFUSED):
-        return HOST
-    return NETWORK if any(each in text for each in _NO_NETWORK) else ""
+def missing_magic(text: str, code: str) -> str:
+    """Return the %magic of `code` that IPython lacked when it printed this text, or nothing."""
+    found = _NO_MAGIC.search(text[-_CHARS:]) if _USAGE in text else None
+    if found is None:
+        return ""
+    asked = (line.rpartition("= ")[2].lstrip() for line in code.splitlines())
+    return found[1] if any(line.startswith(found[1]) for line in asked) else ""
 
 
 def advice(missing: str, code: str, policy: Policy, python: str) -> str:
     """What to do about what `code` missed on this Python; empty where nothing helps."""
-    if missing.startswith("/"):
+    if missing == READ_ONLY:
         return _WRITE_STEP
     if missing == FILE:
         others = "come by write_file, or " * ("files" in policy.tools)

@@ -15,7 +15,7 @@ from kernel_mcp.identity import Principal
 from kernel_mcp.output.items import Event, Failure, Stream
 from kernel_mcp.output.outputs import OutputLog, Position
 from kernel_mcp.output.text import one_line
-from kernel_mcp.policy.missing import missing, missing_in_words
+from kernel_mcp.policy.missing import missing, missing_magic
 from kernel_mcp.records import dataclass
 from kernel_mcp.sessions.losses import Ledger, Loss, Notice
 from kernel_mcp.telemetry.origin import NOWHERE
@@ -241,8 +241,8 @@ class Cell:
         """Add an output event."""
         if isinstance(event, Failure):
             self.missing = missing(event) or self.missing
-        elif isinstance(event, Stream) and (name := missing_in_words(event.text)):
-            self.missing = name
+        elif isinstance(event, Stream) and (magic := missing_magic(event.text, self.code)):
+            self.missing = magic
         self._add(event)
         self._note_change()
 

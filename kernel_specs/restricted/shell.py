@@ -34,6 +34,7 @@ from kernel_specs.restricted.config import (
 )
 from kernel_specs.restricted.confine import Reserve
 from kernel_specs.restricted.console import tracebacks
+from kernel_specs.restricted.console.lacks import lacking
 from kernel_specs.restricted.display import bundles
 
 
@@ -258,6 +259,7 @@ class Shell(ZMQInteractiveShell):
             "traceback": [tracebacks.shorten(part) for part in stb],
             "ename": etype.__name__,
             "evalue": tracebacks.safe_str(evalue),
+            "lacks": "" if isinstance(evalue, MemoryError) else lacking(evalue),
         }
         topic = hook.topic.replace(b"execute_result", b"error")
         hook.session.send(
