@@ -202,6 +202,19 @@ def own_folder(given: str) -> Path | None:
     return root if known else None
 
 
+def own_version(given: str) -> str:
+    """Return the version of the Python that `--python` names; empty where no file tells. Blocks.
+
+    Raises EnvironmentBuildError for an environment that cannot be used.
+    """
+    if "/" not in given:
+        return given if given[:1].isdigit() else ""
+    if (found := own_environment(given)) is not None:
+        return found.interpreter.version
+    program = _PROGRAM.fullmatch(Path(os.path.realpath(given)).name)
+    return "" if program is None else program[1]
+
+
 def own_environment(given: str, *, apart: bool | None = None) -> OwnEnvironment | None:
     """The environment that `--python` names; None where it names none. Blocks.
 

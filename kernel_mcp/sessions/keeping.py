@@ -13,7 +13,6 @@ import math
 import mmap
 import os
 import platform
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field
 from datetime import datetime, timezone
@@ -22,7 +21,8 @@ from typing import TYPE_CHECKING, Any
 
 from kernel_mcp.config.settings import Limits, Settings
 from kernel_mcp.config.values import KIB, Persist, format_bytes, no_more_or_unlimited
-from kernel_mcp.errors import HibernationError, InputError
+from kernel_mcp.environments.own import own_version
+from kernel_mcp.errors import EnvironmentBuildError, HibernationError, InputError
 from kernel_mcp.launch.rundir import default_base
 from kernel_mcp.records import dataclass
 from kernel_mcp.sessions.losses import Loss
@@ -245,7 +245,7 @@ class Keeping:
         """A request with what the session had asked for before, as far as that is permitted.
 
         What `request` asks for itself stays. Raises KernelMcpError for packages that are not, and
-        for a Python that cannot have the variables.
+        for a Python that cannot have the variables. Blocks.
         """
         asked, then = saved.asked, _minor(saved.python[0])
         if saved.dump and request.python[:1].isdigit() and _minor(request.python) != then:
@@ -254,7 +254,10 @@ class Keeping:
                 f"{request.python}"
             )
         python = request.python or str(asked.get("python") or "")
-        if not python and saved.dump and then != _minor(self._own_python()):
+        here = self._own_python() if python or saved.dump else ""
+        if python and f"{here}.".startswith(f"{python}."):
+            python = ""  # the server's own has the packages of its environment
+        if not python and saved.dump and here and then != _minor(here):
             python = then
         packages = request.packages
         if not packages and asked.get("packages"):
@@ -278,10 +281,24 @@ class Keeping:
         return min(float(asked), self._settings.max_timeout_s)
 
     def _own_python(self) -> str:
-        """The version of the server's own environment, as far as it is known before it is read."""
+        """Return the version of the server's own environment; empty where no file tells. Blocks.
+
+        Raises EnvironmentBuildError for an environment that cannot be used.
+        """
         given = self._settings.python
-        here = ".".join(map(str, sys.version_info[:2]))
-        return here if not given else given if given[:1].isdigit() else ""
+        return own_version(given) if given else platform.python_version()
+
+    def _moved(self, saved: Saved) -> str:
+        """Return why variables have to wait: the operator's environment has another Python now."""
+        if "/" not in self._settings.python or saved.asked.get("python"):
+            return ""
+        try:
+            own = self._own_python()
+        except EnvironmentBuildError:
+            return ""  # nor can it start a kernel
+        if not own or _minor(own) == _minor(saved.python[0]):
+            return ""
+        return _MOVED.format(_minor(saved.python[0]), self._settings.python, own)
 
     def _past(self, entry: Entry, *, resume: bool) -> Claim:
         saved = entry.saved
@@ -301,6 +318,8 @@ class Keeping:
             return Claim(note=_held_back(saved, when, why, entry.key), held_back=True)
         if saved.dump and saved.undone and not resume:
             why = _UNDONE.format(saved.cell)
+            return Claim(note=_held_back(saved, when, why, entry.key), held_back=True)
+        if saved.dump and not resume and (why := self._moved(saved)):
             return Claim(note=_held_back(saved, when, why, entry.key), held_back=True)
         if saved.dump and saved.python[1:] != (_IMPLEMENTATION, platform.machine()):
             of = f"{saved.python[1]} on {saved.python[2]}"
@@ -437,6 +456,12 @@ _OPENED = "since then more was opened ({}), and loading runs what the session le
 _UNDONE = (
     "its variables are as after cell {}, to before which the session had gone back since, and the "
     "server ended before it was saved again"
+)
+
+
+_MOVED = (
+    "its variables are those of Python {}, and the environment {} has Python {} now. With "
+    "resume=true they come back in the former Python, without the packages of that environment"
 )
 
 

@@ -356,7 +356,8 @@ class SessionManager:
             request = replace(request, workspace=folder)
             if self._keeping is not None and claim.past is not None:
                 try:
-                    request = self._keeping.request(request, claim.past.saved)
+                    continued = partial(self._keeping.request, request, claim.past.saved)
+                    request = await anyio.to_thread.run_sync(continued)
                     timeout_s = timeout_s or self._keeping.timeout_s(claim.past.saved)
                 except KernelMcpError as error:
                     if claim.entry is not None:

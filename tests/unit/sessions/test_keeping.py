@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import platform
+import sys
+from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -133,6 +135,62 @@ def test_a_session_comes_back_in_the_python_that_saved_it(tmp_path: Path) -> Non
     assert request.python == "3.10"
     assert unlike("3.10.9", saved) == ""
     assert "Python 3.10" in unlike("3.12.1", saved)
+
+
+def environment(folder: Path, version: str) -> str:
+    """An environment by its files, as `python -m venv` leaves it."""
+    (folder / "bin").mkdir(parents=True, exist_ok=True)
+    (folder / f"lib/python{version}/site-packages").mkdir(parents=True, exist_ok=True)
+    base = folder.with_name(f"base-{version}")
+    (base / "bin").mkdir(parents=True, exist_ok=True)
+    (base / f"lib/python{version}/lib-dynload").mkdir(parents=True, exist_ok=True)
+    (base / f"lib/python{version}/os.py").touch()
+    program = base / f"bin/python{version}"
+    program.write_bytes(Path(sys.executable).resolve().read_bytes())
+    program.chmod(0o755)
+    link = folder / "bin/python"
+    link.unlink(missing_ok=True)
+    link.symlink_to(program)
+    (folder / "pyvenv.cfg").write_text(f"home = {base / 'bin'}\nversion = {version}.5\n")
+    return str(folder)
+
+
+SAVED_BY_311 = Saved("/p", "default", dump="x", python=("3.11.2", "cpython", "x86_64"))
+
+
+@pytest.mark.parametrize("asked", ["", "3.11"])
+def test_a_session_comes_back_in_the_environment_that_python_names(
+    tmp_path: Path, asked: str
+) -> None:
+    made = keeping(tmp_path, python=environment(tmp_path / ".venv", "3.11"))
+    saved = replace(SAVED_BY_311, asked={"python": asked})
+    assert made.request(KernelRequest("s", Path("/w")), saved).python == ""
+
+
+def test_an_interpreter_in_no_environment_is_no_other_python(tmp_path: Path) -> None:
+    program = tmp_path / "elsewhere/python3.11"
+    program.parent.mkdir()
+    program.touch()
+    (tmp_path / "python").symlink_to(program)
+    made = keeping(tmp_path, python=str(tmp_path / "python"))
+    assert made.request(KernelRequest("s", Path("/w")), SAVED_BY_311).python == ""
+    unknown = keeping(tmp_path, python=str(tmp_path / "shim"))
+    (tmp_path / "shim").touch()
+    assert unknown.request(KernelRequest("s", Path("/w")), SAVED_BY_311).python == ""
+
+
+def test_an_environment_of_another_python_by_now_holds_a_session_back(tmp_path: Path) -> None:
+    venv = environment(tmp_path / ".venv", "3.11")
+    kept(tmp_path, python=venv)
+    environment(tmp_path / ".venv", "3.12")
+    made = keeping(tmp_path, python=venv)
+    key = Key("/project", "default")
+    claim = made.claim(key, fresh=False, resume=False)
+    assert (claim.entry, claim.held_back) == (None, True)
+    assert f"the environment {venv} has Python 3.12.5 now" in claim.note
+    taken = made.claim(key, fresh=False, resume=True)
+    assert taken.past is not None
+    assert made.request(KernelRequest("s", Path("/w")), taken.past.saved).python == "3.11"
 
 
 def test_packages_that_are_not_permitted_any_more_are_an_error(tmp_path: Path) -> None:
