@@ -1,8 +1,8 @@
 """What a client sees: tools, resources, and the words of their answers.
 
-Here stands what all tools share: what they work with, arguments, annotations, and how an answer is
-finished. The tools themselves are in `cells`, `sessions`, `files` and `packages`; their names and
-arguments are the public contract of the server.
+Here stands what all tools share: what they work with, arguments, and how an answer is finished. The
+tools themselves are in `cells`, `sessions`, `files` and `packages`; their names and arguments are
+the public contract of the server.
 """
 
 from __future__ import annotations
@@ -17,10 +17,11 @@ from typing import Annotated, Any, ParamSpec, TypeAlias, cast
 
 from mcp.server.mcpserver.tools import Tool
 from mcp.shared.exceptions import MCPError
-from mcp_types import CallToolResult, ToolAnnotations
+from mcp_types import CallToolResult
 from pydantic import BaseModel, BeforeValidator, Field, WithJsonSchema
 
 from kernel_mcp.barriers import explained, log_failure
+from kernel_mcp.config.settings import Settings
 from kernel_mcp.config.values import Share, duration, hosts, limit_duration, memory, share
 from kernel_mcp.environments.uv import ProgressCallback
 from kernel_mcp.errors import KernelMcpError, SessionLimitReached, WorkspaceError
@@ -32,6 +33,7 @@ from kernel_mcp.telemetry.origin import in_session, of_call
 from kernel_mcp.telemetry.spans import Within
 from kernel_mcp.tools.arguments import CheckedTool
 from kernel_mcp.tools.calls import Call
+from kernel_mcp.tools.hints import Effect, hints
 from kernel_mcp.tools.results import finished, linked, refusal
 
 
@@ -103,10 +105,6 @@ def _no_truth(given: object) -> object:
 Whole = Annotated[int, BeforeValidator(_no_truth)]
 PackagesArg = Annotated[list[str], BeforeValidator(_one_each)]
 
-READS = ToolAnnotations(read_only_hint=True, open_world_hint=False)
-CHANGES = ToolAnnotations(read_only_hint=False, destructive_hint=False, open_world_hint=False)
-DESTROYS = ToolAnnotations(read_only_hint=False, destructive_hint=True, open_world_hint=False)
-DOWNLOADS = ToolAnnotations(read_only_hint=False, destructive_hint=False, open_world_hint=True)
 ALWAYS_LOADED = {"anthropic/alwaysLoad": True}
 
 
@@ -128,9 +126,11 @@ class Toolbox:
         self,
         manager: SessionManager,
         meters: Meters,
+        settings: Settings,
         links: Callable[[str], str] | None = None,
     ) -> None:
         """`links` has the address of a session by its handle, where clients reach one by HTTP."""
+        self._settings = settings
         self.tools: list[Tool] = []
         self._links = links
         self._meters = meters
@@ -148,13 +148,14 @@ class Toolbox:
 
     def tool(
         self,
+        effect: Effect,
+        title: str,
         *,
-        annotations: ToolAnnotations,
         meta: dict[str, Any] | None = None,
         structured_output: bool | None = None,
         computes: bool = False,
     ) -> Callable[[Callable[P, Awaitable[BaseModel]]], None]:
-        """Adds the function it decorates, described by its docstring.
+        """Adds the function it decorates, described by its docstring; `title` is for people.
 
         One that `computes` takes processor time of the server itself.
         """
@@ -162,9 +163,10 @@ class Toolbox:
         def add(function: Callable[P, Awaitable[BaseModel]]) -> None:
             made = CheckedTool.from_function(
                 self._finished(function, computes=computes),
+                title=title,
                 description=inspect.getdoc(function),
                 context_kwarg="ctx",
-                annotations=annotations,
+                annotations=hints(effect, title, self._settings),
                 meta=meta,
                 structured_output=structured_output,
             )

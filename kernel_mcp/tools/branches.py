@@ -9,7 +9,8 @@ from pydantic import Field
 from kernel_mcp.errors import InputError
 from kernel_mcp.services import Services
 from kernel_mcp.sessions.lifecycle import Return, cells_in_words
-from kernel_mcp.tools import CHANGES, DESTROYS, AnyContext, SessionArg, Toolbox, Whole
+from kernel_mcp.tools import AnyContext, SessionArg, Toolbox, Whole
+from kernel_mcp.tools.hints import CHANGES, DESTROYS
 from kernel_mcp.tools.models import Adopted, Branched, BranchHandle, Undone
 
 
@@ -17,7 +18,7 @@ def register(box: Toolbox, services: Services) -> None:
     """Add these tools to `box`."""
     tool, manager = box.tool, services.manager
 
-    @tool(annotations=DESTROYS)
+    @tool(DESTROYS, "Undo cells")
     async def undo(
         ctx: AnyContext,
         session: SessionArg = "",
@@ -42,7 +43,7 @@ def register(box: Toolbox, services: Services) -> None:
             note=" ".join([_undone(back, cells), *tagged]),
         )
 
-    @tool(annotations=CHANGES)
+    @tool(CHANGES, "Branch a session")
     async def branch(
         ctx: AnyContext,
         session: SessionArg = "",
@@ -66,7 +67,7 @@ def register(box: Toolbox, services: Services) -> None:
             ),
         )
 
-    @tool(annotations=DESTROYS)
+    @tool(DESTROYS, "Adopt a branch")
     async def adopt(
         ctx: AnyContext,
         branch: Annotated[str, Field(description="Handle of the branch")],

@@ -38,10 +38,6 @@ from kernel_mcp.sessions.session import Session
 from kernel_mcp.sessions.storage import SCRIPT
 from kernel_mcp.tools import (
     ALWAYS_LOADED,
-    CHANGES,
-    DESTROYS,
-    DOWNLOADS,
-    READS,
     AnyContext,
     CodeArg,
     CpuArg,
@@ -55,6 +51,7 @@ from kernel_mcp.tools import (
     Whole,
     progress_of,
 )
+from kernel_mcp.tools.hints import ENDS, READS, REPEATS, RUNS, RUNS_SCRIPTS
 from kernel_mcp.tools.models import DiagnosticModel, ImportModel, SyntaxReport
 from kernel_mcp.tools.resources import cell_of
 from kernel_mcp.tools.results import (
@@ -83,7 +80,7 @@ def register(box: Toolbox, services: Services) -> None:
     tool, settings = box.tool, services.settings
     told = partial(answer, settings=settings)
 
-    @tool(annotations=CHANGES, meta=ALWAYS_LOADED, structured_output=False)
+    @tool(RUNS, "Run code", meta=ALWAYS_LOADED, structured_output=False)
     async def execute(
         code: CodeArg,
         ctx: AnyContext,
@@ -116,7 +113,7 @@ def register(box: Toolbox, services: Services) -> None:
                 raise
             return await told(found, cell, caller.reply, since=Position())
 
-    @tool(annotations=READS, meta=ALWAYS_LOADED, structured_output=False)
+    @tool(READS, "Wait for a cell", meta=ALWAYS_LOADED, structured_output=False)
     async def wait(
         ctx: AnyContext,
         session: SessionArg = "",
@@ -141,7 +138,7 @@ def register(box: Toolbox, services: Services) -> None:
             result.content.insert(0, said(_earlier(found, chosen)))
         return result
 
-    @tool(annotations=CHANGES, structured_output=False)
+    @tool(REPEATS, "Interrupt a cell", structured_output=False)
     async def interrupt(
         ctx: AnyContext, session: SessionArg = "", cell: NumberArg = 0
     ) -> CallToolResult:
@@ -165,7 +162,7 @@ def register(box: Toolbox, services: Services) -> None:
                 return say(f"Cell {stopped.number} was stopped.")
             return await told(found, stopped, caller.reply, since=stopped.reported)
 
-    @tool(annotations=READS, computes=True)
+    @tool(READS, "Check code without running it", computes=True)
     async def check_syntax(
         code: CodeArg,
         ctx: AnyContext,
@@ -180,7 +177,7 @@ def register(box: Toolbox, services: Services) -> None:
         _, found = await box.resolve(ctx, session)
         return _syntax(found, await _judged(services, found, code, dependencies, python))
 
-    @tool(annotations=DESTROYS, structured_output=False)
+    @tool(ENDS, "Reset a session", structured_output=False)
     async def reset(
         ctx: AnyContext,
         session: SessionArg = "",
@@ -204,7 +201,7 @@ def register(box: Toolbox, services: Services) -> None:
             meta={} if loss is None else {LOST_KEY: lost_meta(found.handle, [loss])},
         )
 
-    @tool(annotations=DOWNLOADS, structured_output=False)
+    @tool(RUNS_SCRIPTS, "Run a script", structured_output=False)
     async def run_script(
         script: Annotated[
             str, Field(description="A whole Python script; may begin with a PEP 723 block")

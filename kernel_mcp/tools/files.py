@@ -21,15 +21,8 @@ from kernel_mcp.services import Services
 from kernel_mcp.sessions.lifecycle import cells_in_words
 from kernel_mcp.sessions.notebook import NOTEBOOK_MIME, notebook
 from kernel_mcp.sessions.session import Session
-from kernel_mcp.tools import (
-    CHANGES,
-    READS,
-    AnyContext,
-    PathArg,
-    SessionArg,
-    Toolbox,
-    Whole,
-)
+from kernel_mcp.tools import AnyContext, PathArg, SessionArg, Toolbox, Whole
+from kernel_mcp.tools.hints import READS, WRITES
 from kernel_mcp.tools.models import FileEntry, FileList, Written
 from kernel_mcp.tools.resources import Document, Documents, file_of
 from kernel_mcp.tools.results import said, say
@@ -41,7 +34,7 @@ def register(box: Toolbox, services: Services) -> None:
     documents = Documents(services.manager, files=True)
     one_notebook = anyio.CapacityLimiter(1)
 
-    @tool(annotations=READS, computes=True)
+    @tool(READS, "List files", computes=True)
     async def list_files(
         ctx: AnyContext, session: SessionArg = "", path: PathArg = "."
     ) -> FileList:
@@ -61,7 +54,7 @@ def register(box: Toolbox, services: Services) -> None:
             omitted=listing.omitted,
         )
 
-    @tool(annotations=READS, structured_output=False, computes=True)
+    @tool(READS, "Read a file", structured_output=False, computes=True)
     async def read_file(
         path: PathArg,
         ctx: AnyContext,
@@ -85,7 +78,7 @@ def register(box: Toolbox, services: Services) -> None:
         read = found.workspace.read_file
         return await anyio.to_thread.run_sync(lambda: _file(read(place, **part)))
 
-    @tool(annotations=CHANGES, computes=True)
+    @tool(WRITES, "Write a file", computes=True)
     async def write_file(
         path: PathArg,
         content: Annotated[str, Field(description="The content, in the given encoding")],
@@ -100,7 +93,7 @@ def register(box: Toolbox, services: Services) -> None:
         note = f"Written. Code opens it as {path!r}."
         return Written(session=found.handle, path=path, size=size, note=note)
 
-    @tool(annotations=CHANGES, structured_output=False, computes=True)
+    @tool(WRITES, "Export a notebook", structured_output=False, computes=True)
     async def export_notebook(
         ctx: AnyContext, session: SessionArg = "", path: PathArg = "notebook.ipynb"
     ) -> CallToolResult:

@@ -43,8 +43,9 @@ class LocalCalls:
         if not self._made:
             from kernel_mcp.tools.topics import register  # they take a tenth of a start
 
-            box = Toolbox(self._services.manager, self._services.meters, self._links)
-            register(box, self._services)
+            services = self._services
+            box = Toolbox(services.manager, services.meters, services.settings, self._links)
+            register(box, services)
             self._made = {tool.name: tool for tool in box.tools}
         return self._made
 

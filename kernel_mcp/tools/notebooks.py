@@ -28,18 +28,9 @@ from kernel_mcp.sessions.books import Place
 from kernel_mcp.sessions.cell import Cell, Status
 from kernel_mcp.sessions.losses import Reply
 from kernel_mcp.sessions.session import Session
-from kernel_mcp.tools import (
-    CHANGES,
-    DESTROYS,
-    READS,
-    AnyContext,
-    SessionArg,
-    Toolbox,
-    WaitArg,
-    Whole,
-    progress_of,
-)
+from kernel_mcp.tools import AnyContext, SessionArg, Toolbox, WaitArg, Whole, progress_of
 from kernel_mcp.tools.cells import check_code, check_seconds
+from kernel_mcp.tools.hints import DESTROYS, READS, REPEATS, RUNS
 from kernel_mcp.tools.results import NoticeContent, answer, said, say, with_notices
 
 BookArg = Annotated[str, Field(description="Path of an .ipynb")]
@@ -55,7 +46,7 @@ def register(box: Toolbox, services: Services) -> None:
     tool, settings = box.tool, services.settings
     most = settings.max_output
 
-    @tool(annotations=CHANGES, structured_output=False, computes=True)
+    @tool(REPEATS, "Open a notebook", structured_output=False, computes=True)
     async def open_notebook(
         path: BookArg, ctx: AnyContext, session: SessionArg = ""
     ) -> CallToolResult:
@@ -78,7 +69,7 @@ def register(box: Toolbox, services: Services) -> None:
         )
         return _outlined(shown, words)
 
-    @tool(annotations=READS, structured_output=False, computes=True)
+    @tool(READS, "Read a notebook", structured_output=False, computes=True)
     async def read_notebook(
         path: BookArg,
         ctx: AnyContext,
@@ -92,7 +83,7 @@ def register(box: Toolbox, services: Services) -> None:
         _, found = await box.resolve(ctx, session)
         return await anyio.to_thread.run_sync(_read, found, path, ids, first, most)
 
-    @tool(annotations=DESTROYS, structured_output=False, computes=True)
+    @tool(DESTROYS, "Edit a notebook", structured_output=False, computes=True)
     async def edit_notebook(
         path: BookArg,
         op: Annotated[Literal["insert", "replace", "delete"], Field(description="What to do")],
@@ -108,7 +99,7 @@ def register(box: Toolbox, services: Services) -> None:
         _, found = await box.resolve(ctx, session)
         return await anyio.to_thread.run_sync(_edit, found, path, op, cell, source, kind)
 
-    @tool(annotations=CHANGES, structured_output=False)
+    @tool(RUNS, "Run cells of a notebook", structured_output=False)
     async def run_cells(
         path: BookArg,
         cells: Annotated[

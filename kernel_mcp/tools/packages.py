@@ -15,15 +15,8 @@ from kernel_mcp.identity import INSTALL
 from kernel_mcp.packages.result import Outcome, all_versions
 from kernel_mcp.services import Services
 from kernel_mcp.sessions.session import Session
-from kernel_mcp.tools import (
-    DOWNLOADS,
-    READS,
-    AnyContext,
-    PackagesArg,
-    SessionArg,
-    Toolbox,
-    progress_of,
-)
+from kernel_mcp.tools import AnyContext, PackagesArg, SessionArg, Toolbox, progress_of
+from kernel_mcp.tools.hints import INSTALLS, READS
 from kernel_mcp.tools.models import Installed, PackageEntry, PackageList, PackageState
 
 
@@ -31,7 +24,7 @@ def register(box: Toolbox, services: Services) -> None:
     """Add these tools to `box`."""
     tool, installer = box.tool, services.installer
 
-    @tool(annotations=DOWNLOADS)
+    @tool(INSTALLS, "Install packages")
     async def install(
         packages: Annotated[
             PackagesArg,
@@ -59,7 +52,7 @@ def register(box: Toolbox, services: Services) -> None:
             is_error=outcome.failed,
         )
 
-    @tool(annotations=READS, computes=True)
+    @tool(READS, "List packages", computes=True)
     async def list_packages(ctx: AnyContext, session: SessionArg = "") -> PackageList:
         """List the packages of a session with their versions, and what install may add."""
         _, found = await box.resolve(ctx, session)

@@ -30,9 +30,6 @@ from kernel_mcp.sessions.hibernation import duration
 from kernel_mcp.sessions.manager import Caller
 from kernel_mcp.sessions.session import Session
 from kernel_mcp.tools import (
-    CHANGES,
-    DESTROYS,
-    READS,
     AnyContext,
     CpuArg,
     LimitArg,
@@ -43,6 +40,7 @@ from kernel_mcp.tools import (
     Toolbox,
     progress_of,
 )
+from kernel_mcp.tools.hints import ENDS, OPENS, READS
 from kernel_mcp.tools.models import (
     Closed,
     LimitsModel,
@@ -73,7 +71,7 @@ def register(box: Toolbox, services: Services) -> None:
     """Add these tools to `box`."""
     tool, settings, manager = box.tool, services.settings, services.manager
 
-    @tool(annotations=CHANGES)
+    @tool(OPENS, "Open a session")
     async def create_session(
         ctx: AnyContext,
         name: Annotated[str, Field(description="A name to use like its handle")] = "",
@@ -134,7 +132,7 @@ def register(box: Toolbox, services: Services) -> None:
         pending = opened.ledger.pending if opened.name or not name else ()
         return with_pending(result, opened, pending)
 
-    @tool(annotations=READS)
+    @tool(READS, "List sessions")
     async def list_sessions(ctx: AnyContext) -> SessionList:
         """List your sessions: state, what runs and for how long, idle time, memory."""
         caller, now = box.caller(ctx), services.clock()
@@ -144,7 +142,7 @@ def register(box: Toolbox, services: Services) -> None:
             caller.reply.carry(session.ledger, session.ledger.pending)
         return SessionList(sessions=states, limit=manager.most_sessions(caller.principal))
 
-    @tool(annotations=DESTROYS)
+    @tool(ENDS, "Close a session")
     async def close_session(
         ctx: AnyContext, session: SessionArg = ""
     ) -> Annotated[CallToolResult, Closed]:
@@ -167,7 +165,7 @@ def register(box: Toolbox, services: Services) -> None:
             )
         return with_pending(Closed(session=found.handle, note=note), found, pending)
 
-    @tool(annotations=READS)
+    @tool(READS, "List variables")
     async def list_variables(ctx: AnyContext, session: SessionArg = "") -> VariableList:
         """List the session's variables with type, shape or length, size and a short preview.
 
@@ -186,7 +184,7 @@ def register(box: Toolbox, services: Services) -> None:
             session=found.handle, variables=variables, omitted=reply["omitted"], note=note
         )
 
-    @tool(annotations=READS)
+    @tool(READS, "Describe the environment")
     async def info(ctx: AnyContext, session: SessionArg = "") -> ServerInfo:
         """Describe the environment: Python, packages, allowed imports, sandbox and limits."""
         _, found = await box.resolve(ctx, session)

@@ -25,9 +25,10 @@ from kernel_mcp.output.terminal import clean
 from kernel_mcp.output.text import visible
 from kernel_mcp.services import Services
 from kernel_mcp.sessions.cell import Cell
-from kernel_mcp.tools import READS, AnyContext, SessionArg, Toolbox
+from kernel_mcp.tools import AnyContext, SessionArg, Toolbox
 from kernel_mcp.tools.app import VIEW
 from kernel_mcp.tools.cells import NumberArg
+from kernel_mcp.tools.hints import READS
 from kernel_mcp.tools.resources import cell_of
 from kernel_mcp.tools.results import closing_line, with_notices
 
@@ -44,7 +45,7 @@ def register(box: Toolbox, services: Services) -> None:
     """Add the tool to `box`."""
     settings = services.settings
 
-    @box.tool(annotations=READS, meta={"ui": {"resourceUri": VIEW}}, structured_output=False)
+    @box.tool(READS, "Show a cell", meta={"ui": {"resourceUri": VIEW}}, structured_output=False)
     async def show(
         ctx: AnyContext, session: SessionArg = "", cell: NumberArg = 0
     ) -> CallToolResult:

@@ -64,6 +64,10 @@ async def test_a_principal_has_the_doors_of_its_row_and_no_others(tmp_path: Path
                 told = json.dumps(info) + (agent.client.instructions or "")
                 for name in (str(data), "GREETING", "example.com"):
                     assert (name in told) == (token == rich)
+                tools = {each.name: each for each in (await agent.client.list_tools()).tools}
+                hints = tools["execute"].annotations
+                assert hints is not None
+                assert (hints.open_world_hint, hints.destructive_hint) == (token == rich,) * 2
 
 
 async def test_outputs_do_not_tell_who_lacks_a_variable_what_its_value_is(tmp_path: Path) -> None:

@@ -1,0 +1,99 @@
+"""Hints that clients ask people by: closed where nothing is open, wide with each door."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from mcp_types import ToolAnnotations
+
+from kernel_mcp.config.settings import Settings
+from kernel_mcp.config.values import HeaderSecret, Mount, attachments
+from kernel_mcp.web import granted
+from tests.unit.tools.served import served
+
+CLOSED = Settings()
+READ_ONLY_MOUNT = Mount(Path("/data"), "/data")
+WRITABLE = Mount(Path("/out"), "/out", "rw")
+SECRET = HeaderSecret("TOKEN", "api.example.com", "Authorization", "value")
+KERNEL = attachments("http://localhost:8888/?token=abc")
+
+pytestmark = pytest.mark.anyio
+
+
+async def told(settings: Settings, folder: Path) -> dict[str, ToolAnnotations]:
+    """The hints about each tool of a server with these settings."""
+    given = {
+        name: getattr(settings, name)
+        for name in ("mounts", "network", "devices", "secrets", "attach", "sandbox", "workspace")
+        if getattr(settings, name) != getattr(CLOSED, name)
+    }
+    given |= {name: getattr(settings, name) for name in ("allow", "allow_install", "offline")}
+    async with served(folder, **given) as server:
+        tools = (await server.agent.client.list_tools()).tools
+    assert all(tool.title and tool.annotations for tool in tools)
+    return {tool.name: tool.annotations for tool in tools if tool.annotations is not None}
+
+
+def those(found: dict[str, ToolAnnotations], hint: str) -> set[str]:
+    return {name for name, each in found.items() if getattr(each, hint)}
+
+
+RUN_CODE = {"execute", "run_cells", "run_script"}
+WRITE = {"write_file", "export_notebook"}
+INSTALL = {"install", "run_script", "create_session"}
+END = {"reset", "close_session", "undo", "adopt", "edit_notebook", "create_session"}
+READ = {
+    *("wait", "check_syntax", "list_sessions", "list_variables", "info", "list_files"),
+    *("read_file", "list_packages", "read_notebook", "show"),
+}
+
+
+async def test_every_tool_has_all_hints_and_a_title(tmp_path: Path) -> None:
+    found = await told(CLOSED, tmp_path)
+    for name, each in found.items():
+        assert each.title, name
+        hints = each.read_only_hint, each.destructive_hint, each.idempotent_hint
+        assert {type(hint) for hint in (*hints, each.open_world_hint)} == {bool}, name
+    assert len({each.title for each in found.values()}) == len(found)
+
+
+@pytest.mark.parametrize(
+    ("settings", "destroy", "open_world"),
+    [
+        (CLOSED, END, set()),
+        (replace(CLOSED, mounts=(READ_ONLY_MOUNT,)), END, set()),
+        (replace(CLOSED, mounts=(READ_ONLY_MOUNT, WRITABLE)), END | RUN_CODE | WRITE, set()),
+        (replace(CLOSED, workspace=Path("/work")), END | RUN_CODE | WRITE, set()),
+        (replace(CLOSED, devices=(Path("/dev/nvidia0"),)), END | RUN_CODE, set()),
+        (replace(CLOSED, network=("example.com",)), END | RUN_CODE, RUN_CODE),
+        (replace(CLOSED, secrets=(SECRET,)), END | RUN_CODE, RUN_CODE),
+        (replace(CLOSED, attach=KERNEL), END | RUN_CODE, RUN_CODE | {"create_session"}),
+        (replace(CLOSED, sandbox=("none",)), END | RUN_CODE | WRITE, RUN_CODE),
+        (replace(CLOSED, allow=("pandas",)), END, INSTALL),
+        (replace(CLOSED, allow=("*",)), END, set()),
+        (replace(CLOSED, allow_install=("pandas",)), END, INSTALL),
+        (replace(CLOSED, allow_install=("*",)), END, INSTALL | RUN_CODE),
+        (replace(CLOSED, allow_install=("*",), offline=True), END, set()),
+    ],
+)
+async def test_hints_follow_from_what_is_open(
+    settings: Settings, destroy: set[str], open_world: set[str], tmp_path: Path
+) -> None:
+    found = await told(settings, tmp_path)
+    assert those(found, "destructive_hint") == destroy
+    assert those(found, "open_world_hint") == open_world
+    assert those(found, "read_only_hint") == READ
+
+
+async def test_hints_of_a_principal_are_those_of_its_doors(tmp_path: Path) -> None:
+    settings = replace(CLOSED, mounts=(WRITABLE,), network=("example.com",))
+    for doors, destroy, open_world in (
+        ((), END, set()),
+        (("mount:/out",), END | RUN_CODE | WRITE, set()),
+        (("network",), END | RUN_CODE, RUN_CODE),
+    ):
+        found = await told(granted(settings, doors), tmp_path / "-".join(doors).replace("/", ""))
+        assert those(found, "destructive_hint") == destroy
+        assert those(found, "open_world_hint") == open_world
