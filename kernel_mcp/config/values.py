@@ -621,14 +621,16 @@ def entries(given: object) -> tuple[str, ...]:
 
 def split_names(text: str) -> list[str]:
     """Split a comma list where a new name starts, not inside `[extras]` or `>=2,<3`."""
-    names: list[str] = []
-    for piece in re.split(r",(?![^\[]*\])", text):
-        name = piece.strip()
-        if names and name[:1] in tuple("<>=!~"):
-            names[-1] += f",{name}"
+    names: list[list[str]] = []
+    opened = 0
+    for piece in text.split(","):
+        name = piece if opened > 0 else piece.strip()
+        if names and (opened > 0 or name[:1] in tuple("<>=!~")):
+            names[-1].append(name)
         elif name:
-            names.append(name)
-    return names
+            names.append([name])
+        opened += piece.count("[") - piece.count("]")
+    return [",".join(pieces).strip() for pieces in names]
 
 
 def _float(given: float) -> float:
@@ -740,13 +742,19 @@ def among(given: tuple[str, ...], own: tuple[str, ...]) -> bool:
     return "*" in own or set(given) <= set(own)
 
 
-_NAME_OF_HOST = re.compile(r"(\*\.)?([\w-]+\.)*[\w-]*[a-z][\w-]*")
+_LABEL_OF_HOST = re.compile(r"[\w-]+")
 
 
 def fewer_hosts(given: tuple[str, ...], own: tuple[str, ...]) -> bool:
     """Entries of the operator's to the letter, or names where all public addresses are open."""
-    named = (each for each in given if "*" in own and _NAME_OF_HOST.fullmatch(each))
+    named = (each for each in given if "*" in own and _is_name_of_host(each))
     return set(given) <= {*own, *named}
+
+
+def _is_name_of_host(text: str) -> bool:
+    labels = text.removeprefix("*.").split(".")
+    lettered = any("a" <= char <= "z" for char in labels[-1])
+    return lettered and all(map(_LABEL_OF_HOST.fullmatch, labels))
 
 
 def no_further(order: tuple[str, ...]) -> Narrows:

@@ -59,6 +59,7 @@ _MOST_LINKS = 20
 _MOST_OUTSIDE = 20
 _VERSION = re.compile(r"(\d+)\.(\d+)(?:\.\d+)?")
 _PROGRAM = re.compile(r"python(\d+\.\d+)")
+# bound: 255 characters, a file's name
 _CONDA_PYTHON = re.compile(r"python-(\d+\.\d+\.\d+)\w*-[^-]+\.json")
 _ANEW = "Make it anew (`uv venv --clear`, `python3 -m venv --clear` or `conda create`)"
 _SLOW = (

@@ -68,9 +68,11 @@ _NOT_CACHED = re.compile(
 )
 _NO_WHEEL = re.compile(
     r"no usable wheels|no wheels with a matching|Wheels are required|[Bb]uilding source"
-    r" distributions .*(is|are) disabled|--no-build"
+    r" distributions .{0,200}(is|are) disabled|--no-build"
 )
-_WITHOUT_WHEEL = re.compile(r"Because (?:all versions of )?([^\s<>=!~]+)\S* ha(?:s|ve) no ")
+_WITHOUT_WHEEL = re.compile(
+    r"Because (?:all versions of )?([^\s<>=!~]+)(?:[<>=!~]\S*)? ha(?:s|ve) no "
+)
 _NO_VERSION = re.compile(r"Because (?:there is no version of|only) ([^\s<>=!~]+)")
 _BUILD_FAILED = re.compile(r"Failed to build `?([^\s`]+)")
 _OTHER_FILE = re.compile(r"Hash mismatch for `([^`]+)`")
@@ -192,7 +194,7 @@ _DROPPED = (
 # system keeps it; uv's own list of authorities would not do.
 _TRUST_SETTINGS = ("UV_SYSTEM_CERTS", "UV_NATIVE_TLS", "SSL_CERT_FILE")
 _SYSTEM_TRUST = Path("/etc/ssl/certs")
-_TOLD = re.compile(r"\s*(Resolved|Downloading|Downloaded|Prepared|Installed|Bytecode compiled)\b")
+_TOLD = re.compile(r"(Resolved|Downloading|Downloaded|Prepared|Installed|Bytecode compiled)\b")
 
 Command: TypeAlias = Callable[[Sequence[str], Mapping[str, str]], SandboxCommand]
 """From uv's arguments and environment to the command that runs instead."""
@@ -315,7 +317,7 @@ async def run_command(
             text = clean(line)
             if not text.startswith("Using Python"):
                 tail.append(text)
-            if _TOLD.match(text):
+            if _TOLD.match(text.lstrip()):
                 await progress(text.strip())
         code = await process.wait()
     return UvResult(code, "\n".join(tail).strip())

@@ -118,6 +118,7 @@ def routes(
             Route("/sessions/{handle}/files/{path:path}", endpoint, methods=names),
         ]
     for each in found:  # names may have line breaks in them
+        # parts: starlette's, `[^/]+` for a handle and `.*` for a path
         each.path_regex = re.compile(each.path_regex.pattern, re.DOTALL)
     return found
 

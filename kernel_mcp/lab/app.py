@@ -13,7 +13,6 @@ import base64
 import hashlib
 import json
 import os
-import re
 import sys
 import tempfile
 from functools import partial
@@ -54,7 +53,6 @@ POLICY = (
     "frame-ancestors 'none'"
 )
 """'unsafe-eval' is for the check of settings; no text of a session is ever a script's."""
-_SCRIPT = re.compile(r"<script>(.*?)</script>", re.DOTALL)
 
 
 def run_lab(state: Path, port: int) -> NoReturn:
@@ -158,11 +156,16 @@ def _config(state: Path, folder: Path, port: int) -> dict[str, Any]:
     }
 
 
+def _scripts(page: str) -> list[str]:
+    behind = page.split("<script>")[1:]
+    return [each.partition("</script>")[0] for each in behind]
+
+
 def policy() -> str:
     """The policy for content, with the one script that JupyterLab's page has in itself."""
     import jupyterlab
 
     page = (Path(jupyterlab.__file__).parent / "static" / "index.html").read_text(encoding="utf-8")
-    digests = [hashlib.sha256(each.encode()).digest() for each in _SCRIPT.findall(page)]
+    digests = [hashlib.sha256(each.encode()).digest() for each in _scripts(page)]
     words = [f" 'sha256-{base64.b64encode(each).decode()}'" for each in digests]
     return POLICY.format(scripts="".join(words))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import re
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
@@ -297,7 +296,8 @@ class Exchange:
 
 def _unquoted(error: Exception) -> str:
     """Why h11 takes no answer, without the bytes that it quotes: nobody has searched those."""
-    return re.split(r":? *(?:bytearray\()?b['\"]", str(error), maxsplit=1)[0]
+    text = str(error).partition("b'")[0].partition('b"')[0]
+    return text.removesuffix("bytearray(").rstrip(" ").removesuffix(":")
 
 
 class Relay:

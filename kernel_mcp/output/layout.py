@@ -44,7 +44,7 @@ _CELL = re.compile(r"\s*(?:Cell|Input) In ?\[\d+\], line \d+")
 _FILE = re.compile(r'\s*File (?:"(?P<plain>[^"\n]+)", line \d+|(?P<path>[^"\n]+?):\d+)(?:, in .*)?')
 _NOISE = re.compile(r"-{20,}|(?:\S+ +)?Traceback \(most recent call last\):?")
 _REPEATED = re.compile(r"\s*\[(?:\.\.\.|Previous line)")
-_ARROW = re.compile(r"-+> ?\d* ?(.*)")
+_ARROW = re.compile(r"-+> ?\d*")
 _NO_SOURCE = "'Could not get source"
 _BODY = re.compile(r"\s|-+>|$")
 _PACKAGES = r"(?:site|dist)-packages/"
@@ -140,7 +140,7 @@ def _told(parts: list[_Frame | str]) -> list[str]:
 
 def _shown(frame: _Frame) -> list[str]:
     """The header and the line of code it stands for, or all lines when none is marked."""
-    source = [match.group(1).strip() for line in frame.body if (match := _ARROW.match(line))]
+    source = [line[match.end() :].strip() for line in frame.body if (match := _ARROW.match(line))]
     if not source:
         source = [line for line in frame.body if line.strip()]
         margin = min((len(line) - len(line.lstrip()) for line in source), default=0)

@@ -123,7 +123,7 @@ _TAG = re.compile("<!--|<[^<>]*>")
 _NAME = re.compile("</?([a-zA-Z][a-zA-Z0-9]*)")
 _COMMENT = "<!--"
 _UNREAD = {
-    name: re.compile(f"</{name}", re.I)
+    name: re.compile(f"</{name}", re.I)  # parts: the names below
     for name in (
         *("script", "style", "template", "svg", "noscript", "title", "audio", "video"),
         "metadata",

@@ -36,7 +36,7 @@ class Pattern:
     @cached_property
     def compiled(self) -> re.Pattern[str]:
         """That pattern."""
-        return re.compile(self.pattern, self._flags)
+        return re.compile(self.pattern, self._flags)  # parts: those of each `Pattern(...)`
 
 
 # The words of the server itself, and what keeps others from speaking in its name.
@@ -53,7 +53,7 @@ _UNSEEN = (
     "\u2060-\u206f\u3164\ufe00-\ufe0f\ufeff\uffa0\U000e0000-\U000e01ef"
 )
 _GAP = rf"[\s{_UNSEEN}]*"
-_WORD = _GAP.join(["k", "e", "r", "n", "e", "[l1|]"]) + rf"{_GAP}[-_ ]?{_GAP}" + _GAP.join("mcp")
+_WORD = _GAP.join(["k", "e", "r", "n", "e", "[l1|]"]) + rf"{_GAP}(?:[-_]{_GAP})?" + _GAP.join("mcp")
 _LIKE = Pattern(rf"\[{_GAP}{_WORD}{_GAP}\]", re.IGNORECASE)
 _ENDS = "\n\r\x0b\x0c\x1c-\x1e\x85\u2028\u2029"
 _BLANK = rf"(?:[^\S{_ENDS}]|[{_UNSEEN}\u2800\x00-\x08\x0e-\x1b\x1f\x7f-\x84\x86-\x9f])*"

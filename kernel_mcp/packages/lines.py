@@ -25,7 +25,7 @@ from kernel_mcp.sessions.session import Session
 _PYTHON = r"""["']?(?:\{sys\.executable\}|\$\{?sys\.executable\}?|(?:[\w./]*/)?python[\d.]*)["']?"""
 _INSTALL = re.compile(
     rf"(?:[!%]{{0,2}}[ \t]*)(?:(?:sx|system|sudo)[ \t]+)?(?:{_PYTHON}[ \t]+-m[ \t]+)?(?:uv[ \t]+)?"
-    r"pip[\d.]*[ \t]+(?P<before>(?:-\S+[ \t]+)*)install(?:[ \t]+(?P<words>.*))?$",
+    r"pip[\d.]*[ \t]+(?P<before>(?:-\S+[ \t]+)*)install(?:[ \t](?P<words>.*))?$",
     re.DOTALL,
 )
 _PASSED_OVER = words(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Literal, TypeAlias
 
 from kernel_mcp.policy import Diagnostic, Policy
@@ -24,7 +24,7 @@ _TOKEN = re.compile(
 )
 _COMMAND = re.compile(r"(?:[^\\\n]|\\.|\\$)*", re.DOTALL)
 _ASSIGNED = re.compile(r"[ \t]*(?:(?P<shell>!)|%(?=[^\W\d]))")
-_CELL = re.compile(r"%%(?!\w+\?)(?P<name>[^ \t]*)[ \t]*(?P<rest>.*)$")
+_CELL = re.compile(r"%%(?!\w+\?)(?P<name>[^ \t]*)(?:[ \t](?P<rest>.*))?$")
 _AUTOMAGIC = re.compile(
     r"(?P<name>pip3?|conda|mamba|uv|cd|ls|ll|cat|cp|mv|rm|mkdir|rmdir|pwd|env|run|load|load_ext"
     r"|matplotlib|config|time|timeit|who|whos|history|less|more|man)[ \t]+(?P<rest>[^\s=(\[].*)$"
@@ -125,17 +125,17 @@ def _without_margin(source: Source) -> Source:
 def _without_prompts(source: Source) -> Source:
     filled = [line for line in source.lines if line.strip()]
     if any(line.lstrip().startswith(">>>") for line in filled):
-        source = _without(source, _CLASSIC_PROMPT)
+        source = _without(source, _CLASSIC_PROMPT.match)
         filled = [line for line in source.lines if line.strip()]
     if any(_IPYTHON_PROMPT.match(line) for line in filled[:2]):
-        source = _without(source, _IPYTHON_PROMPT)
+        source = _without(source, _IPYTHON_PROMPT.match)
     return source
 
 
-def _without(source: Source, prompt: re.Pattern[str]) -> Source:
+def _without(source: Source, prompt: Callable[[str], re.Match[str] | None]) -> Source:
     changes = {}
     for number, line in enumerate(source.lines, start=1):
-        match = prompt.match(line)
+        match = prompt(line)
         if match is not None:
             changes[number] = (line[match.end() :], match.end())
     return source.rewritten(changes)
@@ -151,7 +151,7 @@ def _cell_magics(source: Source) -> tuple[Source, list[Magic]]:
             if line.strip():
                 break
             continue
-        magic = Magic("cell", match["name"], match["rest"].strip(), number, 1)
+        magic = Magic("cell", match["name"], (match["rest"] or "").strip(), number, 1)
         found.append(magic)
         timed = _timed_code(magic)
         if timed is None:

@@ -153,11 +153,11 @@ def _of_extension(magic: str, policy: Policy) -> str:
 
 def _whole_name(missing: str, code: str) -> str:
     """As code wrote it: of `google.cloud.storage` Python says that there is no `google`."""
-    name = re.escape(missing)
-    flags = re.MULTILINE | re.ASCII
-    match = re.search(rf"(?:^\s*(?:from|import)\s+|['\"])({name}\.[\w.]+)", code, flags)
+    name = rf"(?:^[ \t]*(?:from|import)[ \t]+|['\"])({re.escape(missing)}\.[\w.]+)"
+    match = re.search(name, code, re.MULTILINE | re.ASCII)  # parts: those above
     whole = match[1] if match else missing
-    part = re.search(rf"^\s*from\s+{re.escape(whole)}\s+import\s+\(?\s*(\w+)", code, flags)
+    origin = rf"^[ \t]*from[ \t]+{re.escape(whole)}[ \t]+import[ \t]+(?:\(\s*)?(\w+)"
+    part = re.search(origin, code, re.MULTILINE | re.ASCII)  # parts: those above
     return f"{whole}.{part[1]}" if part else whole
 
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 _START = re.compile(r"# /// (?P<type>[a-zA-Z0-9-]+)\s*$")
 _COMMENT = re.compile(r"#(?: .*)?$")
-_TOML_PLACE = re.compile(r"(?P<reason>.*?) \(at (?:line (?P<line>\d+), column \d+|end of .*)\)$")
+_TOML_LINE = re.compile(r"line (\d{1,9}), column")
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,12 +128,13 @@ def _toml(block: _Block) -> dict[str, Any]:
     try:
         return parse_toml("\n".join(block.lines))
     except (RecursionError, ValueError) as error:
-        place = _TOML_PLACE.match(str(error))
-        if place is None:
+        said, found, place = str(error).rpartition(" (at ")
+        if not found:
             reason = f"the metadata cannot be read: {type(error).__name__}"
             raise ScriptMetadataError(block.start, reason) from None
-        line = block.start + int(place["line"] or len(block.lines))
-        reason = f"the metadata is not valid TOML: {place['reason']}"
+        told = _TOML_LINE.match(place)
+        line = block.start + (int(told[1]) if told else len(block.lines))
+        reason = f"the metadata is not valid TOML: {said}"
         raise ScriptMetadataError(line, reason) from None
 
 

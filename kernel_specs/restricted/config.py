@@ -16,7 +16,7 @@ _SAFE_MAGICS = frozenset(
     | {"reset", "reset_selective", "time", "timeit", "who", "who_ls", "whos", "xmode"}
 )
 """Magics that stay within Python; every policy permits them."""
-_PLOT_SETTING = re.compile(r"InlineBackend\.\w+ *= *[\w\s'\"{},.:\[\]-]*")
+_PLOT_SETTING = re.compile(r"InlineBackend\.\w+ *=[\w\s'\"{},.:\[\]-]*")
 """What follows `%config` under every policy: it holds no call."""
 
 

@@ -349,3 +349,10 @@ def test_many_marks_of_cut_text_are_looked_at_once() -> None:
     before = time.process_time()
     assert MASKS.masked(text) == "[LONGER masked]…" * 20_000
     assert time.process_time() - before < 5
+
+
+def test_blanks_in_what_looks_like_a_notice_are_read_once() -> None:
+    start = time.process_time()
+    guarded("[kernel" + " " * 200_000)
+    guarded_lines("[kernel-mcp]\n[kernel" + " " * 200_000)
+    assert time.process_time() - start < 0.5
