@@ -114,14 +114,12 @@ def _serve(argv: Sequence[str]) -> int:
 
         return run_front(settings)
     from kernel_mcp.linux import process
-    from kernel_mcp.linux.ending import Ending
     from kernel_mcp.sandbox.base import ContainerOptions
     from kernel_mcp.sandbox.select import begin_proof
 
     process.keep_small()
     process.switch_often()
-    ending = Ending(None if settings.http is None else 0)  # services are stopped at any time
-    ending.take_signals()
+    process.end_in_order(None if settings.http is None else 0)  # services are stopped at any time
     # runs while the import below takes its time
     sandbox = begin_proof(*settings.sandbox, container=ContainerOptions.of(settings))
     from kernel_mcp.start import serve
@@ -132,7 +130,7 @@ def _serve(argv: Sequence[str]) -> int:
 
         collect_seldom()
         serve = partial(serve, run=run_http)
-    return serve(settings, sandbox, ending)
+    return serve(settings, sandbox)
 
 
 def _doctor(argv: Sequence[str]) -> int:

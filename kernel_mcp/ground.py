@@ -41,6 +41,7 @@ from kernel_mcp.packages.requirements import InstallRules
 from kernel_mcp.policy import Policy, profile_entries, profile_in_force
 from kernel_mcp.records import dataclass
 from kernel_mcp.sandbox.base import Sandbox, SandboxReport
+from kernel_mcp.sandbox.select import builder_for
 from kernel_mcp.sessions.audit import Audit, open_audit
 from kernel_mcp.sessions.capacity import Capacity
 from kernel_mcp.sessions.checking import Checks
@@ -200,6 +201,7 @@ async def ground(
             shows=sandbox.shows,
             fixed=(*own_places(), *settings.obeyed, *(own.fixed if own is not None else ())),
             devices=usable_devices(settings.devices, run.path, sandbox.name),
+            builder=partial(builder_for, sandbox),
         )
         stack.push_async_callback(doors.aclose)
         import_nothing_from([each.mount.host for each in doors.shown if each.mount.writable])

@@ -149,7 +149,7 @@ async def upon(
         below.managers.append(manager)
         commons.managers.append(manager)
         stack.callback(commons.managers.remove, manager)
-        doors.at_work = lambda: [each.ledger.add for each in manager.at_work]
+        doors.plants.at_work = lambda: manager.at_work
         await stack.enter_async_context(manager.running())
         fronts = Fronts(run.path / "f", lambda: manager.sessions)
         await stack.enter_async_context(fronts.running())

@@ -37,7 +37,7 @@ from kernel_mcp.files.folders import (
     replace_file,
 )
 from kernel_mcp.files.streams import Condition, OpenFile, Upload, check, nearest, require
-from kernel_mcp.host_folders import Shown, acting_as_owner
+from kernel_mcp.host_folders.shown import Shown, acting_as_owner
 from kernel_mcp.linux.safe_tree import Opener, empty_tree, open_beneath, remove_tree
 from kernel_mcp.linux.walk import Holding, entries_within, measure
 from kernel_mcp.output.images import sniff

@@ -3,28 +3,22 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import grp
-import itertools
 import logging
 import os
 import pwd
 import stat
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import field, replace
-from functools import partial
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from kernel_mcp.config.settings import Settings
 from kernel_mcp.config.values import Mount
 from kernel_mcp.errors import ConfigError
 from kernel_mcp.host_folders import secrets
-from kernel_mcp.linux.safe_tree import open_beneath, open_place
 from kernel_mcp.records import dataclass
 from kernel_specs.landlock import calls
 
-MOST_TOLD = 200
-"""Of what appears below one mount: code can make any number."""
 MOST_MOUNTS = 40
 """Their descriptors travel to a template in one message."""
 _CLOSED = (
@@ -43,11 +37,8 @@ logger = logging.getLogger(__name__)
 
 _LEAST_ABI = 2
 """Of Landlock: the first that can allow files to be moved to other folders."""
-_SHOWN = 8
-"""Covered paths that are listed by name."""
 _FIRST_USER, _NOBODY = 1000, 65534
 NO_EFFECT = "without a sandbox it has no effect: code has all files of this user where they are"
-_STRICT = "strict (what appears beside a covered file is readable in later sessions only)"
 
 
 def shown_folders(settings: Settings, sandbox: str, state: Path, cache: Path) -> tuple[Mount, ...]:
@@ -351,218 +342,3 @@ def _allowing(path: Path, info: os.stat_result) -> str:
     except KeyError:
         group = str(info.st_gid)
     return f"{step}, or start the server as an ordinary user of the group {group}"
-
-
-_libc = ctypes.CDLL(None, use_errno=True)
-_LONGEST_KEPT = 50
-"""Characters of a name that stay when it is set aside: Linux has names of up to 255 bytes."""
-
-
-@dataclass
-class Shown:
-    """One mount as file tools use it, on the side of the host: with the same covers.
-
-    place   device and inode of the folder that was walked
-    covers  kinds by path below it; `inodes` are those of what is covered
-    mapped  whether kernels of a root server see it with the rights of its owner, by an id-map
-    rights  who may read what else, where that is worth a word
-    roots   whether what sessions make there belongs to root, as its owner is
-    numbers  for names of what is set aside
-    links   of names that hosts execute, with inode and change: no cover keeps one in its place
-    appeared  what hosts execute of a writable one and was not there at the server's start, and
-        its new name where it was set aside; `told` counts what was told of that
-    """
-
-    mount: Mount
-    place: tuple[int, int] = (0, 0)
-    covers: dict[tuple[str, ...], str] = field(default_factory=dict)
-    inodes: set[tuple[int, int]] = field(default_factory=set)
-    mapped: bool = True
-    rights: str = ""
-    roots: bool = False
-    numbers: Iterator[int] = field(default_factory=partial(itertools.count, 1))
-    links: dict[tuple[str, ...], tuple[int, int]] = field(default_factory=dict)
-    appeared: dict[str, str] = field(default_factory=dict)
-    told: int = 0
-
-    def __str__(self) -> str:
-        """For people: where it is, whether it can be changed, and the first of what is covered."""
-        host = "" if str(self.mount.host) == self.mount.guest else f" (of {self.mount.host})"
-        how = "can be changed, outside --disk" if self.mount.writable else "read-only"
-        if self.mount.strict:
-            how += f", {_STRICT}"
-        covered = self._named("covered", secrets.HIDING) + self._named("fixed", {secrets.FIXED})
-        if self.appeared:
-            last = list(self.appeared.items())[-_SHOWN:]
-            names = [f"{name} (now {now})" if now else name for name, now in last]
-            covered += f"; appeared, and the host may execute it: {', '.join(names)}"
-        if self.roots:
-            how += ", new files belong to root as the folder does"
-        rights = f"; {self.rights}" if self.rights else ""
-        return f"{self.mount.guest}{host}: {how}{rights}{covered}"
-
-    def _named(self, word: str, kinds: Collection[str]) -> str:
-        paths = [path for path, kind in self.covers.items() if kind in kinds]
-        names = [secrets.readable(path) for path in sorted(paths, key=len)]
-        more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-        return f"; {word}: {', '.join(names[:_SHOWN])}{more}" if names else ""
-
-    @property
-    def closed(self) -> set[tuple[str, ...]]:
-        """Folders that hold something covered, at whatever depth."""
-        return secrets.around(self.covers)
-
-    @property
-    def single(self) -> bool:
-        """Whether it is one file."""
-        return not self.mount.host.is_dir()
-
-    def parts(self, path: str) -> tuple[str, ...] | None:
-        """The path below it that an absolute one means, normalised; None for one elsewhere."""
-        if not within(path, (self.mount.guest,)):
-            return None
-        return tuple(Path(path).relative_to(self.mount.guest).parts)
-
-    def covers_path(self, root: int, parts: tuple[str, ...]) -> bool:
-        """Whether a path is covered, by any part of it, below the open folder `root`."""
-        if self.single:
-            return False
-        if self.hides(parts):
-            return True
-        above = self.mount.host.parts[1:]
-        if not parts or secrets.secret_by_name(parts, above):
-            return bool(parts)
-        return secrets.judged_by_content((*above, *parts)) and secrets.holds_credentials(
-            root, parts
-        )
-
-    def hides(self, parts: tuple[str, ...]) -> bool:
-        """Whether a path or what it is in is known to be covered."""
-        return bool(secrets.HIDING.intersection(self._kinds(parts)))
-
-    def fixes_path(self, parts: tuple[str, ...]) -> bool:
-        """Whether a path stays read-only below a writable mount, as hosts execute what is there."""
-        return secrets.FIXED in self._kinds(parts) or secrets.executed_by_name(parts)
-
-    def _kinds(self, parts: tuple[str, ...]) -> set[str]:
-        return {self.covers.get(parts[:end], "") for end in range(1, len(parts) + 1)}
-
-    def fixed_above(self, parts: tuple[str, ...]) -> bool:
-        """Whether a path lies in what no session could have changed."""
-        return secrets.FIXED in self._kinds(parts[:-1])
-
-    def note_links(self, covers: Mapping[tuple[str, ...], str]) -> None:
-        """Remember which of these are links."""
-        for parts in (path for path, kind in covers.items() if kind == secrets.FIXED):
-            info = self._status(parts)
-            if info is not None and stat.S_ISLNK(info.st_mode):
-                self.links[parts] = (info.st_ino, info.st_ctime_ns)
-
-    def was_there(self, parts: tuple[str, ...]) -> bool:
-        """Whether what is covered at a path is what was so before, and no link's replacement."""
-        if parts not in self.links:
-            return parts in self.covers
-        info = self._status(parts)
-        return info is None or (info.st_ino, info.st_ctime_ns) == self.links[parts]
-
-    def forget(self, removed: Iterable[tuple[str, ...]]) -> None:
-        """What the host has removed or moved away: the next of that name is another."""
-        for parts in removed:
-            self.covers.pop(parts, None)
-            self.links.pop(parts, None)
-            if not self.appeared.get(secrets.readable(parts), "moved"):
-                del self.appeared[secrets.readable(parts)]
-
-    def note(self, name: str, now: str) -> bool:
-        """Note what has appeared; whether that is to be told."""
-        if name in self.appeared or self.silent:
-            return False
-        self.appeared[name] = now
-        self.told += 1
-        return True
-
-    @property
-    def silent(self) -> bool:
-        """Whether so much has appeared that no more is told."""
-        return self.told >= MOST_TOLD
-
-    def _status(self, parts: tuple[str, ...]) -> os.stat_result | None:
-        try:
-            return self.mount.host.joinpath(*parts).lstat()
-        except OSError:
-            return None
-
-    def sign(self, parts: tuple[str, ...]) -> tuple[str, ...] | None:
-        """By which entry hosts execute what is at a path: that, or one in an environment.
-
-        None for a folder that is no environment any more.
-        """
-        inner = (*parts, secrets.OF_AN_ENVIRONMENT)
-        if any(secrets.executed(parts, folder=folder) for folder in (False, True)):
-            return parts
-        if os.path.lexists(self.mount.host.joinpath(*inner)):
-            return inner
-        info = self._status(parts)
-        return None if info is not None and stat.S_ISDIR(info.st_mode) else parts
-
-    def set_aside(self, parts: tuple[str, ...]) -> str:
-        """Rename an entry to what no program looks for, beside it; the new path, for people.
-
-        Raises OSError.
-        """
-        with self.entered() as root:
-            folder = open_beneath(root, parts[:-1], os.O_PATH | os.O_DIRECTORY)
-        try:
-            for number in self.numbers:
-                name = f"{parts[-1][:_LONGEST_KEPT]}.set-aside-{number}"
-                try:
-                    os.lstat(name, dir_fd=folder)
-                except FileNotFoundError:
-                    os.rename(parts[-1], name, src_dir_fd=folder, dst_dir_fd=folder)
-                    break
-        finally:
-            os.close(folder)
-        return secrets.readable((*parts[:-1], name))
-
-    def covers_file(self, info: os.stat_result) -> bool:
-        """Whether an open file is covered under any name."""
-        known = (info.st_dev, info.st_ino) in self.inodes
-        usual = stat.S_ISREG(info.st_mode) or stat.S_ISDIR(info.st_mode)
-        return not self.single and (known or not (usual or stat.S_ISLNK(info.st_mode)))
-
-    @contextlib.contextmanager
-    def entered(self) -> Iterator[int]:
-        """A descriptor of it, or of the folder that a single file is in. Raises OSError."""
-        host = self.mount.host.parent if self.single else self.mount.host
-        root = open_place(host)
-        try:
-            yield root
-        finally:
-            os.close(root)
-
-
-@contextlib.contextmanager
-def acting_as_owner(path: Path) -> Iterator[None]:
-    """Have this thread of a root server use files as the owner of `path` (setfsuid(2)).
-
-    No part of it may be a link.
-
-    Nothing for other servers. For few calls: Python's own library may be closed to that user.
-    Raises OSError.
-    """
-    if os.geteuid() != 0:
-        yield
-        return
-    place = open_place(path)
-    try:
-        info = os.fstat(place)
-    finally:
-        os.close(place)
-    uid, gid = info.st_uid, info.st_gid
-    _libc.setfsgid(ctypes.c_uint(gid))
-    _libc.setfsuid(ctypes.c_uint(uid))
-    try:
-        yield
-    finally:
-        _libc.setfsuid(ctypes.c_uint(0))
-        _libc.setfsgid(ctypes.c_uint(os.getegid()))

@@ -11,11 +11,18 @@ before all else that happens. Messages of the server, one packet each, and the a
     {"op": "again", "id": n, "mount": i}         walk a mount anew whose folder was replaced: `done`
     {"op": "rules", "id": n, "read": …, "write": …}    `done` once a Landlock ruleset, which comes
         along, allows these rights below the mounts; below strict ones entry by entry where needed
+    {"op": "named", "id": n, "mount": i, "paths": […], "sources": […], "outside": […], "last": b}
+        what hosts execute by their settings in the stead of what was so before, and the files of
+        these settings, below the mount and elsewhere: `done` once the last part is there
 
     {"op": "covers", "mount": i, "version": v, "covers": […], "inodes": […], "gone": […],
      "removed": […]}
         these are added, each path with its kind and who made it where that matters and is known;
         `gone` are inodes that are no secret's any more, `removed` what was fixed and has gone
+    {"op": "named" or "asks", "mount": i, "first": b, "last": b, "paths": […]}
+        what hosts execute whatever its name, before its covers; and that settings are to be asked
+        (again), with the folders of repositories
+    {"op": "changed", "mount": i, "paths": […]}  what agents obey, each path with who wrote it
     {"op": "said", "text": …}                    something for the log
 """
 
@@ -33,9 +40,10 @@ from typing import Any
 
 from kernel_mcp.host_folders import secrets
 from kernel_mcp.host_folders.entering import Entering, Sandbox, Work, parts_of, weight
+from kernel_mcp.host_folders.found import MOST_COVERS, TooManySecrets
+from kernel_mcp.host_folders.named import MOST_NAMED, last_names
 from kernel_mcp.host_folders.secrets import Parts
-from kernel_mcp.host_folders.walking import MOST_COVERS, TooManySecrets
-from kernel_mcp.host_folders.watching import Change, Ground, Watches
+from kernel_mcp.host_folders.watching import CODE, HOST, NAMED, Change, Ground, Watches
 from kernel_specs.template import linux, packets
 
 _INODE_BYTES = 50
@@ -83,6 +91,8 @@ class Keeper:
         """Files that are fixed and have further names."""
         self._lacked = False
         """Whether the log says that watches are missing."""
+        self._lacking_names: set[int] = set()
+        """Those of which the log says that not all names are known."""
         self._full: set[int] = set()
         """Those of which the log says that not all is covered: code can make any number."""
         self._entering = Entering()
@@ -143,10 +153,15 @@ class Keeper:
             elif operation == "rules":
                 self._allow(fds[0], message["read"], message["write"])
                 self._tell({"op": "done", "id": number})
+            elif operation == "named":
+                self._on_named(self._grounds[message["mount"]], message)
+                self._tell({"op": "done", "id": number})
             elif operation == "again":
                 ground = self._grounds[message["mount"]]
                 ground.again()
                 self._tell_covers(ground, list(ground.walk.found.covers), anew=True)
+                if ground.writable:
+                    self._ask(ground)
                 self._tell({"op": "done", "id": number})
         except TooManySecrets:
             self._tell({"op": "failed", "id": number, "error": _TOO_MANY})
@@ -200,10 +215,25 @@ class Keeper:
         self._note_lacking()
         for ground in self._grounds:
             ground.walk.done = True
+            if ground.writable:
+                self._ask(ground)
             if unfixed := ground.walk.found.unfixed:
                 self._tell({"op": "said", "text": f"{ground.guest}: {unfixed} {_UNFIXED}"})
-        self._twins.clear()
         self._tell({"op": "ready", "id": number})
+
+    def _on_named(self, ground: Ground, message: dict[str, Any]) -> None:
+        """Fix what settings name, once all of it is known."""
+        ground.coming += map(tuple, message["paths"])
+        ground.sources.update(map(tuple, message["sources"]))
+        self._watches.watch_outside(message["outside"])
+        if not message["last"]:
+            return
+        ground.asked, ground.coming = ground.coming, []
+        if not ground.is_folder:
+            return
+        for found in ground.walk.fix(ground.asked):
+            self._cover(ground, found, begins=not message["again"], named=True)
+        self._twins.clear()
 
     def _on_events(self) -> None:
         """Cover secrets by name at once; all else waits until there are no more events."""
@@ -214,6 +244,36 @@ class Keeper:
                 self._changed(change)
             else:
                 self._changes[change] = None
+        for ground in self._grounds:
+            if ground.rights_changed:
+                self._restore(ground)
+            if ground.obeyed:
+                changed, ground.obeyed = ground.obeyed, {}
+                for part in parts_of(list(changed), weight):
+                    written = [(path, ground.writer(path)) for path in part]
+                    self._tell({"op": "changed", "mount": ground.number, "paths": written})
+            if ground.writable and self._watches.outside_changed:
+                self._ask(ground)
+        self._watches.outside_changed = False
+
+    def _restore(self, ground: Ground) -> None:
+        ground.rights_changed = False
+        try:
+            if ground.rights.restore():
+                self._tell({"op": "said", "text": f"{ground.guest}: {_RIGHTS}"})
+        except OSError as reason:
+            self._tell({"op": "said", "text": f"{ground.guest}: {_RIGHTS_KEPT} ({reason})"})
+
+    def _ask(self, ground: Ground) -> None:
+        """Have the server ask about settings."""
+        ground.walk.found.asks = False
+        self._tell_paths("asks", ground, list(ground.walk.found.git))
+
+    def _tell_paths(self, operation: str, ground: Ground, paths: Sequence[Parts]) -> None:
+        parts = list(parts_of(paths, weight)) or [[]]
+        for number, part in enumerate(parts):
+            ends = {"first": number == 0, "last": number == len(parts) - 1}
+            self._tell({"op": operation, "mount": ground.number, "paths": part, **ends})
 
     def _note_lacking(self) -> None:
         if (self._watches.fileno() < 0 or self._watches.lacking) and not self._lacked:
@@ -255,6 +315,8 @@ class Keeper:
                 self._note_full(ground)
             if walk.found.gone or walk.found.removed:
                 self._tell_covers(ground, [])
+            if ground.writable and (walk.found.asks or change.parts in ground.sources):
+                self._ask(ground)
         except TooManySecrets:
             self._note_full(ground)
         except OSError:
@@ -265,22 +327,37 @@ class Keeper:
             self._full.add(ground.number)
             self._tell({"op": "said", "text": f"{ground.guest}: {_TOO_MANY}"})
 
+    def _note_lacking_names(self, ground: Ground) -> None:
+        if ground.number not in self._lacking_names:
+            self._lacking_names.add(ground.number)
+            self._tell({"op": "said", "text": f"{ground.guest}: {_UNNAMED}"})
+
     def _linked(self) -> list[tuple[Ground, list[Parts]]]:
         """Other names, in all mounts, of files found last."""
         if not any(each.walk.found.linked for each in self._grounds):
             return []
         return [(each, each.walk.linked(anyway=True)) for each in self._grounds]
 
-    def _cover(self, ground: Ground, paths: Sequence[Parts]) -> None:
-        """Cover in all sandboxes, then tell the server."""
+    def _cover(
+        self,
+        ground: Ground,
+        paths: Sequence[Parts],
+        *,
+        begins: bool = False,
+        named: bool = False,
+    ) -> None:
+        """Cover in all sandboxes, then tell the server; when it `begins`, there are none."""
         if not paths:
+            return
+        if begins:
+            self._tell_covers(ground, paths)
             return
         for error in self._entering.cover([_work(ground, path) for path in paths]):
             self._tell({"op": "said", "text": f"{ground.guest}: {_NOT_COVERED} ({error})"})
         self._version += 1
         for path in paths:
             self._log[ground.number, path] = self._version
-        self._tell_covers(ground, paths)
+        self._tell_covers(ground, paths, named=named)
 
     def _map(self, rows: Sequence[Sequence[int]]) -> int:
         """A user namespace with these maps: user and group, each on disk and as seen."""
@@ -309,8 +386,21 @@ class Keeper:
             os.waitpid(child, 0)
         return self._maps[key]
 
-    def _tell_covers(self, ground: Ground, paths: Sequence[Parts], *, anew: bool = False) -> None:
+    def _tell_covers(
+        self,
+        ground: Ground,
+        paths: Sequence[Parts],
+        *,
+        anew: bool = False,
+        named: bool = False,
+    ) -> None:
         found = ground.walk.found
+        if ground.walk.named.fresh:
+            ground.walk.named.fresh = False
+            self._watches.makers.look_for(last_names(ground.walk.named.all))
+            self._tell_paths("named", ground, ground.walk.named.all)
+            if ground.walk.named.lacking:
+                self._note_lacking_names(ground)
         told = {"op": "covers", "mount": ground.number, "version": self._version}
         told["gone"] = [key for key in found.gone if key not in found.inodes]
         told["removed"] = list(found.removed)
@@ -318,12 +408,15 @@ class Keeper:
         found.gone.clear()
         found.removed.clear()
         found.fresh.clear()
-        new = self._version > 0 and not anew
+
+        def maker(path: Parts) -> str:
+            if anew or self._version == 0:
+                return ""
+            who = ground.maker(path)
+            return NAMED if named and who not in (CODE, HOST) else who
+
         kinds = (
-            [
-                (path, found.covers.get(path, secrets.FIXED), ground.maker(path) if new else "")
-                for path in part
-            ]
+            [(path, found.covers.get(path, secrets.FIXED), maker(path)) for path in part]
             for part in parts_of(paths, weight)
         )
         pieces: list[dict[str, Any]] = [{"covers": part} for part in kinds]
@@ -350,6 +443,15 @@ _UNFIXED = (
     "further names (hard links) of files that programs of the host execute are not kept "
     "read-only, as there are too many: sessions can change those files by them"
 )
+_UNNAMED = (
+    f"settings and links name more than {MOST_NAMED} paths in it that programs of the host "
+    "execute; sessions can change what is at the others"
+)
+_RIGHTS = (
+    "rights to the mounted folder itself, which a session or a program of the host gave to "
+    "others, were taken back; restart the server to give others rights to it"
+)
+_RIGHTS_KEPT = "rights to the mounted folder were given to others and cannot be taken back"
 _NOT_COVERED = (
     "a running session shows what has appeared or was replaced there; reset or close the sessions"
 )

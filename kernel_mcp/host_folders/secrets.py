@@ -1,7 +1,7 @@
-"""What below a mounted folder sessions do not get: known secrets, and doors to processes.
+"""The verdict on what is below a mounted folder: secrets, doors to processes, what hosts execute.
 
-A list of names, as best effort: what has another name is shown. Hard links to what is found, and
-what a symbolic link of such a name leads to, count as well.
+It is by names (`names`), as best effort: what has another name is shown. Hard links to what is
+found, and what a symbolic link of such a name leads to, count as well.
 """
 
 from __future__ import annotations
@@ -9,8 +9,9 @@ from __future__ import annotations
 import os
 import re
 import stat
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
+from kernel_mcp.host_folders import names
 from kernel_mcp.linux.safe_tree import open_beneath
 
 FILE, FOLDER = "file", "folder"
@@ -19,110 +20,92 @@ FIXED, KEPT = "fixed", "kept"
 """Below a writable mount: read-only; and what cannot be moved away, as something fixed is in it."""
 HIDING = frozenset((FILE, FOLDER))
 
-_FOLDERS = frozenset(
-    (
-        *(".ssh", ".gnupg", ".aws", ".azure", ".kube", ".docker", ".password-store"),
-        *(".terraform.d", ".kaggle", ".envs"),
-    )
-)
-_FOLDERS_BELOW = frozenset(
-    (
-        *((".config", name) for name in ("gcloud", "gh", "hub", "op", "rclone", "doctl")),
-        (".local", "share", "keyrings"),
-    )
-)
-"""Ends of paths."""
-_FILES = frozenset(
-    (
-        *(".netrc", "_netrc", ".git-credentials", ".pypirc", ".npmrc", ".pgpass", ".my.cnf"),
-        *(
-            ".databrickscfg",
-            ".mylogin.cnf",
-            ".dockercfg",
-            ".boto",
-            ".s3cfg",
-            ".vault-token",
-            ".htpasswd",
-        ),
-        *("id_rsa", "id_dsa", "id_ecdsa", "id_ed25519", ".credentials.json", ".claude.json"),
-        *(".bash_history", ".zsh_history", ".python_history", ".psql_history", ".mysql_history"),
-    )
-)
-_FILES_BELOW = frozenset(
-    ((".streamlit", "secrets.toml"), (".cargo", "credentials.toml"), (".codex", "auth.json"))
-)
-_ENVIRONMENT = ".env"
-"""What the names of files with variables begin with."""
-_BY_CONTENT = frozenset(
-    (
-        *("config", "config.worktree", ".gitconfig", ".gitmodules", "pip.conf", "uv.toml"),
-        *(".condarc", ".mcp.json", ".yarnrc.yml"),
-    )
-)
-"""Files that are covered when they hold credentials; `config` of git only: below a `….git`."""
-_MOST_PARTS = 3
-"""Of the ends of paths."""
 _CREDENTIALS = re.compile(
     rb"https?://[^/\s@]+@|://[^/\s:@]*:[^/\s@]+@"
     rb"|(?:extraheader|authorization|password|passwd|token|secret|api_?key)[\"']?\s*[=:]",
     re.IGNORECASE,
 )
-OF_AN_ENVIRONMENT = "pyvenv.cfg"
-"""Makes its folder a virtual environment."""
-_EXECUTED_FOLDERS = frozenset(
-    (
-        *(".git", ".claude", ".vscode", ".idea", ".cursor", ".devcontainer", ".husky", ".codex"),
-        *(".gemini", ".direnv", ".zed", ".opencode", ".windsurf", ".kiro"),
-    )
-)
-_EXECUTED_FILES = frozenset(
-    (
-        *(".git", ".mcp.json", ".envrc", ".pre-commit-config.yaml", "kernel-mcp.toml"),
-        *(".devcontainer.json", ".gdbinit", ".lldbinit", ".mise.toml", "mise.toml"),
-        *(".bashrc", ".bash_profile", ".bash_login", ".bash_logout", ".profile", ".gitconfig"),
-        *(".zshrc", ".zshenv", ".zprofile", ".zlogin", ".zlogout"),
-    )
-)
-"""What programs of the host execute, or take commands from: of a `.git` the hooks, the settings and
-more. As a file it names a folder elsewhere."""
+_OF_A_KEY = (b"PRIVATE KEY-----", b"PRIVATE KEY BLOCK-----", b"PuTTY-User-Key-File-")
 _MOST_READ = 1 << 20
+_MOST_COPIES = 3
+"""Backups of backups that are recognised."""
 Parts = tuple[str, ...]
 """A path below a mount."""
 
 
-def secret(parts: Sequence[str], mode: int) -> str | None:
-    """The cover for a path below a mount by its name and file mode; None when it is shown.
+def remarkable(name: str) -> bool:
+    """Return whether an entry of this name can have a verdict: a quick look at most files."""
+    name = name.lower()
+    if name in names.LAST or name.startswith(names.BEGINNINGS):
+        return True
+    return name.endswith(names.ENDS) or name[-4:-1] == names.SWAP
 
-    Of a link the name of a folder counts as well as that of a file, and no case does: some file
-    systems have none.
+
+def secret(parts: Sequence[str], mode: int) -> str | None:
+    """Return the cover for a path by its name and file mode; None when it is shown.
+
+    For a link the name of a folder counts as well as that of a file. Case is ignored.
     """
     if stat.S_ISLNK(mode):
         return secret(parts, stat.S_IFDIR) or secret(parts, stat.S_IFREG)
-    parts = [part.lower() for part in parts[-_MOST_PARTS:]]
-    name = parts[-1]
+    *above, name = (part.lower() for part in parts[-names.MOST_PARTS :])
     if stat.S_ISDIR(mode):
-        below = any(tuple(parts[-len(end) :]) == end for end in _FOLDERS_BELOW)
-        return FOLDER if name in _FOLDERS or below else None
+        ends = _ends((*above, name))
+        known = name in names.SECRET_FOLDERS or not ends.isdisjoint(names.SECRET_FOLDERS_BELOW)
+        return FOLDER if known else None
     if not stat.S_ISREG(mode):
         return FILE  # a socket, a FIFO or a device: someone listens behind it
-    below = any(tuple(parts[-len(end) :]) == end for end in _FILES_BELOW)
-    return FILE if name in _FILES or name.startswith(_ENVIRONMENT) or below else None
+    return FILE if any(_secret_file(above, each) for each in _originals(name)) else None
+
+
+def _secret_file(above: Sequence[str], name: str) -> bool:
+    if name in names.SECRET_FILES or (name.startswith(".") and name.endswith(names.HISTORY)):
+        return True
+    if name.startswith(names.VARIABLES):
+        return True
+    if name.startswith(names.KEY_KINDS) and not name.endswith(names.PUBLIC):
+        return True
+    return not _ends((*above, name)).isdisjoint(names.SECRET_FILES_BELOW)
+
+
+def _ends(parts: Parts) -> set[Parts]:
+    return {parts[-count:] for count in range(2, len(parts) + 1)}
+
+
+def _originals(name: str) -> Iterator[str]:
+    """Yield a name, and those of which it may be an editor's swap file or a backup."""
+    yield name
+    for _ in range(_MOST_COPIES):
+        before = name
+        if name[:1] == name[-1:] == "#" or name.startswith(".#"):
+            name = name[2:] if name.startswith(".#") else name[1:-1]
+        elif name[-4:-1] == names.SWAP:
+            name = name[:-4]
+        elif end := next((end for end in names.BACKUPS if name.endswith(end)), ""):
+            name = name[: -len(end)]
+            stem, dot, number = name.rpartition(".~")
+            name = stem if dot and number.isdigit() else name
+        if name in (before, ""):
+            return
+        yield name
+        if name.startswith("."):
+            yield name[1:]
 
 
 def secret_folder(parts: Parts) -> Parts:
-    """The path of the first folder of secrets that a folder is or lies in; empty without one."""
+    """Return the path of the first folder of secrets that a folder is or lies in, or ()."""
     ends = (parts[:end] for end in range(1, len(parts) + 1))
     return next((path for path in ends if secret(path, stat.S_IFDIR)), ())
 
 
 def readable(parts: Sequence[str]) -> str:
-    """A path for people; what is no text of one line in it is escaped."""
+    """Return a path for people; what is no text of one line in it is escaped."""
     text = os.fsencode("/".join(parts)).decode("utf-8", "backslashreplace")
     return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
 
 
 def secret_by_name(parts: Sequence[str], above: Parts = ()) -> bool:
-    """Whether any component of a path is one of a secret, whatever kind of file it is.
+    """Return whether any component of a path is one of a secret, whatever kind of file it is.
 
     `above` are the components that the path begins with and that are not asked of.
     """
@@ -133,27 +116,48 @@ def secret_by_name(parts: Sequence[str], above: Parts = ()) -> bool:
     )
 
 
-def executed(parts: Sequence[str], *, folder: bool) -> bool:
-    """Whether programs of the host execute what is there, by its name."""
-    return parts[-1].lower() in (_EXECUTED_FOLDERS if folder else _EXECUTED_FILES)
-
-
-def executed_by_name(parts: Sequence[str]) -> bool:
-    """Whether a path is of such a file, or leads into such a folder."""
-    return executed(parts, folder=False) or any(
-        executed(parts[:end], folder=True) for end in range(1, len(parts) + 1)
+def executed(parts: Sequence[str]) -> bool:
+    """Return whether programs of the host execute what is there, by its name."""
+    path = tuple(part.lower() for part in parts[-names.MOST_PARTS :])
+    name = path[-1]
+    return (
+        name in names.EXECUTED
+        or not _ends(path).isdisjoint(names.EXECUTED_BELOW)
+        or any(name.startswith(first) and name.endswith(last) for first, last in names.FRAMES)
     )
 
 
+def obeyed(parts: Sequence[str]) -> bool:
+    """Return whether agents or build servers of the host obey what a file says, by its name."""
+    path = [part.lower() for part in parts]
+    return path[-1] in names.OBEYED or not names.OBEYED_FOLDERS.isdisjoint(path)
+
+
+def settings_by_name(parts: Sequence[str]) -> bool:
+    """Return whether a file is a secret when it holds credentials, as it may at any time."""
+    *above, last = (part.lower() for part in parts)
+    for name in _originals(last):
+        if name in names.SETTINGS:
+            return True
+        if name == names.SETTINGS_OF_GIT and any(part.endswith(".git") for part in above):
+            return True
+        if name in names.SETTINGS_OF_AGENTS and above and above[-1] in names.AGENTS:
+            return True
+    return False
+
+
 def judged_by_content(parts: Sequence[str]) -> bool:
-    """Whether what a file holds decides."""
+    """Return whether the content of a file decides."""
     name = parts[-1].lower()
-    of_git = any(part.lower().endswith(".git") for part in parts[:-1])
-    return name in _BY_CONTENT and (name != "config" or of_git)
+    of_a_key = name.startswith(names.KEYS) or name.endswith(names.KEY_ENDS)
+    return of_a_key or settings_by_name(parts)
 
 
-def holds_credentials(root: int, parts: Sequence[str]) -> bool:
-    """Whether such a file holds any; True for one that cannot be read."""
+def holds_credentials(root: int, parts: Sequence[str], named: Sequence[str]) -> bool:
+    """Return whether a file holds any, as is looked for under the name `named`.
+
+    True for one that cannot be read.
+    """
     try:
         fd = open_beneath(root, parts, os.O_RDONLY)
     except FileNotFoundError:
@@ -161,14 +165,29 @@ def holds_credentials(root: int, parts: Sequence[str]) -> bool:
     except OSError:
         return True
     try:
-        return _CREDENTIALS.search(os.read(fd, _MOST_READ)) is not None
+        content = os.read(fd, _MOST_READ)
     except OSError:
         return True
     finally:
         os.close(fd)
+    if any(header in content for header in _OF_A_KEY):
+        return True
+    if settings_by_name(named):
+        return _CREDENTIALS.search(content) is not None
+    return named[-1].lower().startswith(names.KEYS) and _has_public_half(root, parts)
+
+
+def _has_public_half(root: int, parts: Sequence[str]) -> bool:
+    if parts[-1].lower().endswith(names.PUBLIC):
+        return False
+    try:
+        os.close(open_beneath(root, (*parts[:-1], f"{parts[-1]}{names.PUBLIC}"), os.O_PATH))
+    except OSError:
+        return False
+    return True
 
 
 def around(covers: Mapping[Parts, str]) -> set[Parts]:
-    """The folders above what these covers hide or fix."""
+    """Return the folders above what these covers hide or fix."""
     inside = [path for path, kind in covers.items() if kind != KEPT]
     return {path[:end] for path in inside for end in range(len(path))}

@@ -3,70 +3,41 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import errno
 import os
 import stat
-import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import field
 
+from kernel_mcp.host_folders import names
+from kernel_mcp.host_folders.found import MOST_COVERS, Found, TooManySecrets, born, status_of
+from kernel_mcp.host_folders.leading import below, way
+from kernel_mcp.host_folders.named import Named
 from kernel_mcp.host_folders.secrets import (
     FILE,
     FIXED,
     FOLDER,
     HIDING,
     KEPT,
-    OF_AN_ENVIRONMENT,
     Parts,
     around,
     executed,
-    executed_by_name,
     holds_credentials,
     judged_by_content,
+    remarkable,
     secret,
     secret_by_name,
+    settings_by_name,
 )
 from kernel_mcp.linux.safe_tree import open_beneath
-from kernel_mcp.records import dataclass
 
-MOST_COVERS = 1000
-"""Below one mount; each takes the start of a kernel some 20 µs."""
 _LONGEST = 4096
 """Characters of a path below a mount, as Linux takes no longer one: deeper folders are covered."""
-_AT_EMPTY_PATH, _STATX_BTIME = 0x1000, 0x800
-"""<linux/fcntl.h>, <linux/stat.h>."""
-_libc = ctypes.CDLL(None, use_errno=True)
 _FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY
 
 
-@dataclass
-class Found:
-    """What a walk has found below a mount.
-
-    covers   kinds of covers by path below it
-    inodes   device and inode of every covered file and folder, with its birth (`born`)
-    fresh    those found since somebody was told last; `gone` those that are another file's by now
-    removed  what was fixed, and has gone since somebody was told last
-    surplus  what hosts execute, beyond the covers that there may be
-    unfixed  how many further names of what is fixed are not, as there are too many
-    linked   whether a file among them has further names that nobody has looked for
-    folders  how many were looked at
-    """
-
-    covers: dict[Parts, str] = field(default_factory=dict)
-    inodes: dict[tuple[int, int], int] = field(default_factory=dict)
-    fresh: list[tuple[int, int]] = field(default_factory=list)
-    gone: list[tuple[int, int]] = field(default_factory=list)
-    removed: list[Parts] = field(default_factory=list)
-    surplus: list[Parts] = field(default_factory=list)
-    unfixed: int = 0
-    linked: bool = False
-    folders: int = 0
-
-
-class TooManySecrets(Exception):
-    """More than `MOST_COVERS`."""
+_OWN_OBJECTS = frozenset(("objects", "refs"))
+_SIGNS = names.GIT_FOLDER | {names.ENVIRONMENT}
+"""Names that make something of the folder that they are in."""
 
 
 class Walk:
@@ -102,6 +73,9 @@ class Walk:
         self._twins = set() if twins is None else twins
         self.done = False
         self.found = Found(inodes={} if inodes is None else inodes)
+        self.named = Named()
+        self._awaited: set[Parts] = set()
+        """Where links named as secrets lead and nothing is."""
         self._touched: dict[Parts, None] = {}
 
     def all(self) -> Found:
@@ -114,9 +88,13 @@ class Walk:
 
     def below(self, start: Parts) -> Iterator[list[Parts]]:
         """Walk a part of it; what has to be covered there, as it is found. Raises as `all`."""
-        links: list[Parts] = []
+        links: dict[Parts, tuple[str | None, bool]] = {}
         pending = [start]
-        while pending:
+        while pending or links:
+            if not pending:
+                path, (hides, fixed) = links.popitem()
+                pending += self._follow(path, hides, fixed=fixed)
+                continue
             parts = pending.pop()
             if sum(map(len, parts)) + len(parts) > _LONGEST:
                 self._cover(parts, FOLDER, None)
@@ -140,8 +118,6 @@ class Walk:
                 os.close(fd)
             if self._touched:
                 yield self._taken()
-        for parts in links:
-            self._led_to(parts)
         if self._touched:
             yield self._taken()
 
@@ -195,25 +171,38 @@ class Walk:
             known = self._known(fd, info)
         finally:
             os.close(fd)
-        if self._makes_environment(parts):
-            self._fix(parts[:-1])
-        kind = self._kind(parts, info.st_mode)
-        if kind not in HIDING and (known or hidden) and not stat.S_ISLNK(info.st_mode):
-            kind = FOLDER if stat.S_ISDIR(info.st_mode) else FILE  # by another name
-        if kind not in HIDING and self.found.covers.get(parts) in HIDING:
-            kind = self.found.covers[parts]  # what a link of a secret's name leads to
-        if kind == FIXED and stat.S_ISLNK(info.st_mode):
-            self._cover(parts, kind, None)
-        elif kind == FIXED:
-            self._fix(parts)
-        elif kind is not None and stat.S_ISLNK(info.st_mode):
-            self._led_to(parts)
-        elif kind is not None:
-            self._cover(parts, kind, info)
+        link = stat.S_ISLNK(info.st_mode)
+        hides, fixed = self._verdict(parts, info.st_mode)
+        if hides is None and (known or hidden) and not link:
+            hides = FOLDER if stat.S_ISDIR(info.st_mode) else FILE  # by another name
+        if hides is None and self.found.covers.get(parts) in HIDING:
+            hides = self.found.covers[parts]  # what a link of a secret's name leads to
+        signed = self._note_signs(parts[:-1], {parts[-1]}, by_siblings=True)
+        if fixed:
+            self._fix_entry(parts, hidden=hides is not None, link=link)
+        more: list[Parts] = []
+        if link:
+            more = self._follow(parts, hides, fixed=fixed or self._fixed(parts))
+        elif hides is not None:
+            self._cover(parts, hides, info)
+        elif stat.S_ISDIR(info.st_mode):
+            more = [parts]
         if self._touched:
             yield self._taken()
-        if stat.S_ISDIR(info.st_mode) and kind not in HIDING:
-            yield from self.below(parts)
+        if signed and len(parts) == 1:  # the sign at the top counts from now on
+            yield from self.one((names.GIT_SIGN,))
+        for start in more:
+            yield from self.below(start)
+
+    def fix(self, asked: Iterable[Parts]) -> Iterator[list[Parts]]:
+        """Fix what is at paths that the server names, in the stead of those before."""
+        for parts in self.named.ask(asked):
+            self.done, done = False, self.done  # with its other names
+            try:
+                yield from self.one(parts)
+                yield self.linked()
+            finally:
+                self.done = done
 
     def closed(self) -> set[Parts]:
         """Folders that hold what is covered or another mount, at whatever depth."""
@@ -224,73 +213,120 @@ class Walk:
         if parts in self._inner or self._known(fd, info):
             return None
         known = self.found.covers.get(parts, "")
-        kind = known if known in HIDING else self._kind(parts, info.st_mode)
-        return None if kind in HIDING else FIXED if FIXED in (kind, known) else ""
+        hides, fixed = self._verdict(parts, info.st_mode)
+        if known in HIDING or hides is not None:
+            return None
+        return FIXED if fixed or known == FIXED else ""
 
-    def _entries(self, parts: Parts, fd: int, links: list[Parts]) -> Iterator[Parts]:
+    def _entries(
+        self, parts: Parts, fd: int, links: dict[Parts, tuple[str | None, bool]]
+    ) -> Iterator[Parts]:
         """Cover what has to be; the folders to walk, and into `links` what leads elsewhere."""
-        twins = self._writable and not self.done
-        fixed = twins and self._fixed(parts)
+        first = self._writable and not self.done
+        within = self._writable and self._fixed(parts)
+        signs = set()
         with os.scandir(fd) as entries:
             for entry in entries:
                 path = (*parts, entry.name)
                 if path in self._inner:
                     continue
+                if entry.name in _SIGNS:
+                    signs.add(entry.name)
                 link, folder = entry.is_symlink(), entry.is_dir(follow_symlinks=False)
                 plain = entry.is_file(follow_symlinks=False)
                 mode = stat.S_IFDIR if folder else stat.S_IFREG if plain else stat.S_IFSOCK
-                mode = stat.S_IFLNK if link else mode
-                if self._makes_environment(path):
-                    self._fix(parts)
-                kind = self._kind(path, mode)
-                if kind == FIXED and link:
-                    self._cover(path, FIXED, None)
-                elif kind == FIXED:
-                    self._fix(path)
-                if plain and (fixed or (twins and kind == FIXED)):
+                hides, fixed = self._verdict(path, stat.S_IFLNK if link else mode)
+                if fixed:
+                    self._fix_entry(path, hidden=hides is not None, link=link)
+                if plain and first and (within or fixed):
                     self._note_twin(entry)
-                if kind not in HIDING:
-                    if folder:
-                        yield path
-                    continue
                 if link:
-                    links.append(path)
-                else:
-                    self._cover(path, kind, _status(entry))
+                    leads = hides or fixed or within
+                    if leads or judged_by_content((*self._above_all, *path)):
+                        links[path] = (hides, fixed or within)
+                elif hides is not None:
+                    self._cover(path, hides, status_of(entry))
+                elif folder:
+                    yield path
+        if self._note_signs(parts, signs) and not within:
+            yield parts  # with what its links lead to, and other names
 
-    def _kind(self, parts: Parts, mode: int) -> str | None:
+    def _verdict(self, parts: Parts, mode: int) -> tuple[str | None, bool]:
+        """Return the cover that hides an entry, and whether it is fixed or a name for it to be."""
+        usual = stat.S_ISREG(mode) or stat.S_ISDIR(mode) or stat.S_ISLNK(mode)
+        known = parts in self._own or parts in self._awaited or self.named.executes(parts, mode)
+        if usual and not (known or remarkable(parts[-1])):
+            return None, False
         path = (*self._above_all, *parts)
-        kind = self._own.get(parts) or secret(path, mode)
-        usual = stat.S_ISREG(mode) or stat.S_ISLNK(mode)
-        if kind is None and usual and judged_by_content(path):
-            kind = FILE if self._strict or holds_credentials(self._root, parts) else None
-        if kind is None and self._writable:
-            folder, link = stat.S_ISDIR(mode), stat.S_ISLNK(mode)
-            if executed(parts, folder=folder) or (link and executed(parts, folder=True)):
-                return FIXED
-        return kind
+        own = self._own.get(parts)
+        hides = own if own in HIDING else secret(path, mode)
+        if hides is None and parts in self._awaited and not stat.S_ISLNK(mode):
+            hides = FOLDER if stat.S_ISDIR(mode) else FILE
+        if hides is None and stat.S_ISREG(mode) and self._may_hold_credentials(path, parts):
+            hides = FILE
+        fixed = own == FIXED or executed(path) or self.named.executes(parts, mode)
+        return hides, fixed and self._writable
 
-    def _makes_environment(self, parts: Parts) -> bool:
-        """Whether the folder that an entry is in is a virtual environment for it."""
-        return parts[-1] == OF_AN_ENVIRONMENT and self._writable and len(parts) > 1
+    def _may_hold_credentials(self, named: Parts, parts: Parts) -> bool:
+        """Return whether a file holds credentials, by the rules for the path `named`."""
+        if not judged_by_content(named):
+            return False
+        always = self._strict and settings_by_name(named)
+        return always or holds_credentials(self._root, parts, named)
+
+    def _note_signs(self, folder: Parts, seen: set[str], *, by_siblings: bool = False) -> bool:
+        """Fix a folder for what is in it: an environment, a repository. Whether one was."""
+        signs = seen.intersection(_SIGNS)
+        if not (self._writable and signs):
+            return False
+        if by_siblings:
+            top = "/".join((f"/proc/self/fd/{self._root}", *folder))
+            signs |= {name for name in names.GIT_FOLDER if os.path.lexists(f"{top}/{name}")}
+        environment = names.ENVIRONMENT in signs and folder != ()
+        repository = names.GIT_SIGN in signs and (signs >= _OWN_OBJECTS or "commondir" in signs)
+        if repository and folder not in self.found.git:
+            self.found.git[folder] = None
+            self.found.asks = True
+        if folder == () and repository:
+            executes = (names.GIT_SIGN,) if self.done else names.GIT_EXECUTES
+            return self.named.add((name,) for name in executes)
+        if not (environment or repository) or self._fixed(folder):
+            return False
+        self._fix(folder)
+        return True
+
+    def _fix_entry(self, parts: Parts, *, hidden: bool, link: bool) -> None:
+        """Fix one entry as far as Linux can: no link, and nothing that has a cover already."""
+        if self.found.covers.get(parts) is None:
+            self.found.asks = True
+        if not (hidden or link):
+            self._fix(parts)
+            return
+        self._keep(parts[:-1])
+        if link:
+            self._cover(parts, FIXED, None)
 
     def _fix(self, parts: Parts) -> None:
         """Keep it from being changed, and what it is in from being moved away."""
+        self._keep(parts[:-1])
+        self._cover(parts, FIXED, None)
+
+    def _keep(self, parts: Parts) -> None:
+        """Keep folders from being moved away."""
         for path in self._above(parts):
-            known = self.found.covers.get(path, KEPT)
-            self._cover(path, FIXED if path == parts else known, None)
+            self._cover(path, self.found.covers.get(path, KEPT), None)
 
     def _fixed(self, parts: Parts) -> bool:
         return any(self.found.covers.get(path) == FIXED for path in self._above(parts))
 
     def _note_twin(self, entry: os.DirEntry[str]) -> None:
-        info = _status(entry)
+        info = status_of(entry)
         if info is not None and info.st_nlink > 1:
             self._twins.add((info.st_dev, info.st_ino))
             self.found.linked = True
 
-    def _fix_twin(self, parts: Parts) -> None:
-        """Keep another name of what is fixed from being changed, as far as there is room."""
+    def _fix_too(self, parts: Parts) -> None:
+        """Fix another path to what is fixed, as far as there is room."""
         if self._fixed(parts):
             return
         if len(self.found.covers) < MOST_COVERS // 2:
@@ -311,7 +347,7 @@ class Walk:
         if full and parts not in self.found.covers:
             self._forget_the_gone()
             if len(self.found.covers) >= MOST_COVERS:
-                if not (self.done and (kind in (FIXED, KEPT) or executed_by_name(parts[-1:]))):
+                if not (self.done and (kind in (FIXED, KEPT) or executed(parts))):
                     raise TooManySecrets
                 if kind != KEPT:
                     self.found.surplus.append(parts)
@@ -395,18 +431,38 @@ class Walk:
             if not os.path.lexists("/".join((top, *parts))):
                 del self.found.covers[parts]
 
-    def _led_to(self, parts: Parts) -> None:
-        """Cover what a symbolic link with a secret's name leads to, if that is below the mount."""
+    def _follow(self, parts: Parts, hides: str | None, *, fixed: bool) -> list[Parts]:
+        """Cover and fix what a link leads to, if that is below the mount; what to walk for it."""
         top = os.path.realpath(f"/proc/self/fd/{self._root}")
-        goal = os.path.realpath("/".join((top, *parts)))
-        inside = tuple(os.path.relpath(goal, top).split("/"))
-        if inside[0] in ("..", ".") or self.found.covers.get(inside) in HIDING:
-            return
+        links, end = way("/".join((top, *parts)))
+        goal = below(end, top)
+        if goal is None or goal == ():
+            return []
+        fixed = fixed and not self.done  # later, code may have made it: the server asks then
+        if fixed:
+            others = [below(link, top) for link in links]
+            self.named.lead([goal, *(each for each in others if each not in (None, (), parts))])
+        info = self._look(goal)
+        if hides is None and self._may_hold_credentials((*self._above_all, *parts), goal):
+            hides = FILE
+        if info is None and hides is not None:
+            self._awaited.add(goal)
+        elif info is not None and hides is not None and self.found.covers.get(goal) not in HIDING:
+            self._cover(goal, FOLDER if stat.S_ISDIR(info.st_mode) else FILE, info)
+        if info is None or not fixed or self._fixed(goal):
+            return []
+        self._fix_too(goal)
+        return [goal] if stat.S_ISDIR(info.st_mode) else []
+
+    def _look(self, parts: Parts) -> os.stat_result | None:
         try:
-            info = os.lstat(goal)
+            fd = open_beneath(self._root, parts, os.O_PATH | os.O_NOFOLLOW)
         except OSError:
-            return
-        self._cover(inside, FOLDER if stat.S_ISDIR(info.st_mode) else FILE, info)
+            return None
+        try:
+            return os.fstat(fd)
+        finally:
+            os.close(fd)
 
     def linked(self, *, anyway: bool = False) -> list[Parts]:
         """Cover other names of the files found last: a walk that asks for every file's inode."""
@@ -437,27 +493,8 @@ class Walk:
                 if not (self._own.get(path) or secret((*self._above_all, *path), stat.S_IFDIR)):
                     yield path
                 continue
-            info = _status(entry)
+            info = status_of(entry)
             if info and (info.st_dev, info.st_ino) in self.found.inodes:
                 self._cover_link(path, info)
             elif info and (info.st_dev, info.st_ino) in self._twins and not self.done:
-                self._fix_twin(path)
-
-
-def born(fd: int) -> int:
-    """When an open file was made, in nanoseconds (statx(2)); 0 where that is not known."""
-    statx = getattr(_libc, "statx", None)
-    content = ctypes.create_string_buffer(256)
-    arguments = (ctypes.c_int(_AT_EMPTY_PATH), ctypes.c_uint(_STATX_BTIME), content)
-    if statx is None or statx(ctypes.c_int(fd), b"", *arguments) != 0:
-        return 0
-    (filled,) = struct.unpack_from("=I", content)
-    seconds, nanoseconds = struct.unpack_from("=qI", content, 80)
-    return seconds * 10**9 + nanoseconds if filled & _STATX_BTIME else 0
-
-
-def _status(entry: os.DirEntry[str]) -> os.stat_result | None:
-    try:
-        return entry.stat(follow_symlinks=False)
-    except OSError:
-        return None
+                self._fix_too(path)

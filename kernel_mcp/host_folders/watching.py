@@ -7,7 +7,7 @@ import os
 import select
 import stat
 import struct
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,8 @@ from kernel_mcp.records import dataclass
 from kernel_specs.landlock import calls
 
 # <sys/inotify.h>
-_IN_CLOSE_WRITE, _IN_MOVED_FROM, _IN_MOVED_TO, _IN_CREATE, _IN_DELETE = (
+_IN_ATTRIB, _IN_CLOSE_WRITE, _IN_MOVED_FROM, _IN_MOVED_TO, _IN_CREATE, _IN_DELETE = (
+    0x4,
     0x8,
     0x40,
     0x80,
@@ -30,7 +31,7 @@ _IN_CLOSE_WRITE, _IN_MOVED_FROM, _IN_MOVED_TO, _IN_CREATE, _IN_DELETE = (
 )
 _IN_Q_OVERFLOW, _IN_IGNORED, _IN_ISDIR = 0x4000, 0x8000, 0x40000000
 _MASK = _IN_CLOSE_WRITE | _IN_MOVED_FROM | _IN_MOVED_TO | _IN_CREATE | _IN_DELETE
-_IN_ONLYDIR, _IN_NONBLOCK, _IN_CLOEXEC = 0x01000000, 0o4000, 0o2000000
+_IN_ONLYDIR, _IN_MASK_ADD, _IN_NONBLOCK, _IN_CLOEXEC = 0x01000000, 0x20000000, 0o4000, 0o2000000
 _EVENT = struct.Struct("iIII")
 READ_DIR = 1 << 3
 ON_FILES = 1 << 0 | 1 << 1 | 1 << 2 | 1 << 14 | 1 << 15
@@ -39,7 +40,8 @@ ON_FILES = 1 << 0 | 1 << 1 | 1 << 2 | 1 << 14 | 1 << 15
 _FAN_CLOEXEC, _FAN_NONBLOCK, _FAN_UNLIMITED_MARKS = 0x1, 0x2, 0x20
 _FAN_REPORT_PIDFD, _FAN_REPORT_DIR_FID, _FAN_REPORT_NAME = 0x80, 0x400, 0x800
 _FAN_MARK_ADD = 0x1
-_FAN_MOVED_TO, _FAN_CREATE, _FAN_Q_OVERFLOW, _FAN_ONDIR = 0x80, 0x100, 0x4000, 0x40000000
+_FAN_CLOSE_WRITE, _FAN_MOVED_TO, _FAN_CREATE, _FAN_Q_OVERFLOW = 0x8, 0x80, 0x100, 0x4000
+_FAN_EVENT_ON_CHILD, _FAN_ONDIR = 0x08000000, 0x40000000
 _FAN_EVENT, _FAN_INFO = struct.Struct("=IBBHQii"), struct.Struct("=BBH")
 _OF_NAME, _OF_PIDFD = 2, 4
 _HANDLE = struct.Struct("=Ii")
@@ -47,10 +49,15 @@ _HANDLE_BYTES = 128
 _AT_EMPTY_PATH = 0x1000
 _MOST_MADE = 1 << 12
 """Entries whose makers are known; of older ones nobody knows any more."""
+_MOST_WRITTEN = 1 << 10
+"""Files of which it is known who wrote them last."""
 _LATE_MS = 1
 """An event is told to inotify some microseconds before or after it is told here."""
-HOST, CODE, LOST = "host", "code", "lost"
-"""Who made an entry: a program of the host, one of a sandbox, or one that is gone already."""
+HOST, CODE, LOST, NAMED = "host", "code", "lost", "named"
+"""Who made an entry: a program of the host, one of a sandbox, or one that is gone already; and
+that it may have been there long before settings named it."""
+_ACCESS_LISTS = ("system.posix_acl_access", "system.posix_acl_default")
+"""Extended attributes by which Linux gives rights to further users."""
 _MOST_MOVED = 64
 """Renames of secrets that are under way; more have left what is watched."""
 
@@ -97,7 +104,17 @@ class Ground:
         self._watches = watches
         self._inodes, self._twins = inodes, twins
         self._root = -1
+        self.sources: set[Parts] = set()
+        """Files of settings that have been asked about."""
+        self.rights_changed = False
+        """Whether somebody changed who may do what in the folder itself."""
+        self.obeyed: dict[Parts, None] = {}
+        """What agents obey and somebody changed since the server was told last."""
+        self.asked: list[Parts] = []
+        """Paths that the server has named so far; `coming` are the next ones."""
+        self.coming: list[Parts] = []
         self.walk = self._fresh()
+        self.rights = Rights(self._root)
 
     def _fresh(self) -> Walk:
         if self._root >= 0:
@@ -128,10 +145,18 @@ class Ground:
         A cover of what is no such entry has none.
         """
         covers = self.walk.found.covers
-        wanted = covers.get(parts) == secrets.FIXED or secrets.executed_by_name(parts[-1:])
+        wanted = covers.get(parts) == secrets.FIXED or secrets.executed((*self.above, *parts))
         if not (wanted and self.tells_makers):
             return ""
         return self._watches.makers.of(self._root, parts)
+
+    def writer(self, parts: Parts) -> str:
+        """Return who wrote a file last, or made it; empty where that cannot be known."""
+        return self._watches.makers.writer(self._root, parts) if self.tells_makers else ""
+
+    def reads(self, parts: Parts) -> bool:
+        """Return whether what a file holds matters."""
+        return parts in self.sources or secrets.judged_by_content((*self.above, *parts))
 
     @property
     def is_folder(self) -> bool:
@@ -141,8 +166,11 @@ class Ground:
     def again(self) -> None:
         """Open and walk the folder that is at the place now."""
         self.walk = self._fresh()
+        self.rights = Rights(self._root)
         if self.is_folder:
             self.walk.all()
+            for _ in self.walk.fix(self.asked):
+                pass
 
     def allow(self, ruleset: int, read: int, write: int) -> None:
         """Add Landlock rules; where a folder holds a secret, one for each entry that is shown.
@@ -200,6 +228,40 @@ class Ground:
             os.close(place)
 
 
+class Rights:
+    """Who may do what in the folder of a mount, which sessions are not to change for others."""
+
+    def __init__(self, root: int) -> None:
+        self._place = f"/proc/self/fd/{root}"
+        self._mode = stat.S_IMODE(os.stat(self._place).st_mode)  # noqa: PTH116
+        self._lists = {name: self._list(name) for name in _ACCESS_LISTS}
+
+    def restore(self) -> bool:
+        """Take back what others than the owner have been given; whether there was something.
+
+        Raises OSError.
+        """
+        given = False
+        for name, before in self._lists.items():
+            if self._list(name) == before:
+                continue
+            given = True
+            if before:
+                os.setxattr(self._place, name, before)
+            else:
+                os.removexattr(self._place, name)
+        mode = stat.S_IMODE(os.stat(self._place).st_mode)  # noqa: PTH116
+        if more := mode & ~self._mode & ~stat.S_IRWXU:
+            os.chmod(self._place, mode & ~more)  # noqa: PTH101
+        return given or more != 0
+
+    def _list(self, name: str) -> bytes:
+        try:
+            return os.getxattr(self._place, name)
+        except OSError:  # it has none, or its file system
+            return b""
+
+
 class Makers:
     """Knows which entries of folders processes of sandboxes have made, and which the host's.
 
@@ -215,6 +277,8 @@ class Makers:
         if init is not None and os.geteuid() == 0:
             self._fd = init(ctypes.c_uint(flags | report), ctypes.c_uint(os.O_RDONLY))
         self._made: dict[tuple[bytes, str], str] = {}
+        self._wrote: dict[tuple[bytes, str], str] = {}
+        self._names: set[str] = set()
 
     def fileno(self) -> int:
         """What to poll; -1 where Linux gives none."""
@@ -222,7 +286,8 @@ class Makers:
 
     def add(self, folder: int) -> bool:
         """Have an open folder watched; False where the makers in it cannot be known."""
-        mask = ctypes.c_uint64(_FAN_CREATE | _FAN_MOVED_TO | _FAN_ONDIR)
+        made = _FAN_CREATE | _FAN_MOVED_TO | _FAN_ONDIR
+        mask = ctypes.c_uint64(made | _FAN_CLOSE_WRITE | _FAN_EVENT_ON_CHILD)
         arguments = (ctypes.c_uint(_FAN_MARK_ADD), mask, ctypes.c_int(folder), None)
         return self._fd >= 0 and _libc.fanotify_mark(self._fd, *arguments) == 0
 
@@ -240,6 +305,18 @@ class Makers:
             if key in self._made:
                 return self._made[key]
         return LOST
+
+    def writer(self, root: int, parts: Parts) -> str:
+        """Return who wrote a file last, as far as that is known, or made it."""
+        self.note()
+        key = self._key(root, parts)
+        if key is None:  # it has gone with its folder
+            return LOST
+        return self._wrote.get(key) or self.of(root, parts)
+
+    def look_for(self, names: Iterable[str]) -> None:
+        """Note who makes entries of these names, too."""
+        self._names.update(names)
 
     @staticmethod
     def _key(root: int, parts: Parts) -> tuple[bytes, str] | None:
@@ -261,6 +338,10 @@ class Makers:
             os.close(folder)
         length, _ = _HANDLE.unpack_from(handle)
         return system + handle.raw[: _HANDLE.size + length], parts[-1]
+
+    def _matters(self, name: str) -> bool:
+        last = name.lower()
+        return secrets.executed((last,)) or secrets.obeyed((last,)) or name in self._names
 
     def note(self) -> None:
         """Take what there is to know, while those that made the entries live."""
@@ -290,15 +371,26 @@ class Makers:
                 end = 8 + _HANDLE.size + size
                 key = record[:end], os.fsdecode(record[end:].split(b"\0")[0])
         try:
-            if key is None or not (mask & _FAN_ONDIR or secrets.executed_by_name([key[1]])):
+            if key is None:
                 return
-            if len(self._made) >= _MOST_MADE:
-                del self._made[next(iter(self._made))]
-            self._made.pop(key, None)
-            self._made[key] = _maker(pid, process)
+            if mask & (_FAN_CREATE | _FAN_MOVED_TO) and (
+                mask & _FAN_ONDIR or self._matters(key[1])
+            ):
+                _keep(self._made, key, _maker(pid, process), _MOST_MADE)
+            if mask & (_FAN_CLOSE_WRITE | _FAN_MOVED_TO) and not mask & _FAN_ONDIR:
+                _keep(self._wrote, key, _maker(pid, process), _MOST_WRITTEN)
         finally:
             if process >= 0:
                 os.close(process)
+
+
+def _keep(
+    known: dict[tuple[bytes, str], str], key: tuple[bytes, str], maker: str, most: int
+) -> None:
+    known.pop(key, None)
+    if len(known) >= most:
+        del known[next(iter(known))]
+    known[key] = maker
 
 
 def _maker(pid: int, process: int) -> str:
@@ -323,6 +415,10 @@ class Watches:
         limit = Path("/proc/sys/fs/inotify/max_user_watches")
         self._most = int(limit.read_text(encoding="ascii")) // 2 if limit.exists() else 0
         """Programs of this user share them, and code can make any number of folders."""
+        self._outside: dict[int, set[str]] = {}
+        """Names that matter in folders elsewhere."""
+        self.outside_changed = False
+        """Whether one of these was changed since somebody asked last."""
         self._moved: set[int] = set()
         """Cookies of renames whose first name was a secret's."""
         self.lacking = 0
@@ -336,13 +432,23 @@ class Watches:
         path = f"/proc/self/fd/{folder}".encode()
         number = -1
         if len(self._places) < self._most:
-            number = _libc.inotify_add_watch(self._fd, path, _MASK | _IN_ONLYDIR)
+            more = _IN_ATTRIB if ground.writable and not parts else 0
+            number = _libc.inotify_add_watch(self._fd, path, _MASK | _IN_ONLYDIR | more)
         if number < 0:
             self.lacking += 1
             return
         self._places[number] = (ground, parts)
         if ground.writable and not (self.makers.add(folder) or parts):
             ground.tells_makers = False
+
+    def watch_outside(self, paths: Iterable[str]) -> None:
+        """Watch files elsewhere, as far as their folders are there."""
+        for path in paths:
+            folder, _, name = path.rpartition("/")
+            flags = _MASK | _IN_ONLYDIR | _IN_MASK_ADD
+            number = _libc.inotify_add_watch(self._fd, os.fsencode(folder or "/"), flags)
+            if number >= 0:
+                self._outside.setdefault(number, set()).add(name)
 
     def events(self) -> Iterator[Change | None]:
         """What has changed; None when some of it is not known any more."""
@@ -359,21 +465,34 @@ class Watches:
                 yield None
             elif mask & _IN_IGNORED:
                 self._places.pop(number, None)
-            elif number in self._places and name:
-                ground, parts = self._places[number]
-                path = (*parts, os.fsdecode(name))
-                if mask & (_IN_MOVED_FROM | _IN_DELETE) and ground.walk.left(path):
-                    yield Change(ground, path)
-                if mask & _IN_MOVED_FROM:
-                    if ground.walk.hides(path):
-                        if len(self._moved) >= _MOST_MOVED:  # they left what is watched
-                            self._moved.clear()
-                        self._moved.add(cookie)
-                    continue
-                if mask & _IN_MOVED_TO and cookie in self._moved:
-                    self._moved.remove(cookie)
-                    yield Change(ground, path, hidden=True)
-                    continue
-                # while a file is written it may come to hold credentials; no other write matters
-                if not mask & _IN_CLOSE_WRITE or secrets.judged_by_content((*ground.above, *path)):
-                    yield Change(ground, path)
+            elif number in self._places or number in self._outside:
+                text = os.fsdecode(name)
+                self.outside_changed |= text in self._outside.get(number, ())
+                if number in self._places:
+                    yield from self._happened(*self._places[number], text, mask, cookie)
+
+    def _happened(
+        self, ground: Ground, parts: Parts, name: str, mask: int, cookie: int
+    ) -> Iterator[Change]:
+        """One event in a watched folder."""
+        if not name or mask & ~_IN_ISDIR == _IN_ATTRIB:
+            ground.rights_changed |= not name
+            return
+        path = (*parts, name)
+        if ground.writable and secrets.obeyed((*ground.above[-1:], *path)):
+            ground.obeyed[path] = None
+        if mask & (_IN_MOVED_FROM | _IN_DELETE) and ground.walk.left(path):
+            yield Change(ground, path)
+        if mask & _IN_MOVED_FROM:
+            if ground.walk.hides(path):
+                if len(self._moved) >= _MOST_MOVED:  # they left what is watched
+                    self._moved.clear()
+                self._moved.add(cookie)
+            return
+        if mask & _IN_MOVED_TO and cookie in self._moved:
+            self._moved.remove(cookie)
+            yield Change(ground, path, hidden=True)
+            return
+        # while a file is written it may come to hold credentials; no other write matters
+        if not mask & _IN_CLOSE_WRITE or ground.reads(path):
+            yield Change(ground, path)

@@ -18,26 +18,38 @@ import anyio
 from kernel_mcp.barriers import Barrier
 from kernel_mcp.config.values import Mount
 from kernel_mcp.errors import ConfigError, LaunchError
-from kernel_mcp.host_folders import MOST_TOLD, Device, Shown, within
+from kernel_mcp.host_folders import Device, within
 from kernel_mcp.host_folders.entering import weight
-from kernel_mcp.host_folders.secrets import FIXED, HIDING, KEPT, Parts, executed, readable
-from kernel_mcp.host_folders.walking import MOST_COVERS
-from kernel_mcp.host_folders.watching import CODE, HOST
+from kernel_mcp.host_folders.found import MOST_COVERS
+from kernel_mcp.host_folders.secrets import FIXED, HIDING, KEPT
+from kernel_mcp.host_folders.shown import Shown
+from kernel_mcp.launch.asking import Asking, Settings
 from kernel_mcp.launch.base import KernelEnvironment
+from kernel_mcp.launch.plants import Plants
 from kernel_mcp.launch.readiness import StderrTail
 from kernel_mcp.launch.spawn import spawn
 from kernel_mcp.linux.folders import Identity
 from kernel_mcp.linux.process import bare_program
 from kernel_mcp.linux.safe_tree import open_place
-from kernel_mcp.sandbox.base import BY_BINDS, BY_RULES, BY_TREES, Opened, SandboxCommand
+from kernel_mcp.sandbox.base import (
+    BY_BINDS,
+    BY_RULES,
+    BY_TREES,
+    Builder,
+    Opened,
+    SandboxCommand,
+)
 from kernel_mcp.sandbox.landlock.rules import CHANGE, RUN, Ruleset
 from kernel_mcp.sandbox.mounts import Folder
+from kernel_mcp.sandbox.select import builder_for
 from kernel_specs.landlock import calls
 from kernel_specs.template import linux, packets
 
 BEGIN_S = 60.0
 """Seconds that the first walk through all mounts may take; 100,000 files take one."""
 ANSWER_S = 10.0
+_WALKS = ("watch", "again", "named")
+"""Requests that may take a walk."""
 ALL = -1
 """The version before all covers."""
 KEEPER = "kernel_mcp.host_folders.keeper"
@@ -61,11 +73,13 @@ class Doors:
         shows: str = BY_TREES,
         fixed: Sequence[Path] = (),
         devices: tuple[Device, ...] = (),
+        builder: Callable[[], Builder] = builder_for,
     ) -> None:
         """`folder` is one of the server's own, which has to exist; `tell` takes audit events.
 
         `shows` is a sandbox's way of showing folders. What is `fixed` stays read-only below
-        writable mounts. `devices` are in the /dev of every kernel.
+        writable mounts. `devices` are in the /dev of every kernel. `builder` is found in a
+        thread, for what reads settings of Git.
         """
         self._tell = tell
         self.devices = devices
@@ -84,8 +98,9 @@ class Doors:
         self._maps: dict[tuple[int, ...], int] = {}
         self._control: socket.socket | None = None
         self._undo = ExitStack()
-        self.at_work: Callable[[], Sequence[Callable[[str], object]]] = list
-        """Takes a remark for its next answer, for each session where code runs, or did just now."""
+        self.plants = Plants(tell, fixed)
+        self._settings = Settings(self.shown, Asking(builder), self._ask)
+        self._asker: asyncio.Task[None] | None = None
 
     def __bool__(self) -> bool:
         return bool(self.shown)
@@ -153,9 +168,10 @@ class Doors:
     @property
     def gaps(self) -> list[str]:
         """What the sandbox does not hold of them, in words."""
+        found = self._settings.gaps
         if not self or (self.enters and not self.by_rules):
-            return []
-        return [_BY_RULES if self.by_rules else _BY_DOCKER]
+            return found
+        return [*found, _BY_RULES if self.by_rules else _BY_DOCKER]
 
     async def open(self) -> None:
         """Walk all mounts. Raises ConfigError for one that cannot be shown, LaunchError."""
@@ -191,13 +207,25 @@ class Doors:
             each.place = _place(each.mount.host)
         with anyio.move_on_after(BEGIN_S):
             await self._ask({"op": "watch", "mounts": [self._told(each) for each in self.shown]})
+            await self._settings.refresh(again=False)
             if os.geteuid() == 0:
                 await self._try_maps()
+            self._asker = asyncio.create_task(self._settings.follow())
+            self._say_what_stays()
             return
         raise ConfigError(
             f"--mount: looking for secrets in the mounted folders took more than {BEGIN_S:g} s; "
             "mount the folders in them that are needed"
         )
+
+    def _say_what_stays(self) -> None:
+        for each in self.shown:
+            if each.mount.writable and (stays := each.stays):
+                logger.warning(
+                    "--mount %s: %s, as programs of the host execute that or take commands from it",
+                    each.mount,
+                    stays,
+                )
 
     def _told(self, shown: Shown) -> dict[str, Any]:
         inner = [
@@ -261,6 +289,9 @@ class Doors:
 
     async def aclose(self) -> None:
         """End the keeper."""
+        if self._asker is not None:
+            self._asker.cancel()
+            await asyncio.wait([self._asker])
         if self._control is not None:
             asyncio.get_running_loop().remove_reader(self._control.fileno())
             self._control = None
@@ -272,6 +303,7 @@ class Doors:
         """Before a start: walk again what was replaced on the host. Raises LaunchError."""
         if self.state:
             raise LaunchError(self.state)
+        await self._settings.look()
         for number, each in enumerate(self.shown):
             place = _place(each.mount.host)
             if place != each.place:
@@ -375,7 +407,7 @@ class Doors:
         answer = self._asked[number] = asyncio.get_running_loop().create_future()
         try:
             packets.send(self._control, {**message, "id": number}, fds)
-            with anyio.fail_after(BEGIN_S if message["op"] in ("watch", "again") else ANSWER_S):
+            with anyio.fail_after(BEGIN_S if message["op"] in _WALKS else ANSWER_S):
                 said, got = await answer
         except (OSError, TimeoutError) as reason:
             raise LaunchError(f"the keeper of the mounted folders does not answer: {reason}") from (
@@ -413,7 +445,7 @@ class Doors:
             if message["anew"] or not message["version"]:
                 shown.note_links(covers)
             else:
-                for parts in self._note_new(shown, covers, makers):
+                for parts in self.plants.note(shown, covers, makers):
                     del covers[parts]
             for parts, kind in covers.items():
                 if len(shown.covers) < MOST_COVERS or kind in HIDING:
@@ -421,6 +453,21 @@ class Doors:
             shown.inodes.difference_update((device, inode) for device, inode in message["gone"])
             shown.inodes.update((device, inode) for device, inode in message["inodes"])
             self.version = max(self.version, message["version"])
+        elif operation == "named":
+            shown = self.shown[message["mount"]]
+            if message["first"]:
+                shown.named.clear()
+            shown.named.update(map(tuple, message["paths"]))
+        elif operation == "asks":
+            shown = self.shown[message["mount"]]
+            if message["first"]:
+                shown.git.clear()
+            shown.git += map(tuple, message["paths"])
+            if message["last"]:
+                self._settings.changed(message["mount"])
+        elif operation == "changed":
+            shown = self.shown[message["mount"]]
+            self.plants.note_changed(shown, [(tuple(path), who) for path, who in message["paths"]])
         elif operation == "said":
             logger.warning("%s", message["text"])
         else:
@@ -429,54 +476,6 @@ class Doors:
                 answer.set_result((message, fds))
             else:
                 linux.close_all(fds)
-
-    def _note_new(
-        self, shown: Shown, covers: Mapping[Parts, str], makers: Mapping[Parts, str]
-    ) -> list[Parts]:
-        """See to what programs of the host execute and was not there when sessions began.
-
-        What code has made is set aside, which this returns; so is, while code runs, what Linux does
-        not tell the maker of. What a program of the host has made is its own.
-        """
-        aside = []
-        for parts, kind in covers.items():
-            wanted = kind == FIXED or (shown.mount.writable and executed(parts, folder=False))
-            maker = makers[parts]
-            if not wanted or maker == HOST or shown.fixed_above(parts):
-                continue
-            if shown.was_there(parts) and maker != CODE:
-                continue
-            at_work = self.at_work()
-            now, sign = "", shown.sign(parts)
-            if sign is None and shown.mount.host.joinpath(*parts) in self._fixed:
-                sign = parts
-            if sign is None:
-                aside.append(parts)  # seen to already; if it is made one again, it will be new
-                continue
-            if maker == CODE or at_work:
-                with contextlib.suppress(OSError):  # in a folder closed to us
-                    now = shown.set_aside(sign)
-                    aside.append(parts)
-                if not now and not os.path.lexists(shown.mount.host.joinpath(*parts)):
-                    aside.append(parts)  # gone already, so that it will be new again
-            if shown.note(readable(sign), now):
-                self._tell_new(shown, readable(sign), now, at_work)
-        return aside
-
-    def _tell_new(
-        self, shown: Shown, name: str, now: str, at_work: Sequence[Callable[[str], object]]
-    ) -> None:
-        self._tell("appeared", {"mount": str(shown.mount), "path": name, "now": now or name})
-        found = (
-            f"{name} has appeared in {shown.mount.guest}, which programs of the host execute or "
-            "take commands from"
-        )
-        more = f". More than {MOST_TOLD} such names are not told." if shown.silent else ""
-        told = f"it was renamed to {now}. If it is the user's own, rename it back on the host"
-        asks = "it stays as it is: unless the user made it, a session did"
-        logger.warning("--mount %s: %s; %s%s", shown.mount, found, told if now else asks, more)
-        for remark in at_work:
-            remark(f"{found}; {told if now else asks}. Tell the user{more or '.'}")
 
     def _on_end(self) -> None:
         assert self._control is not None

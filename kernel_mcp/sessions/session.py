@@ -777,6 +777,15 @@ class Session:
         loss = self.ledger.with_pending(self.lifecycle.lost_state(cause))
         return replace(loss, kept=bool(self.request.attach))
 
+    def remark(self, text: str) -> None:
+        """Say this in the next answer."""
+        self.ledger.add(text)
+
+    def end_kernel(self, cause: str) -> None:
+        """Kill the kernel, with `cause` as the reason; that of others is left alone."""
+        if self.kernel is not None and not self.request.attach:
+            self.kernel.handle.limits.give_up(cause)
+
     def close(self) -> None:
         """Stop everything; `serve` returns soon after."""
         notice = None

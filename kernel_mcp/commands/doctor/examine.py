@@ -57,7 +57,14 @@ from kernel_mcp.records import dataclass
 from kernel_mcp.sandbox.base import ContainerOptions, Sandbox, SandboxReport
 from kernel_mcp.sandbox.probe import REFUSED_CALL, Check, thorough_checks
 from kernel_mcp.sandbox.remedies import for_cgroups, surroundings
-from kernel_mcp.sandbox.select import AUTOMATIC, BACKENDS, WEAKER, proven_sandbox, select_sandbox
+from kernel_mcp.sandbox.select import (
+    AUTOMATIC,
+    BACKENDS,
+    WEAKER,
+    builder_for,
+    proven_sandbox,
+    select_sandbox,
+)
 from kernel_specs.template import immortal
 
 UNCONFINED = "none"
@@ -255,7 +262,14 @@ async def _opened(
             own.require_steady(shown)
         fixed = (*own_places(), *settings.obeyed, *(own.fixed if own is not None else ()))
         devices = usable_devices(settings.devices, runs.path, sandbox.name)
-        doors = Doors(shown, runs.path, shows=sandbox.shows, fixed=fixed, devices=devices)
+        doors = Doors(
+            shown,
+            runs.path,
+            shows=sandbox.shows,
+            fixed=fixed,
+            devices=devices,
+            builder=partial(builder_for, sandbox),
+        )
         await doors.open()
     except (ConfigError, EnvironmentBuildError, LaunchError) as refusal:
         await doors.aclose()

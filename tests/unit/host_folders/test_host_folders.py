@@ -14,7 +14,8 @@ from kernel_mcp.config.load import load
 from kernel_mcp.config.settings import Settings
 from kernel_mcp.config.values import Mount
 from kernel_mcp.errors import ConfigError
-from kernel_mcp.host_folders import Shown, checked, shown_folders
+from kernel_mcp.host_folders import checked, shown_folders
+from kernel_mcp.host_folders.shown import Shown
 from kernel_specs.landlock import calls
 
 
@@ -241,13 +242,12 @@ def test_an_environment_is_set_aside_by_its_file_and_all_else_as_it_is(tmp_path:
     (tmp_path / "src" / "pyvenv.cfg").touch()
     (tmp_path / "uv.toml").touch()  # such as the operator's own, which has no known name
     shown = Shown(mount(tmp_path, mode="rw"))
-    assert shown.sign(("src",)) == ("src", "pyvenv.cfg")
-    assert shown.sign(("uv.toml",)) == ("uv.toml",)
-    assert shown.sign((".git",)) == (".git",)
+    assert shown.signs(("src",)) == [("src", "pyvenv.cfg")]
+    assert shown.signs(("uv.toml",)) == [("uv.toml",)]
+    assert shown.signs((".git",)) == [(".git",)]
     for name in ("src", "uv.toml"):
-        sign = shown.sign((name,))
-        assert sign is not None
+        (sign,) = shown.signs((name,))
         shown.set_aside(sign)
-    assert shown.sign(("src",)) is None, "told of twice, it is set aside once"
+    assert shown.signs(("src",)) == [], "told of twice, it is set aside once"
     names = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*")}
     assert names == {"src", "src/pyvenv.cfg.set-aside-1", "uv.toml.set-aside-2"}

@@ -11,9 +11,11 @@ from pathlib import Path
 import pytest
 
 from kernel_mcp.config.values import Mount
-from kernel_mcp.host_folders import Shown, secrets, walking
+from kernel_mcp.host_folders import names, secrets, walking
+from kernel_mcp.host_folders.found import TooManySecrets
 from kernel_mcp.host_folders.secrets import FILE, FIXED, FOLDER, KEPT
-from kernel_mcp.host_folders.walking import TooManySecrets, Walk
+from kernel_mcp.host_folders.shown import Shown
+from kernel_mcp.host_folders.walking import Walk
 
 
 @pytest.fixture
@@ -68,6 +70,20 @@ def test_a_configuration_is_covered_when_it_holds_credentials(
     make(tmp_path, ".git/config", ".git/modules/m/config", "config", text=text)
     names = {".git/config", ".git/modules/m/config"} if wanted else set()
     assert set(Walk(root).all().covers) == {tuple(name.split("/")) for name in names}
+
+
+def test_the_quick_look_misses_no_name_that_has_a_verdict() -> None:
+    flat = [names.SECRET_FILES, names.SECRET_FOLDERS, names.SETTINGS, names.EXECUTED]
+    whole = [name for table in flat for name in table]
+    below = [names.SECRET_FILES_BELOW, names.SECRET_FOLDERS_BELOW, names.EXECUTED_BELOW]
+    whole += [path[-1] for table in below for path in table]
+    whole += [f"{first}x{last}" for first, last in names.FRAMES]
+    whole += [*names.KEY_KINDS, names.KEYS, ".x_history", ".env.x", "x.pem", "config"]
+    for name in whole:
+        assert secrets.remarkable(name), name
+        for copy in (*(f"{name}{end}" for end in names.BACKUPS), f".{name}.swp", f"#{name}#"):
+            assert secrets.remarkable(copy.upper()), copy
+    assert not secrets.remarkable("some_file.py")
 
 
 def test_doors_are_covered(tmp_path: Path, root: int) -> None:
@@ -182,11 +198,12 @@ def test_a_folder_becomes_an_environment_by_a_file_that_is_new(tmp_path: Path, r
     assert walk.found.covers == {("env",): FIXED}
 
 
-def test_a_fixed_path_is_told_by_its_name_where_nothing_is_yet() -> None:
+def test_a_fixed_path_is_told_by_its_name_where_nothing_is_yet(tmp_path: Path) -> None:
+    shown = Shown(Mount(tmp_path, "/data", "rw"))
     for path in (".mcp.json", "a/.git/hooks/x", ".vscode/tasks.json", "b/kernel-mcp.toml"):
-        assert secrets.executed_by_name(tuple(path.split("/"))), path
+        assert shown.fixes_path(tuple(path.split("/"))), path
     for path in ("git/hooks/x", "mcp.json", "a/b.py"):
-        assert not secrets.executed_by_name(tuple(path.split("/"))), path
+        assert not shown.fixes_path(tuple(path.split("/"))), path
 
 
 def test_strictly_covered_is_what_may_come_to_hold_credentials(tmp_path: Path, root: int) -> None:
@@ -371,3 +388,69 @@ def test_what_hosts_execute_is_told_when_no_more_can_be_covered(
     for name in (".env.1", ".env.2", "repo", ".envrc"):
         looked(walk, name)
     assert walk.found.surplus == [("repo", ".git"), (".envrc",)]
+
+
+KEY = "-----BEGIN OPENSSH PRIVATE KEY-----\n"
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("id_ed25519_sk", "id_rsa_work", "id_ecdsa-github", ".config/git/credentials"),
+        *(".cargo/credentials", ".config/containers/auth.json", ".cache/huggingface/token"),
+        *(".cache/huggingface/stored_tokens", ".ksh_history", ".node_repl_history", ".lesshst"),
+        *(".sqlite_history", ".local/share/fish/fish_history", ".config/hub", ".m2/settings.xml"),
+        *(".netrc~", ".netrc.bak", ".netrc.swp", "#.netrc#", ".netrc.un~", ".netrc.orig"),
+        *("id_rsa~", ".id_rsa.swp", ".npmrc.save", ".pgpass.~2~", ".netrc.bak~", ".env.local.swo"),
+        *(".cargo/credentials.toml.old", "_netrc.tmp", ".#.netrc", ".psql_history.swp"),
+    ],
+)
+def test_secrets_and_their_copies_are_covered(tmp_path: Path, root: int, name: str) -> None:
+    make(tmp_path, name)
+    assert list(Walk(root).all().covers) == [tuple(name.split("/"))]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "wanted"),
+    [
+        ("id_work", KEY, True),
+        ("server.key", KEY, True),
+        ("chain.pem", "-----BEGIN CERTIFICATE-----\n", False),
+        ("id_mapping.csv", "id,name\n", False),
+        ("id_ed25519.pub", "ssh-ed25519 AAAA", False),
+        (".mcp.json~", '{"API_KEY": "x"}', True),
+        (".git/config.lock", "url = https://me:pass@host/x", True),
+        (".claude/settings.local.json", '{"env": {"token": "x"}}', True),
+        ("mise.toml", "API_KEY = 'x'", True),
+    ],
+)
+def test_keys_and_settings_are_judged_by_what_they_hold(
+    tmp_path: Path, root: int, name: str, text: str, wanted: bool
+) -> None:
+    make(tmp_path, name, text=text)
+    assert (tuple(name.split("/")) in Walk(root).all().covers) == wanted
+    assert (tuple(name.split("/")) in Walk(root, strict=True).all().covers) == (
+        wanted or secrets.settings_by_name(tuple(name.split("/")))
+    )
+
+
+def test_a_key_beside_its_public_half_is_covered(tmp_path: Path, root: int) -> None:
+    make(tmp_path, "id_of-a-token", "id_of-a-token.pub")
+    assert list(Walk(root).all().covers) == [("id_of-a-token",)]
+
+
+def test_what_a_link_of_a_secrets_name_will_lead_to_is_covered_once_it_is_there(
+    tmp_path: Path, root: int
+) -> None:
+    (tmp_path / ".netrc").symlink_to("later")
+    walk = Walk(root)
+    walk.all()
+    make(tmp_path, "later")
+    assert looked(walk, "later") == [("later",)]
+
+
+def test_bare_repositories_are_fixed(tmp_path: Path, root: int) -> None:
+    make(tmp_path, "own.git/HEAD", "own.git/objects/x", "own.git/refs/x", "own.git/config")
+    make(tmp_path, "HEAD", "data/objects/x", "data/refs/x", "data/HEAD.csv")
+    covers = Walk(root, writable=True).all().covers
+    assert {path for path, kind in covers.items() if kind == FIXED} == {("own.git",)}

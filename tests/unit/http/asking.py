@@ -16,7 +16,7 @@ from starlette.requests import Request
 
 from kernel_mcp.config.values import Quotas
 from kernel_mcp.files.workspace import Workspace
-from kernel_mcp.host_folders import Shown
+from kernel_mcp.host_folders.shown import Shown
 from kernel_mcp.http.files import routes
 from kernel_mcp.identity import Principal
 from kernel_mcp.output.text import Masks

@@ -19,7 +19,7 @@ from kernel_mcp.config.settings import Settings
 from kernel_mcp.config.values import Mount, Quotas
 from kernel_mcp.errors import WorkspaceError
 from kernel_mcp.files import streams
-from kernel_mcp.host_folders import Shown
+from kernel_mcp.host_folders.shown import Shown
 from kernel_mcp.http.files import links_of
 from kernel_mcp.http.transfers import PIECE_BYTES, Transfers
 from kernel_mcp.linux.safe_tree import Opener, by_walking, with_openat2

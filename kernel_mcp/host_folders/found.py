@@ -1,0 +1,71 @@
+"""What a walk through a mounted folder has found, and facts of files that tell one from another."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import struct
+from dataclasses import field
+
+from kernel_mcp.host_folders.secrets import Parts
+from kernel_mcp.records import dataclass
+
+MOST_COVERS = 1000
+"""Below one mount; each takes the start of a kernel some 20 µs."""
+_AT_EMPTY_PATH, _STATX_BTIME = 0x1000, 0x800
+"""<linux/fcntl.h>, <linux/stat.h>."""
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+@dataclass
+class Found:
+    """What a walk has found below a mount.
+
+    covers   kinds of covers by path below it
+    inodes   device and inode of every covered file and folder, with its birth (`born`)
+    fresh    those found since somebody was told last; `gone` those that are another file's by now
+    removed  what was fixed, and has gone since somebody was told last
+    surplus  what hosts execute, beyond the covers that there may be
+    unfixed  how many other paths to what is fixed are not, as there are too many
+    named    paths found since somebody was told last that hosts execute for what leads there
+    git      folders that Git takes for repositories
+    asks     whether there are settings to ask about since somebody was told last
+    linked   whether a file among them has further names that nobody has looked for
+    folders  how many were looked at
+    """
+
+    covers: dict[Parts, str] = field(default_factory=dict)
+    inodes: dict[tuple[int, int], int] = field(default_factory=dict)
+    fresh: list[tuple[int, int]] = field(default_factory=list)
+    gone: list[tuple[int, int]] = field(default_factory=list)
+    removed: list[Parts] = field(default_factory=list)
+    surplus: list[Parts] = field(default_factory=list)
+    unfixed: int = 0
+    named: list[Parts] = field(default_factory=list)
+    git: dict[Parts, None] = field(default_factory=dict)
+    asks: bool = False
+    linked: bool = False
+    folders: int = 0
+
+
+class TooManySecrets(Exception):
+    """More than `MOST_COVERS`."""
+
+
+def born(fd: int) -> int:
+    """When an open file was made, in nanoseconds (statx(2)); 0 where that is not known."""
+    statx = getattr(_libc, "statx", None)
+    content = ctypes.create_string_buffer(256)
+    arguments = (ctypes.c_int(_AT_EMPTY_PATH), ctypes.c_uint(_STATX_BTIME), content)
+    if statx is None or statx(ctypes.c_int(fd), b"", *arguments) != 0:
+        return 0
+    (filled,) = struct.unpack_from("=I", content)
+    seconds, nanoseconds = struct.unpack_from("=qI", content, 80)
+    return seconds * 10**9 + nanoseconds if filled & _STATX_BTIME else 0
+
+
+def status_of(entry: os.DirEntry[str]) -> os.stat_result | None:
+    try:
+        return entry.stat(follow_symlinks=False)
+    except OSError:
+        return None

@@ -1,0 +1,46 @@
+"""Where paths of the host lead, link by link, without a demand that anything is there."""
+
+from __future__ import annotations
+
+import os
+
+_MOST_LINKS = 40
+"""As Linux follows."""
+
+
+def way(path: str) -> tuple[list[str], str]:
+    """Return the links that an absolute path goes over, and the path without links at its end.
+
+    The end is where Linux would look, whether something is there or not; empty for a loop.
+    """
+    links: list[str] = []
+    pending = path.split("/")[::-1]
+    place = ""
+    while pending:
+        name = pending.pop()
+        if name in ("", "."):
+            continue
+        if name == "..":
+            place = place.rpartition("/")[0]
+            continue
+        here = f"{place}/{name}"
+        try:
+            goal = os.readlink(here)  # noqa: PTH115  # names may be of any bytes
+        except OSError:
+            place = here
+            continue
+        links.append(here)
+        if len(links) > _MOST_LINKS:
+            return links, ""
+        if goal.startswith("/"):
+            place = ""
+        pending += goal.split("/")[::-1]
+    return links, place or "/"
+
+
+def below(path: str, top: str) -> tuple[str, ...] | None:
+    """Return the parts of a path below `top`, () for that itself, None for one elsewhere."""
+    if path == top:
+        return ()
+    prefix = f"{top.rstrip('/')}/"
+    return tuple(path[len(prefix) :].split("/")) if path.startswith(prefix) else None

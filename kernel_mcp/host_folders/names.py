@@ -1,0 +1,184 @@
+"""The table of names below mounted folders: secrets, what hosts execute, and what agents obey.
+
+All names are in lower case, as some file systems know no case. A tuple is the end of a path.
+"""
+
+from __future__ import annotations
+
+MOST_PARTS = 3
+"""Of the ends of paths."""
+
+SECRET_FOLDERS = frozenset(
+    (
+        *(".ssh", ".gnupg", ".aws", ".azure", ".kube", ".docker", ".password-store", ".oci"),
+        *(".terraform.d", ".kaggle", ".envs", ".aliyun", ".bluemix", ".snowsql", ".fly"),
+    )
+)
+_BELOW_CONFIG = (
+    *("gcloud", "gh", "hub", "op", "rclone", "doctl", "glab-cli", "sops", "heroku", "stripe"),
+    *("netlify", "github-copilot", "snowflake", "configstore"),
+)
+SECRET_FOLDERS_BELOW = frozenset(
+    (
+        *((".config", name) for name in _BELOW_CONFIG),
+        (".local", "share", "keyrings"),
+        (".local", "share", "kwalletd"),
+        (".subversion", "auth"),
+    )
+)
+SECRET_FILES = frozenset(
+    (
+        *(".netrc", "_netrc", ".git-credentials", ".pypirc", ".npmrc", ".pgpass", ".my.cnf"),
+        *(".databrickscfg", ".mylogin.cnf", ".dockercfg", ".boto", ".s3cfg", ".vault-token"),
+        *(".htpasswd", ".credentials.json", ".claude.json", ".terraformrc", ".rclone.conf"),
+        *(".lesshst", ".viminfo", ".histfile", ".rhistory", "fish_history", "python_history"),
+    )
+)
+SECRET_FILES_BELOW = frozenset(
+    (
+        *(("huggingface", name) for name in ("token", "stored_tokens")),
+        *((".huggingface", name) for name in ("token", "stored_tokens")),
+        *((".cargo", name) for name in ("credentials", "credentials.toml")),
+        *((".config", "git", name) for name in ("credentials", "credentials-cache")),
+        *((".config", name) for name in ("hub", "doctl", "gist")),
+        (".config", "containers", "auth.json"),
+        (".config", "pypoetry", "auth.toml"),
+        (".config", "configstore", "firebase-tools.json"),
+        (".streamlit", "secrets.toml"),
+        (".codex", "auth.json"),
+        (".gemini", "oauth_creds.json"),
+        (".composer", "auth.json"),
+        (".gem", "credentials"),
+        (".m2", "settings.xml"),
+        (".m2", "settings-security.xml"),
+        (".julia", "logs", "repl_history.jl"),
+    )
+)
+VARIABLES = ".env"
+"""The beginning of the names of files with variables."""
+KEY_KINDS = ("id_rsa", "id_dsa", "id_ecdsa", "id_ed25519", "id_xmss")
+"""The beginnings of the names of keys. A public one ends in `PUBLIC`."""
+PUBLIC = ".pub"
+HISTORY = "_history"
+"""The end of the names of what shells and their like remember, which begin with a dot."""
+KEYS, KEY_ENDS = "id_", (".pem", ".key")
+"""Files that are private keys when they have the header of one."""
+SETTINGS = frozenset(
+    (
+        *("config.worktree", ".gitconfig", ".gitmodules", "pip.conf", "pip.ini", "uv.toml"),
+        *(".condarc", ".mcp.json", "mcp.json", ".yarnrc.yml", ".hgrc", "hgrc", ".wgetrc"),
+        *(".curlrc", "nuget.config", "gradle.properties", "opencode.json", "opencode.jsonc"),
+        *("mise.toml", ".mise.toml", "mise.local.toml", ".mise.local.toml"),
+    )
+)
+"""Files that are secrets when they hold credentials."""
+SETTINGS_OF_GIT = "config"
+"""As `SETTINGS`, below a `….git`."""
+SETTINGS_OF_AGENTS = frozenset(
+    (
+        *("settings.json", "settings.local.json", "config.toml", "config.json", "config.yaml"),
+        *("launch.json", "tasks.json", "devcontainer.json"),
+    )
+)
+"""As `SETTINGS`, right in one of `AGENTS`."""
+
+BACKUPS = (
+    *(".un~", ".bak", ".backup", ".orig", ".old", ".save", ".tmp", ".new", ".lock"),
+    *(".rej", ".dpkg-old", ".dpkg-dist", ".dpkg-new", ".rpmsave", ".rpmnew", ".kate-swp"),
+    *("___jb_tmp___", "___jb_old___", "~"),
+)
+"""What editors and package managers add to the name of a file whose copy they keep."""
+SWAP = ".sw"
+"""With one letter more, the end of vim's names."""
+
+AGENTS = frozenset(
+    (
+        *(".claude", ".codex", ".gemini", ".cursor", ".windsurf", ".kiro", ".opencode", ".zed"),
+        *(".continue", ".cline", ".clinerules", ".roo", ".kilocode", ".goose", ".augment"),
+        *(".junie", ".trae", ".qwen", ".crush", ".factory", ".amazonq", ".agents", ".copilot"),
+        *(".vscode", ".idea", ".fleet", ".devcontainer"),
+    )
+)
+"""Folders of agents and editors, which start programs as they say."""
+ENVIRONMENT = "pyvenv.cfg"
+"""Makes its folder a virtual environment."""
+EXECUTED = AGENTS | frozenset(
+    (
+        # version control: hooks, settings, and links to folders with both
+        *(".git", ".hg", ".jj", ".sl", ".bzr", "_darcs", ".pijul", ".p4config", ".gitconfig"),
+        *(".hgrc", ".pre-commit-config.yaml", ".pre-commit-hooks.yaml", ".husky", ".overcommit"),
+        *(".overcommit.yml", ".git-hooks", ".lefthook", ".lefthook-local"),
+        # shells and what runs as one enters a folder
+        *(".env", ".envrc", ".direnv", ".mise", "mise-tasks", ".mise-tasks", ".rtx.toml"),
+        *(".tool-versions", ".autoenv", ".autoenv.zsh"),
+        *(".bashrc", ".bash_profile", ".bash_login", ".bash_logout", ".bash_aliases", ".profile"),
+        *(".zshrc", ".zshenv", ".zprofile", ".zlogin", ".zlogout", ".kshrc", ".cshrc", ".tcshrc"),
+        *(".login", ".xprofile", ".xinitrc", ".pam_environment", ".inputrc"),
+        # interpreters, debuggers and editors that read a file of the current folder
+        *(".pdbrc", ".gdbinit", ".lldbinit", ".rprofile", ".renviron", ".rdata", ".irbrc"),
+        *(".pryrc", ".octaverc", ".sqliterc", ".psqlrc", ".vimrc", ".exrc", ".nvimrc", ".nvim.lua"),
+        *(".lvimrc", ".dir-locals.el", ".dir-locals-2.el"),
+        # agents and this program
+        *(".mcp.json", "opencode.json", "opencode.jsonc", "crush.json", ".crush.json"),
+        *(".aider.conf.yml", ".roomodes", ".devcontainer.json", "kernel-mcp.toml"),
+    )
+)
+"""What programs of the host execute or take commands from, whatever kind of file it is.
+
+Of a `.git` that is the hooks, the settings and more; as a file it names a folder elsewhere."""
+EXECUTED_BELOW = frozenset(
+    (
+        *((".config", name) for name in ("fish", "autostart", "systemd", "git", "mise", "nvim")),
+        *((".config", name) for name in ("mise.toml", "mise.local.toml", "lefthook.yml", "zsh")),
+        ("mise", "config.toml"),
+        ("mise", "config.local.toml"),
+    )
+)
+FRAMES = (
+    *(("mise.", ".toml"), (".mise.", ".toml"), ("jupyter_", "_config.py")),
+    *(("jupyter_", "_config.json"), ("ipython_", "config.py"), ("", ".code-workspace")),
+    *(("lefthook", ext) for ext in (".yml", ".yaml", ".json", ".jsonc", ".toml")),
+    *((".lefthook", ext) for ext in (".yml", ".yaml", ".json", ".jsonc", ".toml")),
+)
+"""Beginnings and ends of names."""
+_TABLES = (
+    *(SECRET_FOLDERS, SECRET_FOLDERS_BELOW, SECRET_FILES, SECRET_FILES_BELOW, SETTINGS),
+    *(SETTINGS_OF_AGENTS, {SETTINGS_OF_GIT}, EXECUTED, EXECUTED_BELOW),
+)
+LAST = frozenset(each if isinstance(each, str) else each[-1] for table in _TABLES for each in table)
+BEGINNINGS = (".", "#", *KEY_KINDS, KEYS, *(first for first, _ in FRAMES if first))
+ENDS = (*BACKUPS, *KEY_ENDS, *(last for first, last in FRAMES if not first))
+"""One of these every name has, as far as one entry of the tables is about it."""
+OBEYED = frozenset(
+    (
+        *("claude.md", "claude.local.md", "agents.md", "agents.override.md", "agent.md"),
+        *("gemini.md", "qwen.md", "crush.md", "warp.md", ".rules", ".cursorrules"),
+        *(".windsurfrules", ".clinerules", ".goosehints", ".gitmodules", ".gitlab-ci.yml"),
+        *(".travis.yml", ".drone.yml", "jenkinsfile", "azure-pipelines.yml"),
+        *("bitbucket-pipelines.yml", ".replit", ".gitpod.yml", "devfile.yaml"),
+    )
+)
+"""Files that agents and build servers obey: that they were changed is told."""
+OBEYED_FOLDERS = frozenset((".github", ".gitlab", ".circleci", ".buildkite", ".forgejo", ".gitea"))
+GIT_FOLDER = frozenset(("HEAD", "objects", "refs", "commondir"))
+"""What Git takes a folder for a repository by: HEAD, with the next two or the last."""
+GIT_SIGN = "HEAD"
+"""What of these no repository lacks."""
+GIT_EXECUTES = (
+    *("config", "config.worktree", "hooks", "info", "HEAD", "commondir", "modules", "worktrees"),
+)
+"""What of such a folder can name programs, and what can name another folder for that."""
+HOOKS = (
+    *("applypatch-msg", "pre-applypatch", "post-applypatch", "pre-commit", "pre-merge-commit"),
+    *("prepare-commit-msg", "commit-msg", "post-commit", "pre-rebase", "post-checkout"),
+    *("post-merge", "pre-push", "pre-receive", "update", "proc-receive", "post-receive"),
+    *("post-update", "reference-transaction", "push-to-checkout", "pre-auto-gc"),
+    *("post-rewrite", "sendemail-validate", "fsmonitor-watchman", "p4-changelist"),
+    *("p4-prepare-changelist", "p4-post-changelist", "p4-pre-submit", "post-index-change"),
+)
+"""githooks(5)."""
+SCRIPTS = (
+    *(".py", ".sh", ".bash", ".zsh", ".fish", ".js", ".mjs", ".cjs", ".ts", ".mts", ".rb", ".pl"),
+    *(".php", ".lua", ".ps1", ".r", ".jl", ".tcl", ".awk", ".groovy", ".exs", ".cmd", ".bat"),
+)
+"""Ends of the names of files that interpreters run."""

@@ -1,0 +1,143 @@
+"""What appears or is changed below writable mounts that programs of the host execute or obey."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+from weakref import WeakKeyDictionary
+
+from kernel_mcp.host_folders.secrets import FIXED, Parts, readable
+from kernel_mcp.host_folders.shown import MOST_TOLD, Shown
+from kernel_mcp.host_folders.watching import CODE, HOST, NAMED
+
+MOST_SET_ASIDE = 10
+MOST_NAMES = 40
+WITHIN_S = 60.0
+"""Seconds in which so many under one name, or so many in all, end a session's kernel."""
+
+logger = logging.getLogger(__name__)
+
+
+class AtWork(Protocol):
+    """A session where code runs, or did just now."""
+
+    def remark(self, text: str) -> object:
+        """Say this in its next answer."""
+
+    def end_kernel(self, cause: str) -> object:
+        """Kill its kernel."""
+
+
+class Plants:
+    """Sets aside what code has made, and tells of it; `tell` takes audit events."""
+
+    def __init__(
+        self, tell: Callable[[str, Mapping[str, Any]], None], fixed: Sequence[Path]
+    ) -> None:
+        self._tell = tell
+        self._fixed = fixed
+        self._aside: WeakKeyDictionary[AtWork, deque[tuple[float, Parts]]] = WeakKeyDictionary()
+        """When what was set aside last, while a session alone was at work."""
+        self._last: WeakKeyDictionary[AtWork, str] = WeakKeyDictionary()
+        self.at_work: Callable[[], Sequence[AtWork]] = list
+        """The sessions where code runs, or did just now."""
+
+    def note(
+        self, shown: Shown, covers: Mapping[Parts, str], makers: Mapping[Parts, str]
+    ) -> list[Parts]:
+        """See to what programs of the host execute and was not there when sessions began.
+
+        What code has made is set aside, which this returns; so is, while code runs, what Linux does
+        not tell the maker of. What a program of the host has made is its own.
+        """
+        aside = []
+        for parts, kind in covers.items():
+            wanted = kind == FIXED or (shown.mount.writable and shown.executes(parts))
+            maker = makers[parts]
+            if not wanted or maker == HOST or shown.fixed_above(parts):
+                continue
+            if shown.was_there(parts) and maker != CODE:
+                continue
+            signs = shown.signs(parts)
+            if not signs and shown.mount.host.joinpath(*parts) in self._fixed:
+                signs = [parts]
+            if not signs:
+                aside.append(parts)  # seen to already; if it is made one again, it will be new
+            elif self._see_to(shown, parts, signs, maker):
+                aside.append(parts)
+        return aside
+
+    def _see_to(self, shown: Shown, parts: Parts, signs: Sequence[Parts], maker: str) -> bool:
+        """Set aside what code may have made; whether it is no longer at its place."""
+        at_work = self.at_work()
+        gone = False
+        for sign in signs:
+            now = ""
+            if maker == CODE or (at_work and maker != NAMED):
+                with contextlib.suppress(OSError):  # in a folder closed to us
+                    now = shown.set_aside(sign)
+                gone = gone or bool(now) or not os.path.lexists(shown.mount.host.joinpath(*parts))
+            if shown.note(readable(sign), now):
+                self._tell_new(shown, readable(sign), now, at_work)
+            if now:
+                self._count(at_work, sign)
+        return gone
+
+    def _tell_new(self, shown: Shown, name: str, now: str, at_work: Sequence[AtWork]) -> None:
+        self._tell("appeared", {"mount": str(shown.mount), "path": name, "now": now or name})
+        found = (
+            f"{name} has appeared in {shown.mount.guest}, which programs of the host execute or "
+            "take commands from"
+        )
+        more = f". More than {MOST_TOLD} such names are not told." if shown.silent else ""
+        told = f"it was renamed to {now}. If it is the user's own, rename it back on the host"
+        asks = "it stays as it is: unless the user made what is there, a session did"
+        logger.warning("--mount %s: %s; %s%s", shown.mount, found, told if now else asks, more)
+        for each in at_work:
+            each.remark(f"{found}; {told if now else asks}. Tell the user{more or '.'}")
+
+    def _count(self, at_work: Sequence[AtWork], sign: Parts) -> None:
+        """Count what was set aside, and end the kernel of who makes it over and over."""
+        for each in at_work if len(at_work) == 1 else ():  # else nobody knows whose it is
+            aside = self._aside.setdefault(each, deque(maxlen=MOST_NAMES))
+            now = time.monotonic()
+            aside.append((now, sign))
+            lately = [path for moment, path in aside if moment > now - WITHIN_S]
+            if len(lately) >= MOST_NAMES or lately.count(sign) >= MOST_SET_ASIDE:
+                aside.clear()
+                each.end_kernel(_PLANTED)
+
+    def note_changed(self, shown: Shown, changed: Sequence[tuple[Parts, str]]) -> None:
+        """Tell of what agents and build servers obey and code may have changed."""
+        at_work = self.at_work()
+        for parts, writer in changed:
+            if writer == HOST or not (writer == CODE or at_work):
+                continue
+            name = readable(parts)
+            if name not in shown.changed:
+                if len(shown.changed) >= MOST_TOLD:
+                    continue
+                shown.changed[name] = None
+                self._tell("changed", {"mount": str(shown.mount), "path": name})
+                logger.warning("--mount %s: %s was changed, %s", shown.mount, name, _OBEYED)
+            for each in at_work:
+                if self._last.get(each) != name:
+                    self._last[each] = name
+                    each.remark(
+                        f"{name} in {shown.mount.guest} was changed while code ran, {_OBEYED}. "
+                        "Tell the user."
+                    )
+
+
+_PLANTED = (
+    f"{MOST_SET_ASIDE} times within {WITHIN_S:g} s the same name, or {MOST_NAMES} names, appeared "
+    "in a mounted folder that programs of the host execute; leave such names alone, or work in the "
+    "workspace"
+)
+_OBEYED = "which agents or build servers of the host obey"

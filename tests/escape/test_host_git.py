@@ -1,0 +1,183 @@
+"""Code in a writable mount that wants the host's Git to run it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.escape.test_mounted_folders import (
+    PATIENCE_S,
+    Project,
+    opened,
+    project,
+    way,
+)
+from tests.integration.unprivileged import USER
+
+__all__ = ("project", "way")
+
+pytestmark = [pytest.mark.anyio]
+
+PLANT = """
+import json, os
+os.chdir(ROOT)
+def attempt(work):
+    try:
+        work()
+    except OSError:
+        pass
+def write(path, text):
+    os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
+    with open(path, "w") as file:
+        file.write(text)
+    os.chmod(path, 0o755)
+def beside(path, text):
+    write("prepared", text)
+    os.rename("prepared", path)
+def anew(path, text):
+    os.unlink(path)
+    write(path, text)
+def folder(path, text):
+    os.rename(os.path.dirname(path), "was")
+    write(path, text)
+def over_a_link(path, text):
+    write("elsewhere/" + os.path.basename(path), text)
+    os.symlink(os.path.abspath("elsewhere"), os.path.dirname(path))
+for path in PATHS:
+    text = SETTINGS if path.endswith(".settings") else SCRIPT
+    for way in (write, beside, anew, folder, over_a_link):
+        attempt(lambda: way(path, text))
+print(json.dumps("tried"))
+"""
+
+
+class Host:
+    """The user whose folder a project is, at work with Git."""
+
+    def __init__(self, project: Project) -> None:
+        self.root = project.root
+        self.home = project.root.parent / "of-the-user"
+        self.home.mkdir(exist_ok=True)
+        self.marker = project.root.parent / "of-the-user" / "marker"
+        self.own()
+
+    def own(self) -> None:
+        """Make it the user's."""
+        if os.geteuid() == 0:
+            os.chown(self.home, USER, USER)
+            for top, folders, files in os.walk(self.root):
+                for name in (*folders, *files):
+                    os.chown(Path(top) / name, USER, USER, follow_symlinks=False)
+
+    def git(self, *words: str, check: bool = True, cwd: str = "") -> str:
+        """Run Git as that user."""
+        argv = ["git", *words]
+        if os.geteuid() == 0:
+            argv = ["setpriv", f"--reuid={USER}", f"--regid={USER}", "--clear-groups", *argv]
+        done = subprocess.run(
+            argv,
+            cwd=self.root / cwd,
+            env={
+                "HOME": str(self.home),
+                "PATH": "/usr/bin:/bin",
+                "GIT_EDITOR": "true",
+                **{
+                    f"GIT_{who}_{what}": "x@y"
+                    for who in ("AUTHOR", "COMMITTER")
+                    for what in ("NAME", "EMAIL")
+                },
+            },
+            check=False,
+            capture_output=True,
+            stdin=subprocess.DEVNULL,
+            timeout=PATIENCE_S,
+            text=True,
+        )
+        assert done.returncode == 0 or not check, done.stderr
+        return done.stdout + done.stderr
+
+    def works(self, cwd: str = "") -> None:
+        """Do what people do all day."""
+        (self.root / cwd / "tracked.txt").write_text("changed")
+        for words in (
+            ["status"],
+            ["diff", "--ext-diff"],
+            ["add", "-A"],
+            ["diff", "--cached"],
+            ["commit", "-q", "-m", "more"],
+            ["log", "-p", "-2", "--show-signature"],
+            ["checkout", "-q", "-b", "other"],
+            ["merge", "-q", "--no-edit", "HEAD"],
+            ["stash"],
+            ["fetch", "origin"],
+            ["st"],
+        ):
+            self.git(*words, check=False, cwd=cwd)
+
+    def payload(self, paths: list[str]) -> str:
+        """Return the code that plants programs at paths."""
+        script = f"#!/bin/sh\ntouch {self.marker}\nexit 0\n"
+        settings = f'[core]\n\tfsmonitor = "touch {self.marker}; false"\n'
+        return (
+            f"ROOT, PATHS = {str(self.root)!r}, {paths!r}\n"
+            f"SCRIPT, SETTINGS = {script!r}, {settings!r}\n{PLANT}"
+        )
+
+
+NAMED = {
+    "core.hooksPath": ("tools/hooks", "tools/hooks/post-commit"),
+    "include.path": ("../shared.settings", "shared.settings"),
+    "includeIf.gitdir:~/nowhere/.path": ("../nowhere.settings", "nowhere.settings"),
+    "includeIf.onbranch:other.path": ("../branch.settings", "branch.settings"),
+    "core.fsmonitor": ("tools/monitor.sh", "tools/monitor.sh"),
+    "core.sshCommand": ("./tools/ssh -v", "tools/ssh"),
+    "core.pager": ("tools/pager", "tools/pager"),
+    "core.editor": ("sh tools/editor.sh", "tools/editor.sh"),
+    "filter.own.clean": ("tools/clean %f", "tools/clean"),
+    "filter.own.smudge": ("sh ./tools/smudge.sh", "tools/smudge.sh"),
+    "diff.own.textconv": ("python3 conv.py", "conv.py"),
+    "diff.external": ("tools/differ", "tools/differ"),
+    "merge.own.driver": ("tools/driver %O %A %B", "tools/driver"),
+    "gpg.program": ("tools/gpg", "tools/gpg"),
+    "credential.helper": ("!./tools/helper", "tools/helper"),
+    "alias.st": ("!tools/alias", "tools/alias"),
+    "remote.origin.uploadpack": ("tools/upload", "tools/upload"),
+}
+
+
+@pytest.mark.parametrize("there", [True, False], ids=["there", "absent"])
+async def test_what_git_settings_name_cannot_be_made_to_run_code(
+    way: str, there: bool, project: Project
+) -> None:
+    host = Host(project)
+    host.git("init", "-q")
+    project.write(".git/config", "[core]\n\trepositoryformatversion = 0\n")
+    project.write(".gitattributes", "*.txt filter=own diff=own merge=own\n")
+    project.write("tracked.txt", "first\n")
+    host.own()
+    host.git("remote", "add", "origin", str(project.root.parent / "of-the-user" / "bare"))
+    host.git("add", "tracked.txt", ".gitattributes")
+    host.git("commit", "-q", "-m", "first")
+    for name, (value, path) in NAMED.items():
+        if there:
+            text = "" if path.endswith(".settings") else "#!/bin/sh\nexit 0\n"
+            project.write(path, text, mode=0o755)
+        host.git("config", name, value)
+    host.own()
+    paths = [path for _, path in NAMED.values()]
+    async with opened(way, "--mount", f"{project.root}:rw") as notebook:
+        await notebook.agent.run(host.payload(paths), session=notebook.session)
+        told = (await notebook.agent.call("info")).data["mounts"][0]
+    assert not [path for path in paths if "touch" in _text(project.root / path)], told
+    host.works()
+    assert not host.marker.exists(), told
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text()
+    except OSError:
+        return ""

@@ -1,0 +1,241 @@
+"""What is made below a writable mount under names that hosts execute or obey."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from kernel_mcp.config.values import Mount
+from kernel_mcp.host_folders import names
+from kernel_mcp.host_folders.shown import Shown
+from kernel_mcp.host_folders.walking import Walk
+from kernel_mcp.host_folders.watching import CODE, HOST, LOST
+from kernel_mcp.launch.plants import MOST_NAMES, MOST_SET_ASIDE, Plants
+
+CREDENTIALS = "token = abc\nurl = https://me:pass@host/x\n"
+PLAIN = "one: two\n"
+
+
+class Working:
+    """A session where code runs."""
+
+    def __init__(self) -> None:
+        self.remarks: list[str] = []
+        self.ended: list[str] = []
+
+    def remark(self, text: str) -> None:
+        self.remarks.append(text)
+
+    def end_kernel(self, cause: str) -> None:
+        self.ended.append(cause)
+
+
+class Mounted:
+    """A writable mount, its keeper's walk, and what sees to plants."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.root = os.open(folder, os.O_PATH | os.O_DIRECTORY)
+        self.walk = Walk(self.root, above=folder.parts[1:], writable=True)
+        self.shown = Shown(Mount(folder, "/data", "rw"))
+        self.session = Working()
+        self.plants = Plants(lambda _event, _facts: None, ())
+        self.plants.at_work = lambda: [self.session]
+
+    def begin(self) -> None:
+        """Walk once, as a server does when it starts."""
+        self.walk.all()
+        self.shown.covers.update(self.walk.found.covers)
+        self.shown.note_links(self.walk.found.covers)
+
+    def appeared(self, *parts: str, maker: str = CODE) -> None:
+        """Do what the keeper and the server do about an entry."""
+        for found in self.walk.one(parts):
+            covers = {path: self.walk.found.covers[path] for path in found}
+            self.shown.named.update(self.walk.named.all)
+            aside = self.plants.note(self.shown, covers, dict.fromkeys(covers, maker))
+            for path in covers:
+                if path not in aside:
+                    self.shown.covers[path] = covers[path]
+
+
+@pytest.fixture
+def mounted(tmp_path: Path) -> Iterator[Mounted]:
+    folder = tmp_path / "project"
+    folder.mkdir()
+    made = Mounted(folder)
+    yield made
+    os.close(made.root)
+
+
+def a_file(path: Path, text: str) -> None:
+    path.write_text(text)
+
+
+def a_link(path: Path, text: str) -> None:
+    (path.parent / "goal").write_text(text)
+    path.symlink_to("goal")
+
+
+def a_dangling_link(path: Path, _text: str) -> None:
+    path.symlink_to("nowhere")
+
+
+def a_link_out(path: Path, text: str) -> None:
+    (path.parent.parent / "outside").write_text(text)
+    path.symlink_to("../outside")
+
+
+def a_chain(path: Path, text: str) -> None:
+    (path.parent / "goal").write_text(text)
+    (path.parent / "second").symlink_to("goal")
+    (path.parent / "first").symlink_to("second")
+    path.symlink_to("first")
+
+
+def a_hard_link(path: Path, text: str) -> None:
+    (path.parent / "goal").write_text(text)
+    path.hardlink_to(path.parent / "goal")
+
+
+def a_rename(path: Path, text: str) -> None:
+    (path.parent / "prepared").write_text(text)
+    (path.parent / "prepared").rename(path)
+
+
+def a_folder(path: Path, text: str) -> None:
+    path.mkdir()
+    (path / "config").write_text(text)
+
+
+def a_link_to_a_folder(path: Path, text: str) -> None:
+    a_folder(path.parent / "goal", text)
+    path.symlink_to("goal")
+
+
+def a_pipe(path: Path, _text: str) -> None:
+    os.mkfifo(path)
+
+
+KINDS = (
+    *(a_file, a_link, a_dangling_link, a_link_out, a_chain, a_hard_link, a_rename, a_folder),
+    *(a_link_to_a_folder, a_pipe),
+)
+NAMES = (
+    *sorted(names.EXECUTED),
+    *("mise.ci.toml", "lefthook.yml", ".lefthook-local.yml", "jupyter_server_config.py"),
+    *("my.code-workspace", ".config/fish", ".MCP.json", ".Git", "deep/er/.envrc"),
+)
+
+
+@pytest.mark.parametrize("text", [PLAIN, CREDENTIALS], ids=["plain", "credentials"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_code_plants_is_set_aside_and_told_whatever_it_is(
+    mounted: Mounted, kind: Callable[[Path, str], None], text: str
+) -> None:
+    mounted.begin()
+    for name in NAMES:
+        path = mounted.folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        kind(path, text)
+        mounted.appeared(*name.split("/"))
+        assert not os.path.lexists(path), name
+        assert any(name in remark for remark in mounted.session.remarks), name
+        for left in ("goal", "first", "second"):
+            entry = path.parent / left
+            if entry.is_dir() and not entry.is_symlink():
+                (entry / "config").unlink()
+                entry.rmdir()
+            else:
+                entry.unlink(missing_ok=True)
+
+
+@pytest.mark.parametrize("text", [PLAIN, CREDENTIALS], ids=["plain", "credentials"])
+@pytest.mark.parametrize("name", [".mcp.json", ".envrc", ".gitconfig", ".git"])
+def test_a_link_that_replaces_one_is_set_aside(mounted: Mounted, name: str, text: str) -> None:
+    a_link(mounted.folder / name, text)
+    mounted.begin()
+    (mounted.folder / name).unlink()
+    (mounted.folder / "other").write_text(text)
+    (mounted.folder / name).symlink_to("other")
+    mounted.appeared(name, maker=LOST)
+    assert not os.path.lexists(mounted.folder / name)
+    assert mounted.session.remarks
+
+
+def test_what_a_link_to_hooks_leads_to_is_fixed_with_all_links_on_the_way(mounted: Mounted) -> None:
+    (mounted.folder / ".git").mkdir()
+    (mounted.folder / "tracked").mkdir()
+    (mounted.folder / "tracked" / "post-commit").write_text("")
+    (mounted.folder / "between").symlink_to("tracked")
+    (mounted.folder / ".git" / "hooks").symlink_to("../between")
+    (mounted.folder / "twin").hardlink_to(mounted.folder / "tracked" / "post-commit")
+    mounted.begin()
+    covers = mounted.shown.covers
+    assert covers[("tracked",)] == "fixed"
+    assert covers[("twin",)] == "fixed"
+    (mounted.folder / "between").unlink()
+    (mounted.folder / "between").symlink_to("elsewhere")
+    mounted.appeared("between")
+    assert not os.path.lexists(mounted.folder / "between")
+
+
+def test_a_folder_where_a_link_of_such_a_name_leads_to_nothing_is_set_aside(
+    mounted: Mounted,
+) -> None:
+    (mounted.folder / ".husky").symlink_to("not/there")
+    mounted.begin()
+    (mounted.folder / "not" / "there").mkdir(parents=True)
+    mounted.appeared("not")
+    assert not (mounted.folder / "not" / "there").exists()
+    (mounted.folder / "not").rename(mounted.folder / "was")
+    (mounted.folder / "not").symlink_to("elsewhere")
+    mounted.appeared("not")
+    assert not os.path.lexists(mounted.folder / "not")
+
+
+@pytest.mark.parametrize("top", ["", "deep"])
+def test_a_folder_that_becomes_a_repository_of_its_own_is_none_any_more(
+    mounted: Mounted, top: str
+) -> None:
+    folder = mounted.folder / top
+    folder.mkdir(exist_ok=True)
+    mounted.begin()
+    (folder / "config").write_text("[core]\n\tfsmonitor = evil\n")
+    (folder / "HEAD").write_text("ref: refs/heads/main\n")
+    for name in ("objects", "refs"):
+        (folder / name).mkdir()
+        mounted.appeared(*filter(None, (top, name)))
+    assert not (folder / "HEAD").exists()
+    assert mounted.session.remarks
+
+
+def test_who_plants_over_and_over_is_ended(mounted: Mounted) -> None:
+    mounted.begin()
+    for number in range(MOST_SET_ASIDE):
+        assert not mounted.session.ended, number
+        a_file(mounted.folder / ".envrc", PLAIN)
+        mounted.appeared(".envrc")
+    assert len(mounted.session.ended) == 1
+
+
+def test_who_plants_many_names_is_ended(mounted: Mounted) -> None:
+    mounted.begin()
+    for number in range(MOST_NAMES):
+        assert not mounted.session.ended, number
+        (mounted.folder / str(number)).mkdir()
+        a_file(mounted.folder / str(number) / ".envrc", PLAIN)
+        mounted.appeared(str(number))
+    assert len(mounted.session.ended) == 1
+
+
+def test_what_agents_obey_is_told_when_code_changed_it(mounted: Mounted) -> None:
+    mounted.plants.note_changed(mounted.shown, [(("AGENTS.md",), HOST)])
+    assert not mounted.session.remarks
+    for writer in (CODE, LOST, CODE):
+        mounted.plants.note_changed(mounted.shown, [(("AGENTS.md",), writer)])
+    assert len(mounted.session.remarks) == 1
+    assert "AGENTS.md" in str(mounted.shown)
