@@ -114,12 +114,14 @@ def _serve(argv: Sequence[str]) -> int:
 
         return run_front(settings)
     from kernel_mcp.linux import process
+    from kernel_mcp.linux.ending import Ending
     from kernel_mcp.sandbox.base import ContainerOptions
     from kernel_mcp.sandbox.select import begin_proof
 
     process.keep_small()
     process.switch_often()
-    process.end_in_order(None if settings.http is None else 0)  # services are stopped at any time
+    ending = Ending(None if settings.http is None else 0)  # services are stopped at any time
+    ending.take_signals()
     # runs while the import below takes its time
     sandbox = begin_proof(*settings.sandbox, container=ContainerOptions.of(settings))
     from kernel_mcp.start import serve
@@ -130,7 +132,7 @@ def _serve(argv: Sequence[str]) -> int:
 
         collect_seldom()
         serve = partial(serve, run=run_http)
-    return serve(settings, sandbox)
+    return serve(settings, sandbox, ending)
 
 
 def _doctor(argv: Sequence[str]) -> int:

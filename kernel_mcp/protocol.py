@@ -14,7 +14,6 @@ from mcp.server.mcpserver import Context
 
 from kernel_mcp import __version__
 from kernel_mcp.greeting import NAME
-from kernel_mcp.linux.process import end_soon
 from kernel_mcp.services import Services
 from kernel_mcp.sessions.losses import Outbox, Reply
 from kernel_mcp.sessions.manager import Caller
@@ -91,18 +90,26 @@ def _tell_when_given_up(outbox: Outbox) -> ServerMiddleware[Any]:
     return pass_on
 
 
-async def serve_stdio(services: Services, wire: Wire, words: str) -> None:
-    """Serve the client of `wire`, who may have had the instructions, until it closes its pipes."""
-    await serve_wire(partial(build_mcp, services, words=words), wire)
+async def serve_stdio(
+    services: Services, wire: Wire, words: str, on_end: Callable[[], None]
+) -> None:
+    """Serve the client of `wire`, who may have had the instructions, until it closes its pipes.
+
+    `on_end` is called then.
+    """
+    await serve_wire(partial(build_mcp, services, words=words), wire, on_end)
 
 
 async def serve_wire(
-    build: Callable[[Callers], ResourceServer], wire: Wire, default: str = "default"
+    build: Callable[[Callers], ResourceServer],
+    wire: Wire,
+    on_end: Callable[[], None],
+    default: str = "default",
 ) -> None:
-    """Serve the client of `wire` by the server that is built for it, until it closes its pipes."""
+    """Serve the client of `wire` by the server that is built for it; see `serve_stdio`."""
     outbox = Outbox()
     mcp = build(StdioCallers(outbox, default))
     mcp.middleware.append(_tell_when_given_up(outbox))
-    read, write = Requests(wire, end_soon), Answers(wire, outbox.written)
+    read, write = Requests(wire, on_end), Answers(wire, outbox.written)
     lowlevel = mcp._lowlevel_server
     await lowlevel.run(read, write, lowlevel.create_initialization_options())

@@ -6,12 +6,12 @@ import asyncio
 import gc
 import logging
 import resource
-import signal
 import sys
 import sysconfig
 from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from importlib import import_module
 from types import ModuleType
 
@@ -22,11 +22,11 @@ from kernel_mcp.config.settings import Settings
 from kernel_mcp.config.values import LEAST_MASKED
 from kernel_mcp.errors import KernelMcpError
 from kernel_mcp.ground import ground
-from kernel_mcp.linux.process import ENDING, end_soon, stay
+from kernel_mcp.linux.ending import Ending
 from kernel_mcp.output.text import Masks
 from kernel_mcp.sandbox.base import Sandbox
 from kernel_mcp.telemetry.logs import Lines
-from kernel_mcp.wire import stdio_wire
+from kernel_mcp.wire import Wire, stdio_wire
 
 logger = logging.getLogger(__name__)
 
@@ -45,16 +45,23 @@ TEMPLATE_S = 0.2
 to build an environment."""
 
 
-async def run_stdio(settings: Settings, sandbox: Future[Sandbox]) -> None:
+async def run_stdio(settings: Settings, sandbox: Future[Sandbox], ending: Ending) -> None:
     """Serve one client on stdin and stdout until it closes them or a signal arrives."""
+    async with stdio_wire() as wire, anyio.create_task_group() as reading:
+        reading.start_soon(wire.attend, ending.begin)
+        with anyio.CancelScope() as proving:
+            ending.hear(proving.cancel)
+            proved = await proven(sandbox)
+        if not proving.cancel_called:
+            await _serve_wire(settings, proved, wire, ending)
+        reading.cancel_scope.cancel()
+
+
+async def _serve_wire(settings: Settings, sandbox: Sandbox, wire: Wire, ending: Ending) -> None:
     refusal: KernelMcpError | None = None
-    async with (
-        ground(settings, await proven(sandbox)) as below,
-        stdio_wire() as wire,
-        anyio.create_task_group() as early,
-    ):
+    async with ground(settings, sandbox) as below, anyio.create_task_group() as early:
         scopes = [early.cancel_scope]
-        early.start_soon(cancel_on_signal, lambda: scopes[-1].cancel())
+        ending.hear(lambda: scopes[-1].cancel())
         words = below.instructions()
         early.start_soon(wire.greet, words)
         early.start_soon(below.prepare)
@@ -69,7 +76,7 @@ async def run_stdio(settings: Settings, sandbox: Future[Sandbox]) -> None:
                     protocol = await asyncio.wrap_future(rest[PROTOCOL])
                     collect_seldom()
                     tasks.start_soon(server.attend, built)
-                    await protocol.serve_stdio(built, wire, words)
+                    await protocol.serve_stdio(built, wire, words, ending.begin)
                     tasks.cancel_scope.cancel()
         except KernelMcpError as error:
             refusal = error  # of a group of errors, it would not be told from others
@@ -104,19 +111,7 @@ def collect_seldom() -> None:
 
 async def proven(sandbox: Future[Sandbox]) -> Sandbox:
     """What `begin_proof` has found. Raises SandboxUnavailable."""
-    return await anyio.to_thread.run_sync(sandbox.result)
-
-
-async def cancel_on_signal(cancel: Callable[[], None]) -> None:
-    """Have the first signal end the server in order, and none after it cut the last saves short."""
-    try:
-        with anyio.open_signal_receiver(*ENDING) as signals:
-            async for number in signals:
-                logger.info("stopping on %s", signal.Signals(number).name)
-                end_soon()
-                cancel()
-    finally:
-        stay()
+    return await asyncio.shield(asyncio.wrap_future(sandbox))
 
 
 def _allow_many_files() -> None:
@@ -156,31 +151,21 @@ def prepare_process(settings: Settings) -> None:
     _allow_many_files()
 
 
-def _end_in(error: BaseException) -> SystemExit | None:
-    """That of a signal which came before the one that cancels, as part of a group of errors."""
-    if isinstance(error, SystemExit):
-        return error
-    return next(filter(None, map(_end_in, getattr(error, "exceptions", ()))), None)
-
-
 def serve(
     settings: Settings,
     sandbox: Future[Sandbox],
-    run: Callable[[Settings, Future[Sandbox]], Awaitable[None]] = run_stdio,
+    ending: Ending,
+    run: Callable[[Settings, Future[Sandbox], Ending], Awaitable[None]] = run_stdio,
 ) -> int:
-    """Have `run` serve until it is told to stop; its exit code."""
+    """Serve by `run` until the end has begun and is over; return the exit code."""
     prepare_process(settings)
     with Barrier("serving") as barrier:
         try:
-            anyio.run(run, settings, sandbox)
+            anyio.run(ending.during, partial(run, settings, sandbox, ending))
         except KernelMcpError as error:
             print(f"kernel-mcp: {error}", file=sys.stderr)
             return 1
-        except BaseException as error:
-            if (end := _end_in(error)) is not None:
-                raise end from None
-            raise
     if barrier.failure is not None:
         print(f"kernel-mcp: {explained(barrier.failure, 'serving')}", file=sys.stderr)
         return 1
-    return 0
+    return ending.code

@@ -8,7 +8,6 @@ away from one.
 from __future__ import annotations
 
 import logging
-import signal
 import socket
 import time
 from collections import Counter
@@ -41,7 +40,7 @@ from kernel_mcp.http.watching import Watched
 from kernel_mcp.identity import OneToken, Principal
 from kernel_mcp.identity.issuer import metadata, metadata_url
 from kernel_mcp.identity.verifiers import Verifiers, verifier_of
-from kernel_mcp.linux.process import ENDING, SHUTDOWN_S, end_soon, stay
+from kernel_mcp.linux.ending import Ending
 from kernel_mcp.output.text import Masks
 from kernel_mcp.protocol import build_mcp
 from kernel_mcp.records import dataclass
@@ -291,24 +290,26 @@ class Wings:
         )
 
 
-async def run_http(settings: Settings, sandbox: Future[Sandbox]) -> None:
-    """Serve clients over HTTP until a signal arrives, then answer the calls that run."""
+async def run_http(settings: Settings, sandbox: Future[Sandbox], ending: Ending) -> None:
+    """Serve clients over HTTP until the end begins, then answer the calls that run."""
 
     async def wings(settings: Settings, url: str, callers: HttpCallers) -> Behind:
         return Wings(settings, await proven(sandbox), url=url, callers=callers)
 
-    await serve_http(settings, wings)
+    await serve_http(settings, wings, ending)
 
 
 async def serve_http(
-    settings: Settings, make: Callable[[Settings, str, HttpCallers], Awaitable[Behind]]
+    settings: Settings,
+    make: Callable[[Settings, str, HttpCallers], Awaitable[Behind]],
+    ending: Ending,
 ) -> None:
     """See `run_http`; `make` is given the settings with the port, where clients reach it, and who
     they are.
     """
     stop = anyio.Event()
+    ending.hear(stop.set)
     async with anyio.create_task_group() as tasks:
-        await tasks.start(_heed_signals, stop)
         assert settings.http is not None
         listening = bound(settings.http)
         url = url_of(settings, listening)
@@ -322,21 +323,8 @@ async def serve_http(
                 await inner.start(behind.run)
             if not stop.is_set():
                 await _serve(settings, listening, behind, verifier, stop)
-            end_soon(SHUTDOWN_S * settings.patience)
             behind.end()
         tasks.cancel_scope.cancel()
-
-
-async def _heed_signals(stop: anyio.Event, *, task_status: anyio.abc.TaskStatus[None]) -> None:
-    """Set `stop` at the first signal; none after it cuts the end short."""
-    try:
-        with anyio.open_signal_receiver(*ENDING) as signals:
-            task_status.started()
-            async for number in signals:
-                logger.info("stopping on %s", signal.Signals(number).name)
-                stop.set()
-    finally:
-        stay()
 
 
 async def _give_up(stop: anyio.Event, scope: anyio.CancelScope) -> None:

@@ -10,6 +10,7 @@ import asyncio
 import fcntl
 import os
 import select
+from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from functools import partial
@@ -29,6 +30,9 @@ escapes. Of longer lines only the ends are kept."""
 END_BYTES = 4096
 """Bytes that are kept at either end of such a line."""
 READ_BYTES = 256 * KIB
+EARLY_BYTES = 1 * MIB
+"""Bytes of requests that are read before the server can take them; the end behind more of them is
+noticed later."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,8 +154,34 @@ class Wire:
         self._lines = lines
         self.writer = writer
         self.greeting: Greeting | None = None
-        self._first: Line | None = None
-        self._begun = anyio.Event()
+        self._early: deque[Line] = deque()
+        """Lines that came before `lines` was called."""
+        self._size = 0
+        self._taken = self._ended = False
+        self._reading = True
+        self._news = anyio.Event()
+        self._greeted = anyio.Event()
+
+    async def attend(self, on_end: Callable[[], None]) -> None:
+        """Read lines until `lines` takes over; has to be run as a task.
+
+        `on_end` is called when the input ends before that and no request waits for its answer.
+        """
+        async for line in self._lines:
+            self._early.append(line)
+            self._size += END_BYTES if isinstance(line, Ends) else len(line)
+            self._tell()
+            if self._taken or self._size > EARLY_BYTES:
+                break
+        else:
+            self._ended = True
+            self._tell()
+            await self._greeted.wait()
+            waiting = sum(map(_asks, self._early)) - (self.greeting is not None)
+            if not (self._taken or waiting):
+                on_end()
+        self._reading = False
+        self._tell()
 
     async def greet(self, words: str) -> None:
         """Wait for the first line and answer it, where that can be done before the SDK is there.
@@ -159,25 +189,39 @@ class Wire:
         Has to be run as a task; `lines` have it, too.
         """
         try:
-            async for line in self._lines:
-                self._first = line
-                with Barrier("greeting the client"):
-                    found = None if isinstance(line, Ends) else greeting(line, words)
-                    if found is not None:
-                        self.greeting = found
-                        await self.writer.write(found.line)
-                break
+            while not (self._early or self._ended):
+                await self._news.wait()
+            with Barrier("greeting the client"):
+                line = self._early[0] if self._early else b""
+                found = None if isinstance(line, Ends) else greeting(line, words)
+                if found is not None:
+                    self.greeting = found
+                    await self.writer.write(found.line)
         finally:
-            self._begun.set()
+            self._greeted.set()
 
     async def lines(self) -> AsyncGenerator[Line, None]:
         """All lines of the client, the first one among them."""
-        await self._begun.wait()
-        first, self._first = self._first, None
-        if first is not None:
-            yield first
-        async for line in self._lines:
-            yield line
+        self._taken = True
+        await self._greeted.wait()
+        while self._early or self._reading:
+            if self._early:
+                yield self._early.popleft()
+            else:
+                await self._news.wait()
+        if not self._ended:
+            async for line in self._lines:
+                yield line
+
+    def _tell(self) -> None:
+        """Wake who waits for a line or the end of input."""
+        self._news.set()
+        self._news = anyio.Event()
+
+
+def _asks(line: Line) -> bool:
+    """Return True unless a line is one that no answer is for."""
+    return isinstance(line, Ends) or b'"id"' in line
 
 
 @asynccontextmanager

@@ -330,7 +330,7 @@ def _age(seconds: float) -> str:
 
 def _forget_sessions(store: SessionStore, folder: str, names: Sequence[str] | None) -> int:
     """Remove sessions of a folder, or all for None; 1 when one could not be."""
-    from kernel_mcp.sessions.store import Key
+    from kernel_mcp.sessions.manifest import Key
 
     store.collect()
     there = {each.id: each for each in store.entries()}

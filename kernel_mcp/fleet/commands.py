@@ -42,10 +42,10 @@ from kernel_mcp.fleet.places import place_of
 from kernel_mcp.fleet.registry import registry_of
 from kernel_mcp.http.callers import HttpCallers
 from kernel_mcp.launch.rundir import default_base
+from kernel_mcp.linux.ending import Ending
 from kernel_mcp.linux.folders import private_folder
 from kernel_mcp.output.text import one_line
 from kernel_mcp.protocol import mcp_over, serve_wire
-from kernel_mcp.start import cancel_on_signal
 from kernel_mcp.telemetry.logs import log_to_stderr
 from kernel_mcp.wire import stdio_wire
 
@@ -257,11 +257,13 @@ def run_front(settings: Settings) -> int:
     with contextlib.redirect_stdout(sys.stderr):
         ray = connect(settings.fleet, place=settings.fleet_place)
         registry = registry_of(ray)
-    serve = partial(_serve_http, settings, ray, registry)
+    ending = Ending(None if settings.http is None else 0)
+    ending.take_signals()
+    serve = partial(_serve_http, settings, ray, registry, ending)
     if settings.http is None:
-        serve = partial(_serve_stdio, ray, registry)
+        serve = partial(_serve_stdio, ray, registry, ending)
     try:
-        anyio.run(serve)
+        anyio.run(ending.during, serve)
     except KernelMcpError:
         raise
     except Exception as error:  # often a group, of one
@@ -269,28 +271,29 @@ def run_front(settings: Settings) -> int:
         if isinstance(told, ServerFailure):
             log_failure(error, DOING)
         raise told from error
-    return 0
+    return ending.code
 
 
-async def _serve_http(settings: Settings, ray: Any, registry: Any) -> None:
+async def _serve_http(settings: Settings, ray: Any, registry: Any, ending: Ending) -> None:
     from kernel_mcp.fleet.http import FleetBehind
     from kernel_mcp.web import Behind, serve_http
 
     async def make(settings: Settings, _url: str, callers: HttpCallers) -> Behind:
         return FleetBehind(settings, ray, registry, callers)
 
-    await serve_http(settings, make)
+    await serve_http(settings, make, ending)
 
 
-async def _serve_stdio(ray: Any, registry: Any) -> None:
+async def _serve_stdio(ray: Any, registry: Any, ending: Ending) -> None:
     calls = FleetCalls(ray, registry)
     async with stdio_wire() as wire, anyio.create_task_group() as tasks:
-        tasks.start_soon(cancel_on_signal, tasks.cancel_scope.cancel)
+        ending.hear(tasks.cancel_scope.cancel)
+        tasks.start_soon(wire.attend, ending.begin)
         await tasks.start(calls.run)
         tasks.start_soon(wire.greet, calls.words)
         default = f"front {secrets.token_hex(8)}"
         build = partial(mcp_over, calls, words=calls.words, files=calls.files)
-        await serve_wire(build, wire, default=default)
+        await serve_wire(build, wire, ending.begin, default=default)
         tasks.cancel_scope.cancel()
 
 

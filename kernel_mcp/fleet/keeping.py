@@ -14,7 +14,7 @@ from kernel_mcp.fleet.rows import Row
 from kernel_mcp.fleet.shared import SharedStore
 from kernel_mcp.sessions.keeping import DEFAULT_NAME, Claim, Keeping, open_doors
 from kernel_mcp.sessions.losses import Loss, together
-from kernel_mcp.sessions.store import OF_PRINCIPAL, Key
+from kernel_mcp.sessions.manifest import OF_PRINCIPAL, Key
 
 if TYPE_CHECKING:
     from packaging.requirements import Requirement

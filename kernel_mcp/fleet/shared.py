@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import hashlib
-import json
 import logging
 import os
 import tempfile
@@ -27,17 +26,10 @@ from kernel_mcp.fleet.signed import NotOurs, Overtaken
 from kernel_mcp.linux.folders import try_lock
 from kernel_mcp.linux.safe_tree import make_private, remove_tree
 from kernel_mcp.linux.walk import entries_within, everything
+from kernel_mcp.sessions import manifest
 from kernel_mcp.sessions.losses import Notice, together
-from kernel_mcp.sessions.store import (
-    FORMAT,
-    MANIFEST,
-    MOST_ENTRIES,
-    Entry,
-    Key,
-    Saved,
-    SessionStore,
-    Stored,
-)
+from kernel_mcp.sessions.manifest import Key, Saved
+from kernel_mcp.sessions.store import MOST_ENTRIES, Entry, SessionStore, Stored
 
 FOLDERS = ("workspace", "layer", "records")
 DUMP = "dump"
@@ -161,7 +153,7 @@ class SharedStore(SessionStore):
                 parts[DUMP] = self._put(handle, file, before.get(DUMP))
         row = replace(
             known.row,
-            saved={"format": FORMAT, **dataclasses.asdict(saved)},
+            saved=saved.data(),
             parts=parts,
             branched=entry.branched,
         )
@@ -253,7 +245,7 @@ class SharedStore(SessionStore):
         if (part := row.parts.get(DUMP)) is not None and saved.get("dump"):
             with self._fetched(row.handle, part) as file:
                 os.link(file.name, record / Path(str(saved["dump"])).name)
-        (record / MANIFEST).write_bytes(json.dumps(saved).encode("utf-8", "surrogateescape"))
+        manifest.write(record, saved)
 
     def _copy_folder(
         self, handle: str, name: str, place: Path, before: Part | None, left: list[Packed]

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from kernel_mcp.config.values import MIB
+from kernel_mcp.output.failing import attempted
 from kernel_mcp.output.items import Display, Event
 from kernel_mcp.output.markup import bare_html
 
@@ -26,12 +27,16 @@ def plain(event: Event) -> Event:
     if not isinstance(event, Display):
         return event
     return Display(
-        plain_data(event.data),
+        _shown(event.data),
         plain_metadata(event.metadata),
         event.display_id,
         update=event.update,
         result=event.result,
     )
+
+
+def _shown(data: Mapping[str, Any]) -> dict[str, Any]:
+    return attempted(lambda: plain_data(data), lambda why: {"text/plain": why})
 
 
 def plain_data(data: Mapping[str, Any]) -> dict[str, Any]:
@@ -69,7 +74,7 @@ def plain_cell(cell: Mapping[str, Any]) -> dict[str, Any]:
     for each in cell["outputs"]:
         output = dict(each)
         if "data" in output:
-            output["data"] = plain_data(output["data"])
+            output["data"] = _shown(output["data"])
             output["metadata"] = plain_metadata(output.get("metadata", {}))
         outputs.append(output)
     return {**cell, "metadata": {}, "outputs": outputs}

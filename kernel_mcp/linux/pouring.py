@@ -10,6 +10,7 @@ import fcntl
 import os
 import select
 import socket
+import zlib
 from collections.abc import Callable
 
 import anyio
@@ -42,32 +43,84 @@ async def into_pipe(file: int, pipe: int) -> None:
         _, ended = await anyio.to_thread.run_sync(burst)
 
 
-async def from_pipe(pipe: int, file: int, most: int) -> int:
+class Checksum:
+    """The CRC-32 of bytes that pass, as a guard against disks that change them.
+
+    2.8 GB in a second of one processor, where BLAKE2b does 0.6 and SHA-256 without instructions of
+    its own 0.4. It finds every change within 32 bits, and misses one of 4 billion others.
+    """
+
+    def __init__(self) -> None:
+        self._value = 0
+
+    def add(self, data: bytes | memoryview) -> None:
+        """Take these bytes in, too."""
+        self._value = zlib.crc32(data, self._value)
+
+    def __str__(self) -> str:
+        return f"{self._value:08x}"
+
+
+def checksum(data: bytes) -> str:
+    """Return the checksum of some bytes."""
+    return f"{zlib.crc32(data):08x}"
+
+
+async def checksum_of(file: int, size: int) -> str | None:
+    """Return the checksum of what follows in a file; None where that has another size.
+
+    Raises OSError.
+    """
+    found, room, left = Checksum(), memoryview(bytearray(PIPE_BYTES)), size
+    ended = False
+
+    def burst() -> bool:
+        nonlocal left
+        for _ in range(BURST_BYTES // PIPE_BYTES):
+            if not (count := os.readv(file, [room])):
+                return True
+            left -= count
+            found.add(room[:count])
+        return left < 0
+
+    while not ended:
+        ended = await anyio.to_thread.run_sync(burst)
+    return None if left else str(found)
+
+
+async def from_pipe(pipe: int, file: int, most: int, passed: Checksum) -> int:
     """Move up to `most` bytes to a file, and return how many came. Raises OSError."""
-    return await _into_file(lambda count: _splice(pipe, file, count), pipe, most)
+    os.set_blocking(pipe, False)
+    return await _into_file(lambda room: os.readv(pipe, [room]), pipe, file, most, passed)
 
 
-async def from_socket(source: socket.socket, file: int, most: int) -> int:
+async def from_socket(source: socket.socket, file: int, most: int, passed: Checksum) -> int:
     """As `from_pipe`, from a socket that does not block."""
-    room = memoryview(bytearray(min(PIPE_BYTES, max(most, 1))))
 
-    def move(count: int) -> int:
+    def receive(room: memoryview) -> int:
         try:
-            count = source.recv_into(room[:count])
+            return source.recv_into(room)
         except BlockingIOError:
             raise
         except OSError:  # who sends has ended
             return 0
+
+    return await _into_file(receive, source.fileno(), file, most, passed)
+
+
+async def _into_file(
+    receive: Callable[[memoryview], int], source: int, file: int, most: int, passed: Checksum
+) -> int:
+    room = memoryview(bytearray(min(PIPE_BYTES, max(most, 1))))
+    moved, ended = 0, False
+
+    def move(count: int) -> int:
+        count = receive(room[:count])
         came = room[:count]
+        passed.add(came)
         while came:
             came = came[os.write(file, came) :]
         return count
-
-    return await _into_file(move, source.fileno(), most)
-
-
-async def _into_file(move: Callable[[int], int], source: int, most: int) -> int:
-    moved, ended = 0, False
 
     def burst() -> tuple[int, bool]:
         return _burst(move, min(BURST_BYTES, most - moved), source, select.POLLIN)

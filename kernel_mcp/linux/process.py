@@ -11,7 +11,6 @@ import sys
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import FrameType
 
 
 def tie_to_server() -> list[str]:
@@ -230,40 +229,3 @@ def plain_signals() -> None:
             usual = number == signal.SIGINT
             signal.signal(number, signal.default_int_handler if usual else signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
-
-
-SHUTDOWN_S = 2.5
-"""Seconds until SIGALRM: clients send SIGKILL some seconds after SIGTERM or the end of input."""
-ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
-
-
-def end_soon(within_s: float = SHUTDOWN_S) -> None:
-    """Start a timer, after which SIGALRM ends the process."""
-    signal.setitimer(signal.ITIMER_REAL, within_s)
-
-
-def stay() -> None:
-    """Have no further one of `ENDING` end the process while it clears up; main thread only."""
-    for number in ENDING:
-        signal.signal(number, _stay)
-
-
-def end_in_order(code: int | None = None) -> None:
-    """Have the first of `ENDING` raise SystemExit in the main thread: what it tries is cleared up.
-
-    With that exit code, or else 128 and the number of the signal. No effect outside the main
-    thread.
-    """
-
-    def leave(number: int, _frame: FrameType | None) -> None:
-        stay()
-        end_soon()
-        raise SystemExit(128 + number if code is None else code)
-
-    if threading.current_thread() is threading.main_thread():
-        for number in ENDING:
-            signal.signal(number, leave)
-
-
-def _stay(_number: int, _frame: FrameType | None) -> None:
-    """Do nothing, without that processes inherit it: the end is under way."""

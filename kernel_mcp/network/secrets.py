@@ -18,14 +18,21 @@ from urllib.parse import quote
 
 from kernel_mcp.config.values import HeaderSecret
 from kernel_mcp.errors import ConfigError
+from kernel_mcp.network.decoding import Decoder
 from kernel_mcp.records import dataclass
 
 PREFIX = "kmcp_"
 """What all placeholders begin with; nothing in them is changed by URLs, JSON or quotes."""
 _SHOWN = bytes(range(0x20, 0x7F))
 """What values and all forms of them consist of."""
-_LONGEST = 6
-"""Characters of a form for one of its value: `\\u002b`."""
+_LONGEST = 12
+"""Characters of a form for one of its value: `%26%2343%3B`, and an end of a line."""
+_LETTERS = string.ascii_letters + string.digits
+_BASE64 = _LETTERS.encode() + b"+/-_="
+_LEAST = 8
+"""Characters of a value without its escapes that is looked for."""
+_LEAST_WRAPPED = 16
+"""Characters of a line of base64 that goes on in the next one."""
 _KEPT_IN_URLS = ("", "/", "*", "$&+=:@", "!'()*", "!'()*;,/?:@&=+$#", "!$%&'()*+,/:;=@[\\]|")
 """Beside letters, digits and `-._~`: RFC 3986, Python, forms of WHATWG and Java (which escape `~`,
 too), paths of Go, encodeURIComponent, encodeURI, and paths of WHATWG.
@@ -38,7 +45,6 @@ _QUOTES_IN_HTML = (
 )
 """Of Python, JavaScript, PHP, XML; of Go and Jinja; of attributes alone."""
 _HTML = frozenset("".join(_ESCAPED_IN_JSON))
-_LETTERS = string.ascii_letters + string.digits
 
 Headers = list[tuple[bytes, bytes]]
 
@@ -103,14 +109,19 @@ def forms(value: str) -> tuple[bytes, ...]:
     texts.add(in_json.replace("/", "\\/"))
     for escaped in _ESCAPED_IN_JSON if set(value) & _HTML else ("",):
         texts |= {_escaped(in_json, escaped, "\\u%04x"), _escaped(in_json, escaped, "\\u%04X")}
-    found = {each.encode() for each in texts}
+    return tuple(sorted({each.encode() for each in texts} | _in_base64(plain)))
+
+
+def _in_base64(plain: bytes) -> set[bytes]:
+    """Base64 of a value that has any text before it and behind it."""
+    found: set[bytes] = set()
     for before in range(3):
         bits = 8 * (before + len(plain))
         encoded = base64.b64encode(bytes(before) + plain)
         # whole characters only: those at both ends depend on what is next to it
         part = encoded[-(-8 * before // 6) : bits // 6]
         found |= {part, part.translate(bytes.maketrans(b"+/", b"-_"))}
-    return tuple(sorted(found))
+    return found
 
 
 def _escaped(text: str, characters: str, form: str) -> str:
@@ -124,8 +135,41 @@ def _lower_escapes(text: str) -> str:
     return "%".join([first, *(each[:2].lower() + each[2:] for each in rest)])
 
 
+def decoded_forms(value: str, decode: Callable[..., bytes]) -> set[bytes]:
+    """What is left of a value where escapes and blanks are decoded: it, and base64 of it."""
+    texts = {value, value.replace(" ", "+")}
+    plain = {decode(each.encode(), mail=mail) for each in texts for mail in (False, True)}
+    return {each for each in plain if len(each) >= _LEAST} | _in_base64(value.encode())
+
+
 class Found(Exception):
     """A reply held what is told to nobody; the text is the name of the secret."""
+
+
+class Sought:
+    """The forms of secrets that replies are searched for; `most` is what a `Scan` holds back."""
+
+    def __init__(self, found: Iterable[Secret]) -> None:
+        secrets = tuple(found)
+        self.most = max((_LONGEST * len(each.value) - 1 for each in secrets), default=0)
+        """Bytes, by the length of values alone."""
+        self._forms = [(each.name, form) for each in secrets for form in forms(each.value)]
+        self._decode = Decoder().decoded
+        self._decoded = [
+            (each.name, form)
+            for each in secrets
+            for form in decoded_forms(each.value, self._decode)
+        ]
+
+    def search(self, text: bytes) -> None:
+        """Raise Found for a text that holds one."""
+        found = (name for name, form in self._forms if form in text)
+        if (name := next(found, None)) is not None:
+            raise Found(name)
+        for plain in {self._decode(text), self._decode(text, mail=True)}:
+            for name, form in self._decoded:
+                if form in plain:
+                    raise Found(name)
 
 
 class Scan:
@@ -134,26 +178,29 @@ class Scan:
     How much is held back tells nothing of a value but its length: what a client sees of it, by
     the sizes of TLS records or by time, would otherwise say whether the host's last bytes, which
     code may have put there, are the beginning of one. It is all since the last character that no
-    value has, as one that ends a line, and no more than any form of the longest value.
+    value has, as one that ends a line, and no more than any form of the longest value. Lines that
+    go on in the next one, as those of base64, are held back, too.
     `feed` returns what can be passed on. Both methods raise Found.
     """
 
-    def __init__(self, sought: Sequence[tuple[str, bytes]], most: int) -> None:
-        """`sought` are forms, each after the name of its secret; `most` as `most_held` has it."""
+    def __init__(self, sought: Sought) -> None:
         self._sought = sought
-        self._most = most
+        self._before = b""
+        """What was passed on last, as forms may begin there."""
         self._held = b""
 
     def feed(self, data: bytes) -> bytes:
         """Take a piece of the reply."""
         text = self._held + data
-        for name, form in self._sought:
-            if form in text:
-                self._held = b""
-                raise Found(name)
-        last = text[max(0, len(text) - self._most) :]
-        passed = len(text) - len(last) + len(last.rstrip(_SHOWN))
+        try:
+            self._sought.search(self._before + text)
+        except Found:
+            self._held = b""
+            raise
+        passed = len(text) - min(_unfinished(text), self._sought.most)
         self._held = text[passed:]
+        most = self._sought.most
+        self._before = (self._before + text[:passed])[-most:] if most else b""
         return text[:passed]
 
     def end(self) -> bytes:
@@ -162,14 +209,17 @@ class Scan:
         return held
 
 
-def most_held(found: Iterable[Secret]) -> int:
-    """How much a `Scan` for these holds back at most: bytes, by the length of values alone."""
-    return max((_LONGEST * len(each.value) - 1 for each in found), default=0)
-
-
-def sought(found: Iterable[Secret]) -> list[tuple[str, bytes]]:
-    """What `Scan` looks for."""
-    return [(each.name, form) for each in found for form in forms(each.value)]
+def _unfinished(text: bytes) -> int:
+    """How many characters at the end of a text may go on in what follows it."""
+    start = len(text.rstrip(_SHOWN))
+    while start and text[start - 1 : start] == b"\n":
+        line_end = start - 2 if text[start - 2 : start - 1] == b"\r" else start - 1
+        line = text[text.rfind(b"\n", 0, line_end) + 1 : line_end]
+        wrapped = len(line) >= _LEAST_WRAPPED and not line.strip(_BASE64)
+        if not (wrapped or line.endswith(b"=")):
+            break
+        start = line_end - len(line)
+    return len(text) - start
 
 
 _BUNDLES = (

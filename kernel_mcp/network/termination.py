@@ -14,7 +14,7 @@ import h11
 from kernel_mcp.network.authority import Authority
 from kernel_mcp.network.http import Head, Headers, Refused, Stream, values_of
 from kernel_mcp.network.relay import Answer, Guard
-from kernel_mcp.network.secrets import Found, Scan, Secret, most_held, sought
+from kernel_mcp.network.secrets import Found, Scan, Secret, Sought
 from kernel_mcp.network.tls import Tls
 from kernel_mcp.records import dataclass
 
@@ -28,14 +28,14 @@ class Termination(Guard):
     """What ends TLS of sessions to `host`, and keeps `secrets` out of the answers.
 
     serving  makes TLS as the host; `trust` verifies the real one
-    sought   of the secrets, as `secrets.sought` has it
+    sought   forms of the secrets
     """
 
     host: str
     secrets: Sequence[Secret]
     serving: ssl.SSLContext
     trust: ssl.SSLContext
-    sought: Sequence[tuple[str, bytes]]
+    sought: Sought
 
     def distrusted(self, reason: OSError) -> Refused:
         """Why a session makes no TLS with the proxy."""
@@ -97,7 +97,7 @@ class _Searched(Answer):
     def __init__(self, guard: Termination, head: Head) -> None:
         self._guard = guard
         self._bare = head.method == b"HEAD"
-        self._scan = Scan(guard.sought, most_held(guard.secrets))
+        self._scan = Scan(guard.sought)
 
     def begin(self, response: h11.Response) -> None:
         """Look at its head. Raises Refused."""
@@ -129,7 +129,7 @@ class _Searched(Answer):
     def _search(self, headers: Headers, reason: bytes = b"") -> None:
         texts = [reason, *(part for each in headers for part in each)]
         try:
-            Scan(self._guard.sought, 0).feed(b"\n".join(texts))
+            self._guard.sought.search(b"\n".join(texts))
         except Found as secret:
             raise self._held(secret) from None
 
@@ -155,7 +155,7 @@ class Terminations:
             host: [each for each in secrets if each.host == host]
             for host in {each.host for each in secrets}
         }
-        self._sought = {host: sought(found) for host, found in self._secrets.items()}
+        self._sought = {host: Sought(found) for host, found in self._secrets.items()}
         self._trust = ssl.create_default_context(cadata=trust)
 
     @property

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from kernel_mcp.notebooks.document import BookCell
 from kernel_mcp.notebooks.jsontext import joined
 from kernel_mcp.output.bundles import decode_base64
+from kernel_mcp.output.failing import attempted
 from kernel_mcp.output.images import ImageError, Picture, fit
 from kernel_mcp.output.markup import html_to_text
 from kernel_mcp.output.render import PICTURE_BYTES
@@ -85,7 +87,7 @@ def whole(cell: BookCell, room: Room) -> Iterator[str | Picture]:
             yield f"[{len(outputs) - number:,} more outputs are not shown]"
             return
         room.characters -= OUTPUT_CHARS
-        yield from _shown(output, room)
+        yield from attempted(partial(_listed, output, room), _only)
 
 
 def _line(cell: BookCell) -> str:
@@ -109,6 +111,14 @@ def _kind(output: Mapping[str, Any]) -> str:
         return ""
     mimes = [mime for mime in data if mime != "text/plain"] or list(data)
     return one_line(mimes[0].rpartition("/")[2], 40) if mimes else ""
+
+
+def _only(why: str) -> list[str | Picture]:
+    return [why]
+
+
+def _listed(output: Mapping[str, Any], room: Room) -> list[str | Picture]:
+    return list(_shown(output, room))
 
 
 def _shown(output: Mapping[str, Any], room: Room) -> Iterator[str | Picture]:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any, Literal, TypeAlias
 
 from kernel_mcp.config.values import KIB, MIB
 from kernel_mcp.output.bundles import Part, readable
+from kernel_mcp.output.failing import attempted
 from kernel_mcp.output.terminal import clean
 from kernel_mcp.output.text import Masks, cut, omission
 from kernel_mcp.records import dataclass
@@ -83,19 +85,7 @@ class Veil:
             event = Stream(event.name, shown)
         else:
             self.lift()
-        if isinstance(event, Display):
-            event = replace(
-                event,
-                data={
-                    mime: data if _is_picture(mime) else masks.anywhere(data, keys=True)
-                    for mime, data in event.data.items()
-                },
-                metadata=masks.anywhere(event.metadata, keys=True),
-            )
-        elif isinstance(event, Failure):
-            name, value, *lines = masks.anywhere([event.name, event.value, *event.traceback])
-            event = Failure(name, value, tuple(lines), event.lacks)
-        self._sink(event)
+        self._sink(attempted(partial(_masked, masks, event), _in_place))
 
     def lift(self) -> None:
         """Pass on what waits."""
@@ -103,6 +93,26 @@ class Veil:
             self._kept[name] = ""
             if text:
                 self._sink(Stream(name, self._masks.masked(text)))
+
+
+def _masked(masks: Masks, event: Event) -> Event:
+    if isinstance(event, Display):
+        return replace(
+            event,
+            data={
+                mime: data if _is_picture(mime) else masks.anywhere(data, keys=True)
+                for mime, data in event.data.items()
+            },
+            metadata=masks.anywhere(event.metadata, keys=True),
+        )
+    if isinstance(event, Failure):
+        name, value, *lines = masks.anywhere([event.name, event.value, *event.traceback])
+        return Failure(name, value, tuple(lines), event.lacks)
+    return event
+
+
+def _in_place(why: str) -> Event:
+    return Stream("stderr", f"{why}\n")
 
 
 def _is_picture(mime: str) -> bool:
@@ -240,6 +250,10 @@ def _bounded(text: str, limit: int) -> str:
 
 def item_text(item: Item) -> str:
     """One item in full, as text that ends with a line end unless it is stream text."""
+    return attempted(partial(_text, item), lambda why: f"{why}\n")
+
+
+def _text(item: Item) -> str:
     if isinstance(item, TextItem):
         return item.text
     if isinstance(item, GapItem):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import field
+from functools import partial
 from typing import TypeAlias
 
 from kernel_mcp.config.values import KIB
@@ -17,6 +18,7 @@ from kernel_mcp.output.bundles import (
     primary,
     readable,
 )
+from kernel_mcp.output.failing import attempted
 from kernel_mcp.output.images import shares
 from kernel_mcp.output.items import (
     DisplayItem,
@@ -242,22 +244,29 @@ def lay_out(items: Sequence[Item], *, cell: int, uri: str, characters: int) -> L
     """
     layout = Layout()
     for item in items:
-        if isinstance(item, TextItem):
-            layout.units.append(Text(item.text))
-        elif isinstance(item, GapItem):
-            layout.units.append(Gap(item.characters))
-        elif isinstance(item, NoteItem):
-            layout.units.append(Note(item.text))
-        elif isinstance(item, FailureItem):
-            layout.units += [Text(text, apart=True) for text in shortened(item.failure) if text]
-        else:
-            _lay_out_display(layout, item, cell, uri)
+        made = attempted(partial(_laid_out, item, cell, uri), lambda why: Layout([Note(why)]))
+        layout.units += made.units
+        layout.links += made.links
     if len(layout.links) > MAX_LINKS:
         layout.units.append(Note(f"[… {len(layout.links) - MAX_LINKS} more links left out …]"))
         del layout.links[MAX_LINKS:]
     layout.units = _fewer_pictures(layout.units)
     if _length(layout.units) > characters:
         layout.units = _ends(_shorter_blocks(layout.units, characters), characters)
+    return layout
+
+
+def _laid_out(item: Item, cell: int, uri: str) -> Layout:
+    if isinstance(item, TextItem):
+        return Layout([Text(item.text)])
+    if isinstance(item, GapItem):
+        return Layout([Gap(item.characters)])
+    if isinstance(item, NoteItem):
+        return Layout([Note(item.text)])
+    if isinstance(item, FailureItem):
+        return Layout([Text(text, apart=True) for text in shortened(item.failure) if text])
+    layout = Layout()
+    _lay_out_display(layout, item, cell, uri)
     return layout
 
 

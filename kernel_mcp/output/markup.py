@@ -7,10 +7,10 @@ hostile output could hold up the server.
 from __future__ import annotations
 
 import codecs
+import html
 import json
 import re
 from collections.abc import Iterable, Iterator
-from html import escape, unescape
 from typing import Any
 
 from kernel_mcp.config.values import KIB
@@ -122,6 +122,8 @@ _BREAKS = frozenset(
 _TAG = re.compile("<!--|<[^<>]*>")
 _NAME = re.compile("</?([a-zA-Z][a-zA-Z0-9]*)")
 _COMMENT = "<!--"
+_LONG_REFERENCE = re.compile("&#(?:[0-9]{20,}|[xX][0-9a-fA-F]{20,});?")
+"""Python refuses to make a number of more than 4,300 digits."""
 _UNREAD = {
     name: re.compile(f"</{name}", re.I)  # parts: the names below
     for name in (
@@ -165,6 +167,11 @@ def _pieces(source: str) -> Iterator[tuple[str, str, str]]:
     yield source[position:], "", ""
 
 
+def unescaped(text: str) -> str:
+    """Return text with its references to characters resolved; one of over 19 digits is none."""
+    return html.unescape(_LONG_REFERENCE.sub("\N{REPLACEMENT CHARACTER}", text))
+
+
 def _next_tag(source: str, position: int) -> tuple[int, int, str] | None:
     """Return start, end and name of the next tag; a comment's is its beginning, without a name."""
     while found := _TAG.search(source, position):
@@ -189,7 +196,7 @@ def bare_html(source: str, limit: int) -> str:
     """
     found: list[str] = []
     for words, name, tag in _pieces(source[:limit]):
-        found.append(escape(unescape(words)))
+        found.append(html.escape(unescaped(words)))
         if name in _BARE and tag.startswith("</"):
             found.append(f"</{name}>")
         elif name in _BARE:
@@ -251,12 +258,12 @@ class _Reader:
         elif name in ("td", "th"):
             self._line.append("")
         elif name == "img" and (alt := _ALT.search(tag)):
-            self._line.append(f"[{unescape(alt.group(1) or alt.group(2) or '')}]")
+            self._line.append(f"[{unescaped(alt.group(1) or alt.group(2) or '')}]")
 
     def words(self, text: str) -> None:
         """Add what stands between two tags."""
         if self._verbatim:
-            *lines, text = unescape(text).split("\n")
+            *lines, text = unescaped(text).split("\n")
             for line in lines:
                 self._line.append(line)
                 self._end_line()
@@ -265,7 +272,7 @@ class _Reader:
             if self._line:
                 self._line.append(" ")
         elif text:
-            self._line.append(re.sub(r"\s+", " ", unescape(text)))
+            self._line.append(re.sub(r"\s+", " ", unescaped(text)))
 
     def text(self) -> str:
         self._end_line()

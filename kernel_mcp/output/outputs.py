@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from kernel_mcp.config.values import KIB, MIB
 from kernel_mcp.output.bundles import Part, Shelf, extension, primary
 from kernel_mcp.output.displays import DisplayIndex, Displays, entry_from, row_of
+from kernel_mcp.output.failing import attempted
 from kernel_mcp.output.items import (
     Clear,
     Display,
@@ -125,7 +127,11 @@ class OutputLog:
     def add(self, event: Event) -> tuple[int, ...]:
         """Add what the cell put out; returns the numbers of earlier cells it changed."""
         with self._lock:
-            return self._add(event)
+            return attempted(partial(self._add, event), self._add_reason)
+
+    def _add_reason(self, why: str) -> tuple[int, ...]:
+        self._transcript.write("stderr", f"\n{why}\n")
+        return ()
 
     def position(self) -> Position:
         """The present end of the log."""

@@ -13,6 +13,7 @@ from mcp_types import ContentBlock, ImageContent, ResourceLink, TextContent
 
 from kernel_mcp.config.values import KIB
 from kernel_mcp.output.bundles import INLINE_IMAGES, Part, primary
+from kernel_mcp.output.failing import attempted
 from kernel_mcp.output.images import ImageError, Picture, fit, shares
 from kernel_mcp.output.items import DisplayItem, FailureItem, Item, StreamName, TextItem
 from kernel_mcp.output.layout import Gap, Layout, Link, PictureAt, Text, lay_out, shortened
@@ -98,7 +99,8 @@ def apart(log: OutputLog) -> tuple[dict[str, str], int]:
         omitted += found.omitted
         if name == "stderr":
             for failure in log.failures:
-                ended = cut("\n".join(filter(None, shortened(failure))), FAILURE_CHARS, 0)
+                told = attempted(partial(shortened, failure), lambda why: ("", why))
+                ended = cut("\n".join(filter(None, told)), FAILURE_CHARS, 0)
                 text += f"{'' if text.endswith(chr(10)) or not text else chr(10)}{ended.head}\n"
                 omitted += ended.omitted
         streams[name] = guarded_lines(text)
@@ -134,13 +136,17 @@ def _face(parts: tuple[Part, ...]) -> Part | None:
 
 def _prepare(wanted: Sequence[PictureAt], total: int) -> dict[PictureAt, Picture | str]:
     """Each picture ready to show, or why it cannot be. Runs in a thread."""
-    data = [_data(place.part) for place in wanted]
+    data = [attempted(partial(_data, place.part), _said) for place in wanted]
     limits = shares([len(raw) if isinstance(raw, bytes) else 0 for raw in data], total)
     deadline = time.monotonic() + PICTURES_S
     return {
-        place: _fitted(raw, limit, deadline, place.others)
+        place: attempted(partial(_fitted, raw, limit, deadline, place.others), _said)
         for place, raw, limit in zip(wanted, data, limits, strict=True)
     }
+
+
+def _said(why: str) -> str:
+    return why.strip("[]")
 
 
 def _data(part: Part) -> bytes | str:

@@ -24,7 +24,17 @@ from kernel_mcp.config.values import MIB
 from kernel_mcp.errors import HibernationError
 from kernel_mcp.output.text import one_line
 from kernel_mcp.records import dataclass
-from kernel_mcp.sessions.snapshot import Dump, Loaded, UnsavableError, give, handed_over, load, take
+from kernel_mcp.sessions.snapshot import (
+    UNREADABLE,
+    Dump,
+    Loaded,
+    UnsavableError,
+    damage,
+    give,
+    handed_over,
+    load,
+    take,
+)
 
 if TYPE_CHECKING:
     from kernel_mcp.kernels.kernel import Kernel
@@ -124,15 +134,20 @@ class Sleep:
         return self.dump.size if self.dump is not None else 0
 
     @property
-    def back(self) -> list[str]:
+    def names(self) -> list[str]:
         """Names of the saved variables, in order of definition."""
         names = self.dump.names if self.dump is not None else ()
         return [name for name in names if name not in self.lost]
 
     @property
+    def back(self) -> list[str]:
+        """Names of those that come back."""
+        return [] if self.failure else self.names
+
+    @property
     def variables(self) -> list[Mapping[str, Any]]:
-        """Descriptions of the saved variables, as `snapshot.descriptions`."""
-        described = self.dump.variables if self.dump is not None else ()
+        """Descriptions of those that come back, as `snapshot.descriptions`."""
+        described = self.dump.variables if self.dump is not None and not self.failure else ()
         return [item for item in described if item["name"] not in self.lost]
 
     def remark(self) -> str:
@@ -235,12 +250,15 @@ class Hibernation:
         if sleep is None:
             return Waking()
         unfit, changes = sleep.judge(kernel) if sleep.dump is not None else ("", "")
-        if sleep.dump is None or sleep.failure or unfit:
-            return nothing_back(sleep, sleep.failure or unfit)
+        failure = sleep.failure or unfit
+        if sleep.dump is not None and not failure:
+            failure = await damage(sleep.dump)
+        if sleep.dump is None or failure:
+            return nothing_back(sleep, failure)
         try:
             loaded = await give(kernel, sleep.dump, leave)
         except OSError as error:
-            return nothing_back(sleep, f"they cannot be read from disk: {error.strerror}")
+            return nothing_back(sleep, UNREADABLE.format(error.strerror))
         files = tuple(path for path in sleep.files if path in loaded.missing)
         there = replace(sleep, files=files)
         return came_back(there, loaded.names, {**leave, **unread(loaded)}, changes)
@@ -433,11 +451,11 @@ def nothing_back(sleep: Sleep, failure: str) -> Waking:
     if failure:
         could = "brought back" if sleep.kept else "saved"
         text = f"{sleep.began()}, but its variables could not be {could}: {failure}. All variables"
-        saved = sleep.dump.names if sleep.dump is not None else ()
+        which = f": {listing(sleep.names)}" if sleep.names else ""
         return Waking(
-            f"{text} of earlier cells are lost, files in the workspace are kept",
+            f"{text} of earlier cells are lost{which}; files in the workspace are kept",
             f"the session was hibernated, and {failure}",
-            lost={**dict.fromkeys(saved, failure), **sleep.gone},
+            lost={**dict.fromkeys(sleep.names, failure), **sleep.gone},
         )
     return came_back(sleep, (), {}) if sleep.gone else Waking()
 

@@ -16,6 +16,7 @@ import anyio
 
 from kernel_mcp.barriers import Barrier, surely
 from kernel_mcp.config.values import KIB, MIB
+from kernel_mcp.linux.pouring import checksum
 from kernel_mcp.linux.safe_tree import remove_tree
 from kernel_mcp.output.displays import DisplayIndex
 from kernel_mcp.output.outputs import OutputLog
@@ -33,8 +34,27 @@ _SPAN = 2**32
 """A place is the number of a segment times this, plus where the row begins in it."""
 
 
+def _line(text: bytes) -> bytes:
+    return checksum(text).encode() + b" " + text + b"\n"
+
+
+def _text(line: bytes) -> bytes:
+    """Return the text of a row. Raises ValueError for one that was changed since.
+
+    Format 1 of `manifest` has no checksums.
+    """
+    if line[:1] == b"{":
+        return line
+    given, _, text = line.partition(b" ")
+    if given != checksum(text).encode():
+        raise ValueError("its checksum is not that of its content")
+    return text
+
+
 class RowFiles:
     """JSON rows in files `cells-<k>.jsonl` of `folder`; no file is held open.
+
+    A line is the checksum of a row, and that.
 
     Any thread may read. Every method raises OSError.
     """
@@ -64,7 +84,7 @@ class RowFiles:
         if self._sizes.get(self._newest, 0) >= SEGMENT_BYTES:
             self._newest += 1
         offset = self._sizes.get(self._newest, 0)
-        lines = [json.dumps(row).encode() + b"\n" for row in rows]
+        lines = [_line(json.dumps(row).encode()) for row in rows]
         places = []
         for line in lines:
             places.append(self._newest * _SPAN + offset)
@@ -86,7 +106,7 @@ class RowFiles:
         finally:
             os.close(fd)
         try:
-            row: dict[str, Any] = json.loads(line.partition(b"\n")[0])
+            row: dict[str, Any] = json.loads(_text(line.partition(b"\n")[0]))
         except ValueError as error:
             raise OSError(None, "its row is not whole") from error
         return row

@@ -7,10 +7,8 @@ nothing is open that was closed when it was saved; else its caller has to ask fo
 from __future__ import annotations
 
 import dataclasses
-import json
 import logging
 import math
-import mmap
 import os
 import platform
 from collections.abc import Callable, Mapping, Sequence
@@ -20,14 +18,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kernel_mcp.config.settings import Limits, Settings
-from kernel_mcp.config.values import KIB, Persist, format_bytes, no_more_or_unlimited
+from kernel_mcp.config.values import Persist, format_bytes, no_more_or_unlimited
 from kernel_mcp.environments.own import own_version
 from kernel_mcp.errors import EnvironmentBuildError, HibernationError, InputError
 from kernel_mcp.launch.rundir import default_base
 from kernel_mcp.records import dataclass
 from kernel_mcp.sessions.losses import Loss
-from kernel_mcp.sessions.snapshot import Dump
-from kernel_mcp.sessions.store import OF_PRINCIPAL, Entry, Key, Saved, SessionStore
+from kernel_mcp.sessions.manifest import OF_PRINCIPAL, Key, Saved
+from kernel_mcp.sessions.snapshot import Dump, missing
+from kernel_mcp.sessions.store import Entry, SessionStore
+from kernel_mcp.sessions.trace import traced
 
 if TYPE_CHECKING:
     from packaging.requirements import Requirement
@@ -40,70 +40,8 @@ KEPT = "kept"
 """The folder of the store in that for state."""
 DEFAULT_NAME = "default"
 """What the default session is called in a store."""
-TRACE_BYTES = 256 * KIB
-MOST_CODE_CHARS = 20_000
-"""Of one cell since the last save."""
-NUMBERS_BYTES = 64 * KIB
-"""Of a trace, for the numbers of cells whose code has no room: some 5,000."""
 _FULL = ("bwrap", "container")
 """Sandboxes without gaps."""
-
-
-_NO_ROOM = "# not kept"
-
-
-class Trace:
-    """The cells since the last save, in memory that a killed server leaves in a file."""
-
-    def __init__(self, path: Path) -> None:
-        """What is in it stays until `forget`. Raises OSError."""
-        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-        fd = os.open(path, flags, 0o600)
-        try:
-            os.posix_fallocate(fd, 0, TRACE_BYTES)  # a page without room on the disk is a SIGBUS
-            self._memory = mmap.mmap(fd, TRACE_BYTES)
-        finally:
-            os.close(fd)
-        self._cells: dict[int, bytes] = {}
-        self._end = max(0, self._memory.find(b"\0"))
-
-    def add(self, number: int, code: str) -> None:
-        """A cell begins."""
-        cell = json.dumps([number, code[:MOST_CODE_CHARS]]).encode() + b"\n"
-        if self._end + len(cell) > TRACE_BYTES - NUMBERS_BYTES:
-            cell = json.dumps([number, _NO_ROOM]).encode() + b"\n"
-        self._cells[number] = cell
-        if self._end + len(cell) < TRACE_BYTES:
-            self._memory[self._end : self._end + len(cell)] = cell
-            self._end += len(cell)
-
-    def forget(self, last: int) -> None:
-        """Cells up to this number have been saved."""
-        cells = [cell for number, cell in self._cells.items() if number > last]
-        self._cells = {number: cell for number, cell in self._cells.items() if number > last}
-        text = b"".join(cells)[: TRACE_BYTES - 1]
-        self._memory[: max(self._end, len(text))] = text.ljust(max(self._end, len(text)), b"\0")
-        self._end = len(text)
-
-    def close(self) -> None:
-        """Let go of the memory."""
-        self._memory.close()
-
-
-def traced(path: Path) -> dict[int, str]:
-    """The cells in a trace, by number; what cannot be read is left out. Raises OSError."""
-    try:
-        data = path.read_bytes()
-    except FileNotFoundError:
-        return {}
-    found = {}
-    try:
-        for line in data.partition(b"\0")[0].splitlines():
-            number, code = json.loads(line)
-            found[int(number)] = str(code)
-    except (ValueError, TypeError, RecursionError):
-        pass  # the line that was being written
-    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -302,11 +240,18 @@ class Keeping:
 
     def _past(self, entry: Entry, *, resume: bool) -> Claim:
         saved = entry.saved
-        if entry.problem:
-            logger.warning("what was kept of a session cannot be read: %s", entry.problem)
-            note = f"What was kept of this session cannot be read: {entry.problem}. {_FILES_STAY}"
-            return Claim(entry, None, note)
-        cells = traced(entry.trace)
+        if entry.unknown is not None:
+            logger.warning("what was kept of a session stays as it is: %s", entry.unknown)
+            note = _NEWER.format(UNUSED, entry.unknown, entry.key.name)
+            return Claim(note=note, held_back=True, loss=Loss.of(note, entry.unknown.names))
+        cells = traced(entry.trace, after=0 if saved is None else saved.through)
+        problem = entry.problem
+        if saved is None and not problem and not cells and entry.leftover:
+            problem = "its manifest is missing"
+        if problem:
+            logger.warning("what was kept of a session cannot be read: %s", problem)
+            note = f"What was kept of this session cannot be read: {problem}. {_FILES_STAY}"
+            return Claim(entry, None, note, loss=Loss(note))
         if saved is None:
             if not cells:
                 return Claim(entry)
@@ -323,13 +268,19 @@ class Keeping:
             return Claim(note=_held_back(saved, when, why, entry.key), held_back=True)
         if saved.dump and saved.python[1:] != (_IMPLEMENTATION, platform.machine()):
             of = f"{saved.python[1]} on {saved.python[2]}"
-            return Claim(note=f"{UNUSED}: its variables are those of {of}")
+            note = f"{UNUSED}: its variables are those of {of}"
+            return Claim(note=note, held_back=True, loss=Loss.of(note, saved.names))
         dump, failure = None, ""
         try:
             dump = entry.dump()
+            failure = missing(dump) if dump is not None else ""
         except HibernationError as error:
             failure = str(error)
-        note = _BRANCHES if entry.branched else ""
+        notes = [_BRANCHES] * entry.branched
+        if entry.repaired:
+            logger.warning("the manifest of a session was replaced by its copy: %s", entry.repaired)
+            notes.append(_REPAIRED.format(entry.repaired))
+        note = ". ".join(notes)
         if entry.branched:
             entry.branch(False)
         return Claim(entry, Past(saved, when, dump, failure, cells), note)
@@ -354,6 +305,14 @@ class Keeping:
 _IMPLEMENTATION = "cpython"
 NOTHING_KEPT = "Nothing was kept of a session of this name: this one begins fresh"
 UNUSED = "What was kept of this session cannot be used, and stays as it is; this one is not kept"
+_NEWER = (
+    "{}: {}. A server of that version still brings it back; to forget it, call "
+    "create_session(name={!r}, fresh=true)"
+)
+_REPAIRED = (
+    "The record of this session was not as it was written ({}), and its copy beside it was used: "
+    "what is saved is whole"
+)
 _FILES_STAY = "Its files and packages are there; its variables are not"
 _BRANCHES = (
     "Branches end with their server: those of this session are gone with their variables. Files "

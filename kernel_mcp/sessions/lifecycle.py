@@ -38,6 +38,7 @@ from kernel_mcp.sessions.hibernation import (
     nothing_back,
 )
 from kernel_mcp.sessions.losses import Ledger, Loss, Notice
+from kernel_mcp.sessions.snapshot import damage
 from kernel_mcp.telemetry.spans import Span
 
 if TYPE_CHECKING:
@@ -227,7 +228,7 @@ class KernelLifecycle:
     def lost_state(self, cause: str) -> Loss:
         """The variables that an end now, because of `cause`, would lose."""
         if self.sleep is not None:
-            return Loss.of(cause, (str(each["name"]) for each in self.sleep.variables))
+            return Loss.of(cause, self.sleep.names)
         if self.kernel is None or not self.used:
             return Loss(cause)
         return Loss.of(cause, self.kernel.names, self.kernel.names.more)
@@ -399,7 +400,7 @@ class KernelLifecycle:
                 self._journal.died(cause)
                 self.ledger.add(f"{cause[0].upper()}{cause[1:]}. {back.words()}", back.loss(cause))
                 return
-        self._miss(kernel)
+            self._lose_dead(kernel)
         await self.drop()
 
     async def checkpoint_ahead(self, cell: Cell) -> None:
@@ -563,6 +564,8 @@ class KernelLifecycle:
         if found is None or self.kernel is None:
             return None
         sleep, as_of = found
+        if sleep.dump is None or await damage(sleep.dump):
+            return None
         undone = tuple(cell for cell in self._worked if cell > as_of)
         gone = [name for name in self.kernel.names if name not in set(sleep.back)]
         self._hibernation.sleep = sleep
@@ -580,10 +583,14 @@ class KernelLifecycle:
             if self.checkpoints.newest is not None or self._saved() is not None:
                 self._on_death()
                 return
-            cause = f"{kernel.exit.story('the kernel')} between cells"
-            self._journal.died(cause)
-            self.lose(cause[0].upper() + cause[1:], self.lost_state(cause))
-            self.used = False
+            self._lose_dead(kernel)
+
+    def _lose_dead(self, kernel: Kernel) -> None:
+        assert kernel.exit is not None
+        cause = f"{kernel.exit.story('the kernel')} between cells"
+        self._journal.died(cause)
+        self.lose(cause[0].upper() + cause[1:], self.lost_state(cause))
+        self.used = False
 
     def _tell_sleep(self, sleep: Sleep) -> Notice:
         """Add a notice of what hibernation lost, or of what continues."""

@@ -45,7 +45,7 @@ from kernel_mcp.sessions.keeping import (
     Keeping,
 )
 from kernel_mcp.sessions.lifecycle import lost_names
-from kernel_mcp.sessions.losses import Reply
+from kernel_mcp.sessions.losses import Loss, Reply
 from kernel_mcp.sessions.principals import Others, Overseer, Principals, Use
 from kernel_mcp.sessions.quota import SessionQuota
 from kernel_mcp.sessions.roll import OwnRoll, Roll
@@ -362,7 +362,9 @@ class SessionManager:
                 except KernelMcpError as error:
                     if claim.entry is not None:
                         claim.entry.close()
-                    claim = Claim(note=f"{UNUSED}: {error}")
+                    note = f"{UNUSED}: {error}"
+                    loss = Loss.of(note, claim.past.saved.names)
+                    claim = Claim(note=note, held_back=True, loss=loss)
             if (entry := claim.entry) is not None:
                 kept = folder if self._folders.keep else entry.workspace
                 request = replace(request, workspace=kept, layer=entry.layer)

@@ -10,12 +10,14 @@ import json
 import re
 import sys
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from functools import partial
 from io import BytesIO
 from itertools import islice
 from typing import Any
 
 from kernel_mcp.errors import NotebookError
 from kernel_mcp.output.bundles import CHART, Part
+from kernel_mcp.output.failing import attempted
 from kernel_mcp.output.items import DisplayItem, FailureItem, GapItem, Item, StreamName, TextItem
 from kernel_mcp.output.markup import JSON_DEPTH, NotJson, Shape, checked, compact, slices, string
 from kernel_mcp.output.text import omission
@@ -134,7 +136,10 @@ class _Writer:
                 stream = item.name
             if isinstance(item, DisplayItem) and item.cell != cell.number:
                 continue
-            output = self._output(item, stream, count)
+            output = attempted(
+                partial(self._output, item, stream, count),
+                lambda why: self._kept(_stream("stderr", [f"{why}\n"])),
+            )
             if output is None:
                 missing += 1
             else:

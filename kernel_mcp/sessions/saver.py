@@ -23,10 +23,12 @@ from kernel_mcp.output.text import Masks, one_line
 from kernel_mcp.records import dataclass
 from kernel_mcp.sessions.hibernation import Sleep
 from kernel_mcp.sessions.history import History
-from kernel_mcp.sessions.keeping import Keeping, Past, Trace, moment, python_of, saved_of
+from kernel_mcp.sessions.keeping import Keeping, Past, moment, python_of, saved_of
+from kernel_mcp.sessions.manifest import Saved, sync
 from kernel_mcp.sessions.saving import Saving, pause_after
 from kernel_mcp.sessions.snapshot import SECONDS, Dump, take
-from kernel_mcp.sessions.store import Entry, Saved, sync
+from kernel_mcp.sessions.store import Entry
+from kernel_mcp.sessions.trace import Trace
 
 if TYPE_CHECKING:
     from kernel_mcp.kernels.kernel import Kernel
@@ -118,13 +120,19 @@ class Kept:
         """See `Shelf`."""
         dump = sleep.dump
         lost = {name: self._masks.masked(reason) for name, reason in sleep.lost.items()}
-        saved = replace(self._next, dump="", size=0, variables={"lost": lost})
+        saved = replace(self._next, dump="", size=0, checksum="", variables={"lost": lost})
         if dump is not None:
             row = {**dump.row(), "lost": lost, "copies": [*sleep.copies]}
             row["files"] = [*sleep.files]
             row["variables"] = self._masks.anywhere(row["variables"], {"name"})
             sync(dump.path)
-            saved = replace(saved, dump=dump.path.name, size=dump.size, variables=row)
+            saved = replace(
+                saved,
+                dump=dump.path.name,
+                size=dump.size,
+                checksum=dump.checksum,
+                variables=row,
+            )
         self.entry.commit(saved)
         self._live = True
         self._kept = self._count
@@ -179,7 +187,7 @@ class Kept:
             return None
         try:
             dump = self.entry.dump()
-        except (HibernationError, OSError):
+        except HibernationError:
             return None
         return Past(saved, moment(saved.moment, self._keeping.store.now()), dump)
 

@@ -12,6 +12,7 @@ import signal
 import socket
 import struct
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -21,7 +22,7 @@ import anyio
 from kernel_mcp.config.values import MIB
 from kernel_mcp.errors import HibernationError, LaunchError
 from kernel_mcp.launch.base import take_no_descriptors
-from kernel_mcp.linux.pouring import from_socket
+from kernel_mcp.linux.pouring import Checksum, from_socket
 from kernel_mcp.output.text import one_line
 from kernel_mcp.sessions.snapshot import EXTRA_BYTES, MAX_NAME_CHARS, MAX_NAMES, Dump
 
@@ -131,8 +132,7 @@ class Saving:
             dump = Dump.of(path, size, report)
             if await self._head() != (b"d", size):
                 raise HibernationError("its kernel sent something else than it had announced")
-            await self._store(path, size)
-            return dump
+            return replace(dump, checksum=await self._store(path, size))
         raise HibernationError(f"it was not done within {PATIENCE_S:g} s")
 
     async def _report(self) -> Mapping[str, Any]:
@@ -158,16 +158,19 @@ class Saving:
                 raise HibernationError(one_line(str(report.get("reason")), 200))
             return report
 
-    async def _store(self, path: Path, size: int) -> None:
+    async def _store(self, path: Path, size: int) -> str:
+        """Write the dump, and return its checksum. Raises HibernationError, OSError."""
+        passed = Checksum()
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
         with open(os.open(path, flags, 0o600), "wb", buffering=0) as file:
             first = bytes(memoryview(self._kept)[:size])
             self._kept.clear()
-            await anyio.to_thread.run_sync(_write, file.fileno(), first)
+            await anyio.to_thread.run_sync(_write, file.fileno(), first, passed)
             left = size - len(first)
-            if await from_socket(self._host, file.fileno(), left) < left:
+            if await from_socket(self._host, file.fileno(), left, passed) < left:
                 raise HibernationError(_CLOSED)
             await anyio.to_thread.run_sync(os.fsync, file.fileno())
+        return str(passed)
 
     async def _head(self) -> tuple[bytes, int]:
         tag, size = _BLOCK.unpack(await self._exactly(_BLOCK.size))
@@ -211,7 +214,8 @@ class Saving:
                     Path(f"/proc/{pid}/oom_score_adj").write_text("1000")
 
 
-def _write(descriptor: int, data: bytes) -> None:
+def _write(descriptor: int, data: bytes, passed: Checksum) -> None:
+    passed.add(data)
     view = memoryview(data)
     while view:
         view = view[os.write(descriptor, view) :]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
 from functools import partial
 from io import FileIO
 from pathlib import Path
@@ -18,7 +19,7 @@ import anyio
 
 from kernel_mcp.config.values import MIB
 from kernel_mcp.errors import HibernationError, KernelMcpError, LaunchError
-from kernel_mcp.linux.pouring import from_pipe, into_pipe, make_pipe
+from kernel_mcp.linux.pouring import Checksum, checksum_of, from_pipe, into_pipe, make_pipe
 from kernel_mcp.output.text import one_line
 from kernel_mcp.records import dataclass
 
@@ -93,7 +94,7 @@ class UnsavableError(HibernationError):
 
 @dataclass(frozen=True, slots=True)
 class Dump:
-    """Variables in a file of `size` bytes.
+    """Variables in a file of `size` bytes; an empty `checksum` is not known.
 
     `names` are in order of definition; `stored` are in file order, with results of cells. `lost`
     maps names left out to reasons, `variables` describes the others. `copies` names arrays that
@@ -110,9 +111,10 @@ class Dump:
     copies: tuple[str, ...] = ()
     files: tuple[str, ...] = ()
     groups: tuple[tuple[str, ...], ...] = ()
+    checksum: str = ""
 
     @classmethod
-    def of(cls, path: Path, size: int, reply: Mapping[str, Any]) -> Dump:
+    def of(cls, path: Path, size: int, reply: Mapping[str, Any], checksum: str = "") -> Dump:
         """The dump that a kernel, or a record of one, describes so. Raises HibernationError."""
         return cls(
             path=path,
@@ -124,10 +126,11 @@ class Dump:
             copies=_names(reply.get("copies")),
             files=_names(reply.get("files")),
             groups=_groups(reply.get("groups", [])),
+            checksum=checksum,
         )
 
     def row(self) -> dict[str, Any]:
-        """What `of` makes it from again."""
+        """Return what `of` makes it from again, but for the checksum."""
         return {
             "names": [*self.names],
             "lost": {**self.lost},
@@ -137,6 +140,34 @@ class Dump:
             "files": [*self.files],
             "groups": [[*group] for group in self.groups],
         }
+
+
+UNREADABLE = "they cannot be read from disk: {}"
+CUT = "they are not whole on the disk: their file has another size"
+CHANGED = "they were changed on the disk: their checksum is not that of the save"
+
+
+def missing(dump: Dump) -> str:
+    """Return why a dump cannot be read, as far as its folder tells; empty where it may. Blocks."""
+    try:
+        found = dump.path.lstat()
+    except OSError as error:
+        return UNREADABLE.format(error.strerror)
+    return "" if found.st_size == dump.size else CUT
+
+
+async def damage(dump: Dump) -> str:
+    """Return why a file is not what was written; empty where it is."""
+    failure = await anyio.to_thread.run_sync(missing, dump)
+    if failure or not dump.checksum:
+        return failure
+    try:
+        fd = os.open(dump.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        with open(fd, "rb", buffering=0):
+            found = await checksum_of(fd, dump.size)
+    except OSError as error:
+        return UNREADABLE.format(error.strerror)
+    return "" if found == dump.checksum else CHANGED
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,14 +211,15 @@ async def take(
         size = reply.get("size")
         if not isinstance(size, int) or not 0 < size <= max_bytes + EXTRA_BYTES:
             raise HibernationError("its kernel said something impossible about its variables")
+        dump = Dump.of(path, size, reply)
         with anyio.move_on_after(TRANSFER_S) as patience:
-            await _store(kernel, path, size)
+            dump = replace(dump, checksum=await _store(kernel, path, size))
         if patience.cancelled_caught:
             raise HibernationError(f"its kernel did not hand them over within {TRANSFER_S:g} s")
     except BaseException:
         _let_go(kernel)
         raise
-    return Dump.of(path, size, reply)
+    return dump
 
 
 async def give(kernel: Kernel, dump: Dump, leave: Iterable[str] = ()) -> Loaded:
@@ -271,12 +303,14 @@ async def load(kernel: Kernel, dump: Dump, *, count: int = 0, leave: Iterable[st
     )
 
 
-async def _store(kernel: Kernel, path: Path, size: int) -> None:
+async def _store(kernel: Kernel, path: Path, size: int) -> str:
+    """Write a dump to `path`, and return its checksum. Raises HibernationError, OSError."""
+    passed = Checksum()
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
     with open(os.open(path, flags, 0o600), "wb", buffering=0) as file:
         left = size
         if size > PART_BYTES:
-            left -= await _piped(kernel, file, size)
+            left -= await _piped(kernel, file, size, passed)
         while left:
             wanted = min(PART_BYTES, left)
             content = {"bytes": wanted}
@@ -284,11 +318,12 @@ async def _store(kernel: Kernel, path: Path, size: int) -> None:
             part = b"".join(answer.buffers)
             if len(part) != wanted:
                 raise HibernationError(UNLIKE)
-            await anyio.to_thread.run_sync(_write, file.fileno(), part)
+            await anyio.to_thread.run_sync(_write, file.fileno(), part, passed)
             left -= wanted
+    return str(passed)
 
 
-async def _piped(kernel: Kernel, file: FileIO, size: int) -> int:
+async def _piped(kernel: Kernel, file: FileIO, size: int, passed: Checksum) -> int:
     """Have the kernel write its dump into a pipe: `size`, or 0 where it gets no descriptors.
 
     Raises HibernationError, OSError.
@@ -299,7 +334,7 @@ async def _piped(kernel: Kernel, file: FileIO, size: int) -> int:
     async def drain() -> None:
         nonlocal came
         with source:  # who writes more, or what the disk does not take, is told so
-            came = await from_pipe(source.fileno(), file.fileno(), size)
+            came = await from_pipe(source.fileno(), file.fileno(), size, passed)
         ended.set()
 
     with open(reader, "rb", buffering=0) as source, open(writer, "wb", buffering=0) as pipe:
@@ -324,7 +359,8 @@ def _let_go(kernel: Kernel) -> None:
         pass
 
 
-def _write(descriptor: int, data: bytes) -> None:
+def _write(descriptor: int, data: bytes, passed: Checksum) -> None:
+    passed.add(data)
     view = memoryview(data)
     while view:
         view = view[os.write(descriptor, view) :]

@@ -9,132 +9,43 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import hashlib
-import json
 import logging
 import os
 import re
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import field
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
-from kernel_mcp.config.values import MIB
-from kernel_mcp.errors import HibernationError
 from kernel_mcp.linux.folders import private_folder, try_lock
 from kernel_mcp.linux.safe_tree import remove_tree
 from kernel_mcp.linux.walk import measure
 from kernel_mcp.records import dataclass
+from kernel_mcp.sessions import manifest
+from kernel_mcp.sessions.manifest import (
+    COPY,
+    ID_CHARS,
+    MANIFEST,
+    OF_PRINCIPAL,
+    Key,
+    Saved,
+    UnknownFormat,
+)
 from kernel_mcp.sessions.snapshot import Dump
 
-FORMAT = 1
-MANIFEST = "manifest.json"
-MOST_MANIFEST_BYTES = 64 * MIB
 MOST_ENTRIES = 200_000
 """Files that are counted of one entry."""
-OF_PRINCIPAL = "principal "
-"""How the place of a key begins that is a principal and no folder."""
-ID_CHARS = 32
 _ID = re.compile(rf"[0-9a-f]{{{ID_CHARS}}}")
 ENDING_S = 5.0
 """How long one waits for a server that is about to end: clients start the next one meanwhile."""
 LOOKING_S = 0.1
 PAUSE_S = 0.01
 _DUMP = "variables-"
-_NEW = ".new"
 _BRANCHED = "branched"
 _GONE = ".gone"
 """How the record of an entry ends whose removal has begun."""
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class Key:
-    """What finds an entry again: the working folder of the server and a session's name."""
-
-    folder: str
-    name: str
-
-    @property
-    def id(self) -> str:
-        """How its folders are called."""
-        text = json.dumps([self.folder, self.name])
-        return hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()[:ID_CHARS]
-
-
-@dataclass(frozen=True, slots=True)
-class Saved:
-    """The manifest of an entry.
-
-    moment       when the variables were saved, in seconds since 1970; 0 for never
-    cell         the last cell whose work they hold
-    through      the last cell when they were saved, which may have been undone
-    python       version, implementation and machine of the kernel that saved them
-    environment  its packages, as `name==version`
-    doors        what was open, by kind
-    undone       whether the session has gone back behind `cell` since
-    asked        what the session had asked for of its kernels
-    variables    what the dump holds, as `Dump.row`
-    history      the cells, as `History.state`
-    """
-
-    folder: str
-    name: str
-    moment: float = 0.0
-    cell: int | None = None
-    through: int = 0
-    python: tuple[str, str, str] = ("", "", "")
-    environment: tuple[str, ...] = ()
-    doors: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    asked: Mapping[str, Any] = field(default_factory=dict)
-    dump: str = ""
-    size: int = 0
-    variables: Mapping[str, Any] = field(default_factory=dict)
-    history: Mapping[str, Any] = field(default_factory=dict)
-    undone: bool = False
-
-    @classmethod
-    def of(cls, data: Mapping[str, Any]) -> Saved:
-        """What a manifest says. Raises ValueError for another format."""
-        if data.get("format") != FORMAT:
-            raise ValueError(
-                f"its format is {data.get('format')!r}, and this server knows {FORMAT}"
-            )
-        try:
-            doors = {str(kind): tuple(map(str, each)) for kind, each in data["doors"].items()}
-            version, implementation, machine = map(str, data["python"])
-            return cls(
-                folder=str(data["folder"]),
-                name=str(data["name"]),
-                moment=float(data["moment"]),
-                cell=None if data["cell"] is None else int(data["cell"]),
-                through=int(data["through"]),
-                python=(version, implementation, machine),
-                environment=tuple(map(str, data["environment"])),
-                doors=doors,
-                asked=dict(data["asked"]),
-                dump=str(data["dump"]),
-                size=int(data["size"]),
-                variables=dict(data["variables"]),
-                history=dict(data["history"]),
-                undone=bool(data["undone"]),
-            )
-        except (KeyError, TypeError, AttributeError, ValueError) as error:
-            raise ValueError(f"it is damaged ({type(error).__name__}: {error})") from None
-
-    @property
-    def names(self) -> list[str]:
-        """Those of the variables."""
-        found = self.variables.get("names")
-        return [str(each) for each in found] if isinstance(found, list) else []
-
-    @property
-    def key(self) -> Key:
-        """What finds it."""
-        return Key(self.folder, self.name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,8 +68,10 @@ class Stored:
 class Entry:
     """One session's place in a store, for the server that holds it. All methods block.
 
-    `saved` is None where nothing was saved yet, or cannot be read: `problem` says why. `branched`
-    says that the session had branches when its last server was killed, or has some now.
+    `saved` is None where nothing was saved yet, or cannot be read: `problem` says why. `unknown` is
+    set for an entry of another version of this server, in which nothing may be written. `repaired`
+    says why the copy of the manifest was read. `branched` says that the session had branches when
+    its last server was killed, or has some now.
     """
 
     def __init__(self, store: SessionStore, key: Key, lock: int, id: str = "") -> None:  # noqa: A002  # what it is
@@ -170,7 +83,8 @@ class Entry:
         self.folder = store.records / id
         self.records = self.folder / "r"
         self.saved: Saved | None = None
-        self.problem = ""
+        self.problem = self.repaired = ""
+        self.unknown: UnknownFormat | None = None
         self.branched = False
         self._store = store
         self._lock = lock
@@ -181,17 +95,25 @@ class Entry:
         return _used(self.folder)
 
     @property
+    def leftover(self) -> bool:
+        """Whether there are variables."""
+        return any(self.folder.glob(f"{_DUMP}*"))
+
+    @property
     def trace(self) -> Path:
         """The file that names the cells since the last save."""
         return self.folder / "cells.now"
 
     def make(self) -> None:
-        """Make what is missing of its folders, and read what was saved."""
+        """Make what is missing of its folders, and read what was saved. Raises OSError."""
+        self.saved, self.problem, self.repaired, self.unknown = None, "", "", None
         for folder in (self.folder, self.records):
             private_folder(folder)
         self.branched = (self.folder / _BRANCHED).exists()
         try:
-            self.saved = _read(self.folder)
+            self.saved, self.repaired = manifest.read(self.folder)
+        except UnknownFormat as reason:
+            self.unknown = reason
         except ValueError as reason:
             self.problem = str(reason)
 
@@ -202,14 +124,12 @@ class Entry:
         self.branched = branched
 
     def dump(self) -> Dump | None:
-        """The variables that were saved. Raises HibernationError where they cannot be had."""
+        """Return the variables that were saved. Raises HibernationError for impossible ones."""
         saved = self.saved
         if saved is None or not saved.dump:
             return None
         path = self.folder / Path(saved.dump).name
-        if not path.is_file() or path.stat().st_size != saved.size:
-            raise HibernationError("what was saved is not there, or not whole")
-        return Dump.of(path, saved.size, saved.variables)
+        return Dump.of(path, saved.size, saved.variables, saved.checksum)
 
     def fresh(self) -> Path:
         """Where to write the next dump; what a failed one left there is replaced."""
@@ -226,16 +146,7 @@ class Entry:
 
     def commit(self, saved: Saved) -> None:
         """Make this what was saved. Raises OSError; what was saved before stays then."""
-        data = {"format": FORMAT, **dataclasses.asdict(saved)}
-        text = json.dumps(data).encode("utf-8", "surrogateescape")
-        place = self.folder / (MANIFEST + _NEW)
-        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
-        with open(os.open(place, flags, 0o600), "wb") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        place.rename(self.folder / MANIFEST)
-        sync(self.folder)
+        manifest.write(self.folder, saved.data())
         self.saved = saved
         self.tidy()
 
@@ -249,7 +160,9 @@ class Entry:
     def drop_variables(self, cell: int) -> None:
         """Forget the variables that were saved: after this cell there are none."""
         if self.saved is not None:
-            none = dataclasses.replace(self.saved, dump="", size=0, variables={}, moment=0.0)
+            none = dataclasses.replace(
+                self.saved, dump="", size=0, checksum="", variables={}, moment=0.0
+            )
             self.commit(dataclasses.replace(none, cell=cell, through=cell, undone=False))
 
     def remove(self) -> None:
@@ -338,7 +251,8 @@ class SessionStore:
     def has(self, key: Key) -> bool:
         """Whether something was saved for a key, and lasts."""
         folder = self.records / key.id
-        return (folder / MANIFEST).is_file() and not self._expired(folder)
+        there = any((folder / name).is_file() for name in (MANIFEST, COPY))
+        return there and not self._expired(folder)
 
     def entries(self) -> list[Stored]:
         """All entries, the one used last first."""
@@ -425,7 +339,7 @@ class SessionStore:
                 continue  # nothing of a server's
             saved = None
             with contextlib.suppress(ValueError, OSError):
-                saved = _read(folder)
+                saved, _ = manifest.read(folder)
             lock = self._hold(folder.name)
             if lock is not None:
                 os.close(lock)
@@ -461,25 +375,6 @@ class SessionStore:
         return None
 
 
-def _read(folder: Path) -> Saved | None:
-    """What the manifest in a folder says. Raises ValueError, OSError."""
-    path = folder / MANIFEST
-    try:
-        with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC), "rb") as file:
-            text = file.read(MOST_MANIFEST_BYTES + 1)
-    except FileNotFoundError:
-        return None
-    if len(text) > MOST_MANIFEST_BYTES:
-        raise ValueError("it is too large")
-    try:
-        data = json.loads(text.decode("utf-8", "surrogateescape"))
-    except (ValueError, RecursionError):
-        raise ValueError("it is damaged") from None
-    if not isinstance(data, dict):
-        raise ValueError("it is damaged")
-    return Saved.of(data)
-
-
 def _used(folder: Path) -> float:
     """When something was last written to an entry; 0 for one that is not there."""
     times = [0.0]
@@ -497,14 +392,5 @@ def _holds(folder: Path) -> int:
         return 0
     try:
         return measure(fd, most_entries=MOST_ENTRIES, most_bytes=2**62).bytes
-    finally:
-        os.close(fd)
-
-
-def sync(path: Path) -> None:
-    """Have a file, or the names in a folder, on the disk."""
-    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
     finally:
         os.close(fd)

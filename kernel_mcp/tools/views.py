@@ -9,6 +9,7 @@ import base64
 import json
 import re
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import anyio
@@ -16,6 +17,7 @@ from mcp_types import CallToolResult
 
 from kernel_mcp.errors import InputError
 from kernel_mcp.output.bundles import CHART, INLINE_IMAGES, Part
+from kernel_mcp.output.failing import attempted
 from kernel_mcp.output.images import fit
 from kernel_mcp.output.items import DisplayItem, FailureItem, Item, TextItem
 from kernel_mcp.output.markup import JSON_DEPTH, Shape
@@ -84,8 +86,8 @@ def _view(cell: Cell, items: Sequence[Item]) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = []
     left = MOST_BYTES
     for item in items:
-        for output in _outputs(item, left):
-            left -= len(json.dumps(output))
+        for output, size in attempted(partial(_drawn_item, item, left), _noted):
+            left -= size
             if left < 0:
                 found.append(
                     {"kind": "note", "text": "What follows is too large to be shown here."}
@@ -93,6 +95,15 @@ def _view(cell: Cell, items: Sequence[Item]) -> list[dict[str, Any]]:
                 return found
             found.append(output)
     return found
+
+
+def _drawn_item(item: Item, left: int) -> list[tuple[dict[str, Any], int]]:
+    """The outputs of an item, each with the characters that it takes."""
+    return [(output, len(json.dumps(output))) for output in _outputs(item, left)]
+
+
+def _noted(why: str) -> list[tuple[dict[str, Any], int]]:
+    return [({"kind": "note", "text": why}, len(why))]
 
 
 def _outputs(item: Item, left: int) -> Iterator[dict[str, Any]]:

@@ -52,7 +52,8 @@ def test_no_process_is_left(server: RawServer, way: str, busy: bool) -> None:
     pids = server.descendants()
     assert pids
     WAYS[way](server)
-    server.process.wait(timeout=GONE_S)
+    code = server.process.wait(timeout=GONE_S)
+    assert code == {"SIGINT": 130, "SIGKILL": -9}.get(way, 0)
     assert ends(pids) == []
     if way != "SIGKILL":
         assert [path for path in server.state.iterdir() if path.is_dir()] == []

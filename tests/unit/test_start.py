@@ -5,18 +5,13 @@ from __future__ import annotations
 import subprocess
 import sys
 import sysconfig
-from concurrent.futures import Future
-from contextlib import AsyncExitStack
-from pathlib import Path
 from threading import Event, current_thread, main_thread
 from types import ModuleType
 from typing import Any
 
-import anyio
 import pytest
 
 from kernel_mcp import start
-from kernel_mcp.config.load import load
 
 
 def test_no_two_threads_are_the_first_to_ask_for_pythons_configuration(
@@ -56,23 +51,6 @@ def test_what_has_not_begun_at_the_end_is_not_imported(monkeypatch: pytest.Monke
     assert rest["first"].result(60) is sysconfig
     assert rest["second"].cancelled()
     assert seen == ["first"]
-
-
-@pytest.mark.parametrize("depth", [0, 1, 2])
-def test_a_signal_among_errors_of_a_group_ends_with_its_code(
-    depth: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    async def run(_settings: Any, _sandbox: Any) -> None:
-        async with AsyncExitStack() as stack:
-            for _ in range(depth):
-                await stack.enter_async_context(anyio.create_task_group())
-            raise SystemExit(143)
-
-    settings = load({}, {}, tmp_path)
-    with pytest.raises(SystemExit) as ended:
-        start.serve(settings, Future(), run)
-    assert ended.value.code == 143
-    assert capsys.readouterr().err == ""
 
 
 def test_a_first_template_waits_for_nothing_of_sessions() -> None:

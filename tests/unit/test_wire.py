@@ -71,6 +71,15 @@ def wire_of(*pieces: bytes) -> tuple[Wire, Written]:
     return Wire(Lines(read), written), written
 
 
+async def attended(wire: Wire) -> list[None]:
+    """Greet the client while its lines are read; an item where the end was told of."""
+    ends: list[None] = []
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(wire.attend, lambda: ends.append(None))
+        await wire.greet("words")
+    return ends
+
+
 INITIALIZE = json.dumps(
     {
         "jsonrpc": "2.0",
@@ -87,7 +96,7 @@ INITIALIZE = json.dumps(
 
 async def test_the_first_line_is_answered_at_once_and_read_again() -> None:
     wire, written = wire_of(INITIALIZE + b"\nsecond\n")
-    await wire.greet("words")
+    await attended(wire)
     (answer,) = map(json.loads, written.lines)
     assert (answer["id"], answer["result"]["instructions"]) == ("first", "words")
     assert [line async for line in wire.lines()] == [INITIALIZE + b"\n", b"second\n"]
@@ -97,7 +106,7 @@ async def test_the_first_line_is_answered_at_once_and_read_again() -> None:
 @pytest.mark.parametrize("first", [b"nonsense\n", b""], ids=["another line", "no line"])
 async def test_what_cannot_be_answered_at_once_is_only_read(first: bytes) -> None:
     wire, written = wire_of(*filter(None, [first]))
-    await wire.greet("words")
+    await attended(wire)
     assert wire.greeting is None
     assert [line async for line in wire.lines()] == [*filter(None, [first])]
     assert written.lines == []
@@ -111,8 +120,61 @@ async def test_lines_wait_for_the_greeting() -> None:
         seen.extend([line async for line in wire.lines()])
 
     async with anyio.create_task_group() as tasks:
+        tasks.start_soon(wire.attend, lambda: None)
         tasks.start_soon(read)
         await anyio.wait_all_tasks_blocked()
         assert seen == []
         tasks.start_soon(wire.greet, "words")
     assert seen == [b"one\n"]
+
+
+NOTIFICATION = b'{"jsonrpc": "2.0", "method": "notifications/initialized"}\n'
+CALL = b'{"jsonrpc": "2.0", "id": 2, "method": "tools/list"}\n'
+
+
+@pytest.mark.parametrize(
+    ("lines", "told"),
+    [
+        (b"", True),
+        (INITIALIZE + b"\n" + NOTIFICATION, True),
+        (INITIALIZE + b"\n" + NOTIFICATION + CALL, False),
+        (CALL, False),
+    ],
+    ids=["nothing", "greeted", "one to answer", "another first one"],
+)
+async def test_the_end_of_input_during_a_start_is_told_where_no_request_waits(
+    lines: bytes, told: bool
+) -> None:
+    wire, _ = wire_of(*filter(None, [lines]))
+    assert bool(await attended(wire)) is told
+    assert b"".join([bytes(each) async for each in wire.lines()]) == lines  # type: ignore[arg-type]
+
+
+async def test_lines_that_come_before_and_after_the_server_is_ready_keep_their_order() -> None:
+    send, receive = anyio.create_memory_object_stream[bytes](10)
+
+    async def read() -> bytes:
+        return await receive.receive()
+
+    wire = Wire(Lines(read), Written())
+    seen: list[object] = []
+
+    async def take() -> None:
+        seen.extend([line async for line in wire.lines()])
+
+    ends: list[None] = []
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(wire.attend, lambda: ends.append(None))
+        await send.send(b"1\n2\n")
+        await wire.greet("words")
+        await anyio.wait_all_tasks_blocked()
+        tasks.start_soon(take)
+        await anyio.wait_all_tasks_blocked()
+        assert seen == []  # a list is only extended at the end
+        for piece in (b"3\n4", b"\n5\n", b""):
+            await send.send(piece)
+            await anyio.wait_all_tasks_blocked()
+    assert seen == [b"%d\n" % number for number in range(1, 6)]
+    assert ends == []
+    send.close()
+    receive.close()

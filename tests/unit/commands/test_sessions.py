@@ -9,7 +9,8 @@ import pytest
 from kernel_mcp import commands
 from kernel_mcp.cli import EXIT_USAGE, main
 from kernel_mcp.errors import ConfigError
-from kernel_mcp.sessions.store import Key, SessionStore
+from kernel_mcp.sessions.manifest import Key
+from kernel_mcp.sessions.store import SessionStore
 from tests.unit.sessions.test_store import opened, save
 
 

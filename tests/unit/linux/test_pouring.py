@@ -10,7 +10,16 @@ from pathlib import Path
 import anyio
 import pytest
 
-from kernel_mcp.linux.pouring import PIPE_BYTES, from_pipe, from_socket, into_pipe, make_pipe
+from kernel_mcp.linux.pouring import (
+    PIPE_BYTES,
+    Checksum,
+    checksum,
+    checksum_of,
+    from_pipe,
+    from_socket,
+    into_pipe,
+    make_pipe,
+)
 
 pytestmark = [pytest.mark.anyio]
 
@@ -31,11 +40,11 @@ def ends_of(path: Path) -> int:
 async def test_a_file_goes_through_a_pipe_into_another(file: Path, tmp_path: Path) -> None:
     reader, writer = make_pipe()
     source, target = ends_of(file), ends_of(tmp_path / "copy")
-    came = -1
+    came, passed = -1, Checksum()
 
     async def drain() -> None:
         nonlocal came
-        came = await from_pipe(reader, target, 10 * len(DATA))
+        came = await from_pipe(reader, target, 10 * len(DATA), passed)
 
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(drain)
@@ -44,6 +53,7 @@ async def test_a_file_goes_through_a_pipe_into_another(file: Path, tmp_path: Pat
     for fd in (reader, source, target):
         os.close(fd)
     assert came == len(DATA)
+    assert str(passed) == checksum(DATA)
     assert (tmp_path / "copy").read_bytes() == DATA
 
 
@@ -51,7 +61,7 @@ async def test_no_more_is_taken_than_is_wanted(tmp_path: Path) -> None:
     reader, writer = make_pipe()
     target = ends_of(tmp_path / "copy")
     os.write(writer, b"12345")
-    assert await from_pipe(reader, target, 3) == 3
+    assert await from_pipe(reader, target, 3, Checksum()) == 3
     for fd in (reader, writer, target):
         os.close(fd)
     assert (tmp_path / "copy").read_bytes() == b"123"
@@ -83,7 +93,9 @@ async def test_what_comes_from_a_socket_is_in_the_file_until_it_ends(tmp_path: P
 
     thread = threading.Thread(target=send)
     thread.start()
-    assert await from_socket(host, target, 2 * len(DATA)) == len(DATA)
+    passed = Checksum()
+    assert await from_socket(host, target, 2 * len(DATA), passed) == len(DATA)
+    assert str(passed) == checksum(DATA)
     thread.join()
     os.close(target)
     host.close()
@@ -96,6 +108,13 @@ async def test_what_the_disk_does_not_take_is_told(tmp_path: Path) -> None:
     (tmp_path / "copy").touch()
     unwritable = os.open(tmp_path / "copy", os.O_RDONLY)
     with pytest.raises(OSError, match="Bad file"):
-        await from_pipe(reader, unwritable, 4)
+        await from_pipe(reader, unwritable, 4, Checksum())
     for fd in (reader, writer, unwritable):
+        os.close(fd)
+
+
+async def test_a_file_has_the_checksum_of_its_bytes_and_none_with_another_size(file: Path) -> None:
+    for size, expected in ((len(DATA), checksum(DATA)), (len(DATA) + 1, None), (7, None)):
+        fd = ends_of(file)
+        assert await checksum_of(fd, size) == expected
         os.close(fd)

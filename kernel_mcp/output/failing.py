@@ -1,0 +1,22 @@
+"""Whatever goes wrong in showing one output costs that output alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+from kernel_mcp.barriers import Barrier, reason_of
+from kernel_mcp.output.text import one_line
+
+T = TypeVar("T")
+
+
+def attempted(make: Callable[[], T], otherwise: Callable[[str], T]) -> T:
+    """Return what `make` returns; of a failure, which is logged, what `otherwise` makes.
+
+    `otherwise` gets the line that stands for the output.
+    """
+    with Barrier("showing an output") as barrier:
+        return make()
+    assert barrier.failure is not None
+    return otherwise(f"[this output could not be shown: {one_line(reason_of(barrier.failure))}]")

@@ -1,0 +1,224 @@
+"""The manifest of a persisted session: a record that proves itself whole, and lies there twice.
+
+It ends with a digest of all that stands before, and has the checksum of the dump. `FORMAT` is the
+format of everything in an entry: manifest, rows of cells, cells since the save, dumps.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import field
+from pathlib import Path
+from typing import Any
+
+from kernel_mcp.config.values import MIB
+from kernel_mcp.records import dataclass
+
+FORMAT = 2
+"""Raise it with every change of what an entry holds, which older servers would misread."""
+READABLE = (1, 2)
+"""Formats that this server reads; 1 has no checksums."""
+MANIFEST = "manifest.json"
+COPY = "manifest.copy.json"
+MOST_BYTES = 64 * MIB
+OF_PRINCIPAL = "principal "
+"""How the place of a key begins that is a principal and no folder."""
+ID_CHARS = 32
+_DIGEST = b', "kernel-mcp/digest": "'
+_NEW = ".new"
+
+
+class UnknownFormat(ValueError):
+    """A manifest that another version of this server has written; `names` are its variables."""
+
+    def __init__(self, known: object, names: tuple[str, ...]) -> None:
+        super().__init__(
+            f"its format is {known!r}, and this server reads "
+            f"{' and '.join(map(str, READABLE))}: another version of kernel-mcp has written it"
+        )
+        self.names = names
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """What finds an entry again: the working folder of the server and a session's name."""
+
+    folder: str
+    name: str
+
+    @property
+    def id(self) -> str:
+        """The name of its folders."""
+        text = json.dumps([self.folder, self.name])
+        return hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()[:ID_CHARS]
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """The content of a manifest.
+
+    moment       when the variables were saved, in seconds since 1970; 0 for never
+    cell         the last cell whose work they hold
+    through      the last cell when they were saved, which may have been undone
+    python       version, implementation and machine of the kernel that saved them
+    environment  its packages, as `name==version`
+    doors        what was open, by kind
+    undone       whether the session has gone back behind `cell` since
+    asked        what the session had asked for of its kernels
+    dump, size, checksum  the file of the variables, as `Dump`
+    variables    what the dump holds, as `Dump.row`
+    history      the cells, as `History.state`
+    """
+
+    folder: str
+    name: str
+    moment: float = 0.0
+    cell: int | None = None
+    through: int = 0
+    python: tuple[str, str, str] = ("", "", "")
+    environment: tuple[str, ...] = ()
+    doors: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    asked: Mapping[str, Any] = field(default_factory=dict)
+    dump: str = ""
+    size: int = 0
+    checksum: str = ""
+    variables: Mapping[str, Any] = field(default_factory=dict)
+    history: Mapping[str, Any] = field(default_factory=dict)
+    undone: bool = False
+
+    @classmethod
+    def of(cls, data: Mapping[str, Any]) -> Saved:
+        """Return what a manifest says. Raises ValueError, UnknownFormat."""
+        if data.get("format") not in READABLE:
+            raise UnknownFormat(data.get("format"), tuple(_names(data.get("variables"))))
+        try:
+            doors = {str(kind): tuple(map(str, each)) for kind, each in data["doors"].items()}
+            version, implementation, machine = map(str, data["python"])
+            return cls(
+                folder=str(data["folder"]),
+                name=str(data["name"]),
+                moment=float(data["moment"]),
+                cell=None if data["cell"] is None else int(data["cell"]),
+                through=int(data["through"]),
+                python=(version, implementation, machine),
+                environment=tuple(map(str, data["environment"])),
+                doors=doors,
+                asked=dict(data["asked"]),
+                dump=str(data["dump"]),
+                size=int(data["size"]),
+                checksum="" if data["format"] == 1 else str(data["checksum"]),
+                variables=dict(data["variables"]),
+                history=dict(data["history"]),
+                undone=bool(data["undone"]),
+            )
+        except (KeyError, TypeError, AttributeError, ValueError) as error:
+            raise ValueError(f"it is damaged ({type(error).__name__}: {error})") from None
+
+    def data(self) -> dict[str, Any]:
+        """Return what `of` makes it from again."""
+        return {"format": FORMAT, **dataclasses.asdict(self)}
+
+    @property
+    def names(self) -> list[str]:
+        """Those of the variables."""
+        return _names(self.variables)
+
+    @property
+    def key(self) -> Key:
+        """What finds it."""
+        return Key(self.folder, self.name)
+
+
+def _names(variables: object) -> list[str]:
+    found = variables.get("names") if isinstance(variables, dict) else None
+    return [str(each) for each in found] if isinstance(found, list) else []
+
+
+def encode(data: Mapping[str, Any]) -> bytes:
+    """Return a manifest as bytes, with its digest."""
+    body = json.dumps(data).encode("utf-8", "surrogateescape")[:-1]
+    return body + _seal(body)
+
+
+def _seal(body: bytes) -> bytes:
+    return _DIGEST + hashlib.sha256(body).hexdigest().encode() + b'"}'
+
+
+def decode(text: bytes) -> Saved:
+    """Return what a manifest says. Raises ValueError where it is damaged, UnknownFormat."""
+    body, mark, _ = text.rpartition(_DIGEST)
+    if mark and text[len(body) :] != _seal(body):
+        raise ValueError("it is damaged: its digest is not that of its content")
+    try:
+        data = json.loads(text.decode("utf-8", "surrogateescape"))
+    except (ValueError, RecursionError):
+        raise ValueError("it is damaged") from None
+    if not isinstance(data, dict):
+        raise ValueError("it is damaged")
+    saved = Saved.of(data)
+    if not mark and data["format"] != 1:
+        raise ValueError("it is damaged: it has no digest")
+    return saved
+
+
+def read(folder: Path) -> tuple[Saved | None, str]:
+    """Return what the manifest in a folder says, and why its copy was read; empty for the first.
+
+    None where there is no manifest. Raises ValueError where both are damaged, UnknownFormat,
+    OSError.
+    """
+    problems = []
+    for name in (MANIFEST, COPY):
+        try:
+            text = _text(folder / name)
+            saved = None if text is None else decode(text)
+        except UnknownFormat:
+            raise
+        except ValueError as problem:
+            problems.append(str(problem))
+            continue
+        if saved is not None:
+            return saved, problems[0] if problems else ""
+        problems.append("")
+    if any(problems):
+        raise ValueError(next(filter(None, problems)))
+    return None, ""
+
+
+def _text(path: Path) -> bytes | None:
+    try:
+        with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC), "rb") as file:
+            text = file.read(MOST_BYTES + 1)
+    except FileNotFoundError:
+        return None
+    if len(text) > MOST_BYTES:
+        raise ValueError("it is too large")
+    return text
+
+
+def write(folder: Path, data: Mapping[str, Any]) -> None:
+    """Replace both manifests in a folder. Raises OSError; a crash leaves the old or the new one."""
+    text = encode(data)
+    places = [(folder / (name + _NEW), folder / name) for name in (MANIFEST, COPY)]
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
+    for new, _ in places:
+        with open(os.open(new, flags, 0o600), "wb") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+    for new, place in places:
+        new.rename(place)
+    sync(folder)
+
+
+def sync(path: Path) -> None:
+    """Write a file, or the names in a folder, to the disk."""
+    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)

@@ -1,0 +1,101 @@
+"""The cells since the last save, in memory that a killed server leaves in a file.
+
+A line is the checksum of a JSON list, and that: the number and the code of a cell.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+from pathlib import Path
+
+from kernel_mcp.config.values import KIB
+from kernel_mcp.linux.pouring import checksum
+
+TRACE_BYTES = 256 * KIB
+MOST_CODE_CHARS = 20_000
+"""Of one cell since the last save."""
+NUMBERS_BYTES = 64 * KIB
+"""Of a trace, for the numbers of cells whose code has no room: some 2,000."""
+_NO_ROOM = "# not kept"
+DAMAGED = "# damaged on the disk"
+
+
+class Trace:
+    """The cells since the last save, in memory that a killed server leaves in a file."""
+
+    def __init__(self, path: Path) -> None:
+        """What is in it stays until `forget`. Raises OSError."""
+        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+        fd = os.open(path, flags, 0o600)
+        try:
+            os.posix_fallocate(fd, 0, TRACE_BYTES)  # a page without room on the disk is a SIGBUS
+            self._memory = mmap.mmap(fd, TRACE_BYTES)
+        finally:
+            os.close(fd)
+        self._cells: dict[int, bytes] = {}
+        self._end = len(self._memory[:].rstrip(b"\0"))
+
+    def add(self, number: int, code: str) -> None:
+        """A cell begins."""
+        cell = _line(number, code[:MOST_CODE_CHARS])
+        if self._end + len(cell) > TRACE_BYTES - NUMBERS_BYTES:
+            cell = _line(number, _NO_ROOM)
+        self._cells[number] = cell
+        if self._end + len(cell) < TRACE_BYTES:
+            self._memory[self._end : self._end + len(cell)] = cell
+            self._end += len(cell)
+
+    def forget(self, last: int) -> None:
+        """Cells up to this number have been saved."""
+        cells = [cell for number, cell in self._cells.items() if number > last]
+        self._cells = {number: cell for number, cell in self._cells.items() if number > last}
+        text = b"".join(cells)[: TRACE_BYTES - 1]
+        self._memory[: max(self._end, len(text))] = text.ljust(max(self._end, len(text)), b"\0")
+        self._end = len(text)
+
+    def close(self) -> None:
+        """Let go of the memory."""
+        self._memory.close()
+
+
+def traced(path: Path, after: int = 0) -> dict[int, str]:
+    """Return the cells in a trace, which are `after` a number, by number. Raises OSError.
+
+    One that is damaged has the number that follows, and no code.
+    """
+    try:
+        data = path.read_bytes().rstrip(b"\0")
+    except FileNotFoundError:
+        return {}
+    found: dict[int, str] = {}
+    damaged = 0
+    for line in data.removesuffix(b"\n").split(b"\n") if data else ():
+        if (cell := _read(line)) is None:
+            damaged += 1
+            continue
+        first = max(found) + 1 if found else cell[0] - damaged
+        found |= dict.fromkeys(range(first, first + damaged), DAMAGED)
+        found[cell[0]], damaged = cell[1], 0
+    first = max(found, default=after) + 1
+    return found | dict.fromkeys(range(first, first + damaged), DAMAGED)
+
+
+def _line(number: int, code: str) -> bytes:
+    text = json.dumps([number, code]).encode()
+    return checksum(text).encode() + b" " + text + b"\n"
+
+
+def _read(line: bytes) -> tuple[int, str] | None:
+    """Return the cell of a line; None for one that is not whole. Format 1 has no checksums."""
+    given, _, text = line.partition(b" ")
+    if line[:1] == b"[":
+        text = line
+    elif given != checksum(text).encode():
+        return None
+    try:
+        number, code = json.loads(text)
+        return int(number), str(code)
+    except (ValueError, TypeError, RecursionError):
+        return None

@@ -1,0 +1,124 @@
+"""The end of a server process, in processes of its own."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+
+import pytest
+
+BEGIN = """
+import asyncio, os, re, signal, sys, time
+from kernel_mcp.linux import ending as module
+from kernel_mcp.linux.ending import Ending
+ending = Ending()
+ending.take_signals()
+"""
+ORDERLY = """
+async def serve():
+    heard = asyncio.Event()
+    ending.hear(heard.set)
+    print("ready", flush=True)
+    await heard.wait()
+    print("heard", flush=True)
+    await asyncio.sleep(float(sys.argv[1]))
+    print("saved", flush=True)
+asyncio.run(ending.during(serve))
+sys.exit(ending.code)
+"""
+STANDING = """
+module.ALARM_S = 1.5
+async def serve():
+    print("ready", flush=True)
+    await asyncio.sleep(0)
+    re.match("(a+)+b", "a" * 40)
+asyncio.run(ending.during(serve))
+"""
+
+
+class Process:
+    """A program whose output a test reads."""
+
+    def __init__(self, code: str, *words: str) -> None:
+        self.popen = subprocess.Popen(
+            [sys.executable, "-c", BEGIN + code, *words],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        assert self.line() == "ready"
+
+    def line(self) -> str:
+        assert self.popen.stdout is not None
+        return self.popen.stdout.readline().strip()
+
+    def end(self) -> tuple[int, str, str]:
+        out, err = self.popen.communicate(timeout=60)
+        return self.popen.returncode, out, err
+
+
+@pytest.fixture
+def orderly() -> Iterator[Process]:
+    process = Process(ORDERLY, "0")
+    yield process
+    process.popen.kill()
+    process.popen.communicate()
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP", "SIGQUIT", "SIGINT"])
+def test_the_first_signal_is_heard_and_work_at_the_end_is_done(orderly: Process, name: str) -> None:
+    orderly.popen.send_signal(signal.Signals[name])
+    code, out, _ = orderly.end()
+    assert out.split() == ["heard", "saved"]
+    assert code == (130 if name == "SIGINT" else 0)
+
+
+def test_work_that_takes_longer_than_the_alarm_is_not_cut_short_while_the_loop_runs() -> None:
+    process = Process("module.ALARM_S = 1.0\n" + ORDERLY, "2.5")
+    process.popen.send_signal(signal.SIGINT)
+    code, out, err = process.end()
+    assert (out.split(), code) == (["heard", "saved"], 130)
+    assert err.count("saving sessions; Ctrl-C again ends at once") == 1
+
+
+@pytest.mark.parametrize("second", [signal.SIGTERM, signal.SIGINT])
+def test_what_a_client_sends_just_after_the_first_signal_cuts_nothing_short(
+    second: signal.Signals,
+) -> None:
+    process = Process("module.AGAIN_S = 30.0\n" + ORDERLY, "0.5")
+    process.popen.send_signal(signal.SIGINT)
+    assert process.line() == "heard"
+    process.popen.send_signal(second)
+    assert process.end()[1].split() == ["saved"]
+
+
+def test_a_second_ctrl_c_ends_at_once() -> None:
+    process = Process("module.AGAIN_S = 0.01\n" + ORDERLY, "600")
+    process.popen.send_signal(signal.SIGINT)
+    assert process.line() == "heard"
+    time.sleep(0.05)  # a person's second press is no repetition of the first by a program
+    process.popen.send_signal(signal.SIGINT)
+    code, out, _ = process.end()
+    assert (code, out) == (-signal.SIGINT, "")
+
+
+def test_an_endless_pattern_is_named_on_stderr_and_a_signal_ends_the_process_all_the_same() -> None:
+    process = Process(STANDING)
+    assert process.popen.stderr is not None
+    said = ""
+    while "in serve" not in said:
+        line = process.popen.stderr.readline()
+        assert line
+        said += line
+    assert "most recent call first" in said
+    process.popen.send_signal(signal.SIGTERM)
+    assert process.end()[0] == -signal.SIGALRM
+
+
+def test_a_signal_before_the_event_loop_raises_system_exit() -> None:
+    process = Process("print('ready', flush=True)\ntime.sleep(600)")
+    process.popen.send_signal(signal.SIGTERM)
+    assert process.end()[0] == 143
