@@ -105,8 +105,8 @@ class Sleep:
     """The state of a hibernated session. `idle_s` and `since` in seconds.
 
     `dump` is None when nothing was saved; `failure` is the reason, empty when there was nothing to
-    save. `lost` maps names of lost variables to reasons. `copies` names arrays that no longer share
-    memory with another object. `files` are paths that ended with the kernel. `kept` says when an
+    save. `lost` maps names of lost variables to reasons, `changed` those that come back and are not
+    as they were. `files` are paths that ended with the kernel. `kept` says when an
     earlier server, or kernel, had saved it, empty for one that was hibernated; `after` tells of
     cells since. `judge` says why a kernel may not load the dump, and what is not as it was.
     """
@@ -117,7 +117,7 @@ class Sleep:
     dump: Dump | None = None
     lost: Mapping[str, str] = field(default_factory=dict)
     failure: str = ""
-    copies: tuple[str, ...] = ()
+    changed: Mapping[str, str] = field(default_factory=dict)
     files: tuple[str, ...] = ()
     kept: str = ""
     after: str = ""
@@ -233,7 +233,7 @@ class Hibernation:
             sleep,
             dump=saved.dump if saved.dump.stored else None,
             lost=saved.lost,
-            copies=saved.dump.copies,
+            changed=saved.dump.changed,
             files=saved.files,
         )
         await anyio.to_thread.run_sync(self.shelf.keep, sleep)
@@ -429,8 +429,8 @@ def came_back(
         parts.append(
             f"Not back: {reasons(lost)}: create {'it' if len(lost) == 1 else 'them'} again"
         )
-    if sleep.copies:
-        parts.append(f"Copies now, that shared memory with another object: {listing(sleep.copies)}")
+    if changed := {name: why for name, why in sleep.changed.items() if name not in lost}:
+        parts.append(f"Not as before: {reasons(changed)}")
     if sleep.files:
         parts.append(
             f"Files that ended with the kernel, unlike those in the workspace: "

@@ -122,7 +122,7 @@ class Kept:
         lost = {name: self._masks.masked(reason) for name, reason in sleep.lost.items()}
         saved = replace(self._next, dump="", size=0, checksum="", variables={"lost": lost})
         if dump is not None:
-            row = {**dump.row(), "lost": lost, "copies": [*sleep.copies]}
+            row = {**dump.row(), "lost": lost, "changed": {**sleep.changed}}
             row["files"] = [*sleep.files]
             row["variables"] = self._masks.anywhere(row["variables"], {"name"})
             sync(dump.path)
@@ -315,7 +315,7 @@ def _told(dump: Dump, left: Mapping[str, str]) -> Sleep:
         0.0,
         dump=dump if dump.stored else None,
         lost={**dump.lost, **left},
-        copies=dump.copies,
+        changed=dump.changed,
         files=dump.files,
     )
 

@@ -670,7 +670,7 @@ class Session:
             dump=dump,
             lost=told if isinstance(told, dict) else {},
             failure=past.failure,
-            copies=dump.copies if dump is not None else (),
+            changed=dump.changed if dump is not None else {},
             files=dump.files if dump is not None else (),
             kept=past.when,
             after=after,

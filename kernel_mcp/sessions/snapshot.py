@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager, suppress
-from dataclasses import replace
+from dataclasses import field, replace
 from functools import partial
 from io import FileIO
 from pathlib import Path
@@ -81,6 +81,8 @@ PIPED_PER_S = 50 * MIB
 DUMP_PIPE = "kernel_mcp_dump_pipe_request"
 LOAD_PIPE = "kernel_mcp_load_pipe_request"
 UNLIKE = "its kernel sent something else than it had announced"
+COPIED = "a copy now: it shared memory with another object"
+"""Why an array changes, in records that only name it."""
 EXTRA_BYTES = 32 * MIB
 """Allowance beyond the variables, for code of cells and names."""
 MAX_NAMES = 25_000
@@ -97,8 +99,8 @@ class Dump:
     """Variables in a file of `size` bytes; an empty `checksum` is not known.
 
     `names` are in order of definition; `stored` are in file order, with results of cells. `lost`
-    maps names left out to reasons, `variables` describes the others. `copies` names arrays that
-    shared memory and no longer will. `files` are paths in the kernel's private folders. `groups`
+    maps names left out to reasons, `variables` describes the others. `changed` maps those that will
+    not be as they were to reasons. `files` are paths in the kernel's private folders. `groups`
     are the names of `stored` that can only be read together.
     """
 
@@ -108,7 +110,7 @@ class Dump:
     lost: Mapping[str, str]
     variables: tuple[Mapping[str, Any], ...]
     stored: tuple[str, ...] = ()
-    copies: tuple[str, ...] = ()
+    changed: Mapping[str, str] = field(default_factory=dict)
     files: tuple[str, ...] = ()
     groups: tuple[tuple[str, ...], ...] = ()
     checksum: str = ""
@@ -123,7 +125,7 @@ class Dump:
             lost=_reasons(reply.get("lost")),
             variables=descriptions(reply.get("variables")),
             stored=_names(reply.get("stored")),
-            copies=_names(reply.get("copies")),
+            changed=_changes(reply),
             files=_names(reply.get("files")),
             groups=_groups(reply.get("groups", [])),
             checksum=checksum,
@@ -136,7 +138,7 @@ class Dump:
             "lost": {**self.lost},
             "variables": [*self.variables],
             "stored": [*self.stored],
-            "copies": [*self.copies],
+            "changed": {**self.changed},
             "files": [*self.files],
             "groups": [[*group] for group in self.groups],
         }
@@ -425,6 +427,12 @@ def _names(value: object) -> tuple[str, ...]:
     ):
         raise HibernationError("its kernel named its variables in an impossible way")
     return tuple(value)
+
+
+def _changes(reply: Mapping[str, Any]) -> dict[str, str]:
+    """Names with reasons; records of earlier versions have a list of copied arrays."""
+    copies = dict.fromkeys(_names(reply.get("copies", [])), COPIED)
+    return {**copies, **_reasons(reply.get("changed", {}))}
 
 
 def _groups(value: object) -> tuple[tuple[str, ...], ...]:

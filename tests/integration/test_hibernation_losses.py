@@ -285,7 +285,7 @@ async def test_arrays_share_memory_again_or_are_named_as_copies() -> None:
         for copies in (True, False):
             answer = await woken(notebook, STILL_SHARED)
             assert answer.text.startswith("11\n")
-            assert ("memory with another object: copied." in answer.text) is copies
+            assert ("copied (a copy now: it shared memory" in answer.text) is copies
 
 
 async def test_names_beyond_those_that_are_kept_are_told() -> None:

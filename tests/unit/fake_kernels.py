@@ -192,7 +192,7 @@ class FakeKernel:
             "names": list(kept),
             "stored": list(kept),
             "groups": [[name] for name in kept],
-            "copies": self._source.copies,
+            "changed": self._source.changed,
             "files": self._source.files,
             "lost": lost,
             "variables": _described(kept),
@@ -274,7 +274,7 @@ class FakeSource:
         self.unlucky: list[str] = []
         """Names at which kernels end, once for each time that they are in it."""
         self.stuck: set[str] = set()
-        self.copies: list[str] = []
+        self.changed: dict[str, str] = {}
         self.files: list[str] = []
         self.dump = self.load = ""
         self.mute = False

@@ -1,9 +1,14 @@
-"""Attempts per variable: time limits, interrupts, and why an object cannot leave a process."""
+"""Attempts per variable: time limits, interrupts, and why an object cannot leave a process.
+
+A signal only sets a flag, and the code that saves or loads asks for it. Code of a value may not ask
+for long, so a flag that is not seen is raised there in the end: never between two values.
+"""
 
 from __future__ import annotations
 
 import re
 import signal
+import sys
 import time
 import types
 from collections.abc import Callable
@@ -41,6 +46,9 @@ KINDS = {
     "_asyncio.Task": "an asynchronous task",
     "asyncio.events.AbstractEventLoop": "an event loop",
     "weakref.ReferenceType": "a weak reference",
+    "weakref.ProxyType": "a weak reference",
+    "weakref.CallableProxyType": "a weak reference",
+    "weakref.finalize": "a finalizer",
     "_contextvars.ContextVar": "a context variable",
 }
 """Kinds of objects that cannot leave the process, by class or base class."""
@@ -111,11 +119,19 @@ SHARE = 0.25
 PATIENCE = 10
 """Wall-clock bound as a multiple of processor time, for a busy machine and code that waits."""
 LOOK_SECONDS = 0.1
-"""Interval of SIGALRM; a TimeUpError that user code swallowed is raised again after it."""
+"""Interval of SIGALRM; an exception that user code swallowed is raised again after it."""
+LAST_RESORT = 2
+"""As a multiple of its time, how long a value may go on before its code is interrupted."""
+UNSEEN_SECONDS = 1.0
+"""How long it may go on after the host has asked to stop."""
 
 
 class TimeUpError(BaseException):
     """The time of one variable is up."""
+
+
+class StoppedError(BaseException):
+    """The host has asked to stop."""
 
 
 class TooLargeError(Exception):
@@ -131,18 +147,24 @@ class Budget:
 
     @property
     def left(self) -> float:
-        """Seconds of processor time that are left."""
+        """Seconds of processor time that are left; negative beyond them."""
         cpu, wall = self._began
         passed = (time.monotonic() - wall) / PATIENCE
         return self._seconds - max(time.thread_time() - cpu, passed)
 
+    @property
+    def overdue(self) -> bool:
+        """Whether `LAST_RESORT` times as much has passed."""
+        return self.left <= (1 - LAST_RESORT) * self._seconds
+
 
 class Watch:
-    """Inside `with`: ends code of the main thread on a timeout or SIGINT."""
+    """Inside `with`: SIGALRM and SIGINT are flags that `ask` raises."""
 
     def __init__(self) -> None:
-        self.interrupted = False
+        self._stopped_at: float | None = None
         self._budget: Budget | None = None
+        self._in_hand = False
         self._before: list[Any] = []
 
     def __enter__(self) -> Watch:
@@ -151,7 +173,9 @@ class Watch:
             signal.signal(signal.SIGALRM, self._ring),
             signal.signal(signal.SIGINT, self._interrupt),
             signal.setitimer(signal.ITIMER_REAL, 0),
+            sys.unraisablehook,
         ]
+        sys.unraisablehook = self._report
         return self
 
     def __exit__(
@@ -160,19 +184,23 @@ class Watch:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Restore the handlers and the timer."""
-        alarm, interrupt, timer = self._before
+        """Restore the handlers, the timer and the hook."""
+        alarm, interrupt, timer, hook = self._before
         self.rest()
         signal.signal(signal.SIGALRM, alarm)
         signal.signal(signal.SIGINT, interrupt)
         signal.setitimer(signal.ITIMER_REAL, *timer)
+        sys.unraisablehook = hook
 
-    def run(self, action: Callable[[], R], seconds: float) -> R:
-        """Run `action` for at most `seconds`. Raises TimeUpError, KeyboardInterrupt."""
+    def run(self, action: Callable[[], R], seconds: float, *, in_hand: bool = False) -> R:
+        """Run `action` for at most `seconds`, of a value `in_hand`, which may not `ask`.
+
+        Raises TimeUpError, StoppedError.
+        """
         self.check()
         look = min(max(seconds, 0.001), LOOK_SECONDS)
         try:
-            self._budget = Budget(seconds)
+            self._budget, self._in_hand = Budget(seconds), in_hand
             signal.setitimer(signal.ITIMER_REAL, look, look)
             return action()
         finally:
@@ -180,22 +208,36 @@ class Watch:
 
     def rest(self) -> None:
         """Stop the timer."""
-        self._budget = None
+        self._budget, self._in_hand = None, False
         signal.setitimer(signal.ITIMER_REAL, 0)
 
-    def check(self) -> None:
-        """Raise a KeyboardInterrupt that user code has swallowed."""
-        if self.interrupted:
-            raise KeyboardInterrupt
-
-    def _ring(self, *_: Any) -> None:
+    def ask(self) -> None:
+        """Raise TimeUpError or StoppedError where there is a reason to."""
+        self.check()
         if self._budget is not None and self._budget.left <= 0:
             raise TimeUpError
 
+    def check(self) -> None:
+        """Raise a StoppedError that user code may have swallowed."""
+        if self._stopped_at is not None:
+            raise StoppedError
+
+    def _ring(self, *_: Any) -> None:
+        if not self._in_hand or self._budget is None:
+            return
+        if self._stopped_at is not None and time.monotonic() - self._stopped_at > UNSEEN_SECONDS:
+            raise StoppedError
+        if self._budget.overdue:
+            raise TimeUpError
+
     def _interrupt(self, *_: Any) -> None:
-        self.interrupted = True
-        if self._budget is not None:
-            raise KeyboardInterrupt
+        if self._stopped_at is None:
+            self._stopped_at = time.monotonic()
+
+    def _report(self, unraisable: Any) -> None:
+        """Report what user code could not raise, unless it is this watch's own."""
+        if not isinstance(unraisable.exc_value, (TimeUpError, StoppedError)):
+            self._before[-1](unraisable)
 
 
 class Attempts:
@@ -209,13 +251,13 @@ class Attempts:
         self._budget = Budget(seconds)
 
     def do(self, name: str, action: Callable[[], object], value: object = None) -> bool:
-        """Whether `action` succeeded. Raises KeyboardInterrupt when the host interrupts."""
+        """Whether `action` succeeded. Raises StoppedError when the host interrupts."""
         left = self._budget.left
         if left <= 0:
             self.lost[name] = "there was no time left"
             return False
         try:
-            self._watch.run(action, min(left, self._limit))
+            self._watch.run(action, min(left, self._limit), in_hand=True)
         except TimeUpError:
             self._watch.rest()
             self.lost[name] = f"took longer than {min(left, self._limit):.1f} s"

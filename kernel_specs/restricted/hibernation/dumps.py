@@ -79,24 +79,35 @@ class Room:
 class Segment:
     """Values pickled with one memo; `undo` removes a failed one.
 
-    `copies` names values whose arrays no longer share memory with others.
+    `changed` maps values that will not be equal to reasons.
     """
 
-    def __init__(self, room: Room, pickler: Callable[[Any, Callable[[Any], bool]], Any]) -> None:
-        """`pickler` makes a NotebookPickler from a file and a callback for buffers."""
+    def __init__(
+        self,
+        room: Room,
+        pickler: Callable[[Any, Callable[[Any], bool]], Any],
+        ask: Callable[[], object] = bool,
+    ) -> None:
+        """`pickler` makes a NotebookPickler from a file and a callback for buffers.
+
+        `ask` is called with each write, which it ends by raising something.
+        """
         self.names: list[str] = []
-        self.copies: list[str] = []
+        self.changed: dict[str, str] = {}
         self._modules: dict[str, list[str]] = {}
         self.pickles: list[bytes] = []
         self.buffers: list[memoryview] = []
         self._room = room
+        self._ask = ask
         self._pickler: NotebookPickler = pickler(self, self._put_aside)
         self._record: list[Any] = []
+        self._own: object = None
         self._mark: tuple[int, int, int] | None = None
         self._seen = 0
 
     def write(self, data: Any) -> None:
         """Called by the pickler, every 64 KiB and for each long text."""
+        self._ask()
         self._room.take(len(data))
         self.pickles.append(bytes(data))
 
@@ -104,35 +115,55 @@ class Segment:
         """Pickle one value; then call `keep`, or `undo` when it has failed."""
         # The list is the first thing that the pickler remembers of this value.
         self._record = [value]
+        self._own = value
         self._mark = (len(self.pickles), len(self.buffers), self._room.left)
         self._seen = len(self._pickler.modules)
-        self._pickler.arrays.copied = False
-        self._pickler.dump(self._record)
+        self._pickler.changes.clear()
+        try:
+            self._pickler.dump(self._record)
+            again = self._pickler.identifying(self.pickles[self._mark[0] :])
+        except Exception:  # the user namespace in it may hold what cannot be pickled
+            again = self._pickler.identifying()
+            if again is None:
+                raise
+        if again is not None:
+            self._restore(self._mark)
+            again.memo = self._before()
+            self._pickler = again
+            self._pickler.dump(self._record)
 
     def keep(self, name: str) -> None:
         """Keep the last value under a name."""
         self.names.append(name)
         if fresh := list(self._pickler.modules)[self._seen :]:
             self._modules[name] = fresh
-        if self._pickler.arrays.copied:
-            self.copies.append(name)
+        if self._pickler.changes:
+            self.changed[name] = ", ".join(self._pickler.changes)
         self._mark = None
 
     def undo(self) -> None:
         """Remove what was written and memoized since the last `keep`."""
         if self._mark is None:
             return
-        pickles, buffers, self._room.left = self._mark
+        self._restore(self._mark)
         self._mark = None
-        del self.pickles[pickles:]
-        del self.buffers[buffers:]
         for module in list(self._pickler.modules)[self._seen :]:
             del self._pickler.modules[module]
-        memo = self._pickler.memo.copy()
+        self._pickler.memo = self._before()
+
+    def _restore(self, mark: tuple[int, int, int]) -> None:
+        """Remove what was written since a mark."""
+        pickles, buffers, self._room.left = mark
+        del self.pickles[pickles:]
+        del self.buffers[buffers:]
+
+    def _before(self) -> dict[int, Any]:
+        """The memo as it was before the value in hand."""
+        memo: dict[int, Any] = self._pickler.memo.copy()
         first = memo.get(id(self._record))
-        if first is not None:
-            known = {key: entry for key, entry in memo.items() if entry[0] < first[0]}
-            self._pickler.memo = known
+        if first is None:
+            return memo
+        return {key: entry for key, entry in memo.items() if entry[0] < first[0]}
 
     def _put_aside(self, buffer: Any) -> bool:
         """Keep a large buffer outside of the pickle; True for one that stays inside."""
@@ -155,7 +186,7 @@ class Segment:
         return {
             key
             for key, (_, each) in self._pickler.memo.copy().items()
-            if not _is_value(type(each))
+            if not (_is_value(type(each)) and _equals_itself(each) and each is not self._own)
             and (not isinstance(each, _NEVER_SHARED) or _of_a_cell(each))
         }
 
@@ -167,7 +198,7 @@ class Segment:
     def close(self) -> None:
         """Free the values now: pickler and segment form a reference cycle."""
         self._pickler.clear_memo()
-        del self._pickler, self._record
+        del self._pickler, self._record, self._own
         self.pickles.clear()
         self.buffers.clear()
 
@@ -186,6 +217,14 @@ def _is_value(kind: type) -> bool:
     if kind.__hash__ in _BY_IDENTITY:
         return False
     return isinstance(kind, enum.EnumMeta) or bool(_OF_VALUES.match(str(kind.__module__)))
+
+
+def _equals_itself(value: object) -> bool:
+    """False for a NaN of `decimal`, `complex` or numpy, which is found by its identity alone."""
+    try:
+        return bool(value == value)
+    except (ArithmeticError, ValueError, TypeError):
+        return False
 
 
 def _of_a_cell(value: object) -> bool:
@@ -331,11 +370,15 @@ _PLACE = struct.Struct("<I")
 Say = Callable[[str], None]
 
 
-def harmful(names: Sequence[str], work: Callable[[Sequence[str], Say], None]) -> dict[str, str]:
+def harmful(
+    names: Sequence[str],
+    work: Callable[[Sequence[str], Say], None],
+    ask: Callable[[], object] = bool,
+) -> dict[str, str]:
     """The names that end or block a forked child in `work`, with reasons.
 
-    `work` gets names and a callback for the name it begins. Raises what a signal handler raises; no
-    child is left then.
+    `work` gets names and a callback for the name it begins. `ask` is called again and again; no
+    child is left when it raises.
     """
     found: dict[str, str] = {}
     left = list(names)
@@ -344,7 +387,7 @@ def harmful(names: Sequence[str], work: Callable[[Sequence[str], Say], None]) ->
         if _resident() > MOST_BYTES:
             break
         try:
-            end = _Child(left, work).watch()
+            end = _Child(left, work).watch(ask)
         except OSError:  # no process to be had
             break
         if end is None:
@@ -373,19 +416,20 @@ class _Child:
             _work(names, work, writer)
         os.close(writer)
 
-    def watch(self) -> tuple[int, str] | None:
+    def watch(self, ask: Callable[[], object]) -> tuple[int, str] | None:
         """The place of the name that ended it and the reason; None when no name did."""
         try:
-            return self._watch()
+            return self._watch(ask)
         finally:
             with contextlib.suppress(OSError):
                 os.kill(self._pid, signal.SIGKILL)
                 os.waitpid(self._pid, 0)
             os.close(self._reader)
 
-    def _watch(self) -> tuple[int, str] | None:
+    def _watch(self, ask: Callable[[], object]) -> tuple[int, str] | None:
         place, began, passed = -1, 0.0, 0.0
         while passed < WAIT_SECONDS:
+            ask()
             if select.select([self._reader], [], [], LOOK_SECONDS)[0]:
                 data = os.read(self._reader, 4096 * _PLACE.size)
                 if data:

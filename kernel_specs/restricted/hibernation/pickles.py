@@ -3,156 +3,49 @@
 A function of a cell keeps its code; loading binds it to the live user namespace. Variables shared
 between closures stay shared, modules are imported by name as user code would, caches of `lru_cache`
 start empty. An object that stands for something outside the process is refused.
+
+A float is pickled by value, and a dict of Python's own without asking. So a value that has a NaN or
+the user namespace in it is pickled once more by an `IdentityPickler`, which is asked about every
+object: a NaN is found in a list by its identity alone.
 """
 
 # mypy: disable-error-code="import-not-found, import-untyped, no-untyped-call, unused-ignore"
 
 from __future__ import annotations
 
-import builtins
 import contextlib
 import dataclasses
 import functools
 import importlib
 import marshal
+import pickle
+import re
+import struct
 import sys
 import types
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import cloudpickle
 from IPython.core.getipython import get_ipython
 
+from kernel_specs.restricted.hibernation import arrays, objects
 from kernel_specs.restricted.hibernation.attempt_limits import CannotKeepError, kind_of
-from kernel_specs.restricted.policy.guard import CELL_PREFIX
+from kernel_specs.restricted.hibernation.objects import import_module
 
-# Arrays of numpy that are views: loading makes views of the same memory again.
-
-
-class _Probe:
-    """An object with one attribute `base`, as arrays have."""
-
-    def __init__(self) -> None:
-        self.base = object()
-
-
-def _references(obj: Any) -> int:
-    return sys.getrefcount(obj.base)
-
-
-_ALONE = _references(_Probe())
-"""sys.getrefcount of a base that only its view references, in this version of Python."""
-_LENT = sys.getrefcount(memoryview(bytearray()).obj)
-"""sys.getrefcount of an object with one memoryview."""
-
-
-class ArrayReducer:
-    """Reduces exact `numpy.ndarray`s; `copied` is set when a shared one had to be copied."""
-
-    def __init__(self) -> None:
-        self.copied = False
-
-    def reduce(self, array: Any) -> Any:
-        """A view of its base when others share the base, else NotImplemented."""
-        if array.base is None or not array.size or _alone(array):
-            return NotImplemented
-        base = _owner(array)
-        flat = _flat(base)
-        if flat is None or (flat.dtype.hasobject and flat.dtype != array.dtype):
-            self.copied = True
-            return NotImplemented
-        offset = _address(array) - _address(flat)
-        arguments = (base, offset, array.shape, array.strides, array.dtype, array.flags.writeable)
-        return make_view, arguments
-
-
-def make_view(
-    base: Any,
-    offset: int,
-    shape: tuple[int, ...],
-    strides: tuple[int, ...],
-    dtype: Any,
-    writeable: bool,
-) -> Any:
-    """An array of the memory of `base`; `offset` and `strides` in bytes.
-
-    Raises ValueError when `base` has not come back as it was.
-    """
-    import numpy as np
-
-    flat = _flat(base)
-    if flat is None:
-        raise ValueError("the memory that it looks at has not come back")
-    if dtype.hasobject:
-        start = flat[offset // dtype.itemsize :]
-        view = np.lib.stride_tricks.as_strided(start, shape, strides)
-    else:
-        view = np.ndarray(shape, dtype, flat, offset, strides)
-    if not writeable:
-        view.flags.writeable = False
-    return view
-
-
-def _alone(array: Any) -> bool:
-    """Whether only `array` references its memory."""
-    if _references(array) > _ALONE:
-        return False
-    base = array.base
-    if type(base) is memoryview:
-        return sys.getrefcount(base.obj) <= _LENT
-    return getattr(base, "base", None) is None or _alone(base)
-
-
-def _owner(array: Any) -> Any:
-    """The object that owns the memory of `array`."""
-    base = array.base
-    while type(base) is not bytearray:
-        below = base.obj if type(base) is memoryview else getattr(base, "base", None)
-        if below is None or not isinstance(below, _memory()):
-            break
-        base = below
-    return base
-
-
-def _memory() -> tuple[type, ...]:
-    import numpy as np
-
-    return (np.ndarray, bytearray, memoryview)
-
-
-def _flat(base: Any) -> Any:
-    """The memory of `base` as a flat view; None for a base that is not pickled."""
-    import numpy as np
-
-    if type(base) is bytearray:
-        return np.frombuffer(base, np.uint8)
-    if type(base) is not np.ndarray:
-        return None
-    if not base.flags.c_contiguous:
-        base = base.T
-    if not base.flags.c_contiguous:
-        return None
-    flat = base.reshape(-1)
-    return flat if base.dtype.hasobject else flat.view(np.uint8)
-
-
-def _address(array: Any) -> int:
-    return int(array.__array_interface__["data"][0])
-
-
-IMPORT = compile("__import__(name)", f"{CELL_PREFIX}hibernation>", "eval")
 _LRU_CACHE = type(functools.lru_cache(maxsize=1)(len))
-_SENTINELS: dict[type, str] = {
-    type(getattr(dataclasses, name)): name
-    for name in ("MISSING", "KW_ONLY", "_HAS_DEFAULT_FACTORY")
-    if hasattr(dataclasses, name)
-}
-"""Objects that a dataclass compares by identity."""
-
-
 _NAMED = (type, types.FunctionType, types.BuiltinFunctionType)
 """Types of objects that are pickled by module and name."""
+_BY_IDENTITY = re.compile(rb"G[\x7f\xff][\xf0-\xff]|\x8c\x03_oh")
+"""In a pickle: the code of a NaN, and the name of a variable that IPython always has."""
+_NANS = ("numpy", "math", "cmath")
+"""Modules with a `nan` of their own, which code compares with by identity."""
+_FLOAT = struct.Struct("<d")
+_OWN_CLASS = cloudpickle.cloudpickle._make_skeleton_class
+
+Ask = Callable[[], object]
+"""Raises when the time is up or the host wants no more."""
 
 
 class Globals:
@@ -186,37 +79,86 @@ def stand_in(value: Any, namespace: dict[str, Any], code: str) -> Any:
     return value
 
 
+class Identities:
+    """The NaN objects of one dump, each with a number."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[int, tuple[int, float]] = {}
+        self._owners = {
+            id(sys.modules[module].nan): module for module in _NANS if module in sys.modules
+        }
+
+    def of(self, nan: float) -> tuple[Any, ...]:
+        """The name of a NaN for `NotebookUnpickler`."""
+        if (module := self._owners.get(id(nan))) is not None:
+            return (module,)
+        number, _ = self._numbers.setdefault(id(nan), (len(self._numbers), nan))
+        return (number, _FLOAT.pack(nan))
+
+
 class NotebookPickler(cloudpickle.Pickler):  # type: ignore[misc]
-    """Pickles values of `namespace` with one memo; `modules` are those that they need to load."""
+    """Pickles values of `namespace` with one memo.
+
+    `modules` are those that values need to load, `changes` why they will not be equal.
+    """
 
     def __init__(
-        self, file: Any, namespace: dict[str, Any], buffer_callback: Callable[..., Any]
+        self,
+        file: Any,
+        buffer_callback: Callable[..., Any],
+        *,
+        namespace: dict[str, Any],
+        identities: Identities,
+        ask: Ask,
     ) -> None:
-        """`buffer_callback` is that of protocol 5."""
+        """`buffer_callback` is that of protocol 5; `ask` is called for each object."""
         super().__init__(file, protocol=5, buffer_callback=buffer_callback)
-        self.arrays = ArrayReducer()
         self.modules: dict[str, None] = {}
+        self.changes: dict[str, None] = {}
         self._namespace = namespace
+        self._identities = identities
+        self._ask = ask
+        self._made = (file, buffer_callback)
         self._refused: dict[type, str] = {}
+        self._objects = objects.ObjectReducer(self._change)
         self._special: dict[type, Callable[[Any], Any]] = {
             types.CellType: _reduce_cell,
             types.CodeType: _reduce_code,
-            _LRU_CACHE: _reduce_lru_cache,
+            _LRU_CACHE: self._reduce_lru_cache,
             functools.cached_property: _reduce_cached_property,
             typing.NewType: _reduce_new_type,
             type(get_ipython()): _reduce_shell,
-            **dict.fromkeys(_SENTINELS, _reduce_sentinel),
+            **self._objects.special,
         }
-        if (numpy := sys.modules.get("numpy")) is not None:
-            self._special[numpy.ndarray] = self.arrays.reduce
+        self._numpy = sys.modules.get("numpy")
+        self._arrays = arrays.ArrayReducer(self._change)
+        if self._numpy is not None:
+            self._special[self._numpy.void] = self._arrays.reduce_record
+            self._special[self._numpy.record] = self._arrays.reduce_record
+
+    def identifying(self, written: Iterable[bytes] | None = None) -> NotebookPickler | None:
+        """What pickles again what was `written`, or has failed; None where that will do.
+
+        It has the same modules and an empty memo.
+        """
+        if written is not None and not any(_BY_IDENTITY.search(piece) for piece in written):
+            return None
+        made = IdentityPickler(
+            *self._made, namespace=self._namespace, identities=self._identities, ask=self._ask
+        )
+        made.modules = self.modules
+        return made
 
     def reducer_override(self, obj: Any) -> Any:
         """How to rebuild `obj`. Raises CannotKeepError."""
+        self._ask()
         kind = type(obj)
         if issubclass(kind, _NAMED):
             self._note(obj.__module__)
         elif kind is Module:
             self._note(obj.name)
+            if obj.name in objects.MODULES:
+                self._change(objects.MODULES[obj.name])
         if kind is types.FunctionType:
             home = self._home(obj)
             if home == "functools" and hasattr(obj, "registry") and not _is_importable(obj):
@@ -225,14 +167,37 @@ class NotebookPickler(cloudpickle.Pickler):  # type: ignore[misc]
                 return _reduce_function(obj, home)
         elif (special := self._special.get(kind)) is not None:
             return special(obj)
+        elif self._numpy is not None and issubclass(kind, self._numpy.ndarray):
+            return self._arrays.reduce(obj)
+        elif issubclass(kind, type):
+            _load_home(obj)
+            made = super().reducer_override(obj)
+            if type(made) is tuple and made[0] is _OWN_CLASS:
+                return (objects.make_class, made[:2], *made[2:])
+            return made
         else:
             if (what := self._refused.get(kind)) is None:
                 what = self._refused[kind] = kind_of(kind)
             if what:
                 return _outside(obj, what)
-            if isinstance(obj, BaseException) and _has_own_arguments(kind):
-                return make_exception, (kind, obj.args), vars(obj) or None
+            made = self._objects.reduce(obj)
+            if made is not NotImplemented:
+                if made[0] is objects.the_attribute:
+                    self._note(kind.__module__)
+                return made
         return super().reducer_override(obj)
+
+    def _change(self, reason: str) -> None:
+        """Record that a value will not be equal."""
+        self.changes[reason] = None
+
+    def _reduce_lru_cache(self, wrapper: Any) -> Any:
+        if _is_importable(wrapper):
+            return NotImplemented
+        if wrapper.cache_info().currsize:
+            self._change(objects.EMPTY_CACHE)
+        options = wrapper.cache_parameters()
+        return make_lru_cache, (wrapper.__wrapped__, options["maxsize"], options["typed"])
 
     def _note(self, name: Any) -> None:
         """Record a module that a value needs to load."""
@@ -246,6 +211,54 @@ class NotebookPickler(cloudpickle.Pickler):  # type: ignore[misc]
         name = function.__globals__.get("__name__")
         module = sys.modules.get(name) if isinstance(name, str) else None
         return name if module is not None and vars(module) is function.__globals__ else None
+
+
+class IdentityPickler(NotebookPickler):
+    """Keeps which NaN is which, and that the user namespace is the live one."""
+
+    def persistent_id(self, obj: Any) -> Any:
+        """The name of such an object, None for any other."""
+        if type(obj) is float and obj != obj:  # a NaN
+            name = self._identities.of(obj)
+            self._note(name[0])
+            return name
+        return () if obj is self._namespace else None
+
+    def identifying(self, written: Iterable[bytes] | None = None) -> None:
+        """None: it does so already."""
+
+
+class NotebookUnpickler(pickle.Unpickler):
+    """Loads values of a dump; `nans` are those of its other segments, by number."""
+
+    def __init__(
+        self, file: Any, buffers: Iterable[Any], *, nans: dict[int, float], ask: Ask
+    ) -> None:
+        """`ask` is called for each class."""
+        super().__init__(file, buffers=buffers)
+        self._nans = nans
+        self._ask = ask
+
+    def find_class(self, module: str, name: str) -> Any:
+        """A class or a function by name, those of earlier versions of these modules too."""
+        self._ask()
+        return (module == __name__ and _MOVED.get(name)) or super().find_class(module, name)
+
+    def persistent_load(self, pid: Any) -> Any:
+        """An object that `IdentityPickler` has named."""
+        if pid == ():
+            return the_namespace()
+        if isinstance(pid[0], str):
+            return import_module(pid[0], []).nan
+        return self._nans.setdefault(pid[0], *_FLOAT.unpack(pid[1]))
+
+
+_MOVED: dict[str, Callable[..., Any]] = {
+    "make_view": arrays.make_view,
+    "make_exception": objects.make_exception,
+    "the_sentinel": functools.partial(getattr, dataclasses),
+}
+"""Functions that dumps of earlier versions name."""
 
 
 def make_function(code: Any, name: str, closure: Any, home: str) -> Any:
@@ -301,20 +314,6 @@ def make_single_dispatch(function: Any, registry: dict[type, Any]) -> Any:
     return made
 
 
-def make_exception(kind: Any, arguments: tuple[Any, ...]) -> Any:
-    """An exception made without its `__init__`, which may take other arguments."""
-    return kind.__new__(kind, *arguments)
-
-
-def import_module(name: str, submodules: list[str]) -> types.ModuleType:
-    """Import as a cell would: the import policy applies. Raises ImportError."""
-    eval(IMPORT, {"__builtins__": builtins, "name": name})
-    for submodule in submodules:
-        with contextlib.suppress(ImportError):
-            eval(IMPORT, {"__builtins__": builtins, "name": submodule})
-    return sys.modules[name]
-
-
 def the_shell() -> Any:
     """What `get_ipython()` returns."""
     return get_ipython()
@@ -323,11 +322,6 @@ def the_shell() -> Any:
 def the_namespace() -> Any:
     """What `globals()` returns in a cell."""
     return the_shell().user_ns
-
-
-def the_sentinel(name: str) -> Any:
-    """A sentinel of `dataclasses`."""
-    return getattr(dataclasses, name)
 
 
 def the_stream(name: str) -> Any:
@@ -363,13 +357,6 @@ def _reduce_cell(cell: types.CellType) -> Any:
     return make_cell, (), contents, None, None, set_cell
 
 
-def _reduce_lru_cache(wrapper: Any) -> Any:
-    if _is_importable(wrapper):
-        return NotImplemented
-    options = wrapper.cache_parameters()
-    return make_lru_cache, (wrapper.__wrapped__, options["maxsize"], options["typed"])
-
-
 def _reduce_cached_property(made: Any) -> Any:
     return make_cached_property, (made.func, made.attrname)
 
@@ -394,18 +381,8 @@ def _reduce_single_dispatch(function: Any) -> Any:
     return make_single_dispatch, (function.__wrapped__, dict(function.registry))
 
 
-def _has_own_arguments(kind: Any) -> bool:
-    """Whether an exception has the default `__reduce__` and a Python `__init__`."""
-    usual = kind.__reduce__ is BaseException.__reduce__
-    return usual and type(kind.__init__) is types.FunctionType
-
-
 def _reduce_shell(shell: Any) -> Any:
     return (the_shell, ()) if shell is get_ipython() else NotImplemented
-
-
-def _reduce_sentinel(mark: Any) -> Any:
-    return the_sentinel, (_SENTINELS[type(mark)],)
 
 
 def _outside(obj: Any, what: str) -> Any:
@@ -413,6 +390,14 @@ def _outside(obj: Any, what: str) -> Any:
         if obj is getattr(sys, name):
             return the_stream, (name,)
     raise CannotKeepError(what, obj)
+
+
+def _load_home(kind: type) -> None:
+    """Import the module of a library's class, as `numpy.rec`, which may not be loaded yet."""
+    name = kind.__module__
+    if type(name) is str and name not in sys.modules and name.partition(".")[0] in sys.modules:
+        with contextlib.suppress(ImportError):
+            importlib.import_module(name)
 
 
 def _is_importable(obj: Any) -> bool:

@@ -13,7 +13,6 @@ import builtins
 import io
 import linecache
 import os
-import pickle
 import re
 import socket
 import sys
@@ -25,7 +24,12 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from kernel_specs.restricted import variables
 from kernel_specs.restricted.hibernation import saving
-from kernel_specs.restricted.hibernation.attempt_limits import Attempts, TimeUpError, Watch
+from kernel_specs.restricted.hibernation.attempt_limits import (
+    Attempts,
+    StoppedError,
+    TimeUpError,
+    Watch,
+)
 from kernel_specs.restricted.hibernation.dumps import (
     RESULT,
     Arrival,
@@ -35,7 +39,13 @@ from kernel_specs.restricted.hibernation.dumps import (
     Segment,
     sharing,
 )
-from kernel_specs.restricted.hibernation.pickles import IMPORT, NotebookPickler, stand_in
+from kernel_specs.restricted.hibernation.objects import IMPORT
+from kernel_specs.restricted.hibernation.pickles import (
+    Identities,
+    NotebookPickler,
+    NotebookUnpickler,
+    stand_in,
+)
 from kernel_specs.restricted.policy.guard import CELL_PREFIX
 
 if TYPE_CHECKING:
@@ -197,7 +207,7 @@ def _attempted(action: Callable[[Any], Any], argument: Any) -> dict[str, Any]:
     """The reply of an action, or the reason of its failure."""
     try:
         return {"status": "ok", **(action(argument) or {})}
-    except KeyboardInterrupt:
+    except StoppedError:
         return {"status": "aborted"}
     except Exception as error:  # noqa: BLE001  # a reply is owed
         return {"status": "error", "reason": f"{type(error).__name__}: {error}"[:1000]}
@@ -212,8 +222,7 @@ def take(
 ) -> tuple[Dump, dict[str, Any]]:
     """Pickle the variables of `shell`; `say` gets the name of each before.
 
-    With `ahead` a forked child does so first, and what ends it is left out. Raises
-    KeyboardInterrupt.
+    With `ahead` a forked child does so first, and what ends it is left out. Raises StoppedError.
     """
     everything, lost = _variables(shell)
     found = dict(list(everything.items())[:MAX_NAMES])
@@ -236,7 +245,8 @@ def take(
         lost |= harm
         wanted = {name: value for name, value in wanted.items() if name not in harm}
     try:
-        lost |= _fill(segments, wanted, shell, content, say)
+        failed, changed = _fill(segments, wanted, shell, content, say)
+        lost |= failed
         filled = [part for part in segments if part.names]
         kept = {name for part in filled for name in part.names}
         order = [name for name in found if name in kept]
@@ -250,7 +260,7 @@ def take(
         "names": order,
         "stored": [name for part in filled for name in part.names],
         "groups": [part.names for part in filled],
-        "copies": [name for part in filled for name in part.copies],
+        "changed": {name: why for name, why in changed.items() if name not in lost},
         "lost": lost,
         "variables": [item for item in described if item["name"] in kept],
     }
@@ -266,7 +276,8 @@ def _run_ahead(wanted: Mapping[str, Any], shell: Any, content: Mapping[str, Any]
 
     with Watch() as watch:
         try:
-            return watch.run(partial(dumps.harmful, list(wanted), fill), content["seconds"])
+            look = partial(dumps.harmful, list(wanted), fill, watch.ask)
+            return watch.run(look, content["seconds"])
         except TimeUpError:
             return {}
 
@@ -277,10 +288,11 @@ def _fill(
     shell: Any,
     content: Mapping[str, Any],
     say: Callable[[str], object] = len,
-) -> dict[str, str]:
-    """Pickle values into a segment each, or one for those that share; names that failed, and why.
+) -> tuple[dict[str, str], dict[str, str]]:
+    """Pickle values into a segment each, or one for those that share.
 
-    `shared` in `content` asks for the second.
+    `shared` in `content` asks for the second. Returns names that failed, with reasons, and names
+    that will not be equal, with reasons.
     """
     namespace = shell.user_ns
     code = "\n".join(shell.history_manager.input_hist_parsed)
@@ -291,7 +303,7 @@ def _fill(
         """Segments with a value each."""
         for name in names:
             say(name)
-            segment = Segment(room, lambda file, aside: NotebookPickler(file, namespace, aside))
+            segment = Segment(room, pickler, watch.ask)
             segments.append(segment)
             add(segment, name)
             yield segment
@@ -306,9 +318,13 @@ def _fill(
     with Watch() as watch, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         attempts = Attempts(watch, content["seconds"])
+        pickler = partial(
+            NotebookPickler, namespace=namespace, identities=Identities(), ask=watch.ask
+        )
         apart = list(fill(wanted, drafts))
+        changed = {name: why for part in apart for name, why in part.changed.items()}
         if not content["shared"]:
-            return attempts.lost
+            return attempts.lost, changed
         for group in sharing(apart):
             single = apart[group[0]]
             names = [name for place in group for name in apart[place].names]
@@ -318,11 +334,11 @@ def _fill(
                 continue
             for place in group:
                 apart[place].names.clear()
-            together = Segment(room, lambda file, aside: NotebookPickler(file, namespace, aside))
+            together = Segment(room, pickler, watch.ask)
             segments.append(together)
             for name in names:
                 add(together, name)
-    return attempts.lost
+    return attempts.lost, changed
 
 
 def _pickle(segment: Segment, value: Any, namespace: dict[str, Any], code: str) -> None:
@@ -446,12 +462,15 @@ class Loading:
         self._arrival = arrival
         self._header = arrival.header
         self._segments: list[dict[str, Any]] = list(arrival.header["segments"])
-        self._unpickler: pickle.Unpickler | None = None
+        self._unpickler: NotebookUnpickler | None = None
+        self._nans: dict[int, float] = {}
         self._names: list[str] = []
         self._modules: Mapping[str, list[str]] = {}
         self._values: dict[str, Any] = {}
         self._behind: list[str] = []
         self._leave: set[str] = set()
+        self._ask: Callable[[], object] = bool
+        """That of the watch of the step."""
         _restore_history(shell, self._header)
 
     def step(self, content: Mapping[str, Any]) -> dict[str, Any]:
@@ -459,7 +478,7 @@ class Loading:
 
         `seconds` of processor time are for all of them, and as many again for their imports. The
         reply has `names` loaded, `lost` with reasons, `behind` stored after an unreadable one, the
-        number `left`, and of the paths in `files` those `missing` here. Raises KeyboardInterrupt,
+        number `left`, and of the paths in `files` those `missing` here. Raises StoppedError,
         and ValueError, OSError for a dump that is not whole: no variable of it stays.
         """
         self._leave |= set(content["leave"])
@@ -467,6 +486,7 @@ class Loading:
         done = len(self._behind)
         with Watch() as watch, warnings.catch_warnings():
             warnings.simplefilter("ignore")
+            self._ask = watch.ask
             attempts = Attempts(watch, content["seconds"])
             imports = Attempts(watch, content["seconds"])
             count = content["count"] or sys.maxsize
@@ -509,7 +529,9 @@ class Loading:
             except (ValueError, OSError, MemoryError):
                 self._forget()
                 raise
-            self._unpickler = pickle.Unpickler(pickles, buffers=iter(buffers))
+            self._unpickler = NotebookUnpickler(
+                pickles, iter(buffers), nans=self._nans, ask=lambda: self._ask()
+            )
         return self._names.pop(0) if self._names else None
 
     def _forget(self) -> None:

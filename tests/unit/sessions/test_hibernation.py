@@ -140,15 +140,15 @@ async def test_the_search_for_what_ends_trials_is_bounded_and_names_the_rest(
         assert set(nb.source.kernels[-1].variables) == {"a", "b"}
 
 
-async def test_copies_and_files_that_end_with_the_kernel_are_told(tmp_path: Path) -> None:
+async def test_changes_and_files_that_end_with_the_kernel_are_told(tmp_path: Path) -> None:
     async with notebook(tmp_path) as nb:
         await nb.run("a = 1")
-        nb.source.copies, nb.source.files = ["a"], ["/tmp/table.csv"]
+        nb.source.changed, nb.source.files = {"a": "a copy now"}, ["/tmp/table.csv"]
         assert await nb.hibernate()
         assert nb.session.sleep is not None
         assert list(nb.session.sleep.gone) == ["/tmp/table.csv"]
         (notice,) = (await nb.run("b = 1")).notices
-        assert "Copies now, that shared memory with another object: a." in notice
+        assert "Not as before: a (a copy now)." in notice
         assert "Files that ended with the kernel" in notice
         assert "/tmp/table.csv (1)" in notice
 

@@ -31,7 +31,7 @@ REPORT = {
     "stored": ["a"],
     "lost": {},
     "variables": [],
-    "copies": [],
+    "changed": {},
     "files": [],
     "groups": [["a"]],
 }

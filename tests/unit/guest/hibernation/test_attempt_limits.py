@@ -15,6 +15,7 @@ from kernel_specs.restricted.hibernation.attempt_limits import (
     PATIENCE,
     Attempts,
     CannotKeepError,
+    StoppedError,
     TimeUpError,
     Watch,
     reason_for,
@@ -24,6 +25,11 @@ from kernel_specs.restricted.hibernation.attempt_limits import (
 def for_ever() -> None:
     while True:
         pass
+
+
+def asking(watch: Watch) -> None:
+    while True:
+        watch.ask()
 
 
 def stubborn() -> None:
@@ -41,8 +47,43 @@ def interrupt_itself() -> None:
 def test_what_takes_too_long_is_ended() -> None:
     start = monotonic()
     with Watch() as watch, pytest.raises(TimeUpError):
-        watch.run(for_ever, 0.05)
+        watch.run(lambda: asking(watch), 0.05)
     assert monotonic() - start < 2
+
+
+def test_a_value_that_never_asks_is_ended_in_the_end() -> None:
+    start = monotonic()
+    with Watch() as watch, pytest.raises(TimeUpError):
+        watch.run(for_ever, 0.05, in_hand=True)
+    assert monotonic() - start < 2
+
+
+@pytest.mark.parametrize("sign", [signal.SIGALRM, signal.SIGINT])
+def test_a_signal_raises_nothing_where_no_value_is_in_hand(sign: signal.Signals) -> None:
+    def work() -> str:
+        for _ in range(3):
+            os.kill(os.getpid(), sign)
+        return "done"
+
+    with Watch() as watch:
+        assert watch.run(work, 1e-9) == "done"
+        with pytest.raises((TimeUpError, StoppedError)):
+            watch.run(watch.ask, 1e-9)
+
+
+def test_what_cannot_be_raised_is_not_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    class Late:
+        def __del__(self) -> None:
+            for_ever()
+
+    def delete() -> None:
+        late = Late()
+        del late
+        for_ever()
+
+    with Watch() as watch, pytest.raises(TimeUpError):
+        watch.run(delete, 0.05, in_hand=True)
+    assert capsys.readouterr().err == ""
 
 
 def test_time_that_only_passes_counts_a_tenth() -> None:
@@ -56,13 +97,13 @@ def test_time_that_only_passes_counts_a_tenth() -> None:
 
 def test_code_that_waits_for_ever_is_ended_too() -> None:
     with Watch() as watch, pytest.raises(TimeUpError):
-        watch.run(threading.Event().wait, 0.2 / PATIENCE)
+        watch.run(threading.Event().wait, 0.2 / PATIENCE, in_hand=True)
 
 
 def test_a_swallowed_limit_comes_again() -> None:
     start = monotonic()
     with Watch() as watch:
-        watch.run(stubborn, 0.05)
+        watch.run(stubborn, 0.05, in_hand=True)
     assert monotonic() - start < 2
 
 
@@ -100,9 +141,9 @@ def test_attempts_end_when_the_time_is_used_up() -> None:
 def test_an_interrupt_ends_all_attempts() -> None:
     with Watch() as watch:
         attempts = Attempts(watch, 20)
-        with pytest.raises(KeyboardInterrupt):
+        with pytest.raises(StoppedError):
             attempts.do("a", interrupt_itself)
-        with pytest.raises(KeyboardInterrupt):
+        with pytest.raises(StoppedError):
             attempts.do("b", lambda: 1)
 
 

@@ -1,0 +1,233 @@
+"""Arrays of numpy in a dump: views share memory again, subclasses keep their attributes."""
+
+# numpy is a package of the session, which the kernel may not have.
+# mypy: disable-error-code="import-not-found, import-untyped, unused-ignore"
+
+from __future__ import annotations
+
+import sys
+import types
+from collections.abc import Callable
+from typing import Any
+
+COPIED = "a copy now: it shared memory with another object"
+UNMAPPED = "in memory now: changes no longer reach its file"
+
+
+class _Probe:
+    """An object with one attribute `base`, as arrays have."""
+
+    def __init__(self) -> None:
+        self.base = object()
+
+
+def _references(obj: Any) -> int:
+    return sys.getrefcount(obj.base)
+
+
+_ALONE = _references(_Probe())
+"""sys.getrefcount of a base that only its view references, in this version of Python."""
+_LENT = sys.getrefcount(memoryview(bytearray()).obj)
+"""sys.getrefcount of an object with one memoryview."""
+
+
+class ArrayReducer:
+    """Reduces instances of `numpy.ndarray`; `changed` gets a reason for each that is not equal."""
+
+    def __init__(self, changed: Callable[[str], None]) -> None:
+        self._changed = changed
+
+    def reduce(self, array: Any) -> Any:
+        """How to rebuild it, or NotImplemented for an own memory or an own reduction."""
+        import numpy as np
+
+        kind = type(array)
+        if kind is np.ndarray:
+            return self._view(array) or NotImplemented
+        if kind is np.ma.core.MaskedConstant:
+            return NotImplemented
+        if _has_own_reduction(kind):
+            if array.base is not None and not _alone(array):
+                self._changed(COPIED)
+            return NotImplemented
+        function, arguments = self._view(array) or (_itself, (_Plain(array),))
+        attributes = attributes_of(array)
+        if attributes.pop("_mmap", None) is not None and isinstance(array, np.memmap):
+            self._changed(UNMAPPED)
+        made = (kind, function, arguments)
+        return make_subclass, made, attributes or None, None, None, set_attributes
+
+    def reduce_record(self, record: Any) -> Any:
+        """The same for a scalar of a structured array, which is a view of its element."""
+        if record.base is not None:
+            self._changed(COPIED)
+        return NotImplemented
+
+    def _view(self, array: Any) -> Any:
+        """How to make a view of the same memory again; None for an array that is all of it."""
+        if array.base is None or not array.size:
+            return None
+        repeats = array.nbytes > _span(array)
+        if _alone(array) and not repeats:
+            return None
+        base = _owner(array)
+        flat = _flat(base)
+        if flat is None or (flat.dtype.hasobject and flat.dtype != array.dtype):
+            if not _alone(array):
+                self._changed(COPIED)
+            return None
+        if repeats and flat.nbytes > array.nbytes and _alone(array):
+            return None
+        offset = _address(array) - _address(flat)
+        writeable = array.flags.writeable
+        return make_view, (base, offset, array.shape, array.strides, array.dtype, writeable)
+
+
+class _Plain:
+    """Pickles the memory of an instance of a subclass as an exact `numpy.ndarray`."""
+
+    def __init__(self, array: Any) -> None:
+        self._array = array
+
+    def __reduce__(self) -> Any:
+        import numpy as np
+
+        return np.ndarray.__reduce_ex__(np.ndarray.view(self._array, np.ndarray), 5)
+
+
+def make_view(
+    base: Any,
+    offset: int,
+    shape: tuple[int, ...],
+    strides: tuple[int, ...],
+    dtype: Any,
+    writeable: bool,
+) -> Any:
+    """An array of the memory of `base`; `offset` and `strides` in bytes.
+
+    Raises ValueError when `base` has not come back as it was.
+    """
+    import numpy as np
+
+    flat = _flat(base)
+    if flat is None:
+        raise ValueError("the memory that it looks at has not come back")
+    if dtype.hasobject:
+        start = flat[offset // dtype.itemsize :]
+        view = np.lib.stride_tricks.as_strided(start, shape, strides)
+    else:
+        view = np.ndarray(shape, dtype, flat, offset, strides)
+    if not writeable:
+        view.flags.writeable = False
+    return view
+
+
+def make_subclass(kind: type, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
+    """An instance of a subclass, of the memory of the array that `function` makes."""
+    import numpy as np
+
+    return np.ndarray.view(function(*arguments), kind)
+
+
+def attributes_of(obj: Any, below: type | None = None) -> dict[str, Any]:
+    """The attributes of an instance, with those in slots of classes before `below` in its MRO."""
+    found = dict(getattr(obj, "__dict__", {}))
+    for base in type(obj).__mro__:
+        if base is below:
+            break
+        slots = vars(base).get("__slots__", ())
+        for slot in (slots,) if isinstance(slots, str) else tuple(slots):
+            name = f"_{base.__name__.lstrip('_')}{slot}" if _is_private(slot) else slot
+            if slot not in ("__dict__", "__weakref__") and hasattr(obj, name):
+                found[name] = getattr(obj, name)
+    return found
+
+
+def set_attributes(obj: Any, attributes: dict[str, Any]) -> None:
+    """Set attributes after the object is memoized: they may refer to it."""
+    own = getattr(obj, "__dict__", None)
+    for name, value in attributes.items():
+        if own is not None and not isinstance(
+            getattr(type(obj), name, None), types.MemberDescriptorType
+        ):
+            own[name] = value
+        else:
+            object.__setattr__(obj, name, value)
+
+
+def _is_private(name: str) -> bool:
+    return name.startswith("__") and not name.endswith("__")
+
+
+def _itself(plain: Any) -> Any:
+    return plain
+
+
+def _has_own_reduction(kind: type) -> bool:
+    """Whether a subclass says itself how it is pickled; what numpy's do forgets shared memory."""
+    for base in kind.__mro__:
+        if any(name in vars(base) for name in ("__reduce__", "__reduce_ex__", "__setstate__")):
+            return base.__module__.partition(".")[0] != "numpy"
+    return False
+
+
+def _span(array: Any) -> int:
+    """Bytes from the first to the last element."""
+    steps = zip(array.shape, array.strides, strict=True)
+    return int(array.itemsize + sum((count - 1) * abs(stride) for count, stride in steps))
+
+
+def _alone(array: Any) -> bool:
+    """Whether only `array` references its memory."""
+    if _references(array) > _ALONE:
+        return False
+    base = array.base
+    if type(base) is memoryview:
+        return sys.getrefcount(base.obj) <= _LENT
+    return getattr(base, "base", None) is None or _alone(base)
+
+
+def _is_view(base: Any) -> bool:
+    import numpy as np
+
+    return isinstance(base, np.ndarray) and base.base is not None
+
+
+def _owner(array: Any) -> Any:
+    """The object with the memory of `array`, as it is pickled: one that is alone has its own."""
+    base = array.base
+    while type(base) not in (bytearray, bytes):
+        if _is_view(base) and _alone(base):
+            break
+        below = base.obj if type(base) is memoryview else getattr(base, "base", None)
+        if below is None or not isinstance(below, _memory()):
+            break
+        base = below
+    return base
+
+
+def _memory() -> tuple[type, ...]:
+    import numpy as np
+
+    return (np.ndarray, bytearray, bytes, memoryview)
+
+
+def _flat(base: Any) -> Any:
+    """The memory of `base` as a flat view; None for a base that is not pickled."""
+    import numpy as np
+
+    if type(base) in (bytearray, bytes):
+        return np.frombuffer(base, np.uint8) if base else None
+    if not isinstance(base, np.ndarray) or _has_own_reduction(type(base)):
+        return None
+    base = np.ndarray.view(base, np.ndarray)
+    if not base.flags.c_contiguous:
+        base = base.T
+    if not base.flags.c_contiguous:
+        return None
+    flat = base.reshape(-1)
+    return flat if base.dtype.hasobject else flat.view(np.uint8)
+
+
+def _address(array: Any) -> int:
+    return int(array.__array_interface__["data"][0])

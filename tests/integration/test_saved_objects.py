@@ -1,0 +1,72 @@
+"""Each kind of object comes back as it was, or the first answer says which is not and why."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.integration.agent import ANALYSIS, Agent, Answer, agent, lost, notices
+from tests.integration.lives import Place
+from tests.integration.saved_objects import Case, cases
+from tests.integration.test_hibernation_losses import ONE, forced
+
+pytestmark = [pytest.mark.anyio]
+
+AT_ONCE = 30
+"""Cases in one cell."""
+_CHANGED = re.compile(r"\b(\w+) \(")
+
+
+async def made(notebook: Agent, every: list[Case]) -> int:
+    """Run the code of all cases; the number of the last cell."""
+    for place in range(0, len(every), AT_ONCE):
+        some = every[place : place + AT_ONCE]
+        answer = await notebook.run("\n".join(case.setup for case in some))
+        assert answer.status == "ok", answer.text
+    return int(answer.cell["cell"])
+
+
+def checking(every: list[Case], told: set[str]) -> str:
+    """A cell that shows the names of the cases that are not as they were."""
+    questions = [(case.name, case.check) for case in every]
+    return (
+        f"def failures(told):\n"
+        f"    found = []\n"
+        f"    for name, check in {questions!r}:\n"
+        f"        try:\n"
+        f"            good = eval(check, globals(), {{'told': told}})\n"
+        f"        except Exception as error:\n"
+        f"            good, name = False, f'{{name}}: {{error!r}}'\n"
+        f"        if not good: found.append(name)\n"
+        f"    return found\n"
+        f"failures({told!r}.__contains__)"
+    )
+
+
+def named(answer: Answer) -> set[str]:
+    """The names that are lost, and those of variables that are not as before."""
+    (notice,) = notices(answer)
+    changed = notice.partition("Not as before: ")[2].partition(". ")[0]
+    return {*lost(answer), *_CHANGED.findall(changed)}
+
+
+async def test_a_restarted_server_brings_each_kind_back_or_names_it(tmp_path: Path) -> None:
+    place, every = Place(tmp_path), cases()
+    async with place.life("--template", "--allow", ANALYSIS) as first:
+        cells = await made(first, every)
+        await place.saved(cells)
+    size = sum(path.stat().st_size for path in place.kept.glob("k/*/variables-*"))
+    async with place.life("--template", "--allow", ANALYSIS) as second:
+        told = named(await second.run("pass"))
+        assert (await second.run(checking(every, told))).text == "[]"
+    assert size < 8_000_000  # what is repeated in memory is not in the file
+
+
+async def test_hibernation_brings_each_kind_back(tmp_path: Path) -> None:
+    every = cases()
+    async with agent("--allow", ANALYSIS, *ONE) as notebook:
+        await made(notebook, every)
+        told = named(await forced(notebook, "pass"))
+        assert (await notebook.run(checking(every, told))).text == "[]"
