@@ -413,7 +413,8 @@ class Keeper:
             if anew or self._version == 0:
                 return ""
             who = ground.maker(path)
-            return NAMED if named and who not in (CODE, HOST) else who
+            known = who in (CODE, HOST)
+            return NAMED if named and not known and ground.was_there(path) else who
 
         kinds = (
             [(path, found.covers.get(path, secrets.FIXED), maker(path)) for path in part]

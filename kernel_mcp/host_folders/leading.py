@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 
 _MOST_LINKS = 40
 """As Linux follows."""
 
 
-def way(path: str) -> tuple[list[str], str]:
+def way(path: str, passable: Callable[[str], bool] = lambda _link: True) -> tuple[list[str], str]:
     """Return the links that an absolute path goes over, and the path without links at its end.
 
-    The end is where Linux would look, whether something is there or not; empty for a loop.
+    The end is where Linux would look, whether something is there or not; empty for a loop. Links
+    that are not `passable` are taken for what they are, not for where they lead.
     """
     links: list[str] = []
     pending = path.split("/")[::-1]
@@ -27,6 +29,9 @@ def way(path: str) -> tuple[list[str], str]:
         try:
             goal = os.readlink(here)  # noqa: PTH115  # names may be of any bytes
         except OSError:
+            place = here
+            continue
+        if not passable(here):
             place = here
             continue
         links.append(here)

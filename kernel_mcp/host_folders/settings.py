@@ -230,16 +230,17 @@ def words(text: str) -> Iterator[str]:
 
 
 def referred(entry: str, bases: Sequence[str]) -> Iterator[str]:
-    """Yield the programs among existing files that are named in what hosts execute.
+    """Yield the programs that are named in what hosts execute, there or not.
 
     `entry` is such a file or folder; relative paths are looked for below each of `bases`.
     """
     for path in islice(_texts(entry), _MOST_FILES):
         text = small(path).decode("utf-8", "replace")
         for word in dict.fromkeys(words(text)):
-            for place in _places(word, bases, ()):
-                if _runs(place):
-                    yield place
+            yield from (place for place in _places(word, bases, ()) if _runs(place, word))
+            if "." in word and "/" not in word:  # a module of Python
+                modules = _places(f"{word.strip('.').replace('.', '/')}.py", bases, ())
+                yield from filter(os.path.isfile, modules)
 
 
 def _texts(entry: str) -> Iterator[str]:
@@ -274,12 +275,12 @@ def _files(folder: str, depth: int) -> Iterator[str]:
                 yield from _files(entry.path, depth - 1)
 
 
-def _runs(path: str) -> bool:
+def _runs(path: str, word: str) -> bool:
+    script = path.lower().endswith(names.SCRIPTS)
     try:
         info = os.stat(path)  # noqa: PTH116
     except OSError:
-        return False
-    script = path.lower().endswith(names.SCRIPTS)
+        return script and "/" in word
     return stat.S_ISREG(info.st_mode) and (script or info.st_mode & 0o111 != 0)
 
 

@@ -7,6 +7,7 @@ import errno
 import os
 import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 
 from kernel_mcp.host_folders import names
 from kernel_mcp.host_folders.found import MOST_COVERS, Found, TooManySecrets, born, status_of
@@ -416,14 +417,8 @@ class Walk:
         return 0
 
     def _is_folder(self, parts: Parts) -> bool:
-        return stat.S_ISDIR(self._mode("/".join((f"/proc/self/fd/{self._root}", *parts))))
-
-    @staticmethod
-    def _mode(path: str) -> int:
-        try:
-            return os.lstat(path).st_mode
-        except OSError:
-            return 0
+        path = Path(f"/proc/self/fd/{self._root}", *parts)
+        return path.is_dir() and not path.is_symlink()
 
     def _forget_the_gone(self) -> None:
         top = f"/proc/self/fd/{self._root}"

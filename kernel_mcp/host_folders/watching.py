@@ -7,6 +7,7 @@ import os
 import select
 import stat
 import struct
+import time
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -14,6 +15,8 @@ from typing import Any
 
 from kernel_mcp.host_folders import secrets
 from kernel_mcp.host_folders.entering import Work
+from kernel_mcp.host_folders.found import born
+from kernel_mcp.host_folders.rights import Rights
 from kernel_mcp.host_folders.secrets import Parts
 from kernel_mcp.host_folders.walking import Walk
 from kernel_mcp.linux.safe_tree import open_beneath, open_place
@@ -56,8 +59,6 @@ _LATE_MS = 1
 HOST, CODE, LOST, NAMED = "host", "code", "lost", "named"
 """Who made an entry: a program of the host, one of a sandbox, or one that is gone already; and
 that it may have been there long before settings named it."""
-_ACCESS_LISTS = ("system.posix_acl_access", "system.posix_acl_default")
-"""Extended attributes by which Linux gives rights to further users."""
 _MOST_MOVED = 64
 """Renames of secrets that are under way; more have left what is watched."""
 
@@ -115,6 +116,7 @@ class Ground:
         self.coming: list[Parts] = []
         self.walk = self._fresh()
         self.rights = Rights(self._root)
+        self._began = time.time_ns()
 
     def _fresh(self) -> Walk:
         if self._root >= 0:
@@ -149,6 +151,17 @@ class Ground:
         if not (wanted and self.tells_makers):
             return ""
         return self._watches.makers.of(self._root, parts)
+
+    def was_there(self, parts: Parts) -> bool:
+        """Return whether what is at a path is older than this process, as far as is known."""
+        try:
+            fd = open_beneath(self._root, parts, os.O_PATH | os.O_NOFOLLOW)
+        except OSError:
+            return False
+        try:
+            return born(fd) < self._began
+        finally:
+            os.close(fd)
 
     def writer(self, parts: Parts) -> str:
         """Return who wrote a file last, or made it; empty where that cannot be known."""
@@ -226,40 +239,6 @@ class Ground:
             return 0
         finally:
             os.close(place)
-
-
-class Rights:
-    """Who may do what in the folder of a mount, which sessions are not to change for others."""
-
-    def __init__(self, root: int) -> None:
-        self._place = f"/proc/self/fd/{root}"
-        self._mode = stat.S_IMODE(os.stat(self._place).st_mode)  # noqa: PTH116
-        self._lists = {name: self._list(name) for name in _ACCESS_LISTS}
-
-    def restore(self) -> bool:
-        """Take back what others than the owner have been given; whether there was something.
-
-        Raises OSError.
-        """
-        given = False
-        for name, before in self._lists.items():
-            if self._list(name) == before:
-                continue
-            given = True
-            if before:
-                os.setxattr(self._place, name, before)
-            else:
-                os.removexattr(self._place, name)
-        mode = stat.S_IMODE(os.stat(self._place).st_mode)  # noqa: PTH116
-        if more := mode & ~self._mode & ~stat.S_IRWXU:
-            os.chmod(self._place, mode & ~more)  # noqa: PTH101
-        return given or more != 0
-
-    def _list(self, name: str) -> bytes:
-        try:
-            return os.getxattr(self._place, name)
-        except OSError:  # it has none, or its file system
-            return b""
 
 
 class Makers:

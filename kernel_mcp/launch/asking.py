@@ -71,9 +71,12 @@ class Asking:
         self._find = builder
         self._builder: Builder | None = None
 
-    async def ask(self, shown: Shown) -> Answer:
-        """Read all settings that concern one mount. Raises Unasked."""
-        about = await anyio.to_thread.run_sync(partial(_About, shown))
+    async def ask(self, shown: Shown, *, again: bool) -> Answer:
+        """Read all settings that concern one mount. Raises Unasked.
+
+        When it is done `again`, code may have changed the mount meanwhile.
+        """
+        about = await anyio.to_thread.run_sync(partial(_About, shown, again=again))
         pending = list(dict.fromkeys(about.files))
         seen: set[str] = set()
         size = 0
@@ -162,8 +165,9 @@ class _About:
     Its methods block.
     """
 
-    def __init__(self, shown: Shown) -> None:
+    def __init__(self, shown: Shown, *, again: bool) -> None:
         self._shown = shown
+        self._again = again
         self._top = str(shown.mount.host)
         self._above = shown.mount.host.parts[1:]
         self._home = settings.homes(Path(self._top).stat().st_uid)
@@ -227,8 +231,13 @@ class _About:
             inside.update(dict.fromkeys(self._inside(path)))
         return list(inside)
 
+    def _passable(self, link: str) -> bool:
+        """Return whether a link is not one that code may just have made."""
+        inside = below(link, self._top)
+        return inside is None or not self._again or inside in self._shown.covers
+
     def _inside(self, path: str) -> Sequence[Parts]:
-        links, end = way(path)
+        links, end = way(path, self._passable)
         places = [below(each, self._top) for each in (*links, *([end] if end else []))]
         return [
             each
@@ -298,7 +307,7 @@ class Settings:
     async def _refresh(self, number: int, *, again: bool) -> None:
         shown = self._shown[number]
         try:
-            answer = await self._asking.ask(shown)
+            answer = await self._asking.ask(shown, again=again)
         except (Unasked, OSError) as reason:
             if self._unasked.get(number) != str(reason):
                 self._unasked[number] = str(reason)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 from pathlib import Path
 
+import anyio
 import pytest
 
 from tests.escape.test_mounted_folders import (
@@ -174,6 +176,124 @@ async def test_what_git_settings_name_cannot_be_made_to_run_code(
     assert not [path for path in paths if "touch" in _text(project.root / path)], told
     host.works()
     assert not host.marker.exists(), told
+
+
+some = pytest.mark.parametrize("way", ["root forked", "ordinary cold"], indirect=True)
+
+
+def begun(host: Host, cwd: str = "") -> None:
+    """Make a repository with a commit."""
+    (host.root / cwd).mkdir(exist_ok=True)
+    host.own()
+    host.git("init", "-q", cwd=cwd)
+    (host.root / cwd / "tracked.txt").write_text("first")
+    host.own()
+    host.git("add", "tracked.txt", cwd=cwd)
+    host.git("commit", "-q", "-m", "first", cwd=cwd)
+
+
+@some
+async def test_hooks_that_are_elsewhere_cannot_be_made_to_run_code(
+    way: str, project: Project
+) -> None:
+    """Links to folders that are tracked, repositories around, below and beside, local hooks."""
+    host = Host(project)
+    shutil.rmtree(project.root / ".git")
+    room = "room"
+    begun(host)
+    begun(host, room)
+    (project.root / room / "tracked-hooks").mkdir()
+    shutil.rmtree(project.root / room / ".git/hooks")
+    (project.root / room / ".git/hooks").symlink_to("../between")
+    (project.root / room / "between").symlink_to("tracked-hooks")
+    host.git("config", "core.hooksPath", "room/outer-hooks")
+    project.write("room/.pre-commit-config.yaml", "entry: ./own/check.sh\n")
+    project.write("room/own/check.sh", "")
+    host.git("init", "-q", "--separate-git-dir", "room/apart", "room/linked")
+    host.git("init", "-q", "--bare", "room/bare")
+    host.own()
+    paths = [
+        *("tracked-hooks/post-commit", "between/post-commit", "outer-hooks/post-commit"),
+        *("own/check.sh", "apart/hooks/post-checkout", "bare/hooks/post-receive"),
+        *("apart/config.settings", ".git/hooks/post-commit", "planted/hooks/fsmonitor"),
+    ]
+    plant = (
+        "import os\n"
+        "for top in ('planted', '.'):\n"
+        "    try:\n"
+        "        for name in ('objects', 'refs'): os.makedirs(f'{top}/{name}', exist_ok=True)\n"
+        "        open(f'{top}/config', 'w').write(SETTINGS)\n"
+        "        open(f'{top}/HEAD', 'w').write('ref: refs/heads/main')\n"
+        "    except OSError: pass\n"
+        "try:\n"
+        "    os.unlink('between'); os.mkdir('evil'); os.symlink('evil', 'between')\n"
+        "    write('evil/post-commit', SCRIPT)\n"
+        "except OSError as error: print(error)\n"
+    )
+    async with opened(way, "--mount", f"{project.root / room}:rw") as notebook:
+        payload = host.payload(paths).replace(
+            repr(str(project.root)), repr(str(project.root / room))
+        )
+        await notebook.agent.run(payload + plant, session=notebook.session)
+        told = (await notebook.agent.call("info")).data["mounts"][0]
+    host.own()
+    host.works()
+    host.works(room)
+    host.git("status", check=False, cwd="room/planted")
+    host.git("status", check=False, cwd="room/bare")
+    assert not host.marker.exists(), told
+
+
+@some
+async def test_settings_that_change_while_code_runs_are_asked_about_again(
+    way: str, project: Project
+) -> None:
+    host = Host(project)
+    shutil.rmtree(project.root / ".git")
+    shutil.rmtree(project.root / "plain")
+    begun(host)
+    env = {"GIT_CONFIG_GLOBAL": str(host.home / ".gitconfig")}
+    async with opened(way, "--mount", f"{project.root}:rw", env=env) as notebook:
+        for setting in (
+            ["core.hooksPath", "later-hooks"],
+            ["--global", "core.fsmonitor", "./mon.sh"],
+        ):
+            host.git("config", *setting)
+        code = host.payload(["later-hooks/post-commit", "mon.sh"])
+        with anyio.fail_after(PATIENCE_S):
+            told = ""
+            while not ("later-hooks (now" in told and "mon.sh (now" in told):
+                await notebook.agent.run(code, session=notebook.session)
+                told = (await notebook.agent.call("info")).data["mounts"][0]
+    host.git("config", "--global", "--unset", "core.fsmonitor")
+    host.works()
+    assert not host.marker.exists(), told
+
+
+@some
+async def test_rights_to_the_folder_stay_and_what_agents_obey_is_told(
+    way: str, project: Project
+) -> None:
+    project.write("AGENTS.md", "be good")
+    project.own()
+    mode = project.root.stat().st_mode
+    async with opened(way, "--mount", f"{project.root}:rw") as notebook:
+        answer = await notebook.agent.run(
+            f"import os, subprocess\nos.chdir({str(project.root)!r})\n"
+            "for _ in range(100): os.chmod('.', 0o777)\n"
+            "subprocess.run(['chmod', 'a+rwx', '.'])\n"
+            "open('AGENTS.md', 'w').write('be evil')\n"
+            "os.makedirs('.github/workflows'); open('.github/workflows/x.yml', 'w').write('x')",
+            session=notebook.session,
+        )
+        assert answer.status == "ok", answer.text
+        with anyio.fail_after(PATIENCE_S):
+            while project.root.stat().st_mode != mode:
+                await notebook.agent.run("1", session=notebook.session)
+        with anyio.fail_after(PATIENCE_S):
+            told = answer.text
+            while not ("AGENTS.md" in told and ".github" in told):
+                told += (await notebook.agent.run("1", session=notebook.session)).text
 
 
 def _text(path: Path) -> str:

@@ -197,6 +197,21 @@ def test_a_folder_where_a_link_of_such_a_name_leads_to_nothing_is_set_aside(
     assert not os.path.lexists(mounted.folder / "not")
 
 
+def test_a_link_that_code_plants_has_nothing_of_the_users_set_aside(mounted: Mounted) -> None:
+    for name in ("src", "config", "hooks"):
+        (mounted.folder / name).mkdir()
+    mounted.begin()
+    (mounted.folder / ".git").symlink_to("src")
+    mounted.appeared(".git")
+    for name in ("objects", "refs"):
+        (mounted.folder / name).mkdir()
+    (mounted.folder / "HEAD").write_text("ref: refs/heads/main\n")
+    mounted.appeared("HEAD")
+    assert {path.name for path in mounted.folder.iterdir() if "aside" not in path.name} == {
+        *("src", "config", "hooks", "objects", "refs")
+    }
+
+
 @pytest.mark.parametrize("top", ["", "deep"])
 def test_a_folder_that_becomes_a_repository_of_its_own_is_none_any_more(
     mounted: Mounted, top: str
