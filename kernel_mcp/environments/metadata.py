@@ -339,7 +339,8 @@ def _modules(record: Path) -> set[str]:
             status = os.fstat(lines.fileno())
             if not stat.S_ISREG(status.st_mode) or status.st_size > MAX_RECORD_BYTES:
                 return set()
-            files = [PurePosixPath(row[0]) for row in csv.reader(lines) if row]
+            names = (row[0] for row in csv.reader(lines) if row)
+            files = [PurePosixPath(name) for name in names if name.endswith(_SUFFIXES)]
     except (OSError, ValueError, csv.Error):
         return set()
     code = [file for file in files if _is_code(file)]

@@ -119,8 +119,7 @@ _BREAKS = frozenset(
 ) | frozenset(
     ("h2", "h3", "h4", "h5", "h6", "details", "summary", "figure", "dl", "dt", "dd", "caption")
 )
-_TAG = re.compile("<!--|<[^<>]*>")
-_NAME = re.compile("</?([a-zA-Z][a-zA-Z0-9]*)")
+_TAG = re.compile("<(?:!--|/?(?P<name>[a-zA-Z][a-zA-Z0-9]*)(?:[^<>a-zA-Z0-9][^<>]*)?>|[!?][^<>]*>)")
 _COMMENT = "<!--"
 _LONG_REFERENCE = re.compile("&#(?:[0-9]{20,}|[xX][0-9a-fA-F]{20,});?")
 """Python refuses to make a number of more than 4,300 digits."""
@@ -152,9 +151,12 @@ def _pieces(source: str) -> Iterator[tuple[str, str, str]]:
     Comments, and elements that are not read, are left out with all that they hold.
     """
     position = 0
-    while found := _next_tag(source, position):
-        start, after, name = found
-        words, tag = source[position:start], source[start:after]
+    for found in _TAG.finditer(source):
+        start, after = found.span()
+        if start < position:  # within what is not read
+            continue
+        words, tag = source[position:start], found[0]
+        name = (found["name"] or "").lower()
         position = after
         if tag == _COMMENT:
             position = _after(source, "-->", position)
@@ -169,17 +171,9 @@ def _pieces(source: str) -> Iterator[tuple[str, str, str]]:
 
 def unescaped(text: str) -> str:
     """Return text with its references to characters resolved; one of over 19 digits is none."""
+    if "&" not in text:
+        return text
     return html.unescape(_LONG_REFERENCE.sub("\N{REPLACEMENT CHARACTER}", text))
-
-
-def _next_tag(source: str, position: int) -> tuple[int, int, str] | None:
-    """Return start, end and name of the next tag; a comment's is its beginning, without a name."""
-    while found := _TAG.search(source, position):
-        tag, position = found[0], found.end()
-        named = _NAME.match(tag)
-        if named or tag[1] in "!?":
-            return found.start(), position, named[1].lower() if named else ""
-    return None
 
 
 _BARE = frozenset(
@@ -196,7 +190,8 @@ def bare_html(source: str, limit: int) -> str:
     """
     found: list[str] = []
     for words, name, tag in _pieces(source[:limit]):
-        found.append(html.escape(unescaped(words)))
+        if words:
+            found.append(html.escape(unescaped(words)))
         if name in _BARE and tag.startswith("</"):
             found.append(f"</{name}>")
         elif name in _BARE:
@@ -216,10 +211,8 @@ def html_outline(source: str, limit: int) -> str:
     """
     found: dict[str, None] = {}
     source, size = source[:limit], len(source)
-    position = 0
-    while tag_found := _next_tag(source, position):
-        start, position, name = tag_found
-        tag = source[start:position]
+    for tag_found in _TAG.finditer(source):
+        tag, name = tag_found[0], (tag_found["name"] or "").lower()
         if not name or tag.startswith("</"):
             continue
         address = _ADDRESS.search(tag)

@@ -138,7 +138,7 @@ def install_cell(code: str) -> InstallCell | None:
     source = Source.of(code)
     if guard(source, code) is not None:
         return None
-    source, commands = top_level(source)
+    source, commands = top_level(source, "install")
     lines = tuple(
         _line(each, match)
         for each in commands

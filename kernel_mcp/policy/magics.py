@@ -61,14 +61,14 @@ class Command:
     last: int
 
 
-def top_level(source: Source) -> tuple[Source, tuple[Command, ...]]:
+def top_level(source: Source, word: str) -> tuple[Source, tuple[Command, ...]]:
     """The source without margins and prompts, and the commands in it that are not indented.
 
-    Below a `%%` line that is not for Python there are none.
+    Nothing is read behind the last `word`. Below a `%%` line that is not for Python there are none.
     """
     source = _without_prompts(_without_margin(source))
     below, _ = _cell_magics(source)
-    commands = _written(below.text)
+    commands = _written(below.text, below.text.rfind(word))
     return source, tuple(each for each in commands if not each.head[:1].isspace())
 
 
@@ -81,7 +81,7 @@ def plain(source: Source) -> tuple[Source, tuple[Magic, ...]]:
     source, found = _cell_magics(source)
     magics: list[Magic] = list(found)
     changes: dict[int, tuple[str, int]] = {}
-    for each in _written(source.text):
+    for each in _written(source.text, len(source.text)):
         magic = command(each.text, each.first, len(each.head) + 1)
         magics.append(magic)
         timed = _timed_code(magic)
@@ -180,9 +180,9 @@ def _without_options(rest: str) -> str:
     return rest.split(maxsplit=taken)[-1] if taken < len(words) else ""
 
 
-def _written(text: str) -> Iterator[Command]:
+def _written(text: str, most: int) -> Iterator[Command]:
     number, counted = 1, 0
-    for start, sign, end in _commands(text):
+    for start, sign, end in _commands(text, most):
         number += text.count("\n", counted, start)
         begin = text.rfind("\n", 0, start) + 1
         last = number + text.count("\n", start, end)
@@ -190,12 +190,12 @@ def _written(text: str) -> Iterator[Command]:
         number, counted = last, end
 
 
-def _commands(text: str) -> Iterator[tuple[int, int, int]]:
-    """Start of the statement, position of the sign and end, for each command in the text."""
+def _commands(text: str, most: int) -> Iterator[tuple[int, int, int]]:
+    """Start of the statement, position of the sign and end, for each command before `most`."""
     position, depth = 0, 0
     start: int | None = None
     assigned = False
-    while position < len(text):
+    while position < min(most, len(text)):
         match = _TOKEN.match(text, position)
         if match is None:
             return
