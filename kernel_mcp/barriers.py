@@ -59,7 +59,7 @@ def log_failure(error: Exception, doing: str, session: str = "") -> None:
     KernelMcpErrors are complete, and shortages with the line that raised them.
     """
     cause = _first(error)
-    expected = isinstance(error, KernelMcpError)
+    expected = refusal_of(error) is not None
     refused = _refusal(cause) is not None
     logger.log(
         logging.WARNING if expected else logging.ERROR,
@@ -71,6 +71,18 @@ def log_failure(error: Exception, doing: str, session: str = "") -> None:
         exc_info=None if expected or refused else error,
         extra={"session": session},
     )
+
+
+def refusal_of(error: BaseException) -> KernelMcpError | None:
+    """Return the error to tell people of, where all in a group, or one alone, are KernelMcpErrors.
+
+    None for any other: it is a defect, and wants a traceback.
+    """
+    inner = getattr(error, "exceptions", None)
+    if isinstance(inner, tuple):
+        found = [refusal_of(each) for each in inner]
+        return found[0] if found and all(found) else None
+    return error if isinstance(error, KernelMcpError) else None
 
 
 def explained(error: Exception, doing: str, *, kept: str = "") -> KernelMcpError:

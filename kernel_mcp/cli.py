@@ -11,9 +11,10 @@ import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 
+from kernel_mcp.barriers import refusal_of
 from kernel_mcp.config.load import read_settings, settings_parser
 from kernel_mcp.config.serving import check_serving
-from kernel_mcp.errors import ConfigError, KernelMcpError
+from kernel_mcp.errors import ConfigError
 from kernel_mcp.linux.process import plain_signals
 from kernel_mcp.telemetry.logs import log_to_stderr
 
@@ -84,21 +85,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         if command is not None:
             return command(words[1:])
         return _serve(words)
-    except ConfigError as error:
-        print(f"kernel-mcp: error: {error}", file=sys.stderr)
-        return EXIT_USAGE
-    except KernelMcpError as error:
-        print(f"kernel-mcp: error: {error}", file=sys.stderr)
-        return EXIT_FAILED
     except KeyboardInterrupt:
         return 130
-    except RuntimeError as error:
+    except Exception as error:
         # Python before 3.12 wraps what a signal raises while a class is made, as in an import.
         if isinstance(error.__cause__, KeyboardInterrupt):
             return 130
         if isinstance(error.__cause__, SystemExit):
             raise error.__cause__ from None
-        raise
+        if (refusal := refusal_of(error)) is None:
+            raise
+        print(f"kernel-mcp: error: {refusal}", file=sys.stderr)
+        return EXIT_USAGE if isinstance(refusal, ConfigError) else EXIT_FAILED
 
 
 def _serve(argv: Sequence[str]) -> int:

@@ -183,7 +183,7 @@ async def ground(
             keep=settings.workspace is not None,
             by_principal=settings.http is not None,
         )
-        folders.workspaces.mkdir(mode=0o700, parents=True, exist_ok=True)
+        _make(folders.workspaces)
         inspector = Inspector(sandbox)
         rules = InstallRules.of(settings)
         state = run.path.parent
@@ -289,6 +289,17 @@ async def ground(
             spares=spares,
             waiting=waiting,
         )
+
+
+def _make(workspaces: Path) -> None:
+    """Make the folder of all workspaces. Raises ConfigError."""
+    try:
+        workspaces.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(
+            f"the workspaces of sessions cannot be kept in {workspaces}: {error.strerror}; name a "
+            "folder that can be made with --workspace"
+        ) from error
 
 
 def _apart(sandbox: Sandbox) -> bool:

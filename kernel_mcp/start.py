@@ -17,7 +17,7 @@ from types import ModuleType
 
 import anyio
 
-from kernel_mcp.barriers import Barrier, explained
+from kernel_mcp.barriers import Barrier, explained, refusal_of
 from kernel_mcp.config.settings import Settings
 from kernel_mcp.config.values import LEAST_MASKED
 from kernel_mcp.errors import KernelMcpError
@@ -162,8 +162,10 @@ def serve(
     with Barrier("serving") as barrier:
         try:
             anyio.run(ending.during, partial(run, settings, sandbox, ending))
-        except KernelMcpError as error:
-            print(f"kernel-mcp: {error}", file=sys.stderr)
+        except Exception as error:
+            if (refusal := refusal_of(error)) is None:
+                raise
+            print(f"kernel-mcp: {refusal}", file=sys.stderr)
             return 1
     if barrier.failure is not None:
         print(f"kernel-mcp: {explained(barrier.failure, 'serving')}", file=sys.stderr)

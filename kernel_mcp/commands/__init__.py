@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 import anyio
 
+from kernel_mcp.barriers import reason_of, refusal_of
 from kernel_mcp.config.load import HELP, OTHERS, read_settings, settings_from, settings_parser
 from kernel_mcp.config.settings import Settings
 from kernel_mcp.config.values import GIB, MIB, duration
@@ -49,14 +50,21 @@ _EXAMINED = (
 _DOCTOR_EPILOG = """\
 exit code: 0 when the sandbox holds that a server with these flags would use, else 1
 """
+_EXAMINING = "kernel-mcp doctor: trying kernels in the sandboxes of this machine, up to a minute …"
+_FAILED = (
+    "kernel-mcp doctor: the examination failed: {reason}; run it again with --log-level debug, and "
+    "report what it says as a defect"
+)
 
 
 def run_doctor(argv: Sequence[str]) -> int:
     """Run `doctor`; its exit code. Raises ConfigError."""
     parser = settings_parser("kernel-mcp doctor", _DOCTOR, _DOCTOR_EPILOG, shown=_EXAMINED)
     parser.add_argument("--json", action="store_true", help="print the report as JSON")
+    parser.add_argument("-v", "--verbose", action="store_true", help="print what is well, too")
     flags = vars(parser.parse_args(list(argv)))
-    as_json = bool(flags.pop("json", False))
+    as_json, verbose = bool(flags.pop("json", False)), bool(flags.pop("verbose", False))
+    print(_EXAMINING, file=sys.stderr, flush=True)
     settings = settings_from(flags)
     from kernel_mcp.commands.doctor import examine
 
@@ -66,11 +74,18 @@ def run_doctor(argv: Sequence[str]) -> int:
         if sys.stderr.isatty():
             print(text, file=sys.stderr, flush=True)
 
-    diagnosis = anyio.run(examine.examine_all, settings, progress)
+    try:
+        diagnosis = anyio.run(examine.examine_all, settings, progress)
+    except Exception as error:
+        if refusal_of(error) is not None:
+            raise
+        logging.getLogger(__name__).debug("the examination failed", exc_info=error)
+        print(_FAILED.format(reason=reason_of(error)), file=sys.stderr)
+        return 1
     if as_json:
         print(json.dumps(examine.as_json(diagnosis), indent=2))
     else:
-        print(examine.as_text(diagnosis, colour=sys.stdout.isatty()))
+        print(examine.as_text(diagnosis, colour=sys.stdout.isatty(), verbose=verbose))
     return 0 if diagnosis.holds else 1
 
 

@@ -387,7 +387,14 @@ def settings_from(flags: Mapping[str, str | list[str]]) -> Settings:
     Values of secrets are taken out of the environment, so that no child process inherits them.
     Raises ConfigError.
     """
-    settings = load(flags, os.environ, Path.cwd())
+    try:
+        cwd = Path.cwd()
+    except FileNotFoundError:
+        raise ConfigError(
+            "the folder that kernel-mcp was started in has been removed; start it in another one, "
+            "which `cd` changes to"
+        ) from None
+    settings = load(flags, os.environ, cwd)
     _hide_arguments(settings)
     values = {name: take_variable(name) for name in {each.name for each in settings.secrets}}
     settings = replace(settings, secrets=tuple(_valued(each, values) for each in settings.secrets))

@@ -357,7 +357,7 @@ class Settings:
         value=None,
     )
     cache_dir: Path | None = _flag(
-        "cache-dir", path, _PLACES, "DIR", "the user's cache folder",
+        "cache-dir", path, _PLACES, "DIR", "the user's cache folder, or one in /var/tmp",
         "keep kernel environments and downloads here", value=None,
     )
     cache_bytes: int = _flag(

@@ -47,7 +47,7 @@ from kernel_mcp.environments.uv import ProgressCallback, Sources, Uv, silence
 from kernel_mcp.environments.workshop import Workshop
 from kernel_mcp.errors import ConfigError, EnvironmentBuildError, UnfitPackages
 from kernel_mcp.launch.base import KernelEnvironment
-from kernel_mcp.linux.folders import own_folder
+from kernel_mcp.linux.folders import home_folder, is_own, lasting_folder, own_folder
 from kernel_mcp.records import dataclass
 from kernel_mcp.sandbox.base import Builder
 
@@ -92,13 +92,19 @@ class EnvironmentStore:
         most_bytes: int = 0,
         apart: bool | None = None,
     ) -> None:
-        """`cache_dir` defaults to the user's cache folder. Raises EnvironmentBuildError.
+        """`cache_dir` defaults to that of `default_cache`. Raises EnvironmentBuildError.
 
         `apart` is that of `own_environment`. Without a `builder` the machine's best confines uv.
         Agents' environments and uv's cache take at most `most_bytes` (0 for no limit) beyond what
         is in use.
         """
         self._root = _writable(cache_dir or default_cache())
+        if cache_dir is None and self._root == _beside_state().resolve():
+            logger.warning(
+                "this user has no home folder to write to: environments of kernels are kept in "
+                "%s; --cache-dir names another",
+                self._root,
+            )
         self._envs = self._root / "envs"
         self.workshop = Workshop(uv or Uv.installed(self._root, sources), builder)
         self.interpreters = Interpreters(self.workshop.uv, self._interpreter)
@@ -317,15 +323,22 @@ class EnvironmentStore:
 
 
 def default_cache() -> Path:
-    """The folder of the XDG base directory specification. Raises EnvironmentBuildError."""
+    """Return the folder of the XDG base directory specification, or one beside that for state.
+
+    That is for users without a home folder of their own to write to, as in many containers.
+    """
     base = Path(os.environ.get("XDG_CACHE_HOME", ""))
-    try:
-        return (base if base.is_absolute() else Path.home() / ".cache") / "kernel-mcp"
-    except RuntimeError as error:
-        raise EnvironmentBuildError(
-            "this user has no home folder to keep kernel environments in; name a folder with "
-            "--cache-dir"
-        ) from error
+    if base.is_absolute():
+        return base / "kernel-mcp"
+    home = home_folder()
+    if home is not None and is_own(place := home / ".cache" / "kernel-mcp"):
+        return place
+    return _beside_state()
+
+
+def _beside_state() -> Path:
+    state = lasting_folder()
+    return state.with_name(f"{state.name}-cache")
 
 
 def _writable(root: Path) -> Path:

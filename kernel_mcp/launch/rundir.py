@@ -25,7 +25,7 @@ from kernel_mcp.errors import ConfigError
 from kernel_mcp.launch.base import ConnectionInfo, KernelEnvironment, LaunchRequest
 from kernel_mcp.limits.groups import RECORD, remove_recorded
 from kernel_mcp.linux.commands import output_of
-from kernel_mcp.linux.folders import Identity, private_folder, try_lock
+from kernel_mcp.linux.folders import Identity, lasting_folder, private_folder, try_lock
 from kernel_mcp.linux.safe_tree import remove_tree
 from kernel_mcp.sandbox.base import BOOT_FOLDER, GuestPaths
 from kernel_specs.restricted import confine
@@ -301,12 +301,8 @@ class RunDirectory:
 
 
 def default_base() -> Path:
-    """The folder for state where no flag names one.
-
-    On a disk rather than in memory, since workspaces may live here too.
-    """
-    parent = "/var/tmp" if os.access("/var/tmp", os.W_OK | os.X_OK) else "/tmp"
-    return Path(parent, f"kernel-mcp-{os.geteuid()}")
+    """Return the folder for state where no flag names one."""
+    return lasting_folder()
 
 
 @contextlib.contextmanager

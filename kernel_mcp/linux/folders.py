@@ -31,6 +31,8 @@ SCRATCH = "tmp"
 """What the folder for a kernel's temporary files is called, beside its sockets."""
 MOST_LINKS = 40
 """As Linux follows in one path."""
+_SYSTEM = ("/bin", "/dev", "/etc", "/lib", "/lib64", "/proc", "/run", "/sbin", "/sys", "/usr")
+"""Folders of the system, which are nobody's home."""
 _WHOLE_MACHINE = ["0", "0", "4294967295"]
 
 
@@ -104,6 +106,39 @@ def runtime_folder(name: str = "") -> Path:
             f"this user's servers cannot meet in {path}: {reason}; or set XDG_RUNTIME_DIR to a "
             "folder of this user"
         ) from reason
+
+
+def home_folder() -> Path | None:
+    """Return this user's home folder; None where there is none of its own.
+
+    Containers that run as any user have HOME unset, empty or `/`, or a folder of the system.
+    """
+    try:
+        home = Path.home()
+    except RuntimeError:  # neither HOME nor an entry in the password database
+        return None
+    place = Path(os.path.realpath(home))
+    system = place == Path("/") or any(map(place.is_relative_to, _SYSTEM))
+    return None if system or not home.is_absolute() else home
+
+
+def is_own(path: Path) -> bool:
+    """Return True if `own_folder` can make `path`, as far as owners and modes tell."""
+    there = next(each for each in (path, *path.parents) if each.exists())
+    try:
+        require_unshared(path)
+    except OSError:
+        return False
+    return os.access(there, os.W_OK | os.X_OK)
+
+
+def lasting_folder() -> Path:
+    """Return a place for files of this user that needs no home folder.
+
+    On a disk rather than in memory, since workspaces may live here too.
+    """
+    parent = "/var/tmp" if os.access("/var/tmp", os.W_OK | os.X_OK) else "/tmp"
+    return Path(parent, f"kernel-mcp-{os.geteuid()}")
 
 
 def hold_name(path: Path) -> int | None:

@@ -19,7 +19,7 @@ from pathlib import Path
 import anyio
 
 from kernel_mcp.errors import SandboxUnavailable
-from kernel_mcp.linux.folders import Identity
+from kernel_mcp.linux.folders import Identity, home_folder
 from kernel_mcp.linux.process import find_program
 from kernel_mcp.linux.safe_tree import give_tree
 from kernel_mcp.linux.syscalls import architecture
@@ -387,7 +387,7 @@ def _named(env: Mapping[str, str]) -> list[Path]:
 
 def _settings(env: Mapping[str, str]) -> Path | None:
     """The user's settings of uv, None where there are none."""
-    home = env.get("XDG_CONFIG_HOME") or f"{env.get('HOME') or Path.home()}/.config"
+    home = env.get("XDG_CONFIG_HOME") or f"{env.get('HOME') or home_folder() or ''}/.config"
     path = Path(home, _SETTINGS)
     # False, where this user may not look there; is_file() raises before Python 3.14
     return path if path.is_absolute() and os.path.isfile(path) else None  # noqa: PTH113

@@ -18,6 +18,7 @@ from typing import Any
 
 from kernel_mcp.config.settings import Limits
 from kernel_mcp.errors import SandboxUnavailable
+from kernel_mcp.linux.folders import home_folder
 from kernel_mcp.linux.syscalls import REFUSED, architecture
 from kernel_mcp.records import dataclass
 from kernel_mcp.sandbox.base import GuestPaths, Sandbox, SandboxRequest
@@ -218,9 +219,10 @@ def _hidden(shown: Sequence[Path]) -> list[str]:
             for place in places
         )
 
+    home = home_folder()
     try:
-        entries = sorted(Path.home().iterdir())
-    except (OSError, RuntimeError):
+        entries = sorted(home.iterdir()) if home is not None else []
+    except OSError:
         entries = []
     system = [str(each) for each in _SYSTEM if not leads_there(each)]
     return system + [str(each) for each in entries if not leads_there(each)][:32]

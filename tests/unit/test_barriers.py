@@ -11,7 +11,7 @@ import threading
 import anyio
 import pytest
 
-from kernel_mcp.barriers import Barrier, explained, surely
+from kernel_mcp.barriers import Barrier, explained, refusal_of, surely
 from kernel_mcp.errors import LaunchError, ServerFailure
 from kernel_mcp.linux.proc import pid_of
 
@@ -127,3 +127,12 @@ async def test_what_failed_is_not_done_twice() -> None:
     with pytest.raises(RuntimeError):
         await surely(fail)
     assert done == ["once"]
+
+
+def test_errors_for_people_are_found_in_groups_and_defects_are_not() -> None:
+    refusal = LaunchError("no")
+    one = ExceptionGroup("one", [ExceptionGroup("inner", [refusal])])
+    assert refusal_of(refusal) is refusal_of(one) is refusal
+    assert refusal_of(ExceptionGroup("both", [refusal, ServerFailure("later")])) is refusal
+    assert refusal_of(ExceptionGroup("both", [refusal, ValueError("a defect")])) is None
+    assert refusal_of(ValueError("a defect")) is None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import platform
 import subprocess
 import tempfile
@@ -16,6 +17,7 @@ import anyio
 
 from kernel_mcp import __version__
 from kernel_mcp.attached.source import told_of
+from kernel_mcp.barriers import reason_of, refusal_of
 from kernel_mcp.commands.doctor.trials import (
     CHECKPOINTS,
     LIMITS,
@@ -66,6 +68,8 @@ from kernel_mcp.sandbox.select import (
     select_sandbox,
 )
 from kernel_specs.template import immortal
+
+logger = logging.getLogger(__name__)
 
 UNCONFINED = "none"
 SHORT_FOLDER = "/var/tmp"
@@ -162,8 +166,12 @@ async def examine_all(settings: Settings, progress: ProgressCallback) -> Diagnos
         await progress(f"examining {name} …")
         try:
             found[name] = await examine(name, settings, environment, listed.origins)
-        except KernelMcpError as failure:
-            failures.append(failure)
+        except Exception as error:  # the other backends are examined all the same
+            if (refusal := refusal_of(error)) is not None:
+                failures.append(refusal)
+            else:
+                logger.debug("examining %s failed", name, exc_info=error)
+                found[name] = Examination(name, f"it could not be examined: {reason_of(error)}")
 
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(choose)
@@ -448,12 +456,15 @@ def _versions(environment: KernelEnvironment | None) -> dict[str, str]:
     return found
 
 
+_OFF = "immortal objects, which save each session 5 MiB, are off"
+
+
 def _uncounted(version: str) -> str:
     """Return a remark for a Python whose kernels count references to what the template has."""
     tried = immortal.TRIED
     if version in tried:
         return ""
-    return f" (immortal objects, which save each session 5 MiB, are off: on in {', '.join(tried)})"
+    return f" ({_OFF}: on in {', '.join(tried)})"
 
 
 def _bubblewrap() -> str:
@@ -469,15 +480,31 @@ _COLOURS = {"ok": "32", "gap": "33", "fails": "31"}
 FOUND_CHARS = 100
 
 
-def as_text(diagnosis: Diagnosis, *, colour: bool) -> str:
-    """A table per backend, then the server's choice."""
-    lines = [f"{name:11} {version}" for name, version in diagnosis.versions.items()]
-    for examination in diagnosis.examinations:
-        lines += ["", *_section(examination, colour=colour)]
-    lines += ["", *_verdict(diagnosis)]
+def as_text(diagnosis: Diagnosis, *, colour: bool, verbose: bool = False) -> str:
+    """Return what is not well, or with `verbose` everything; the verdict is the last line."""
+    parts = [[f"{name:11} {version}" for name, version in diagnosis.versions.items()]]
+    parts += [_section(each, colour=colour) for each in diagnosis.examinations]
+    parts.append([*_about(diagnosis), *_verdict(diagnosis)])
+    if not verbose:
+        parts = [
+            [line for line in parts[0] if _OFF in line],
+            *(_unwell(each, diagnosis, colour=colour) for each in diagnosis.examinations),
+            *([[diagnosis.problem]] if diagnosis.problem else []),
+            _verdict(diagnosis),
+        ]
     if diagnosis.advice:
-        lines += ["", "What you can do:", *_bullets(diagnosis.advice)]
-    return "\n".join(lines)
+        parts.insert(-1, ["What you can do:", *_bullets(diagnosis.advice)])
+    return "\n\n".join("\n".join(part) for part in parts if part)
+
+
+def _unwell(examination: Examination, diagnosis: Diagnosis, *, colour: bool) -> list[str]:
+    """What is not as promised with the backend that is used, and with others if there is none."""
+    if diagnosis.used and examination.backend != diagnosis.used:
+        return []
+    if examination.problem:
+        return _section(examination, colour=colour)
+    failed = [each for each in examination.checks if examination.state(each) == "fails"]
+    return _section(replace(examination, checks=tuple(failed)), colour=colour) if failed else []
 
 
 def as_json(diagnosis: Diagnosis) -> dict[str, Any]:
@@ -538,20 +565,24 @@ def _section(examination: Examination, *, colour: bool) -> list[str]:
     return lines
 
 
-def _verdict(diagnosis: Diagnosis) -> list[str]:
+def _about(diagnosis: Diagnosis) -> list[str]:
+    """What holds in sessions besides."""
     lines = [diagnosis.problem] if diagnosis.problem else []
-    if not diagnosis.used:
-        return [*lines, "A server with these flags would not start, as none of these can be used."]
-    holds = "which holds" if diagnosis.holds else "which does not hold"
-    lines.append(f"A server with these flags uses {diagnosis.used}, {holds}.")
-    if diagnosis.policy:
+    if diagnosis.used and diagnosis.policy:
         lines.append(f"Policy {diagnosis.policy}")
-    if diagnosis.variables:
+    if diagnosis.used and diagnosis.variables:
         lines.append(f"Code reads the variables {', '.join(diagnosis.variables)}.")
-    if diagnosis.attached:
-        lines.append("Outside any sandbox, sessions may join:")
-        lines += _bullets(diagnosis.attached)
+    if diagnosis.used and diagnosis.attached:
+        lines += ["Outside any sandbox, sessions may join:", *_bullets(diagnosis.attached)]
     return lines
+
+
+def _verdict(diagnosis: Diagnosis) -> list[str]:
+    """One sentence."""
+    if not diagnosis.used:
+        return ["A server with these flags would not start, as none of these can be used."]
+    holds = "which holds" if diagnosis.holds else "which does not hold"
+    return [f"A server with these flags uses {diagnosis.used}, {holds}."]
 
 
 def _bullets(texts: Sequence[str]) -> list[str]:

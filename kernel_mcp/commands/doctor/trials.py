@@ -25,6 +25,7 @@ from kernel_mcp.launch.cold import LocalLauncher
 from kernel_mcp.launch.doors import Doors
 from kernel_mcp.launch.network import Network
 from kernel_mcp.launch.rundir import RunDirectory, support_of
+from kernel_mcp.linux.folders import home_folder
 from kernel_mcp.linux.process import own_module
 from kernel_mcp.network.secrets import PREFIX
 from kernel_mcp.output.outputs import OutputLog
@@ -381,7 +382,7 @@ def _secrets() -> Iterator[list[str]]:
     paths = []
     files = []
     try:
-        for folder in {gettempdir(), str(Path.home())}:
+        for folder in filter(None, {gettempdir(), str(home_folder() or "")}):
             with suppress(OSError):
                 file = NamedTemporaryFile("w", dir=folder, prefix=".kernel-mcp-doctor-")  # noqa: SIM115
                 files.append(file)

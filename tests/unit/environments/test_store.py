@@ -13,6 +13,7 @@ import pytest
 from kernel_mcp.environments.metadata import EnvironmentSpec, import_names, note_file
 from kernel_mcp.environments.store import default_cache
 from kernel_mcp.errors import EnvironmentBuildError
+from kernel_mcp.launch.rundir import default_base
 from tests.unit.environments.kit import SPEC, Gate, Kit
 
 pytestmark = pytest.mark.anyio
@@ -229,3 +230,5 @@ def test_the_cache_is_where_xdg_says_or_in_the_home_folder(
     for given in ("", "relative/folder"):
         monkeypatch.setenv("XDG_CACHE_HOME", given)
         assert default_cache() == tmp_path / ".cache/kernel-mcp"
+    monkeypatch.setenv("HOME", "/")
+    assert default_cache() == Path(f"{default_base()}-cache"), "beside the folder for state"

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from kernel_mcp.errors import SandboxUnavailable
-from kernel_mcp.linux.folders import own_folder, private_folder, runtime_folder
+from kernel_mcp.linux.folders import home_folder, is_own, own_folder, private_folder, runtime_folder
 
 STRANGER = 12_399
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
@@ -118,3 +118,30 @@ def test_a_meeting_place_that_somebody_else_has_prepared_is_refused_in_words(
     with pytest.raises(SandboxUnavailable, match="set XDG_RUNTIME_DIR to a folder of this user"):
         runtime_folder("uids")
     assert list(shared.iterdir()) == []
+
+
+@pytest.mark.parametrize("home", ["/", "", "/usr/share/httpd", "/proc", "relative"])
+def test_a_folder_of_the_system_is_nobodys_home(home: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", home)
+    assert home_folder() is None
+
+
+def test_who_is_in_no_list_of_users_has_no_home(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert home_folder() == tmp_path
+
+    def unknown() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "home", unknown)
+    assert home_folder() is None
+
+
+@needs_root
+def test_what_others_own_is_not_ones_own(tmp_path: Path) -> None:
+    assert is_own(tmp_path / "a" / "b")
+    (tmp_path / "other").mkdir()
+    os.chown(tmp_path / "other", STRANGER, STRANGER)
+    assert not is_own(tmp_path / "other" / "cache")

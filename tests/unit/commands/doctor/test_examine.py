@@ -62,11 +62,11 @@ def test_a_backend_that_enforces_nothing_never_holds() -> None:
     nothing = SandboxReport("none", (), ("nothing is enforced",))
     found = diagnosis(GOOD, used="none", report=nothing)
     assert not found.holds
-    assert "none: is no boundary" in as_text(found, colour=False)
+    assert "none: is no boundary" in as_text(found, colour=False, verbose=True)
 
 
 def test_the_table_says_what_fails_and_what_to_do() -> None:
-    text = as_text(diagnosis(GOOD, GAP, BAD), colour=False)
+    text = as_text(diagnosis(GOOD, GAP, BAD), colour=False, verbose=True)
     assert "bwrap: does NOT hold" in text
     assert "ok    network closed" in text
     assert "gap   own namespaces  shared: pid" in text
@@ -78,13 +78,26 @@ def test_the_table_says_what_fails_and_what_to_do() -> None:
     assert "\x1b[31m" in as_text(diagnosis(BAD), colour=True)
 
 
+def test_only_what_is_not_well_is_said_and_the_verdict_last() -> None:
+    text = as_text(diagnosis(GOOD, GAP, BAD), colour=False)
+    assert "FAILS not root  user 0\n        what to do: do this" in text
+    assert "network closed" not in text
+    assert text.splitlines()[-1] == "A server with these flags uses bwrap, which does not hold."
+    well = as_text(diagnosis(GOOD, GAP), colour=False)
+    assert well == "A server with these flags uses bwrap, which holds."
+    weaker = Examination("landlock", problem="this Linux has none")
+    both = replace(diagnosis(GOOD), examinations=(weaker, *diagnosis(GOOD).examinations))
+    assert as_text(both, colour=False) == well
+
+
 def test_a_backend_that_cannot_be_used_says_why() -> None:
     refusal = "not installed\nDo this instead"
     broken = Diagnosis({}, (Examination("bwrap", problem="not installed\nDo that"),), "", refusal)
     text = as_text(broken, colour=False)
     assert "bwrap: cannot be used\n  not installed\n  Do that" in text
     assert "would not start" in text
-    assert text.endswith("What you can do:\n    - Do this instead")
+    assert "What you can do:\n    - Do this instead\n\n" in text
+    assert text.splitlines()[-1].startswith("A server with these flags would not start")
 
 
 def test_what_can_be_done_is_said_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -96,7 +109,7 @@ def test_what_can_be_done_is_said_at_the_end(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr("os.geteuid", lambda: 1000)
     assert found.advice[0] == "--allow x is left out: why"
     assert "systemd-run --user --scope" in found.advice[1]
-    assert as_text(found, colour=False).endswith(found.advice[1])
+    assert f"{found.advice[1]}\n\nA server" in as_text(found, colour=False)
     monkeypatch.setattr("os.geteuid", lambda: 0)
     assert "a watchdog hold" in found.advice[1]
     assert as_json(found)["advice"] == found.advice
