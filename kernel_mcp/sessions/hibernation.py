@@ -1,8 +1,8 @@
-"""Hibernation: a session's variables saved to a file, proven to load, and loaded again.
+"""Hibernation: a session's variables saved to a file, and loaded again as after a restart.
 
-A dump counts only after a fresh kernel has loaded it while the old kernel still lives. Unless it is
-forced, hibernation fails when a variable would be lost. Forced, it leaves out each variable that
-cannot be written or read, with a reason, and keeps the others.
+Unless it is forced, hibernation fails when a variable would be lost: a fresh kernel has to load the
+dump while the old kernel still lives. Forced, it leaves out each variable that cannot be written,
+and waking each that cannot be read, with a reason; the others come back.
 
 A loss is reported twice: as text in a notice, and as data in the result of the next cell
 (`Waking.lost`, name to reason).
@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import anyio
 
-from kernel_mcp.config.values import MIB
 from kernel_mcp.errors import HibernationError
 from kernel_mcp.output.text import one_line
 from kernel_mcp.records import dataclass
@@ -41,14 +40,10 @@ if TYPE_CHECKING:
 
 DUMP_NAME = "variables.dump"
 MAKE_ROOM = "to make room for another session"
-ROUNDS = 4
-"""Dumps that are tried, each without the variables that failed in the trial before."""
 TRIALS = 24
-"""Kernels that may be started, and lost, to find the variables that fail."""
-APART_BYTES = 64 * MIB
-"""Largest dump with a memo per variable: it repeats what variables share."""
-SEARCH_S = 600.0
-"""Wall-clock bound of that search, wide enough for a busy machine."""
+"""Kernels that may be started, and lost, to find the variables that end them."""
+BEHIND = "shares objects with one that ended the kernel"
+UNTRIED = "could not be tried: others had ended too many kernels"
 LISTED_CHARS = 8000
 """Characters of names in one notice; the other names are counted."""
 TIMES = " \N{MULTIPLICATION SIGN} "
@@ -209,16 +204,18 @@ class Hibernation:
         self._start = start
 
     async def prepare(self, kernel: Kernel | None, sleep: Sleep, *, forced: bool) -> Sleep:
-        """Save the variables of `kernel`, which stays; `sleep` with the result.
+        """Save the variables of `kernel`, which stays, and return `sleep` with the result.
 
-        Raises HibernationError when something would be lost and it is not `forced`, or nothing can
-        be saved of a kernel that is well, KernelMcpError or OSError when the server cannot save.
+        Raises HibernationError when something would be lost and it is not `forced`, which a kernel
+        beside tries, or nothing can be saved of a kernel that is well, KernelMcpError or OSError
+        when the server cannot save.
         """
         if kernel is None:
             return sleep
         self._path = self.shelf.fresh(kernel)
         try:
-            saved = await (self._save_most(kernel) if forced else self._save_all(kernel))
+            dump = await take(kernel, self._path, max_bytes=self._max_bytes)
+            files = dump.files if forced else await self._try(dump)
         except HibernationError as error:
             await self._remove()
             if not forced or (kernel.exit is None and isinstance(error, UnsavableError)):
@@ -227,14 +224,14 @@ class Hibernation:
         except BaseException:
             await self._remove()
             raise
-        if not saved.dump.stored:
+        if not dump.stored:
             await self._remove()
         sleep = replace(
             sleep,
-            dump=saved.dump if saved.dump.stored else None,
-            lost=saved.lost,
-            changed=saved.dump.changed,
-            files=saved.files,
+            dump=dump if dump.stored else None,
+            lost=dump.lost,
+            changed=dump.changed,
+            files=files,
         )
         await anyio.to_thread.run_sync(self.shelf.keep, sleep)
         return sleep
@@ -264,34 +261,42 @@ class Hibernation:
         return came_back(there, loaded.names, {**leave, **unread(loaded)}, changes)
 
     async def deadly(self) -> dict[str, str]:
-        """What of the dump ends a kernel that loads it, with reasons, and what is read with that.
+        """Return what of the dump ends a kernel that loads it, and what is behind, with reasons.
 
         What does so twice: once may be the doing of others, as where the machine has no memory.
-        Raises KernelMcpError, OSError.
+        After `TRIALS` kernels those that are left count, too. Raises KernelMcpError, OSError.
         """
         dump = self.sleep.dump if self.sleep is not None else None
         failed: dict[str, str] = {}
-        suspect = ""
-        trials = TRIALS if dump is not None and dump.groups else 0
-        while dump is not None and trials:
-            trials -= 1
+        if dump is None or not dump.groups:
+            raise HibernationError("they end every kernel that reads them")
+        suspect: tuple[str, ...] = ()
+        for _ in range(TRIALS):
             group: tuple[str, ...] = ()
+            left: tuple[str, ...] = ()
             async with aclosing(await self._start()) as trial:
                 try:
                     async with handed_over(trial, dump):
                         for group in dump.groups:
-                            if group[0] not in failed:
-                                await load(trial, dump, count=len(group), leave=failed)
+                            left = tuple(name for name in group if name not in failed)
+                            while left and group == suspect:  # one by one
+                                if (await load(trial, dump, count=1, leave=failed)).lost:
+                                    break
+                                left = left[1:]
+                            if left and group != suspect:
+                                await load(trial, dump, count=len(left), leave=failed)
                 except HibernationError as error:
                     if not group:
                         raise
-                    if group[0] != suspect:
-                        suspect = group[0]
-                        continue
-                    failed |= dict.fromkeys(group, f"ended the kernel that read it: {error}")
+                    if group == suspect:
+                        failed |= dict.fromkeys(left, BEHIND)
+                        failed[left[0]] = f"ended the kernel that read it: {error}"
+                    suspect = group
                     continue
             return failed
-        raise HibernationError("they end every kernel that reads them")
+        rest = dump.groups[dump.groups.index(suspect) :]
+        untried = [name for group in rest for name in group if name not in failed]
+        return failed | dict.fromkeys(untried, UNTRIED)
 
     async def end(self, *, used: bool = False) -> None:
         """Clear `sleep` and remove the dump, unless it was `used` and lasts."""
@@ -299,111 +304,28 @@ class Hibernation:
         with anyio.CancelScope(shield=True):
             await anyio.to_thread.run_sync(self.shelf.used if used else self.shelf.drop)
 
-    async def _save_all(self, kernel: Kernel) -> _Saved:
-        """A dump of all variables. Raises HibernationError when one would be lost."""
-        dump = await self._take(kernel)
-        loaded = None if dump.lost else await self._try(dump)
-        lost = dump.lost if loaded is None else unread(loaded)
-        if loaded is None or lost:
+    async def _try(self, dump: Dump) -> tuple[str, ...]:
+        """Load a dump into a kernel beside, and return the files that end with the old one.
+
+        Raises HibernationError when a variable would be lost, KernelMcpError, OSError.
+        """
+        lost, missing = dump.lost, dump.files
+        if not lost:
+            async with aclosing(await self._start()) as trial:
+                try:
+                    loaded = await give(trial, dump)
+                except HibernationError as error:
+                    raise HibernationError(
+                        f"they could not be read back in a trial: {error}"
+                    ) from error
+            lost, missing = unread(loaded), loaded.missing
+        if lost:
             raise HibernationError(f"{len(lost)} of its variables would be lost")
-        return _Saved(dump, {}, loaded.missing)
-
-    async def _save_most(self, kernel: Kernel) -> _Saved:
-        """A dump of all variables that load. Raises UnsavableError after `ROUNDS`."""
-        lost: dict[str, str] = {}
-        search = _Search(self._start)
-        for _ in range(ROUNDS):
-            dump = await self._take(kernel, lost)
-            lost |= dump.lost
-            try:
-                loaded = await self._try(dump)
-            except HibernationError as error:
-                failure = str(error)
-            else:
-                if not loaded.lost:
-                    return _Saved(dump, lost, loaded.missing)
-                failure = ""
-            # With a memo each, a variable fails alone. Some fail only beside others.
-            failed = await search.through(await self._take(kernel, lost, shared=False))
-            if not failed:
-                failed = await search.through(await self._take(kernel, lost), together=True)
-            lost |= failed
-        raise UnsavableError(failure or "they could not be read back together")
-
-    async def _take(
-        self, kernel: Kernel, leave: Iterable[str] = (), *, shared: bool = True
-    ) -> Dump:
-        size = self._max_bytes if shared else min(self._max_bytes, APART_BYTES)
-        return await take(kernel, self._path, max_bytes=size, shared=shared, leave=leave)
-
-    async def _try(self, dump: Dump) -> Loaded:
-        async with aclosing(await self._start()) as trial:
-            try:
-                return await give(trial, dump)
-            except HibernationError as error:
-                raise UnsavableError(f"they could not be read back in a trial: {error}") from error
+        return missing
 
     async def _remove(self) -> None:
         with anyio.CancelScope(shield=True):
             await anyio.to_thread.run_sync(lambda: self._path.unlink(missing_ok=True))
-
-
-@dataclass(frozen=True, slots=True)
-class _Saved:
-    """A dump that loads, the variables left out of it, and the files that end with the kernel."""
-
-    dump: Dump
-    lost: Mapping[str, str]
-    files: tuple[str, ...]
-
-
-class _Search:
-    """Finds the variables of a dump that cannot be loaded or that end the kernel.
-
-    It loads them one by one; after a lost kernel the next one goes on behind that variable.
-    """
-
-    def __init__(self, start: Callable[[], Awaitable[Kernel]]) -> None:
-        self._start = start
-        self._trials = TRIALS
-        self._end = anyio.current_time() + SEARCH_S
-
-    async def through(self, dump: Dump, *, together: bool = False) -> dict[str, str]:
-        """The variables that fail, with reasons; with `together` only the first one.
-
-        Variables left untried count as failed. Raises KernelMcpError, OSError.
-        """
-        failed: dict[str, str] = {}
-        good: list[str] = []
-        left = list(dump.stored)
-        while left and self._trials and anyio.current_time() < self._end:
-            self._trials -= 1
-            await self._trial(dump, good, left, failed)
-            if together and failed:
-                return failed
-        return failed | dict.fromkeys(left, "could not be tried: others had ended too many trials")
-
-    async def _trial(
-        self, dump: Dump, good: list[str], left: list[str], failed: dict[str, str]
-    ) -> None:
-        """Load `good`, then `left` one by one, until a variable ends the kernel."""
-        async with aclosing(await self._start()) as trial, handed_over(trial, dump):
-            name = good[-1] if good else ""
-            try:
-                if good:
-                    await load(trial, dump, count=len(good), leave=failed)
-                while left:
-                    name = left.pop(0)
-                    good.append(name)
-                    loaded = await load(trial, dump, count=1, leave=failed)
-                    if loaded.lost:
-                        good.remove(name)
-                        failed |= loaded.lost
-                    if loaded.behind:
-                        return
-            except HibernationError as error:
-                good.remove(name)
-                failed[name] = f"ended the trial of reading it: {error}"
 
 
 def unread(loaded: Loaded) -> dict[str, str]:

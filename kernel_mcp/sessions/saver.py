@@ -294,7 +294,7 @@ async def write_here(kernel: Kernel, kept: Kept, *, most_bytes: int | None) -> t
     most = room if most_bytes is None else min(room, most_bytes)
     path = kept.fresh(kernel)
     seconds = min(HERE_S * 2**kept.late, SECONDS)
-    dump = await take(kernel, path, max_bytes=most, shared=True, seconds=seconds)
+    dump = await take(kernel, path, max_bytes=most, seconds=seconds)
     late = kept.had(name for name, why in dump.lost.items() if why.startswith(LATE))
     if late and seconds < SECONDS:
         kept.late += 1

@@ -185,26 +185,18 @@ class Loaded:
     missing: tuple[str, ...] = ()
 
 
-async def take(
-    kernel: Kernel,
-    path: Path,
-    *,
-    max_bytes: int,
-    shared: bool,
-    leave: Iterable[str] = (),
-    seconds: float = 0.0,
-) -> Dump:
-    """Write the variables of an idle kernel to `path`, except those in `leave`.
+async def take(kernel: Kernel, path: Path, *, max_bytes: int, seconds: float = 0.0) -> Dump:
+    """Write the variables of an idle kernel to `path`.
 
-    With `shared` objects that variables share stay shared; one that cannot be read then costs those
-    that it shares with. Raises HibernationError for a fault of the kernel, OSError.
+    `seconds` of its processor time are for all of them, 0 for `SECONDS`. Raises HibernationError
+    for a fault of the kernel, OSError.
     """
     seconds = seconds or SECONDS
     content: dict[str, Any] = {
         "max_bytes": max_bytes,
         "seconds": seconds,
-        "shared": shared,
-        "leave": sorted(leave),
+        "shared": True,
+        "leave": [],
     }
     try:
         seconds = 2 * seconds + ANSWER_S  # twice: forked children try first
@@ -286,7 +278,7 @@ async def _feed(file: FileIO, pipe: FileIO) -> None:
 async def load(kernel: Kernel, dump: Dump, *, count: int = 0, leave: Iterable[str] = ()) -> Loaded:
     """Load the next `count` variables of a dump that was handed over, or all with 0.
 
-    Names in `leave` are skipped, now and later; they are whole `groups`, where there are some.
+    Names in `leave` are skipped, now and later; they are whole `groups`, or ends of those.
     Raises HibernationError.
     """
     content: dict[str, Any] = {

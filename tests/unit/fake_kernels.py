@@ -177,6 +177,9 @@ class FakeKernel:
             self._pending = answer
             self._source.dumping.set()
             return
+        if self._source.dump == "refuse":
+            self._answer(answer, {"status": "error", "reason": "not now"})
+            return
         if self._source.dump == "die":
             self._pending = answer
             self.die()
@@ -185,7 +188,7 @@ class FakeKernel:
         wanted = {k: v for k, v in self.variables.items() if k not in content["leave"]}
         lost = {name: bad[name] for name in wanted if name in bad}
         kept = {name: value for name, value in wanted.items() if name not in bad}
-        self._dump = json.dumps({"shared": content["shared"], "values": kept}).encode()
+        self._dump = json.dumps({"values": kept}).encode()
         reply = {
             "status": "ok",
             "size": self._source.size or len(self._dump),
@@ -218,24 +221,21 @@ class FakeKernel:
             return
         dump = json.loads(self._arrived)
         lost: dict[str, str] = {}
-        behind = []
         self._loaded |= set(content["leave"])
         left = {k: v for k, v in dump["values"].items() if k not in self._loaded}
         for name in list(left)[: content["count"] or None]:
             value = left.pop(name)
             self._loaded.add(name)
-            if lost and dump["shared"]:
-                behind.append(name)
-            elif name in self._source.deadly or name in self._source.unlucky:
+            if name in self._source.deadly or name in self._source.unlucky:
                 if name in self._source.unlucky:
                     self._source.unlucky.remove(name)
                 self._pending = answer
                 self.die()
                 return
-            elif name in self._source.stuck:
+            if name in self._source.stuck:
                 self._pending = answer
                 return
-            elif name in self._source.unreadable:
+            if name in self._source.unreadable:
                 lost[name] = "ValueError: cannot be read"
             else:
                 self.variables[name] = value
@@ -243,7 +243,7 @@ class FakeKernel:
             "status": "ok",
             "names": list(self.variables),
             "lost": lost,
-            "behind": behind,
+            "behind": [],
             "left": len(left),
             "missing": content["files"],
         }

@@ -92,20 +92,31 @@ async def test_a_kernel_stays_when_something_would_be_lost_and_nothing_forces_it
         assert set(nb.source.kernels[0].variables) == {"a", "bad", "b"}
 
 
-async def test_a_variable_that_ends_the_trial_costs_only_itself(tmp_path: Path) -> None:
+async def test_a_kernel_that_is_pushed_out_is_given_up_without_a_trial(tmp_path: Path) -> None:
+    async with notebook(tmp_path) as nb:
+        await nb.run("a = 1")
+        await nb.hibernate(MAKE_ROOM)
+        assert [request.beside for request in nb.source.requests] == [False]
+        assert "Back: a (1)" in (await nb.run("b = 1")).notices[0]
+
+
+async def test_a_variable_that_ends_the_kernel_which_wakes_costs_only_itself(
+    tmp_path: Path,
+) -> None:
     async with notebook(tmp_path) as nb:
         nb.source.deadly |= {"bad", "worse"}
         nb.source.unreadable.add("odd")
         for name in ("a", "bad", "odd", "b", "worse", "c"):
             await nb.run(f"{name} = 1")
         assert await nb.hibernate(MAKE_ROOM)
-        assert nb.session.sleep is not None
-        assert set(nb.session.sleep.gone) == {"bad", "worse", "odd"}
-        assert "exited with code 7" in nb.session.sleep.gone["bad"]
         assert nb.source.living == 0
         cell = await nb.run("d = 1")
+        assert nb.source.living == 1
         assert set(nb.source.kernels[-1].variables) == {"a", "b", "c", "d"}
         assert "Back: a, b, c (3)" in cell.notices[0]
+        assert "bad (ended the kernel that read it" in cell.notices[0]
+        assert "odd (ValueError: cannot be read)" in cell.notices[0]
+        assert set(cell.meta("s", omitted=0, outputs=[])["lost"]) == {"bad", "worse", "odd"}
 
 
 async def test_a_variable_whose_reading_never_ends_costs_only_itself(
@@ -118,12 +129,12 @@ async def test_a_variable_whose_reading_never_ends_costs_only_itself(
         for name in ("a", "bad", "b"):
             await nb.run(f"{name} = 1")
         assert await nb.hibernate(MAKE_ROOM)
-        assert nb.session.sleep is not None
-        assert list(nb.session.sleep.gone) == ["bad"]
-        assert "did not answer" in nb.session.sleep.gone["bad"]
+        cell = await nb.run("c = 1")
+        assert set(nb.source.kernels[-1].variables) == {"a", "b", "c"}
+        assert "bad (ended the kernel that read it: its kernel did not answer" in cell.notices[0]
 
 
-async def test_the_search_for_what_ends_trials_is_bounded_and_names_the_rest(
+async def test_the_search_for_what_ends_kernels_is_bounded_and_names_the_rest(
     tmp_path: Path,
 ) -> None:
     async with notebook(tmp_path) as nb:
@@ -132,12 +143,11 @@ async def test_the_search_for_what_ends_trials_is_bounded_and_names_the_rest(
         for name in ("a", *names):
             await nb.run(f"{name} = 1")
         assert await nb.hibernate(MAKE_ROOM)
+        cell = await nb.run("b = 1")
         assert len(nb.source.kernels) < TRIALS + 5
-        assert nb.session.sleep is not None
-        assert list(nb.session.sleep.gone) == names
-        assert "could not be tried" in nb.session.sleep.gone[names[-1]]
-        await nb.run("b = 1")
         assert set(nb.source.kernels[-1].variables) == {"a", "b"}
+        assert cell.meta("s", omitted=0, outputs=[])["lost"] == names
+        assert f"{names[-1]} (could not be tried" in cell.notices[0]
 
 
 async def test_changes_and_files_that_end_with_the_kernel_are_told(tmp_path: Path) -> None:

@@ -20,14 +20,14 @@ from tests.unit.sessions.notebook import notebook
 pytestmark = [pytest.mark.anyio]
 
 
-async def test_no_kernel_that_is_well_is_given_up_for_a_dump_that_cannot_be_read_back(
+async def test_no_idle_kernel_is_given_up_for_a_dump_that_cannot_be_read_back(
     tmp_path: Path,
 ) -> None:
     async with notebook(tmp_path) as nb:
         await nb.run("a = 1")
         nb.source.load = "die"
         with pytest.raises(HibernationError, match="could not be read back in a trial"):
-            await nb.hibernate(MAKE_ROOM)
+            await nb.hibernate()
         assert nb.dumps == []
         nb.source.load = ""
         assert (await nb.run("b = 1")).notices == []
@@ -93,14 +93,14 @@ async def test_reset_forgets_what_was_saved(tmp_path: Path) -> None:
 
 async def test_the_variables_of_a_sleeping_session_can_be_listed(tmp_path: Path) -> None:
     async with notebook(tmp_path) as nb:
-        nb.source.unreadable.add("bad")
+        nb.source.unpicklable["bad"] = "thread lock"
         await nb.run("a = 1")
         await nb.run("bad = 1")
         await nb.hibernate(MAKE_ROOM)
         found = await nb.session.variables()
         assert [item["name"] for item in found["variables"]] == ["a"]
         assert nb.session.sleep is not None
-        assert "bad (ValueError" in nb.session.sleep.remark()
+        assert "bad (thread lock)" in nb.session.sleep.remark()
         assert nb.session.state == "hibernated"
 
 
