@@ -266,7 +266,7 @@ def _list_sessions(store: SessionStore) -> None:
     now = store.now()
     for each in found:
         saved = each.saved
-        key = "?  (never saved)"
+        key = "?  (never saved, or of another version of kernel-mcp)"
         if saved is not None:
             key = f"{one_line(saved.folder)}  {one_line(saved.name)}"
         left = max(0.0, (each.used + store.most_s - now) / 86400)
