@@ -79,12 +79,13 @@ class Asking:
         about = await anyio.to_thread.run_sync(partial(_About, shown, again=again))
         pending = list(dict.fromkeys(about.files))
         seen: set[str] = set()
-        size = 0
+        size = count = 0
         while pending:
             contents = await anyio.to_thread.run_sync(partial(_contents, pending))
             seen.update(pending)
             size += sum(map(len, contents.values()))
-            if len(seen) > MOST_FILES or size > MOST_BYTES:
+            count += len(contents)
+            if count > MOST_FILES or size > MOST_BYTES:
                 raise Unasked(
                     f"Git has more than {MOST_FILES} files of settings for it, or than "
                     f"{MOST_BYTES >> 20} MiB of them"

@@ -1,0 +1,72 @@
+"""Git's answers about settings."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from kernel_mcp.config.values import Mount
+from kernel_mcp.host_folders.secrets import FIXED
+from kernel_mcp.host_folders.shown import Shown
+from kernel_mcp.launch.asking import Asking, Unasked
+from kernel_mcp.sandbox.select import PlainBuilder
+
+pytestmark = pytest.mark.anyio
+
+
+class Confined(PlainBuilder):
+    """Runs Git as it is."""
+
+    confined = True
+
+
+@pytest.fixture
+def shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Shown:
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    project = tmp_path / "project"
+    (project / ".git").mkdir(parents=True)
+    shown = Shown(Mount(project, "/data", "rw"))
+    shown.covers[(".git",)] = FIXED
+    return shown
+
+
+async def test_settings_are_read_with_all_that_they_include(shown: Shown, tmp_path: Path) -> None:
+    top = shown.mount.host
+    (tmp_path / "home").mkdir()
+    (tmp_path / "home/.gitconfig").write_text("[core]\n\thooksPath = hooks-of-all\n")
+    (top / ".git/config").write_text(
+        '[include]\n\tpath = ../one\n[includeIf "onbranch:x"]\n\tpath = ../two\n'
+        "[core]\n\tbare\n\tsshCommand = ssh -F ./sub/conf\n"
+    )
+    (top / "one").write_text('[filter "f"]\n\tclean = \\\n\tby/one\n[broken')
+    (top / "two").write_text("[include]\n\tpath = three\n")
+    answer = await Asking(Confined).ask(shown, again=False)
+    assert {"/".join(path) for path in answer.paths} == {
+        *("hooks-of-all", "one", "two", "three", "sub/conf", "by/one")
+    }
+    assert str(top / "three") in answer.read
+    (told,) = answer.messages(shown)
+    assert told["last"]
+    assert ("one",) in told["sources"]
+
+
+async def test_links_that_code_may_have_made_lead_nowhere(shown: Shown) -> None:
+    top = shown.mount.host
+    (top / ".git/config").write_text("[core]\n\thooksPath = named\n")
+    (top / "named").symlink_to("src")
+    asking = Asking(Confined)
+    assert (await asking.ask(shown, again=True)).paths == (("named",),)
+    assert ("src",) in (await asking.ask(shown, again=False)).paths
+
+
+async def test_without_git_or_a_sandbox_nothing_is_known(
+    shown: Shown, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (shown.mount.host / ".git/config").write_text("[core]\n\tbare = false\n")
+    with pytest.raises(Unasked, match="sandbox"):
+        await Asking(PlainBuilder).ask(shown, again=False)
+    monkeypatch.setattr(shutil, "which", lambda _name: None)
+    with pytest.raises(Unasked, match="PATH"):
+        await Asking(Confined).ask(shown, again=False)
