@@ -46,6 +46,8 @@ class Run:
         self.status: str | None = None
         self.exit_code: int | None = None
         self.compiled = True
+        self.removed: tuple[int, list[str]] = (0, [])
+        """How many names the cell removed without saying which, and the first of them."""
         self.failure: Failure | None = None
         self.finished = anyio.Event()
         self.begun = False
@@ -64,6 +66,7 @@ class Run:
             with contextlib.suppress(WireError):
                 self.failure = failure_from(content)
         self.status = status if status in ("ok", "error", "aborted") else "error"
+        self.removed = _removed(content.get("removed"))
         if self._idle:
             self.end()
 
@@ -175,6 +178,14 @@ class KnownNames:
                 self._names[name] = None
             else:
                 self.more += 1
+
+
+def _removed(value: object) -> tuple[int, list[str]]:
+    """The `removed` of an execute reply: a count and names; hostile data."""
+    if not isinstance(value, list) or len(value) != 2:
+        return 0, []
+    count, names = whole_number(value[0]), _texts(value[1])
+    return max(count or 0, len(names)), names
 
 
 def _texts(value: object) -> list[str]:

@@ -164,6 +164,8 @@ class Cell:
         self.unsaid: list[Notice] = []
         self.stop_reason: StopReason | None = None
         self.missing = ""
+        self.removed: tuple[int, list[str]] = (0, [])
+        """How many variables it removed otherwise than by a `del` that names them; the first."""
         self.ahead = Ahead.NO
         self.back = ""
         self.origin = NOWHERE

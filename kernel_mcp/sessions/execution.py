@@ -209,7 +209,9 @@ async def _run_to_end(kernel: Kernel, cell: Cell, *, grace_s: float, cpu_s: floa
         return Outcome(Status.ERROR, cause=BROKEN, exit_code=FAILED)
     wish = _wish(kernel, cell, reason, cpu_s)
     if killed or run.status is None:
-        return _death(kernel, run, wish, reason, grace_s)
+        stubborn = f", and did not stop within {grace_s:g} s of being interrupted" if killed else ""
+        return _death(kernel, run, wish, reason, stubborn)
+    cell.removed = run.removed
     if not run.compiled:
         cell.phase = Phase.CHECK
     return _end(run, wish, reason)
@@ -298,15 +300,16 @@ def _wish(kernel: Kernel, cell: Cell, reason: StopReason | None, cpu_s: float) -
 
 
 def _death(
-    kernel: Kernel, run: Run, wish: str, reason: StopReason | None, grace_s: float
+    kernel: Kernel, run: Run, wish: str, reason: StopReason | None, stubborn: str
 ) -> Outcome:
+    """Say how the kernel ended; one that is not `stubborn` did so by itself."""
     cause = kernel.exit.story("the kernel") if kernel.exit else "the kernel is gone"
     if reason in AT_ONCE:
         cause = wish
     elif reason is None and not run.begun:
         cause = f"{cause}, and the code of this cell may have begun to run"
     elif reason not in (None, StopReason.DISK):
-        cause = f"{wish}, and did not stop within {grace_s:g} s of being interrupted"
+        cause = f"{wish}{stubborn or f'; {cause} when it was interrupted'}"
     return Outcome(Status.KILLED, state_kept=False, cause=cause, exit_code=_exit_code(kernel.exit))
 
 

@@ -225,6 +225,21 @@ class KernelLifecycle:
         self._worked.append(cell)
         self.checkpoints.worked(seconds)
 
+    def note_removal(self, cell: Cell) -> None:
+        """Report the variables that `cell` has removed without a `del` that names them."""
+        count, names = cell.removed
+        if not count:
+            return
+        loss = Loss.of(f"cell {cell.number} removed them", names, count - len(names))
+        what = "1 variable" if count == 1 else f"{count:,} variables"
+        text = f"Cell {cell.number} removed {what} without a `del` of them.{lost_names(loss)}"
+        before = self._worked[-2] if len(self._worked) > 1 else 0
+        checkpoint = self.checkpoints.at(before)
+        if checkpoint is not None and (as_of := self.checkpoints.state_of(checkpoint)):
+            text = f"{text} undo brings variables back as they were after cell {as_of}."
+        cell.own = self.ledger.add(text, loss)
+        cell.notice(text)
+
     def lost_state(self, cause: str) -> Loss:
         """The variables that an end now, because of `cause`, would lose."""
         if self.sleep is not None:

@@ -337,6 +337,7 @@ class CellRunner:
                 outcome = await self._after_kill(cell, outcome)
             elif cell.phase is Phase.RUN:
                 self._lifecycle.note_work(cell.number, self._clock() - began)
+                self._lifecycle.note_removal(cell)
         cell.state_as_of = self._lifecycle.state_as_of
         return outcome
 

@@ -255,7 +255,9 @@ class SandboxKernel(CheckpointRequests, SnapshotRequests, IPythonKernel):
                 reply["traceback"] = shell._last_traceback or []
         come, gone = self._names.news(shell.user_ns, shell.user_ns_hidden)
         if come or gone:
-            reply["names"] = [come, gone]
+            reply["names"] = [come[: variables.MAX_NEWS], gone[: variables.MAX_NEWS]]
+        if gone and (removed := variables.removed(gone, shell.last_cell)):
+            reply["removed"] = [len(removed), removed[: variables.MAX_NEWS]]
         reply["payload"] = shell.payload_manager.read_payload()
         shell.payload_manager.clear_payload()
         return reply

@@ -116,6 +116,8 @@ class Shell(ZMQInteractiveShell):
     """Whether the server installs, so that running code is told of its tool."""
     own_builtins: ModuleType | None = None
     """What user code has instead of Python's builtins; None for those."""
+    last_cell = ""
+    """The code of the cell that ran last, as Python's."""
     last_error: dict[str, Any] | None = None
     """Content of the last error message of this cell."""
     _interrupted = False
@@ -138,6 +140,7 @@ class Shell(ZMQInteractiveShell):
             cell, failure = code, sys.exc_info()
             if not isinstance(error, SyntaxError):  # which is how one refuses a cell
                 self._drop_transformers()
+        self.last_cell = cell
         coroutine = self.run_cell_async(
             code,
             store_history=store_history,

@@ -6,6 +6,7 @@ back into it: exact built-in types, and the known types of numpy, pandas and pol
 
 from __future__ import annotations
 
+import ast
 import itertools
 import sys
 import types
@@ -15,7 +16,7 @@ from typing import Any
 
 MAX_NAMES = 500
 MAX_NEWS = 1000
-"""Names in one reply."""
+"""Names of each kind in one reply."""
 NAME_CHARS = 200
 PREVIEW_CHARS = 80
 PREVIEW_ITEMS = 6
@@ -77,14 +78,14 @@ class Names:
     """
 
     def __init__(self) -> None:
-        self._known: set[str] = set()
+        self._known: dict[str, None] = {}
         self._size = 0
         self._last: object = None
 
     def news(
         self, namespace: dict[Any, Any], hidden: Container[str]
     ) -> tuple[list[str], list[str]]:
-        """Names that have come and names that have gone, at most `MAX_NEWS` of each."""
+        """Names that have come and names that have gone."""
         fresh, known = self._since(namespace), self._known
         if fresh is not None and len(namespace) == self._size + len(fresh):
             come = [key for key in fresh if _public(key, hidden) and key not in known]
@@ -93,10 +94,11 @@ class Names:
             now = {key: None for key in list(namespace) if _public(key, hidden)}
             come = [key for key in now if key not in known]
             gone = [key for key in known if key not in now]
-            known.difference_update(gone)
-        known.update(come)
+            for key in gone:
+                del known[key]
+        known.update(dict.fromkeys(come))
         self._size, self._last = len(namespace), next(reversed(namespace.keys()), None)
-        return come[:MAX_NEWS], gone[:MAX_NEWS]
+        return come, gone
 
     def _since(self, namespace: dict[Any, Any]) -> list[Any] | None:
         """The keys behind the last known one, or None when that is gone."""
@@ -109,6 +111,17 @@ class Names:
         except RuntimeError:  # a thread is changing it
             pass
         return None
+
+
+def removed(gone: list[str], cell: str) -> list[str]:
+    """Those names that have gone without a `del` or an `except ... as` of the cell naming them."""
+    try:
+        nodes = list(ast.walk(ast.parse(cell)))
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return gone
+    named = {each.id for each in nodes if isinstance(each, ast.Name) and type(each.ctx) is ast.Del}
+    named |= {each.name for each in nodes if isinstance(each, ast.ExceptHandler) and each.name}
+    return [name for name in gone if name not in named]
 
 
 def _public(key: object, hidden: Container[str]) -> bool:

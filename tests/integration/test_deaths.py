@@ -250,3 +250,24 @@ async def test_what_every_library_has_made_comes_back_or_is_named_before() -> No
             assert not dead.cell["state_kept"]
             assert "x" in dead.cell["lost"], name
             await agent.call("close_session", session=session)
+
+
+ENDED_BY_AN_INTERRUPT = {
+    "signal.signal(signal.SIGINT, signal.SIG_DFL)": "was killed by SIGINT when it was interrupted",
+    "signal.signal(signal.SIGINT, lambda *_: os._exit(3))": (
+        "exited with code 3 when it was interrupted"
+    ),
+}
+
+
+@pytest.mark.parametrize(("handler", "words"), ENDED_BY_AN_INTERRUPT.items())
+async def test_a_kernel_that_its_interrupt_ends_is_not_said_to_have_gone_on(
+    handler: str, words: str
+) -> None:
+    async with serving("--allow", "*", "--grace", "30") as notebook:
+        answer = await notebook.run(
+            f"import os, signal, time\n{handler}\nwhile True: time.sleep(0.1)", timeout=0.5
+        )
+        assert answer.status == "killed"
+        assert words in answer.text
+        assert "did not stop" not in answer.text
