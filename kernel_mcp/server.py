@@ -150,6 +150,7 @@ async def upon(
         commons.managers.append(manager)
         stack.callback(commons.managers.remove, manager)
         doors.plants.at_work = lambda: manager.at_work
+        below.network.remark = doors.remark = manager.remark
         await stack.enter_async_context(manager.running())
         fronts = Fronts(run.path / "f", lambda: manager.sessions)
         await stack.enter_async_context(fronts.running())

@@ -4,7 +4,8 @@ It walks the mounted folders once, watches them (inotify), and covers in the san
 what appears or is replaced on the host: a rename there takes a cover off. Names of secrets come
 before all else that happens. Messages of the server, one packet each, and the answers:
 
-    {"op": "watch", "mounts": […]}               first; then `covers` for each, and `ready`
+    {"op": "watch", "mounts": […], "version": v}       first; then `covers` for each, and `ready`
+    {"ping": n}                                  `{"pong": n}`
     {"op": "map", "id": n, "uid": …, "gid": …}   `mapped`, with a user namespace for an id-map
     {"op": "hold", "id": n, "since": v}          `held` once covers after v (-1: all) are there;
         with descriptors: the sandbox's mount namespace, a pidfd of its process
@@ -137,10 +138,13 @@ class Keeper:
                 self._on_message(*received, poll)
 
     def _on_message(self, message: dict[str, Any], fds: list[int], poll: select.poll) -> None:
+        if "ping" in message:
+            self._tell({"pong": message["ping"]})
+            return
         operation, number = message["op"], message.get("id", 0)
         try:
             if operation == "watch":
-                self._begin(number, message["mounts"])
+                self._begin(number, message["mounts"], message["version"])
             elif operation == "map":
                 self._tell({"op": "mapped", "id": number}, [self._map(message["rows"])])
             elif operation == "hold":
@@ -191,7 +195,8 @@ class Keeper:
             if path in self._grounds[number].walk.found.covers
         ]
 
-    def _begin(self, number: int, mounts: Sequence[dict[str, Any]]) -> None:
+    def _begin(self, number: int, mounts: Sequence[dict[str, Any]], version: int) -> None:
+        """Walk the mounts; after a keeper that had come to a version, all covers are newer."""
         for index, data in enumerate(mounts):
             error = ""
             try:
@@ -210,8 +215,13 @@ class Keeper:
                 self._tell({"op": "refused", "id": number, "mount": index, "error": error})
                 return
         self._on_mounts()
+        if version:
+            self._version = version + 1
         for ground in self._grounds:
-            self._tell_covers(ground, list(ground.walk.found.covers))
+            covers = list(ground.walk.found.covers)
+            if version:
+                self._log.update({(ground.number, path): self._version for path in covers})
+            self._tell_covers(ground, covers, makers=False)
         self._note_lacking()
         for ground in self._grounds:
             ground.walk.done = True
@@ -393,6 +403,7 @@ class Keeper:
         *,
         anew: bool = False,
         named: bool = False,
+        makers: bool = True,
     ) -> None:
         found = ground.walk.found
         if ground.walk.named.fresh:
@@ -410,7 +421,7 @@ class Keeper:
         found.fresh.clear()
 
         def maker(path: Parts) -> str:
-            if anew or self._version == 0:
+            if anew or not makers or self._version == 0:
                 return ""
             who = ground.maker(path)
             known = who in (CODE, HOST)

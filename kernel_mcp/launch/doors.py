@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
 import logging
 import os
-import socket
+import select
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import anyio
 
-from kernel_mcp.barriers import Barrier
 from kernel_mcp.config.values import Mount
-from kernel_mcp.errors import ConfigError, LaunchError
+from kernel_mcp.errors import ConfigError, KernelMcpError, LaunchError
 from kernel_mcp.host_folders import Device, within
 from kernel_mcp.host_folders.entering import weight
 from kernel_mcp.host_folders.found import MOST_COVERS
@@ -25,9 +22,8 @@ from kernel_mcp.host_folders.secrets import FIXED, HIDING, KEPT
 from kernel_mcp.host_folders.shown import Shown
 from kernel_mcp.launch.asking import Asking, Settings
 from kernel_mcp.launch.base import KernelEnvironment
+from kernel_mcp.launch.helper import HelperProcess
 from kernel_mcp.launch.plants import Plants
-from kernel_mcp.launch.readiness import StderrTail
-from kernel_mcp.launch.spawn import spawn
 from kernel_mcp.linux.folders import Identity
 from kernel_mcp.linux.process import bare_program
 from kernel_mcp.linux.safe_tree import open_place
@@ -37,7 +33,6 @@ from kernel_mcp.sandbox.base import (
     BY_TREES,
     Builder,
     Opened,
-    SandboxCommand,
 )
 from kernel_mcp.sandbox.landlock.rules import CHANGE, RUN, Ruleset
 from kernel_mcp.sandbox.mounts import Folder
@@ -45,11 +40,8 @@ from kernel_mcp.sandbox.select import builder_for
 from kernel_specs.landlock import calls
 from kernel_specs.template import linux, packets
 
-BEGIN_S = 60.0
+BEGIN_S = 180.0
 """Seconds that the first walk through all mounts may take; 100,000 files take one."""
-ANSWER_S = 10.0
-_WALKS = ("watch", "again", "named")
-"""Requests that may take a walk."""
 ALL = -1
 """The version before all covers."""
 KEEPER = "kernel_mcp.host_folders.keeper"
@@ -93,14 +85,24 @@ class Doors:
         self.blank = folder / "blank"
         self.stage = folder / "stage"
         self.version = 0
-        self._numbers = itertools.count(1)
-        self._asked: dict[int, asyncio.Future[tuple[dict[str, Any], list[int]]]] = {}
         self._maps: dict[tuple[int, ...], int] = {}
-        self._control: socket.socket | None = None
-        self._undo = ExitStack()
         self.plants = Plants(tell, fixed)
         self._settings = Settings(self.shown, Asking(builder), self._ask)
         self._asker: asyncio.Task[None] | None = None
+        self._held: list[tuple[int, int]] = []
+        """Of each sandbox that is watched: its mount namespace and a pidfd of its process."""
+        self._ready = anyio.Event()
+        self._opened = False
+        self._beginning: asyncio.Task[None] | None = None
+        self._keeper = HelperProcess(
+            "the process that covers secrets below the mounted folders",
+            lambda fd: bare_program(KEEPER, str(fd)),
+            on_start=self._on_start,
+            on_message=self._on_message,
+            on_end=self._on_end,
+        )
+        self.remark: Callable[[str], None] = lambda _text: None
+        """Takes what the next answer of every session is to say."""
 
     def __bool__(self) -> bool:
         return bool(self.shown)
@@ -158,7 +160,7 @@ class Doors:
     @property
     def state(self) -> str:
         """What is wrong, in words; empty where all is well."""
-        return "" if self._control is not None or not self else _GONE
+        return "" if self._ready.is_set() or not self else _GONE
 
     @property
     def words(self) -> list[str]:
@@ -191,23 +193,8 @@ class Doors:
         for path, mode in ((self.blank, 0o755), (self.blank / "folder", 0o555)):
             path.chmod(mode)
         (self.blank / "file").chmod(0o444)
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._undo.callback(ours.close)
-        ours.setblocking(False)
-        argv = bare_program(KEEPER, str(theirs.fileno()))
-        popen, output = spawn(SandboxCommand(argv, [theirs.detach()], {"LANG": "C.UTF-8"}))
-        self._undo.callback(popen.wait)
-        self._undo.callback(popen.kill)
-        tail = StderrTail(output, asyncio.get_running_loop())
-        self._undo.callback(tail.close)
-        self._control = ours
-        self._tail = tail
-        asyncio.get_running_loop().add_reader(ours.fileno(), self._on_readable)
-        for each in self.shown:
-            each.place = _place(each.mount.host)
         with anyio.move_on_after(BEGIN_S):
-            await self._ask({"op": "watch", "mounts": [self._told(each) for each in self.shown]})
-            await self._settings.refresh(again=False)
+            await self._begin()
             if os.geteuid() == 0:
                 await self._try_maps()
             self._asker = asyncio.create_task(self._settings.follow())
@@ -226,6 +213,49 @@ class Doors:
                     each.mount,
                     stays,
                 )
+
+    async def _begin(self) -> None:
+        """Start the keeper, and have it walk all mounts. Raises LaunchError, ConfigError."""
+        self._keeper.start()
+        if self._beginning is not None:
+            await self._beginning
+
+    def _on_start(self) -> None:
+        self._beginning = asyncio.get_running_loop().create_task(self._watch())
+
+    async def _watch(self) -> None:
+        """Have a keeper walk the mounts, and cover in the sandboxes that run.
+
+        Raises LaunchError, ConfigError for the first one; a further one is replaced then.
+        """
+        try:
+            for each in self.shown:
+                each.place = _place(each.mount.host)
+            told = [self._told(each) for each in self.shown]
+            version = self.version + self._opened
+            await self._ask({"op": "watch", "mounts": told, "version": version})
+            await self._settings.refresh(again=self._opened)
+            for held in self._those_that_run():
+                await self._renew(held)
+        except KernelMcpError as error:
+            if not self._opened:
+                raise
+            if self._keeper.running:
+                self._keeper.replace(str(error))
+            return
+        self._opened = True
+        self._ready.set()
+
+    async def _renew(self, held: tuple[int, int]) -> None:
+        """Have a further keeper cover in a sandbox that runs. Raises LaunchError."""
+        try:
+            await self._ask({"op": "hold", "since": ALL}, held)
+        except LaunchError as error:
+            if not self._keeper.running:
+                raise
+            if held in self._those_that_run():
+                self.remark(f"{_NOT_RENEWED} ({error})")
+                logger.error("%s: %s", _NOT_RENEWED, error)
 
     def _told(self, shown: Shown) -> dict[str, Any]:
         inner = [
@@ -292,15 +322,18 @@ class Doors:
         if self._asker is not None:
             self._asker.cancel()
             await asyncio.wait([self._asker])
-        if self._control is not None:
-            asyncio.get_running_loop().remove_reader(self._control.fileno())
-            self._control = None
-        self._undo.close()
-        linux.close_all(list(self._maps.values()))
+        await self._keeper.aclose()
+        if self._beginning is not None:
+            self._beginning.cancel()
+        linux.close_all([*self._maps.values(), *(fd for held in self._held for fd in held)])
         self._maps.clear()
+        self._held.clear()
 
     async def look(self, environment: KernelEnvironment) -> None:
         """Before a start: walk again what was replaced on the host. Raises LaunchError."""
+        with anyio.move_on_after(BEGIN_S):
+            while not self._ready.is_set():
+                await self._ready.wait()
         if self.state:
             raise LaunchError(self.state)
         await self._settings.look()
@@ -387,53 +420,39 @@ class Doors:
 
         Raises LaunchError.
         """
-        namespace = os.open(f"/proc/{pid}/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
-        try:
+        with contextlib.ExitStack() as undo:
+            namespace = os.open(f"/proc/{pid}/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
+            undo.callback(os.close, namespace)
             process = os.pidfd_open(pid)
-            try:
-                await self._ask({"op": "hold", "since": since}, [namespace, process])
-            finally:
-                os.close(process)
-        finally:
-            os.close(namespace)
+            undo.callback(os.close, process)
+            await self._ask({"op": "hold", "since": since}, [namespace, process])
+            self._those_that_run()
+            self._held.append((namespace, process))
+            undo.pop_all()
+
+    def _those_that_run(self) -> list[tuple[int, int]]:
+        """Forget the sandboxes that have ended; return the others."""
+        ended = select.poll()
+        for _, process in self._held:
+            ended.register(process, select.POLLIN)
+        gone = {fd for fd, _ in ended.poll(0)}
+        linux.close_all([fd for held in self._held if held[1] in gone for fd in held])
+        self._held = [held for held in self._held if held[1] not in gone]
+        return list(self._held)
 
     async def _ask(
         self, message: Mapping[str, Any], fds: Sequence[int] = ()
     ) -> tuple[dict[str, Any], list[int]]:
         """Send a request and wait for its answer. Raises LaunchError, ConfigError."""
-        if self._control is None:
-            raise LaunchError(_GONE)
-        number = next(self._numbers)
-        answer = self._asked[number] = asyncio.get_running_loop().create_future()
-        try:
-            packets.send(self._control, {**message, "id": number}, fds)
-            with anyio.fail_after(BEGIN_S if message["op"] in _WALKS else ANSWER_S):
-                said, got = await answer
-        except (OSError, TimeoutError) as reason:
-            raise LaunchError(f"the keeper of the mounted folders does not answer: {reason}") from (
-                reason
-            )
-        finally:
-            del self._asked[number]
+        said, got = await self._keeper.ask(message, fds)
         if said["op"] == "refused":
             raise ConfigError(f"--mount {self.shown[said['mount']].mount}: {said['error']}")
         if said["op"] == "failed":
             raise LaunchError(f"the mounted folders cannot be shown: {said['error']}")
         return said, got
 
-    def _on_readable(self) -> None:
-        with Barrier("hearing the keeper of the mounted folders"):
-            while self._control is not None:
-                try:
-                    received = packets.receive(self._control, wait=False)
-                except BlockingIOError:
-                    return
-                if received is None:
-                    self._on_end()
-                    return
-                self._on_message(*received)
-
     def _on_message(self, message: dict[str, Any], fds: list[int]) -> None:
+        linux.close_all(fds)
         operation = message["op"]
         if operation == "covers":
             shown = self.shown[message["mount"]]
@@ -470,23 +489,20 @@ class Doors:
             self.plants.note_changed(shown, [(tuple(path), who) for path, who in message["paths"]])
         elif operation == "said":
             logger.warning("%s", message["text"])
-        else:
-            answer = self._asked.get(message.get("id", 0))
-            if answer is not None and not answer.done():
-                answer.set_result((message, fds))
-            else:
-                linux.close_all(fds)
 
-    def _on_end(self) -> None:
-        assert self._control is not None
-        asyncio.get_running_loop().remove_reader(self._control.fileno())
-        self._control = None
-        logger.error("%s It wrote: %s", _GONE, self._tail.text().strip())
-        for answer in self._asked.values():
-            if not answer.done():
-                answer.set_exception(OSError(_GONE))
+    def _on_end(self, why: str) -> None:
+        if self._ready.is_set():
+            self._ready = anyio.Event()
+        self.remark(
+            f"The process that covers secrets below the mounted folders is replaced ({why}): what "
+            "appears there meanwhile is covered once the next one runs"
+        )
 
 
+_NOT_RENEWED = (
+    "secrets that appear below the mounted folders are not covered in a session that runs: reset "
+    "or close the sessions"
+)
 _COMMON_READ = "only what every user may read"
 _ALL_READ = "sessions read all in it that is not covered, whoever it belongs to"
 _BY_DOCKER = (
@@ -499,8 +515,8 @@ _BY_RULES = (
     "not covered in these"
 )
 _GONE = (
-    "the process that covers secrets below the mounted folders has ended, so that no kernel is "
-    "started any more: start the server anew."
+    "the process that covers secrets below the mounted folders is being replaced, and no kernel is "
+    "started before the next one runs; the log says why. Try again."
 )
 
 

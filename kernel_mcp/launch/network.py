@@ -14,6 +14,7 @@ import os
 import signal
 import socket
 import struct
+from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
@@ -133,7 +134,9 @@ class Network:
         self.hosts: tuple[tuple[str, str], ...] = ()
         if self.rules:
             self.places, self.hosts = places_of(self.rules)
-        self.proxy = Proxy(self.vault, sandbox, tell)
+        self.remark: Callable[[str], None] = lambda _text: None
+        """Takes what the next answer of every session is to say."""
+        self.proxy = Proxy(self.vault, sandbox, tell, lambda text: self.remark(text))
 
     def __bool__(self) -> bool:
         return bool(self.rules)
@@ -187,7 +190,7 @@ class Network:
 
     async def aclose(self) -> None:
         """End the proxy."""
-        self.proxy.close()
+        await self.proxy.aclose()
 
 
 class Way:

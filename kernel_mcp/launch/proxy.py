@@ -2,36 +2,29 @@
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 import json
 import logging
 import os
 import socket
 from collections import OrderedDict
-from collections.abc import Mapping
-from contextlib import ExitStack
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import anyio
 
-from kernel_mcp.barriers import Barrier
 from kernel_mcp.errors import LaunchError
 from kernel_mcp.launch.base import Tell
-from kernel_mcp.launch.readiness import StderrTail
-from kernel_mcp.launch.spawn import spawn
+from kernel_mcp.launch.helper import HelperProcess
 from kernel_mcp.linux.folders import Identity
 from kernel_mcp.linux.process import bare_program
 from kernel_mcp.network.rules import Entry, Rules
 from kernel_mcp.network.secrets import Vault
-from kernel_mcp.sandbox.base import Sandbox, SandboxCommand
+from kernel_mcp.sandbox.base import Sandbox
 from kernel_specs.template import linux, packets
 
-PAUSE_S = 1.0
-"""Seconds until a proxy that has ended is replaced; each further one doubles it up to the next."""
-LONGEST_PAUSE_S = 60.0
-CERTIFIED_S = 30.0
-"""For a proxy to make the authority of the hosts of secrets; it takes some 0.2 s."""
+CERTIFIED_S = 120.0
+"""For a proxy to make the authority of the hosts of secrets; it takes 0.2 s on a quiet machine."""
 MOST_CLOSED = 1000
 """Listeners that were closed and whose last records may still come."""
 
@@ -39,34 +32,45 @@ logger = logging.getLogger(__name__)
 
 
 class Proxy:
-    """One process at a time, with the listening sockets of all kernels."""
+    """The process of the network, with the listening sockets of all kernels."""
 
-    def __init__(self, vault: Vault, sandbox: Sandbox | None, tell: Tell) -> None:
-        """It gets a user id from `sandbox`, if that has any; `tell` takes what is of no session."""
+    def __init__(
+        self,
+        vault: Vault,
+        sandbox: Sandbox | None,
+        tell: Tell,
+        remark: Callable[[str], None] = lambda _text: None,
+    ) -> None:
+        """It gets a user id from `sandbox`, if that has any; `tell` takes what is of no session.
+
+        `remark` takes what the next answers are to say.
+        """
         self._vault = vault
         self._certified = anyio.Event()
         self._sandbox = sandbox
         self._identity: Identity | None = None
         self._tell = tell
+        self._remark = remark
         self._numbers = itertools.count(1)
         self._open: dict[int, tuple[Mapping[str, Any], socket.socket, Tell]] = {}
         """What was given to the process, by number: the message, the socket, who hears of it."""
         self._closed: OrderedDict[int, Tell] = OrderedDict()
-        self._control: socket.socket | None = None
-        self._process = ExitStack()
-        self._tail: StderrTail | None = None
-        self._again: asyncio.TimerHandle | None = None
-        self._pause_s = PAUSE_S
+        self._process = HelperProcess(
+            "the proxy of the network",
+            self._command,
+            on_start=self._on_start,
+            on_message=self._on_message,
+            on_end=self._on_end,
+        )
 
     @property
     def down(self) -> bool:
         """Whether kernels that have a way to it wait for the next one."""
-        return self._control is None and bool(self._open)
+        return not self._process.running and bool(self._open)
 
     def start(self) -> None:
         """Start it if it does not run, nor waits to be started."""
-        if self._control is None and self._again is None:
-            self._start()
+        self._process.start()
 
     async def certify(self) -> None:
         """Start it, and wait until kernels can know its authority. Raises LaunchError."""
@@ -80,9 +84,9 @@ class Proxy:
                 "use the secrets (--secret); the log says why"
             ) from None
 
-    def close(self) -> None:
+    async def aclose(self) -> None:
         """End it."""
-        self._stop()
+        await self._process.aclose()
         for _, sock, _ in self._open.values():
             sock.close()
         self._open.clear()
@@ -105,7 +109,7 @@ class Proxy:
             "exact": None if exact is None else str(exact),
         }
         self._open[number] = (message, sock, tell)
-        self._send(message, sock)
+        self._process.send(message, [sock.fileno()])
         return number
 
     def take_back(self, number: int) -> None:
@@ -115,74 +119,28 @@ class Proxy:
         self._closed[number] = tell
         if len(self._closed) > MOST_CLOSED:
             self._closed.popitem(last=False)
-        self._send({"close": number})
+        self._process.send({"close": number})
 
-    def _send(self, message: Mapping[str, Any], sock: socket.socket | None = None) -> None:
-        """Tell the proxy, if it runs; one that does not take it is replaced."""
-        if self._control is None:
-            return
-        try:
-            packets.send(self._control, message, [] if sock is None else [sock.fileno()])
-        except OSError as reason:
-            self._on_end(f"it takes no messages: {reason.strerror}")
+    def _command(self, fd: int) -> list[str]:
+        if self._sandbox is not None and self._identity is None:
+            self._identity = self._sandbox.identity()
+        uid = -1 if self._identity is None else self._identity.uid
+        words = [str(fd), str(uid), *(["secrets"] if self._vault else [])]
+        return bare_program("kernel_mcp.network.proxy", *words, packages=True)
 
-    def _send_secrets(self) -> None:
-        """What a proxy has to know first; nothing but this socket ever holds the values."""
-        if self._vault and self._control is not None:
+    def _on_start(self) -> None:
+        """Tell what it has to know first; nothing but its socket ever holds values of secrets."""
+        if self._vault:
             trust = os.memfd_create("authorities", os.MFD_CLOEXEC)
             with open(trust, "w+", encoding="ascii") as file:
                 file.write(self._vault.trust)
                 file.seek(0)
-                packets.send(self._control, _message_of(self._vault), [file.fileno()])
+                self._process.send(_message_of(self._vault), [file.fileno()])
+        for message, sock, _ in list(self._open.values()):
+            self._process.send(message, [sock.fileno()])
 
-    def _start(self) -> None:
-        self._again = None
-        with Barrier("starting the proxy of the network") as barrier:
-            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-            self._process.callback(ours.close)
-            ours.setblocking(False)
-            if self._sandbox is not None and self._identity is None:
-                self._identity = self._sandbox.identity()
-            uid = -1 if self._identity is None else self._identity.uid
-            fd = theirs.detach()
-            words = [str(fd), str(uid), *(["secrets"] if self._vault else [])]
-            argv = bare_program("kernel_mcp.network.proxy", *words, packages=True)
-            popen, output = spawn(SandboxCommand(argv, [fd], {"LANG": "C.UTF-8"}))
-            self._process.callback(popen.wait)
-            self._process.callback(popen.kill)
-            self._tail = StderrTail(output, asyncio.get_running_loop())
-            self._process.callback(self._tail.close)
-            self._control = ours
-            asyncio.get_running_loop().add_reader(ours.fileno(), self._on_readable)
-            self._send_secrets()
-            for message, sock, _ in list(self._open.values()):
-                self._send(message, sock)
-        if barrier.failure is not None:
-            self._on_end("it could not be started")
-
-    def _stop(self) -> None:
-        if self._again is not None:
-            self._again.cancel()
-            self._again = None
-        if self._control is not None:
-            asyncio.get_running_loop().remove_reader(self._control.fileno())
-            self._control = None
-        self._process.close()
-
-    def _on_readable(self) -> None:
-        with Barrier("hearing the proxy of the network"):
-            while self._control is not None:
-                try:
-                    received = packets.receive(self._control, wait=False)
-                except BlockingIOError:
-                    return
-                if received is None:
-                    self._on_end("it has ended")
-                    return
-                linux.close_all(received[1])
-                self._on_message(received[0])
-
-    def _on_message(self, message: dict[str, Any]) -> None:
+    def _on_message(self, message: dict[str, Any], fds: list[int]) -> None:
+        linux.close_all(fds)
         if "end" in message:
             number = int(message.pop("end"))
             held = self._open.get(number)
@@ -193,22 +151,13 @@ class Proxy:
             self._certified.set()
         elif "failed" in message:
             logger.error("the proxy of the network could not serve a session: %s", message["why"])
-        else:
-            self._pause_s = PAUSE_S
 
     def _on_end(self, why: str) -> None:
-        """Replace it after a pause, in which connections of sessions wait."""
-        said = "" if self._tail is None else self._tail.text().strip()
-        self._stop()
-        logger.error(
-            "the proxy of the network is replaced in %g s, its connections are cut: %s%s",
-            self._pause_s,
-            why,
-            f". It wrote:\n{said}" if said else "",
-        )
         self._tell({"verdict": "proxy ended", "why": why})
-        self._again = asyncio.get_running_loop().call_later(self._pause_s, self._start)
-        self._pause_s = min(2 * self._pause_s, LONGEST_PAUSE_S)
+        self._remark(
+            f"The proxy of the network is replaced ({why}): connections through it were cut. New "
+            "ones wait for the next proxy"
+        )
 
 
 def fits(vault: Vault) -> bool:

@@ -162,6 +162,12 @@ def _stat(pid: int) -> list[bytes]:
     return stat.rpartition(b")")[2].split()
 
 
+def processor_seconds(pid: int) -> float:
+    """Return the processor time of a process itself so far. Raises ProcessLookupError."""
+    fields = _stat(pid)
+    return (int(fields[11]) + int(fields[12])) / _TICKS
+
+
 def threads(pid: int) -> list[int]:
     """Thread ids of a process, the first one first; none when it is gone.
 

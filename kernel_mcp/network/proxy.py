@@ -133,6 +133,10 @@ class Proxy:
                 self._on_message(*received)
 
     def _on_message(self, message: Mapping[str, Any], fds: Sequence[int]) -> None:
+        if "ping" in message:
+            linux.close_all(fds)
+            self._tell({"pong": message["ping"]})
+            return
         if "close" in message:
             linux.close_all(fds)
             if (listener := self._listeners.pop(message["close"], None)) is not None:

@@ -226,6 +226,11 @@ class SessionManager:
         last = self._clock() - JUST_NOW_S
         return [each for each in self.sessions if each.state == "busy" or each.last_ran > last]
 
+    def remark(self, text: str) -> None:
+        """Have the next answer of every session say this."""
+        for session in self.sessions:
+            session.ledger.add(text)
+
     def _share_of(self, principal: str) -> DiskShare:
         """What the workspaces of a principal may hold together."""
 

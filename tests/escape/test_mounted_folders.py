@@ -24,6 +24,7 @@ from mcp.client import Client
 from kernel_mcp.host_folders.found import MOST_COVERS
 from tests.integration import containers
 from tests.integration.agent import Agent, command
+from tests.integration.processes import descendants
 from tests.integration.unprivileged import USER, as_ordinary_user
 
 pytestmark = [pytest.mark.anyio]
@@ -915,23 +916,33 @@ async def test_a_link_that_code_put_in_the_place_of_a_mount_is_not_followed(
         assert await other.run("import json; print(json.dumps(open('/s/data').read()))") == "shown"
 
 
-async def test_without_its_keeper_a_server_starts_no_kernel(project: Project) -> None:
-    if os.geteuid() != 0:
-        pytest.skip("an ordinary user's other servers have keepers, too")
-    async with opened("ordinary cold", "--mount", str(project.root)) as notebook:
-        keepers = [
-            int(path.parent.name)
-            for path in Path("/proc").glob("[0-9]*/comm")
-            if path.read_text().strip() == "kernel-keeper" and path.parent.stat().st_uid == USER
+@pytest.mark.parametrize("name", ["SIGKILL", "SIGSTOP"])
+@pytest.mark.parametrize("way", ["root forked", "ordinary cold"], indirect=True)
+async def test_a_dead_or_silent_keeper_is_replaced_and_what_appeared_meanwhile_is_covered(
+    way: str, name: str, project: Project
+) -> None:
+    show = f"print(json.dumps(open({str(project.root / 'new' / '.env')!r}).read()))"
+    async with opened(way, "--mount", str(project.root)) as notebook:
+        keeper, *_ = [  # an ordinary user's has processes in sandboxes
+            pid
+            for pid in descendants(os.getpid())
+            if Path(f"/proc/{pid}/comm").read_text().strip() == "kernel-keeper"
         ]
-        for pid in keepers:
-            os.kill(pid, signal.SIGKILL)
+        os.kill(keeper, signal.Signals[name])
+        project.write("new/.env", SECRET)
+        said = []
+        with anyio.fail_after(PATIENCE_S):
+            while True:
+                answer = await notebook.agent.run(f"import json\n{show}", session=notebook.session)
+                said.append(answer.text)
+                if answer.status == "ok" and SECRET not in answer.text:
+                    break
+        assert "covers secrets below the mounted folders is replaced" in "".join(said)
         made = await notebook.agent.call("create_session")
-        refused = await notebook.agent.call("execute", code="1", session=made.data["session"])
-        assert refused.failed
-        assert "covers secrets" in refused.text
+        other = Notebook(notebook.agent, made.data["session"])
+        assert await other.run(f"import json\n{show}") == ""
         told = (await notebook.agent.call("info", session=notebook.session)).data["mounts"]
-        assert "has ended" in told[0]
+        assert "replaced" not in told[0]
 
 
 async def test_more_secrets_than_can_be_covered_are_told(project: Project) -> None:

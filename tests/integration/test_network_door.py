@@ -176,7 +176,8 @@ async def test_a_session_asks_for_less_and_keeps_it_through_every_new_kernel(
             assert info["network"].startswith(f"127.0.0.1:{one} (")
             refused = await notebook.refused("create_session", network=["evil.test"])
             assert f"ask for hosts of 127.0.0.1:{one}, 127.0.0.1:{two}" in refused
-        await killed_proxy(notebook, one)
+        await replaced_proxy(notebook, one, signal.SIGKILL)
+        await replaced_proxy(notebook, one, signal.SIGSTOP)
         records = [json.loads(line) for line in log.read_text().splitlines()]
     assert any(each["event"] == "network" for each in records), "the end of the proxy is told"
     told = [each for each in records if each["event"] == "connection"]
@@ -188,7 +189,7 @@ async def test_a_session_asks_for_less_and_keeps_it_through_every_new_kernel(
     assert any(each["verdict"] == "ok" and each["down"] > 0 for each in told)
 
 
-async def killed_proxy(notebook: Agent, port: int) -> None:
+async def replaced_proxy(notebook: Agent, port: int, number: signal.Signals) -> None:
     """Connections of a session wait while its proxy is replaced."""
     named = {pid: Path(f"/proc/{pid}/comm").read_text().strip() for pid in descendants(os.getpid())}
     (proxy,) = [pid for pid, name in named.items() if name == "kernel-network"]
@@ -197,10 +198,10 @@ async def killed_proxy(notebook: Agent, port: int) -> None:
     if os.geteuid() == 0:
         (uids,) = [line.split()[1:] for line in status.splitlines() if line.startswith("Uid:")]
         assert "0" not in uids
-    os.kill(proxy, signal.SIGKILL)
+    os.kill(proxy, number)
     with anyio.fail_after(PATIENCE_S):
-        while await fetched(notebook, "less", port) != [True]:  # the first may be cut with it
-            pass
+        while Path(f"/proc/{proxy}").exists() or await fetched(notebook, "less", port) != [True]:
+            await anyio.sleep(0.05)  # the first may be cut with it
 
 
 async def test_a_closed_door_is_told_with_the_one_who_opens_it() -> None:

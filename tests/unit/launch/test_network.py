@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -33,11 +33,12 @@ class Silent(Proxy):
     def __init__(self) -> None:
         super().__init__(Vault(), None, lambda _: None)
         self.told: list[Mapping[str, Any]] = []
+        self._process.send = self._keep  # type: ignore[method-assign]
 
-    def _start(self) -> None:
+    def start(self) -> None:
         pass
 
-    def _send(self, message: Mapping[str, Any], sock: socket.socket | None = None) -> None:
+    def _keep(self, message: Mapping[str, Any], fds: Sequence[int] = ()) -> None:
         self.told.append(message)
 
 
@@ -187,7 +188,7 @@ async def test_a_session_gets_what_it_asked_for_and_records_find_it_after_its_en
     number = message["listen"]
     way.close()
     assert proxy.told[-1] == {"close": number}
-    proxy._on_message({"end": number, "host": "x"})
+    proxy._on_message({"end": number, "host": "x"}, [])
     assert heard == [{"host": "x"}]
 
     other = network.way()

@@ -1,0 +1,265 @@
+"""A process of the server's own that works for all sessions: started, asked, pinged, replaced."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import logging
+import signal
+import socket
+import subprocess
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import anyio
+
+from kernel_mcp.barriers import reason_of
+from kernel_mcp.errors import LaunchError
+from kernel_mcp.launch.readiness import StderrTail
+from kernel_mcp.launch.spawn import spawn
+from kernel_mcp.linux.proc import Watched, processor_seconds
+from kernel_mcp.sandbox.base import SandboxCommand
+from kernel_specs.template import linux, packets
+
+LOOK_S = 1.0
+PING_LOOKS = 5
+"""Looks between two pings of a process that is asked nothing."""
+SILENT_S = 10.0
+"""Seconds without an answer after which a process that does not compute counts as silent."""
+RESTING_CPU_S = 0.05
+"""Processor time up to which a process does not compute."""
+BUSY_CPU_S = 60.0
+"""Processor time without an answer after which it counts as silent all the same."""
+PAUSE_S = 1.0
+"""Seconds until a process is replaced; each further one doubles it up to the next."""
+LONGEST_PAUSE_S = 60.0
+END_S = 2.0
+
+logger = logging.getLogger(__name__)
+
+
+class HelperProcess:
+    """One process at a time, which takes and sends packets (JSON and descriptors).
+
+    An end, silence and a message that is none are one case: what was asked fails, the reason is
+    logged and told, and the process is replaced after a pause. A process answers `{"ping": n}`
+    with `{"pong": n}` and what is asked with its `id`.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        command: Callable[[int], list[str]],
+        *,
+        on_start: Callable[[], None],
+        on_message: Callable[[dict[str, Any], list[int]], None],
+        on_end: Callable[[str], None],
+    ) -> None:
+        """`command` starts it with its end of the socket. `on_start` tells it what it has to know.
+
+        `on_message` owns the descriptors of its message; what it raises (KeyError, TypeError,
+        ValueError) replaces the process. `on_end` takes the reason.
+        """
+        self._name = name
+        self._command = command
+        self._on_start = on_start
+        self._on_message = on_message
+        self._on_end = on_end
+        self._numbers = itertools.count(1)
+        self._asked: dict[int, asyncio.Future[tuple[dict[str, Any], list[int]]]] = {}
+        self._control: socket.socket | None = None
+        self._watched: Watched | None = None
+        self._ending: list[Watched] = []
+        self._tail: StderrTail | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._pause_s = PAUSE_S
+        self._quiet = 0
+        self._asked_at: tuple[float, float] | None = None
+        """When it was first asked what it has not answered, and its processor time then."""
+
+    @property
+    def running(self) -> bool:
+        """Return False while it waits to be started, or replaced."""
+        return self._control is not None
+
+    def start(self) -> None:
+        """Start it if it does not run, nor waits to be started."""
+        if self._control is None and self._timer is None:
+            self._start()
+
+    def send(self, message: Mapping[str, Any], fds: Sequence[int] = ()) -> None:
+        """Tell it something if it runs; one that does not take it is replaced."""
+        if self._control is None:
+            return
+        try:
+            packets.send(self._control, message, fds)
+        except OSError as reason:
+            self.replace(f"it takes no messages: {reason.strerror}")
+
+    async def ask(
+        self, message: Mapping[str, Any], fds: Sequence[int] = ()
+    ) -> tuple[dict[str, Any], list[int]]:
+        """Return its answer and the descriptors in it. Raises LaunchError when there is none."""
+        if self._control is None:
+            raise LaunchError(f"{self._name} is being replaced: try again")
+        number = next(self._numbers)
+        answer: asyncio.Future[tuple[dict[str, Any], list[int]]]
+        answer = self._asked[number] = asyncio.get_running_loop().create_future()
+        try:
+            self._await_word()
+            self.send({**message, "id": number}, fds)
+            return await answer
+        finally:
+            self._asked.pop(number, None)
+
+    def replace(self, why: str) -> None:
+        """End it, and start another one after a pause."""
+        said = self._stop(why)
+        logger.error(
+            "%s is replaced in %g s: %s%s",
+            self._name,
+            self._pause_s,
+            why,
+            f". It wrote:\n{said}" if said else "",
+        )
+        self._timer = asyncio.get_running_loop().call_later(self._pause_s, self._start)
+        self._pause_s = min(2 * self._pause_s, LONGEST_PAUSE_S)
+        self._on_end(why)
+
+    async def aclose(self) -> None:
+        """End it for good."""
+        self._stop("the server ends")
+        with anyio.CancelScope(shield=True), anyio.move_on_after(END_S):
+            for each in self._ending:
+                await each.gone.wait()
+        self._forget_ended()
+
+    def _forget_ended(self) -> None:
+        for each in self._ending:
+            if each.gone.is_set():
+                each.close()
+        self._ending = [each for each in self._ending if not each.gone.is_set()]
+
+    def _start(self) -> None:
+        self._timer = None
+        loop = asyncio.get_running_loop()
+        try:
+            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            with contextlib.ExitStack() as undo:
+                undo.callback(ours.close)
+                ours.setblocking(False)
+                fd = theirs.detach()
+                popen, output = spawn(SandboxCommand(self._command(fd), [fd], {"LANG": "C.UTF-8"}))
+                self._tail = StderrTail(output, loop)
+                self._watched = Watched(popen.pid, loop, _reaping(popen))
+                undo.pop_all()
+        except (LaunchError, OSError) as reason:
+            self.replace(f"it cannot be started: {reason_of(reason)}")
+            return
+        self._control = ours
+        loop.add_reader(ours.fileno(), self._on_readable)
+        self._timer = loop.call_later(LOOK_S, self._look)
+        self._on_start()
+
+    def _stop(self, why: str) -> str:
+        """End it; what it wrote."""
+        said = ""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._control is not None:
+            asyncio.get_running_loop().remove_reader(self._control.fileno())
+            self._control.close()
+            self._control = None
+        if self._watched is not None:
+            self._forget_ended()
+            self._ending.append(self._watched)
+            self._watched.signal(signal.SIGKILL)
+            self._watched = None
+        if self._tail is not None:
+            self._tail.drain()
+            said = self._tail.text().strip()
+            self._tail.close()
+            self._tail = None
+        self._asked_at, self._quiet = None, 0
+        for answer in self._asked.values():
+            if not answer.done():
+                answer.set_exception(LaunchError(f"{self._name} is being replaced: {why}"))
+        return said
+
+    def _on_readable(self) -> None:
+        while self._control is not None:
+            try:
+                received = packets.receive(self._control, wait=False)
+            except BlockingIOError:
+                return
+            except packets.DescriptorsLost as lost:
+                self._answer(lost.message, [], str(lost))
+                continue
+            except (OSError, ValueError) as reason:
+                self.replace(f"it sent what is no message: {reason}")
+                return
+            if received is None:
+                self.replace("it has ended")
+                return
+            try:
+                self._hear(*received)
+            except (KeyError, TypeError, ValueError, IndexError) as reason:
+                self.replace(f"it sent what is no message: {reason!r}")
+
+    def _hear(self, message: dict[str, Any], fds: list[int]) -> None:
+        self._asked_at, self._quiet = None, 0
+        if "pong" in message:
+            linux.close_all(fds)
+            self._pause_s = PAUSE_S
+        elif "id" in message:
+            self._answer(message, fds)
+        else:
+            self._on_message(message, fds)
+        if any(not each.done() for each in self._asked.values()):
+            self._await_word()
+
+    def _answer(self, message: dict[str, Any], fds: list[int], failure: str = "") -> None:
+        answer = self._asked.get(message.get("id", 0))
+        if answer is None or answer.done():
+            linux.close_all(fds)
+        elif failure:
+            answer.set_exception(LaunchError(f"{self._name}: {failure}"))
+        else:
+            answer.set_result((message, fds))
+
+    def _await_word(self) -> None:
+        """Note that something is asked, unless there was before."""
+        if self._asked_at is None:
+            self._asked_at = (asyncio.get_running_loop().time(), self._used())
+
+    def _used(self) -> float:
+        try:
+            return processor_seconds(self._watched.pid) if self._watched is not None else 0.0
+        except OSError:
+            return 0.0
+
+    def _look(self) -> None:
+        """Ping it from time to time; replace it where it is silent."""
+        loop = asyncio.get_running_loop()
+        self._timer = loop.call_later(LOOK_S, self._look)
+        self._quiet += 1
+        if self._asked_at is None:
+            if self._quiet >= PING_LOOKS:
+                self._await_word()
+                self.send({"ping": next(self._numbers)})
+            return
+        since, used = self._asked_at
+        waited, computed = loop.time() - since, self._used() - used
+        if computed >= BUSY_CPU_S or (waited >= SILENT_S and computed < RESTING_CPU_S):
+            self.replace(f"it did not answer within {waited:.0f} s")
+
+
+def _reaping(popen: subprocess.Popen[bytes]) -> Callable[[], None]:
+    """Return what reaps a process that has ended."""
+
+    def reap() -> None:
+        popen.wait()
+
+    return reap
