@@ -6,9 +6,11 @@ import json
 import logging
 import re
 import sys
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from datetime import datetime, timezone
-from typing import Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 from kernel_mcp.telemetry.origin import HERE
 
@@ -73,8 +75,87 @@ def formatter(log_format: str) -> Lines:
     return TextLines("%(asctime)s %(levelname)s %(name)s: %(message)s")
 
 
+if TYPE_CHECKING:
+    _StreamHandler = logging.StreamHandler[TextIO]
+else:
+    _StreamHandler = logging.StreamHandler  # of which Python 3.10 takes no parameter
+
+LINES = 30
+"""Lines of one kind in a window: what clients and kernels cause fills no disk."""
+WINDOW_S = 60.0
+MOST_KINDS = 500
+"""Kinds that are told apart in a window."""
+_BARRIERS = "kernel_mcp.barriers"
+_DIGITS = str.maketrans("", "", "0123456789")
+
+
+@dataclass
+class _Kind:
+    """Lines of one place of the code since `since`, `more` of which were not written."""
+
+    name: str
+    since: float
+    written: int = 0
+    more: int = 0
+
+
+class BoundedHandler(_StreamHandler):
+    """Writes at most `LINES` lines of one kind in a window, and then how many more there were.
+
+    Of one kind are those of one place of the code, and failures of the server while it did one
+    thing. Lines for debugging are not counted.
+    """
+
+    def __init__(self, stream: TextIO, now: Callable[[], float] = time.monotonic) -> None:
+        super().__init__(stream)
+        self._now = now
+        self._kinds: dict[tuple[str, int, str], _Kind] = {}
+
+    def handle(self, record: logging.LogRecord) -> bool:
+        """Write a line unless there are too many of its kind."""
+        self.acquire()
+        try:
+            written = record.levelno <= logging.DEBUG or self._counted(record)
+            return written and bool(super().handle(record))
+        finally:
+            self.release()
+
+    def close(self) -> None:
+        """Say what was not written."""
+        self._sum_up(list(self._kinds.values()))
+        super().close()
+
+    def _counted(self, record: logging.LogRecord) -> bool:
+        now = self._now()
+        over = [each for each in self._kinds.values() if now - each.since >= WINDOW_S]
+        if over:
+            self._kinds = {key: each for key, each in self._kinds.items() if each not in over}
+            self._sum_up(over)
+        key = record.pathname, record.lineno, _doing(record)
+        if key not in self._kinds and len(self._kinds) >= MOST_KINDS:
+            key = "", 0, ""
+        kind = self._kinds.setdefault(key, _Kind(record.name, now))
+        kind.written += 1
+        kind.more += kind.written > LINES
+        return kind.written <= LINES
+
+    def _sum_up(self, kinds: Iterable[_Kind]) -> None:
+        for each in kinds:
+            if each.more:
+                text = f"{each.more} more lines of a kind of which {LINES} were written in a minute"
+                told = logging.LogRecord(each.name, logging.WARNING, "", 0, text, None, None)
+                super().handle(told)
+
+
+def _doing(record: logging.LogRecord) -> str:
+    """The work that a failure of the server was about; empty for other lines."""
+    if record.name != _BARRIERS or not isinstance(record.args, tuple) or not record.args:
+        return ""
+    return str(record.args[0]).translate(_DIGITS)
+
+
 def log_to_stderr(level: str, log_format: str) -> None:
     """Have the log of all libraries go to stderr."""
-    handler = logging.StreamHandler(sys.stderr)
+    handler = BoundedHandler(sys.stderr)
     handler.setFormatter(formatter(log_format))
     logging.basicConfig(level=level.upper(), handlers=[handler])

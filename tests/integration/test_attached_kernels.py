@@ -334,7 +334,16 @@ async def test_a_server_tells_which_kernels_it_has_and_never_its_token(folder: P
 async def test_doctor_tells_what_is_there_and_no_token(folder: Path) -> None:
     async with jupyter_server(folder) as server:
         gone = folder / "gone.json"
-        words = ["doctor", "--sandbox", "none", "--attach", server.flag, "--attach", str(gone)]
+        words = [
+            "doctor",
+            "-v",
+            "--sandbox",
+            "none",
+            "--attach",
+            server.flag,
+            "--attach",
+            str(gone),
+        ]
         done = await anyio.run_process([sys.executable, "-m", "kernel_mcp", *words], check=False)
         text = done.stdout.decode()
         assert f"{server.base}: 0 kernels there" in text

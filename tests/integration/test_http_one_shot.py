@@ -8,6 +8,7 @@ import shutil
 import socket
 import struct
 import subprocess
+import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -18,6 +19,7 @@ from urllib.parse import urlsplit
 import httpx2
 import pytest
 
+from kernel_mcp.telemetry.logs import LINES
 from tests.integration.httpclient import ACCEPT, META, MODERN, Said, bearer
 from tests.integration.httpserver import READY_S, HttpServer, http_server
 
@@ -158,3 +160,24 @@ def test_a_reset_in_the_middle_of_an_answer_is_no_delivery(
     assert WORD in told.text
     again = called(server, with_urllib, "execute", session=session, code="'next'")
     assert WORD not in again.text
+
+
+FLOOD = 200
+
+
+def test_floods_of_requests_that_are_none_are_a_few_lines_and_a_count() -> None:
+    with http_server() as flooded:
+        upgrade = "GET /healthz HTTP/1.1\r\nHost: {}\r\nConnection: upgrade\r\nUpgrade: x\r\n\r\n"
+        for each in range(FLOOD):
+            junk = [b"junk %d\r\n\r\n" % each, upgrade.format(flooded.url[7:]).encode()]
+            for text in junk:
+                with socket.create_connection(flooded.address, timeout=READY_S) as line:
+                    line.sendall(text)
+                    line.recv(1)
+            asked = urllib.request.Request(flooded.mcp, b"{}", {"Authorization": f"Bearer x{each}"})
+            with suppress(urllib.error.HTTPError):
+                urllib.request.urlopen(asked, timeout=READY_S)
+    lines = flooded.log.splitlines()
+    assert len([each for each in lines if "Invalid HTTP request" in each]) == LINES
+    assert len(lines) < FLOOD
+    assert any(f"{FLOOD - LINES} more lines of a kind" in each for each in lines), lines[-5:]

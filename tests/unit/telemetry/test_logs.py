@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import logging
 import sys
@@ -10,7 +11,15 @@ from typing import Any
 import pytest
 
 from kernel_mcp.output.text import Masks
-from kernel_mcp.telemetry.logs import JsonLines, TextLines, formatter
+from kernel_mcp.telemetry.logs import (
+    LINES,
+    MOST_KINDS,
+    WINDOW_S,
+    BoundedHandler,
+    JsonLines,
+    TextLines,
+    formatter,
+)
 from kernel_mcp.telemetry.origin import NOWHERE, Origin, in_session, of_call
 from kernel_mcp.telemetry.spans import Within
 
@@ -94,3 +103,63 @@ def test_text_is_for_people() -> None:
 
 def test_outside_of_requests_there_is_no_origin() -> None:
     assert Origin() == NOWHERE
+
+
+class Bounded:
+    """A handler on a clock of its own, and what it has written."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.stream = io.StringIO()
+        self.handler = BoundedHandler(self.stream, lambda: self.now)
+
+    @property
+    def lines(self) -> list[str]:
+        return self.stream.getvalue().splitlines()
+
+    def log(self, count: int, text: str, *args: object, place: int = 1, **more: Any) -> None:
+        for _ in range(count):
+            self.handler.handle(record(text, *args, lineno=place, **more))
+
+
+def test_a_flood_of_one_kind_is_a_few_lines_and_a_count() -> None:
+    log = Bounded()
+    log.log(1000, "Invalid HTTP request received.")
+    assert len(log.lines) == LINES
+    log.log(1, "another", place=2)
+    assert log.lines[LINES:] == ["another"]
+    log.now += WINDOW_S
+    log.log(2, "Invalid HTTP request received.")
+    told = f"970 more lines of a kind of which {LINES} were written in a minute"
+    assert log.lines[LINES + 1 :] == [told, *["Invalid HTTP request received."] * 2]
+
+
+def test_what_was_not_written_is_told_at_the_end() -> None:
+    log = Bounded()
+    log.log(LINES + 3, "x")
+    log.handler.close()
+    assert log.lines[LINES:] == ["3 more lines of a kind of which 30 were written in a minute"]
+
+
+def test_texts_that_clients_choose_are_of_one_kind() -> None:
+    log = Bounded()
+    for text in [f"Invalid Host header: {each}.example" for each in range(200)]:
+        log.log(1, text)
+    assert len(log.lines) == LINES
+    for place in range(2, 3 * MOST_KINDS):
+        log.log(1, "from everywhere", place=place)
+    assert len(log.lines) <= LINES + MOST_KINDS + LINES
+
+
+def test_failures_are_told_apart_by_what_the_server_did() -> None:
+    log = Bounded()
+    for each in range(100):
+        log.log(1, "the server failed while %s", f"closing cell {each}", name="kernel_mcp.barriers")
+    log.log(1, "the server failed while %s", "saving", name="kernel_mcp.barriers")
+    assert len(log.lines) == LINES + 1
+
+
+def test_lines_for_debugging_are_all_written() -> None:
+    log = Bounded()
+    log.log(3 * LINES, "a step", levelno=logging.DEBUG)
+    assert len(log.lines) == 3 * LINES
