@@ -468,22 +468,3 @@ async def test_a_save_that_finds_no_room_on_the_disk_is_told(place: Place, full:
         answer = await second.run("'large' in globals()")
         assert answer.text.startswith("False")
         assert "Cells 1" in notices(answer)[0]
-
-
-async def test_a_bit_that_the_disk_has_flipped_is_no_value_and_told_by_name(place: Place) -> None:
-    flags = ("--allow", ANALYSIS, "--template")
-    async with place.life(*flags) as first:
-        await first.run("import numpy as np; a = np.zeros(2_000_000); n = 41")
-        await place.saved(1)
-        first.kill()
-    (dump,) = place.kept.glob("k/*/variables-*")
-    data = bytearray(dump.read_bytes())
-    data[len(data) // 2] ^= 4
-    dump.write_bytes(data)
-    async with place.life(*flags) as second:
-        answer = await second.run("'a' in globals() or 'n' in globals()")
-        assert answer.text.startswith("False")
-        (notice,) = notices(answer)
-        assert "they were changed on the disk" in notice
-        assert {"a", "n"} <= set(answer.cell["lost"])
-        assert answer.cell["state_kept"] is False
