@@ -253,38 +253,6 @@ def command(text: str, line: int, column: int) -> Magic:
 
 
 _INSTALLERS = ("pip", "pip3", "conda", "mamba", "uv", "python", "python3")
-_BY_TOOL = {
-    "cat": "the read_file tool",
-    "cp": "the file tools",
-    "load": "the read_file tool",
-    "ls": "the list_files tool",
-    "writefile": "the write_file tool",
-}
-"""Where the file tools are there (`--tools`)."""
-_BY_MODULE = {
-    "cat": ("pathlib", "Path(name).read_text()"),
-    "cp": ("pathlib", "pathlib"),
-    "ls": ("pathlib", "Path('.').iterdir()"),
-    "mkdir": ("pathlib", "Path(name).mkdir()"),
-    "mv": ("pathlib", "Path(name).rename()"),
-    "pwd": ("pathlib", "Path.cwd()"),
-    "rm": ("pathlib", "Path(name).unlink()"),
-    "sql": ("sqlite3", "sqlite3"),
-    "writefile": ("pathlib", "Path(name).write_text()"),
-}
-"""Where code may import the module."""
-_OTHERWISE = {
-    "bash": "sessions run Python only",
-    "cd": "use paths below the workspace",
-    "debug": "print what you need to see",
-    "env": "sessions have no environment variables to speak of",
-    "load_ext": "import the module and call it",
-    "pdb": "print what you need to see",
-    "run": "use the run_script tool, or put the code into the cell",
-    "sh": "sessions run Python only",
-    "sx": "sessions run Python only",
-    "system": "sessions run Python only",
-}
 
 
 def is_harmless(magic: Magic) -> bool:
@@ -319,10 +287,5 @@ def refuse(source: Source, magic: Magic, policy: Policy) -> Diagnostic:
 def _instead(word: str, rest: str, policy: Policy) -> str:
     if word in _INSTALLERS and "install" in rest and "packages" in policy.tools:
         return "use the install tool to add packages"
-    if word in ("curl", "wget") and policy.hint("urllib.request"):
-        return "sandboxed sessions have no network, unless the operator opens it"
-    ways = [_BY_TOOL[word]] if word in _BY_TOOL and "files" in policy.tools else []
-    module, way = _BY_MODULE.get(word, ("", ""))
-    if module and policy.allows(module):
-        ways.append(way)
-    return f"use {' or '.join(ways)}" if ways else _OTHERWISE.get(word, "use plain Python")
+    tools = " or the tools for files" if "files" in policy.tools else ""
+    return f"use plain Python{tools}"

@@ -1,4 +1,4 @@
-"""Checks code before it runs: short code here, longer code in processes of their own.
+"""Checks code before it runs: short code here, longer code in a process of its own.
 
 Parsing holds Python's lock, and so the event loop for which every session waits.
 """
@@ -29,8 +29,6 @@ from kernel_mcp.sandbox.base import SandboxCommand
 
 LONG_CODE_CHARS = 2_000
 """Longer code is checked elsewhere: 60 lines take half a millisecond, a message a quarter."""
-VERY_LONG_CHARS = 20_000
-"""Longer code has a process of its own, so that others wait for no more than some 30 ms."""
 CHECK_S = 30.0
 """For one check; the densest code of `MAX_CODE` takes a second."""
 IDLE_S = 600.0
@@ -42,10 +40,10 @@ logger = logging.getLogger(__name__)
 
 
 class Checks:
-    """One for a server; its processes begin when they are needed."""
+    """One for a server; its process starts when it is needed."""
 
     def __init__(self) -> None:
-        self._long, self._very_long = _Worker(), _Worker()
+        self._worker = _Worker()
 
     async def check(
         self,
@@ -73,7 +71,6 @@ class Checks:
         )
         if not LONG_CODE_CHARS < len(code) <= MAX_CODE:  # no more is parsed
             return await surely(here) if compiled else here()
-        worker = self._long if len(code) <= VERY_LONG_CHARS else self._very_long
         steps: dict[str, str] = {}
         while True:
             asked = question(
@@ -86,7 +83,7 @@ class Checks:
                 imports=imports,
                 steps=steps,
             )
-            told = await worker.ask(asked)
+            told = await self._worker.ask(asked)
             if told is None:
                 return await surely(here)
             answer = Answer.of(told)
@@ -96,9 +93,8 @@ class Checks:
             steps |= {module: policy.step(module, once=policy.once) for module in missing}
 
     async def aclose(self) -> None:
-        """End the processes."""
-        await self._long.aclose()
-        await self._very_long.aclose()
+        """End the process."""
+        await self._worker.aclose()
 
 
 class _Worker:

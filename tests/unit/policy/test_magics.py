@@ -163,12 +163,10 @@ def test_other_lines_are_not_commands_without_their_sign(code: str) -> None:
     [
         ("!pip install polars", "install tool"),
         ("%pip install polars", "install tool"),
-        ("!ls", "list_files"),
-        ("!cat a.txt", "read_file"),
-        ("%%writefile a.py\nx", "write_file"),
-        ("%run a.py", "run_script"),
+        ("!ls", "the tools for files"),
+        ("%run a.py", "plain Python"),
         ("np.mean?", "help(np.mean)"),
-        ("%%bash\nls", "Python only"),
+        ("%%bash\nls", "plain Python"),
         ("!unknown", "plain Python"),
         (",f a b", "plain Python"),
     ],
@@ -179,22 +177,11 @@ def test_a_refused_command_says_what_to_do_instead(code: str, advice: str) -> No
     assert advice in refusal.message
 
 
-@pytest.mark.parametrize(
-    ("code", "profile", "advice"),
-    [
-        ("!cat a.txt", "guarded", "use Path(name).read_text()."),
-        ("%%writefile a.py\nx", "guarded", "use Path(name).write_text()."),
-        ("!ls", "strict", "use plain Python."),
-        ("%sql select 1", "strict", "use plain Python."),
-        ("%pip install polars", "strict", "use plain Python."),
-    ],
-)
-def test_advice_names_no_tool_and_no_module_that_is_not_there(
-    code: str, profile: str, advice: str
-) -> None:
-    policy = Policy.for_allow([], profile, tools=("core",))
+@pytest.mark.parametrize("code", ["!cat a.txt", "%%writefile a.py\nx", "%pip install polars"])
+def test_advice_names_no_tool_that_is_not_there(code: str) -> None:
+    policy = Policy.for_allow([], "strict", tools=("core",))
     (refusal,) = check(code, policy).refusals
-    assert advice in refusal.message
+    assert "use plain Python." in refusal.message
     assert "tool" not in refusal.message
 
 
