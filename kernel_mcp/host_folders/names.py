@@ -109,7 +109,17 @@ EXECUTED = AGENTS | frozenset(
         *(".hgrc", ".pre-commit-config.yaml", ".pre-commit-hooks.yaml", ".husky", ".overcommit"),
         *(".overcommit.yml", ".git-hooks", ".lefthook", ".lefthook-local"),
         # shells and what runs as one enters a folder
-        *(".env", ".envrc", ".direnv", ".mise", "mise-tasks", ".mise-tasks", ".rtx.toml"),
+        *(
+            ".env",
+            ".envrc",
+            ".envrc.local",
+            ".envrc.private",
+            ".direnv",
+            ".mise",
+            "mise-tasks",
+            ".mise-tasks",
+            ".rtx.toml",
+        ),
         *(".tool-versions", ".autoenv", ".autoenv.zsh"),
         *(".bashrc", ".bash_profile", ".bash_login", ".bash_logout", ".bash_aliases", ".profile"),
         *(".zshrc", ".zshenv", ".zprofile", ".zlogin", ".zlogout", ".kshrc", ".cshrc", ".tcshrc"),
@@ -121,6 +131,8 @@ EXECUTED = AGENTS | frozenset(
         # agents and this program
         *(".mcp.json", "opencode.json", "opencode.jsonc", "crush.json", ".crush.json"),
         *(".aider.conf.yml", ".roomodes", ".devcontainer.json", "kernel-mcp.toml"),
+        # notebooks, and what hooks read
+        *(".ipython", ".jupyter", ".jupytext.py", ".lintstagedrc", ".commitlintrc"),
     )
 )
 """What programs of the host execute or take commands from, whatever kind of file it is.
@@ -134,11 +146,14 @@ EXECUTED_BELOW = frozenset(
         ("mise", "config.local.toml"),
     )
 )
+_OF_SETTINGS = (".yml", ".yaml", ".json", ".jsonc", ".toml")
+_OF_HOOKS = (".lintstagedrc", ".commitlintrc", "lint-staged.config", "commitlint.config")
 FRAMES = (
     *(("mise.", ".toml"), (".mise.", ".toml"), ("jupyter_", "_config.py")),
     *(("jupyter_", "_config.json"), ("ipython_", "config.py"), ("", ".code-workspace")),
-    *(("lefthook", ext) for ext in (".yml", ".yaml", ".json", ".jsonc", ".toml")),
-    *((".lefthook", ext) for ext in (".yml", ".yaml", ".json", ".jsonc", ".toml")),
+    ("", ".sublime-project"),
+    *((name, ext) for name in ("lefthook", ".lefthook") for ext in _OF_SETTINGS),
+    *((name, ext) for name in _OF_HOOKS for ext in (*_OF_SETTINGS, ".js", ".cjs", ".mjs", ".ts")),
 )
 """Beginnings and ends of names."""
 _TABLES = (
@@ -156,6 +171,7 @@ OBEYED = frozenset(
         *(".windsurfrules", ".clinerules", ".goosehints", ".gitmodules", ".gitlab-ci.yml"),
         *(".travis.yml", ".drone.yml", "jenkinsfile", "azure-pipelines.yml"),
         *("bitbucket-pipelines.yml", ".replit", ".gitpod.yml", "devfile.yaml"),
+        *("flake.nix", "flake.lock", "shell.nix", "devenv.nix", "devenv.yaml"),
     )
 )
 """Files that agents and build servers obey: that they were changed is told."""

@@ -16,6 +16,7 @@ from tests.escape.test_mounted_folders import (
     opened,
     project,
     way,
+    where_owners_write,
 )
 from tests.integration.unprivileged import USER
 
@@ -150,6 +151,7 @@ NAMED = {
 }
 
 
+@where_owners_write
 @pytest.mark.parametrize("there", [True, False], ids=["there", "absent"])
 async def test_what_git_settings_name_cannot_be_made_to_run_code(
     way: str, there: bool, project: Project

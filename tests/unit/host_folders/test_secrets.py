@@ -86,6 +86,12 @@ def test_the_quick_look_misses_no_name_that_has_a_verdict() -> None:
     assert not secrets.remarkable("some_file.py")
 
 
+def test_what_was_set_aside_is_executed_by_nothing() -> None:
+    whole = [*names.EXECUTED, *(path[-1] for path in names.EXECUTED_BELOW)]
+    for name in (*whole, *(f"{first}x{last}" for first, last in names.FRAMES)):
+        assert not secrets.executed((".config", f"{name}.set-aside-1")), name
+
+
 def test_doors_are_covered(tmp_path: Path, root: int) -> None:
     os.mkfifo(tmp_path / "pipe")
     with closing(socket.socket(socket.AF_UNIX)) as one:
