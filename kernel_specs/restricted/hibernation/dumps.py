@@ -30,7 +30,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from kernel_specs.restricted.hibernation.attempt_limits import TooLargeError
+from kernel_specs.restricted.hibernation.attempt_limits import TimeUpError, TooLargeError
 
 if TYPE_CHECKING:
     from kernel_specs.restricted.hibernation.pickles import NotebookPickler
@@ -359,8 +359,9 @@ SECONDS = 4.0
 STUCK_SECONDS = 6.0
 """Processor time of one value that ignores its limit, more than the kernel allows."""
 WAIT_SECONDS = 30.0
+"""Wall-clock time that one child may wait; one that only lacks a processor does not."""
 ALL_WAIT_SECONDS = 90.0
-"""Wall-clock bounds of one child and of all."""
+"""Wall-clock time after which no further child is forked."""
 LOOK_SECONDS = 0.05
 MOST_CHILDREN = 24
 MOST_BYTES = 1024 * 1024 * 1024
@@ -377,8 +378,8 @@ def harmful(
 ) -> dict[str, str]:
     """The names that end or block a forked child in `work`, with reasons.
 
-    `work` gets names and a callback for the name it begins. `ask` is called again and again; no
-    child is left when it raises.
+    `work` gets names and a callback for the name it begins. `ask` is called again and again: a
+    TimeUpError ends the search, anything else is raised, and no child is left.
     """
     found: dict[str, str] = {}
     left = list(names)
@@ -388,7 +389,7 @@ def harmful(
             break
         try:
             end = _Child(left, work).watch(ask)
-        except OSError:  # no process to be had
+        except (OSError, TimeUpError):  # no process or no time is left: what is known counts
             break
         if end is None:
             break
@@ -436,7 +437,8 @@ class _Child:
                     (place,) = _PLACE.unpack(data[-_PLACE.size :])
                     began = self._cpu()
                     continue
-            passed += LOOK_SECONDS
+            if not self._runs():
+                passed += LOOK_SECONDS
             ended, status = os.waitpid(self._pid, os.WNOHANG)
             if ended and os.waitstatus_to_exitcode(status) == 0:
                 return None
@@ -446,12 +448,22 @@ class _Child:
                 return place, "blocked the process that stored it"
         return None
 
+    def _runs(self) -> bool:
+        return self._stat()[:1] == ["R"]
+
     def _cpu(self) -> float:
-        with contextlib.suppress(OSError, ValueError, IndexError):
-            text = Path(f"/proc/{self._pid}/stat").read_text()
-            fields = text.rpartition(")")[2].split()
+        with contextlib.suppress(ValueError, IndexError):
+            fields = self._stat()
             return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
         return 0.0
+
+    def _stat(self) -> list[str]:
+        """What Linux says of it behind its name: the state first."""
+        try:
+            text = Path(f"/proc/{self._pid}/stat").read_text()
+        except OSError:
+            return []
+        return text.rpartition(")")[2].split()
 
 
 def _work(names: Sequence[str], work: Callable[[Sequence[str], Say], None], writer: int) -> None:

@@ -27,7 +27,6 @@ from kernel_specs.restricted.hibernation import saving
 from kernel_specs.restricted.hibernation.attempt_limits import (
     Attempts,
     StoppedError,
-    TimeUpError,
     Watch,
 )
 from kernel_specs.restricted.hibernation.dumps import (
@@ -275,11 +274,8 @@ def _run_ahead(wanted: Mapping[str, Any], shell: Any, content: Mapping[str, Any]
         _fill([], some, shell, {**content, "seconds": dumps.SECONDS}, say)
 
     with Watch() as watch:
-        try:
-            look = partial(dumps.harmful, list(wanted), fill, watch.ask)
-            return watch.run(look, content["seconds"])
-        except TimeUpError:
-            return {}
+        look = partial(dumps.harmful, list(wanted), fill, watch.ask)
+        return watch.run(look, content["seconds"])
 
 
 def _fill(
