@@ -146,14 +146,15 @@ EXECUTED_BELOW = frozenset(
         ("mise", "config.local.toml"),
     )
 )
-_OF_SETTINGS = (".yml", ".yaml", ".json", ".jsonc", ".toml")
+OF_SETTINGS = (".yml", ".yaml", ".json", ".jsonc", ".toml")
+"""Ends of the names of settings."""
 _OF_HOOKS = (".lintstagedrc", ".commitlintrc", "lint-staged.config", "commitlint.config")
 FRAMES = (
     *(("mise.", ".toml"), (".mise.", ".toml"), ("jupyter_", "_config.py")),
     *(("jupyter_", "_config.json"), ("ipython_", "config.py"), ("", ".code-workspace")),
     ("", ".sublime-project"),
-    *((name, ext) for name in ("lefthook", ".lefthook") for ext in _OF_SETTINGS),
-    *((name, ext) for name in _OF_HOOKS for ext in (*_OF_SETTINGS, ".js", ".cjs", ".mjs", ".ts")),
+    *((name, ext) for name in ("lefthook", ".lefthook") for ext in OF_SETTINGS),
+    *((name, ext) for name in _OF_HOOKS for ext in (*OF_SETTINGS, ".js", ".cjs", ".mjs", ".ts")),
 )
 """Beginnings and ends of names."""
 _TABLES = (

@@ -24,6 +24,8 @@ MOST_READ = 1 << 20
 _MOST_FILES = 200
 """That are read of one folder of an agent or of hooks."""
 _MOST_WORD = 1024
+_ONLY_SHOWN = frozenset((".idea", ".fleet", "launch.json", "workspace.json"))
+"""Of editors, what names the files of a project that people open or start themselves."""
 _OF_A_PATH = frozenset("/._-+@%~")
 _WHOLE = frozenset(("core.hookspath", "core.attributesfile", "init.templatedir"))
 """Settings of Git whose value is one path, of a folder too."""
@@ -253,8 +255,14 @@ def _texts(entry: str) -> Iterator[str]:
         yield from (f"{entry}/{each}" for each in ("hgrc", "hgrc-not-shared", "config"))
     elif name == ".jj":
         yield from (f"{entry}/{each}" for each in ("repo/config.toml", "workspace-config.toml"))
-    elif executed((name,)):
-        yield from _files(entry, 2)
+    elif name not in _ONLY_SHOWN:
+        yield from filter(_starts_programs, _files(entry, 2))
+
+
+def _starts_programs(path: str) -> bool:
+    name = os.path.basename(path).lower()  # noqa: PTH119
+    end = os.path.splitext(name)[1]  # noqa: PTH122
+    return name not in _ONLY_SHOWN and end in ("", *names.OF_SETTINGS, *names.SCRIPTS)
 
 
 def links_of(entry: str) -> Iterator[str]:

@@ -76,6 +76,22 @@ def test_scripts_that_hooks_name_are_found(tmp_path: Path) -> None:
     assert found == {f"{tmp_path}/tools/lint.sh", f"{tmp_path}/pkg/check.py"}
 
 
+def test_files_that_people_open_themselves_are_named_by_no_editor(tmp_path: Path) -> None:
+    for name in (
+        ".idea/workspace.xml",
+        ".vscode/launch.json",
+        ".vscode/tasks.json",
+        ".claude/a.md",
+    ):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(f"${{top}}/{name[1:4]}.py")
+    for name in ("ide", "vsc", "cla"):
+        (tmp_path / f"{name}.py").touch()
+    entries = [f"{tmp_path}/{name}" for name in (".idea", ".vscode", ".claude")]
+    found = {path for each in entries for path in settings.referred(each, [str(tmp_path)])}
+    assert {path for path in found if Path(path).exists()} == {f"{tmp_path}/vsc.py"}
+
+
 def test_words_are_found_in_linear_time() -> None:
     spent = []
     for size in (10_000, 100_000):
