@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import gc
 import os
+import resource
 import shutil
 import signal
 import sys
@@ -17,6 +18,13 @@ def tie_to_server() -> list[str]:
     """The words that have a command end with the server, where there is setpriv."""
     setpriv = find_program("setpriv")
     return [] if setpriv is None else [setpriv, "--pdeathsig", "KILL", "--"]
+
+
+def free_descriptors() -> int:
+    """Return how many files this process may still open."""
+    most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    held = sum(1 for _ in Path("/proc/self/fd").iterdir())
+    return sys.maxsize if most == resource.RLIM_INFINITY else most - held
 
 
 # The C heap: unused memory goes back to the system. glibc by default keeps a heap per thread.

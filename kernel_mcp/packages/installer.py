@@ -87,26 +87,42 @@ class Installer:
         if not asked:
             raise InputError("packages is empty: name at least one, such as polars.")
         async with session.installing:
-            done = await cancel_on(
-                session.closing.wait, lambda: self._in_time(session, asked, progress)
-            )
+            session.installation = stop = anyio.Event()
+            try:
+                done = await cancel_on(
+                    session.closing.wait, lambda: self._in_time(session, asked, stop, progress)
+                )
+            finally:
+                session.installation = None
         if done is None:
             raise SessionNotFound("The session was closed while packages were being installed.")
         return done
 
     async def _in_time(
-        self, session: Session, asked: tuple[Requirement, ...], progress: ProgressCallback
+        self,
+        session: Session,
+        asked: tuple[Requirement, ...],
+        stop: anyio.Event,
+        progress: ProgressCallback,
     ) -> Outcome:
         environment, _ = await self._factory.environment(session.request, progress)
         try:
             with anyio.fail_after(INSTALL_TIMEOUT_S):
-                present, generation = await self._add(session, environment, asked, progress)
+                added = await cancel_on(
+                    stop.wait,
+                    lambda: self._add(session, environment, asked, progress),
+                )
         except TimeoutError:
             raise InstallError(
                 f"The installation was not done after {INSTALL_TIMEOUT_S:g} s and was stopped: "
                 "nothing was installed, the session is as it was. What has been downloaded is "
                 "kept, so that trying again goes further."
             ) from None
+        if added is None:
+            raise InstallError(
+                "The installation was interrupted: nothing was installed, the session is as it was."
+            )
+        present, generation = added
         confined = (await self._workshop.builder()).confined
         return await verify_live(
             session, asked, present=present, generation=generation, confined=confined

@@ -106,7 +106,7 @@ class BwrapSandbox(KernelUsers):
                 "at your own risk."
             )
         text = subprocess.run(
-            [program, "--help"], capture_output=True, text=True, check=False, timeout=10
+            [program, "--help"], capture_output=True, text=True, check=False, timeout=60
         ).stdout
         if "--perms" not in text:
             raise SandboxUnavailable(

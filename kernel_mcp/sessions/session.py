@@ -21,9 +21,17 @@ import anyio.abc
 from kernel_mcp.barriers import Barrier, reason_of
 from kernel_mcp.environments.layer import Layer
 from kernel_mcp.environments.uv import ProgressCallback, silence
-from kernel_mcp.errors import BranchError, InputError, LaunchError, SessionNotFound, UndoError
+from kernel_mcp.errors import (
+    BranchError,
+    HibernationError,
+    InputError,
+    LaunchError,
+    SessionNotFound,
+    UndoError,
+)
 from kernel_mcp.files.workspace import Workspace
 from kernel_mcp.kernels.factory import KernelRequest, KernelSource
+from kernel_mcp.linux.process import free_descriptors
 from kernel_mcp.output.text import Masks
 from kernel_mcp.sessions.audit import SILENT, Journal
 from kernel_mcp.sessions.books import Books
@@ -89,6 +97,8 @@ COMPUTED_S = 0.01
 """Processor time of a kernel without a cell that tells of code which goes on."""
 FORKED_COMPUTED_S = 0.25
 """The same where a forked child has saved, whose own end counts with it."""
+WAKE_DESCRIPTORS = 24
+"""Files that a server opens at most at the start of a kernel that loads what was saved."""
 RETRY_S = 60.0
 """Pause after a failed hibernation; each further failure doubles it up to `RETRY_MOST_S`."""
 RETRY_MOST_S = 3600.0
@@ -142,6 +152,8 @@ class Session:
         self.closing = anyio.Event()
         self.begun = anyio.Event()
         self.installing = anyio.Lock()
+        self.installation: anyio.Event | None = None
+        """Set to stop the installation that a call waits for."""
         self.created = clock()
         self.last_ran = -math.inf
         """When its last cell ended, by `clock`."""
@@ -388,6 +400,12 @@ class Session:
             await cell.finished.wait()
         return cell
 
+    def stop_installation(self) -> bool:
+        """Stop the installation that a call waits for; return False where there is none."""
+        if self.installation is not None:
+            self.installation.set()
+        return self.installation is not None
+
     async def reset(
         self, *, packages: bool, files: bool, progress: ProgressCallback = silence
     ) -> Notice | None:
@@ -522,6 +540,11 @@ class Session:
         """
         if not self.restful:
             return False
+        if (free := free_descriptors()) < WAKE_DESCRIPTORS:
+            raise HibernationError(
+                f"the server can open only {free} more files (ulimit -n), too few to bring the "
+                "session back"
+            )
         now, used = self._clock(), self.last_used
         self._give_up_saving()
         async with AsyncExitStack() as held:

@@ -17,6 +17,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from kernel_mcp.config.values import MIB
 from kernel_mcp.linux.folders import private_folder, try_lock
 from kernel_mcp.linux.safe_tree import remove_tree
 from kernel_mcp.linux.walk import measure
@@ -63,6 +64,11 @@ class Stored:
         """The principal of its session; those of no principal have one owner."""
         folder = self.saved.folder if self.saved is not None else ""
         return folder if folder.startswith(OF_PRINCIPAL) else ""
+
+
+BESIDE_BYTES = 2 * MIB
+"""Of the disk that variables leave free: the manifest and the history of cells are written after
+them."""
 
 
 class Entry:
@@ -138,11 +144,13 @@ class Entry:
         )
 
     def room(self) -> int:
-        """Bytes that the variables of this session may take."""
+        """Bytes that the variables of this session may take, and the disk has. Raises OSError."""
+        disk = os.statvfs(self.folder)
+        free = max(0, disk.f_bavail * disk.f_frsize - BESIDE_BYTES)
         if not self._store.most_bytes:
-            return 2**62
+            return free
         others = _holds(self.workspace) + _holds(self.layer) + _holds(self.records)
-        return max(0, self._store.most_bytes - others)
+        return min(free, max(0, self._store.most_bytes - others))
 
     def commit(self, saved: Saved) -> None:
         """Make this what was saved. Raises OSError; what was saved before stays then."""

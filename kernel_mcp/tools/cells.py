@@ -148,6 +148,8 @@ def register(box: Toolbox, services: Services) -> None:
         """
         caller, found = await box.resolve(ctx, session)
         chosen = cell_of(found.cells, cell) if cell else found.queue.of_agent
+        if chosen is None and found.stop_installation():
+            return say("The installation is being stopped; its call says what came of it.")
         if chosen is None:
             return say(_nothing_runs(found))
         if chosen.finished.is_set():

@@ -332,6 +332,30 @@ async def test_a_cancelled_install_leaves_the_session_as_it_was(
 
 
 @pytest.mark.usefixtures("environment")
+async def test_interrupt_stops_an_install_that_waits_for_its_index(
+    silent_index: socket.socket,
+) -> None:
+    async with agent(*waiting_on(silent_index)) as notebook:
+        await notebook.run("x = 41")
+        answers: list[Answer] = []
+
+        async def install() -> None:
+            answers.append(await notebook.call("install", packages=["tabulate"]))
+
+        with anyio.fail_after(60):
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(install)
+                await anyio.wait_readable(silent_index)
+                told = await notebook.call("interrupt")
+                assert "installation is being stopped" in told.text
+            assert answers[0].failed
+            assert "interrupted: nothing was installed" in answers[0].text
+            assert await installed(notebook) == {}
+            assert (await notebook.run("x + 1")).text == "42"
+            assert "Nothing is running" in (await notebook.call("interrupt")).text
+
+
+@pytest.mark.usefixtures("environment")
 async def test_an_install_that_takes_too_long_is_stopped(silent_index: socket.socket) -> None:
     start = command(*waiting_on(silent_index), "--warm", "0", "--no-template")
     hurried = (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -455,16 +456,34 @@ def full(place: Place) -> Iterator[Path]:
         subprocess.run(["umount", "-l", str(folder)], check=True)
 
 
-async def test_a_save_that_finds_no_room_on_the_disk_is_told(place: Place, full: Path) -> None:
+async def test_a_full_disk_keeps_what_fits_and_names_the_rest(place: Place, full: Path) -> None:
     async with place.life() as first:
-        await first.run("large = __import__('os').urandom(40_000_000)")
-        with anyio.fail_after(30):
-            while "not saved now" not in (shown := await first.call("info")).data["kept"]:
-                await anyio.sleep(0.1)
-        assert "could not be saved in the background: there is no space left" in shown.text
-        assert notices(await first.run("1")) == []
+        await first.run("large = __import__('os').urandom(40_000_000)\nsmall = 41")
+        await place.saved(1)
         first.kill()
     async with place.life() as second:
-        answer = await second.run("'large' in globals()")
+        answer = await second.run("small, 'large' in globals()")
+        assert answer.text.startswith("(41, False)")
+        assert "large (too large" in notices(answer)[0]
+        assert answer.cell["lost"] == ["large"]
+
+
+async def test_a_save_that_finds_no_room_at_all_is_told(place: Place, full: Path) -> None:
+    async with place.life() as first:
+        await first.run("1")
+        await place.saved(1)
+        with (full / "filling").open("wb") as file, contextlib.suppress(OSError):
+            while True:
+                file.write(bytes(1 << 16))
+                file.flush()
+        await first.run("small = 41")
+        with anyio.fail_after(60):
+            while "not saved now" not in (shown := await first.call("info")).data["kept"]:
+                await anyio.sleep(0.1)
+        assert "could not be saved in the background" in shown.text
+        first.kill()
+    (full / "filling").unlink()
+    async with place.life() as second:
+        answer = await second.run("'small' in globals()")
         assert answer.text.startswith("False")
-        assert "Cells 1" in notices(answer)[0]
+        assert "Cell" in notices(answer)[0]
