@@ -48,7 +48,7 @@ class KernelRequest:
     `beside` allows a workspace that another kernel uses; `layer` is the folder of the session's own
     packages, None where it can add none; `limits` are its own, None for the server's. `network` is
     what it has asked for of the operator's, None for all of it. With `attach` it joins a kernel
-    that the operator has named, instead of having its own. Nobody waits for a `spare` one.
+    that the operator has named, instead of having its own.
     """
 
     session: str
@@ -60,7 +60,6 @@ class KernelRequest:
     limits: Limits | None = None
     network: tuple[str, ...] | None = None
     attach: str = ""
-    spare: bool = False
 
     @property
     def at_home(self) -> bool:
@@ -303,7 +302,6 @@ class KernelFactory:
                 workspace=request.workspace,
                 layers=() if request.layer is None else (request.layer,),
                 variables=(*self._settings.environ, *self._variables),
-                spare=request.spare,
             )
         )
         kernel = self._connect(handle, environment, policy)

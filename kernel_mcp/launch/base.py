@@ -166,8 +166,7 @@ class KernelEnvironment:
 class LaunchRequest:
     """All that is needed to start one kernel for one session.
 
-    `variables` are for code to find in `os.environ`, over those that every kernel has. Nobody
-    waits for a `spare` one.
+    `variables` are for code to find in `os.environ`, over those that every kernel has.
     """
 
     session: str
@@ -177,4 +176,3 @@ class LaunchRequest:
     workspace: Path
     layers: tuple[Path, ...] = ()
     variables: tuple[tuple[str, str], ...] = field(default=(), repr=False)
-    spare: bool = False

@@ -224,7 +224,7 @@ class WarmPool:
         async with AsyncExitStack() as undo:
             undo.push_async_callback(_remove, workspace, layer)
             kernel = await self._source.start(
-                KernelRequest(name, workspace, layer=layer, spare=True), log_progress
+                KernelRequest(name, workspace, layer=layer), log_progress
             )
             undo.push_async_callback(kernel.aclose)
             await _prewarm(kernel)

@@ -81,11 +81,8 @@ class KernelApp(IPKernelApp):
         # Advice for people at a terminal, which IPython gives whenever a cell raises SystemExit.
         warnings.filterwarnings("ignore", message="To exit: use", module=r"IPython\.core")
 
-    def connect(self, boot: BootConfig, connection_file: Path, *, lasting: bool = True) -> None:
-        """Take or bind the sockets, take over stdout and stderr, make the service thread.
-
-        Where that is not `lasting`, what a process cannot undo is left out.
-        """
+    def connect(self, boot: BootConfig, connection_file: Path) -> None:
+        """Take or bind the sockets, take over stdout and stderr, make the service thread."""
         self.connection_file = str(connection_file)
         info = json.loads(connection_file.read_bytes())
         if "curve_secretkey" in info:
@@ -100,14 +97,12 @@ class KernelApp(IPKernelApp):
             publisher, self.session, boot.output, self.gate, OutputRing(boot.ring_fd)
         )
         self.console = Console(self.iopub)
-        if lasting:
-            self._keep_stderr()
-            self.console.install()
+        self._keep_stderr()
+        self.console.install()
         self.console.redirect()
         self.service = ServiceThread(self.console, self.iopub, self.gate, boot.output.flush_seconds)
         self.service.watch_output(publisher)
-        self._heartbeat = Router(opened.get("hb"))
-        self.service.watch_heartbeat(self._heartbeat)
+        self.service.watch_heartbeat(Router(opened.get("hb")))
         shell = Router(opened.get("shell"), takes_descriptors=True)
         control = Router(opened.get("control"))
         self.kernel.shell_stream = Channel(shell, loop, collects=True)
@@ -142,19 +137,6 @@ class KernelApp(IPKernelApp):
     def close(self) -> None:
         """Send what is left."""
         self.iopub.close()
-
-    def disconnect(self) -> None:
-        """Undo `connect` where it was not lasting, and the kernel's start; both loops rest."""
-        kernel, service = self.kernel, self.service
-        self.close()
-        self._heartbeat.close()
-        for channel in (kernel.shell_stream, kernel.control_stream, kernel.stdin_socket):
-            channel.leave()
-        self.console.leave()
-        service.leave()
-        self.gate.leave()
-        for loop in (service.io_loop, kernel.io_loop):
-            loop.close()
 
     def _wire(self, ports: dict[str, int]) -> None:
         kernel, shell, hook = self.kernel, self.shell, self.shell.displayhook

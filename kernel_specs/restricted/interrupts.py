@@ -90,13 +90,6 @@ class InterruptGate:
             os.register_at_fork(after_in_child=self._forget_arrivals)
         return self._arrived
 
-    def leave(self) -> None:
-        """Close that pipe."""
-        signal.set_wakeup_fd(-1)
-        for fd in self.arrivals:
-            os.close(fd)
-        self._arrived = self._arrival = -1
-
     @property
     def arrivals(self) -> tuple[int, ...]:
         """The descriptors of that pipe."""

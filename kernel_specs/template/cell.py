@@ -15,10 +15,9 @@ import stat
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from kernel_specs.template import linux, packets
+from kernel_specs.template import linux
 
 if TYPE_CHECKING:
-    import socket
     from typing import Any, NoReturn
 
 
@@ -159,31 +158,23 @@ class Ground(NamedTuple):
     program: bytes
 
 
-def hold(link: socket.socket, ground: Ground, done: int) -> NoReturn:
+def hold(cell: Cell, ground: Ground, gates: Sequence[int], done: int) -> NoReturn:
     """Be the init of a new pid namespace: build the sandbox, tell `done`, stay until killed.
 
-    A part of it is built at once, the rest as the request says that comes over `link`, with
-    descriptors of control groups to enter and of the mounts. What goes wrong is told to `done`
-    instead, and the kernel will end of it.
+    Enters the control groups of `gates` first. What goes wrong is told to `done` instead, and the
+    kernel will end of it.
     """
     try:
         os.setsid()
-        linux.close_range_but((link.fileno(), done), first=linux.FIRST_FD)
         linux.set_name("kernel-sandbox")
-        _begin(ground)
-        received = packets.receive(link)
-        if received is None:
-            os._exit(0)  # nobody wants it
-        request, fds = received
-        gates = int(request.get("gates", 0))
-        linux.enter_groups(fds[:gates])
-        _build(Cell.parse(request, fds[gates:]), ground)
+        linux.enter_groups(gates)
+        _build(cell, ground)
         drop(ground.program)
         # the operating system reaps for a parent that ignores this signal
         signal.signal(signal.SIGCHLD, signal.SIG_IGN)
         os.write(done, READY)
         _rest()
-    except (OSError, KeyError, ValueError) as error:
+    except OSError as error:
         os.write(done, f"the sandbox could not be built: {error}".encode())
     while True:
         signal.pause()
@@ -204,19 +195,10 @@ def join(sandbox: Joining, ground: Ground) -> None:
     drop(ground.program)
 
 
-def _begin(ground: Ground) -> None:
-    """Build what is the same for all kernels."""
-    linux.unshare(_SHARED)
-    linux.loopback_up()
-    terminals = f"newinstance,ptmxmode=0666,max={_MOST_TERMINALS}"
-    linux.mount("devpts", "/dev/pts", "devpts", _INERT & ~linux.MS_NODEV, terminals)
-    linux.mount("proc", "/proc", "proc", _INERT | linux.MS_RDONLY)
-    for path in ground.masks:
-        linux.mount("/dev/null", path, "", linux.MS_BIND)
-
-
 def _build(cell: Cell, ground: Ground) -> None:
+    linux.unshare(_SHARED)
     linux.set_hostname(cell.hostname)
+    linux.loopback_up()
     if cell.listen:  # before any code of the kernel: nothing else can have these places
         linux.send_listeners(cell.way, cell.listen)
     for place in cell.places:
@@ -228,6 +210,11 @@ def _build(cell: Cell, ground: Ground) -> None:
     for place, tree in folders:
         _show(place, tree)
     linux.mount("tmpfs", "/dev/shm", "tmpfs", _INERT, _tmpfs_options(cell.tmp_bytes))
+    terminals = f"newinstance,ptmxmode=0666,max={_MOST_TERMINALS}"
+    linux.mount("devpts", "/dev/pts", "devpts", _INERT & ~linux.MS_NODEV, terminals)
+    linux.mount("proc", "/proc", "proc", _INERT | linux.MS_RDONLY)
+    for path in ground.masks:
+        linux.mount("/dev/null", path, "", linux.MS_BIND)
 
 
 def hide_sessions() -> None:

@@ -1,29 +1,24 @@
-"""Process 1 of the template: makes a sandbox per kernel, has the zygote fork a process into it.
+"""Process 1 of the template: makes a sandbox per request, has the zygote fork a kernel into it.
 
-Both wait for a request, which says what the sandbox shows and for whom. The pair of the next one
-may be made ahead of it. Requests of the server, one packet each:
+Requests of the server, one packet each:
 
     {"op": "fork", "id": n, "uid": …, "hostname": …, "tmp_bytes": …, "places": […], "trial": …,
-     "stage": …, "gates": …, "ahead": …}
+     "stage": …, "gates": …}
         with descriptors: ready socket, output ring, output pipe, `gates` of control groups to
         enter, then the mounts of `places`, then the socket over which listening ones at the
         addresses of `listen` go, if there are any; `trial` describes the self-test to run instead
-        of a kernel, if there is one; `stage` is the one that has to fork, 0 for any; `ahead`:
-        another may come, without a reserve
+        of a kernel, if there is one; `stage` is the one that has to fork, 0 for any
 
     {"op": "end", "id": n}      of a kernel that the server cannot know: end its sandbox
-    {"op": "rest"}              no more forks: have nothing wait for them
 
 Answers:
 
-    {"op": "ready", "stage": n, "missing": {module: error}, "left": …, "whole": …}
-        it forks from here on with what is loaded; `left` is the number of modules still to come,
-        `whole` whether no stage is
+    {"op": "ready", "stage": n, "missing": {module: error}, "left": …}
+        it forks from here on with what is loaded; `left` is the number of modules still to come
 
     {"op": "forked", "id": n, "stage": …}                with pidfds: the init, the kernel
     {"op": "failed", "id": n, "error": …}                there is no such kernel
-    {"op": "passed", "id": n}                            the same, as its stage is over, or what
-                                                         waited for it has ended: ask again
+    {"op": "passed", "id": n}                            the same, as its stage is over: ask again
     {"op": "exit", "id": n, "status": …}                 wait status of the kernel; its init stays
     {"op": "zygote-ended", "status": …}                  no more forks; kernels that run go on
 """
@@ -33,13 +28,10 @@ from __future__ import annotations
 import binascii
 import contextlib
 import fcntl
-import itertools
-import math
 import os
 import select
 import signal
 import socket
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -101,9 +93,6 @@ _END_MS = 200
 """Milliseconds that a zygote which has hung up may take to end."""
 _STREAMS = 3
 """Descriptors of a request before the gates."""
-REST_S = 0.03
-"""Seconds after a kernel that was waited for until the next pair is made: its first cell goes
-first, and so does a crowd."""
 
 
 class Start:
@@ -131,41 +120,22 @@ class Start:
 class _Session:
     """A kernel and its init, by their pids here: 0 before they are known and once they are gone.
 
-    `zygote` is the link to the one that was asked for it. `asked` is the request that it is for,
-    0 while it waits for one over the `links` to the init and the kernel.
+    `zygote` is the link to the one that was asked for it.
 
     `over` is set when there is no kernel any more.
     """
 
-    def __init__(
-        self, number: int, zygote: socket.socket, stage: int, init: int, links: list[socket.socket]
-    ) -> None:
-        self.number = number
+    def __init__(self, zygote: socket.socket, stage: int, init: int) -> None:
         self.zygote = zygote
         self.stage = stage
         self.init = init
         self.init_pidfd = os.pidfd_open(init)
-        self.links = links
-        self.asked = 0
         self.kernel = 0
-        self.kernel_pidfd = -1
         self.over = False
-
-    def hang_up(self) -> None:
-        """Close the links: it has its request, or never will."""
-        while self.links:
-            self.links.pop().close()
-
-    def close(self) -> None:
-        """Close every descriptor."""
-        self.hang_up()
-        os.close(self.init_pidfd)
-        if self.kernel_pidfd >= 0:
-            os.close(self.kernel_pidfd)
 
 
 class TemplateInit:
-    """Makes a sandbox for each kernel and has the zygote put a process into it.
+    """Makes a sandbox for each request and has the zygote put a kernel into it.
 
     A zygote hands over to the next one, which has more modules: that is another stage.
     """
@@ -173,14 +143,8 @@ class TemplateInit:
     def __init__(self, control: socket.socket, start: Start) -> None:
         self._control = control
         self._start = start
-        self._numbers = itertools.count(1)
         self._sessions: dict[int, _Session] = {}
-        self._next: _Session | None = None
-        """The pair that was made ahead."""
-        self._ahead_at = math.inf
-        """When to make one."""
-        self._awaited = self._whole = False
-        """Whether the last kernel was waited for, and whether no stage is to come."""
+        """By the number of the request."""
         self._children = ChildWatch()
         self._own_pids = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
         self._stage = 0
@@ -201,7 +165,7 @@ class TemplateInit:
             self._poll.register(each, select.POLLIN)
         with contextlib.suppress(BrokenPipeError):
             while self._zygote is not None or self._sessions:
-                ready = {fd for fd, _ in self._poll.poll(self._rest_ms)}
+                ready = {fd for fd, _ in self._poll.poll()}
                 for zygote in [each for each in self._zygotes if each.fileno() in ready]:
                     self._on_zygote(zygote)
                 if self._children.fileno() in ready:
@@ -209,33 +173,6 @@ class TemplateInit:
                         self._on_ended(pid, status)
                 if self._control.fileno() in ready and not self._on_request():
                     return
-                if self._rest_ms == 0:
-                    self._look_ahead()
-
-    @property
-    def _rest_ms(self) -> int | None:
-        """Milliseconds until a pair is to be made ahead; None for never."""
-        if math.isinf(self._ahead_at):
-            return None
-        return max(0, math.ceil(1000 * (self._ahead_at - time.monotonic())))
-
-    def _rest_first(self) -> None:
-        """Have a pair made ahead in a while, if the last kernel was waited for."""
-        due = self._awaited and self._whole
-        self._ahead_at = time.monotonic() + REST_S if due else math.inf
-
-    def _look_ahead(self) -> None:
-        """Make the pair of the next request, which then waits for less."""
-        self._ahead_at = math.inf
-        if self._next is None and self._zygote is not None:
-            with contextlib.suppress(OSError):  # a request that needs one says it
-                self._next = self._pair(self._zygote, ahead=True)
-
-    def _rest(self) -> None:
-        """Have nothing wait for a request."""
-        self._awaited, self._ahead_at = False, math.inf
-        if self._next is not None:
-            self._over(self._next)
 
     def _start_zygote(self) -> socket.socket:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -282,13 +219,9 @@ class TemplateInit:
         return True
 
     def _do(self, request: dict[str, Any], fds: Sequence[int]) -> None:
-        if request["op"] == "rest":
-            self._rest()
-            return
         number = int(request["id"])
         if request["op"] == "end":
-            for session in self._asked(number):
-                self._over(session)
+            self._over(number)
         elif request.get("stage", 0) not in (0, self._stage):
             self._tell({"op": "passed", "id": number})
         else:
@@ -297,44 +230,18 @@ class TemplateInit:
             except (OSError, KeyError, ValueError) as error:
                 why = f"{type(error).__name__}: {error}"
                 self._tell({"op": "failed", "id": number, "error": why})
-                for session in self._asked(number):
-                    self._over(session)
-
-    def _asked(self, number: int) -> list[_Session]:
-        """The session of a request, if there is one."""
-        return [each for each in self._sessions.values() if each.asked == number]
+                self._over(number)
 
     def _fork(self, number: int, request: dict[str, Any], fds: Sequence[int]) -> None:
+        """Make an init in a new pid namespace, and have the zygote fork a kernel into that.
+
+        Raises OSError, KeyError, ValueError.
+        """
         if self._zygote is None:
             raise OSError("the template has ended")
-        waiting = self._next
-        try:
-            self._give(waiting or self._pair(self._zygote), number, request, fds)
-        except OSError:
-            if waiting is None:
-                raise
-            waiting.asked = 0  # it has just ended, and one of the two may have used the descriptors
-            self._over(waiting)
-            self._tell({"op": "passed", "id": number})
-            return
-        if request.get("trial") is None:
-            self._awaited = request.get("ahead") is True
-        self._rest_first()
-
-    def _pair(self, zygote: socket.socket, *, ahead: bool = False) -> _Session:
-        """An init and a process of the zygote's in a new pid namespace, which wait for a request.
-
-        Raises OSError.
-        """
-        links: list[socket.socket] = []
-        ends: list[socket.socket] = []
-        with contextlib.ExitStack() as sent, contextlib.ExitStack() as undo:
-            for _ in range(2):
-                ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-                undo.callback(ours.close)
-                sent.callback(theirs.close)
-                links.append(ours)
-                ends.append(theirs)
+        end = _STREAMS + int(request.get("gates", 0))
+        wanted, gates = cell.Cell.parse(request, fds[end:]), fds[_STREAMS:end]
+        with contextlib.ExitStack() as sent:
             done_read, done_write = os.pipe()
             sent.callback(linux.close_all, (done_read, done_write))
             # without going back first, a second unshare is refused
@@ -343,44 +250,16 @@ class TemplateInit:
             init = os.fork()
             if init == 0:
                 self._children.forget()
-                cell.hold(ends[0], self._start.ground, done_write)
-            session = _Session(next(self._numbers), zygote, self._stage, init, links)
-            self._sessions[session.number] = session
-            undo.pop_all()
-            try:
-                # the zygote may not touch an init before that has given up its rights
-                pids = os.open("/proc/self/ns/pid_for_children", os.O_RDONLY | os.O_CLOEXEC)
-                sent.callback(os.close, pids)
-                fds = [session.init_pidfd, pids, done_read, ends[1].fileno()]
-                packets.send(zygote, {"id": session.number, "ahead": ahead}, fds)
-            except BaseException:
-                self._over(session)
-                raise
-        return session
-
-    def _give(
-        self, session: _Session, number: int, request: dict[str, Any], fds: Sequence[int]
-    ) -> None:
-        """Tell a pair whom it is for. Raises OSError, also where one of the two has ended."""
-        session.asked = number
-        if session is self._next:
-            self._next = None
-        gates = int(request.get("gates", 0))
-        streams, rest = fds[:_STREAMS], fds[_STREAMS:]
-        to_init, to_kernel = session.links
-        packets.send(to_init, request, rest)
-        kernel = {"uid": int(request["uid"]), "trial": request.get("trial")}
-        packets.send(to_kernel, kernel, [*streams, *rest[:gates]])
-        session.hang_up()
-        self._answer(session)
-
-    def _answer(self, session: _Session) -> None:
-        """Tell the server of a kernel once there are both it and who has asked for it."""
-        if session.asked and session.kernel_pidfd >= 0:
-            answer = {"op": "forked", "id": session.asked, "stage": session.stage}
-            self._tell(answer, [session.init_pidfd, session.kernel_pidfd])
-            os.close(session.kernel_pidfd)
-            session.kernel_pidfd = -1
+                cell.hold(wanted, self._start.ground, gates, done_write)
+            session = self._sessions[number] = _Session(self._zygote, self._stage, init)
+            # the zygote may not touch an init before that has given up its rights
+            pids = os.open("/proc/self/ns/pid_for_children", os.O_RDONLY | os.O_CLOEXEC)
+            sent.callback(os.close, pids)
+            packets.send(
+                self._zygote,
+                {"id": number, "uid": wanted.uid, "trial": request.get("trial")},
+                [session.init_pidfd, pids, done_read, *fds[:end]],
+            )
 
     def _on_zygote(self, zygote: socket.socket) -> None:
         """Pass on the messages of a zygote, and take note of its end."""
@@ -393,22 +272,18 @@ class TemplateInit:
                 self._lose(zygote)
                 return
             message, fds = received
-            session = self._sessions.get(message.get("id", 0))
+            number = message.get("id", 0)
+            session = self._sessions.get(number)
             if message["op"] == "ready":
                 if zygote is self._zygote:
                     self._on_stage(message, [fds.pop(0)] if fds else [])
-            elif session is not None and message["op"] == "forked":
-                session.kernel, session.kernel_pidfd = message["pid"], fds.pop(0)
-                self._answer(session)
-            elif session is not None:
-                self._on_kernel_end(session, message)
+            elif message["op"] == "forked" and session is not None:
+                session.kernel = message.pop("pid")
+                self._tell({**message, "stage": session.stage}, [session.init_pidfd, *fds])
+            else:
+                self._tell(message)
+                self._over(number, kill=message["op"] != "exit")
             linux.close_all(fds)
-
-    def _on_kernel_end(self, session: _Session, message: Mapping[str, Any]) -> None:
-        """There is no kernel (any more): tell who has asked for it."""
-        if session.asked:
-            self._tell({**message, "id": session.asked})
-        self._over(session, kill=message["op"] != "exit" or not session.asked)
 
     def _on_stage(self, message: dict[str, Any], successor: Sequence[int]) -> None:
         """Have another zygote fork from here on, if there is one; the old one ends."""
@@ -421,15 +296,12 @@ class TemplateInit:
             self._poll.register(self._zygote.fileno(), select.POLLIN)
         if successor or not self._stage:
             self._stage += 1
-        self._whole = message["whole"] is True
-        self._rest_first()
         self._tell(
             {
                 "op": "ready",
                 "stage": self._stage,
                 "missing": message["missing"],
                 "left": message["left"],
-                "whole": message["whole"],
             }
         )
 
@@ -441,10 +313,10 @@ class TemplateInit:
         if zygote is self._zygote:
             self._zygote = None
             self._tell({"op": "zygote-ended", "status": self._zygotes_end()})
-            self._rest()
-        for session in list(self._sessions.values()):
+        for number, session in list(self._sessions.items()):
             if session.zygote is zygote and not session.kernel and not session.over:
-                self._on_kernel_end(session, {"op": "failed", "error": "the template has ended"})
+                self._tell({"op": "failed", "id": number, "error": "the template has ended"})
+                self._over(number)
 
     def _zygotes_end(self) -> int | None:
         """The wait status of the zygote that has hung up; None where its parent has it."""
@@ -467,32 +339,32 @@ class TemplateInit:
             self._zygote_status = status
         for zygote in list(self._zygotes):
             self._on_zygote(zygote)  # which may just have told of that kernel
-        for session in list(self._sessions.values()):
+        for number, session in list(self._sessions.items()):
             if pid == session.init:
                 session.init = 0
-                if session is self._next:
-                    self._over(session)
-                self._forget(session)
+                self._forget(number)
             elif pid == session.kernel:
-                self._on_kernel_end(session, {"op": "exit", "status": status})
+                self._tell({"op": "exit", "id": number, "status": status})
+                self._over(number, kill=False)
 
-    def _over(self, session: _Session, *, kill: bool = True) -> None:
+    def _over(self, number: int, *, kill: bool = True) -> None:
         """Kill what is left of a session that never had a kernel; the server does it otherwise.
 
         There may be a checkpoint, of which it wants another one.
         """
+        session = self._sessions.get(number)
+        if session is None:
+            return
         session.over = True
-        session.hang_up()
-        if session is self._next:
-            self._next = None
         if session.init and kill:
             signal.pidfd_send_signal(session.init_pidfd, signal.SIGKILL)
-        self._forget(session)
+        self._forget(number)
 
-    def _forget(self, session: _Session) -> None:
-        if session.over and not session.init and session.number in self._sessions:
-            session.close()
-            del self._sessions[session.number]
+    def _forget(self, number: int) -> None:
+        session = self._sessions[number]
+        if session.over and not session.init:
+            os.close(session.init_pidfd)
+            del self._sessions[number]
 
     def _tell(self, message: Mapping[str, Any], fds: Sequence[int] = ()) -> None:
         packets.send(self._control, message, fds)

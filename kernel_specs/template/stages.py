@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kernel_specs.restricted import host
-from kernel_specs.template import linux, packets, prewarm, rehearsal
+from kernel_specs.template import immortal, linux, packets, prewarm
 
 STAGE_S = 0.15
 """Seconds of imports after which a successor takes over, at the end of the module then."""
@@ -23,8 +23,6 @@ IMPORT_S = 60.0
 """Seconds for one module with its companions, on a busy machine."""
 UNFIT = "it starts threads or holds what kernels must not share"
 _ENDED = "it ended the process that imported it"
-REHEARSAL = "rehearsal"
-"""What stands among the modules for the last stage."""
 _LATE = f"it was not imported within {IMPORT_S:g} s"
 
 
@@ -33,7 +31,7 @@ class Stage:
     """What a template has, modules of it that were not used yet, and those that it has not tried.
 
     Kernels may wait for the first stage after a `bare` one, which is `awaited`: what is imported in
-    that is used in the next one. The last stage has `rehearsed`, which nobody waits for.
+    that is used in the next one.
     """
 
     loaded: prewarm.Loaded
@@ -41,12 +39,6 @@ class Stage:
     unused: list[str] = field(default_factory=list)
     bare: bool = False
     awaited: bool = False
-    rehearsed: bool = False
-
-    @property
-    def whole(self) -> bool:
-        """Whether no stage is to come."""
-        return self.rehearsed and not self.to_come
 
     @property
     def to_come(self) -> list[str]:
@@ -55,23 +47,18 @@ class Stage:
 
     def without(self, name: str, why: str) -> None:
         """Do not try again what a successor was taking, or would have."""
-        name = name or next(iter(self.to_come), REHEARSAL)
+        name = name or self.to_come[0]
         self.loaded.missing[name] = why
-        if name == REHEARSAL:
-            self.rehearsed = True
-        else:
-            (self.unused if name in self.unused else self.left).remove(name)
+        (self.unused if name in self.unused else self.left).remove(name)
 
     def over(self) -> None:
         """Have nothing to come: a successor has it all."""
         self.unused.clear()
         self.left.clear()
-        self.rehearsed = True
 
     def message(self) -> dict[str, Any]:
         """How init and server are told of it."""
-        left = len(self.to_come)
-        return {"op": "ready", "missing": self.loaded.missing, "left": left, "whole": self.whole}
+        return {"op": "ready", "missing": self.loaded.missing, "left": len(self.to_come)}
 
 
 class Successor:
@@ -139,7 +126,7 @@ class Successor:
 def grow(kernel: host.KernelHost, link: socket.socket, before: Stage) -> Stage:
     """Use and import modules in the successor until its time is over; an unfit one ends it.
 
-    Where all are there, kernels are rehearsed.
+    With the last module, objects are made immortal where that is possible.
     """
     missing = dict(before.loaded.missing)
     held = prewarm.Inherited.now()
@@ -163,19 +150,12 @@ def grow(kernel: host.KernelHost, link: socket.socket, before: Stage) -> Stage:
         done += 1
         if time.monotonic() >= end:
             break
-    if not before.to_come:
-        packets.send(link, {"op": "takes", "name": REHEARSAL})
-        try:
-            rehearsal.live(kernel._app)
-        except Exception as error:  # noqa: BLE001  # kernels are a little slower, no more
-            missing[REHEARSAL] = prewarm.reason(error)
+    left = [name for name in before.to_come[done:] if name in before.left]
+    stage = Stage(
+        prewarm.loaded(missing), left, [*before.unused[done:], *unused], awaited=before.bare
+    )
+    if not stage.to_come:
+        immortal.keep()
     gc.enable()
     linux.prctl(linux.PR_SET_PDEATHSIG, 0)
-    left = [name for name in before.to_come[done:] if name in before.left]
-    return Stage(
-        prewarm.loaded(missing),
-        left,
-        [*before.unused[done:], *unused],
-        awaited=before.bare,
-        rehearsed=not before.to_come,
-    )
+    return stage

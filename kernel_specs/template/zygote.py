@@ -24,7 +24,7 @@ from typing import Any, NoReturn
 
 from kernel_specs import selftest
 from kernel_specs.restricted import config, confine, host
-from kernel_specs.template import cell, linux, packets, prewarm, rehearsal, stages
+from kernel_specs.template import cell, immortal, linux, packets, prewarm, stages
 from kernel_specs.template.init import RESERVED_FDS, ChildWatch
 
 CONNECTION_FILE = Path("/run/kernel/connection.json")
@@ -34,22 +34,6 @@ EXIT_CODE = 70  # EX_SOFTWARE
 REST_S = 0.15
 """Seconds without a request after which a stage that kernels have waited for grows on."""
 LONGEST_REST_S = 1.0
-THREADS_S = 1.0
-"""Seconds that a thread of a rehearsal may take to end, on a busy machine: its processor is not
-its own."""
-
-
-@dataclass(frozen=True)
-class Waiting:
-    """What a fresh child is given: its sandbox's init and its pipe, and where its `Job` comes.
-
-    `ahead` of which it has time.
-    """
-
-    init: int
-    done: int
-    link: int
-    ahead: bool
 
 
 @dataclass(frozen=True)
@@ -94,10 +78,10 @@ class Zygote:
         self._children = ChildWatch()
         self._own_pids = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
 
-    def run(self) -> Waiting | socket.socket | None:
+    def run(self) -> Job | socket.socket | None:
         """Serve until the template's init wants no more: None.
 
-        At once in children: what a kernel waits for, the link of a successor to this process.
+        At once in children: the job of a kernel, the link of a successor to this process.
         """
         packets.send(self._control, self._stage.message())
         while True:
@@ -118,11 +102,10 @@ class Zygote:
                 return None
             self._asked = time.monotonic()
             message, fds = received
-            init, pids, done, place = fds
             try:
-                pid = self._fork(pids)
+                pid = self._fork(fds[1])
                 if pid == 0:
-                    return Waiting(init, done, place, message["ahead"])
+                    return _job(message, fds)
                 self._report(message["id"], pid)
             except OSError as error:
                 packets.send(
@@ -132,7 +115,7 @@ class Zygote:
 
     @property
     def _grows(self) -> bool:
-        return not self._stage.whole and self._successor is None
+        return bool(self._stage.to_come) and self._successor is None
 
     @property
     def _rest_ms(self) -> int:
@@ -160,7 +143,7 @@ class Zygote:
         try:
             begun = stages.Successor.begin()
         except OSError as error:
-            while not self._stage.whole:
+            while self._stage.to_come:
                 self._stage.without("", f"nothing more can be imported: {error}")
             packets.send(self._control, self._stage.message())
             return None
@@ -241,52 +224,27 @@ def main(argv: Sequence[str]) -> int:
     if start is None:
         return 0
     ground = cell.Ground((), (), base64.b64decode(start[0]["filter"]))
+    if not stage.to_come:
+        immortal.keep()
     while True:
         files = prewarm.plain_files()
-        kernel.freeze(collect=stage.whole)  # kernels wait for a stage that is not the last
+        kernel.freeze(collect=not stage.to_come)  # kernels wait for a stage that is not the last
         turn = Zygote(control, stage).run()
         if turn is None:
             return 0
-        if isinstance(turn, Waiting):
+        if isinstance(turn, Job):
             control.detach()
             inherited = Inheritance(ground, stage.loaded, prewarm.own_files(files))
-            job = _job(kernel, turn, inherited)
-            return 0 if job is None else _serve(kernel, job, inherited)
+            return _serve(kernel, turn, inherited)
         control = turn
         stage = stages.grow(kernel, control, stage)
 
 
-def _job(kernel: host.KernelHost, waiting: Waiting, inherited: Inheritance) -> Job | None:
-    """Keep nothing of the template but files, and wait for what to be; None for nothing."""
-    init, done, link = map(_moved, (waiting.init, waiting.done, waiting.link))
-    linux.close_range_but((*inherited.files, init, done, link), first=RING_FD + 1)
-    if waiting.ahead and stages.REHEARSAL not in inherited.loaded.missing:
-        rehearsal.once_more(kernel._app)
-        if not _alone():
-            return None
-    linux.set_name("kernel-next")
-    with socket.socket(fileno=link) as init_link:
-        received = packets.receive(init_link)
-    if received is None:
-        return None
-    message, fds = received
-    ready, ring, output, *gates = fds
-    return Job(
-        cell.Joining(message["uid"], init, done), ready, ring, output, gates, message["trial"]
-    )
-
-
-def _alone() -> bool:
-    """Whether this process has one thread, which namespaces ask for.
-
-    A thread that was joined may be there some µs more, and Linux tells nobody of its end.
-    """
-    tasks, end = Path("/proc/self/task"), time.monotonic() + THREADS_S
-    while len(list(tasks.iterdir())) > 1:
-        if time.monotonic() > end:
-            return False
-        os.sched_yield()
-    return True
+def _job(message: dict[str, Any], fds: Sequence[int]) -> Job:
+    """What the init has asked for."""
+    init, _, done, ready, ring, output, *gates = map(_moved, fds)
+    sandbox = cell.Joining(message["uid"], init, done)
+    return Job(sandbox, ready, ring, output, gates, message["trial"])
 
 
 def _moved(fd: int) -> int:

@@ -6,6 +6,7 @@ Its sessions are forked once the template has loaded everything: the first one o
 from __future__ import annotations
 
 import os
+import platform
 import shutil
 import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -17,6 +18,7 @@ from pathlib import Path
 import anyio
 import pytest
 
+from kernel_specs.template import immortal
 from tests.integration.agent import Agent, losses
 from tests.integration.lives import Life, Place
 from tests.integration.processes import named
@@ -43,6 +45,7 @@ def ordinary_place() -> Iterator[Place]:
 FLAGS = ("--template", "--allow", "*")
 GATHER = "import asyncio\nlen(await asyncio.gather(*[asyncio.sleep(0.01) for _ in range(5)]))"
 DEATH = "kept.append(0); import os; os.kill(os.getpid(), 9)"
+IMMORTAL = "import os, sys\nsys.getrefcount(os) > 1 << 30"
 SECOND = "after"
 """A session that begins once the template is whole."""
 STRESS = """
@@ -69,6 +72,7 @@ class Server:
     """How the servers of one place are started."""
 
     place: Place
+    version: str = platform.python_version()
     flags: tuple[str, ...] = ()
     path: str = os.defpath
     user: Callable[[list[str]], list[str]] = list
@@ -77,7 +81,7 @@ class Server:
     def on(cls, folder: Path, version: str) -> Server:
         """Return one whose kernels run on an installed Python."""
         path = f"{Path(installed()[version]).parent}:{os.defpath}"
-        return cls(Place(folder), ("--python", version), path)
+        return cls(Place(folder), version, ("--python", version), path)
 
     def begin(self, *flags: str) -> AbstractAsyncContextManager[Life]:
         """Start one."""
@@ -142,7 +146,10 @@ async def continued(server: Server) -> None:
 async def outlives(server: Server) -> None:
     """Have two sessions go through deaths of kernels, a restart, and sleep."""
     async with whole(server) as life:
-        await survive(life, await begun(life), deaths=3)
+        session = await begun(life)
+        told = await life.run(IMMORTAL, session=session)
+        assert told.text == str(server.version in immortal.TRIED)
+        await survive(life, session, deaths=3)
         await survive(life, "", deaths=1)
     await continued(server)
 

@@ -146,7 +146,7 @@ RESULTS = ["2", "2", "10", "2", "2", "(2, {1: 2, 2: 2, 3: 10, 4: 2, 5: 2})"]
 
 
 @pytest.mark.parametrize("warm", ["0", "2"])
-async def test_names_of_last_results_work_in_kernels_that_were_rehearsed(warm: str) -> None:
+async def test_names_of_last_results_work_in_forked_kernels(warm: str) -> None:
     async with ready("--warm", warm) as notebook:
         for _ in range(3):
             assert await last_results(notebook) == RESULTS

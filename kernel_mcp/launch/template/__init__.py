@@ -377,7 +377,6 @@ class TemplateLauncher:
                 "places": places,
                 "trial": trial,
                 "gates": len(gates),
-                "ahead": trial is None and not request.spare,
             }
             if way is not None and way.places:
                 message["listen"] = way.places

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import itertools
 import os
 import signal
@@ -232,8 +231,6 @@ class TemplateProcess:
 
     def _stop(self) -> None:
         self.usable, self._stopped = False, True
-        with contextlib.suppress(OSError):  # it has ended, or was hung up on
-            packets.send(self._control, {"op": "rest"})
         for event in (self._can_fork, self._stocked, self._whole):
             event.set()
 
@@ -295,7 +292,7 @@ class TemplateProcess:
         self._can_fork.set()
         if self.stage > BARE or not message["left"]:
             self._stocked.set()
-        if message["whole"]:
+        if not message["left"]:
             self._whole.set()
         self._on_change(self)
 

@@ -109,19 +109,14 @@ class Console:
 
     def install(self) -> None:
         """Become sys.stdout and sys.stderr, also for code that goes back to `sys.__stdout__`."""
-        self.use()
-        sys.__stdout__ = self._streams["stdout"]  # type: ignore[misc]
-        sys.__stderr__ = self._streams["stderr"]  # type: ignore[misc]
+        sys.stdout = sys.__stdout__ = self._streams["stdout"]  # type: ignore[misc]
+        sys.stderr = sys.__stderr__ = self._streams["stderr"]  # type: ignore[misc]
         os.register_at_fork(
             before=self._before_fork,
             after_in_parent=self._after_fork_in_parent,
             after_in_child=self._after_fork,
         )
         sys.addaudithook(self._audit)
-
-    def use(self) -> None:
-        """Become sys.stdout and sys.stderr."""
-        sys.stdout, sys.stderr = self._streams["stdout"], self._streams["stderr"]
 
     def repair(self) -> None:
         """Have streams where code has left none, as with `sys.stdout = None`."""

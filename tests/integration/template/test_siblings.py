@@ -174,7 +174,7 @@ async def test_kernels_outlive_the_zygote_and_the_next_starts_cold(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async with bench() as b:
-        kernel = await b.forked(spare=True)
+        kernel = await b.forked()
         await run(kernel, "x = 1")
         os.kill(process_named("kernel-template"), signal.SIGKILL)
         with anyio.fail_after(60):
@@ -196,7 +196,7 @@ async def test_kernels_outlive_the_zygote_and_the_next_starts_cold(
 
 async def test_when_the_keeper_dies_its_kernels_are_reported_dead() -> None:
     async with bench() as b:
-        kernel = await b.forked(spare=True)
+        kernel = await b.forked()
         os.kill(process_named("kernel-init"), signal.SIGKILL)
         with anyio.fail_after(60):
             assert (await kernel.handle.wait()).signal == signal.SIGKILL
@@ -206,11 +206,11 @@ async def test_when_the_keeper_dies_its_kernels_are_reported_dead() -> None:
 
 async def test_another_preload_makes_another_template_while_old_kernels_go_on() -> None:
     async with bench() as b:
-        old = await b.forked(spare=True)
+        old = await b.forked()
         b.launcher.prepare(ENVIRONMENT, ("statistics",))
         with anyio.fail_after(60):
             assert await b.launcher.ready(ENVIRONMENT)
-        new = await b.forked(spare=True)
+        new = await b.forked()
         code = "import sys; print('statistics' in sys.modules)"
         assert await run(new, code) == "True\n"
         assert await run(old, "print(1)") == "1\n"
@@ -239,7 +239,7 @@ async def test_no_room_for_a_new_kernels_descriptors_costs_no_other_its_life(
 ) -> None:
     async with bench() as b:
         before = set(descendants(os.getpid()))
-        first = await b.kernel(spare=True)
+        first = await b.kernel()
         receive = packets.receive
 
         def cut(sock: socket.socket, *, wait: bool = True) -> Any:
@@ -251,10 +251,10 @@ async def test_no_room_for_a_new_kernels_descriptors_costs_no_other_its_life(
             raise packets.DescriptorsLost(received[0])
 
         monkeypatch.setattr(packets, "receive", cut)
-        second = await b.kernel(spare=True)
+        second = await b.kernel()
         assert not is_forked(second)
         assert first.exit is None
-        third = await b.kernel(spare=True)
+        third = await b.kernel()
         assert is_forked(third)
         for kernel in (first, second, third):
             await kernel.aclose()

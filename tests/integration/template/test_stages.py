@@ -127,29 +127,6 @@ async def test_a_module_that_does_harm_costs_itself_only(
     assert "not preloaded: odd" in caplog.text
 
 
-@pytest.mark.parametrize(
-    ("code", "why"),
-    {
-        "import os, tempfile; tempfile.TemporaryDirectory = lambda: os._exit(3)": (
-            "it ended the process that imported it"
-        ),
-        "import tempfile; tempfile.TemporaryDirectory = None": (
-            "TypeError: 'NoneType' object is not callable"
-        ),
-    }.items(),
-)
-async def test_a_module_that_spoils_the_rehearsal_costs_only_that(
-    code: str, why: str, tmp_path: Path
-) -> None:
-    library = Library(tmp_path, odd=code)
-    async with bench(ready=False) as b:
-        b.launcher.prepare(library.environment, ("odd", "colorsys"))
-        found = await loaded(b, library.environment)
-        assert found.missing == {"rehearsal": why}
-        kernel = await b.forked(environment=library.environment)
-        assert await run(kernel, MODULES) == "False True True\n"
-
-
 async def test_a_module_whose_import_never_ends_is_done_without(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -205,7 +182,7 @@ async def test_no_request_is_lost_between_stages(
                 for number in range(12):
                     tasks.start_soon(one, number)
         assert sorted(answers) == sorted(f"{number}\n" for number in range(12))
-        assert (await loaded(b, library.environment)).stage == 2 + len(modules)
+        assert (await loaded(b, library.environment)).stage == 1 + len(modules)
     assert "could not be forked" not in caplog.text
 
 
@@ -215,7 +192,7 @@ async def test_a_zygote_that_ends_while_another_imports_is_replaced(
     library = Library(tmp_path)
     async with bench(ready=False) as b:
         b.launcher.prepare(library.environment, ("gated", "colorsys"))
-        kernel = await b.forked(environment=library.environment, spare=True)
+        kernel = await b.forked(environment=library.environment)
         first = template(b, library.environment)
         for zygote in named("kernel-template", below=os.getpid()):
             with suppress(ProcessLookupError):  # which ends with the one before

@@ -32,7 +32,7 @@ control = socket.socket(fileno=int(sys.argv[1]))
 def tell(fds=(), **message):
     packets.send(control, message, fds)
 def ready(**missing):
-    tell(op="ready", stage=1, missing=missing, left=0, whole=True)
+    tell(op="ready", stage=1, missing=missing, left=0)
 def hear():
     received = packets.receive(control)
     if received is None:
@@ -101,9 +101,9 @@ async def test_a_ready_template_is_usable() -> None:
 
 async def test_a_template_forks_before_it_has_everything() -> None:
     script = (
-        "tell(op='ready', stage=1, missing={}, left=2, whole=False)\n"
+        "tell(op='ready', stage=1, missing={}, left=2)\n"
         "hear()\n"
-        "tell(op='ready', stage=2, missing={'a': 'why'}, left=0, whole=True)\n"
+        "tell(op='ready', stage=2, missing={'a': 'why'}, left=0)\n"
         "hear()"
     )
     async with template(script) as one:
@@ -119,9 +119,9 @@ async def test_a_template_forks_before_it_has_everything() -> None:
 
 async def test_a_template_that_was_given_up_is_not_used_when_it_has_more() -> None:
     script = (
-        "tell(op='ready', stage=1, missing={}, left=1, whole=False)\n"
+        "tell(op='ready', stage=1, missing={}, left=1)\n"
         "hear()\n"
-        "tell(op='ready', stage=2, missing={}, left=0, whole=True)\n"
+        "tell(op='ready', stage=2, missing={}, left=0)\n"
         "tell(op='failed', id=1, error='this is the last word')\n"
         "hear()"
     )
@@ -135,7 +135,7 @@ async def test_a_template_that_was_given_up_is_not_used_when_it_has_more() -> No
 
 async def test_a_request_for_a_stage_that_is_over_is_told_from_a_failure() -> None:
     script = (
-        "tell(op='ready', stage=2, missing={}, left=0, whole=True)\n"
+        "tell(op='ready', stage=2, missing={}, left=0)\n"
         "request = hear()\n"
         "assert request['stage'] == 1\n"
         "tell(op='passed', id=request['id'])\n"
