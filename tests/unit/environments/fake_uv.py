@@ -48,7 +48,7 @@ def _install(args: list[str]) -> int:
         return 1
     if "--dry-run" in args:
         return 0
-    site = root / "lib/python3.11/site-packages"
+    site = root / "lib/python{}.{}/site-packages".format(*sys.version_info)
     site.mkdir(parents=True)
     for requirement in wanted:
         name = requirement.partition(">")[0].replace("-", "_")
