@@ -62,6 +62,14 @@ class Repository:
         found = (f"{each}/{name}" for each in (self.common, self.folder) for name in _SETTINGS)
         return list(dict.fromkeys(found))
 
+    @property
+    def folders(self) -> list[str]:
+        """Return the folders that Git takes hooks and objects from."""
+        objects = f"{self.common}/objects"
+        others = os.fsdecode(small(f"{objects}/info/alternates")).splitlines()
+        paths = [_joined(objects, line) for line in others if line and not line.startswith("#")]
+        return [self.folder, self.common, *paths]
+
 
 _SETTINGS = ("config", "config.worktree")
 

@@ -225,8 +225,8 @@ class _About:
             found.update(dict.fromkeys(settings.links_of(entry)))
             near = [os.path.dirname(entry), *self._tops]  # noqa: PTH120
             found.update(dict.fromkeys(settings.referred(entry, near)))
-        found.update(dict.fromkeys(each.folder for each in self._repositories))
-        found.update(dict.fromkeys(each.common for each in self._repositories))
+        for repository in self._repositories:
+            found.update(dict.fromkeys(repository.folders))
         inside: dict[Parts, None] = {}
         for path in found:
             inside.update(dict.fromkeys(self._inside(path)))

@@ -36,6 +36,8 @@ async def test_settings_are_read_with_all_that_they_include(shown: Shown, tmp_pa
     top = shown.mount.host
     (tmp_path / "home").mkdir()
     (tmp_path / "home/.gitconfig").write_text("[core]\n\thooksPath = hooks-of-all\n")
+    (top / ".git/objects/info").mkdir(parents=True)
+    (top / ".git/objects/info/alternates").write_text("../../lent/objects\n")
     (top / ".git/config").write_text(
         '[include]\n\tpath = ../one\n[includeIf "onbranch:x"]\n\tpath = ../two\n'
         "[core]\n\tbare\n\tsshCommand = ssh -F ./sub/conf\n"
@@ -44,7 +46,7 @@ async def test_settings_are_read_with_all_that_they_include(shown: Shown, tmp_pa
     (top / "two").write_text("[include]\n\tpath = three\n")
     answer = await Asking(Confined).ask(shown, again=False)
     assert {"/".join(path) for path in answer.paths} == {
-        *("hooks-of-all", "one", "two", "three", "sub/conf", "by/one")
+        *("hooks-of-all", "one", "two", "three", "sub/conf", "by/one", "lent/objects")
     }
     assert str(top / "three") in answer.read
     (told,) = answer.messages(shown)
