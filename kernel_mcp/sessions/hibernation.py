@@ -1,8 +1,8 @@
 """Hibernation: a session's variables saved to a file, and loaded again as after a restart.
 
-Unless it is forced, hibernation fails when a variable would be lost: a fresh kernel has to load the
-dump while the old kernel still lives. Forced, it leaves out each variable that cannot be written,
-and waking each that cannot be read, with a reason; the others come back.
+A fresh kernel loads a dump while the old kernel still lives. Unless it is forced, hibernation fails
+when a variable would be lost. Forced, it leaves out each variable that cannot be written or read,
+with a reason; waking leaves out those that end the kernel which reads them. The others come back.
 
 A loss is reported twice: as text in a notice, and as data in the result of the next cell
 (`Waking.lost`, name to reason).
@@ -16,7 +16,7 @@ from contextlib import aclosing
 from dataclasses import field, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import anyio
 
@@ -40,6 +40,8 @@ if TYPE_CHECKING:
 
 DUMP_NAME = "variables.dump"
 MAKE_ROOM = "to make room for another session"
+ROUNDS = 4
+"""Dumps that are tried, each without the variables that failed in the trial before."""
 TRIALS = 24
 """Kernels that may be started, and lost, to find the variables that end them."""
 BEHIND = "shares objects with one that ended the kernel"
@@ -57,6 +59,10 @@ ENDED_WITH_KERNEL = "a file in a folder that ends with its kernel; files in the 
 _RESULT = re.compile(r"Out\[\d+\]")
 _PLAIN = re.compile(r"[\w/\[\]@+~-][^\s()'\"\\,;:]*|(Out\[\d+\], )+…|[\d,]+ more")
 """Names of variables, of results, of files, and what stands for many."""
+
+
+Files: TypeAlias = tuple[str, ...]
+"""Paths that end with a kernel."""
 
 
 class Shelf(Protocol):
@@ -206,16 +212,14 @@ class Hibernation:
     async def prepare(self, kernel: Kernel | None, sleep: Sleep, *, forced: bool) -> Sleep:
         """Save the variables of `kernel`, which stays, and return `sleep` with the result.
 
-        Raises HibernationError when something would be lost and it is not `forced`, which a kernel
-        beside tries, or nothing can be saved of a kernel that is well, KernelMcpError or OSError
-        when the server cannot save.
+        Raises HibernationError when something would be lost and it is not `forced`, or nothing can
+        be saved of a kernel that is well, KernelMcpError or OSError when the server cannot save.
         """
         if kernel is None:
             return sleep
         self._path = self.shelf.fresh(kernel)
         try:
-            dump = await take(kernel, self._path, max_bytes=self._max_bytes)
-            files = dump.files if forced else await self._try(dump)
+            dump, lost, files = await self._save(kernel, forced=forced)
         except HibernationError as error:
             await self._remove()
             if not forced or (kernel.exit is None and isinstance(error, UnsavableError)):
@@ -229,7 +233,7 @@ class Hibernation:
         sleep = replace(
             sleep,
             dump=dump if dump.stored else None,
-            lost=dump.lost,
+            lost=lost,
             changed=dump.changed,
             files=files,
         )
@@ -304,24 +308,38 @@ class Hibernation:
         with anyio.CancelScope(shield=True):
             await anyio.to_thread.run_sync(self.shelf.used if used else self.shelf.drop)
 
-    async def _try(self, dump: Dump) -> tuple[str, ...]:
-        """Load a dump into a kernel beside, and return the files that end with the old one.
+    async def _save(self, kernel: Kernel, *, forced: bool) -> tuple[Dump, dict[str, str], Files]:
+        """Write a dump that a kernel beside can load, and return what is lost, and the files.
 
-        Raises HibernationError when a variable would be lost, KernelMcpError, OSError.
+        Forced, what cannot be read is left out of the next dump, so that it costs nothing that it
+        shares objects with. What ends kernels, and what fails after `ROUNDS`, is left to waking.
         """
-        lost, missing = dump.lost, dump.files
-        if not lost:
-            async with aclosing(await self._start()) as trial:
+        lost: dict[str, str] = {}
+        for _ in range(ROUNDS):
+            dump = await take(kernel, self._path, max_bytes=self._max_bytes, leave=lost)
+            lost |= dump.lost
+            files = dump.files
+            if forced or not lost:
                 try:
-                    loaded = await give(trial, dump)
-                except HibernationError as error:
-                    raise HibernationError(
-                        f"they could not be read back in a trial: {error}"
-                    ) from error
-            lost, missing = unread(loaded), loaded.missing
-        if lost:
-            raise HibernationError(f"{len(lost)} of its variables would be lost")
-        return missing
+                    loaded = await self._try(dump)
+                except UnsavableError:
+                    if not forced:
+                        raise
+                    break
+                lost |= loaded.lost
+                files = loaded.missing
+                if not loaded.lost:
+                    break
+            if not forced:
+                raise HibernationError(f"{len(lost)} of its variables would be lost")
+        return dump, lost, files
+
+    async def _try(self, dump: Dump) -> Loaded:
+        async with aclosing(await self._start()) as trial:
+            try:
+                return await give(trial, dump)
+            except HibernationError as error:
+                raise UnsavableError(f"they could not be read back in a trial: {error}") from error
 
     async def _remove(self) -> None:
         with anyio.CancelScope(shield=True):

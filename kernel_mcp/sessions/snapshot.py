@@ -185,8 +185,15 @@ class Loaded:
     missing: tuple[str, ...] = ()
 
 
-async def take(kernel: Kernel, path: Path, *, max_bytes: int, seconds: float = 0.0) -> Dump:
-    """Write the variables of an idle kernel to `path`.
+async def take(
+    kernel: Kernel,
+    path: Path,
+    *,
+    max_bytes: int,
+    leave: Iterable[str] = (),
+    seconds: float = 0.0,
+) -> Dump:
+    """Write the variables of an idle kernel to `path`, except those in `leave`.
 
     `seconds` of its processor time are for all of them, 0 for `SECONDS`. Raises HibernationError
     for a fault of the kernel, OSError.
@@ -196,7 +203,7 @@ async def take(kernel: Kernel, path: Path, *, max_bytes: int, seconds: float = 0
         "max_bytes": max_bytes,
         "seconds": seconds,
         "shared": True,
-        "leave": [],
+        "leave": sorted(leave),
     }
     try:
         seconds = 2 * seconds + ANSWER_S  # twice: forked children try first

@@ -84,9 +84,7 @@ class Unreadable:
         self.x = 1
     def __setstate__(self, state):
         raise RuntimeError("cannot be read")
-class SlowToRead:
-    def __init__(self):
-        self.y = 2
+class SlowToRead(Unreadable):
     def __setstate__(self, state):
         while True:
             pass

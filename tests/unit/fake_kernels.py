@@ -177,9 +177,6 @@ class FakeKernel:
             self._pending = answer
             self._source.dumping.set()
             return
-        if self._source.dump == "refuse":
-            self._answer(answer, {"status": "error", "reason": "not now"})
-            return
         if self._source.dump == "die":
             self._pending = answer
             self.die()

@@ -92,14 +92,6 @@ async def test_a_kernel_stays_when_something_would_be_lost_and_nothing_forces_it
         assert set(nb.source.kernels[0].variables) == {"a", "bad", "b"}
 
 
-async def test_a_kernel_that_is_pushed_out_is_given_up_without_a_trial(tmp_path: Path) -> None:
-    async with notebook(tmp_path) as nb:
-        await nb.run("a = 1")
-        await nb.hibernate(MAKE_ROOM)
-        assert [request.beside for request in nb.source.requests] == [False]
-        assert "Back: a (1)" in (await nb.run("b = 1")).notices[0]
-
-
 async def test_a_variable_that_ends_the_kernel_which_wakes_costs_only_itself(
     tmp_path: Path,
 ) -> None:

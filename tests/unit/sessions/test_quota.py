@@ -113,7 +113,7 @@ async def test_a_session_that_cannot_be_saved_now_makes_way_for_the_next(tmp_pat
     manager = new_manager(tmp_path, source, clock, max_sessions=2)
     async with manager.running():
         first, second = await used_sessions(manager, clock, 2)
-        source.dump = "refuse"
+        source.refuse = "beside"
         with pytest.raises(SessionLimitReached):
             await manager.create(ME)
         assert states([first, second]) == ["idle", "idle"]
