@@ -23,6 +23,7 @@ from typing import Any
 from urllib.parse import quote
 
 from kernel_mcp.config.values import LEAST_MASKED
+from kernel_mcp.output.encoded import Encoded
 from kernel_mcp.records import dataclass
 
 
@@ -134,16 +135,18 @@ class Masks:
     """Puts words in the place of values that are not to be shown, in the forms that they take.
 
     Those are as they are, escaped as by `repr`, in JSON, in HTML and in addresses, each also with
-    what terminals do not show between its characters. What was cut (`…`) within a value loses the
-    beginning of it, too.
+    what terminals do not show between its characters, and what `Encoded` finds. What was cut (`…`)
+    within a value loses the beginning of it, too.
     """
 
     def __init__(self, values: Iterable[tuple[str, str]] = ()) -> None:
         """Pairs of a name and a value; one of less than `LEAST_MASKED` characters is shown."""
         found: dict[str, str] = {}
-        for name, value in values:
-            for form in _forms(value.strip()):
-                found.setdefault(form, f"[{name} masked]")
+        given = [(value.strip(), f"[{name} masked]") for name, value in values]
+        for value, word in given:
+            for form in _forms(value):
+                found.setdefault(form, word)
+        self._encoded = Encoded(given, LEAST_MASKED)
         found |= {word: word for word in found.values()}  # which stay, whatever is in them
         self._words = sorted(found.items(), key=lambda pair: -len(pair[0]))
 
@@ -156,6 +159,7 @@ class Masks:
             return text
         if text.startswith(PREFIX):
             return PREFIX + self.masked(text[len(PREFIX) :])
+        text = self._encoded.masked(text)
         shown, at = _shown(text)
         parts: list[str] = []
         done = 0
@@ -182,8 +186,14 @@ class Masks:
     def taken(self, text: str) -> tuple[str, str]:
         """What can be masked now, masked; and the end, which may be the beginning of a value.
 
-        That is shorter than the longest value with `MOST_UNSEEN` more, whatever a text is made of.
+        That is shorter than the longest form with `MOST_UNSEEN` more, whatever a text is made of.
         """
+        text = self._encoded.masked(text)
+        whole = self._encoded.beginning(text)
+        shown, kept = self._taken(text[:whole])
+        return shown, kept + text[whole:]
+
+    def _taken(self, text: str) -> tuple[str, str]:
         shown, at = _shown(text)
         parts: list[str] = []
         done, waits = 0, self._beginning(shown, 0)
