@@ -17,7 +17,9 @@ ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 BEAT_S = 1.0
 """Seconds between two signs of life of the event loop."""
 STILL_S = 2.0
-"""Seconds without such a sign until the stack of the process is written to stderr."""
+"""Seconds of processor time without such a sign until the stack is written to stderr. A signal
+handler writes it: a thread beside Python, as of `faulthandler.dump_traceback_later`, reads frames
+while they change, and has ended servers by SIGSEGV on a busy machine."""
 ALARM_S = 5.0
 """Seconds without a sign of life at the end until SIGALRM ends the process. Work that goes on is
 not cut short: its own bounds end it, or a client that waits no longer."""
@@ -49,6 +51,7 @@ class Ending:
         """When the first SIGINT came, by the monotonic clock; 0 before."""
         self._told = False
         self._number = 0
+        self._watched = False
 
     @property
     def code(self) -> int:
@@ -60,6 +63,8 @@ class Ending:
         if threading.current_thread() is threading.main_thread():
             for number in ENDING:
                 signal.signal(number, self._on_signal)
+            faulthandler.register(signal.SIGVTALRM, file=_STDERR, all_threads=False)
+            self._watched = True
 
     def begin(self) -> None:
         """Begin the end, once: call what is to `hear` of it, on the event loop."""
@@ -84,7 +89,7 @@ class Ending:
             await serve()
         finally:
             beating.cancel()
-            faulthandler.cancel_dump_traceback_later()
+            self._watch(0.0)
             self._loop = None
             if self.begun:
                 _set_alarm(EXIT_S)
@@ -112,7 +117,7 @@ class Ending:
     async def _go_on(self) -> None:
         """Put off the alarm and the writing of the stack, for as long as the event loop runs."""
         while True:
-            faulthandler.dump_traceback_later(STILL_S, file=_STDERR)
+            self._watch(STILL_S)
             if self.begun:
                 _set_alarm(ALARM_S)
                 self._tell()
@@ -123,6 +128,11 @@ class Ending:
             self._beat.clear()
             if (passed := time.monotonic() - began) > STILL_S:
                 logger.warning("the event loop stood still for %.1f s: see above", passed - pause)
+
+    def _watch(self, seconds: float) -> None:
+        """Write the stack after so much processor time, unless this is called again before."""
+        if self._watched:
+            signal.setitimer(signal.ITIMER_VIRTUAL, seconds)
 
     def _tell(self) -> None:
         """Say what takes the time to someone who has pressed Ctrl-C."""

@@ -220,6 +220,7 @@ class Server:
         self._context.__exit__(None, None, None)
 
     def kill(self, number: int) -> None:
+        """Send it a signal that ends it, and wait until it has ended."""
         os.kill(self.pid, number)
         for _ in range(TRIES):
             if not running(self.pid):

@@ -38,6 +38,21 @@ async def serve():
 asyncio.run(ending.during(serve))
 """
 
+COMPUTING = """
+def deep(count, given):
+    if not count:
+        return {key: [str(key)] * 2 for key in range(20)}
+    return (lambda more: deep(count - 1, more))({**given, count: [count]})
+async def serve():
+    print("ready", flush=True)
+    signal.setitimer(signal.ITIMER_VIRTUAL, 0.001, 0.001)  # ever again, not once in two seconds
+    while time.process_time() < 4:
+        for count in range(5, 80):
+            deep(count, {})
+    print("whole", flush=True)
+asyncio.run(ending.during(serve))
+"""
+
 
 class Process:
     """A program whose output a test reads."""
@@ -116,6 +131,12 @@ def test_an_endless_pattern_is_named_on_stderr_and_a_signal_ends_the_process_all
     assert "most recent call first" in said
     process.popen.send_signal(signal.SIGTERM)
     assert process.end()[0] == -signal.SIGALRM
+
+
+def test_an_event_loop_that_computes_survives_the_writing_of_its_stack() -> None:
+    code, out, said = Process(COMPUTING).end()
+    assert (code, out) == (0, "whole\n")
+    assert said.count("most recent call first") > 100
 
 
 def test_a_signal_before_the_event_loop_raises_system_exit() -> None:
