@@ -76,16 +76,15 @@ def _lines(script: str) -> list[str]:
 def _block(lines: list[str]) -> _Block | None:
     """The one script block. A block ends at the last `# ///` of the comments that follow it."""
     found: _Block | None = None
-    index = 0
+    index = below = closing = 0
     while index < len(lines):
         start = _START.match(lines[index])
         if start is None:
             index += 1
             continue
-        below = index + 1
-        while below < len(lines) and _COMMENT.match(lines[below]):
-            below += 1
-        end = next((at for at in range(below - 1, index, -1) if lines[at].rstrip() == "# ///"), 0)
+        if index >= below:
+            below, closing = _comments(lines, index + 1)
+        end = closing if closing > index else 0
         if start["type"] == "script":
             if not end:
                 raise _unclosed(lines, index, below)
@@ -98,6 +97,15 @@ def _block(lines: list[str]) -> _Block | None:
             found = _Block(index + 1, tuple(line[2:] for line in lines[index + 1 : end]))
         index = (end or index) + 1
     return found
+
+
+def _comments(lines: list[str], start: int) -> tuple[int, int]:
+    """Return where the comments from `start` on end, and the last `# ///` of them; 0 for none."""
+    below, closing = start, 0
+    while below < len(lines) and _COMMENT.match(lines[below]):
+        closing = below if lines[below].rstrip() == "# ///" else closing
+        below += 1
+    return below, closing
 
 
 def _unclosed(lines: list[str], start: int, below: int) -> ScriptMetadataError:

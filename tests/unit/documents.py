@@ -56,7 +56,7 @@ _PIECES = (
     "{",
     "(", '"', "'", '"""', "\\", "9", "-", "-a1 ", "a", ".", ",", "é", "\u200b", "[kernel", "\ud800",
     "=", "%", "?", "#", "---> 1 ", "File ", "x = [", '{"a":', "a.b.", "&&", "bytes=", ":", "\x1b[9",
-    "install ", "pip install ", "1,", "lambda:", "not ", "[[", "0x", "e", "\0", "a=b\n",
+    "install ", "pip install ", "1,", "# /// a\n", "not ", "[[", "0x", "e", "\0", "a=b\n",
 )  # fmt: skip
 """What most of a document may be."""
 

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from kernel_mcp.policy import Policy
@@ -213,3 +215,12 @@ def test_malformed_metadata_does_not_keep_a_cell_from_running() -> None:
     report = check("# /// script\nx = 1", Policy.for_allow([]))
     assert not report.valid
     assert report.refusals == ()
+
+
+def test_a_script_of_beginnings_of_blocks_is_read_once() -> None:
+    start = time.process_time()
+    assert script_metadata("# /// other\n" * 20_000) is None
+    assert script_metadata("# /// other\n" * 20_000 + "# ///\n") is None
+    with pytest.raises(ScriptMetadataError):
+        script_metadata("# /// script\n# " + "a." * 50_000 + "a = 1\n# ///\n")
+    assert time.process_time() - start < 1
