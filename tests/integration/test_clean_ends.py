@@ -192,3 +192,43 @@ def test_signals_work_whatever_the_one_that_starts_the_server_has_done_to_them(
         assert server.process.wait(timeout=GONE_S) == 0
     finally:
         server.close()
+
+
+PLANTED = """
+import re, sys
+from kernel_mcp import cli
+from kernel_mcp.tools import cells
+check = cells.check_code
+def planted(code):
+    check(code)
+    if code == "stand still":
+        re.match("(a+)+b", "a" * 40)
+cells.check_code = planted
+sys.exit(cli.main(sys.argv[4:]))
+"""
+
+
+def test_an_endless_pattern_in_the_server_is_named_in_its_log_and_sigterm_ends_it(
+    tmp_path: Path,
+) -> None:
+    with (tmp_path / "log").open("wb") as log:
+        server = RawServer(
+            tmp_path / "s",
+            "--warm",
+            "0",
+            stderr=log,
+            through=[sys.executable, "-c", PLANTED],
+        )
+        try:
+            server.execute(2, "x = 1")
+            pids = server.descendants()
+            server.execute(3, "stand still", answer=False)
+            while b"in planted" not in (tmp_path / "log").read_bytes():
+                with pytest.raises(subprocess.TimeoutExpired):
+                    server.process.wait(0.1)
+            server.process.send_signal(signal.SIGTERM)
+            assert server.process.wait(timeout=GONE_S) == -signal.SIGALRM
+            assert ends(pids) == []
+        finally:
+            server.close()
+    assert b"most recent call first" in (tmp_path / "log").read_bytes()
