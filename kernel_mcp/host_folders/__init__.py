@@ -243,6 +243,10 @@ _REFUSED_NAMES = {
 }
 
 
+NVIDIA = "/dev/nvidia"
+"""What the paths of NVIDIA's devices begin with."""
+
+
 @dataclass(frozen=True, slots=True)
 class Device:
     """A character device that kernels find at `guest`.
@@ -258,6 +262,11 @@ class Device:
     def __str__(self) -> str:
         """For people."""
         return f"{self.guest}{self.rights and ': '}{self.rights}"
+
+    @property
+    def names_threads(self) -> bool:
+        """Return True if its driver writes `comm` of its own threads: CUDA does not start else."""
+        return self.guest.startswith(NVIDIA)
 
 
 def usable_devices(paths: Iterable[Path], folder: Path, sandbox: str) -> tuple[Device, ...]:

@@ -35,7 +35,7 @@ from kernel_mcp.sandbox.base import (
     Opened,
 )
 from kernel_mcp.sandbox.landlock.rules import CHANGE, RUN, Ruleset
-from kernel_mcp.sandbox.mounts import Folder
+from kernel_mcp.sandbox.mounts import PROC, Folder, opens_proc
 from kernel_mcp.sandbox.select import builder_for
 from kernel_specs.landlock import calls
 from kernel_specs.template import linux, packets
@@ -110,7 +110,8 @@ class Doors:
     @property
     def writable(self) -> frozenset[str]:
         """Mounts that kernels may write to, as /proc/PID/mountinfo has them."""
-        return frozenset(_listed(each.guest) for each in self.devices) | frozenset(
+        proc = {PROC} if opens_proc(self.devices) else set()
+        return frozenset((*proc, *(_listed(each.guest) for each in self.devices))) | frozenset(
             _listed("/".join((each.mount.guest, *path)))
             for each in self.shown
             if each.mount.writable

@@ -22,6 +22,7 @@ from kernel_mcp.linux.folders import Identity
 from kernel_mcp.linux.proc import parent_of
 from kernel_mcp.records import dataclass
 from kernel_mcp.sandbox.base import Sandbox
+from kernel_mcp.sandbox.mounts import PROC, fixed
 from kernel_mcp.sandbox.promise import Facts, broken, read_facts
 
 BUDGET_BYTES = 1024 * 1024
@@ -145,7 +146,12 @@ class Inspector:
         if promise is None:
             return Inspected(UNPROMISED, _nothing)
         if promise.writable is not None:
-            promise = replace(promise, writable=promise.writable | writable)
+            closed = fixed() if PROC in writable else ()
+            promise = replace(
+                promise,
+                writable=promise.writable | writable,
+                covered=(*promise.covered, *closed),
+            )
         try:
             found = read_facts(pid, pidfd)
         except ProcessLookupError:

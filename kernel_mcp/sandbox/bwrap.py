@@ -56,7 +56,7 @@ _NAMESPACES = (
 )
 _FOR_SETPRIV = ("--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID", "--cap-add", "CAP_SETPCAP")
 """What setpriv needs to change the user id and to empty the bounding set; it drops them too."""
-_READ_ONLY = ("--remount-ro", "/dev", "--remount-ro", "/proc", "--remount-ro", "/", "--chdir", "/")
+_READ_ONLY = ("--remount-ro", "/dev", "--remount-ro", "/", "--chdir", "/")
 
 
 class BwrapSandbox(KernelUsers):
@@ -171,6 +171,7 @@ class BwrapSandbox(KernelUsers):
             options += mounts.layer_options(request.layers)
             options += mounts.folder_options(request.folders)
             options += mounts.device_options(request.devices)
+            options += mounts.closing_options(request.devices)
             options += _READ_ONLY
             filtering = self._sealed_filter if request.folders.shown else self.filter
             options += ["--seccomp", passed.file(filtering)]

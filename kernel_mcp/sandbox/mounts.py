@@ -51,6 +51,9 @@ _MASKED = (
     "vmallocinfo",
 )
 """What /proc tells about the host's kernel rather than about processes of the sandbox."""
+PROC = "/proc"
+_FIXED = ("acpi", "asound", "bus", "driver", "fs", "irq", "mtrr", "scsi", "sys", "sysrq-trigger")
+"""What of a writable /proc changes the host rather than the tasks of the sandbox."""
 _RESERVED = ("/", "/dev", "/proc", "/sys", "/tmp", "/etc", "/run", "/opt", WORKSPACE, LAYERS)
 
 
@@ -131,6 +134,16 @@ def masked() -> tuple[str, ...]:
     return tuple(f"/proc/{name}" for name in _MASKED if Path("/proc", name).exists())
 
 
+def opens_proc(devices: Iterable[Device]) -> bool:
+    """Return True if code has to write to files of its own tasks in /proc."""
+    return any(device.names_threads for device in devices)
+
+
+def fixed() -> tuple[str, ...]:
+    """Return what stays read-only of a /proc that can be written to."""
+    return tuple(f"{PROC}/{name}" for name in _FIXED if Path(PROC, name).exists())
+
+
 def proc_options() -> list[str]:
     """A /proc without what describes the host, and without process 1, bubblewrap's own.
 
@@ -140,6 +153,13 @@ def proc_options() -> list[str]:
     first = ["--perms", "0555", "--tmpfs", FIRST_PROCESS, "--remount-ro", FIRST_PROCESS]
     masks = [word for path in masked() for word in ("--ro-bind", "/dev/null", path)]
     return ["--proc", "/proc", *masks, *first]
+
+
+def closing_options(devices: Iterable[Device]) -> list[str]:
+    """Make /proc read-only, or only what is `fixed` of it."""
+    if not opens_proc(devices):
+        return ["--remount-ro", PROC]
+    return [word for path in fixed() for word in ("--ro-bind", path, path)]
 
 
 def scratch_options(folder: str, size: int, features: Features) -> list[str]:

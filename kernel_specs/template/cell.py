@@ -149,11 +149,13 @@ class Ground(NamedTuple):
     """What all cells of a template share.
 
     masks     files of /proc to cover
+    fixed     what stays read-only of a /proc that can be written to; without any all of it is
     kept      paths below /tmp that the runtime needs
     program   the system call filter
     """
 
     masks: tuple[str, ...]
+    fixed: tuple[str, ...]
     kept: tuple[str, ...]
     program: bytes
 
@@ -212,7 +214,10 @@ def _build(cell: Cell, ground: Ground) -> None:
     linux.mount("tmpfs", "/dev/shm", "tmpfs", _INERT, _tmpfs_options(cell.tmp_bytes))
     terminals = f"newinstance,ptmxmode=0666,max={_MOST_TERMINALS}"
     linux.mount("devpts", "/dev/pts", "devpts", _INERT & ~linux.MS_NODEV, terminals)
-    linux.mount("proc", "/proc", "proc", _INERT | linux.MS_RDONLY)
+    linux.mount("proc", "/proc", "proc", _INERT if ground.fixed else _INERT | linux.MS_RDONLY)
+    for path in ground.fixed:
+        linux.mount(path, path, "", linux.MS_BIND)
+        linux.mount("", path, "", linux.MS_BIND | linux.MS_REMOUNT | linux.MS_RDONLY | _INERT)
     for path in ground.masks:
         linux.mount("/dev/null", path, "", linux.MS_BIND)
 

@@ -111,6 +111,7 @@ class Start:
         self.support = tuple(map(str, data["support"]))
         self.ground = cell.Ground(
             masks=tuple(map(str, data["masks"])),
+            fixed=tuple(map(str, data["fixed"])),
             kept=tuple(map(str, data["kept"])),
             program=binascii.a2b_base64(data["filter"]),
         )

@@ -223,7 +223,7 @@ def main(argv: Sequence[str]) -> int:
     start = packets.receive(control)
     if start is None:
         return 0
-    ground = cell.Ground((), (), base64.b64decode(start[0]["filter"]))
+    ground = cell.Ground((), (), (), base64.b64decode(start[0]["filter"]))
     if not stage.to_come:
         immortal.keep()
     while True:

@@ -106,8 +106,11 @@ def house() -> Iterator[House]:
 
 @contextmanager
 def device() -> Iterator[Path]:
-    """A node of its own for what /dev/zero is, of the ordinary user."""
-    path = Path(f"/dev/kmtest-{os.getpid()}")
+    """A node of its own for what /dev/zero is, of the ordinary user.
+
+    By its name it is a GPU's, for which tasks may write to files of their own in /proc.
+    """
+    path = Path(f"/dev/nvidia-kmtest-{os.getpid()}")
     os.mknod(path, 0o600 | stat.S_IFCHR, os.makedev(1, 5))
     os.chown(path, USER, USER)
     try:

@@ -62,6 +62,59 @@ async def other_session(notebook: Agent, *, forked: bool) -> str:
     raise AssertionError("no kernel was forked")
 
 
+TASKS = """
+import os, threading
+def name(word):
+    with open(f"/proc/self/task/{threading.get_native_id()}/comm", "w") as comm: comm.write(word)
+    return open("/proc/thread-self/comm").read().strip()
+named = []
+thread = threading.Thread(target=lambda: named.append(name("cuda-EvtHandlr")))
+thread.start(); thread.join()
+refused = []
+for path in ("sys/vm/drop_caches", "sys/kernel/hostname", "sysrq-trigger", "sys/kernel/sem"):
+    try: os.close(os.open(f"/proc/{path}", os.O_WRONLY))
+    except OSError: refused.append(True)
+try: os.mkdir("/proc/new")
+except OSError: refused.append(True)
+print(named, refused, sum(name.isdigit() for name in os.listdir("/proc")) < 8)
+"""
+
+
+@pytest.mark.parametrize("how", ["forked", "cold", "ordinary", "ordinary cold"])
+async def test_threads_can_be_named_where_a_gpu_is_open_and_no_more_of_proc_is_writable(
+    how: str,
+) -> None:
+    node = Path(f"/dev/nvidia-kmtest-{os.getpid()}")
+    os.mknod(node, 0o666 | stat.S_IFCHR, os.makedev(1, 5))
+    node.chmod(0o666)
+    try:
+        flags = ["--device", str(node), "--allow", "*", "--warm", "0"]
+        flags += ["--no-template"] if how.endswith("cold") else []
+        server = command(*flags)
+        if how.startswith("ordinary"):
+            words = as_ordinary_user([sys.executable, "-m", "kernel_mcp", *flags])
+            server = StdioServerParameters(command=words[0], args=words[1:], env={}, cwd="/")
+        async with Client(server) as client:
+            notebook = Agent(client)
+            session = await other_session(notebook, forked="cold" not in how)
+            expected = f"['cuda-EvtHandlr'] {[True] * 5} True"
+            assert (await notebook.run(TASKS, session=session)).text == expected
+            found = (await notebook.call("info", session=session)).data["sandbox_found"]
+            assert any("writable:" in each and " /proc" in each for each in found), found
+            if how == "forked":
+                await notebook.run("1", session=session, checkpoint=True)
+                await notebook.run("import os; os.kill(os.getpid(), 9)", session=session)
+                assert (await notebook.run(TASKS, session=session)).text == expected
+    finally:
+        node.unlink()
+
+
+async def test_proc_is_read_only_where_no_gpu_is_open(zero: Path) -> None:
+    async with Client(command("--device", str(zero), "--warm", "0")) as client:
+        answer = await Agent(client).run("open('/proc/self/comm', 'w')")
+        assert "Read-only file system" in answer.text
+
+
 @pytest.mark.parametrize("how", ["warm", "forked", "cold", "ordinary", "ordinary cold"])
 async def test_code_reads_and_writes_it_in_every_kernel(zero: Path, how: str) -> None:
     more = {"warm": ("--warm", "1"), "forked": ("--warm", "0")}.get(how, ("--no-template",))

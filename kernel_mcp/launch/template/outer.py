@@ -173,6 +173,7 @@ def start_message(
         "preload": list(preload),
         "support": rundir.support_of(environment),
         "masks": list(mounts.masked()),
+        "fixed": list(mounts.fixed()) if mounts.opens_proc(shared.devices) else [],
         "kept": [path for path in _bound(runtime) if path.startswith("/tmp/")],
         "filter": base64.b64encode(_filter(shared)).decode(),
         "variables": dict(shared.variables),

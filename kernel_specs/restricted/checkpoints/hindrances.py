@@ -7,6 +7,7 @@ goes on changing: as much as `MOST_SHARED_BYTES` of it is copied, and put back.
 from __future__ import annotations
 
 import bisect
+import contextlib
 import ctypes
 import os
 import re
@@ -24,6 +25,8 @@ _SURVIVES = re.compile(r"openblas|libarrow|workqueue|libmkl")
 """Files whose threads are made anew after a fork: tried, see docs/checkpoints.md."""
 _ALWAYS = ("torch", "tensorflow", "jax", "numba.np.ufunc.omppool")
 """Modules that cannot be forked, whether they have threads now or not."""
+_GPU = re.compile(r"/dev/(nvidia|dxg|kfd|dri/renderD)")
+"""Devices whose contexts a forked process cannot use."""
 _MEMORY = re.compile(r"^(/dev/shm/|/dev/zero|/memfd:|/SYSV|.* \(deleted\)$|$)")
 _OWN = "/memfd:output-ring"
 _SYSTEM = re.compile(r"(lib(c|pthread|m|dl|rt|stdc\+\+|gcc_s)|ld-[\w-]+)[-.\d]*\.so\b|\[")
@@ -71,6 +74,7 @@ def look(own: Iterable[threading.Thread]) -> Found:
     service = list(own)
     words = _python_threads(service)
     words += [name for name in _ALWAYS if name in sys.modules]
+    words += ["a GPU in use"] * _uses_gpu(maps)
     if not words:
         words = _native_threads({str(thread.native_id) for thread in service}, maps)
     shared = [_range(line) for line in maps if line.split(" ", 2)[1].endswith("s")]
@@ -81,6 +85,15 @@ def look(own: Iterable[threading.Thread]) -> Found:
     if words:
         return Found(tuple(dict.fromkeys(words)))
     return Found(shared=tuple(Shared(at, ctypes.string_at(at, size)) for at, size in wanted))
+
+
+def _uses_gpu(maps: Sequence[str]) -> bool:
+    """Return True if a GPU's device is open or mapped."""
+    opened = []
+    for name in os.listdir("/proc/self/fd"):  # noqa: PTH208
+        with contextlib.suppress(OSError):  # the listing itself, or closed since
+            opened.append(os.readlink(f"/proc/self/fd/{name}"))  # noqa: PTH115
+    return any(map(_GPU.match, opened)) or any(_GPU.search(line) for line in maps)
 
 
 def _end_monitors() -> None:

@@ -16,6 +16,7 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 MAX_REASON_CHARS = 160
+GPU_ARRAY = "an array in a GPU's memory"
 KINDS = {
     "_thread.lock": "a thread lock",
     "_thread.RLock": "a thread lock",
@@ -45,6 +46,8 @@ KINDS = {
     "_asyncio.Future": "an asynchronous task",
     "_asyncio.Task": "an asynchronous task",
     "asyncio.events.AbstractEventLoop": "an event loop",
+    "cupy._core.core.ndarray": GPU_ARRAY,
+    "numba.cuda.cudadrv.devicearray.DeviceNDArray": GPU_ARRAY,
     "weakref.ReferenceType": "a weak reference",
     "weakref.ProxyType": "a weak reference",
     "weakref.CallableProxyType": "a weak reference",
@@ -78,6 +81,16 @@ def kind_of(kind: type) -> str:
         ):
             return ""  # it defines its own reduction
     return ""
+
+
+def on_gpu(value: Any) -> bool:
+    """Return True for a tensor of torch or an array of JAX in a GPU's memory."""
+    library = type(value).__module__.partition(".")[0]
+    if library == "torch":
+        return getattr(value, "is_cuda", False) is True
+    if library in ("jax", "jaxlib") and hasattr(value, "devices"):
+        return any(device.platform != "cpu" for device in value.devices())
+    return False
 
 
 def reason_for(error: BaseException, value: object) -> str:

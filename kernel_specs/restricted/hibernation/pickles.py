@@ -31,7 +31,12 @@ import cloudpickle
 from IPython.core.getipython import get_ipython
 
 from kernel_specs.restricted.hibernation import arrays, objects
-from kernel_specs.restricted.hibernation.attempt_limits import CannotKeepError, kind_of
+from kernel_specs.restricted.hibernation.attempt_limits import (
+    GPU_ARRAY,
+    CannotKeepError,
+    kind_of,
+    on_gpu,
+)
 from kernel_specs.restricted.hibernation.objects import import_module
 
 _LRU_CACHE = type(functools.lru_cache(maxsize=1)(len))
@@ -178,8 +183,8 @@ class NotebookPickler(cloudpickle.Pickler):  # type: ignore[misc]
         else:
             if (what := self._refused.get(kind)) is None:
                 what = self._refused[kind] = kind_of(kind)
-            if what:
-                return _outside(obj, what)
+            if what or on_gpu(obj):
+                return _outside(obj, what or GPU_ARRAY)
             made = self._objects.reduce(obj)
             if made is not NotImplemented:
                 if made[0] is objects.the_attribute:
