@@ -76,6 +76,9 @@ class InterruptGate:
         """A request is being handled; installs the handler, which user code may have replaced."""
         self._pending = False
         self._raised_at = 0.0
+        if self._arrived >= 0:
+            self._read_arrivals()  # those of the request before, which had a handler of its own
+        self._handled += 1
         self._handling = True
         signal.signal(signal.SIGINT, self)
         if self._arrival >= 0:

@@ -135,7 +135,7 @@ LOOK_SECONDS = 0.1
 """Interval of SIGALRM; an exception that user code swallowed is raised again after it."""
 LAST_RESORT = 2
 """As a multiple of its time, how long a value may go on before its code is interrupted."""
-UNSEEN_SECONDS = 1.0
+UNSEEN_SECONDS = 0.5
 """How long it may go on after the host has asked to stop."""
 
 

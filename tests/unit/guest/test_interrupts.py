@@ -159,3 +159,23 @@ def test_a_handler_of_user_code_is_replaced_for_the_next_request(gate: Interrupt
     gate.end()
     gate.begin()
     assert signal.getsignal(signal.SIGINT) is gate
+
+
+def test_a_signal_of_the_request_before_wakes_no_cell(gate: InterruptGate) -> None:
+    before = signal.set_wakeup_fd(-1)
+    reader = gate.watch()
+    try:
+        gate.begin()
+        signal.signal(signal.SIGINT, lambda *_: None)  # that request has a handler of its own
+        os.kill(os.getpid(), signal.SIGINT)
+        handled = gate.waiting()
+        assert handled is not None
+        os.kill(os.getpid(), signal.SIGINT)  # seen by nobody until the next request
+        gate.end()
+        gate.begin()
+        gate.open()
+        assert gate.waiting() is None
+        gate.wake(handled)  # as the service thread does a moment later
+    finally:
+        signal.set_wakeup_fd(before)
+        os.close(reader)
