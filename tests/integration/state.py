@@ -247,8 +247,8 @@ class Table:
 
     def server(self, *flags: str) -> Server:
         """The one that runs, with default flags and these; a new one where that has others."""
-        if self._server is not None and self._flags != flags:
-            self.end()
+        if self._server is not None and (self._flags != flags or not running(self._server.pid)):
+            self.end()  # one that has ended by itself has failed the row before
         if self._server is None:
             own = ("--python", str(self.venv)) if self.python else ()
             given = ("--template", *PACKAGES, *own, *flags)
@@ -268,7 +268,7 @@ class Table:
         server, self._server = self._server, None
         if server is None:
             return
-        if number:
+        if number and running(server.pid):
             server.kill(number)
         else:
             server.close()
