@@ -228,7 +228,7 @@ async def ground(
                 inspector=inspector,
                 doors=doors,
                 network=network,
-                variables=settings.environ,
+                variables=settings.of_kernels,
                 checkpoints=settings.checkpoints != "off",
             )
         launcher = templates or cold

@@ -49,6 +49,7 @@ from kernel_mcp.config.values import (
     variables,
 )
 from kernel_mcp.errors import ConfigError
+from kernel_mcp.linux import gpus
 from kernel_mcp.linux.process import overwrite_arguments, take_variable
 
 CONFIG_NAME = "kernel-mcp.toml"
@@ -67,6 +68,12 @@ OTHERS = "The other flags of the server are taken too, and change nothing here."
 
 _BY_NAME = {option.name: option for option in OPTIONS}
 _LIMITS = frozenset(entry.name for entry in fields(Limits))
+
+_NO_GPU = {
+    "landlock": "CUDA names its threads in /proc, where code under Landlock may write nothing",
+    "container": "kernels have the libraries of their image, not those of this machine's driver",
+}
+"""Why code of a sandbox cannot use a GPU."""
 
 
 def load(flags: Mapping[str, str | list[str]], environ: Mapping[str, str], cwd: Path) -> Settings:
@@ -90,8 +97,24 @@ def load(flags: Mapping[str, str | list[str]], environ: Mapping[str, str], cwd: 
     if not file:
         found, refusal = _discovered(cwd, values)
         values = {**found, **values}
+    if values.get("gpu"):
+        values = _with_gpu(values)
     named = cwd / Path(str(file)).expanduser() if file else None
     return _checked(replace(_settings(values), refusal=refusal, file=named), environ)
+
+
+def _with_gpu(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Add what the driver of this machine's GPUs has. Raises ConfigError without any."""
+    sandbox = values.get("sandbox", Settings().sandbox)
+    if reason := _NO_GPU.get(sandbox[0]):
+        raise ConfigError(f"--gpu and --sandbox {sandbox[0]}: {reason}. Take --sandbox bwrap")
+    found = gpus.driver()
+    mounted, folder = values.get("mounts", ()), found.folder
+    known = [each.host for each in mounted]
+    if folder is not None and not gpus.of_system(folder) and folder not in known:
+        mounted = (*mounted, Mount(folder, str(folder)))
+    devices = dict.fromkeys((*values.get("devices", ()), *found.devices))
+    return {**values, "devices": tuple(devices), "mounts": mounted, "driver": folder}
 
 
 def _settings(values: Mapping[str, Any]) -> Settings:

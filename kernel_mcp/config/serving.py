@@ -79,6 +79,7 @@ def _check_open(settings: Settings, host: str) -> None:
     doors = {
         "--mount": settings.mounts,
         "--network": settings.network,
+        "--gpu": settings.gpu,
         "--device": settings.devices,
         "--env": settings.variables,
         "--secret": settings.secrets,

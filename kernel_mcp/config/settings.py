@@ -63,6 +63,7 @@ from kernel_mcp.config.values import (
     variables,
     word,
 )
+from kernel_mcp.linux.gpus import LIBRARY_PATH
 from kernel_mcp.records import dataclass
 
 ENV_PREFIX = "KERNEL_MCP_"
@@ -215,7 +216,7 @@ class Settings:
 
     Bytes, seconds and counts of 0 lift the limit where the help says so; an idle time of infinity
     is `never`. `file` is that of `--config`, `refusal` what a file in the current folder wanted and
-    did not get.
+    did not get. `driver` has the libraries of a GPU that the loader does not find by itself.
     """
 
     allow: tuple[str, ...] = _flag(
@@ -329,6 +330,11 @@ class Settings:
         "let code use this character device of the host, such as a GPU's; memory is limited by the "
         "control group alone then; repeatable",
         value=(),
+    )
+    gpu: bool = _flag(
+        "gpu", switch, _DOORS, "", "off",
+        "let code use the NVIDIA GPUs of this machine: their devices, as by `--device`, and their "
+        "driver's libraries; the server does not start where there are none",
     )
     variables: tuple[Variable, ...] = _flag(
         "env", variables, _DOORS, "NAME[=VALUE]", "none",
@@ -521,6 +527,7 @@ class Settings:
         "have mounted, or an object store that fsspec knows",
         value="",
     )
+    driver: Path | None = None
     file: Path | None = None
     refusal: Refusal | None = None
 
@@ -550,6 +557,12 @@ class Settings:
     def environ(self) -> tuple[tuple[str, str], ...]:
         """Names and values of `variables`."""
         return tuple((each.name, each.value or "") for each in self.variables)
+
+    @property
+    def of_kernels(self) -> tuple[tuple[str, str], ...]:
+        """Names and values that code finds in its environment."""
+        libraries = [(LIBRARY_PATH, str(self.driver))] if self.driver is not None else []
+        return (*self.environ, *libraries)
 
     @property
     def hidden(self) -> tuple[tuple[str, str], ...]:

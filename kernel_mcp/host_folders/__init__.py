@@ -243,8 +243,8 @@ _REFUSED_NAMES = {
 }
 
 
-NVIDIA = "/dev/nvidia"
-"""What the paths of NVIDIA's devices begin with."""
+NVIDIA = ("/dev/nvidia", "/dev/dxg")
+"""What the paths of NVIDIA's devices begin with; the second is that of WSL."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,6 +269,9 @@ class Device:
         return self.guest.startswith(NVIDIA)
 
 
+_NO_THREADS = "CUDA does not start, as code under Landlock cannot name its threads in /proc"
+
+
 def usable_devices(paths: Iterable[Path], folder: Path, sandbox: str) -> tuple[Device, ...]:
     """The devices of `--device`; `folder` is one of the server's own. Raises ConfigError."""
     found = []
@@ -276,6 +279,8 @@ def usable_devices(paths: Iterable[Path], folder: Path, sandbox: str) -> tuple[D
         if reason := _unfit_device(path):
             raise ConfigError(f"--device {path}: {reason}")
         device = _opened_to_kernels(path, folder / f"device-{number}", sandbox)
+        if sandbox == "landlock" and device.names_threads:
+            device = replace(device, rights=_NO_THREADS)
         if device.rights:
             logger.warning("--device %s.", device)
         found.append(device)

@@ -301,7 +301,7 @@ class KernelFactory:
                 limits=request.limits or self._settings.limits,
                 workspace=request.workspace,
                 layers=() if request.layer is None else (request.layer,),
-                variables=(*self._settings.environ, *self._variables),
+                variables=(*self._settings.of_kernels, *self._variables),
             )
         )
         kernel = self._connect(handle, environment, policy)

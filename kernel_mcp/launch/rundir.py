@@ -26,6 +26,7 @@ from kernel_mcp.launch.base import ConnectionInfo, KernelEnvironment, LaunchRequ
 from kernel_mcp.limits.groups import RECORD, remove_recorded
 from kernel_mcp.linux.commands import output_of
 from kernel_mcp.linux.folders import Identity, lasting_folder, private_folder, try_lock
+from kernel_mcp.linux.gpus import LIBRARY_PATH
 from kernel_mcp.linux.safe_tree import remove_tree
 from kernel_mcp.sandbox.base import BOOT_FOLDER, GuestPaths
 from kernel_specs.restricted import confine
@@ -199,8 +200,13 @@ def argv(request: LaunchRequest, guest: GuestPaths) -> list[str]:
 
 
 def environment(request: LaunchRequest, guest: GuestPaths) -> dict[str, str]:
-    """What the interpreter starts with; nothing is passed on, and the boot sets the rest."""
+    """What the interpreter starts with; nothing is passed on, and the boot sets the rest.
+
+    The loader reads the folders of a GPU's driver at the start alone.
+    """
+    libraries = {name: value for name, value in request.variables if name == LIBRARY_PATH}
     return {
+        **libraries,
         "PATH": f"{request.environment.python.parent}:/usr/local/bin:/usr/bin:/bin",
         "HOME": guest.workspace,
         "LANG": "C.UTF-8",

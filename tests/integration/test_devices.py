@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import resource
+import shutil
 import stat
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -107,6 +110,43 @@ async def test_threads_can_be_named_where_a_gpu_is_open_and_no_more_of_proc_is_w
                 assert (await notebook.run(TASKS, session=session)).text == expected
     finally:
         node.unlink()
+
+
+WITH_GPU = """
+import sys
+from pathlib import Path
+from kernel_mcp.linux import gpus
+gpus.driver = lambda: gpus.Driver((Path({node!r}),), Path({folder!r}))
+from kernel_mcp.cli import main
+sys.exit(main())
+"""
+LOAD = """
+import ctypes, os, subprocess, sys
+load = "import ctypes; ctypes.CDLL('libcuda.so.1'); print('loaded')"
+exec(load)
+print(subprocess.run([sys.executable, "-c", load], capture_output=True, text=True).stdout.strip())
+print(os.path.exists(os.environ["LD_LIBRARY_PATH"]), os.path.exists({node!r}))
+"""
+
+
+@pytest.mark.parametrize("how", ["forked", "cold"])
+async def test_the_libraries_of_a_gpu_are_found_where_they_are(zero: Path, how: str) -> None:
+    ctypes.CDLL("libm.so.6")
+    maps = Path("/proc/self/maps").read_text().splitlines()
+    library = next(line.split()[-1] for line in maps if "/libm.so.6" in line or "/libm-" in line)
+    with tempfile.TemporaryDirectory(dir="/var/tmp") as folder:
+        Path(folder).chmod(0o755)
+        shutil.copy(library, Path(folder, "libcuda.so.1"))
+        script = WITH_GPU.format(node=str(zero), folder=folder)
+        flags = ["--gpu", "--allow", "*", "--warm", "0"]
+        flags += ["--no-template"] if how == "cold" else []
+        server = command(*flags).model_copy(update={"args": ["-c", script, *flags]})
+        async with Client(server) as client:
+            notebook = Agent(client)
+            session = await other_session(notebook, forked=how == "forked")
+            answer = await notebook.run(LOAD.format(node=str(zero)), session=session)
+            assert answer.text == "loaded\nloaded\nTrue True"
+            assert (await notebook.call("info")).data["devices"] == [str(zero)]
 
 
 async def test_proc_is_read_only_where_no_gpu_is_open(zero: Path) -> None:

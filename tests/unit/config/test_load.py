@@ -10,8 +10,9 @@ import pytest
 
 from kernel_mcp.config.load import load, settings_from
 from kernel_mcp.config.settings import OPTIONS, Limits, Settings
-from kernel_mcp.config.values import GIB, MIB
+from kernel_mcp.config.values import GIB, MIB, Mount
 from kernel_mcp.errors import ConfigError
+from kernel_mcp.linux import gpus
 from kernel_specs.restricted import confine
 from kernel_specs.restricted.config import BootConfig
 
@@ -127,6 +128,7 @@ OPERATORS_ALONE = {
     "mount": '["/srv"]',
     "env": '["SECRET=x"]',
     "device": '["/dev/null"]',
+    "gpu": "true",
     "secret": '["TOKEN@evil.example"]',
     "requirements": '"requirements.txt"',
     "project": '"."',
@@ -440,3 +442,32 @@ def test_values_of_secrets_leave_the_environment_for_the_settings(
     monkeypatch.setenv("TRIAL_KEY", "short")
     with pytest.raises(ConfigError, match="has 5 characters"):
         settings_from(flags)
+
+
+def test_a_gpu_is_opened_with_its_devices_and_libraries(tmp_path: Path) -> None:
+    settings = load({"gpu": "true", "device": ["/dev/null"]}, {}, tmp_path)
+    devices = ["/dev/null", "/dev/nvidia0", "/dev/nvidiactl"]
+    assert list(map(str, settings.devices)) == devices
+    assert settings.mounts == (Mount(Path("/opt/driver/lib"), "/opt/driver/lib"),)
+    assert settings.of_kernels == (("LD_LIBRARY_PATH", "/opt/driver/lib"),)
+    assert (settings.environ, settings.hidden) == ((), ())
+    assert not settings.limits.address_space
+    assert load({}, {}, tmp_path).devices == ()
+    again = load({"gpu": "true", "mount": ["/opt/driver/lib"]}, {}, tmp_path)
+    assert len(again.mounts) == 1
+
+
+def test_libraries_that_every_sandbox_shows_are_not_mounted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = gpus.Driver((Path("/dev/dxg"),), Path("/usr/lib/wsl/lib"))
+    monkeypatch.setattr(gpus, "driver", lambda: found)
+    settings = load({"gpu": "true"}, {}, tmp_path)
+    assert (settings.mounts, settings.driver) == ((), Path("/usr/lib/wsl/lib"))
+
+
+@pytest.mark.parametrize("sandbox", ["landlock", "container"])
+def test_a_gpu_is_refused_where_the_sandbox_cannot_give_it(tmp_path: Path, sandbox: str) -> None:
+    with pytest.raises(ConfigError, match=f"--sandbox {sandbox}: .*Take --sandbox bwrap"):
+        load({"gpu": "true", "sandbox": sandbox}, {}, tmp_path)
+    load({"gpu": "true", "sandbox": "bwrap,landlock"}, {}, tmp_path)

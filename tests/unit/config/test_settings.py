@@ -12,7 +12,7 @@ from kernel_mcp.config.settings import OPTIONS, Limits, Option, Settings, with_f
 from kernel_mcp.errors import ConfigError
 
 README = Path(__file__).parents[3] / "README.md"
-FIXED = {"limits", "file", "refusal", "tmp_bytes", "open_files", "address_space"}
+FIXED = {"limits", "driver", "file", "refusal", "tmp_bytes", "open_files", "address_space"}
 """Fields that nobody sets."""
 SAMPLES = {
     "NAME@HOST[:HEADER]": "KEY@api.test:X-Key",
