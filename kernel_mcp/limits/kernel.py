@@ -139,6 +139,8 @@ class KernelLimits:
         )
         self._on_excess: list[Callable[[], None]] = []
         self._cause = ""
+        self._fatal = ""
+        """Why the kernel was killed, whatever cell ends or begins before it has ended."""
         self._cpu_s = 0.0
         self._known = False
         self._looked_at: dict[FolderQuota, float] = {}
@@ -251,12 +253,11 @@ class KernelLimits:
                 self._cause = self._gauge.out_of_memory()
                 self.relieve()
         except Unmeasurable as reason:
-            self._cause = f"out of memory ({reason})"
-            self.kill()
+            self.give_up(f"out of memory ({reason})")
 
     def give_up(self, cause: str) -> None:
         """Kill the kernel, with `cause` as the reason."""
-        self._cause = cause
+        self._cause = self._fatal = cause
         self.kill()
 
     def exceed(self, cause: str) -> None:
@@ -265,7 +266,7 @@ class KernelLimits:
         for tell in self._on_excess:
             tell()
         if not self._on_excess:
-            self.kill()
+            self.give_up(cause)
 
     def rank(self) -> None:
         """Lower the CPU weight of a kernel that has computed for `LONG_S`."""
@@ -372,7 +373,7 @@ class KernelLimits:
         """The exit status with the limit that caused it, if one did."""
         if exit_status.signal != signal.SIGKILL:
             return exit_status
-        cause = self._cause
+        cause = self._fatal or self._cause
         if not cause and self._gauge.starved() > 0:
             cause = self._gauge.out_of_memory()
         return replace(exit_status, cause=cause)
@@ -426,7 +427,7 @@ class KernelLimits:
         quota = max(growing, key=lambda quota: quota.severe)
         self.exceed(quota.sentence())
         if quota.severe:
-            self.kill()
+            self.give_up(quota.sentence())
 
     def _processes(self) -> list[int]:
         """Process ids of the group, or of the admitted processes and their descendants."""

@@ -188,6 +188,16 @@ async def test_what_goes_on_growing_between_cells_is_killed(
     assert "disk quota" in watched.limits.explain(KILLED).describe()
 
 
+async def test_the_cause_of_a_kill_is_told_though_a_cell_ends_or_begins_meanwhile(
+    watched: Watched,
+) -> None:
+    await watched.begin()
+    watched.limits.give_up("it did what it must not")
+    watched.limits.end()
+    await watched.begin()
+    assert "it did what it must not" in watched.limits.explain(KILLED).describe()
+
+
 async def test_twice_the_quota_is_killed_at_once_and_no_cell_runs_then(
     watched: Watched, monkeypatch: pytest.MonkeyPatch
 ) -> None:
