@@ -150,6 +150,7 @@ async def upon(
         commons.managers.append(manager)
         stack.callback(commons.managers.remove, manager)
         doors.plants.at_work = lambda: manager.at_work
+        doors.plants.awake = lambda: [each for each in manager.sessions if each.kernel is not None]
         below.network.remark = doors.remark = manager.remark
         await stack.enter_async_context(manager.running())
         fronts = Fronts(run.path / "f", lambda: manager.sessions)

@@ -44,7 +44,7 @@ from kernel_mcp.host_folders.entering import Entering, Sandbox, Work, parts_of, 
 from kernel_mcp.host_folders.found import MOST_COVERS, TooManySecrets
 from kernel_mcp.host_folders.named import MOST_NAMED, last_names
 from kernel_mcp.host_folders.secrets import Parts
-from kernel_mcp.host_folders.watching import CODE, HOST, NAMED, Change, Ground, Watches
+from kernel_mcp.host_folders.watching import HOST, NAMED, Change, Ground, Watches, by_code
 from kernel_specs.template import linux, packets
 
 _INODE_BYTES = 50
@@ -424,7 +424,7 @@ class Keeper:
             if anew or not makers or self._version == 0:
                 return ""
             who = ground.maker(path)
-            known = who in (CODE, HOST)
+            known = who == HOST or by_code(who)
             return NAMED if named and not known and ground.was_there(path) else who
 
         kinds = (

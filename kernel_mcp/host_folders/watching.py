@@ -58,11 +58,22 @@ _LATE_MS = 1
 """An event is told to inotify some microseconds before or after it is told here."""
 HOST, CODE, LOST, NAMED = "host", "code", "lost", "named"
 """Who made an entry: a program of the host, one of a sandbox, or one that is gone already; and
-that it may have been there long before settings named it."""
+that it may have been there long before settings named it. With `CODE` stands the user it ran as."""
 _MOST_MOVED = 64
 """Renames of secrets that are under way; more have left what is watched."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
+
+
+def by_code(maker: str) -> bool:
+    """Return whether a process of a sandbox was the maker."""
+    return maker.startswith(CODE)
+
+
+def user_of(maker: str) -> int | None:
+    """Return the user as whom a maker in a sandbox ran, None where that is not known."""
+    user = maker.removeprefix(f"{CODE}:")
+    return int(user) if user.isdecimal() else None
 
 
 @dataclass(frozen=True)
@@ -271,7 +282,7 @@ class Makers:
         return self._fd >= 0 and _libc.fanotify_mark(self._fd, *arguments) == 0
 
     def of(self, root: int, parts: Parts) -> str:
-        """Who made an entry below the open folder `root`: HOST, CODE, LOST.
+        """Who made an entry below the open folder `root`: HOST, LOST, or CODE with a user.
 
         What was made in a new folder before that was watched counts as made by the folder's maker.
         """
@@ -380,8 +391,16 @@ def _maker(pid: int, process: int) -> str:
         lines = Path(f"/proc/self/fdinfo/{process}").read_text(encoding="ascii").splitlines()
         numbers = next(line.split()[1:] for line in lines if line.startswith("NSpid:"))
         if int(numbers[0]) > 0:
-            return HOST if len(numbers) == 1 else CODE
+            return HOST if len(numbers) == 1 else _code(numbers[0])
     return LOST
+
+
+def _code(pid: str) -> str:
+    with suppress(OSError):
+        lines = Path(f"/proc/{pid}/status").read_bytes().splitlines()
+        user = next(line.split()[1] for line in lines if line.startswith(b"Uid:"))
+        return f"{CODE}:{user.decode()}"
+    return CODE
 
 
 class Watches:

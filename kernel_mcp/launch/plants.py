@@ -14,24 +14,40 @@ from weakref import WeakKeyDictionary
 
 from kernel_mcp.host_folders.secrets import FIXED, Parts, readable
 from kernel_mcp.host_folders.shown import MOST_TOLD, Shown
-from kernel_mcp.host_folders.watching import CODE, HOST, NAMED
+from kernel_mcp.host_folders.watching import HOST, NAMED, by_code, user_of
+from kernel_mcp.records import dataclass
 
 MOST_SET_ASIDE = 10
 MOST_NAMES = 40
 WITHIN_S = 60.0
-"""Seconds in which so many under one name, or so many in all, end a session's kernel."""
+"""Seconds in which so many under one name, or so many in all, end a session's kernel.
+
+Where the maker may be any of several sessions, each of them may have that many."""
 
 logger = logging.getLogger(__name__)
 
 
 class AtWork(Protocol):
-    """A session where code runs, or did just now."""
+    """A session with a kernel."""
+
+    @property
+    def user(self) -> int:
+        """The user of this machine to whom its workspace belongs."""
 
     def remark(self, text: str) -> object:
         """Say this in its next answer."""
 
     def end_kernel(self, cause: str) -> object:
         """Kill its kernel."""
+
+
+@dataclass(frozen=True)
+class _Aside:
+    """What was set aside, when, and how many sessions may have made it."""
+
+    moment: float
+    sign: Parts
+    among: int
 
 
 class Plants:
@@ -42,11 +58,20 @@ class Plants:
     ) -> None:
         self._tell = tell
         self._fixed = fixed
-        self._aside: WeakKeyDictionary[AtWork, deque[tuple[float, Parts]]] = WeakKeyDictionary()
-        """When what was set aside last, while a session alone was at work."""
+        self._aside: WeakKeyDictionary[AtWork, deque[_Aside]] = WeakKeyDictionary()
         self._last: WeakKeyDictionary[AtWork, str] = WeakKeyDictionary()
         self.at_work: Callable[[], Sequence[AtWork]] = list
         """The sessions where code runs, or did just now."""
+        self.awake: Callable[[], Sequence[AtWork]] = list
+        """The sessions with a kernel, in which cells may have left processes and threads."""
+
+    def _suspects(self, maker: str) -> Sequence[AtWork]:
+        """Return the sessions one of which made something: one alone where its user is known."""
+        awake = self.awake()
+        user = user_of(maker)
+        if user is not None and (known := [each for each in awake if each.user == user]):
+            return known
+        return awake if by_code(maker) else self.at_work() or awake
 
     def note(
         self, shown: Shown, covers: Mapping[Parts, str], makers: Mapping[Parts, str]
@@ -62,7 +87,7 @@ class Plants:
             maker = makers[parts]
             if not wanted or maker == HOST or shown.fixed_above(parts):
                 continue
-            if shown.was_there(parts) and maker != CODE:
+            if shown.was_there(parts) and not by_code(maker):
                 continue
             signs = shown.signs(parts)
             if not signs and shown.mount.host.joinpath(*parts) in self._fixed:
@@ -75,21 +100,22 @@ class Plants:
 
     def _see_to(self, shown: Shown, parts: Parts, signs: Sequence[Parts], maker: str) -> bool:
         """Set aside what code may have made; whether it is no longer at its place."""
-        at_work = self.at_work()
+        suspects = self._suspects(maker)
+        sure = by_code(maker) or bool(self.at_work() and maker != NAMED)
         gone = False
         for sign in signs:
             now = ""
-            if maker == CODE or (at_work and maker != NAMED):
+            if sure:
                 with contextlib.suppress(OSError):  # in a folder closed to us
                     now = shown.set_aside(sign)
                 gone = gone or bool(now) or not os.path.lexists(shown.mount.host.joinpath(*parts))
             if shown.note(readable(sign), now):
-                self._tell_new(shown, readable(sign), now, at_work)
+                self._tell_new(shown, readable(sign), now, suspects)
             if now:
-                self._count(at_work, sign)
+                self._count(suspects, sign)
         return gone
 
-    def _tell_new(self, shown: Shown, name: str, now: str, at_work: Sequence[AtWork]) -> None:
+    def _tell_new(self, shown: Shown, name: str, now: str, suspects: Sequence[AtWork]) -> None:
         self._tell("appeared", {"mount": str(shown.mount), "path": name, "now": now or name})
         found = (
             f"{name} has appeared in {shown.mount.guest}, which programs of the host execute or "
@@ -99,25 +125,27 @@ class Plants:
         told = f"it was renamed to {now}. If it is the user's own, rename it back on the host"
         asks = "it stays as it is: unless the user made what is there, a session did"
         logger.warning("--mount %s: %s; %s%s", shown.mount, found, told if now else asks, more)
-        for each in at_work:
+        for each in suspects:
             each.remark(f"{found}; {told if now else asks}. Tell the user{more or '.'}")
 
-    def _count(self, at_work: Sequence[AtWork], sign: Parts) -> None:
+    def _count(self, suspects: Sequence[AtWork], sign: Parts) -> None:
         """Count what was set aside, and end the kernel of who makes it over and over."""
-        for each in at_work if len(at_work) == 1 else ():  # else nobody knows whose it is
-            aside = self._aside.setdefault(each, deque(maxlen=MOST_NAMES))
-            now = time.monotonic()
-            aside.append((now, sign))
-            lately = [path for moment, path in aside if moment > now - WITHIN_S]
-            if len(lately) >= MOST_NAMES or lately.count(sign) >= MOST_SET_ASIDE:
+        now = time.monotonic()
+        for each in suspects:
+            aside = self._aside.setdefault(each, deque())
+            aside.append(_Aside(now, sign, len(suspects)))
+            while aside[0].moment < now - WITHIN_S:
+                aside.popleft()
+            among = max(one.among for one in aside)
+            same = sum(one.sign == sign for one in aside)
+            if len(aside) >= MOST_NAMES * among or same >= MOST_SET_ASIDE * among:
                 aside.clear()
-                each.end_kernel(_PLANTED)
+                each.end_kernel(_PLANTED + (_BY_ONE_OF.format(among) if among > 1 else ""))
 
     def note_changed(self, shown: Shown, changed: Sequence[tuple[Parts, str]]) -> None:
         """Tell of what agents and build servers obey and code may have changed."""
-        at_work = self.at_work()
         for parts, writer in changed:
-            if writer == HOST or not (writer == CODE or at_work):
+            if writer == HOST or not (by_code(writer) or self.at_work()):
                 continue
             name = readable(parts)
             if name not in shown.changed:
@@ -126,7 +154,7 @@ class Plants:
                 shown.changed[name] = None
                 self._tell("changed", {"mount": str(shown.mount), "path": name})
                 logger.warning("--mount %s: %s was changed, %s", shown.mount, name, _OBEYED)
-            for each in at_work:
+            for each in self._suspects(writer):
                 if self._last.get(each) != name:
                     self._last[each] = name
                     each.remark(
@@ -139,5 +167,9 @@ _PLANTED = (
     f"{MOST_SET_ASIDE} times within {WITHIN_S:g} s the same name, or {MOST_NAMES} names, appeared "
     "in a mounted folder that programs of the host execute; leave such names alone, or work in the "
     "workspace"
+)
+_BY_ONE_OF = (
+    ". Which of {} sessions made them is not known, so the kernels of all that were at work all "
+    "the while are ended"
 )
 _OBEYED = "which agents or build servers of the host obey"

@@ -804,6 +804,14 @@ class Session:
         """Say this in the next answer."""
         self.ledger.add(text)
 
+    @property
+    def user(self) -> int:
+        """The user to whom its workspace belongs, as whom a root server's kernels run."""
+        try:
+            return self.workspace.root.stat().st_uid
+        except OSError:  # removed meanwhile
+            return -1
+
     def end_kernel(self, cause: str) -> None:
         """Kill the kernel, with `cause` as the reason; that of others is left alone."""
         if self.kernel is not None and not self.request.attach:

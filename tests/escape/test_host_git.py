@@ -298,6 +298,54 @@ async def test_rights_to_the_folder_stay_and_what_agents_obey_is_told(
                 told += (await notebook.agent.run("1", session=notebook.session)).text
 
 
+PLANT_ON = """
+import os, threading, time
+def plant():
+    while time.sleep(0.005) is None:
+        try:
+            with open(f"{ROOT}/.mcp.json", "x") as file:
+                file.write("{}")
+        except OSError:
+            pass
+"""
+
+
+@some
+async def test_who_plants_over_and_over_is_ended_beside_other_sessions(
+    way: str, project: Project
+) -> None:
+    """A root server knows whose kernel it is, also once the cell has ended; else all are ended."""
+    root = way.startswith("root")
+    start = "threading.Thread(target=plant, daemon=True).start()" if root else "plant()"
+    async with opened(way, "--mount", f"{project.root}:rw") as notebook:
+        agent = notebook.agent
+        other = (await agent.call("create_session")).data["session"]
+        await agent.run("kept = 41", session=other)
+        answers = {}
+
+        async def run(name: str, code: str, session: str) -> None:
+            answers[name] = await agent.run(code, session=session)
+
+        going = str(project.root / "going")
+        wait = f"import os, time\nwhile os.path.exists({going!r}): time.sleep(0.1)"
+        project.write("going", "")
+        with anyio.fail_after(PATIENCE_S):
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(run, "other", wait, other)
+                code = f"ROOT = {str(project.root)!r}\n{PLANT_ON}{start}"
+                await run("planter", code, notebook.session)
+                told = answers["planter"].text
+                while "appeared in a mounted folder" not in told:
+                    told = (await agent.run("1", session=notebook.session)).text
+                (project.root / "going").unlink()
+        assert len(list(project.root.glob(".mcp.json.set-aside-*"))) < 60, told
+        if root:
+            assert answers["other"].status == "ok"
+            assert (await agent.run("kept + 1", session=other)).text.startswith("42")
+        else:
+            assert "Which of 2 sessions" in answers["other"].text
+
+
 def _text(path: Path) -> str:
     try:
         return path.read_text()

@@ -22,7 +22,8 @@ PLAIN = "one: two\n"
 class Working:
     """A session where code runs."""
 
-    def __init__(self) -> None:
+    def __init__(self, user: int = 0) -> None:
+        self.user = user
         self.remarks: list[str] = []
         self.ended: list[str] = []
 
@@ -43,7 +44,10 @@ class Mounted:
         self.shown = Shown(Mount(folder, "/data", "rw"))
         self.session = Working()
         self.plants = Plants(lambda _event, _facts: None, ())
-        self.plants.at_work = lambda: [self.session]
+        self.at_work = [self.session]
+        self.awake = [self.session]
+        self.plants.at_work = lambda: self.at_work
+        self.plants.awake = lambda: self.awake
 
     def begin(self) -> None:
         """Walk once, as a server does when it starts."""
@@ -245,6 +249,57 @@ def test_who_plants_many_names_is_ended(mounted: Mounted) -> None:
         a_file(mounted.folder / str(number) / ".envrc", PLAIN)
         mounted.appeared(str(number))
     assert len(mounted.session.ended) == 1
+
+
+def planting(mounted: Mounted, maker: str) -> Iterator[int]:
+    """Plant one name over and over, as often as ends every kernel; yield how often so far."""
+    mounted.begin()
+    for number in range(MOST_SET_ASIDE * len(mounted.awake)):
+        a_file(mounted.folder / ".envrc", PLAIN)
+        mounted.appeared(".envrc", maker=maker)
+        yield number + 1
+
+
+def test_of_several_sessions_the_one_whose_user_plants_is_ended(mounted: Mounted) -> None:
+    other = Working(user=7)
+    mounted.at_work, mounted.awake = [mounted.session], [mounted.session, other]
+    for count in planting(mounted, f"{CODE}:7"):
+        if count == MOST_SET_ASIDE:
+            break
+    assert len(other.ended) == 1
+    assert other.remarks
+    assert not mounted.session.ended
+    assert not mounted.session.remarks
+
+
+@pytest.mark.parametrize("maker", [CODE, LOST])
+def test_of_several_sessions_all_are_ended_after_more_where_nobody_knows_whose_code_plants(
+    mounted: Mounted, maker: str
+) -> None:
+    other = Working()
+    mounted.at_work, mounted.awake = [mounted.session, other], [mounted.session, other]
+    for count in planting(mounted, maker):
+        if count < 2 * MOST_SET_ASIDE:
+            assert [*other.ended, *mounted.session.ended] == [], count
+    assert "Which of 2 sessions" in other.ended[0]
+    assert len(mounted.session.ended) == 1
+
+
+def test_a_session_that_was_idle_meanwhile_is_not_ended_for_another(mounted: Mounted) -> None:
+    other = Working()
+    mounted.awake = [mounted.session, other]
+    for count in planting(mounted, LOST):
+        mounted.at_work = [mounted.session, *([other] if count % 2 else [])]
+    assert mounted.session.ended
+    assert not other.ended
+
+
+def test_what_a_process_that_a_cell_left_plants_is_told_and_counted(mounted: Mounted) -> None:
+    mounted.at_work = []
+    for _ in planting(mounted, CODE):
+        assert not (mounted.folder / ".envrc").exists()
+    assert mounted.session.remarks
+    assert mounted.session.ended
 
 
 def test_what_agents_obey_is_told_when_code_changed_it(mounted: Mounted) -> None:
