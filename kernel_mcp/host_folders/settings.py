@@ -44,6 +44,8 @@ _DATA_NAMES = frozenset(
     )
 )
 """Settings, without what they are of, whose values Git neither runs nor looks for more in."""
+_COMMAND = "ext::"
+"""Begins an address that is a command: git-remote-ext(1)."""
 Entries = Sequence[tuple[str, str]]
 """Names and values in a file of Git's settings."""
 
@@ -185,8 +187,10 @@ def named_by(
                 yield from _hooks(place) if place in mixed else (place,)
             continue
         data = section in _DATA_SECTIONS or f"{section}.{last}" in _DATA_NAMES
-        if not data and (section != "alias" or value.startswith("!")):
-            yield from _programs(value, bases, home)
+        runs = not data and (section != "alias" or value.startswith("!"))
+        for text in (value, name):  # an address with a command stands in either
+            if _COMMAND in text or (runs and text is value):
+                yield from _programs(text, bases, home)
 
 
 def _hooks(folder: str) -> Iterator[str]:

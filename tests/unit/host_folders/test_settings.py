@@ -33,6 +33,8 @@ def named(tmp_path: Path, name: str, value: str) -> set[str]:
         ("hook.some-day.command", "sub/run", "sub/run"),
         ("branch.main.merge", "refs/heads/main", ""),
         ("remote.origin.url", "../other/repo.git", ""),
+        ("remote.origin.url", "ext::./tools/fetch %S x", "tools/fetch"),
+        ("url.ext::sh tools/fetch %S.insteadof", "https://host/", "tools/fetch"),
         ("alias.lg", "log --graph src/x", ""),
         ("user.name", "a/b", ""),
     ],
