@@ -1,7 +1,8 @@
 """A kernel's channels on the event loop: no thread, no polling, no reading ahead, no reconnect.
 
 Flooding kernels get `SHARE` of the loop's time together, and each `BURST_S` at once. Then nothing
-of it is read until other sessions had their turn: its sockets fill up and block it.
+of it is read until other sessions had their turn: its sockets fill up and block it. What they take
+is processor time: on a busy machine, the waiting in between is none of their doing.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import termios
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from time import perf_counter
+from time import perf_counter, thread_time
 from typing import Any, Literal, TypeAlias
 
 import anyio
@@ -222,7 +223,8 @@ class KernelChannels(ABC):
         self._welcome = False
         self._reason = ""
         self._closed = False
-        self.received = 0
+        self.received = self.rests = 0
+        """Messages so far, and times that no more were read, for others to have their turn."""
         self.unread: set[Channel] = set()
         """Channels that the kernel closed with requests unread."""
 
@@ -371,10 +373,10 @@ class Channels(KernelChannels):
             self._floods.discard(self)
             self._listen()
         self._debt = 0.0
-        began = perf_counter()
+        began = thread_time()
         for channel in list(self._lines):
             self._read(channel, rest=False)
-        if perf_counter() - began > LONGEST_READ_S:
+        if thread_time() - began > LONGEST_READ_S:
             with anyio.move_on_after(timeout):
                 await self._ended.wait()
 
@@ -401,14 +403,14 @@ class Channels(KernelChannels):
 
     def _read(self, channel: Channel, *, rest: bool = True) -> None:
         """Take messages until there are none or the kernel's time is used up."""
-        began = perf_counter()
-        self._debt = max(0.0, self._debt - (began - self._settled) * self._floods.pays(self))
-        self._settled = began
+        now, began = perf_counter(), thread_time()
+        self._debt = max(0.0, self._debt - (now - self._settled) * self._floods.pays(self))
+        self._settled = now
         longest = BURST_S - self._debt if rest else LONGEST_READ_S
         if not self._take(channel, began + longest):
             return
         self._settled = perf_counter()
-        self._debt += self._settled - began
+        self._debt += thread_time() - began
         if rest and self._debt > BURST_S:
             self._rest()
 
@@ -424,7 +426,7 @@ class Channels(KernelChannels):
                     more = line.read()
                 else:
                     return True
-                if perf_counter() > end:
+                if thread_time() > end:
                     return True
         except EOFError:
             self._on_end(channel)
@@ -436,6 +438,7 @@ class Channels(KernelChannels):
     def _rest(self) -> None:
         for line in self._lines.values():
             self._loop.remove_reader(line)
+        self.rests += 1
         self._floods.add(self)
         pause = self._debt / self._floods.pays(self)
         self._timers["rest"] = self._loop.call_later(pause, self._resume)

@@ -388,6 +388,11 @@ class Kernel:
         """Whether the main thread has read all cells and other shell requests."""
         return self._channels.taken("shell")
 
+    @property
+    def rests(self) -> int:
+        """Times that no more of its messages were read, for others to have their turn."""
+        return self._channels.rests
+
     def send_probe(self) -> None:
         """Send a shell request that only shows whether it is `taken`. Raises LaunchError."""
         self._channels.send("shell", "kernel_info_request", {})

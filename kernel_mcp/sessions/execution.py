@@ -128,14 +128,14 @@ async def _trial(kernel: Kernel, timeout: float) -> str:
 async def _look(kernel: Kernel, run: Run) -> _State:
     if kernel.attached:  # its processes cannot be looked at, and it knows no such request
         return _State.WORKS
-    before, outputs = kernel.handle.usage(), run.outputs
+    before, heard = kernel.handle.usage(), (run.outputs, kernel.rests)
     try:
         reply = await kernel.ask("kernel_mcp_state_request", {}, timeout=ASK_S)
     except LaunchError:
         after = kernel.handle.usage()
     else:
         return _State.IDLE if reply.get("idle") is True else _State.WORKS
-    if run.outputs != outputs:  # the cell sends output, or waits for its reader
+    if (run.outputs, kernel.rests) != heard:  # it sends what we show or refuse, or waits for us
         return _State.WORKS
     asleep = after.cpu_s - before.cpu_s < ASLEEP_CPU_S and not kernel.handle.stopped
     if not (asleep and before.measured and after.measured):

@@ -11,7 +11,7 @@ import tracemalloc
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from time import perf_counter
+from time import sleep, thread_time
 
 import anyio
 import pytest
@@ -245,14 +245,17 @@ class Kernel:
         self.refused: list[str] = []
         self.broken: list[str] = []
         self.costs_s = 0.0
-        """What each message costs the event loop."""
+        """Processor seconds that each message costs the event loop."""
+        self.waits_s = 0.0
+        """Seconds that the event loop waits for a processor during each message."""
 
     def take(self, channel: Channel, message: Message) -> None:
         if message.kind == "poison":
             raise MemoryError
         self.taken.append((channel, message.kind, message.content.get("n")))
-        until = perf_counter() + self.costs_s
-        while perf_counter() < until:
+        sleep(self.waits_s)
+        until = thread_time() + self.costs_s
+        while thread_time() < until:
             pass
 
     def connect(self) -> Channels:
@@ -434,6 +437,16 @@ async def test_a_flood_is_read_in_turns_and_arrives_whole() -> None:
         assert [n for _, _, n in kernel.taken] == list(range(20))
         assert turns == 20
         assert channels.received == 21
+        assert channels.rests >= 20
+
+
+async def test_waiting_for_a_processor_is_not_taken_for_a_flood() -> None:
+    async with connected() as (kernel, channels):
+        kernel.waits_s = 2 * module.BURST_S
+        for n in range(3):
+            kernel.say("iopub", "stream", n)
+        await kernel.has_taken(3)
+        assert channels.rests == 0
 
 
 @pytest.mark.parametrize("held", [False, True], ids=["ended", "held by a child"])

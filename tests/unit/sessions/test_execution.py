@@ -84,7 +84,7 @@ class AskedKernel:
     """Answers questions with `replies` in turn, the last one for ever; None is no answer.
 
     It takes requests from the `hears`th question on. That of the cell `sends` has output
-    meanwhile.
+    meanwhile; one that `floods` is read in turns.
     """
 
     def __init__(
@@ -93,9 +93,12 @@ class AskedKernel:
         cpu_s: float = 0.0,
         hears: int = 0,
         sends: Run | None = None,
+        floods: bool = False,
     ) -> None:
         self.handle = self
         self._sends = sends
+        self._floods = floods
+        self.rests = 0
         self.stopped = self.broken = self.attached = False
         self.told: list[str] = []
         self._hears = hears
@@ -117,6 +120,7 @@ class AskedKernel:
     async def ask(self, kind: str, content: dict[str, Any], *, timeout: float) -> dict[str, Any]:
         reply = self._replies[min(self.asked, len(self._replies) - 1)]
         self.asked += 1
+        self.rests += self._floods
         if self._sends is not None:
             self._sends.outputs += 1
         self.on_asked()
@@ -167,6 +171,7 @@ async def test_a_kernel_at_work_is_waited_for() -> None:
     assert await looked(AskedKernel(None, cpu_s=1.0), Run(lambda _event: None), 9)
     talks = Run(lambda _event: None)
     assert await looked(AskedKernel(None, sends=talks), talks, 9)
+    assert await looked(AskedKernel(None, floods=True), Run(lambda _event: None), 9)
     stopped = AskedKernel(None)
     stopped.stopped = True
     assert await looked(stopped, Run(lambda _event: None), 9)
