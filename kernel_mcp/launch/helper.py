@@ -16,21 +16,16 @@ import anyio
 
 from kernel_mcp.barriers import reason_of
 from kernel_mcp.errors import LaunchError
+from kernel_mcp.launch import silence
 from kernel_mcp.launch.readiness import StderrTail
+from kernel_mcp.launch.silence import Silence
 from kernel_mcp.launch.spawn import spawn
-from kernel_mcp.linux.proc import Watched, processor_seconds
+from kernel_mcp.linux.proc import Watched
 from kernel_mcp.sandbox.base import SandboxCommand
 from kernel_specs.template import linux, packets
 
-LOOK_S = 1.0
 PING_LOOKS = 5
 """Looks between two pings of a process that is asked nothing."""
-SILENT_S = 10.0
-"""Seconds without an answer after which a process that does not compute counts as silent."""
-RESTING_CPU_S = 0.05
-"""Processor time up to which a process does not compute."""
-BUSY_CPU_S = 60.0
-"""Processor time without an answer after which it counts as silent all the same."""
 PAUSE_S = 1.0
 """Seconds until a process is replaced; each further one doubles it up to the next."""
 LONGEST_PAUSE_S = 60.0
@@ -75,8 +70,8 @@ class HelperProcess:
         self._timer: asyncio.TimerHandle | None = None
         self._pause_s = PAUSE_S
         self._quiet = 0
-        self._asked_at: tuple[float, float] | None = None
-        """When it was first asked what it has not answered, and its processor time then."""
+        self._silence: Silence | None = None
+        """Since it was first asked what it has not answered."""
 
     @property
     def running(self) -> bool:
@@ -159,7 +154,7 @@ class HelperProcess:
             return
         self._control = ours
         loop.add_reader(ours.fileno(), self._on_readable)
-        self._timer = loop.call_later(LOOK_S, self._look)
+        self._timer = loop.call_later(silence.LOOK_S, self._look)
         self._on_start()
 
     def _stop(self, why: str) -> str:
@@ -182,7 +177,7 @@ class HelperProcess:
             said = self._tail.text().strip()
             self._tail.close()
             self._tail = None
-        self._asked_at, self._quiet = None, 0
+        self._silence, self._quiet = None, 0
         for answer in self._asked.values():
             if not answer.done():
                 answer.set_exception(LaunchError(f"{self._name} is being replaced: {why}"))
@@ -209,7 +204,7 @@ class HelperProcess:
                 self.replace(f"it sent what is no message: {reason!r}")
 
     def _hear(self, message: dict[str, Any], fds: list[int]) -> None:
-        self._asked_at, self._quiet = None, 0
+        self._silence, self._quiet = None, 0
         if "pong" in message:
             linux.close_all(fds)
             self._pause_s = PAUSE_S
@@ -231,29 +226,20 @@ class HelperProcess:
 
     def _await_word(self) -> None:
         """Note that something is asked, unless there was before."""
-        if self._asked_at is None:
-            self._asked_at = (asyncio.get_running_loop().time(), self._used())
-
-    def _used(self) -> float:
-        try:
-            return processor_seconds(self._watched.pid) if self._watched is not None else 0.0
-        except OSError:
-            return 0.0
+        if self._silence is None and self._watched is not None:
+            pid = self._watched.pid
+            self._silence = Silence(lambda: [pid])
 
     def _look(self) -> None:
         """Ping it from time to time; replace it where it is silent."""
-        loop = asyncio.get_running_loop()
-        self._timer = loop.call_later(LOOK_S, self._look)
+        self._timer = asyncio.get_running_loop().call_later(silence.LOOK_S, self._look)
         self._quiet += 1
-        if self._asked_at is None:
-            if self._quiet >= PING_LOOKS:
-                self._await_word()
-                self.send({"ping": next(self._numbers)})
-            return
-        since, used = self._asked_at
-        waited, computed = loop.time() - since, self._used() - used
-        if computed >= BUSY_CPU_S or (waited >= SILENT_S and computed < RESTING_CPU_S):
-            self.replace(f"it did not answer within {waited:.0f} s")
+        if self._silence is not None:
+            if why := self._silence.look():
+                self.replace(why)
+        elif self._quiet >= PING_LOOKS:
+            self._await_word()
+            self.send({"ping": next(self._numbers)})
 
 
 def _reaping(popen: subprocess.Popen[bytes]) -> Callable[[], None]:

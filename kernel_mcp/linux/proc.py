@@ -168,6 +168,14 @@ def processor_seconds(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / _TICKS
 
 
+def waits_for_machine(pid: int) -> bool:
+    """Return True for a process that can run or waits for a disk, as proc_pid_stat(5) has it.
+
+    Raises ProcessLookupError.
+    """
+    return _stat(pid)[0] in (b"R", b"D")
+
+
 def threads(pid: int) -> list[int]:
     """Thread ids of a process, the first one first; none when it is gone.
 

@@ -17,7 +17,9 @@ import anyio
 
 from kernel_mcp.barriers import reason_of, surely
 from kernel_mcp.errors import LaunchError, ServerFailure
+from kernel_mcp.launch import silence
 from kernel_mcp.launch.readiness import StderrTail
+from kernel_mcp.launch.silence import Silence
 from kernel_mcp.launch.spawn import spawn
 from kernel_mcp.linux.proc import Watched
 from kernel_mcp.linux.process import bare_program
@@ -29,8 +31,6 @@ from kernel_mcp.sandbox.base import SandboxCommand
 
 LONG_CODE_CHARS = 2_000
 """Longer code is checked elsewhere: 60 lines take half a millisecond, a message a quarter."""
-CHECK_S = 30.0
-"""For one check; the densest code of `MAX_CODE` takes a second."""
 IDLE_S = 600.0
 """After which a process is ended, which takes 18 MiB, and 70 ms to start."""
 ATTEMPTS = 2
@@ -129,10 +129,9 @@ class _Worker:
                     logger.warning("code is checked by the server itself: %s", reason_of(error))
                     return None
             try:
-                with anyio.fail_after(CHECK_S):
-                    return await self._process.ask(message)
-            except TimeoutError:
-                why = f"it gave no answer in {CHECK_S:g} s"
+                return await self._process.ask(message)
+            except TimeoutError as silent:
+                why = str(silent)
             except (EOFError, OSError):
                 why = "it has ended"
             except BaseException:  # what it answers now would be taken for the next answer
@@ -187,7 +186,24 @@ class _Process:
         return self._watched.gone.is_set()
 
     async def ask(self, message: bytes) -> bytes:
-        """Send a question and wait for the answer. Raises EOFError when it ends, or OSError."""
+        """Send a question and wait for the answer.
+
+        Raises EOFError or OSError when it ends, and TimeoutError with the reason when it is silent.
+        """
+        answer = self._loop.create_task(self._answer(message))
+        watched = Silence(lambda: [self._popen.pid])
+        try:
+            while not answer.done():
+                await asyncio.wait([answer], timeout=silence.LOOK_S)
+                if not answer.done() and (why := watched.look()):
+                    raise TimeoutError(why)
+            return answer.result()
+        finally:
+            answer.cancel()
+            with anyio.CancelScope(shield=True):  # until it has left the socket
+                await asyncio.wait([answer])
+
+    async def _answer(self, message: bytes) -> bytes:
         await self._loop.sock_sendall(self._socket, LENGTH.pack(len(message)) + message)
         (length,) = LENGTH.unpack(await self._receive(LENGTH.size))
         if length > MOST_ANSWER_BYTES:

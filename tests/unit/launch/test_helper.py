@@ -14,7 +14,7 @@ import anyio
 import pytest
 
 from kernel_mcp.errors import LaunchError
-from kernel_mcp.launch import helper
+from kernel_mcp.launch import helper, silence
 from kernel_mcp.launch.helper import HelperProcess
 
 pytestmark = [pytest.mark.anyio]
@@ -78,14 +78,10 @@ class Kept:
 
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in {
-        "LOOK_S": 0.05,
-        "PING_LOOKS": 2,
-        "SILENT_S": 0.5,
-        "BUSY_CPU_S": 1.0,
-        "PAUSE_S": 0.01,
-    }.items():
-        monkeypatch.setattr(helper, name, value)
+    monkeypatch.setattr(helper, "PING_LOOKS", 2)
+    monkeypatch.setattr(helper, "PAUSE_S", 0.01)
+    monkeypatch.setattr(silence, "LOOK_S", 0.05)
+    monkeypatch.setattr(silence, "BUSY_CPU_S", 1.0)
 
 
 @asynccontextmanager

@@ -18,6 +18,7 @@ import anyio.lowlevel
 import pytest
 
 from kernel_mcp.errors import LaunchError, ServerFailure
+from kernel_mcp.launch import silence
 from kernel_mcp.policy import Policy, Report
 from kernel_mcp.policy.check import check
 from kernel_mcp.policy.source import MAX_CODE
@@ -189,12 +190,34 @@ async def test_a_process_that_answers_nothing_is_replaced(
     async with checks() as made:
         pid = await begun(made)
         with stopped(pid), monkeypatch.context() as patch:
-            patch.setattr(checking, "CHECK_S", 0.01)
+            patch.setattr(silence, "LOOK_S", 0.01)
             patch.setattr(checking, "bare_program", lambda *_, **__: ["sleep", "1000"])
-            with pytest.raises(ServerFailure, match=r"gave no answer in 0\.01 s"):
+            with pytest.raises(ServerFailure, match=r"it did not answer, and did nothing, for "):
                 await made.check(FILLING, POLICY)
         assert caplog.text.count("is replaced") == 2
         assert await made.check(FILLING, POLICY) == check(FILLING, POLICY)
+
+
+async def test_code_is_checked_by_another_process_where_one_is_stopped(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(silence, "LOOK_S", 0.1)
+    async with checks() as made:
+        pid = await begun(made)
+        os.kill(pid, signal.SIGSTOP)
+        report = await made.check(FORBIDDEN, POLICY)
+        assert report.diagnostics == check(FORBIDDEN, POLICY).diagnostics
+        assert "the process that checks code is replaced: it did not answer" in caplog.text
+        assert pid not in workers()
+
+
+async def test_a_check_that_computes_is_not_taken_for_silent(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(silence, "LOOK_S", 0.001)
+    async with checks() as made:
+        assert await made.check(DENSE, POLICY) == check(DENSE, POLICY)
+    assert caplog.text == ""
 
 
 async def test_where_no_process_can_be_started_the_server_checks_itself(
