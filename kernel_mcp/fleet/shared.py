@@ -29,7 +29,8 @@ from kernel_mcp.linux.walk import entries_within, everything
 from kernel_mcp.sessions import manifest
 from kernel_mcp.sessions.losses import Notice, together
 from kernel_mcp.sessions.manifest import Key, Saved
-from kernel_mcp.sessions.store import MOST_ENTRIES, Entry, SessionStore, Stored
+from kernel_mcp.sessions.store import MOST_ENTRIES, TRACE, Entry, SessionStore, Stored
+from kernel_mcp.sessions.trace import Trace
 
 FOLDERS = ("workspace", "layer", "records")
 DUMP = "dump"
@@ -81,6 +82,7 @@ class SharedStore(SessionStore):
         if held is None:
             raise BlockingIOError("another node of this name has its sessions in the same folder")
         self._lock = held  # until the process ends, as that of an entry does
+        remove_tree(self.former)
         for folder in (self.workspaces, self.layers, self.records, self.scratch):
             remove_tree(folder)
             folder.mkdir(mode=0o700)
@@ -245,6 +247,7 @@ class SharedStore(SessionStore):
         if (part := row.parts.get(DUMP)) is not None and saved.get("dump"):
             with self._fetched(row.handle, part) as file:
                 os.link(file.name, record / Path(str(saved["dump"])).name)
+        Trace(record / TRACE).close()  # that of the other node is lost with it
         manifest.write(record, saved)
 
     def _copy_folder(

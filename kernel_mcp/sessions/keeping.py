@@ -23,11 +23,12 @@ from kernel_mcp.environments.own import own_version
 from kernel_mcp.errors import EnvironmentBuildError, HibernationError, InputError
 from kernel_mcp.launch.rundir import default_base
 from kernel_mcp.records import dataclass
+from kernel_mcp.sessions.hibernation import listing
 from kernel_mcp.sessions.losses import Loss
 from kernel_mcp.sessions.manifest import OF_PRINCIPAL, Key, Saved
 from kernel_mcp.sessions.snapshot import Dump, missing
 from kernel_mcp.sessions.store import Entry, SessionStore
-from kernel_mcp.sessions.trace import traced
+from kernel_mcp.sessions.trace import traced, whole
 
 if TYPE_CHECKING:
     from packaging.requirements import Requirement
@@ -246,7 +247,7 @@ class Keeping:
             return Claim(note=note, held_back=True, loss=Loss.of(note, entry.unknown.names))
         cells = traced(entry.trace, after=0 if saved is None else saved.through)
         problem = entry.problem
-        if saved is None and not problem and not cells and entry.leftover:
+        if saved is None and not problem and (min(cells) > 1 if cells else entry.leftover):
             problem = "its manifest is missing"
         if problem:
             logger.warning("what was kept of a session cannot be read: %s", problem)
@@ -280,10 +281,17 @@ class Keeping:
         if entry.repaired:
             logger.warning("the manifest of a session was replaced by its copy: %s", entry.repaired)
             notes.append(_REPAIRED.format(entry.repaired))
+        loss = None
+        if not whole(entry.trace):
+            notes.append(_UNTRACED.format(saved.through))
+            loss = Loss(notes[-1])
+        if entry.overtaken is not None:
+            notes.append(_OVERTAKEN.format(listing(entry.overtaken) or "none"))
+            loss = Loss.of(notes[-1], entry.overtaken)
         note = ". ".join(notes)
         if entry.branched:
             entry.branch(False)
-        return Claim(entry, Past(saved, when, dump, failure, cells), note)
+        return Claim(entry, Past(saved, when, dump, failure, cells), note, loss=loss)
 
     def _wider(self, saved: Saved) -> list[str]:
         """What is open now and was not at the save, in words."""
@@ -312,6 +320,14 @@ _NEWER = (
 _REPAIRED = (
     "The record of this session was not as it was written ({}), and its copy beside it was used: "
     "what is saved is whole"
+)
+_UNTRACED = (
+    "The record of the cells since the last save is not whole: what cells after cell {} did to "
+    "variables is lost, if there were any"
+)
+_OVERTAKEN = (
+    "An older version of kernel-mcp has begun this session anew since it was saved last. What it "
+    "kept is not here, and a server of that version brings it back. Its variables: {}"
 )
 _FILES_STAY = "Its files and packages are there; its variables are not"
 _BRANCHES = (

@@ -638,7 +638,8 @@ class SessionManager:
             with Barrier("bringing back a kept session", session.handle) as barrier:
                 await anyio.to_thread.run_sync(session.remember, past)
             if barrier.failure is not None:
-                note = f"The cells of {past.when} cannot be read: {reason_of(barrier.failure)}"
+                unread = f"The cells of {past.when} cannot be read: {reason_of(barrier.failure)}"
+                note = ". ".join(filter(None, (note, unread)))
             session.continue_from(past)
             if past.cells:
                 with Barrier("keeping the cells of a session", session.handle):

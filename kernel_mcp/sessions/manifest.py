@@ -171,7 +171,8 @@ def read(folder: Path) -> tuple[Saved | None, str]:
     None where there is no manifest. Raises ValueError where both are damaged, UnknownFormat,
     OSError.
     """
-    problems = []
+    problems: list[str] = []
+    failure: OSError | None = None
     for name in (MANIFEST, COPY):
         try:
             text = _text(folder / name)
@@ -181,9 +182,15 @@ def read(folder: Path) -> tuple[Saved | None, str]:
         except ValueError as problem:
             problems.append(str(problem))
             continue
+        except OSError as error:  # of a disk: the other one may be read
+            failure = error
+            problems.append(f"it cannot be read: {error.strerror}")
+            continue
         if saved is not None:
             return saved, problems[0] if problems else ""
         problems.append("")
+    if failure is not None:
+        raise failure
     if any(problems):
         raise ValueError(next(filter(None, problems)))
     return None, ""

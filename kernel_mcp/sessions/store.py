@@ -1,8 +1,10 @@
 """What sessions leave for later servers: an entry for each, written so that a crash leaves a whole.
 
 In a folder of this user alone, which no session sees, an entry has a workspace in `w`, packages in
-`p`, and in `k` its record and the newest dump of its variables, which are named by a manifest that
+`p`, and in `r` its record and the newest dump of its variables, which are named by a manifest that
 is replaced in one step. Who uses an entry holds flock(2) on a file in `l`, which ends with it.
+
+Versions that know format 1 alone have records in `k`, where they overwrite what they cannot read.
 """
 
 from __future__ import annotations
@@ -43,8 +45,11 @@ LOOKING_S = 0.1
 PAUSE_S = 0.01
 _DUMP = "variables-"
 _BRANCHED = "branched"
+TRACE = "cells.now"
 _GONE = ".gone"
 """How the record of an entry ends whose removal has begun."""
+WORD = b'{"format": 2}'
+"""The manifest that tells an older version why it does not have a session."""
 
 logger = logging.getLogger(__name__)
 
@@ -76,8 +81,9 @@ class Entry:
 
     `saved` is None where nothing was saved yet, or cannot be read: `problem` says why. `unknown` is
     set for an entry of another version of this server, in which nothing may be written. `repaired`
-    says why the copy of the manifest was read. `branched` says that the session had branches when
-    its last server was killed, or has some now.
+    says why the copy of the manifest was read. `overtaken` names the variables that an older
+    version has kept of the session since, None for nothing. `branched` says that the session had
+    branches when its last server was killed, or has some now.
     """
 
     def __init__(self, store: SessionStore, key: Key, lock: int, id: str = "") -> None:  # noqa: A002  # what it is
@@ -87,10 +93,12 @@ class Entry:
         self.workspace = store.workspaces / id
         self.layer = store.layers / id
         self.folder = store.records / id
+        self.former = store.former / id
         self.records = self.folder / "r"
         self.saved: Saved | None = None
         self.problem = self.repaired = ""
         self.unknown: UnknownFormat | None = None
+        self.overtaken: tuple[str, ...] | None = None
         self.branched = False
         self._store = store
         self._lock = lock
@@ -108,7 +116,7 @@ class Entry:
     @property
     def trace(self) -> Path:
         """The file that names the cells since the last save."""
-        return self.folder / "cells.now"
+        return self.folder / TRACE
 
     def make(self) -> None:
         """Make what is missing of its folders, and read what was saved. Raises OSError."""
@@ -122,6 +130,26 @@ class Entry:
             self.unknown = reason
         except ValueError as reason:
             self.problem = str(reason)
+        self.overtaken = self._overtaken()
+
+    def _overtaken(self) -> tuple[str, ...] | None:
+        """Names of what an older version has kept since the last save. Leave a word for it."""
+        place = self.former / MANIFEST
+        try:
+            private_folder(self.former)
+            if not place.exists() or place.read_bytes() == WORD:
+                place.write_bytes(WORD)
+                return None
+            saved, _ = manifest.read(self.former)
+            mine = self.folder / MANIFEST
+            if mine.exists() and mine.stat().st_mtime > place.stat().st_mtime:
+                return None
+            return () if saved is None else tuple(saved.names)
+        except ValueError:
+            return ()
+        except OSError as error:
+            logger.warning("no word can be left for older versions: %s", error)
+            return None
 
     def branch(self, branched: bool) -> None:
         """Tell the next server whether there are branches. Raises OSError."""
@@ -184,7 +212,7 @@ class Entry:
 
     def finish_removal(self) -> None:
         """Remove what is left of an entry whose removal has begun. Raises OSError."""
-        for each in (self.layer, self.workspace, self._gone):
+        for each in (self.layer, self.workspace, self.former, self._gone):
             remove_tree(each)
 
     @property
@@ -220,7 +248,8 @@ class SessionStore:
     ) -> None:
         self.workspaces = folder / "w"
         self.layers = folder / "p"
-        self.records = folder / "k"
+        self.records = folder / "r"
+        self.former = folder / "k"
         self.most_bytes = most_bytes
         self.most_s = most_s
         self.now = now
@@ -230,8 +259,9 @@ class SessionStore:
     def make(self) -> None:
         """Make its folders. Raises OSError, PermissionError where others could write to them."""
         private_folder(self._folder)
-        for folder in (self.workspaces, self.layers, self.records, self._locks):
+        for folder in (self.workspaces, self.layers, self.records, self.former, self._locks):
             folder.mkdir(mode=0o700, exist_ok=True)
+        self._take_all_over()
 
     def open(self, key: Key) -> Entry | None:
         """The entry of a key, empty where there is none; None while another server has it.
@@ -243,6 +273,7 @@ class SessionStore:
             return None
         entry = self._entry(key, lock)
         try:
+            self._take_over(key.id)
             if not entry.folder.exists():
                 entry.finish_removal()
             elif self._expired(entry.folder):
@@ -262,8 +293,29 @@ class SessionStore:
         there = any((folder / name).is_file() for name in (MANIFEST, COPY))
         return there and not self._expired(folder)
 
+    def _take_all_over(self) -> None:
+        """Take over what older versions have saved, but for what a server has. Raises OSError."""
+        for id in _names(self.former):  # noqa: A001
+            if not (self.records / id).exists() and (lock := self._hold(id)) is not None:
+                try:
+                    self._take_over(id)
+                finally:
+                    os.close(lock)
+
+    def _take_over(self, id: str) -> None:  # noqa: A002  # what it is
+        """Take over what an older version has saved of an entry that is held. Raises OSError."""
+        former, place = self.former / id, self.records / id
+        if not former.is_dir() or place.exists() or place.with_name(id + _GONE).exists():
+            return
+        with contextlib.suppress(OSError):
+            if (former / MANIFEST).read_bytes() == WORD:
+                return
+        self.records.mkdir(mode=0o700, exist_ok=True)
+        former.rename(place)
+
     def entries(self) -> list[Stored]:
-        """All entries, the one used last first."""
+        """All entries, the one used last first. Raises OSError."""
+        self._take_all_over()
         return sorted(self._entries(), key=lambda each: -each.used)
 
     def forget(self, id: str) -> bool:  # noqa: A002  # what it is
@@ -287,6 +339,7 @@ class SessionStore:
                 continue  # a server removes it, or has it again
             entry = Entry(self, Key("", ""), lock, id)
             try:
+                self._take_over(id)
                 if not entry.folder.exists():
                     entry.finish_removal()
                     (self._locks / id).unlink(missing_ok=True)
@@ -298,9 +351,8 @@ class SessionStore:
     def _left_behind(self) -> set[str]:
         found: set[str] = set()
         for folder in (self.records, self.workspaces, self.layers):
-            with contextlib.suppress(FileNotFoundError):
-                found |= {path.name.removesuffix(_GONE) for path in folder.iterdir()}
-        return {id for id in found if _ID.fullmatch(id) and not (self.records / id).exists()}  # noqa: A001
+            found |= _names(folder)
+        return {id for id in found if not (self.records / id).exists()}  # noqa: A001
 
     def make_room(self) -> list[Stored]:
         """Remove what has expired, then the longest unused until all fit; what was removed.
@@ -383,10 +435,19 @@ class SessionStore:
         return None
 
 
+def _names(folder: Path) -> set[str]:
+    """The entries that have something in a folder."""
+    try:
+        found = {path.name.removesuffix(_GONE) for path in folder.iterdir()}
+    except FileNotFoundError:
+        return set()
+    return {name for name in found if _ID.fullmatch(name)}
+
+
 def _used(folder: Path) -> float:
     """When something was last written to an entry; 0 for one that is not there."""
     times = [0.0]
-    for path in (folder, folder / MANIFEST, folder / "cells.now"):
+    for path in (folder, folder / MANIFEST, folder / TRACE):
         with contextlib.suppress(OSError):
             times.append(path.stat().st_mtime)
     return max(times)

@@ -1,6 +1,7 @@
 """The cells since the last save, in memory that a killed server leaves in a file.
 
-A line is the checksum of a JSON list, and that: the number and the code of a cell.
+A line is the checksum of a JSON list, and that: the number and the code of a cell. An empty line
+follows it, so that a damaged end joins no two of them.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ MOST_CODE_CHARS = 20_000
 """Of one cell since the last save."""
 NUMBERS_BYTES = 64 * KIB
 """Of a trace, for the numbers of cells whose code has no room: some 2,000."""
+LEAST_CHARS = 9
+"""A line is longer: a checksum, a blank and a list. Less is what damage has left of its end."""
 _NO_ROOM = "# not kept"
 DAMAGED = "# damaged on the disk"
 
@@ -71,9 +74,9 @@ def traced(path: Path, after: int = 0) -> dict[int, str]:
         return {}
     found: dict[int, str] = {}
     damaged = 0
-    for line in data.removesuffix(b"\n").split(b"\n") if data else ():
+    for line in filter(None, data.split(b"\n")):
         if (cell := _read(line)) is None:
-            damaged += 1
+            damaged += len(line) >= LEAST_CHARS
             continue
         first = max(found) + 1 if found else cell[0] - damaged
         found |= dict.fromkeys(range(first, first + damaged), DAMAGED)
@@ -82,9 +85,17 @@ def traced(path: Path, after: int = 0) -> dict[int, str]:
     return found | dict.fromkeys(range(first, first + damaged), DAMAGED)
 
 
+def whole(path: Path) -> bool:
+    """Return False for a trace that has lost a part, or is not there. Raises OSError."""
+    try:
+        return path.stat().st_size >= TRACE_BYTES
+    except FileNotFoundError:
+        return False
+
+
 def _line(number: int, code: str) -> bytes:
     text = json.dumps([number, code]).encode()
-    return checksum(text).encode() + b" " + text + b"\n"
+    return checksum(text).encode() + b" " + text + b"\n\n"
 
 
 def _read(line: bytes) -> tuple[int, str] | None:

@@ -50,7 +50,7 @@ class Place:
         return self.root / "s" / "kept"
 
     def manifests(self) -> list[dict[str, Any]]:
-        found = [json.loads(path.read_text()) for path in self.kept.glob("k/*/manifest.json")]
+        found = [json.loads(path.read_text()) for path in self.kept.glob("r/*/manifest.json")]
         return sorted(found, key=lambda each: str(each["name"]))
 
     async def saved(self, cell: int, name: str = "default") -> None:

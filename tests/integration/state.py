@@ -345,7 +345,7 @@ class Table:
         """The folder in which a session is saved."""
         found = {
             json.loads(path.read_text())["name"]: path.parent
-            for path in self.place.kept.glob("k/*/manifest.json")
+            for path in self.place.kept.glob("r/*/manifest.json")
         }
         return found[held.name]
 

@@ -57,7 +57,7 @@ async def test_a_restarted_server_brings_each_kind_back_or_names_it(tmp_path: Pa
     async with place.life("--template", "--allow", ANALYSIS) as first:
         cells = await made(first, every)
         await place.saved(cells)
-    size = sum(path.stat().st_size for path in place.kept.glob("k/*/variables-*"))
+    size = sum(path.stat().st_size for path in place.kept.glob("r/*/variables-*"))
     async with place.life("--template", "--allow", ANALYSIS) as second:
         told = named(await second.run("pass"))
         assert (await second.run(checking(every, told))).text == "[]"

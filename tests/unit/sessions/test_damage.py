@@ -14,6 +14,7 @@ import pytest
 from kernel_mcp.sessions import manifest
 from kernel_mcp.sessions.cell import Cell
 from kernel_mcp.sessions.manifest import COPY, FORMAT, MANIFEST, READABLE, Saved, UnknownFormat
+from kernel_mcp.sessions.store import SessionStore
 from kernel_mcp.sessions.trace import DAMAGED, Trace, traced
 from tests.unit.sessions.test_kept import ME, Server, server
 
@@ -30,7 +31,7 @@ async def saved(folder: Path) -> Path:
             await first.run(code)
         await first.save()
         await first.run("c = 3")
-        (entry,) = (folder / "kept" / "k").iterdir()
+        (entry,) = (folder / "kept" / "r").iterdir()
         shutil.copytree(entry, folder / "copy")
     shutil.rmtree(entry)
     shutil.copytree(folder / "copy", entry)
@@ -148,7 +149,7 @@ async def test_a_save_that_was_changed_while_the_server_runs_is_not_gone_back_to
     async with server(tmp_path) as only:
         await only.run("a = 1")
         await only.save()
-        (dump,) = (tmp_path / "kept" / "k").glob("*/variables-*")
+        (dump,) = (tmp_path / "kept" / "r").glob("*/variables-*")
         dump.write_bytes(dump.read_bytes().replace(b"1", b"2"))
         only.source.kernels[-1].die()
         cell = await only.run("b = 2")
@@ -165,13 +166,71 @@ def test_cells_in_a_damaged_trace_are_counted(tmp_path: Path) -> None:
         trace.add(number, f"x = {number}")
     trace.close()
     data = path.read_bytes()
-    starts = [i for i in range(len(data)) if i == 0 or data[i - 1 : i] == b"\n"][:4]
+    starts = [0, *(i + 2 for i in range(len(data)) if data[i : i + 2] == b"\n\n")][:4]
     for number, start in enumerate(starts, 3):
         for harm in (b"\0", b"z"):
             path.write_bytes(data[: start + 12] + harm + data[start + 13 :])
             found = traced(path)
             assert list(found) == [3, 4, 5, 6]
             assert [each for each, code in found.items() if code == DAMAGED] == [number]
+
+
+def test_a_changed_end_of_a_line_of_a_trace_hides_no_cell(tmp_path: Path) -> None:
+    path = tmp_path / "cells.now"
+    trace = Trace(path)
+    for number in range(3, 6):
+        trace.add(number, f"x = {number}")
+    trace.close()
+    data = path.read_bytes()
+    for place in (i for i, byte in enumerate(data) if byte == ord("\n")):
+        path.write_bytes(data[:place] + b"\x0b" + data[place + 1 :])
+        assert list(traced(path)) == [3, 4, 5]
+
+
+@pytest.mark.parametrize("harm", [_cut, _remove])
+async def test_cells_of_a_trace_that_is_not_whole_are_told_to_be_lost(
+    tmp_path: Path, harm: Callable[[Path], None]
+) -> None:
+    entry = await saved(tmp_path)
+    harm(entry / "cells.now")
+    second, cell = await comes_back(tmp_path)
+    assert second.variables == ALL
+    text, _, kept = told(cell)
+    assert "what cells after cell 2 did to variables is lost" in text
+    assert kept is False
+
+
+async def test_without_any_manifest_cells_after_it_hide_no_loss(tmp_path: Path) -> None:
+    entry = await saved(tmp_path)
+    (entry / MANIFEST).unlink()
+    (entry / COPY).unlink()
+    _, cell = await comes_back(tmp_path)
+    text, _, kept = told(cell)
+    assert "cannot be read: its manifest is missing" in text
+    assert kept is False
+
+
+@pytest.mark.parametrize("name", [MANIFEST, COPY])
+async def test_a_manifest_that_the_disk_does_not_give_is_read_from_its_copy(
+    tmp_path: Path, name: str
+) -> None:
+    entry = await saved(tmp_path)
+    (entry / name).unlink()
+    (entry / name).mkdir()
+    second, cell = await comes_back(tmp_path)
+    assert second.variables == ALL
+    assert ("it cannot be read: Is a directory" in told(cell)[0]) is (name == MANIFEST)
+
+
+async def test_manifests_that_the_disk_does_not_give_are_not_replaced(tmp_path: Path) -> None:
+    entry = await saved(tmp_path)
+    for name in (MANIFEST, COPY):
+        (entry / name).unlink()
+        (entry / name).mkdir()
+    async with server(tmp_path) as second:
+        cell = await second.run("d = 4")
+        assert "This session is not kept: Is a directory" in " ".join(cell.notices)
+    assert (entry / "variables-a").exists()
 
 
 # Formats: whoever changes what an entry holds raises `FORMAT`, and adds the format of before here.
@@ -201,18 +260,65 @@ async def _as_format(entry: Path, known: object, *, seal: bool) -> None:
         (entry / name).write_bytes(text)
 
 
-async def test_an_entry_of_the_first_format_comes_back(tmp_path: Path) -> None:
-    entry = await saved(tmp_path)
+def _of_the_first_format(entry: Path) -> Path:
+    """Have an entry be as an older version would leave it, and return its folder."""
     (entry / COPY).unlink()
     data = json.loads((entry / MANIFEST).read_bytes())
     old = {key: data[key] for key in FIELDS[1]}
     (entry / MANIFEST).write_text(json.dumps({"format": 1, **old}))
     rows = entry / "cells.now"
-    lines = rows.read_bytes().rstrip(b"\0").splitlines()
-    rows.write_bytes(b"".join(line.partition(b" ")[2] + b"\n" for line in lines))
+    size = rows.stat().st_size
+    lines = rows.read_bytes().rstrip(b"\0").split(b"\n\n")[:-1]
+    text = b"".join(line.partition(b" ")[2] + b"\n" for line in lines)
+    rows.write_bytes(text.ljust(size, b"\0"))
+    former = entry.parents[1] / "k" / entry.name
+    shutil.rmtree(former)
+    return entry.rename(former)
+
+
+async def test_an_entry_of_the_first_format_comes_back(tmp_path: Path) -> None:
+    former = _of_the_first_format(await saved(tmp_path))
     second, cell = await comes_back(tmp_path)
     assert second.variables == ALL
-    assert "Cell 3 ran after that was saved" in told(cell)[0]
+    text, lost, _ = told(cell)
+    assert "Cell 3 ran after that was saved" in text
+    assert "is not whole" not in text
+    assert lost == []
+    assert [path.name for path in former.iterdir()] == [MANIFEST]
+
+
+async def test_an_entry_of_the_first_format_survives_what_removes_leftovers(
+    tmp_path: Path,
+) -> None:
+    former = _of_the_first_format(await saved(tmp_path))
+    store = SessionStore(tmp_path / "kept", most_bytes=0, most_s=3600)
+    store.collect()
+    assert [each.id for each in store.entries()] == [former.name]
+    assert (tmp_path / "kept" / "w" / former.name).is_dir()
+    assert store.forget(former.name)
+    assert not former.exists()
+
+
+async def test_what_an_older_version_does_with_a_session_destroys_nothing_and_is_told(
+    tmp_path: Path,
+) -> None:
+    entry = await saved(tmp_path)
+    former = tmp_path / "kept" / "k" / entry.name
+    assert json.loads((former / MANIFEST).read_bytes()) == {"format": 2}
+    data = json.loads((entry / MANIFEST).read_bytes())
+    theirs = {key: data[key] for key in FIELDS[1]}
+    theirs["variables"]["names"] = ["e"]
+    (former / MANIFEST).write_text(json.dumps({"format": 1, **theirs}))
+    async with server(tmp_path) as second:
+        cell = await second.run("d = 4")
+        text, lost, kept = told(cell)
+        assert second.variables == ALL
+        assert (lost, kept) == (["e"], False)
+        assert "An older version of kernel-mcp has begun this session anew" in text
+        await second.save()
+    third, cell = await comes_back(tmp_path)
+    assert third.variables == ALL
+    assert told(cell)[1:] == ([], True)
 
 
 @pytest.mark.parametrize("seal", [True, False])

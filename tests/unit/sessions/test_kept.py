@@ -132,7 +132,7 @@ async def test_a_closed_session_is_gone_even_while_a_save_goes_on(tmp_path: Path
 async def test_a_session_that_did_nothing_leaves_nothing(tmp_path: Path) -> None:
     async with server(tmp_path) as first:
         await first.manager.resolve(ME, "")
-    assert list((tmp_path / "kept" / "k").iterdir()) == []
+    assert list((tmp_path / "kept" / "r").iterdir()) == []
 
 
 async def test_a_name_finds_what_was_kept_and_no_other_does(tmp_path: Path) -> None:

@@ -157,7 +157,7 @@ class _Killed(BaseException):
     """What happens to a server at any moment."""
 
 
-@pytest.mark.parametrize("step", range(4))
+@pytest.mark.parametrize("step", range(5))
 @pytest.mark.parametrize("again", ["collect", "open"])
 def test_a_removal_that_was_cut_short_is_finished(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: int, again: str
@@ -180,7 +180,7 @@ def test_a_removal_that_was_cut_short_is_finished(
 
     with monkeypatch.context() as patch:
         patch.setattr("kernel_mcp.sessions.store.remove_tree", interrupted)
-        with pytest.raises(_Killed) if step < 3 else contextlib.nullcontext():
+        with pytest.raises(_Killed) if step < 4 else contextlib.nullcontext():
             made.forget(KEY.id)
     assert not made.has(KEY)
     assert made.entries() == []
