@@ -31,6 +31,8 @@ _SHARED = (
     *("/var/cache", "/var/lib", "/var/log", "/var/spool", "/var/tmp"),
 )
 """Folders of all users and programs; what is in them may be shown by its own name."""
+_DRIVERS = ("/usr/local/nvidia", "/usr/lib64-nvidia", "/usr/lib/wsl")
+"""Of a GPU: what of the system may be shown, where it is."""
 _TAKEN = ("/opt/kernel_specs", "/packages", "/sessions", "/workspace", *_CLOSED)
 """Places of the sandbox itself."""
 logger = logging.getLogger(__name__)
@@ -148,6 +150,8 @@ def _refusal(mount: Mount, own: Iterable[tuple[str, Path]]) -> str:
     if host in _SHARED or _same(host) & _identities(_SHARED):
         return "it is no folder of one project; name what is needed in it"
     around = _around(host)
+    if within(host, _DRIVERS) and guest == host and not mount.writable:
+        return ""
     if within(host, _CLOSED) or around & _identities(_CLOSED):
         return "it belongs to the system"
     for home in _homes():

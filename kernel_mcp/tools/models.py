@@ -192,6 +192,10 @@ class ServerInfo(Told):
     mounts: list[str] = Field(description="What code sees of the host, and what is covered in it")
     network: str = Field(description="Where code of the session may connect")
     devices: list[str] = Field(description="Devices of the host that code may use")
+    gpus: list[str] = Field(
+        description="Memory and use of the machine's GPUs now, all programs together, where code "
+        "may use one"
+    )
     variables: list[str] = Field(
         description="Names in os.environ from the operator; values are masked in outputs"
     )

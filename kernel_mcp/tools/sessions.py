@@ -22,6 +22,7 @@ from kernel_mcp.environments.uv import ProgressCallback, silence
 from kernel_mcp.errors import EnvironmentBuildError, InputError
 from kernel_mcp.host_folders import NO_EFFECT
 from kernel_mcp.identity import INSTALL
+from kernel_mcp.linux.gpu_load import gpu_load
 from kernel_mcp.packages.requirements import Needs
 from kernel_mcp.packages.result import all_versions
 from kernel_mcp.policy import profile_in_words
@@ -406,6 +407,7 @@ async def _info(services: Services, session: Session, progress: ProgressCallback
         mounts=services.doors.words or ([NO_EFFECT] if settings.mounts else []),
         network=services.network.words(request.network) if settings.confined else UNLIMITED,
         devices=list(map(str, services.doors.devices)),
+        gpus=await gpu_load() if any(each.names_threads for each in services.doors.devices) else [],
         variables=[str(each) for each in settings.variables],
         sandbox_gaps=list(report.gaps),
         sandbox_found=found,
@@ -465,6 +467,7 @@ def _of_attached(info: ServerInfo, session: Session) -> ServerInfo:
             "mounts": [],
             "network": UNLIMITED,
             "devices": [],
+            "gpus": [],
             "variables": [],
             "problem": "",
         }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import tempfile
@@ -76,11 +77,13 @@ async def still_there(agent: Agent) -> None:
 
 
 async def info(agent: Agent, _python: str) -> str:
-    """Look at the devices of `info`."""
-    devices = (await agent.call("info")).data["devices"]
-    cards = [each for each in devices if each.startswith(("/dev/nvidia", "/dev/dxg"))]
-    expect(bool(cards), True, f"whether there is a GPU among {devices}")
-    return ", ".join(cards)
+    """Look at what `info` says of devices, and of their memory and use."""
+    found = (await agent.call("info")).data
+    cards = [each for each in found["devices"] if re.match(r"/dev/(nvidia\d+|dxg)$", each)]
+    expect(bool(cards), True, f"whether there is a card among {found['devices']}")
+    known = [each for each in found["gpus"] if " MiB in use, " in each]
+    expect(known or "nothing", found["gpus"], "memory and use")
+    return "; ".join(found["gpus"])
 
 
 async def speed(agent: Agent, python: str) -> str:

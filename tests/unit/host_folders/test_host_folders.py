@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from kernel_mcp import host_folders
 from kernel_mcp.config.load import load
 from kernel_mcp.config.settings import Settings
 from kernel_mcp.config.values import Mount
@@ -113,6 +114,23 @@ def test_homes_and_what_holds_one_are_refused(
         with pytest.raises(ConfigError, match="home folder"):
             checked([mount(path)], [])
     checked([mount(tmp_path / "me" / "project")], [])
+
+
+def test_the_folder_of_a_gpus_driver_is_shown_where_it_is_and_not_to_be_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "nvidia/lib64").mkdir(parents=True)
+    monkeypatch.setattr(host_folders, "_CLOSED", (str(tmp_path),))
+    monkeypatch.setattr(host_folders, "_TAKEN", (str(tmp_path),))
+    driver = tmp_path / "nvidia"
+    with pytest.raises(ConfigError, match="belongs to the system"):
+        checked([mount(driver)], [])
+    monkeypatch.setattr(host_folders, "_DRIVERS", (str(driver),))
+    assert checked([mount(driver)], []) == (mount(driver),)
+    checked([mount(driver / "lib64")], [])
+    for refused in (mount(tmp_path), mount(driver, mode="rw"), mount(driver, "/data")):
+        with pytest.raises(ConfigError, match="belongs to the system"):
+            checked([refused], [])
 
 
 def test_bind_mounts_of_what_is_refused_are_refused(
