@@ -50,6 +50,7 @@ from kernel_mcp.config.values import (
 )
 from kernel_mcp.errors import ConfigError
 from kernel_mcp.linux import gpus
+from kernel_mcp.linux.folders import from_home
 from kernel_mcp.linux.process import overwrite_arguments, take_variable
 
 CONFIG_NAME = "kernel-mcp.toml"
@@ -99,7 +100,7 @@ def load(flags: Mapping[str, str | list[str]], environ: Mapping[str, str], cwd: 
         values = {**found, **values}
     if values.get("gpu"):
         values = _with_gpu(values)
-    named = cwd / Path(str(file)).expanduser() if file else None
+    named = _file_at(Path(str(file)), cwd) if file else None
     return _checked(replace(_settings(values), refusal=refusal, file=named), environ)
 
 
@@ -236,8 +237,15 @@ def _narrowing(
     return values, Refusal(file, tuple(refused)) if refused else None
 
 
+def _file_at(file: Path, cwd: Path) -> Path:
+    try:
+        return cwd / from_home(file)
+    except ValueError as error:
+        raise ConfigError(f"--config {error}") from None
+
+
 def _from_file(file: Path, cwd: Path) -> dict[str, Any]:
-    file = cwd / file.expanduser()
+    file = _file_at(file, cwd)
     if not file.is_file():
         raise ConfigError(f"--config {file}: there is no such file")
     table = _table(file)
@@ -296,6 +304,10 @@ def _from_table(option: Option, given: object, file: Path) -> object:
 def _read(option: Option, given: object, source: str, base: Path) -> object:
     try:
         value = option.read(given)
+        if isinstance(value, Path):
+            return base / from_home(value)
+        if option.read is devices and isinstance(value, tuple):
+            return tuple(Path(os.path.normpath(base / from_home(each))) for each in value)
     except ValueError as error:
         if option.read in (variables, attachments):
             source = option.flag  # and none of its values
@@ -306,13 +318,11 @@ def _read(option: Option, given: object, source: str, base: Path) -> object:
         return str(base / str(value))
     if option.read is places and isinstance(value, tuple):
         return tuple(place if "://" in place else str(base / place) for place in value)
-    if option.read is devices and isinstance(value, tuple):
-        return tuple(Path(os.path.normpath(base / each.expanduser())) for each in value)
     if option.read is attachments and isinstance(value, tuple):
         return tuple(_absolute(each, base) for each in value)
     if option.read is mounts and isinstance(value, tuple):
         return tuple(_placed(each, base) for each in value)
-    return base / value.expanduser() if isinstance(value, Path) else value
+    return value
 
 
 def _absolute(one: Attachment, base: Path) -> Attachment:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 from urllib.parse import parse_qs, urlsplit
 
+from kernel_mcp.linux.folders import from_home
 from kernel_mcp.records import dataclass
 
 if TYPE_CHECKING:
@@ -315,8 +316,7 @@ def places(given: object) -> tuple[str, ...]:
     ):
         raise ValueError("expected a folder or an address that begins with https://")
     return tuple(
-        place if "://" in place else str(Path(place).expanduser())
-        for place in map(str.strip, found)
+        place if "://" in place else str(from_home(Path(place))) for place in map(str.strip, found)
     )
 
 
@@ -372,7 +372,7 @@ def _mount(text: str) -> Mount:
             "expected HOST[:GUEST][:ro|rw][:strict], such as . or /srv/data:/data:rw; GUEST is an "
             "absolute path, and neither holds a colon"
         )
-    return Mount(Path(host).expanduser(), guest, mode, strict)
+    return Mount(from_home(Path(host)), guest, mode, strict)
 
 
 def hosts(given: object) -> tuple[str, ...]:
@@ -557,7 +557,7 @@ def _attachment(text: str) -> Attachment:
     if not text or "\0" in text:
         raise ValueError("expected a connection file, or http://localhost:8888/?token=TOKEN")
     if "://" not in text:
-        return Attachment(str(Path(text).expanduser()))
+        return Attachment(str(from_home(Path(text))))
     parts = urlsplit(text)  # which raises ValueError for what is none
     _ = parts.port
     if parts.scheme not in ("http", "https") or not parts.hostname or parts.username is not None:
@@ -591,7 +591,7 @@ def python(given: object) -> str:
         raise ValueError(f'{expected}; a version is written in quotes in TOML, as "3.12"')
     text = given.strip()
     if "/" in text or text.startswith("."):
-        return os.path.join(".", Path(text).expanduser())  # noqa: PTH118  # pathlib drops the dot
+        return os.path.join(".", from_home(Path(text)))  # noqa: PTH118  # pathlib drops the dot
     match = _VERSION.fullmatch(text)
     if match is None:
         raise ValueError(expected)

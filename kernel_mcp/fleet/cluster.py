@@ -16,6 +16,7 @@ from typing import Any
 
 from kernel_mcp.config.serving import is_loopback
 from kernel_mcp.errors import ConfigError, KernelMcpError
+from kernel_mcp.linux.folders import from_home
 from kernel_mcp.network.rules import Address, is_own, literal, split_port
 
 NAMESPACE = "kernel-mcp"
@@ -96,13 +97,13 @@ def secret_of(address: str) -> str:
         )
     token = os.environ.get(TOKEN, "").strip()
     if not token:
-        path = Path(os.environ.get(TOKEN_FILE) or DEFAULT_TOKEN).expanduser()
+        path = Path(os.environ.get(TOKEN_FILE) or DEFAULT_TOKEN)
         try:
-            token = path.read_text().strip()
-        except OSError as error:
+            token = from_home(path).read_text().strip()
+        except (OSError, ValueError) as error:
+            reason = f"{path}: {error.strerror}" if isinstance(error, OSError) else error
             raise ConfigError(
-                f"--fleet: there is no token: set {TOKEN}, or {TOKEN_FILE} to a file ({path}: "
-                f"{error.strerror})"
+                f"--fleet: there is no token: set {TOKEN}, or {TOKEN_FILE} to a file ({reason})"
             ) from error
     if len(token) < LEAST_TOKEN_CHARS:
         raise ConfigError(

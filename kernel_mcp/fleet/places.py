@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Protocol
 
 from kernel_mcp.errors import ConfigError
-from kernel_mcp.linux.folders import private_folder
+from kernel_mcp.linux.folders import from_home, private_folder
 
 if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
@@ -190,7 +190,10 @@ def place_of(address: str) -> Place:
     Raises ConfigError, OSError.
     """
     if "://" not in address:
-        path = Path(address).expanduser()
+        try:
+            path = from_home(Path(address))
+        except ValueError as error:
+            raise ConfigError(f"--fleet-store {error}") from None
         if not path.is_absolute():
             raise ConfigError(f"--fleet-store {address}: expected an absolute path, or a URL")
         return FolderPlace(path)

@@ -108,6 +108,16 @@ def runtime_folder(name: str = "") -> Path:
         ) from reason
 
 
+def from_home(path: Path) -> Path:
+    """Return a path in which `~` is replaced. Raises ValueError where that is nobody's home."""
+    try:
+        return path.expanduser()
+    except RuntimeError:
+        raise ValueError(
+            f"{path}: this user or the one named has no home folder; give the whole path"
+        ) from None
+
+
 def home_folder() -> Path | None:
     """Return this user's home folder; None where there is none of its own.
 

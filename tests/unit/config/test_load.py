@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -471,3 +472,12 @@ def test_a_gpu_is_refused_where_the_sandbox_cannot_give_it(tmp_path: Path, sandb
     with pytest.raises(ConfigError, match=f"--sandbox {sandbox}: .*Take --sandbox bwrap"):
         load({"gpu": "true", "sandbox": sandbox}, {}, tmp_path)
     load({"gpu": "true", "sandbox": "bwrap,landlock"}, {}, tmp_path)
+
+
+@pytest.mark.parametrize("name", [*(each.name for each in OPTIONS), "config"])
+def test_a_home_folder_that_nobody_has_is_nothing_but_a_mistake_in_any_option(
+    name: str, tmp_path: Path
+) -> None:
+    for given in ("~no-such-user/place", ["~no-such-user/place"]):
+        with suppress(ConfigError):
+            load({name: given}, {}, tmp_path)
