@@ -21,7 +21,8 @@ _CHARS = {
 _LETTERS = {b"n": b"\n", b"r": b"\r", b"t": b"\t", b"b": b"\b", b"f": b"\f", b"v": b"\v"}
 _ESCAPE = re.compile(
     rb"&(?:#[xX]?[0-9a-fA-F]{1,10};?|[A-Za-z]{2,12};)"
-    rb"|\\(?:u[0-9a-fA-F]{4}|u\{[0-9a-fA-F]{1,8}\}|x[0-9a-fA-F]{2}|[0-3][0-7]{2}|[^ux])"
+    rb"|\\(?:u[0-9a-fA-F]{4}|U[0-9a-fA-F]{8}|u\{[0-9a-fA-F]{1,8}\}|x[0-9a-fA-F]{2})"
+    rb"|\\(?:[0-3][0-7]{2}|[^ux])"
     rb"|%(?:u[0-9a-fA-F]{4}|[0-9a-fA-F]{2})",
     re.DOTALL,
 )
@@ -61,8 +62,8 @@ def _char(escape: bytes) -> bytes:
         digits = rest.strip(b"#;")
         base = 16 if digits[:1] in (b"x", b"X") else 10
         digits = digits.lstrip(b"xX")
-    elif kind == b"%" or rest[:1] in (b"u", b"x"):
-        digits = rest.strip(b"ux{}")
+    elif kind == b"%" or rest[:1] in (b"u", b"x", b"U"):
+        digits = rest.strip(b"uUx{}")
     elif len(rest) == 3:
         base = 8
     else:

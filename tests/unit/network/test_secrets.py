@@ -163,6 +163,7 @@ ENCODED: dict[str, Callable[[str], bytes]] = {
     "escapes of JavaScript": lambda value: each("\\u{0:04X}")(value).encode(),
     "short ones": lambda value: each("\\x{0:02x}")(value).encode(),
     "code points": lambda value: each("\\u{{{0:x}}}")(value).encode(),
+    "code points of Python and C": lambda value: each("\\U{0:08x}")(value).encode(),
     "octal ones": lambda value: each("\\{0:03o}")(value).encode(),
     "all escaped": lambda value: "".join(f"\\u{ord(char):04x}" for char in value).encode(),
     "in several ways": lambda value: mixed(value).encode(),
