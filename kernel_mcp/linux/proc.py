@@ -8,7 +8,7 @@ import fcntl
 import os
 import signal
 import struct
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from dataclasses import field
 from itertools import chain
 from pathlib import Path
@@ -335,15 +335,18 @@ def family(roots: Iterable[int]) -> Iterator[int]:
                 yield pid
 
 
-def tree(root: int) -> Iterator[int]:
-    """`root` and its descendants, as far as they can be found while they come and go."""
+def tree(root: int, but: Container[int] = ()) -> Iterator[int]:
+    """`root` and its descendants, as far as they can be found while they come and go.
+
+    Those of `but` are left out, with their own.
+    """
     waiting = [root]
     for _ in range(MAX_PROCESSES):
         if not waiting:
             return
         pid = waiting.pop()
         yield pid
-        waiting += _children(pid)
+        waiting += (child for child in _children(pid) if child not in but)
 
 
 def orphans(roots: Iterable[int]) -> Iterator[int]:

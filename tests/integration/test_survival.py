@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import signal
 import sys
 from pathlib import Path
 
@@ -12,6 +14,7 @@ import pytest
 
 from kernel_mcp.sessions.capacity import KERNEL_DESCRIPTORS, KERNEL_TASKS
 from tests.integration.agent import agent
+from tests.integration.processes import named
 from tests.integration.rawclient import raw_client
 from tests.integration.unprivileged import as_lone_user
 
@@ -83,6 +86,54 @@ async def test_sessions_are_refused_before_the_server_runs_out(
         said = await client.call("create_session")
         assert not client.failed
     assert "Traceback" not in log.read_text()
+
+
+async def test_what_sleeps_where_descriptors_are_few_wakes_with_its_variables(
+    tmp_path: Path,
+) -> None:
+    def through(argv: list[str]) -> list[str]:
+        return ["bash", "-c", 'ulimit -n 64 && exec "$@"', "limited", *argv]
+
+    log = tmp_path / "log"
+    flags = ("--warm", "0", "--idle-timeout", "1s", "--allow", "*")
+    async with raw_client(*flags, through=through, log=log) as client:
+        handles: list[str] = []
+        for number in range(4):
+            said = await client.call("create_session")
+            if client.failed:
+                assert "has no room" in said
+                break
+            handles.append(json.loads(said)["session"])
+            await client.call("execute", session=handles[-1], code=f"x = {number}", wait=100)
+            assert not client.failed
+        assert handles
+        woken = 0
+        for _ in range(2):
+            await anyio.sleep(3)  # idle sessions are put to sleep meanwhile, where they can wake
+            for number, handle in enumerate(handles):
+                said = await client.call("execute", session=handle, code="x", wait=100)
+                assert (client.failed, said.splitlines()[0]) == (False, str(number))
+                assert "Lost" not in said
+                woken += "Back: x (1)" in said
+        assert woken
+    assert "Traceback" not in log.read_text()
+
+
+async def test_a_stopped_template_costs_no_session_and_is_replaced(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    async with raw_client("--warm", "0", log=log) as client:
+        await client.call("execute", code="x = 41", wait=100)
+        stopped = named("kernel-template", below=client.process.pid)
+        for pid in stopped:
+            os.kill(pid, signal.SIGSTOP)
+        handle = json.loads(await client.call("create_session"))["session"]
+        assert await client.call("execute", session=handle, code="6 * 7", wait=100) == "42"
+        assert "kernels start cold until then: it did not answer" in log.read_text()
+        assert await client.call("execute", code="x") == "41"
+        with anyio.fail_after(60):
+            while not set(named("kernel-template", below=client.process.pid)) - set(stopped):
+                await anyio.sleep(0.05)
+    assert all(not Path(f"/proc/{pid}").exists() for pid in stopped)
 
 
 async def test_a_kernel_takes_no_more_than_is_reckoned_with() -> None:

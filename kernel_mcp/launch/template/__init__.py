@@ -67,8 +67,6 @@ def _restrict(tree: int) -> None:
 
 logger = logging.getLogger(__name__)
 
-LOAD_S = 5.0
-"""Longest wait for a new template to fork, 0.3 s unless the machine is busy."""
 STOCK_S = 0.3
 """Longest wait of a kernel for the first modules of its template: it would import them itself."""
 FORKS_PER_PROCESSOR = 2
@@ -187,8 +185,7 @@ class TemplateLauncher:
         if supervisor is not None:
             self._supervisors[request.environment] = supervisor  # now the last to lose its template
             supervisor.renew()
-            with anyio.move_on_after(LOAD_S):  # a cold kernel would never have a checkpoint
-                await supervisor.can_fork()
+            await supervisor.can_fork()  # a cold kernel would never have a checkpoint
             with anyio.move_on_after(STOCK_S):  # most first cells import what it is importing
                 await supervisor.stocked()
             template = supervisor.template

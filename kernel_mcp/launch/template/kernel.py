@@ -13,7 +13,7 @@ from typing import Any, Protocol, cast
 from kernel_mcp.config.settings import Limits
 from kernel_mcp.errors import BoundaryBroken, LaunchError
 from kernel_mcp.launch import cold
-from kernel_mcp.launch.base import KernelEnvironment, LaunchRequest
+from kernel_mcp.launch.base import START_TIMEOUT_S, KernelEnvironment, LaunchRequest
 from kernel_mcp.launch.process import ConfinedProcess, OnEnd
 from kernel_mcp.launch.readiness import Inspector, ReadinessChannel, StderrTail
 from kernel_mcp.launch.rundir import RunDirectory
@@ -24,8 +24,9 @@ from kernel_mcp.policy import Policy
 from kernel_mcp.sandbox.base import Sandbox
 from kernel_mcp.sandbox.probe import Check, Probe, probing
 
-READY_S = 15.0
-"""Seconds until a cold start is tried; a forked kernel is ready after some 20 ms."""
+READY_S = START_TIMEOUT_S
+"""Seconds until a cold start is tried; a forked kernel is ready after some 20 ms, and on a machine
+so busy that it is not, a cold start is no faster."""
 STATUS_S = 1.0
 """Seconds after a kernel's end that its exit status may take."""
 

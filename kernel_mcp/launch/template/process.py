@@ -16,16 +16,16 @@ import anyio
 
 from kernel_mcp.barriers import Barrier
 from kernel_mcp.errors import LaunchError
+from kernel_mcp.launch import silence
 from kernel_mcp.launch.readiness import StderrTail
+from kernel_mcp.launch.silence import Silence
 from kernel_mcp.launch.spawn import spawn
-from kernel_mcp.linux.proc import ExitStatus
+from kernel_mcp.linux.proc import ExitStatus, pid_of, tree
 from kernel_mcp.records import dataclass
 from kernel_mcp.sandbox.base import SandboxCommand
 from kernel_mcp.sandbox.probe import Check
 from kernel_specs.template import linux, packets
 
-ANSWER_S = 10.0
-"""Seconds; a fork takes some 10 ms, and on a busier machine a cold start is no faster."""
 BARE = 1
 """The stage in which it has what every kernel needs, and nothing else."""
 END_S = 0.5
@@ -44,14 +44,15 @@ class StageOver(TemplateError):
 class Fork:
     """A kernel as its template knows it: pidfds of its sandbox's init and of itself, and its end.
 
-    `stage` is that of the template which it was forked from. `status` is the wait status, None
-    while unknown. With `over`, `on_end` was called. `on_release` is to be called when nothing of
-    its sandbox is left.
+    `pids` are of the same two. `stage` is that of the template which it was forked from. `status`
+    is the wait status, None while unknown. With `over`, `on_end` was called. `on_release` is to be
+    called when nothing of its sandbox is left.
     """
 
     init: int
     kernel: int
     stage: int
+    pids: Sequence[int] = ()
     status: int | None = None
     over: bool = False
     on_end: Callable[[], None] = field(default=lambda: None)
@@ -116,7 +117,9 @@ class TemplateProcess:
         self._asked: dict[int, _Answer] = {}
         self._forks: dict[int, Fork] = {}
         self._can_fork, self._stocked, self._whole = (anyio.Event() for _ in range(3))
-        self.usable = self._stopped = False
+        self.usable = self._stopped = self._silent = False
+        self._silence: Silence | None = None
+        self._look_timer: asyncio.TimerHandle | None = None
         self.stage = 0
         """Counts the times that it has imported more; kernels are forked from the first one on."""
         self.missing: dict[str, str] = {}
@@ -137,6 +140,7 @@ class TemplateProcess:
         self._loop.add_reader(self._control.fileno(), self._on_readable)
         self._pidfd = os.pidfd_open(self._popen.pid)
         self._loop.add_reader(self._pidfd, self._on_end)
+        self._look_later()
 
     @property
     def output(self) -> str:
@@ -176,6 +180,7 @@ class TemplateProcess:
             raise TemplateError("the template is not running")
         number = next(self._numbers)
         answer = self._asked[number] = _Answer()
+        self._look_later()
         try:
             packets.send(
                 self._control, {"op": "fork", "id": number, "stage": stage, **request}, fds
@@ -192,16 +197,13 @@ class TemplateProcess:
     async def _answer(self, answer: _Answer) -> None:
         """Wait for an answer; when cancelled `END_S` more, to end a kernel that comes late."""
         try:
-            with anyio.move_on_after(ANSWER_S):
-                await answer.given.wait()
+            await answer.given.wait()
         except BaseException:
             with anyio.CancelScope(shield=True), anyio.move_on_after(END_S):
                 await answer.given.wait()
                 if answer.fork is not None:
                     await self._discard(answer.fork)
             raise
-        if not answer.given.is_set():
-            self._stop_forking(f"it did not answer within {ANSWER_S:g} s")
 
     async def _discard(self, fork: Fork) -> None:
         ended = anyio.Event()
@@ -234,8 +236,31 @@ class TemplateProcess:
         for event in (self._can_fork, self._stocked, self._whole):
             event.set()
 
+    def _look_later(self) -> None:
+        if self._look_timer is None:
+            self._look_timer = self._loop.call_later(silence.LOOK_S, self._look)
+
+    def _look(self) -> None:
+        """Give it up where it is silent although it has to load, or to fork."""
+        self._look_timer = None
+        if self._stopped or (self._can_fork.is_set() and not self._asked):
+            self._silence = None
+            return
+        self._silence = self._silence or Silence(self._own_processes)
+        if why := self._silence.look():
+            self._silent = True
+            self._stop_forking(why)
+        else:
+            self._look_later()
+
+    def _own_processes(self) -> Iterable[int]:
+        """Those that load and fork: not kernels, which may compute."""
+        return tree(self._popen.pid, {pid for fork in self._forks.values() for pid in fork.pids})
+
     def _hang_up(self) -> None:
-        """Closing the control socket ends the template."""
+        """Closing the control socket ends the template, but not a silent one."""
+        if self._silent:
+            self._popen.kill()
         if self._control.fileno() >= 0:
             self._loop.remove_reader(self._control.fileno())
             self._control.close()
@@ -260,11 +285,14 @@ class TemplateProcess:
             self._stop_forking(f"it does not keep to the protocol: {nonsense!r}")
 
     def _on_message(self, message: dict[str, Any], fds: list[int]) -> None:
+        self._silence = None
         operation, number = message["op"], message.get("id", 0)
         answer = self._asked.get(number, _Answer())
         if operation == "forked":
             stage = int(message["stage"])
-            fork = self._forks[number] = Fork(init=fds[0], kernel=fds[1], stage=stage)
+            fork = self._forks[number] = Fork(
+                init=fds[0], kernel=fds[1], stage=stage, pids=[pid_of(fd) for fd in fds[:2]]
+            )
             fork.on_release = partial(self._released, number)
             answer.give(fork=fork)
             if answer.fork is not fork or number not in self._asked:
@@ -335,6 +363,8 @@ class TemplateProcess:
             with Barrier("taking note of a template's end"):
                 step()
         self.gone.set()
+        if self._look_timer is not None:
+            self._look_timer.cancel()
         self._stop_forking(_end(self._popen.returncode))
         while self._forks:
             fork = self._forks.popitem()[1]

@@ -14,6 +14,7 @@ import anyio
 import pytest
 
 from kernel_mcp.errors import LaunchError
+from kernel_mcp.launch import silence
 from kernel_mcp.launch.process import ConfinedProcess
 from kernel_mcp.launch.readiness import StderrTail
 from kernel_mcp.launch.template import process as template_process
@@ -192,12 +193,38 @@ async def test_a_template_that_dies_over_a_request_is_an_error() -> None:
 async def test_a_template_that_does_not_answer_is_given_up(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(template_process, "ANSWER_S", 0.05)
+    monkeypatch.setattr(silence, "LOOK_S", 0.01)
     async with template("ready(); hear(); signal.pause()") as one:
         await one.process.ready()
         with pytest.raises(TemplateError, match="did not answer"):
             await one.process.fork({}, [])
         assert not one.process.alive
+
+
+@pytest.mark.parametrize("when", ["while it loads", "when it has to fork"])
+async def test_a_template_that_is_stopped_is_given_up_and_ended(
+    monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    monkeypatch.setattr(silence, "LOOK_S", 0.01)
+    stop = "os.kill(os.getpid(), signal.SIGSTOP)"
+    async with template(stop if when == "while it loads" else f"ready(); hear(); {stop}") as one:
+        if when == "while it loads":
+            assert not await one.process.can_fork()
+        else:
+            await one.process.ready()
+            with pytest.raises(TemplateError, match="did nothing"):
+                await one.process.fork({}, [])
+        assert "did not answer" in one.process.reason
+        await one.process.gone.wait()
+
+
+async def test_a_template_that_computes_for_long_is_waited_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(silence, "LOOK_S", 0.001)
+    script = "while time.process_time() < 0.5: pass\nready(); hear()"
+    async with template(script) as one:
+        assert await one.process.can_fork()
 
 
 async def test_a_template_that_talks_nonsense_is_given_up() -> None:
