@@ -304,6 +304,11 @@ def _runs(path: str, word: str) -> bool:
     return stat.S_ISREG(info.st_mode) and (script or info.st_mode & 0o111 != 0)
 
 
+def is_script(path: str) -> bool:
+    """Return whether a path is a folder, as of hooks, or a file that names its interpreter."""
+    return os.path.isdir(path) or small(path).startswith(b"#!")  # noqa: PTH112
+
+
 def executed_in(folder: str) -> list[str]:
     """Return the entries of a folder that hosts execute by their names."""
     found: list[str] = []

@@ -183,7 +183,9 @@ class _About:
             for entry in settings.executed_in(top)
         ]
         self.entries = [*outer, *map(self._path, shown.executable)]
-        """What hosts execute by its name, in the mount and at the top of repositories around it."""
+        """What hosts execute by its name, in the mount and at the top of repositories around it,
+        and scripts and folders of hooks that settings name, wherever they are.
+        """
 
     def _found(self) -> list[Repository]:
         known = [each for each in self._shown.git if self._shown.fixed_above((*each, ""))]
@@ -221,6 +223,8 @@ class _About:
         for file, entries in self._read.items():
             found.update(dict.fromkeys(settings.included(file, entries, self._home)))
             found.update(dict.fromkeys(settings.named_by(entries, bases, self._home, self._tops)))
+        known = (each for each in found if each not in self._tops and self._passable(each))
+        self.entries += filter(settings.is_script, list(known))
         for entry in self.entries:
             found.update(dict.fromkeys(settings.links_of(entry)))
             near = [os.path.dirname(entry), *self._tops]  # noqa: PTH120

@@ -54,6 +54,43 @@ async def test_settings_are_read_with_all_that_they_include(shown: Shown, tmp_pa
     assert ("one",) in told["sources"]
 
 
+async def test_hooks_outside_the_mount_are_read_for_what_they_run_in_it(
+    shown: Shown, tmp_path: Path
+) -> None:
+    top = shown.mount.host
+    hooks = tmp_path / "home/hooks"
+    hooks.mkdir(parents=True)
+    (tmp_path / "home/.gitconfig").write_text("[core]\n\thooksPath = ~/hooks\n")
+    (hooks / "pre-commit").write_text("#!/bin/sh\nexec ./tools/check.sh\n")
+    (hooks / "post-commit").symlink_to(top / "tools/linked")
+    (top / "tools").mkdir()
+    (top / "tools/linked").touch()
+    answer = await Asking(Confined).ask(shown, again=False)
+    assert {"/".join(path) for path in answer.paths} == {"tools/check.sh", "tools/linked"}
+
+
+async def test_hooks_in_the_mount_that_settings_name_are_read_for_what_they_run(
+    shown: Shown,
+) -> None:
+    top = shown.mount.host
+    (top / ".git/config").write_text(
+        "[core]\n\thooksPath = own/hooks\n\tfsmonitor = own/monitor\n\tattributesFile = attrs\n"
+    )
+    (top / "own/hooks").mkdir(parents=True)
+    (top / "own/hooks/pre-commit").write_text("#!/bin/sh\nexec scripts/lint.sh\n")
+    (top / "own/monitor").write_text("#!/bin/sh\n. ./own/lib.sh\n")
+    (top / "attrs").write_text("src/made.py text\n")
+    (top / "src").mkdir()
+    (top / "src/made.py").touch()
+    named = {"own/hooks", "own/monitor", "attrs"}
+    answer = await Asking(Confined).ask(shown, again=False)
+    found = {"/".join(path) for path in answer.paths}
+    assert found >= {*named, "scripts/lint.sh", "own/lib.sh"}
+    assert "src/made.py" not in found
+    answer = await Asking(Confined).ask(shown, again=True)  # code may have made them by now
+    assert {"/".join(path) for path in answer.paths} == named
+
+
 async def test_links_that_code_may_have_made_lead_nowhere(shown: Shown) -> None:
     top = shown.mount.host
     (top / ".git/config").write_text("[core]\n\thooksPath = named\n")
