@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 from pathlib import Path
 
 import anyio
@@ -17,6 +18,7 @@ from kernel_mcp.sessions.hibernation import (
     listing,
     reasons,
 )
+from kernel_mcp.sessions.session import WAKE_DESCRIPTORS
 from tests.unit.sessions.notebook import notebook
 
 pytestmark = [pytest.mark.anyio]
@@ -44,6 +46,26 @@ async def test_variables_come_back_and_the_answer_names_them(tmp_path: Path) -> 
         assert "lock" in outcome["cause"]
         assert nb.dumps == []
         assert (await nb.run("d = 4")).notices == []
+
+
+@pytest.mark.parametrize("purpose", ["", MAKE_ROOM])
+async def test_no_session_is_put_to_sleep_that_lacks_descriptors_to_wake(
+    tmp_path: Path, purpose: str
+) -> None:
+    async with notebook(tmp_path) as nb:
+        await nb.run("a = 1")
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        held = len(list(Path("/proc/self/fd").iterdir()))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (held + WAKE_DESCRIPTORS - 4, hard))
+        try:
+            with pytest.raises(HibernationError, match="too few to bring the session back"):
+                await nb.hibernate(purpose)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        assert nb.session.state == "idle"
+        await nb.run("b = 2")
+        assert nb.source.kernels[0].variables == {"a": "1", "b": "2"}
+        assert await nb.hibernate(purpose)
 
 
 async def test_a_dump_is_proven_in_a_kernel_beside_the_old_one(tmp_path: Path) -> None:
