@@ -288,6 +288,10 @@ class Keeping:
         if entry.overtaken is not None:
             notes.append(_OVERTAKEN.format(listing(entry.overtaken) or "none"))
             loss = Loss.of(notes[-1], entry.overtaken)
+        if entry.adopted:
+            notes.append(_ADOPTED)
+            loss = Loss(notes[-1])
+            entry.adopt(False)
         note = ". ".join(notes)
         if entry.branched:
             entry.branch(False)
@@ -328,6 +332,10 @@ _UNTRACED = (
 _OVERTAKEN = (
     "An older version of kernel-mcp has begun this session anew since it was saved last. What it "
     "kept is not here, and a server of that version brings it back. Its variables: {}"
+)
+_ADOPTED = (
+    "A branch was adopted after that was saved: what the cells of the branch did to variables is "
+    "lost"
 )
 _FILES_STAY = "Its files and packages are there; its variables are not"
 _BRANCHES = (

@@ -628,6 +628,7 @@ class SessionManager:
                 await self.close(each, f"was closed, as {adopted}")
         root.journal.adopted(branch.handle)
         await root.disown()
+        await root.note_adoption()
         root.touch()
         return root, gone
 

@@ -134,8 +134,15 @@ class Kept:
                 variables=row,
             )
         self.entry.commit(saved)
+        if self.entry.adopted:
+            self.entry.adopt(False)
         self._live = True
         self._kept = self._count
+
+    def adopted(self) -> None:
+        """Note that the kernel is that of a branch: nothing of it was saved. Raises OSError."""
+        self._live, self._known = False, (-1, -1)
+        self.entry.adopt(True)
 
     def used(self) -> None:
         """See `Shelf`: the variables stay saved, and are those of the kernel."""
@@ -145,6 +152,8 @@ class Kept:
         """See `Shelf`."""
         self._live = False
         self.entry.drop_variables(len(self.cells or ()))
+        if self.entry.adopted:
+            self.entry.adopt(False)
 
     async def log(self) -> None:
         """Save the cells alone. Raises OSError."""

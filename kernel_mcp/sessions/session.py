@@ -749,6 +749,15 @@ class Session:
                     if await self.kept.disown() and self._saver is not None:
                         self._saver.touch(self, at_once=True)
 
+    async def note_adoption(self) -> None:
+        """Note that it goes on with the kernel of a branch, of which nothing was saved."""
+        if self.kept is None:
+            return
+        with anyio.CancelScope(shield=True), Barrier("noting an adoption", self.handle):
+            self._give_up_saving()
+            async with self._shelving:
+                await anyio.to_thread.run_sync(self.kept.adopted)
+
     def _note_return(self) -> None:
         self._returned = True
         self._wake.set()

@@ -35,6 +35,7 @@ from kernel_mcp.sessions.manifest import (
     UnknownFormat,
 )
 from kernel_mcp.sessions.snapshot import Dump
+from kernel_mcp.sessions.trace import traced
 
 MOST_ENTRIES = 200_000
 """Files that are counted of one entry."""
@@ -45,6 +46,7 @@ LOOKING_S = 0.1
 PAUSE_S = 0.01
 _DUMP = "variables-"
 _BRANCHED = "branched"
+_ADOPTED = "adopted"
 TRACE = "cells.now"
 _GONE = ".gone"
 """How the record of an entry ends whose removal has begun."""
@@ -83,7 +85,8 @@ class Entry:
     set for an entry of another version of this server, in which nothing may be written. `repaired`
     says why the copy of the manifest was read. `overtaken` names the variables that an older
     version has kept of the session since, None for nothing. `branched` says that the session had
-    branches when its last server was killed, or has some now.
+    branches when its last server was killed, or has some now, and `adopted` that it has adopted one
+    since its variables were saved.
     """
 
     def __init__(self, store: SessionStore, key: Key, lock: int, id: str = "") -> None:  # noqa: A002  # what it is
@@ -99,7 +102,7 @@ class Entry:
         self.problem = self.repaired = ""
         self.unknown: UnknownFormat | None = None
         self.overtaken: tuple[str, ...] | None = None
-        self.branched = False
+        self.branched = self.adopted = False
         self._store = store
         self._lock = lock
 
@@ -124,6 +127,7 @@ class Entry:
         for folder in (self.folder, self.records):
             private_folder(folder)
         self.branched = (self.folder / _BRANCHED).exists()
+        self.adopted = (self.folder / _ADOPTED).exists()
         try:
             self.saved, self.repaired = manifest.read(self.folder)
         except UnknownFormat as reason:
@@ -156,6 +160,12 @@ class Entry:
         mark = self.folder / _BRANCHED
         mark.touch() if branched else mark.unlink(missing_ok=True)
         self.branched = branched
+
+    def adopt(self, adopted: bool) -> None:
+        """Tell the next server whether variables of a branch were not saved. Raises OSError."""
+        mark = self.folder / _ADOPTED
+        mark.touch() if adopted else mark.unlink(missing_ok=True)
+        self.adopted = adopted
 
     def dump(self) -> Dump | None:
         """Return the variables that were saved. Raises HibernationError for impossible ones."""
@@ -288,10 +298,10 @@ class SessionStore:
         return Entry(self, key, lock)
 
     def has(self, key: Key) -> bool:
-        """Whether something was saved for a key, and lasts."""
+        """Whether something was saved for a key, or a cell began, and lasts. Raises OSError."""
         folder = self.records / key.id
-        there = any((folder / name).is_file() for name in (MANIFEST, COPY))
-        return there and not self._expired(folder)
+        saved = any((folder / name).is_file() for name in (MANIFEST, COPY))
+        return (saved or bool(traced(folder / TRACE))) and not self._expired(folder)
 
     def _take_all_over(self) -> None:
         """Take over what older versions have saved, but for what a server has. Raises OSError."""

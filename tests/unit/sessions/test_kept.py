@@ -148,6 +148,35 @@ async def test_a_name_finds_what_was_kept_and_no_other_does(tmp_path: Path) -> N
             await second.manager.create(ME, name="named")
 
 
+async def test_a_name_finds_a_session_that_was_never_saved(tmp_path: Path) -> None:
+    async with server(tmp_path, orderly=False) as first:
+        await first.run("a = 1", await first.manager.create(ME, name="named"))
+    async with server(tmp_path) as second:
+        cell = await second.run("b = 1", await second.manager.resolve(ME, "named"))
+        assert cell.number == 2
+        assert "Cell 1 ran after that was saved" in " ".join(cell.notices)
+
+
+async def test_the_work_of_an_adopted_branch_is_saved_or_told_to_be_lost(tmp_path: Path) -> None:
+    async with server(tmp_path, orderly=False) as first:
+        await first.run("a = 1")
+        await first.save()
+        session = first.manager.sessions[0]
+        assert not session.changed
+        await session.note_adoption()
+        assert session.changed
+        assert session._last_save() is None
+    async with server(tmp_path) as second:
+        cell = await second.run("b = 2")
+        assert "A branch was adopted after that was saved" in " ".join(cell.notices)
+        assert not cell.meta("s", omitted=0, outputs=[])["state_kept"]
+        await second.manager.sessions[0].note_adoption()
+        await second.save()
+    async with server(tmp_path) as third:
+        cell = await third.run("c = 3")
+        assert "adopted" not in " ".join(cell.notices)
+
+
 async def test_what_cannot_be_used_stays_as_it_is(tmp_path: Path) -> None:
     def refuse(packages: object) -> Any:
         raise InstallError("not permitted")
