@@ -8,7 +8,7 @@ import resource
 import socket
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import ExitStack, asynccontextmanager, contextmanager
 from typing import Any
 
 import anyio
@@ -74,11 +74,13 @@ def bound(address: tuple[str, int]) -> socket.socket:
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         family, kind, number, _, where = found[0]
-        opened = socket.socket(family, kind, number)
-        opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        opened.bind(where)
-        opened.listen(BACKLOG)
-        opened.setblocking(False)
+        with ExitStack() as undo:
+            opened = undo.enter_context(socket.socket(family, kind, number))
+            opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            opened.bind(where)
+            opened.listen(BACKLOG)
+            opened.setblocking(False)
+            undo.pop_all()
     except OSError as error:
         raise ConfigError(
             f"--http {host}:{port}: nothing can listen there ({error.strerror}); choose another "

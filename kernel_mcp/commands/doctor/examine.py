@@ -43,6 +43,8 @@ from kernel_mcp.errors import (
     SandboxUnavailable,
 )
 from kernel_mcp.host_folders import shown_folders, usable_devices
+from kernel_mcp.http.serving import bound
+from kernel_mcp.identity.tokens import TokenFile
 from kernel_mcp.kernels.kernel import Kernel
 from kernel_mcp.launch.base import KernelEnvironment, LaunchRequest
 from kernel_mcp.launch.cold import LocalLauncher
@@ -137,7 +139,8 @@ class Diagnosis:
 
 
 async def examine_all(settings: Settings, progress: ProgressCallback) -> Diagnosis:
-    """Examine the backends of `--sandbox`, or all but `none`."""
+    """Examine the backends of `--sandbox`, or all but `none`. Raises ConfigError."""
+    entrance = await anyio.to_thread.run_sync(_entrance, settings)
     environment, problem = None, ""
     store = EnvironmentStore(settings.cache_dir, sources=sources(settings))
     store.forget_unfit()
@@ -180,7 +183,7 @@ async def examine_all(settings: Settings, progress: ProgressCallback) -> Diagnos
     for failure in failures:
         raise failure
     versions = await anyio.to_thread.run_sync(_versions, environment)
-    missing = [remark(name, why) for name, why in fitting.unfit.items()]
+    missing = [*entrance, *(remark(name, why) for name, why in fitting.unfit.items())]
     if environment is not None:
         told = remarks(environment, settings.mounts)[1:]
         missing += [f"--python: {remark}" for remark in told]
@@ -191,6 +194,22 @@ async def examine_all(settings: Settings, progress: ProgressCallback) -> Diagnos
     return Diagnosis(
         versions, examined, used, refusal, problem, policy, advised, variables, attached
     )
+
+
+def _entrance(settings: Settings) -> list[str]:
+    """Return what keeps clients out. Raises ConfigError for a file of tokens that cannot be used.
+
+    The port is no mistake: a server with these flags may be what is listening there.
+    """
+    if settings.http is None:
+        return []
+    if settings.tokens is not None:
+        TokenFile(settings.tokens)
+    try:
+        bound(settings.http).close()
+    except ConfigError as busy:
+        return [str(busy)]
+    return []
 
 
 async def examine(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -16,6 +17,7 @@ import pytest
 from kernel_mcp.commands.doctor.examine import (
     Diagnosis,
     Examination,
+    _entrance,
     _summed_up,
     _TrialRunner,
     _versions,
@@ -23,7 +25,8 @@ from kernel_mcp.commands.doctor.examine import (
     as_text,
 )
 from kernel_mcp.commands.doctor.trials import Trial, TrialKernel
-from kernel_mcp.errors import LaunchError
+from kernel_mcp.config.settings import Settings
+from kernel_mcp.errors import ConfigError, LaunchError
 from kernel_mcp.launch.base import KernelEnvironment
 from kernel_mcp.sandbox import remedies
 from kernel_mcp.sandbox.base import SandboxReport
@@ -202,3 +205,17 @@ async def test_what_cannot_be_tried_fails_and_the_others_are_tried() -> None:
         ("a", "could not be tried: no kernel today"),
         ("b", "2"),
     ]
+
+
+def test_a_port_that_is_taken_and_a_file_of_tokens_that_is_not_there_are_told(
+    tmp_path: Path,
+) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen(1)
+        settings = Settings(http=("127.0.0.1", taken.getsockname()[1]))
+        (told,) = _entrance(settings)
+        assert "nothing can listen there" in told
+    assert _entrance(settings) == []
+    with pytest.raises(ConfigError, match="there is no such file"):
+        _entrance(replace(settings, tokens=tmp_path / "none"))
