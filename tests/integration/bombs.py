@@ -35,6 +35,16 @@ for pid in children:
     os.kill(pid, signal.SIGKILL)
     os.waitpid(pid, 0)
 """
+RECURSIVE_FORK_BOMB = """
+import os
+def bomb():
+    while True:
+        try:
+            os.fork()
+        except OSError:
+            pass
+bomb()
+"""
 THREAD_BOMB = """
 import threading
 wait, threads = threading.Event(), []

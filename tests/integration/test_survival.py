@@ -12,8 +12,10 @@ from pathlib import Path
 import anyio
 import pytest
 
+from kernel_mcp.linux.proc import processor_seconds
 from kernel_mcp.sessions.capacity import KERNEL_DESCRIPTORS, KERNEL_TASKS
 from tests.integration.agent import agent
+from tests.integration.bombs import RECURSIVE_FORK_BOMB
 from tests.integration.processes import named
 from tests.integration.rawclient import raw_client
 from tests.integration.unprivileged import as_lone_user
@@ -117,6 +119,16 @@ async def test_what_sleeps_where_descriptors_are_few_wakes_with_its_variables(
                 woken += "Back: x (1)" in said
         assert woken
     assert "Traceback" not in log.read_text()
+
+
+async def test_after_a_recursive_fork_bomb_the_next_call_costs_the_server_little() -> None:
+    async with raw_client("--pids", "100") as client:
+        await client.call("execute", code="1", wait=100)
+        before = processor_seconds(client.process.pid)
+        said = await client.call("execute", code=RECURSIVE_FORK_BOMB, timeout=2, wait=100)
+        assert "time limit" in said
+        assert await client.call("execute", code="6 * 7", wait=100) == "42"
+        assert processor_seconds(client.process.pid) - before < 2.0  # 0.4 s, and looks add up
 
 
 async def test_a_stopped_template_costs_no_session_and_is_replaced(tmp_path: Path) -> None:
