@@ -309,3 +309,12 @@ def test_what_agents_obey_is_told_when_code_changed_it(mounted: Mounted) -> None
         mounted.plants.note_changed(mounted.shown, [(("AGENTS.md",), writer)])
     assert len(mounted.session.remarks) == 1
     assert "AGENTS.md" in str(mounted.shown)
+
+
+def test_what_appears_while_no_cell_runs_stays_and_is_told_to_sessions(mounted: Mounted) -> None:
+    mounted.begin()
+    mounted.at_work = []
+    a_file(mounted.folder / ".envrc", PLAIN)
+    mounted.appeared(".envrc", maker=LOST)
+    assert (mounted.folder / ".envrc").exists()
+    assert "stays as it is" in mounted.session.remarks[0]
