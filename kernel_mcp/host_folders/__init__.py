@@ -248,7 +248,7 @@ _REFUSED_NAMES = {
 
 
 NVIDIA = ("/dev/nvidia", "/dev/dxg")
-"""What the paths of NVIDIA's devices begin with; the second is that of WSL."""
+"""Path prefixes of NVIDIA's devices; the second is for WSL."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""What a walk through a mounted folder has found, and facts of files that tell one from another."""
+"""Findings of a walk through a mounted folder, and facts that tell one file from another."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 @dataclass
 class Found:
-    """What a walk has found below a mount.
+    """Findings of a walk below a mount.
 
-    covers   kinds of covers by path below it
-    inodes   device and inode of every covered file and folder, with its birth (`born`)
-    fresh    those found since somebody was told last; `gone` those that are another file's by now
-    removed  what was fixed, and has gone since somebody was told last
-    surplus  what hosts execute, beyond the covers that there may be
-    unfixed  how many other paths to what is fixed are not, as there are too many
-    named    paths found since somebody was told last that hosts execute for what leads there
-    git      folders that Git takes for repositories
-    asks     whether there are settings to ask about since somebody was told last
-    linked   whether a file among them has further names that nobody has looked for
-    folders  how many were looked at
+    covers   kinds of covers by path below the mount
+    inodes   device and inode of every covered file and folder, with its birth time (`born`)
+    fresh    inodes found since the last report; `gone`: those that another file uses by now
+    removed  fixed paths that have gone since the last report
+    surplus  paths that hosts execute, beyond the maximum number of covers
+    unfixed  number of further paths to fixed files that stay writable, as there are too many
+    named    paths found since the last report that hosts execute for what leads there
+    git      folders that Git recognises as repositories
+    asks     True if settings have appeared since the server was last asked to read them
+    linked   True if a file among them has further names that no walk has looked for
+    folders  number of folders walked
     """
 
     covers: dict[Parts, str] = field(default_factory=dict)

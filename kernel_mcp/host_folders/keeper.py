@@ -93,7 +93,7 @@ class Keeper:
         self._lacked = False
         """Whether the log says that watches are missing."""
         self._lacking_names: set[int] = set()
-        """Those of which the log says that not all names are known."""
+        """Numbers of mounts for which the log says that not all names are known."""
         self._full: set[int] = set()
         """Those of which the log says that not all is covered: code can make any number."""
         self._entering = Entering()
@@ -275,7 +275,7 @@ class Keeper:
             self._tell({"op": "said", "text": f"{ground.guest}: {_RIGHTS_KEPT} ({reason})"})
 
     def _ask(self, ground: Ground) -> None:
-        """Have the server ask about settings."""
+        """Ask the server to read settings again."""
         ground.walk.found.asks = False
         self._tell_paths("asks", ground, list(ground.walk.found.git))
 

@@ -19,9 +19,9 @@ class Named:
         self._led: dict[Parts, None] = {}
         self._above: set[Parts] = set()
         self.fresh = False
-        """Whether somebody has to be told."""
+        """True if there are paths to report."""
         self.lacking = False
-        """Whether there were more than can be kept."""
+        """True if there were more paths than can be kept."""
 
     @property
     def all(self) -> list[Parts]:

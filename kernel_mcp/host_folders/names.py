@@ -87,7 +87,7 @@ BACKUPS = (
     *(".rej", ".dpkg-old", ".dpkg-dist", ".dpkg-new", ".rpmsave", ".rpmnew", ".kate-swp"),
     *("___jb_tmp___", "___jb_old___", "~"),
 )
-"""What editors and package managers add to the name of a file whose copy they keep."""
+"""Suffixes that editors and package managers add to the name of a file whose copy they keep."""
 SWAP = ".sw"
 """With one letter more, the end of vim's names."""
 
@@ -135,9 +135,10 @@ EXECUTED = AGENTS | frozenset(
         *(".ipython", ".jupyter", ".jupytext.py", ".lintstagedrc", ".commitlintrc"),
     )
 )
-"""What programs of the host execute or take commands from, whatever kind of file it is.
+"""Names that programs of the host execute or take commands from, whatever the kind of file.
 
-Of a `.git` that is the hooks, the settings and more; as a file it names a folder elsewhere."""
+In a `.git` folder these are the hooks, the settings and more. A `.git` file names a folder
+elsewhere."""
 EXECUTED_BELOW = frozenset(
     (
         *((".config", name) for name in ("fish", "autostart", "systemd", "git", "mise", "nvim")),
@@ -178,13 +179,13 @@ OBEYED = frozenset(
 """Files that agents and build servers obey: that they were changed is told."""
 OBEYED_FOLDERS = frozenset((".github", ".gitlab", ".circleci", ".buildkite", ".forgejo", ".gitea"))
 GIT_FOLDER = frozenset(("HEAD", "objects", "refs", "commondir"))
-"""What Git takes a folder for a repository by: HEAD, with the next two or the last."""
+"""Entries by which Git recognises a repository: HEAD, with the next two or the last."""
 GIT_SIGN = "HEAD"
-"""What of these no repository lacks."""
+"""The one of these entries that every repository has."""
 GIT_EXECUTES = (
     *("config", "config.worktree", "hooks", "info", "HEAD", "commondir", "modules", "worktrees"),
 )
-"""What of such a folder can name programs, and what can name another folder for that."""
+"""Entries of a repository that can name programs, or another folder with such entries."""
 HOOKS = (
     *("applypatch-msg", "pre-applypatch", "post-applypatch", "pre-commit", "pre-merge-commit"),
     *("prepare-commit-msg", "commit-msg", "post-commit", "pre-rebase", "post-checkout"),

@@ -10,7 +10,7 @@ _ACCESS_LISTS = ("system.posix_acl_access", "system.posix_acl_default")
 
 
 class Rights:
-    """Who may do what in the folder of a mount, which sessions are not to change for others."""
+    """Access rights to the folder of a mount, which sessions must not grant to others."""
 
     def __init__(self, root: int) -> None:
         self._place = f"/proc/self/fd/{root}"

@@ -22,7 +22,7 @@ from kernel_mcp.records import dataclass
 MOST_READ = 1 << 20
 """Bytes of one file of settings."""
 _MOST_FILES = 200
-"""That are read of one folder of an agent or of hooks."""
+"""Maximum number of entries that are read in one folder of an agent or of hooks."""
 _MOST_WORD = 1024
 _ONLY_SHOWN = frozenset((".idea", ".fleet", "launch.json", "workspace.json"))
 """Of editors, what names the files of a project that people open or start themselves."""

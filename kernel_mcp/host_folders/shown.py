@@ -93,12 +93,12 @@ class Shown:
 
     @property
     def stays(self) -> str:
-        """What of a writable one stays read-only, for people; empty where nothing does."""
+        """Text that names the read-only paths of a writable mount; empty if there are none."""
         return self._named("read-only", {secrets.FIXED}).removeprefix("; ")
 
     @property
     def executable(self) -> list[tuple[str, ...]]:
-        """What there is that hosts execute by its name."""
+        """Covered paths that hosts execute by their names."""
         return [
             path
             for path, kind in self.covers.items()
@@ -107,7 +107,7 @@ class Shown:
         ]
 
     def executes(self, parts: tuple[str, ...]) -> bool:
-        """Whether hosts execute what is there, by its own name."""
+        """Return True if hosts execute a path by its own name."""
         return secrets.executed((*self.mount.host.parts[1:], *parts))
 
     @property
@@ -117,7 +117,7 @@ class Shown:
 
     @property
     def single(self) -> bool:
-        """Whether it is one file."""
+        """True if the mount is a single file."""
         return not self.mount.host.is_dir()
 
     def parts(self, path: str) -> tuple[str, ...] | None:
@@ -127,7 +127,7 @@ class Shown:
         return tuple(Path(path).relative_to(self.mount.guest).parts)
 
     def covers_path(self, root: int, parts: tuple[str, ...]) -> bool:
-        """Whether a path is covered, by any part of it, below the open folder `root`."""
+        """Return True if a path, or a folder above it, is covered below the open folder `root`."""
         if self.single:
             return False
         if self.hides(parts):
@@ -139,11 +139,11 @@ class Shown:
         return secrets.judged_by_content(path) and secrets.holds_credentials(root, parts, path)
 
     def hides(self, parts: tuple[str, ...]) -> bool:
-        """Whether a path or what it is in is known to be covered."""
+        """Return True if a path, or a folder above it, is known to be hidden."""
         return bool(secrets.HIDING.intersection(self._kinds(parts)))
 
     def fixes_path(self, parts: tuple[str, ...]) -> bool:
-        """Whether a path stays read-only below a writable mount, as hosts execute what is there."""
+        """Return True if a path below a writable mount stays read-only, as hosts execute it."""
         ways = [parts[:end] for end in range(1, len(parts) + 1)]
         fixed = secrets.FIXED in self._kinds(parts) or not self.named.isdisjoint(ways)
         return fixed or any(map(self.executes, ways))
@@ -152,7 +152,7 @@ class Shown:
         return {self.covers.get(parts[:end], "") for end in range(1, len(parts) + 1)}
 
     def fixed_above(self, parts: tuple[str, ...]) -> bool:
-        """Whether a path lies in what no session could have changed."""
+        """Return True if a path is in a fixed folder, which no session could have changed."""
         return secrets.FIXED in self._kinds(parts[:-1])
 
     def note_links(self, covers: Mapping[tuple[str, ...], str]) -> None:
@@ -163,14 +163,14 @@ class Shown:
                 self.links[parts] = (info.st_ino, info.st_ctime_ns)
 
     def was_there(self, parts: tuple[str, ...]) -> bool:
-        """Whether what is covered at a path is what was so before, and no link's replacement."""
+        """Return True if a covered entry is still the original, not put in place of a symlink."""
         if parts not in self.links:
             return parts in self.covers
         info = self._status(parts)
         return info is None or (info.st_ino, info.st_ctime_ns) == self.links[parts]
 
     def forget(self, removed: Iterable[tuple[str, ...]]) -> None:
-        """What the host has removed or moved away: the next of that name is another."""
+        """Forget entries that the host has removed or moved: the next of that name is another."""
         for parts in removed:
             self.covers.pop(parts, None)
             self.links.pop(parts, None)
@@ -187,7 +187,7 @@ class Shown:
 
     @property
     def silent(self) -> bool:
-        """Whether so much has appeared that no more is told."""
+        """True once so many entries have appeared that no more are reported."""
         return self.told >= MOST_TOLD
 
     def _status(self, parts: tuple[str, ...]) -> os.stat_result | None:
@@ -228,7 +228,7 @@ class Shown:
         return secrets.readable((*parts[:-1], name))
 
     def covers_file(self, info: os.stat_result) -> bool:
-        """Whether an open file is covered under any name."""
+        """Return True if a file is covered under any name, or is a device, pipe or socket."""
         known = (info.st_dev, info.st_ino) in self.inodes
         usual = stat.S_ISREG(info.st_mode) or stat.S_ISDIR(info.st_mode)
         return not self.single and (known or not (usual or stat.S_ISLNK(info.st_mode)))
@@ -246,11 +246,11 @@ class Shown:
 
 @contextlib.contextmanager
 def acting_as_owner(path: Path) -> Iterator[None]:
-    """Have this thread of a root server use files as the owner of `path` (setfsuid(2)).
+    """Access files as the owner of `path` in this thread of a root server (setfsuid(2)).
 
-    No part of it may be a link.
+    No component of `path` may be a symlink. Other servers are not affected.
 
-    Nothing for other servers. For few calls: Python's own library may be closed to that user.
+    Keep the block to a few calls: Python's own library may be closed to that user.
     Raises OSError.
     """
     if os.geteuid() != 0:

@@ -57,8 +57,10 @@ _MOST_WRITTEN = 1 << 10
 _LATE_MS = 1
 """An event is told to inotify some microseconds before or after it is told here."""
 HOST, CODE, LOST, NAMED = "host", "code", "lost", "named"
-"""Who made an entry: a program of the host, one of a sandbox, or one that is gone already; and
-that it may have been there long before settings named it. With `CODE` stands the user it ran as."""
+"""Makers of an entry: a program of the host, one of a sandbox, or one that has exited already.
+
+`NAMED` means that the entry may be older than the settings that name it. The user that code ran as
+follows `CODE`."""
 _MOST_MOVED = 64
 """Renames of secrets that are under way; more have left what is watched."""
 
@@ -119,9 +121,9 @@ class Ground:
         self.sources: set[Parts] = set()
         """Files of settings that have been asked about."""
         self.rights_changed = False
-        """Whether somebody changed who may do what in the folder itself."""
+        """True if the access rights of the folder itself may have changed."""
         self.obeyed: dict[Parts, None] = {}
-        """What agents obey and somebody changed since the server was told last."""
+        """Paths that agents obey and that have changed since the last report to the server."""
         self.asked: list[Parts] = []
         """Paths that the server has named so far; `coming` are the next ones."""
         self.coming: list[Parts] = []
@@ -282,9 +284,9 @@ class Makers:
         return self._fd >= 0 and _libc.fanotify_mark(self._fd, *arguments) == 0
 
     def of(self, root: int, parts: Parts) -> str:
-        """Who made an entry below the open folder `root`: HOST, LOST, or CODE with a user.
+        """Return the maker of an entry below the folder `root`: HOST, LOST, or CODE with a user.
 
-        What was made in a new folder before that was watched counts as made by the folder's maker.
+        An entry made in a new folder before its watch began counts as made by the folder's maker.
         """
         self.note()
         for end in range(len(parts), 0, -1):
@@ -416,7 +418,7 @@ class Watches:
         self._outside: dict[int, set[str]] = {}
         """Names that matter in folders elsewhere."""
         self.outside_changed = False
-        """Whether one of these was changed since somebody asked last."""
+        """True if one of these has changed since the last look."""
         self._moved: set[int] = set()
         """Cookies of renames whose first name was a secret's."""
         self.lacking = 0

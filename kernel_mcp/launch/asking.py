@@ -97,7 +97,7 @@ class Asking:
         return Answer(tuple(paths), (*seen, *about.entries))
 
     async def _read(self, contents: Mapping[str, bytes]) -> dict[str, Entries]:
-        """Have Git take these files apart, in a sandbox without network that sees none of them."""
+        """Ask Git to parse these files, in a sandbox without network or access to their folders."""
         program = shutil.which("git")
         if program is None:
             raise Unasked("there is no git on this server's PATH")
@@ -161,7 +161,7 @@ def _parsed(output: bytes) -> list[Entries]:
 
 
 class _About:
-    """What is gathered about one mount: its repositories, their settings, and those of its users.
+    """Findings about one mount: its repositories, their settings, and those of its users.
 
     Its methods block.
     """
@@ -183,8 +183,9 @@ class _About:
             for entry in settings.executed_in(top)
         ]
         self.entries = [*outer, *map(self._path, shown.executable)]
-        """What hosts execute by its name, in the mount and at the top of repositories around it,
-        and scripts and folders of hooks that settings name, wherever they are.
+        """Paths that hosts execute by name, in the mount and at the top of repositories around it.
+
+        Also scripts and folders of hooks that settings name, wherever they are.
         """
 
     def _found(self) -> list[Repository]:

@@ -225,9 +225,9 @@ class Doors:
         self._beginning = asyncio.get_running_loop().create_task(self._watch())
 
     async def _watch(self) -> None:
-        """Have a keeper walk the mounts, and cover in the sandboxes that run.
+        """Ask a keeper to walk the mounts and to cover paths in running sandboxes.
 
-        Raises LaunchError, ConfigError for the first one; a further one is replaced then.
+        Raises LaunchError, ConfigError if the first keeper fails; a later one is replaced.
         """
         try:
             for each in self.shown:
@@ -248,7 +248,7 @@ class Doors:
         self._ready.set()
 
     async def _renew(self, held: tuple[int, int]) -> None:
-        """Have a further keeper cover in a sandbox that runs. Raises LaunchError."""
+        """Ask a further keeper to cover paths in a running sandbox. Raises LaunchError."""
         try:
             await self._ask({"op": "hold", "since": ALL}, held)
         except LaunchError as error:

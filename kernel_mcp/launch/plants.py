@@ -1,4 +1,4 @@
-"""What appears or is changed below writable mounts that programs of the host execute or obey."""
+"""New or changed entries below writable mounts that programs of the host execute or obey."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class AtWork(Protocol):
 
 @dataclass(frozen=True)
 class _Aside:
-    """What was set aside, when, and how many sessions may have made it."""
+    """An entry that was set aside: the time, and the number of sessions that may have made it."""
 
     moment: float
     sign: Parts

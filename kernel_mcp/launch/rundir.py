@@ -200,9 +200,10 @@ def argv(request: LaunchRequest, guest: GuestPaths) -> list[str]:
 
 
 def environment(request: LaunchRequest, guest: GuestPaths) -> dict[str, str]:
-    """What the interpreter starts with; nothing is passed on, and the boot sets the rest.
+    """Return the initial environment of the interpreter; the boot sets the rest.
 
-    The loader reads the folders of a GPU's driver at the start alone.
+    No variable of the server is passed on. The dynamic loader reads the folders of a GPU's driver
+    only when a process starts.
     """
     libraries = {name: value for name, value in request.variables if name == LIBRARY_PATH}
     return {

@@ -59,7 +59,7 @@ class Ending:
         return INTERRUPTED if self._interrupted and self._code is None else 0
 
     def take_signals(self) -> None:
-        """Have `ENDING` handled here; no effect outside the main thread."""
+        """Handle the signals of `ENDING` here; no effect outside the main thread."""
         if threading.current_thread() is threading.main_thread():
             for number in ENDING:
                 signal.signal(number, self._on_signal)
@@ -143,6 +143,6 @@ class Ending:
 
 
 def _set_alarm(seconds: float) -> None:
-    """Have SIGALRM end the process after so many seconds, unless this is called again before."""
+    """Arm SIGALRM to end the process after so many seconds; the next call replaces this timer."""
     if threading.current_thread() is threading.main_thread():
         signal.setitimer(signal.ITIMER_REAL, seconds)

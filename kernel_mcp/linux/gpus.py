@@ -27,14 +27,14 @@ _MEMORY = "nvidia-uvm"
 _HELPERS = ("nvidiactl", _MEMORY, "nvidia-caps/nvidia-cap[3-9]*", "nvidia-caps/nvidia-cap[12]?*")
 """Of the capabilities all but 1 and 2, which configure and watch the parts of every card."""
 _SYSTEM = ("/usr", "/lib", "/lib64")
-"""What every sandbox shows, but that of containers."""
+"""Folders that every sandbox shows, except that of containers."""
 _LDCONFIG = ("/sbin/ldconfig", "/usr/sbin/ldconfig")
 _LDCONFIG_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
 class Driver:
-    """What code needs of a GPU's driver.
+    """The parts of a GPU's driver that code requires.
 
     devices  nodes below /dev: the cards first
     folder   where libcuda is, None where the loader of a sandbox finds it by itself

@@ -11,7 +11,7 @@ from functools import lru_cache
 from html.entities import html5
 
 ROUNDS = 4
-"""What is escaped more often is not found."""
+"""Number of times that escapes are decoded. A value escaped more often is not found."""
 _CHARS = {
     b"&" + name.encode(): text.encode()
     for name, text in html5.items()

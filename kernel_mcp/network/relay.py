@@ -86,7 +86,7 @@ class _Intake:
 
     @property
     def rest(self) -> bytes:
-        """What has come and h11 does not have."""
+        """Received bytes that h11 does not have yet."""
         return self._pieces.rest
 
     async def take(self) -> None:

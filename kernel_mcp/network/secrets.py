@@ -136,7 +136,7 @@ def _lower_escapes(text: str) -> str:
 
 
 def decoded_forms(value: str, decode: Callable[..., bytes]) -> set[bytes]:
-    """What is left of a value where escapes and blanks are decoded: it, and base64 of it."""
+    """Return a value as decoded replies hold it: without escapes and blanks, and in base64."""
     texts = {value, value.replace(" ", "+")}
     plain = {decode(each.encode(), mail=mail) for each in texts for mail in (False, True)}
     return {each for each in plain if len(each) >= _LEAST} | _in_base64(value.encode())
@@ -186,7 +186,7 @@ class Scan:
     def __init__(self, sought: Sought) -> None:
         self._sought = sought
         self._before = b""
-        """What was passed on last, as forms may begin there."""
+        """Bytes passed on last, as forms may begin there."""
         self._held = b""
 
     def feed(self, data: bytes) -> bytes:

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from html.entities import html5
 
 ROUNDS = 4
-"""What is escaped more often is not found."""
+"""Number of times that escapes are decoded. A value escaped more often is not found."""
 _LONGEST = 12
 """Characters of a form for one of its value."""
 _MOST_WAITING = 4096
@@ -108,7 +108,7 @@ class _Places:
         self.source: list[int] = []
         """The same places before."""
         self.solid: list[bool] = []
-        """Whether a character is left of it."""
+        """For each place, True if decoding leaves a character there."""
 
 
 def _plain(text: str, steps: Iterable[re.Pattern[str]]) -> str:

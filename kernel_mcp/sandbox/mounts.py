@@ -53,7 +53,7 @@ _MASKED = (
 """What /proc tells about the host's kernel rather than about processes of the sandbox."""
 PROC = "/proc"
 _FIXED = ("acpi", "asound", "bus", "driver", "fs", "irq", "mtrr", "scsi", "sys", "sysrq-trigger")
-"""What of a writable /proc changes the host rather than the tasks of the sandbox."""
+"""Entries of a writable /proc that change the host rather than the tasks of the sandbox."""
 _RESERVED = ("/", "/dev", "/proc", "/sys", "/tmp", "/etc", "/run", "/opt", WORKSPACE, LAYERS)
 
 

@@ -227,7 +227,7 @@ class SessionManager:
         return [each for each in self.sessions if each.state == "busy" or each.last_ran > last]
 
     def remark(self, text: str) -> None:
-        """Have the next answer of every session say this."""
+        """Add a text to the next answer of every session."""
         for session in self.sessions:
             session.ledger.add(text)
 

@@ -45,7 +45,7 @@ class UnknownFormat(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """What finds an entry again: the working folder of the server and a session's name."""
+    """Key of a stored entry: the working folder of the server and a session's name."""
 
     folder: str
     name: str
@@ -124,12 +124,12 @@ class Saved:
 
     @property
     def names(self) -> list[str]:
-        """Those of the variables."""
+        """Names of the saved variables."""
         return _names(self.variables)
 
     @property
     def key(self) -> Key:
-        """What finds it."""
+        """Key of its entry."""
         return Key(self.folder, self.name)
 
 

@@ -239,7 +239,7 @@ class Saveable(Protocol):
 
     @property
     def threaded(self) -> bool:
-        """Whether threads of its code may change it at any time."""
+        """True if threads of its code may change it at any time."""
 
     async def save(self, *, urgent: bool = False, most_bytes: int | None = None) -> Written | None:
         """Save what it holds, or return None while it is in use.

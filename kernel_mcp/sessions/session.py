@@ -165,7 +165,7 @@ class Session:
         self.saved_every_s = 0.0
         """Seconds between two saves of what it holds, where that is long; else 0."""
         self.threaded = False
-        """Whether its kernel could not be forked for the last save."""
+        """True if its kernel could not be forked for the last save."""
         self.forgotten = False
         """Whether what is kept of it goes with its end."""
         self.spared_until = 0.0
@@ -252,7 +252,7 @@ class Session:
 
     @property
     def dormant(self) -> bool:
-        """Whether it is hibernated, and nobody wakes it."""
+        """True if it is hibernated and no call is waking it."""
         return self.state == "hibernated" and not self._needs and not self.turn.locked()
 
     @property
@@ -300,7 +300,7 @@ class Session:
         return self.kept.dirty or self._has_computed()
 
     def _has_computed(self) -> bool:
-        """Whether code goes on between cells, as threads do, since the last save."""
+        """Return True if code has run since the last save, as threads do between cells."""
         kernel, used = self._computed
         if kernel is None or kernel is not self.kernel or kernel.exit is not None:
             return False

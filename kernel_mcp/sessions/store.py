@@ -113,7 +113,7 @@ class Entry:
 
     @property
     def leftover(self) -> bool:
-        """Whether there are variables."""
+        """True if there is a dump of variables."""
         return any(self.folder.glob(f"{_DUMP}*"))
 
     @property
@@ -298,7 +298,7 @@ class SessionStore:
         return Entry(self, key, lock)
 
     def has(self, key: Key) -> bool:
-        """Whether something was saved for a key, or a cell began, and lasts. Raises OSError."""
+        """Return True if a key has a save or a recorded cell, not expired. Raises OSError."""
         folder = self.records / key.id
         saved = any((folder / name).is_file() for name in (MANIFEST, COPY))
         return (saved or bool(traced(folder / TRACE))) and not self._expired(folder)

@@ -29,7 +29,7 @@ class Trace:
     """The cells since the last save, in memory that a killed server leaves in a file."""
 
     def __init__(self, path: Path) -> None:
-        """What is in it stays until `forget`. Raises OSError."""
+        """Open or create the file, whose content stays until `forget`. Raises OSError."""
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
         fd = os.open(path, flags, 0o600)
         try:

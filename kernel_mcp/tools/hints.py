@@ -64,28 +64,28 @@ def hints(effect: Effect, title: str, settings: Settings) -> ToolAnnotations:
 
 
 def _is_open(settings: Settings) -> bool:
-    """Whether code reaches other machines, or processes outside its sandbox."""
+    """Return True if code can reach other machines, or processes outside its sandbox."""
     reached = bool(settings.network or settings.secrets or settings.attach)
     return reached or not settings.confined
 
 
 def _writes_host(settings: Settings) -> bool:
-    """Whether files of the host can be changed, those of `--workspace` included."""
+    """Return True if code can change files of the host, those of `--workspace` included."""
     mounted = any(each.writable for each in settings.mounts)
     return mounted or settings.workspace is not None or not settings.confined
 
 
 def _reaches_others(settings: Settings) -> bool:
-    """Whether code can change what is not its session's: files, hosts, devices, kernels."""
+    """Return True if code can affect more than its session: files, hosts, devices, kernels."""
     return _is_open(settings) or _writes_host(settings) or bool(settings.devices)
 
 
 def _installs(settings: Settings) -> bool:
-    """Whether packages can be added from an index."""
+    """Return True if packages can be added from an index."""
     named = settings.allow_install or any(each != "*" for each in settings.allow)
     return bool(named or settings.profile == "data") and not settings.offline
 
 
 def _installs_anything(settings: Settings) -> bool:
-    """Whether a line of code can name any package to the index."""
+    """Return True if a line of code can request any package from the index."""
     return "*" in settings.allow_install and not settings.offline

@@ -435,7 +435,7 @@ async def _info(services: Services, session: Session, progress: ProgressCallback
 
 
 def _saving(session: Session) -> str:
-    """What `info` adds to the words on persistence for one session; empty when all is well."""
+    """Return what `info` adds on the persistence of one session; empty when all is well."""
     if session.trouble:
         return f"; not saved now: {session.trouble}"
     if every := session.saved_every_s:

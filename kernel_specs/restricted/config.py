@@ -42,9 +42,9 @@ def is_harmless(name: str, line: str = "") -> bool:
 INSTALLERS = ("pip", "uv", "conda", "mamba", "micromamba")
 """Magics that start a program of the same name."""
 READ_ONLY, FILE = "/", "file:///"
-"""What a cell lacked that wanted to write, or to open, a path of the host;"""
+"""Lacks of a cell that failed to write to a path of the host, or to open one."""
 NETWORK, HOST = "://", "://host"
-"""that wanted to reach another machine, or one that the proxy does not permit."""
+"""Lacks of a cell that failed to reach another machine, or one that the proxy refuses."""
 _CHANGE = re.compile(
     r"(?:^|[;&|(]|\bsudo\s|\btime\s)\s*(?:[^\s;&|(]*python[\d.]*[\"']?\s+-m\s+)?(?:[\w./]*/)?"
     r"(?:(?:uv\s+)?pip[\d.]*\s+(?:-\S+\s+)*(?!(?:list|freeze|show|-\S+)(?!\S))"

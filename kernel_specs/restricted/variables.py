@@ -114,7 +114,7 @@ class Names:
 
 
 def removed(gone: list[str], cell: str) -> list[str]:
-    """Those names that have gone without a `del` or an `except ... as` of the cell naming them."""
+    """Return the names in `gone` that no `del` or `except ... as` of the cell names."""
     try:
         nodes = list(ast.walk(ast.parse(cell)))
     except (SyntaxError, ValueError, RecursionError, MemoryError):

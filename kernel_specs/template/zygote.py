@@ -241,7 +241,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _job(message: dict[str, Any], fds: Sequence[int]) -> Job:
-    """What the init has asked for."""
+    """Return the job that the init requests."""
     init, _, done, ready, ring, output, *gates = map(_moved, fds)
     sandbox = cell.Joining(message["uid"], init, done)
     return Job(sandbox, ready, ring, output, gates, message["trial"])

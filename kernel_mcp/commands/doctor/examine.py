@@ -517,7 +517,7 @@ def as_text(diagnosis: Diagnosis, *, colour: bool, verbose: bool = False) -> str
 
 
 def _unwell(examination: Examination, diagnosis: Diagnosis, *, colour: bool) -> list[str]:
-    """What is not as promised with the backend that is used, and with others if there is none."""
+    """Return the problem or the failed checks of one backend; [] when another backend is used."""
     if diagnosis.used and examination.backend != diagnosis.used:
         return []
     if examination.problem:
@@ -585,7 +585,7 @@ def _section(examination: Examination, *, colour: bool) -> list[str]:
 
 
 def _about(diagnosis: Diagnosis) -> list[str]:
-    """What holds in sessions besides."""
+    """Return lines on the problem, the policy, the variables and the attachable kernels."""
     lines = [diagnosis.problem] if diagnosis.problem else []
     if diagnosis.used and diagnosis.policy:
         lines.append(f"Policy {diagnosis.policy}")

@@ -254,7 +254,7 @@ class TemplateProcess:
             self._look_later()
 
     def _own_processes(self) -> Iterable[int]:
-        """Those that load and fork: not kernels, which may compute."""
+        """Return the PIDs of processes that load and fork: not kernels, which may compute."""
         return tree(self._popen.pid, {pid for fork in self._forks.values() for pid in fork.pids})
 
     def _hang_up(self) -> None:

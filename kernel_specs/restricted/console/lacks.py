@@ -1,7 +1,7 @@
-"""What an exception shows to be missing, read from the objects and never from their texts alone.
+"""Modules, paths and machines that an exception shows to be missing.
 
-A text may come from data. A module is missing where an import statement, or a call that imports,
-has failed in code that spells out the module's name.
+They are read from objects, never from texts alone: a text may come from data. A module is missing
+where an import statement, or a call that imports, has failed in code that spells out its name.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ def _instruction(code: CodeType, place: int) -> str:
 
 
 def _spells(code: CodeType, name: str) -> bool:
-    """Whether code holds the name of a module, or of one below it."""
+    """Return True if code holds the name of a module, or of one below it."""
     words = (*code.co_names, *code.co_consts)
     return any(type(each) is str and f"{each}.".startswith(f"{name}.") for each in words)
 
@@ -142,12 +142,12 @@ def _machine(error: BaseException) -> str:
 
 
 def _by_hand(error: BaseException) -> bool:
-    """Whether a cell has raised it itself, and so decides all that is in it."""
+    """Return True if a cell itself raised the error, and so controls all of its content."""
     frames = _frames(error.__traceback__)
     return not frames or (frames[-1][0].co_filename.startswith(_CELL) and _raises(*frames[-1]))
 
 
 def _text(error: BaseException) -> str:
-    """What the error was made with, without calling code of its class."""
+    """Return the texts the error was made with, without calling code of its class."""
     args = BaseException.args.__get__(error)  # type: ignore[attr-defined]
     return " ".join(each for each in args if type(each) is str)

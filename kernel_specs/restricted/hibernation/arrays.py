@@ -164,7 +164,7 @@ def _itself(plain: Any) -> Any:
 
 
 def _has_own_reduction(kind: type) -> bool:
-    """Whether a subclass says itself how it is pickled; what numpy's do forgets shared memory."""
+    """Return True if a subclass defines its own pickling; that of numpy loses shared memory."""
     for base in kind.__mro__:
         if any(name in vars(base) for name in ("__reduce__", "__reduce_ex__", "__setstate__")):
             return base.__module__.partition(".")[0] != "numpy"
@@ -178,7 +178,7 @@ def _span(array: Any) -> int:
 
 
 def _alone(array: Any) -> bool:
-    """Whether only `array` references its memory."""
+    """Return True if only `array` references its memory."""
     if _references(array) > _ALONE:
         return False
     base = array.base

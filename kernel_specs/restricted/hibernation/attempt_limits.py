@@ -167,7 +167,7 @@ class Budget:
 
     @property
     def overdue(self) -> bool:
-        """Whether `LAST_RESORT` times as much has passed."""
+        """True once `LAST_RESORT` times as much has passed."""
         return self.left <= (1 - LAST_RESORT) * self._seconds
 
 
@@ -264,7 +264,10 @@ class Attempts:
         self._budget = Budget(seconds)
 
     def do(self, name: str, action: Callable[[], object], value: object = None) -> bool:
-        """Whether `action` succeeded. Raises StoppedError when the host interrupts."""
+        """Run `action`, and return True if it succeeded.
+
+        Raises StoppedError when the host interrupts.
+        """
         left = self._budget.left
         if left <= 0:
             self.lost[name] = "there was no time left"

@@ -458,7 +458,7 @@ class _Child:
         return 0.0
 
     def _stat(self) -> list[str]:
-        """What Linux says of it behind its name: the state first."""
+        """Return the fields of /proc/PID/stat that follow the name: the state first."""
         try:
             text = Path(f"/proc/{self._pid}/stat").read_text()
         except OSError:

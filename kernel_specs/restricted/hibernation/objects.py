@@ -128,7 +128,7 @@ def import_module(name: str, submodules: list[str]) -> types.ModuleType:
 
 
 def the_attribute(module: str, name: str) -> Any:
-    """What a module holds under a name. Raises ImportError, AttributeError."""
+    """Return the attribute `name` of a module. Raises ImportError, AttributeError."""
     return getattr(import_module(module, []), name)
 
 
@@ -227,13 +227,13 @@ def _members(error: BaseException) -> dict[str, Any]:
 
 
 def _has_own_arguments(kind: Any) -> bool:
-    """Whether an exception has the default `__reduce__` and a Python `__init__`."""
+    """Return True if an exception has the default `__reduce__` and a Python `__init__`."""
     usual = kind.__reduce__ is BaseException.__reduce__
     return usual and type(kind.__init__) is types.FunctionType
 
 
 def _is_library(module: types.ModuleType) -> bool:
-    """Whether a module is of Python or of a package, and so no work of this session."""
+    """Return True if a module belongs to Python or a package, and so not to this session."""
     if module.__name__.partition(".")[0] in sys.stdlib_module_names:
         return True
     return "site-packages" in str(getattr(module, "__file__", ""))

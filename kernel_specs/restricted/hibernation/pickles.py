@@ -142,9 +142,10 @@ class NotebookPickler(cloudpickle.Pickler):  # type: ignore[misc]
             self._special[self._numpy.record] = self._arrays.reduce_record
 
     def identifying(self, written: Iterable[bytes] | None = None) -> NotebookPickler | None:
-        """What pickles again what was `written`, or has failed; None where that will do.
+        """Return a pickler for a second attempt that keeps identities; None if none is required.
 
-        It has the same modules and an empty memo.
+        `written` holds the pickles of the first attempt, or is None if that has failed. The pickler
+        has the same modules and an empty memo.
         """
         if written is not None and not any(_BY_IDENTITY.search(piece) for piece in written):
             return None

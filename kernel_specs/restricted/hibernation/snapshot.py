@@ -466,7 +466,7 @@ class Loading:
         self._behind: list[str] = []
         self._leave: set[str] = set()
         self._ask: Callable[[], object] = bool
-        """That of the watch of the step."""
+        """The `ask` of the step's watch."""
         _restore_history(shell, self._header)
 
     def step(self, content: Mapping[str, Any]) -> dict[str, Any]:
