@@ -672,7 +672,7 @@ import json, os
 os.chdir(ROOT)
 done = {}
 def attempt(name, work):
-    for _ in range(20):
+    for _ in range(3):
         try:
             work()
         except OSError:

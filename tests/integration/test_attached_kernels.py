@@ -97,10 +97,9 @@ async def test_a_cell_is_interrupted_and_the_kernel_goes_on(folder: Path, way: W
 
 async def test_a_cell_that_does_not_stop_is_left_and_never_killed(folder: Path, way: Way) -> None:
     stubborn = (
-        "import pathlib, time\nx = 1\n"
-        f"while not pathlib.Path({str(folder / 'go')!r}).exists():\n"
-        "    try: time.sleep(0.05)\n    except KeyboardInterrupt: pass\nx = 2\n"
-        "print('of the first')"
+        "import pathlib, signal, time\nsignal.signal(signal.SIGINT, signal.SIG_IGN)\nx = 1\n"
+        f"while not pathlib.Path({str(folder / 'go')!r}).exists(): time.sleep(0.05)\n"
+        "x = 2\nprint('of the first')"
     )
     async with joined(folder, way) as (notebook, _):
         answer = await cell(notebook, stubborn, timeout=1)

@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -160,7 +161,13 @@ async def test_a_signal_while_the_server_ends_cuts_no_save_short(
         assert (await life.run("slow")).text.startswith("7")
 
 
-LOOP = "import itertools\nfor later in itertools.count():\n    work = [later] * 10"
+LOOP = """
+import itertools
+for later in itertools.count():
+    work = [later] * 10
+    if later == 0:
+        open("begun", "w").close()
+"""
 ENDS = {
     "end of input": lambda server: server.process.stdin.close(),
     "SIGTERM": lambda server: server.process.send_signal(signal.SIGTERM),
@@ -178,6 +185,8 @@ def test_a_server_that_ends_while_a_cell_runs_keeps_its_work_and_what_was_there_
         server.call(2, "execute", code="earlier = 41")
         server.call(3, "execute", answer=wait == 0, code=LOOP, wait=wait)
         server.call(4, "interrupt", cell=1)
+        while not list(server.state.glob("**/begun")):
+            time.sleep(0.01)
         ENDS[end](server)
         assert server.process.wait(60) == 0
         server.close()

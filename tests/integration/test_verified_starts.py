@@ -83,7 +83,7 @@ COLD_WITH_ALL_OF_IT = {
     "it shares namespaces with others: uts, cgroup": (
         *("--unshare-uts", "--unshare-cgroup-try", "--hostname", "sandbox"),
     ),
-    "it may write to /, /dev, /proc": ("--remount-ro", "/dev", "--remount-ro", "/proc"),
+    "it may write to /, /dev, /proc": ("--remount-ro", "/proc", "--remount-ro", "/dev"),
     "it has no /dev/shm of its own": ("--size", "*", "--perms", "1777", "--tmpfs", "/dev/shm"),
     "nothing covers /proc/cmdline, ": ("--ro-bind", "/dev/null", "/proc/cmdline"),
     ", /proc/1": ("--perms", "0555", "--tmpfs", "/proc/1", "--remount-ro", "/proc/1"),
