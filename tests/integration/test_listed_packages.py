@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 import uv
 
-from tests.integration.agent import agent
+from tests.integration.agent import agent, lost
+from tests.integration.lives import Place
 from tests.unit.packages.wheels import sdist, wheel
 
 pytestmark = [pytest.mark.anyio]
@@ -119,6 +120,35 @@ async def test_requirements_make_the_environment_and_errors_name_the_line(
         said = await notebook.refused("execute", code="1")
         assert "requirements.txt line 3: kmtest-locked>=9" in said
         assert "no release of kmtest-locked fits" in said
+
+
+@pytest.mark.parametrize("listed", ["--project", "--requirements"])
+async def test_a_session_goes_on_in_its_environment_and_what_that_lacks_by_then_is_named(
+    listed: str, project: Path, links: Path, tmp_path: Path
+) -> None:
+    file = tmp_path / "requirements.txt"
+    file.write_text("kmtest-locked==1.0\n")
+    named = project if listed == "--project" else file
+    flags = (listed, str(named), "--find-links", str(links), "--template")
+    place = Place(tmp_path)
+    async with place.life(*flags) as life:
+        await life.run("import kmtest_locked, sys\nplain = 41\ntheirs = kmtest_locked\nsys.prefix")
+        await place.saved(1)
+        first = (await life.run("sys.prefix")).text
+        life.kill()
+    async with place.life(*flags) as life:
+        answer = await life.run("print(sys.prefix)\nplain, theirs.__version__")
+        assert answer.text.splitlines()[:2] == [first.strip("'"), "(41, '1.0')"]
+        assert lost(answer) == []
+        await place.saved(3)
+    file.write_text("kmtest-below\n")
+    text = (project / "pyproject.toml").read_text()
+    (project / "pyproject.toml").write_text(text.replace("kmtest-locked==1.0", "kmtest-below"))
+    lock(project, links)
+    async with place.life(*flags) as life:
+        answer = await life.run("plain")
+        assert answer.text.startswith("41\n")
+        assert sorted(lost(answer)) == ["kmtest_locked", "theirs"]
 
 
 async def test_no_code_of_a_source_runs(tmp_path: Path) -> None:
