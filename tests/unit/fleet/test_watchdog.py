@@ -95,17 +95,18 @@ def until_looked(watchdog: Dog, count: int) -> None:
 
 @pytest.mark.parametrize("stop", [False, True], ids=["running", "stopped"])
 def test_a_lease_that_is_over_ends_the_node_and_all_below_it(stop: bool) -> None:
-    with watched(boottime() + 1.0) as (node, children, watchdog):
+    with watched(boottime() + LONG_S) as (node, children, watchdog):
         if stop:
             for pid in (node.pid, *children):
                 os.kill(pid, signal.SIGSTOP)
+        watchdog.says(boottime() + 0.5)
         assert watchdog.reason == "expired"
         assert all(map(gone, (node.pid, *children)))
 
 
 def test_a_lease_that_goes_on_ends_nothing() -> None:
-    with watched(boottime() + 2.0) as (node, children, watchdog):
-        watchdog.says(boottime() + LONG_S)
+    with watched(boottime() + LONG_S) as (node, children, watchdog):
+        watchdog.says(boottime() + 2.0, boottime() + LONG_S)
         assert watchdog.watches_for(4.0)
         assert not any(map(gone, (node.pid, *children)))
 
@@ -116,9 +117,8 @@ def test_moments_that_are_none_or_earlier_change_nothing() -> None:
         assert watchdog.watches_for(2.0)
 
 
-def test_the_first_lease_counts_and_not_the_time_that_a_start_may_take() -> None:
-    with watched(boottime() + LONG_S) as (node, children, watchdog):
-        watchdog.says(boottime() + 0.5)
+def test_a_node_that_never_has_a_lease_is_ended_when_its_time_to_start_is_over() -> None:
+    with watched(boottime() + 1.0) as (node, children, watchdog):
         assert watchdog.reason == "expired"
         assert all(map(gone, (node.pid, *children)))
 
