@@ -152,6 +152,8 @@ async def upon(
         doors.plants.at_work = lambda: manager.at_work
         doors.plants.awake = lambda: [each for each in manager.sessions if each.kernel is not None]
         below.network.remark = doors.remark = manager.remark
+        if below.templates is not None:
+            below.templates.remark = manager.remark
         await stack.enter_async_context(manager.running())
         fronts = Fronts(run.path / "f", lambda: manager.sessions)
         await stack.enter_async_context(fronts.running())

@@ -131,21 +131,28 @@ async def test_after_a_recursive_fork_bomb_the_next_call_costs_the_server_little
         assert processor_seconds(client.process.pid) - before < 2.0  # 0.4 s, and looks add up
 
 
-async def test_a_stopped_template_costs_no_session_and_is_replaced(tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGSTOP, signal.SIGKILL])
+async def test_a_silent_or_dead_template_costs_no_session_and_is_told_and_replaced(
+    number: signal.Signals, tmp_path: Path
+) -> None:
     log = tmp_path / "log"
     async with raw_client("--warm", "0", log=log) as client:
         await client.call("execute", code="x = 41", wait=100)
-        stopped = named("kernel-template", below=client.process.pid)
-        for pid in stopped:
-            os.kill(pid, signal.SIGSTOP)
-        handle = json.loads(await client.call("create_session"))["session"]
-        assert await client.call("execute", session=handle, code="6 * 7", wait=100) == "42"
-        assert "kernels start cold until then: it did not answer" in log.read_text()
-        assert await client.call("execute", code="x") == "41"
+        before = named("kernel-template", below=client.process.pid)
+        for pid in before:
+            os.kill(pid, number)
+        told = [await client.call("create_session", name="other")]
+        for session, code, value in (("other", "6 * 7", "42"), ("", "x", "41")):
+            told.append(await client.call("execute", session=session, code=code, wait=100))
+            assert told[-1].startswith(value)
+        (said, *_) = [each for each in told if "[kernel-mcp]" in each]
+        assert "The template that kernels are forked from is replaced (" in said
+        assert "start cold until the next one runs" in said
+        assert "kernels start cold until then: " in log.read_text()
         with anyio.fail_after(60):
-            while not set(named("kernel-template", below=client.process.pid)) - set(stopped):
+            while not set(named("kernel-template", below=client.process.pid)) - set(before):
                 await anyio.sleep(0.05)
-    assert all(not Path(f"/proc/{pid}").exists() for pid in stopped)
+    assert all(not Path(f"/proc/{pid}").exists() for pid in before)
 
 
 async def test_a_kernel_takes_no_more_than_is_reckoned_with() -> None:

@@ -7,7 +7,7 @@ import errno
 import logging
 import os
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, ExitStack, suppress
 from functools import partial
 from pathlib import Path
@@ -125,6 +125,8 @@ class TemplateLauncher:
             self._doors.writable,
             [Path(each.guest) for each in mounts],
         )
+        self.remark: Callable[[str], None] = lambda _text: None
+        """Takes what the next answer of every session is to say."""
         self._most = templates
         self._fork_slots = anyio.Semaphore(FORKS_PER_PROCESSOR * (os.cpu_count() or 1))
         self._supervisors: dict[KernelEnvironment, TemplateSupervisor] = {}
@@ -145,7 +147,7 @@ class TemplateLauncher:
         while len(self._supervisors) >= self._most:
             self._retire(next(iter(self._supervisors)))
         self._supervisors[environment] = TemplateSupervisor(
-            self._sandbox, self._shared, environment, preload
+            self._sandbox, self._shared, environment, preload, lambda text: self.remark(text)
         )
 
     def template(self, environment: KernelEnvironment) -> TemplateProcess | None:

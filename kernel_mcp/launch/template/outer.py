@@ -248,8 +248,11 @@ class TemplateSupervisor:
         shared: Shared,
         environment: KernelEnvironment,
         preload: Sequence[str],
+        remark: Callable[[str], None] = lambda _text: None,
     ) -> None:
+        """`remark` takes what the next answers are to say."""
         self._sandbox = sandbox
+        self._remark = remark
         self._shared = shared
         self.environment = environment
         self.preload = tuple(preload)
@@ -360,20 +363,28 @@ class TemplateSupervisor:
         if template.gone.is_set():
             self._sandbox.release(self._all.pop(template, None))
         if template is self._current and not template.alive:
-            output = template.output
-            self._replace(f"{template.reason}. It wrote:\n{output}" if output else template.reason)
+            self._replace(template.reason, template.output)
         elif template.whole:
             for name, error in template.missing.items():
                 logger.info("not preloaded: %s (%s)", name, error)
 
-    def _replace(self, reason: str) -> None:
-        """Start another template after a pause; until then kernels start cold."""
+    def _replace(self, reason: str, output: str = "") -> None:
+        """Start another template after a pause; until then kernels start cold.
+
+        The first of several in a row that can fork nothing is reported.
+        """
         self._current = None
         logger.warning(
-            "the template of %s is replaced in %g s, kernels start cold until then: %s",
+            "the template of %s is replaced in %g s, kernels start cold until then: %s%s",
             self.environment.python,
             self._pause_s,
             reason,
+            f". It wrote:\n{output}" if output else "",
         )
+        if self._pause_s == FIRST_PAUSE_S:
+            self._remark(
+                f"The template that kernels are forked from is replaced ({reason}): kernels start "
+                "cold until the next one runs"
+            )
         self._again = asyncio.get_running_loop().call_later(self._pause_s, self._start)
         self._pause_s = min(2 * self._pause_s, LONGEST_PAUSE_S)

@@ -98,8 +98,10 @@ def sandbox(monkeypatch: pytest.MonkeyPatch) -> Ids:
     return Ids()
 
 
-def supervise(sandbox: Ids, *preload: str) -> TemplateSupervisor:
-    return TemplateSupervisor(sandbox, Shared(()), ENVIRONMENT, preload)
+def supervise(
+    sandbox: Ids, *preload: str, remark: Callable[[str], None] = lambda _text: None
+) -> TemplateSupervisor:
+    return TemplateSupervisor(sandbox, Shared(()), ENVIRONMENT, preload, remark)
 
 
 async def next_process() -> Process:
@@ -146,18 +148,22 @@ async def test_a_template_that_ends_is_replaced_with_a_word_in_the_log(
     await supervisor.aclose()
 
 
-async def test_the_pause_before_the_next_try_grows(
+async def test_the_pause_before_the_next_try_grows_and_one_in_a_row_is_told(
     sandbox: Ids, caplog: pytest.LogCaptureFixture
 ) -> None:
-    supervisor = supervise(sandbox)
+    told: list[str] = []
+    supervisor = supervise(sandbox, remark=told.append)
     for _ in range(3):
         (await next_process()).end()
+    (said,) = told
+    assert "is replaced (it was killed by SIGKILL)" in said
     pauses = [record.args[1] for record in caplog.records if isinstance(record.args, tuple)]
     assert pauses == [0.001, 0.002, 0.004]
     supervisor.forked()
     (await next_process()).end()
     assert isinstance(caplog.records[-1].args, tuple)
     assert caplog.records[-1].args[1] == 0.001
+    assert len(told) == 2
     supervisor.retire()
 
 
