@@ -76,13 +76,18 @@ class Commons:
         self.audit = Measured(_audit(settings, sandbox, self.masks), self.meters)
         self.capacity = _capacity(settings)
         self.managers: list[SessionManager] = []
-        self.checks = Checks()
+        self.checks = Checks(self.remark)
         self.turns = Turns()
 
     @property
     def sessions(self) -> list[Session]:
         """Every open session of the server."""
         return [session for manager in self.managers for session in manager.sessions]
+
+    def remark(self, text: str) -> None:
+        """Add a text to the next answer of every session."""
+        for manager in self.managers:
+            manager.remark(text)
 
     async def aclose(self) -> None:
         """The server has ended."""

@@ -30,6 +30,7 @@ PAUSE_S = 1.0
 """Seconds until a process is replaced; each further one doubles it up to the next."""
 LONGEST_PAUSE_S = 60.0
 END_S = 2.0
+_ENDED = "it has ended"
 
 logger = logging.getLogger(__name__)
 
@@ -40,6 +41,9 @@ class HelperProcess:
     An end, silence and a message that is none are one case: what was asked fails, the reason is
     logged and told, and the process is replaced after a pause. A process answers `{"ping": n}`
     with `{"pong": n}` and what is asked with its `id`.
+
+    Templates are none: kernels are children of theirs, so that one which is replaced stays until
+    the last of them has ended, beside the next ones. What tells that they are silent is the same.
     """
 
     def __init__(
@@ -50,8 +54,11 @@ class HelperProcess:
         on_start: Callable[[], None],
         on_message: Callable[[dict[str, Any], list[int]], None],
         on_end: Callable[[str], None],
+        on_demand: bool = False,
     ) -> None:
         """`command` starts it with its end of the socket. `on_start` tells it what it has to know.
+
+        With `on_demand` one that has ended is replaced by the next `start`, and not before.
 
         `on_message` owns the descriptors of its message; what it raises (KeyError, TypeError,
         ValueError) replaces the process. `on_end` takes the reason.
@@ -61,6 +68,7 @@ class HelperProcess:
         self._on_start = on_start
         self._on_message = on_message
         self._on_end = on_end
+        self._on_demand = on_demand
         self._numbers = itertools.count(1)
         self._asked: dict[int, asyncio.Future[tuple[dict[str, Any], list[int]]]] = {}
         self._control: socket.socket | None = None
@@ -89,6 +97,8 @@ class HelperProcess:
             return
         try:
             packets.send(self._control, message, fds)
+        except (BrokenPipeError, ConnectionResetError):
+            self.replace(_ENDED)
         except OSError as reason:
             self.replace(f"it takes no messages: {reason.strerror}")
 
@@ -109,18 +119,23 @@ class HelperProcess:
             self._asked.pop(number, None)
 
     def replace(self, why: str) -> None:
-        """End it, and start another one after a pause."""
+        """End it, and start another one after a pause, or when it is needed."""
         said = self._stop(why)
         logger.error(
-            "%s is replaced in %g s: %s%s",
+            "%s is replaced%s: %s%s",
             self._name,
-            self._pause_s,
+            "" if self._on_demand else f" in {self._pause_s:g} s",
             why,
             f". It wrote:\n{said}" if said else "",
         )
-        self._timer = asyncio.get_running_loop().call_later(self._pause_s, self._start)
-        self._pause_s = min(2 * self._pause_s, LONGEST_PAUSE_S)
+        if not self._on_demand:
+            self._timer = asyncio.get_running_loop().call_later(self._pause_s, self._start)
+            self._pause_s = min(2 * self._pause_s, LONGEST_PAUSE_S)
         self._on_end(why)
+
+    def stop(self) -> None:
+        """End it until the next `start`."""
+        self._stop("it was ended")
 
     async def aclose(self) -> None:
         """End it for good."""
@@ -146,8 +161,12 @@ class HelperProcess:
                 ours.setblocking(False)
                 fd = theirs.detach()
                 popen, output = spawn(SandboxCommand(self._command(fd), [fd], {"LANG": "C.UTF-8"}))
-                self._tail = StderrTail(output, loop)
+                undo.callback(popen.wait)
+                undo.callback(popen.kill)
+                tail = StderrTail(output, loop)
+                undo.callback(tail.close)
                 self._watched = Watched(popen.pid, loop, _reaping(popen))
+                self._tail = tail
                 undo.pop_all()
         except (LaunchError, OSError) as reason:
             self.replace(f"it cannot be started: {reason_of(reason)}")
@@ -196,7 +215,7 @@ class HelperProcess:
                 self.replace(f"it sent what is no message: {reason}")
                 return
             if received is None:
-                self.replace("it has ended")
+                self.replace(_ENDED)
                 return
             try:
                 self._hear(*received)

@@ -1,7 +1,8 @@
 """`worker FD`: a process that checks long code for the server, started by `bare_program`.
 
-Questions come over a socket and their answers go back in order, each JSON with its length before
-it. A question has the arguments of `check`:
+Questions come over a socket and their answers go back in order: `{"id": n}` with a descriptor of
+the memory that has it, as JSON. `{"ping": n}` is answered by `{"pong": n}`. A question has the
+arguments of `check`:
 
     {"code": …, "policy": {…}, "known_names": […] or null, "own_modules": […], "python": …,
      "compiled": …, "imports": whether the answer is to have them,
@@ -16,9 +17,10 @@ from __future__ import annotations
 
 import gc
 import json
+import os
 import resource
 import socket
-import struct
+import stat
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -27,12 +29,11 @@ from kernel_mcp.config.values import GIB
 from kernel_mcp.linux.process import keep_small, trim
 from kernel_mcp.policy import Diagnostic, ImportUse, Policy, Report
 from kernel_mcp.policy.check import check
-from kernel_specs.template import linux
+from kernel_specs.template import linux, packets
 
 MOST_BYTES = GIB
 """Address space of the process: the densest code of `MAX_CODE` takes a quarter of it."""
-LENGTH = struct.Struct("!I")
-"""What is before each message."""
+MOST_MESSAGE_BYTES = 1 << 24
 _FACTS = ("allow_all", "profile", "once", "tools", "confined", "network")
 
 
@@ -126,18 +127,24 @@ def answered(message: bytes) -> bytes:
     return json.dumps({"report": told, "asked": wanted}).encode()
 
 
-def _received(sock: socket.socket) -> bytes | None:
-    """A message; None when the server has gone."""
-    with sock.makefile("rb", buffering=0) as file:
-        wanted, found = LENGTH.size, bytearray()
-        while len(found) < wanted:
-            piece = file.read(wanted - len(found))
-            if not piece:
-                return None
-            found += piece
-            if wanted == len(found) == LENGTH.size:
-                wanted += LENGTH.unpack(found)[0]
-    return bytes(found[LENGTH.size :])
+def written(content: bytes) -> int:
+    """Return a descriptor of memory with this content. Raises OSError."""
+    fd = os.memfd_create("code", os.MFD_CLOEXEC)
+    with open(fd, "wb", closefd=False) as file:
+        file.write(content)
+    return fd
+
+
+def content_of(fds: Sequence[int]) -> bytes:
+    """Read what `written` wrote, and close the descriptors. Raises ValueError for anything else."""
+    try:
+        (fd,) = fds
+        status = os.fstat(fd)
+        if not stat.S_ISREG(status.st_mode) or status.st_size > MOST_MESSAGE_BYTES:
+            raise ValueError("this is no memory with a message")
+        return os.pread(fd, status.st_size, 0)
+    finally:
+        linux.close_all(fds)
 
 
 def main(argv: Sequence[str]) -> int:
@@ -150,9 +157,14 @@ def main(argv: Sequence[str]) -> int:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     gc.disable()  # syntax trees have no cycles
     gc.freeze()
-    with socket.socket(fileno=int(argv[0])) as sock:
-        while (message := _received(sock)) is not None:
-            told = answered(message)
-            sock.sendall(LENGTH.pack(len(told)) + told)
+    with socket.socket(fileno=int(argv[0])) as server:
+        while (received := packets.receive(server)) is not None:
+            message, fds = received
+            if "ping" in message:
+                packets.send(server, {"pong": message["ping"]})
+                continue
+            fd = written(answered(content_of(fds)))
+            packets.send(server, {"id": message["id"]}, [fd])
+            os.close(fd)
             trim()
     return 0

@@ -18,10 +18,11 @@ import anyio.lowlevel
 import pytest
 
 from kernel_mcp.errors import LaunchError, ServerFailure
-from kernel_mcp.launch import silence
+from kernel_mcp.launch import helper, silence
 from kernel_mcp.policy import Policy, Report
 from kernel_mcp.policy.check import check
 from kernel_mcp.policy.source import MAX_CODE
+from kernel_mcp.policy.worker import MOST_MESSAGE_BYTES, content_of, written
 from kernel_mcp.sessions import checking
 from kernel_mcp.sessions.cell import Status
 from kernel_mcp.sessions.checking import LONG_CODE_CHARS, Checks
@@ -228,7 +229,7 @@ async def test_where_no_process_can_be_started_the_server_checks_itself(
 
     async with checks() as made:
         with monkeypatch.context() as patch:
-            patch.setattr(checking, "spawn", refused)
+            patch.setattr(helper, "spawn", refused)
             assert await made.check(FORBIDDEN, POLICY) == check(FORBIDDEN, POLICY)
         assert "no process today" in caplog.text
         await begun(made)
@@ -279,6 +280,7 @@ async def test_it_has_nothing_of_the_servers_but_its_way_there() -> None:
             pid = await begun(made)
             assert not children(pid)
             links = [str(each.readlink()) for each in Path(f"/proc/{pid}/fd").iterdir()]
+            links = [each for each in links if "memfd:code" not in each]  # of its last answer
             kinds = sorted(each.partition(":")[0] for each in links)
             assert kinds == ["/dev/null", "pipe", "pipe", "socket"]
             assert str(Path(f"/proc/self/fd/{write}").readlink()) not in links
@@ -293,6 +295,20 @@ async def test_it_has_nothing_of_the_servers_but_its_way_there() -> None:
 
 def environ_of(pid: int) -> list[bytes]:
     return [each for each in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0") if each]
+
+
+async def test_an_answer_that_is_no_memory_or_too_long_is_not_read() -> None:
+    read, write = os.pipe()
+    os.close(write)
+    with pytest.raises(ValueError, match="no memory"):
+        content_of([read])
+    too_long = written(b"")
+    os.truncate(too_long, MOST_MESSAGE_BYTES + 1)
+    with pytest.raises(ValueError, match="no memory"):
+        content_of([too_long])
+    with pytest.raises(ValueError, match="unpack"):
+        content_of([])
+    assert content_of([written(b"said")]) == b"said"
 
 
 SERVER = """
