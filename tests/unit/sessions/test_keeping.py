@@ -124,7 +124,7 @@ def test_a_request_has_what_the_session_had_asked_for_as_far_as_it_may(tmp_path:
     plain = KernelRequest("s", Path("/w"))
     asked = {"python": "3.12", "packages": [], "network": ["a.org", "b.org"], "limits": None}
     saved = Saved("/project", "default", asked=asked)
-    request = keeping(tmp_path, network=("a.org",)).request(plain, saved)
+    request = keeping(tmp_path, python="3.11", network=("a.org",)).request(plain, saved)
     assert (request.python, request.network) == ("3.12", ("a.org",))
 
 
