@@ -64,7 +64,7 @@ def size_of(*roots: object) -> int:
             continue
         seen.add(id(item))
         total += sys.getsizeof(item, 0)
-        if isinstance(item, _CONTAINERS) or type(item).__module__.startswith(_OWN):
+        if isinstance(item, _CONTAINERS) or str(type(item).__module__).startswith(_OWN):
             pending += gc.get_referents(item)
     return total
 

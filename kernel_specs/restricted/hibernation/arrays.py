@@ -10,6 +10,8 @@ import types
 from collections.abc import Callable
 from typing import Any
 
+from kernel_specs.restricted.hibernation.attempt_limits import module_of
+
 COPIED = "a copy now: it shared memory with another object"
 UNMAPPED = "in memory now: changes no longer reach its file"
 
@@ -167,7 +169,7 @@ def _has_own_reduction(kind: type) -> bool:
     """Return True if a subclass defines its own pickling; that of numpy loses shared memory."""
     for base in kind.__mro__:
         if any(name in vars(base) for name in ("__reduce__", "__reduce_ex__", "__setstate__")):
-            return base.__module__.partition(".")[0] != "numpy"
+            return module_of(base).partition(".")[0] != "numpy"
     return False
 
 

@@ -83,9 +83,15 @@ def kind_of(kind: type) -> str:
     return ""
 
 
+def module_of(kind: type) -> str:
+    """Return the module of a class; empty if it is no text, as for functions built by Cython."""
+    name: object = kind.__module__
+    return name if isinstance(name, str) else ""
+
+
 def on_gpu(value: Any) -> bool:
     """Return True for a tensor of torch or an array of JAX in a GPU's memory."""
-    library = type(value).__module__.partition(".")[0]
+    library = module_of(type(value)).partition(".")[0]
     if library == "torch":
         return getattr(value, "is_cuda", False) is True
     if library in ("jax", "jaxlib") and hasattr(value, "devices"):

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 from kernel_specs.restricted.hibernation.arrays import attributes_of, set_attributes
+from kernel_specs.restricted.hibernation.attempt_limits import module_of
 from kernel_specs.restricted.policy.guard import CELL_PREFIX
 
 IMPORT = compile("__import__(name)", f"{CELL_PREFIX}hibernation>", "eval")
@@ -65,7 +66,7 @@ class ObjectReducer:
     def _names(self, kind: type) -> dict[int, str]:
         """The instances of a library's class that its module holds, by id."""
         if (names := self._held.get(kind)) is None:
-            module = sys.modules.get(kind.__module__)
+            module = sys.modules.get(module_of(kind))
             found = dict(vars(module)) if module is not None and _is_library(module) else {}
             names = {id(each): name for name, each in found.items() if type(each) is kind}
             self._held[kind] = names
@@ -81,7 +82,7 @@ class ObjectReducer:
         attributes = attributes_of(obj, below)
         if below.__name__ in _FRAMES:  # the others are caches
             attributes = {k: v for k, v in attributes.items() if not k.startswith("_")}
-        if below.__module__.startswith("numpy") and type(obj).__flags__ & _HEAP_TYPE:
+        if module_of(below).startswith("numpy") and type(obj).__flags__ & _HEAP_TYPE:
             self._changed(PLAIN_SCALAR)
             return NotImplemented
         usual = obj.__reduce_ex__(5) if attributes else ""
@@ -243,9 +244,9 @@ def _reducing_base(kind: type) -> type | None:
     if issubclass(kind, (enum.Enum, types.ModuleType)) or kind in copyreg.dispatch_table:
         return None
     for base in kind.__mro__[:-1]:
-        if base.__module__.partition(".")[0] == "pandas" and base.__name__ in _FRAMES:
+        if module_of(base).partition(".")[0] == "pandas" and base.__name__ in _FRAMES:
             return base
         if "__reduce_ex__" in vars(base) or "__reduce__" in vars(base):
-            top = base.__module__.partition(".")[0]
+            top = module_of(base).partition(".")[0]
             return base if top in sys.stdlib_module_names or top == "numpy" else None
     return None

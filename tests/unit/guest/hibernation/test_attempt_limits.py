@@ -18,6 +18,8 @@ from kernel_specs.restricted.hibernation.attempt_limits import (
     StoppedError,
     TimeUpError,
     Watch,
+    module_of,
+    on_gpu,
     reason_for,
 )
 
@@ -166,3 +168,12 @@ def test_reasons_are_words() -> None:
     refused = TypeError("cannot pickle 'psycopg.Connection' object")
     assert reason_for(refused, [lock]) == "holds a connection"
     assert len(reason_for(ValueError("x" * 10_000), lock)) < 200
+
+
+def test_the_module_of_a_class_may_be_no_text() -> None:
+    class Described:  # as the type of functions that Cython has built
+        __module__ = property(lambda _: "of an instance")
+
+    assert module_of(Described) == ""
+    assert not on_gpu(Described())
+    assert module_of(Watch) == Watch.__module__
