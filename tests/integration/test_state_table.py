@@ -177,9 +177,12 @@ def test_wider_doors_hold_back_and_lose_nothing(rows: Table) -> None:
 
 
 def test_other_python_holds_back_or_brings_back(rows: Table) -> None:
+    another = next(interpreters(), None)
+    if another is None:
+        pytest.skip("requires a second Python that this user may read")
     held = rows.saved_session("python")
     rows.end(signal.SIGTERM)
-    flags = ("--python", str(next(interpreters())))
+    flags = ("--python", str(another))
     other = rows.server(*flags).run("'small' in globals()", "python")
     assert "It was not brought back" in other.text
     assert "Python" in other.text
