@@ -296,9 +296,9 @@ async def test_threads_that_no_object_stands_for_are_in_the_way() -> None:
 async def test_the_session_goes_on_after_exhausting_memory_and_processes() -> None:
     async with serving("--allow", "*", "--warm", "0", "--memory", "512M") as agent:
         await agent.run(f"import os, time\nblock = bytearray(b'x') * (180 << 20)\n{AT_WORK}")
-        # in place: a copy of all of it
-        assert (await agent.run("block[:] = bytes(len(block)); block[0]")).status == "ok"
-        await agent.run("block[:] = b'y' * len(block)\ntime.sleep(1.05)")
+        # in place: a copy of all of it; of another type, the new value would be copied once more
+        assert (await agent.run("block[:] = bytearray(len(block)); block[0]")).status == "ok"
+        await agent.run("block[:] = bytearray(b'y') * len(block)\ntime.sleep(1.05)")
         hungry = (
             "for _ in range(4):\n  if os.fork() == 0:\n"
             "    more = b'z' * (400 << 20); time.sleep(60)\ntime.sleep(20)"
