@@ -219,7 +219,8 @@ class KernelChannels(ABC):
         self._wire = wire
         self._hearer = hearer
         self._loop = asyncio.get_running_loop()
-        self._greeted = anyio.Event()
+        self.greeted = anyio.Event()
+        """Set once the other ends have, or will never be there."""
         self._welcome = False
         self._reason = ""
         self._closed = False
@@ -231,9 +232,9 @@ class KernelChannels(ABC):
     async def ready(self, timeout: float) -> None:
         """Wait until no output can be lost; `timeout` in seconds. Raises LaunchError."""
         with anyio.move_on_after(timeout):
-            await self._greeted.wait()
-            if self._welcome:
-                return
+            await self.greeted.wait()
+        if self._welcome:
+            return
         reason = self._reason or f"its channels did not answer within {timeout:g} s"
         raise LaunchError(f"The kernel started, but {reason}. Call reset to start a fresh one.")
 
@@ -286,7 +287,7 @@ class KernelChannels(ABC):
             message = self._wire.decode(frames)
             if message.kind == "iopub_welcome":
                 self._welcome = True
-                self._greeted.set()
+                self.greeted.set()
             else:
                 self._hearer.message(channel, message)
         except Overload as error:
@@ -297,7 +298,7 @@ class KernelChannels(ABC):
     def _break(self, reason: str) -> None:
         if not self._closed:
             self._reason = self._reason or reason
-            self._greeted.set()
+            self.greeted.set()
             self._hearer.broken(reason)
 
 

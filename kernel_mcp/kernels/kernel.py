@@ -14,6 +14,7 @@ from kernel_mcp.barriers import Barrier
 from kernel_mcp.errors import LaunchError, Uncopyable
 from kernel_mcp.kernels.channels import Channel, Channels, Floods, Hearer, KernelChannels
 from kernel_mcp.kernels.wire import Message, WireError, event_from, failure_from, whole_number
+from kernel_mcp.launch import silence
 from kernel_mcp.launch.base import KernelEnvironment
 from kernel_mcp.launch.checkpoint import Checkpoint
 from kernel_mcp.launch.process import KernelProcess
@@ -201,7 +202,7 @@ DRAIN_S = 0.25
 
 
 CHECKPOINT_S = 10.0
-"""Seconds that a checkpoint may take: it is some 10 ms for a gigabyte, and the machine is busy."""
+"""Processor time of a checkpoint: it takes some 10 ms for a gigabyte."""
 MOST_WORDS = 8
 WORD_CHARS = 80
 
@@ -429,17 +430,14 @@ class Kernel:
             raise LaunchError("there are no checkpoints here")
         made = await enclosure.place(self.handle)
         try:
-            with (
-                self.asking("shell", "kernel_mcp_checkpoint_request", {}) as answer,
-                anyio.move_on_after(CHECKPOINT_S),
-            ):
-                await answer.done.wait()
+            with self.asking("shell", "kernel_mcp_checkpoint_request", {}) as answer:
+                why = await self._answer_to(answer.done, CHECKPOINT_S)
             said = {} if answer.message is None else answer.message.content
             if said.get("status") == "refused":
                 raise Uncopyable(_words(said.get("hindrances")))
             if said.get("status") != "ok":
                 raise LaunchError(
-                    one_line(str(said.get("reason") or "the kernel has not answered"))
+                    one_line(str(said.get("reason") or why or "the kernel has ended"))
                 )
             await made.parked(CHECKPOINT_S)
         except BaseException:
@@ -452,14 +450,15 @@ class Kernel:
         seconds = said.get("seconds")
         return made, seconds if isinstance(seconds, float) and seconds > 0 else 0.0
 
+    async def _answer_to(self, answer: anyio.Event, cpu_s: float) -> str:
+        """Wait for an answer for so much processor time; return why there is none, else nothing."""
+        return await silence.heard(answer, lambda: [self.handle.pid], cpu_s)
+
     async def become_branch(self, folder: str) -> None:
         """Have a fresh kernel find the folder of a branch. Raises LaunchError."""
         order = {"folder": folder}
-        with (
-            self.asking("shell", "kernel_mcp_branch_request", order) as answer,
-            anyio.move_on_after(CHECKPOINT_S),
-        ):
-            await answer.done.wait()
+        with self.asking("shell", "kernel_mcp_branch_request", order) as answer:
+            await self._answer_to(answer.done, CHECKPOINT_S)
         if answer.message is None:
             raise LaunchError("The kernel did not take the folder of its branch.")
 
@@ -484,7 +483,10 @@ class Kernel:
         kernel.closed_files = _words(handle.closed)
         kernel.names = KnownNames(self.known.get(checkpoint, self.names))
         try:
-            await kernel.ready(CHECKPOINT_S)
+            why = await kernel._answer_to(kernel._channels.greeted, CHECKPOINT_S)
+            if why:
+                raise LaunchError(f"the kernel of the checkpoint is not ready: {why}")
+            await kernel.ready(0.0)
         except BaseException:
             await kernel.aclose()
             raise

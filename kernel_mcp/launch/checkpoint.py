@@ -15,7 +15,7 @@ import secrets
 import signal
 import socket
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import Any, TypeGuard
 
@@ -23,7 +23,9 @@ import anyio
 
 from kernel_mcp.barriers import Barrier
 from kernel_mcp.errors import LaunchError
+from kernel_mcp.launch import silence
 from kernel_mcp.launch.base import take_no_descriptors
+from kernel_mcp.linux.proc import tree
 from kernel_mcp.records import dataclass
 
 _CREDENTIALS = struct.Struct("3i")
@@ -33,7 +35,7 @@ SAID_CHARS = 300
 ENDED = "its process has ended"
 MOST_STATUS = 0xFFFF
 WAKE_S = 5.0
-"""Seconds that a copy may take to fork a kernel; it takes some 20 ms."""
+"""Processor time in which a copy has to fork a kernel; it takes some 20 ms."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,11 +72,16 @@ class Checkpoint:
     it.
     """
 
-    def __init__(self, admit: Callable[[int], int], on_gone: Callable[[Checkpoint], None]) -> None:
+    def __init__(
+        self,
+        admit: Callable[[int], int],
+        on_gone: Callable[[Checkpoint], None],
+        begun: Callable[[], Iterable[int]] = tuple,
+    ) -> None:
         """`admit` gives a pidfd of a process of the sandbox, or raises LaunchError or OSError.
 
         `on_gone` is called when the process has ended without having been told to, by `close` or
-        for what it said.
+        for what it said. Before it is parked, it is among the processes of `begun`.
         """
         kind = socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC
         self._host, self._guest = socket.socketpair(socket.AF_UNIX, kind)
@@ -83,6 +90,7 @@ class Checkpoint:
         self._host.setblocking(False)
         self._admit = admit
         self._on_gone = on_gone
+        self._begun = begun
         self._loop = asyncio.get_running_loop()
         self._there = anyio.Event()
         self._numbers = itertools.count(1)
@@ -109,12 +117,11 @@ class Checkpoint:
         finally:
             self._guest.close()
 
-    async def parked(self, timeout_s: float) -> None:
-        """Wait until the copy waits. Raises LaunchError."""
-        with anyio.move_on_after(timeout_s):
-            await self._there.wait()
+    async def parked(self, cpu_s: float) -> None:
+        """Wait until the copy waits, for so much processor time. Raises LaunchError."""
+        why = await silence.heard(self._there, self._begun, cpu_s)
         if not self.usable:
-            raise LaunchError(self.refusal or f"it was not there within {timeout_s:g} s")
+            raise LaunchError(self.refusal or f"it was not there: {why}")
 
     async def wake(self, fds: Sequence[int], folder: str = "") -> Woken:
         """Have it fork a kernel with these ends of sockets; a `folder` is that of a branch.
@@ -130,16 +137,21 @@ class Checkpoint:
         try:
             signal.pidfd_send_signal(self.pidfd, signal.SIGCONT)  # code may have stopped it
             socket.send_fds(self._host, [json.dumps(order).encode()], fds)
-            with anyio.CancelScope(shield=True), anyio.move_on_after(WAKE_S):
-                await asked.given.wait()
+            with anyio.CancelScope(shield=True):
+                why = await silence.heard(asked.given, self._waking, WAKE_S)
         except OSError as reason:
             raise LaunchError(f"the checkpoint takes no word of the server: {reason}") from reason
         if asked.found is None:
             if asked.ended and self.usable:
                 raise LaunchError("the kernel that it forked has ended at once")
-            self.refuse(f"it did not become a kernel within {WAKE_S:g} s")
+            self.refuse(f"it did not become a kernel: {why}")
             raise LaunchError(self.refusal)
         return Woken(*asked.found, key, number, asked.closed)
+
+    def _waking(self) -> Iterable[int]:
+        """Return its process and those that are to be kernels; others may compute."""
+        kernels = {each.found[0] for each in self._asked.values() if each.found is not None}
+        return tree(self.pid, kernels)
 
     def when_ended(self, number: int, callback: Callable[[int], None]) -> None:
         """Have `callback` get the wait status of a kernel, if the checkpoint tells it."""

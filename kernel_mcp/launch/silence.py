@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from contextlib import suppress
+
+import anyio
 
 from kernel_mcp.linux.proc import processor_seconds, waits_for_machine
 
@@ -14,6 +17,8 @@ RESTING_CPU_S = 0.05
 """Processor time up to which they are at rest."""
 BUSY_CPU_S = 60.0
 """Processor time without an answer after which they count as silent all the same."""
+LONGEST_S = 60.0
+"""Seconds that `heard` waits: code can hold its own process in the state of one that must wait."""
 
 
 class Silence:
@@ -23,9 +28,10 @@ class Silence:
     its turn. Hence no bound is in seconds.
     """
 
-    def __init__(self, pids: Callable[[], Iterable[int]]) -> None:
-        """`pids` are the processes that owe the answer."""
+    def __init__(self, pids: Callable[[], Iterable[int]], most_cpu_s: float = 0.0) -> None:
+        """`pids` owe the answer, within `most_cpu_s` of processor time, 0 for `BUSY_CPU_S`."""
         self._pids = pids
+        self._most_cpu_s = most_cpu_s
         self._began: float | None = None
         """Their processor time at the first look."""
         self._rested = 0.0
@@ -33,20 +39,37 @@ class Silence:
 
     def look(self) -> str:
         """Return why they count as silent, else nothing; to be called each `LOOK_S`."""
+        used, waiting = 0.0, False
         try:
-            pids = list(self._pids())
-            used = sum(map(processor_seconds, pids))
-            waiting = any(map(waits_for_machine, pids))
-        except OSError:  # one has just ended, or the server has no descriptor left: try again
+            for pid in self._pids():
+                with suppress(ProcessLookupError):  # it has just ended
+                    used += processor_seconds(pid)
+                    waiting = waiting or waits_for_machine(pid)
+        except OSError:  # the server has no descriptor left: try again
             return ""
         if self._began is None:
             self._began = self._rested = used
-        if used - self._began >= BUSY_CPU_S:
+        if used - self._began >= (self._most_cpu_s or BUSY_CPU_S):
             return f"it did not answer within {used - self._began:.0f} s of processor time"
-        if used - self._rested >= RESTING_CPU_S:
+        if abs(used - self._rested) >= RESTING_CPU_S:  # less where one has ended
             self._rested, self._looks = used, 0
         elif not waiting:
             self._looks += 1
         if self._looks < SILENT_LOOKS:
             return ""
         return f"it did not answer, and did nothing, for {self._looks * LOOK_S:g} s"
+
+
+async def heard(answer: anyio.Event, pids: Callable[[], Iterable[int]], most_cpu_s: float) -> str:
+    """Wait for an answer; return why its processes count as silent, else nothing.
+
+    Their ends have to set `answer`, too.
+    """
+    watched, why = Silence(pids, most_cpu_s), ""
+    with anyio.move_on_after(LONGEST_S):
+        while not (answer.is_set() or why):
+            with anyio.move_on_after(LOOK_S):
+                await answer.wait()
+            why = "" if answer.is_set() else watched.look()
+        return why
+    return f"it did not answer within {LONGEST_S:g} s"

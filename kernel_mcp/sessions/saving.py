@@ -21,6 +21,7 @@ import anyio
 
 from kernel_mcp.config.values import MIB
 from kernel_mcp.errors import HibernationError, LaunchError
+from kernel_mcp.launch import silence
 from kernel_mcp.launch.base import take_no_descriptors
 from kernel_mcp.linux.pouring import Checksum, from_socket
 from kernel_mcp.output.text import one_line
@@ -34,7 +35,7 @@ SECONDS = 60.0
 PATIENCE_S = 300.0
 """Wall-clock time in which it has to be done, for a busy machine."""
 FORK_S = 5.0
-"""In which the kernel has to fork it: the memory of one of 6 GB takes 7 ms."""
+"""Processor time in which the kernel has to fork it: the memory of one of 6 GB takes 7 ms."""
 READ_BYTES = 1 * MIB
 REPORT_BYTES = 4 * MIB
 _BLOCK = struct.Struct("<cQ")
@@ -108,13 +109,12 @@ class Saving:
             kind = "kernel_mcp_save_request"
             with kernel.asking("shell", kind, content, given=self._guest.fileno()) as answer:
                 self._guest.close()
-                with anyio.move_on_after(FORK_S):
-                    await answer.done.wait()
+                why = await silence.heard(answer.done, lambda: [kernel.handle.pid], FORK_S)
         except LaunchError as error:
             raise HibernationError("its kernel took no requests") from error
         reply = answer.message.content if answer.message is not None else {}
         if reply.get("status") != "ok":
-            reason = reply.get("reason", "its kernel did not answer")
+            reason = reply.get("reason") or why or "its kernel has ended"
             raise HibernationError(f"no process could be forked: {one_line(str(reason), 200)}")
         if unfit := reply.get("unfit"):
             raise UnfitToFork(one_line(str(unfit), 200))

@@ -8,7 +8,7 @@ import logging
 import os
 import signal
 import socket
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AsyncExitStack, ExitStack
 from dataclasses import replace
 from functools import partial
@@ -229,7 +229,7 @@ class ForkedEnclosure:
         except OSError as reason:
             raise LaunchError(f"the kernel has just ended ({reason})") from reason
         self._namespace = self._namespace or namespace
-        made = Checkpoint(self._hold, self._on_gone)
+        made = Checkpoint(self._hold, self._on_gone, self._unknown)
         made.size = size
         self._places.add(made)
         try:
@@ -238,6 +238,11 @@ class ForkedEnclosure:
             self.drop(made)
             raise
         return made
+
+    def _unknown(self) -> Iterator[int]:
+        """Return the init and processes that belong to no kernel and no checkpoint."""
+        known = {each.pid for each in self._kernels} | {each.pid for each in self.checkpoints}
+        return tree(self.init.pid, known)
 
     def keep(self, checkpoint: Checkpoint) -> None:
         """See `Enclosure`."""

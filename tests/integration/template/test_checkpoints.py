@@ -239,7 +239,7 @@ async def wake_one(kernel: Kernel) -> None:
 async def test_a_hostile_kernel_gets_no_checkpoint_and_harms_no_other(
     how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kernel_mcp.kernels.kernel.CHECKPOINT_S", 1.5)
+    monkeypatch.setattr("kernel_mcp.launch.silence.LOOK_S", 0.1)
     async with bench() as made:
         other = await made.forked()
         await run(other, "x = 3")

@@ -7,6 +7,7 @@ import os
 import signal
 import socket
 import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -16,6 +17,7 @@ import anyio
 import pytest
 
 from kernel_mcp.errors import LaunchError
+from kernel_mcp.launch import checkpoint, silence
 from kernel_mcp.launch.base import hold_little
 from kernel_mcp.launch.checkpoint import Checkpoint, is_end
 
@@ -185,6 +187,25 @@ async def test_who_is_woken_twice_is_no_copy_any_more(copy: Copy) -> None:
         copy.say({"alive": number, "closed": []})
     assert "what nobody had asked for" in await refused(made)
     assert copy.gone == [made]
+
+
+@pytest.mark.parametrize(
+    ("code", "why"),
+    [("while True: pass", "of processor time"), ("import time; time.sleep(999)", "did nothing")],
+)
+async def test_a_copy_has_to_wake_by_its_processor_time(
+    copy: Copy, monkeypatch: pytest.MonkeyPatch, code: str, why: str
+) -> None:
+    monkeypatch.setattr(silence, "LOOK_S", 0.01)
+    monkeypatch.setattr(checkpoint, "WAKE_S", 0.3)
+    made = copy.begin()
+    copy.say(PARKED)
+    await made.parked(10)
+    with subprocess.Popen([sys.executable, "-S", "-c", code]) as process:
+        made.pid = process.pid
+        with pytest.raises(LaunchError, match=f"did not become a kernel: .*{why}"):
+            await made.wake([])
+        process.kill()
 
 
 async def test_a_kernel_that_takes_nothing_holds_few_places(copy: Copy) -> None:
