@@ -1,7 +1,18 @@
-"""`python -m kernel_mcp` is the command `kernel-mcp`."""
+"""The command `kernel-mcp`, which `python -m kernel_mcp` is, too."""
 
 import os
 import sys
+
+INTERRUPTED = 130
+
+# Ctrl-C while Python imports what is below would end in a traceback
+try:
+    import signal
+
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, lambda _number, _frame: os._exit(INTERRUPTED))
+except KeyboardInterrupt:
+    os._exit(INTERRUPTED)
 
 # Python puts the current folder first, whose modules nobody vouches for
 try:
@@ -11,6 +22,17 @@ except FileNotFoundError:  # it was removed
 if _HERE and sys.path[0] == _HERE and not __file__.startswith(f"{_HERE}/"):
     del sys.path[0]
 
-from kernel_mcp.cli import main
+from kernel_mcp import cli  # noqa: E402
 
-sys.exit(main())
+
+def main() -> int:
+    """Run the command of `sys.argv`; return its exit code."""
+    try:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        return cli.main()
+    except KeyboardInterrupt:
+        return INTERRUPTED
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from tests.integration.processes import GONE_S, ends
 from tests.integration.rawserver import HELLO, RawServer
 
 ROOT = Path(__file__).parents[2]
+SCRIPT = str(Path(sys.executable).with_name("kernel-mcp"))
 
 
 @pytest.fixture
@@ -134,6 +136,31 @@ def test_a_server_whose_input_ends_at_once_ends_too(tmp_path: Path, stdin: objec
     assert b"Traceback" not in done.stderr
     if stdin == "a file":
         assert json.loads(done.stdout)["result"]["serverInfo"]["name"] == "kernel-mcp"
+
+
+@pytest.mark.parametrize("command", [["-m", "kernel_mcp"], [SCRIPT]], ids=["module", "script"])
+def test_ctrl_c_in_a_start_ends_it_without_a_word(tmp_path: Path, command: list[str]) -> None:
+    """Before its first line of ours, Python may say something itself."""
+    own = 0
+    for moment in (*range(2, 40, 2), 45, 50, 60, 70, 80, 100):
+        with subprocess.Popen(
+            [sys.executable, *command, "--warm", "0", "--state-dir", str(tmp_path)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            cwd=ROOT,
+            start_new_session=True,
+        ) as started:
+            time.sleep(moment / 100)  # that is what is tried
+            os.killpg(started.pid, signal.SIGINT)
+            _, said = started.communicate(timeout=GONE_S)
+        if started.returncode == 130:
+            assert b"Traceback" not in said, (moment, said.decode())
+            assert b"ignored" not in said, (moment, said.decode())
+            own += 1
+        else:
+            assert b"kernel_mcp/" not in said, (moment, said.decode())
+    assert own > 10
 
 
 @pytest.mark.parametrize("name", ["TERM", "HUP", "QUIT", "INT"])
