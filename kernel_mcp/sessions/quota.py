@@ -306,7 +306,13 @@ class SessionQuota:
         return self._shortage()
 
     def _shortage(self) -> str:
-        """Why the system has no room for one more kernel; empty when it has."""
+        """Why the system has no room for one more kernel; empty when it has.
+
+        The start of the server has found room for one. Without any, what takes it now ends soon,
+        such as the threads of uv, which builds the environment.
+        """
+        if not any(session.lifecycle.awake for session in self._everyone()):
+            return ""
         awake = (session for session in self._sessions() if session.lifecycle.awake)
         coming = sum(session.kernel is None for session in awake)
         if shortage := self._capacity.shortage(coming + 1):

@@ -286,3 +286,15 @@ async def test_where_the_system_has_no_room_idle_sessions_make_way_and_others_ar
             await manager.create(ME)
         await manager.close(second)
         await manager.create(ME)
+
+
+async def test_what_the_server_does_before_its_first_session_refuses_none(tmp_path: Path) -> None:
+    source, clock = FakeSource(), FakeClock()
+    room = Capacity([Bound("the bound", "of them", 40, lambda: 35, 6, 8, "do this")])
+    manager = new_manager(tmp_path, source, clock, capacity=room)
+    async with manager.running():
+        cell = (await manager.create(ME)).submit("wait", 0.0)
+        while cell.started is None:
+            await anyio.sleep(0)
+        with pytest.raises(SessionLimitReached, match=r"the bound is 40, of which 35"):
+            await manager.create(ME)
