@@ -9,6 +9,7 @@ import subprocess
 import sys
 import uuid
 from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -410,3 +411,27 @@ async def _round_trips(notebook: Any, session: str, count: int) -> list[float]:
         assert not answer.failed, answer.text
         found.append(anyio.current_time() - begin)
     return found
+
+
+@contextmanager
+def crowded(pid: int, others: int = 8) -> Iterator[None]:
+    """A process that shares one processor with others that compute."""
+    (first, *_) = os.sched_getaffinity(0)
+    loop = ["taskset", "-c", str(first), sys.executable, "-S", "-c", "while True: pass"]
+    with ExitStack() as stack:
+        for _ in range(others):
+            process = stack.enter_context(subprocess.Popen(loop, start_new_session=True))
+            stack.callback(process.kill)
+        for thread in Path(f"/proc/{pid}/task").iterdir():
+            os.sched_setaffinity(int(thread.name), {first})
+        yield
+
+
+async def test_a_cell_has_its_grace_as_processor_time_on_a_busy_machine() -> None:
+    """It ends within one call of C, of a third of a second of processor time."""
+    async with limited_kernel(groups=False) as kernel:
+        await kernel.run("kept = 41")
+        with crowded(kernel.handle.pid):
+            ended = await kernel.run("while True: sum(range(10**7))", timeout=1)
+        assert "time limit" in ended.cause
+        assert (await kernel.run("print(kept)")).text == "41\n"
