@@ -350,9 +350,12 @@ class Kernel:
         run.msg_id = self._channels.send("shell", kind, content)
 
     async def ask(self, kind: str, content: dict[str, Any], *, timeout: float) -> dict[str, Any]:
-        """The reply to a control request, within `timeout` seconds. Raises LaunchError."""
-        with self.asking("control", kind, content) as answer, anyio.move_on_after(timeout):
-            await answer.done.wait()
+        """The reply to a control request, within `timeout` seconds. Raises LaunchError.
+
+        While the kernel waits for the machine, its processor time counts.
+        """
+        with self.asking("control", kind, content) as answer:
+            await silence.patient(answer.done, lambda: [self.handle.pid], timeout)
         if answer.message is None and self.exit is not None:
             raise LaunchError("The kernel has ended.")
         if answer.message is None:

@@ -136,7 +136,8 @@ class ConfinedProcess:
         self.start = start
         self.explain = explain
         self.exit: ExitStatus | None = None
-        self._ended = anyio.Event()
+        self.ended = anyio.Event()
+        """Set once `exit` is known."""
         self._closed = False
         start.begin(self._on_end)
 
@@ -209,7 +210,7 @@ class ConfinedProcess:
 
     async def wait(self) -> ExitStatus:
         """Return how it ended as soon as it has."""
-        await self._ended.wait()
+        await self.ended.wait()
         assert self.exit is not None
         return self.exit
 
@@ -221,7 +222,7 @@ class ConfinedProcess:
             await self.start.settled()
             self.kill()
             with anyio.move_on_after(END_WAIT_S) as patience:
-                await self._ended.wait()
+                await self.ended.wait()
                 await self.start.gone()
             if patience.cancelled_caught:
                 logger.error("process %d does not end although it was killed", self.pids[0])
@@ -243,7 +244,7 @@ class ConfinedProcess:
         self.exit = ended
         with Barrier("finding out why a kernel has ended"):
             self.exit = self.explain(ended)
-        self._ended.set()
+        self.ended.set()
 
 
 def exit_status(code: int, *, wrapped: bool, output: str) -> ExitStatus:

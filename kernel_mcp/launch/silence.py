@@ -20,6 +20,11 @@ BUSY_CPU_S = 60.0
 LONGEST_S = 60.0
 """Seconds that `heard` waits: code can hold its own process in the state of one that must wait."""
 
+PATIENCE = 10
+"""Bound of a patient wait as a multiple of its seconds, for a busy machine."""
+PAUSE_S = 0.5
+"""Longest pause between two looks of a patient wait."""
+
 
 class Silence:
     """Begins when processes are asked for something.
@@ -73,3 +78,31 @@ async def heard(answer: anyio.Event, pids: Callable[[], Iterable[int]], most_cpu
             why = "" if answer.is_set() else watched.look()
         return why
     return f"it did not answer within {LONGEST_S:g} s"
+
+
+async def patient(answer: anyio.Event, pids: Callable[[], Iterable[int]], seconds: float) -> None:
+    """Wait for an answer for some seconds, or that much of what its processes compute."""
+    left = seconds
+    with anyio.move_on_after(PATIENCE * seconds):
+        while left > 0 and not answer.is_set():
+            before, pause_s = computed_s(pids()), min(left, PAUSE_S)
+            with anyio.move_on_after(max(pause_s, PAUSE_S / 10)):
+                await answer.wait()
+            left -= spent_s(before, computed_s(pids()), pause_s)
+
+
+def computed_s(pids: Iterable[int]) -> float | None:
+    """Return the processor time of processes that can run or wait for a disk, None for others."""
+    used, waiting = 0.0, False
+    for pid in pids:
+        with suppress(OSError):  # it has ended, or the server has no descriptor left
+            used += processor_seconds(pid)
+            waiting = waiting or waits_for_machine(pid)
+    return used if waiting else None
+
+
+def spent_s(before: float | None, after: float | None, pause_s: float) -> float:
+    """Return what a pause between two `computed_s` counts as: all of it where they rest."""
+    if before is None or after is None:
+        return pause_s
+    return min(pause_s, abs(after - before))

@@ -19,6 +19,7 @@ from kernel_mcp.environments.metadata import (
 )
 from kernel_mcp.environments.uv import ProgressCallback
 from kernel_mcp.errors import EnvironmentBuildError, InputError, InstallError, KernelMcpError
+from kernel_mcp.launch.base import START_TIMEOUT_S
 from kernel_mcp.policy import profile_entries
 from kernel_mcp.policy.source import (
     ScriptMetadata,
@@ -196,7 +197,6 @@ def _read(asked: str | Requirement) -> Requirement | None:
 
 SCRIPT_FILE = "script.py"
 """The script in its workspace."""
-READY_S = 10.0
 _MINORS = range(NEWEST_PYTHON[1], OLDEST_PYTHON[1] - 1, -1)
 
 
@@ -362,7 +362,7 @@ async def expect_script(session: Session, progress: ProgressCallback) -> None:
     """
     kernel = await session.ensure_kernel(progress)
     kernel.policy = replace(kernel.policy, once=True)
-    await kernel.ask("kernel_mcp_script_request", {"name": SCRIPT_FILE}, timeout=READY_S)
+    await kernel.ask("kernel_mcp_script_request", {"name": SCRIPT_FILE}, timeout=START_TIMEOUT_S)
 
 
 def plain(script: str) -> str:

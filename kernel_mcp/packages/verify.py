@@ -14,11 +14,13 @@ import anyio
 from kernel_mcp.config.settings import Limits
 from kernel_mcp.environments.layer import Generation, versions
 from kernel_mcp.errors import InstallError, KernelMcpError, LaunchError
+from kernel_mcp.launch import silence
 from kernel_mcp.launch.base import KernelEnvironment
 from kernel_mcp.launch.process import ConfinedProcess
 from kernel_mcp.launch.rundir import support_of
 from kernel_mcp.launch.spawn import Spawned
 from kernel_mcp.linux.folders import Identity
+from kernel_mcp.linux.proc import tree
 from kernel_mcp.output.terminal import clean
 from kernel_mcp.packages.result import Outcome, Present, Verdicts, judge, principal
 from kernel_mcp.sandbox.base import Sandbox, SandboxRequest
@@ -74,13 +76,14 @@ async def try_imports(
         )
         process = ConfinedProcess(Spawned(command))
         try:
-            with anyio.fail_after(TRIAL_S):
-                ended = await process.wait()
-        except TimeoutError:
-            raise InstallError(
-                f"Importing {', '.join(modules)} did not end within {TRIAL_S:g} s: nothing was "
-                "installed, the session is as it was."
-            ) from None
+            (first, *_) = process.pids
+            await silence.patient(process.ended, lambda: tree(first), TRIAL_S)
+            if process.exit is None:
+                raise InstallError(
+                    f"Importing {', '.join(modules)} did not end within {TRIAL_S:g} s: nothing "
+                    "was installed, the session is as it was."
+                )
+            ended = process.exit
         finally:
             await process.aclose()
         return _failures(process.output, modules, ended.story("the Python process that tried it"))

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable
-from contextlib import suppress
 from enum import Enum, auto
 from typing import TYPE_CHECKING
 
@@ -17,7 +16,8 @@ import anyio
 
 from kernel_mcp.errors import KernelGone, LaunchError
 from kernel_mcp.kernels.kernel import UNSURE
-from kernel_mcp.linux.proc import ExitStatus, Usage, processor_seconds, waits_for_machine
+from kernel_mcp.launch import silence
+from kernel_mcp.linux.proc import ExitStatus, Usage
 from kernel_mcp.sessions.cell import AT_ONCE, Cell, Outcome, Phase, Status, StopReason
 
 if TYPE_CHECKING:
@@ -160,8 +160,6 @@ SIGNALLED = 128
 """Exit codes of shells: of a program that fails, and of one that signal 0 would end."""
 INTERRUPT_EVERY_S = 0.5
 """A kernel ignores an interrupt that arrives just before the cell begins, hence several."""
-MOST_GRACE = 10
-"""Bound of the grace period as a multiple of it, for a busy machine."""
 DEATH_TIMEOUT_S = 5.0
 GONE = "The kernel ended before it could take this cell. Run it again."
 
@@ -266,20 +264,17 @@ async def stop(kernel: Kernel, run: Run, grace_s: float, cell: Cell) -> bool:
     While it waits for the machine, its processor time counts. A reset or close meanwhile kills it
     at once.
     """
-    left, latest = grace_s, anyio.current_time() + MOST_GRACE * grace_s
+    pids = [] if kernel.attached else [kernel.handle.pid]
+    left, latest = grace_s, anyio.current_time() + silence.PATIENCE * grace_s
     try:
         with anyio.CancelScope() as grace:
             cell.watch_stop(grace, cell.stop_reason)
             while left > 0 and anyio.current_time() < latest and not run.finished.is_set():
                 kernel.interrupt()
-                before = _computed_s(kernel)
+                before = silence.computed_s(pids)
                 with anyio.move_on_after(min(INTERRUPT_EVERY_S, max(left, TICK_S))):
                     await run.finished.wait()
-                after = _computed_s(kernel)
-                if before is None or after is None:
-                    left -= INTERRUPT_EVERY_S
-                else:
-                    left -= min(INTERRUPT_EVERY_S, after - before)
+                left -= silence.spent_s(before, silence.computed_s(pids), INTERRUPT_EVERY_S)
     finally:
         cell.watch_stop(None)
     if run.finished.is_set():
@@ -291,15 +286,6 @@ async def stop(kernel: Kernel, run: Run, grace_s: float, cell: Cell) -> bool:
     with anyio.move_on_after(DEATH_TIMEOUT_S):
         await kernel.dead.wait()
     return True
-
-
-def _computed_s(kernel: Kernel) -> float | None:
-    """Return the processor time of a kernel that can run or waits for a disk, None for others."""
-    if not kernel.attached:
-        with suppress(OSError):  # it has ended
-            if waits_for_machine(kernel.handle.pid):
-                return processor_seconds(kernel.handle.pid)
-    return None
 
 
 def _wish(kernel: Kernel, cell: Cell, reason: StopReason | None, cpu_s: float) -> str:

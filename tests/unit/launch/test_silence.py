@@ -13,7 +13,7 @@ import anyio
 import pytest
 
 from kernel_mcp.launch import silence
-from kernel_mcp.launch.silence import heard
+from kernel_mcp.launch.silence import heard, patient
 from kernel_mcp.linux.proc import processor_seconds
 
 pytestmark = [pytest.mark.anyio]
@@ -84,3 +84,16 @@ async def test_one_that_has_ended_is_silent_and_an_answer_counts_at_once() -> No
     answer = anyio.Event()
     answer.set()
     assert await heard(answer, lambda: [pid], 60.0) == ""
+
+
+async def test_a_patient_wait_counts_what_is_computed_and_all_rest() -> None:
+    with running(COMPUTES) as pid:
+        before = processor_seconds(pid)
+        with anyio.fail_after(60):
+            await patient(anyio.Event(), lambda: [pid], 0.5)
+        assert 0.45 <= processor_seconds(pid) - before < 2.0  # the rest is that of slow looks
+    with running(RESTS) as pid, anyio.fail_after(60):
+        await patient(anyio.Event(), lambda: [pid], 0.5)
+    answer = anyio.Event()
+    answer.set()
+    await patient(answer, lambda: [pid], 1e9)
