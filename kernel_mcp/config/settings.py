@@ -438,12 +438,14 @@ class Settings:
     )
     hibernate_bytes: int = _flag(
         "hibernate-size", size, _SERVER, "SIZE", "256M",
-        "variables of one hibernated session; what does not fit is lost",
+        "variables of one hibernated session, or as much as `--persist` leaves one that is kept, "
+        "if that is more; what does not fit is lost",
         narrows=no_more_or_unlimited,
     )
     hibernate_total_bytes: int = _flag(
         "hibernate-disk", size, _SERVER, "SIZE", "2G",
-        "variables of all hibernated sessions; the oldest sessions are dropped beyond it",
+        "variables of all hibernated sessions; the oldest sessions are dropped beyond it. Those "
+        "that are kept have a bound of their own: this one, or `--persist`, if that is more",
         narrows=no_more_or_unlimited,
     )
     warm: int = _flag(

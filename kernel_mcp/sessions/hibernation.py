@@ -1,8 +1,9 @@
-"""Hibernation: a session's variables saved to a file, and loaded again as after a restart.
+"""Hibernation: a session is saved, as for a later server, then its kernel ends.
 
-A fresh kernel loads a dump while the old kernel still lives. Unless it is forced, hibernation fails
-when a variable would be lost. Forced, it leaves out each variable that cannot be written or read,
-with a reason; waking leaves out those that end the kernel which reads them. The others come back.
+A fresh kernel loads the save while the old kernel still lives. Unless it is forced, hibernation
+fails when a variable would be lost. Forced, it leaves out each variable that cannot be written or
+read, with a reason; waking leaves out those that end the kernel which reads them. The others come
+back.
 
 A loss is reported twice: as text in a notice, and as data in the result of the next cell
 (`Waking.lost`, name to reason).
@@ -10,19 +11,19 @@ A loss is reported twice: as text in a notice, and as data in the result of the 
 
 from __future__ import annotations
 
-import re
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from contextlib import aclosing
+import errno
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import field, replace
-from pathlib import Path
+from functools import partial
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 import anyio
 
 from kernel_mcp.errors import HibernationError
-from kernel_mcp.output.text import one_line
 from kernel_mcp.records import dataclass
+from kernel_mcp.sessions.saving import UnfitToFork
 from kernel_mcp.sessions.snapshot import (
     UNREADABLE,
     Dump,
@@ -32,13 +33,14 @@ from kernel_mcp.sessions.snapshot import (
     give,
     handed_over,
     load,
-    take,
 )
+from kernel_mcp.sessions.words import described, duration, listing, reasons
+from kernel_mcp.sessions.writer import ATTEMPTS, TOO_LARGE, write_forked, write_here
 
 if TYPE_CHECKING:
     from kernel_mcp.kernels.kernel import Kernel
+    from kernel_mcp.sessions.shelf import Shelf
 
-DUMP_NAME = "variables.dump"
 MAKE_ROOM = "to make room for another session"
 ROUNDS = 4
 """Dumps that are tried, each without the variables that failed in the trial before."""
@@ -46,59 +48,11 @@ TRIALS = 24
 """Kernels that may be started, and lost, to find the variables that end them."""
 BEHIND = "shares objects with one that ended the kernel"
 UNTRIED = "could not be tried: others had ended too many kernels"
-LISTED_CHARS = 8000
-"""Characters of names in one notice; the other names are counted."""
-TIMES = " \N{MULTIPLICATION SIGN} "
-MAX_RESULTS = 5
-"""Results of cells (`Out[n]`) that are named one by one."""
 START_ANEW = (
     "Threads, caches, environment variables, the current folder, library settings and the state of "
     "imported modules start anew"
 )
 ENDED_WITH_KERNEL = "a file in a folder that ends with its kernel; files in the workspace stay"
-_RESULT = re.compile(r"Out\[\d+\]")
-_PLAIN = re.compile(r"[\w/\[\]@+~-][^\s()'\"\\,;:]*|(Out\[\d+\], )+…|[\d,]+ more")
-"""Names of variables, of results, of files, and what stands for many."""
-
-
-Files: TypeAlias = tuple[str, ...]
-"""Paths that end with a kernel."""
-
-
-class Shelf(Protocol):
-    """Where the dumps of one session lie; all but `fresh` block. Raises OSError."""
-
-    def fresh(self, kernel: Kernel) -> Path:
-        """Where to write what this kernel holds now."""
-
-    def keep(self, sleep: Sleep) -> None:
-        """What was written there, and all that is known of it, is what counts now."""
-
-    def used(self) -> None:
-        """A kernel has the variables."""
-
-    def drop(self) -> None:
-        """The variables are not wanted any more."""
-
-
-class Scratch:
-    """One dump in a folder, which goes with its use."""
-
-    def __init__(self, folder: Path) -> None:
-        self._path = folder / DUMP_NAME
-
-    def fresh(self, kernel: Kernel) -> Path:
-        """See `Shelf`."""
-        return self._path
-
-    def keep(self, sleep: Sleep) -> None:
-        """See `Shelf`."""
-
-    def used(self) -> None:
-        """See `Shelf`."""
-        self._path.unlink(missing_ok=True)
-
-    drop = used
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,50 +149,50 @@ class Waking:
 
 
 class Hibernation:
-    """Saves and loads one session's variables; has at most one dump, on `shelf`.
+    """Saves and loads one session's variables, which lie on `shelf`.
 
     `start` starts a second kernel.
     """
 
-    def __init__(
-        self, shelf: Shelf, *, max_bytes: int, start: Callable[[], Awaitable[Kernel]]
-    ) -> None:
+    def __init__(self, shelf: Shelf, *, start: Callable[[], Awaitable[Kernel]]) -> None:
         self.sleep: Sleep | None = None
-        self.shelf = shelf
-        self._path = Path()
-        self._max_bytes = max_bytes
+        self._shelf = shelf
         self._start = start
 
-    async def prepare(self, kernel: Kernel | None, sleep: Sleep, *, forced: bool) -> Sleep:
+    async def prepare(
+        self, kernel: Kernel, sleep: Sleep, *, forced: bool, saved: Sleep | None = None
+    ) -> Sleep:
         """Save the variables of `kernel`, which stays, and return `sleep` with the result.
 
+        What was `saved` of it as it is now does for a forced sleep that would lose some of that.
+
         Raises HibernationError when something would be lost and it is not `forced`, or nothing can
-        be saved of a kernel that is well, KernelMcpError or OSError when the server cannot save.
+        be saved, KernelMcpError or OSError when the server cannot save.
         """
-        if kernel is None:
-            return sleep
-        self._path = self.shelf.fresh(kernel)
         try:
-            dump, lost, files = await self._save(kernel, forced=forced)
-        except HibernationError as error:
-            await self._remove()
-            if not forced or (kernel.exit is None and isinstance(error, UnsavableError)):
+            return await self._prepare(kernel, sleep, forced=forced, saved=saved)
+        except OSError:
+            if saved is None or not forced:
                 raise
-            return replace(sleep, failure=str(error))
-        except BaseException:
-            await self._remove()
-            raise
-        if not dump.stored:
-            await self._remove()
-        sleep = replace(
+            return _instead(saved, sleep)
+        finally:
+            with anyio.CancelScope(shield=True):
+                await anyio.to_thread.run_sync(self._shelf.entry.tidy)
+
+    async def _prepare(
+        self, kernel: Kernel, sleep: Sleep, *, forced: bool, saved: Sleep | None
+    ) -> Sleep:
+        dump = await self._save(kernel, forced=forced)
+        if saved is not None and not dump.lost.keys().isdisjoint(saved.back):
+            return _instead(saved, sleep)
+        return replace(
             sleep,
             dump=dump if dump.stored else None,
-            lost=lost,
+            lost=dump.lost,
             changed=dump.changed,
-            files=files,
+            files=dump.files,
+            judge=await anyio.to_thread.run_sync(self._shelf.keep, dump),
         )
-        await anyio.to_thread.run_sync(self.shelf.keep, sleep)
-        return sleep
 
     async def bring_back(
         self, kernel: Kernel, leave: Mapping[str, str] = MappingProxyType({})
@@ -302,23 +256,27 @@ class Hibernation:
         untried = [name for group in rest for name in group if name not in failed]
         return failed | dict.fromkeys(untried, UNTRIED)
 
+    async def give_up(self) -> None:
+        """Note that the kernel which `prepare` was called for stays."""
+        with anyio.CancelScope(shield=True):
+            await anyio.to_thread.run_sync(self._shelf.unneeded)
+
     async def end(self, *, used: bool = False) -> None:
-        """Clear `sleep` and remove the dump, unless it was `used` and lasts."""
+        """Clear `sleep` and remove the save, unless it was `used` and lasts."""
         self.sleep = None
         with anyio.CancelScope(shield=True):
-            await anyio.to_thread.run_sync(self.shelf.used if used else self.shelf.drop)
+            await anyio.to_thread.run_sync(self._shelf.used if used else self._shelf.drop)
 
-    async def _save(self, kernel: Kernel, *, forced: bool) -> tuple[Dump, dict[str, str], Files]:
-        """Write a dump that a kernel beside can load, and return what is lost, and the files.
+    async def _save(self, kernel: Kernel, *, forced: bool) -> Dump:
+        """Write a dump that a kernel beside can load, and return it with all that is lost.
 
         Forced, what cannot be read is left out of the next dump, so that it costs nothing that it
         shares objects with. What ends kernels, and what fails after `ROUNDS`, is left to waking.
         """
-        lost: dict[str, str] = {}
+        lost: Mapping[str, str] = {}
         for _ in range(ROUNDS):
-            dump = await take(kernel, self._path, max_bytes=self._max_bytes, leave=lost)
-            lost |= dump.lost
-            files = dump.files
+            dump = await self._write(kernel, forced=forced, leave=lost)
+            lost, files = dump.lost, dump.files
             if forced or not lost:
                 try:
                     loaded = await self._try(dump)
@@ -326,13 +284,41 @@ class Hibernation:
                     if not forced:
                         raise
                     break
-                lost |= loaded.lost
-                files = loaded.missing
+                lost, files = {**lost, **loaded.lost}, loaded.missing
                 if not loaded.lost:
                     break
             if not forced:
                 raise HibernationError(f"{len(lost)} of its variables would be lost")
-        return dump, lost, files
+        return replace(dump, lost=lost, files=files)
+
+    async def _write(self, kernel: Kernel, *, forced: bool, leave: Mapping[str, str]) -> Dump:
+        """Write a dump without what to `leave`. Raises OSError where the disk is the bound."""
+        room = await anyio.to_thread.run_sync(partial(self._shelf.room, asleep=True))
+        dump = await self._written(kernel, room.size, forced=forced, leave=leave)
+        if room.free < room.bound and any(why.startswith(TOO_LARGE) for why in dump.lost.values()):
+            raise OSError(errno.ENOSPC, "the disk has no room for the variables of a session")
+        return dump
+
+    async def _written(
+        self, kernel: Kernel, max_bytes: int, *, forced: bool, leave: Mapping[str, str]
+    ) -> Dump:
+        """Let a child write it; the kernel itself where that cannot be, or where it is forced."""
+        try:
+            written = await write_forked(
+                kernel,
+                self._shelf,
+                _at_once,
+                max_bytes=max_bytes,
+                hurry=True,
+                attempts=ATTEMPTS if forced else 1,
+                leave=leave,
+            )
+        except HibernationError as error:
+            if not (isinstance(error, UnfitToFork) or (forced and kernel.exit is None)):
+                raise
+            written = await write_here(kernel, self._shelf, max_bytes=max_bytes, leave=leave)
+        assert written is not None
+        return written[0]
 
     async def _try(self, dump: Dump) -> Loaded:
         async with aclosing(await self._start()) as trial:
@@ -341,9 +327,16 @@ class Hibernation:
             except HibernationError as error:
                 raise UnsavableError(f"they could not be read back in a trial: {error}") from error
 
-    async def _remove(self) -> None:
-        with anyio.CancelScope(shield=True):
-            await anyio.to_thread.run_sync(lambda: self._path.unlink(missing_ok=True))
+
+@asynccontextmanager
+async def _at_once() -> AsyncIterator[bool]:
+    """The turn of who has it."""
+    yield True
+
+
+def _instead(saved: Sleep, sleep: Sleep) -> Sleep:
+    """A sleep with what was saved before."""
+    return replace(saved, since=sleep.since, idle_s=sleep.idle_s, purpose=sleep.purpose, kept="")
 
 
 def unread(loaded: Loaded) -> dict[str, str]:
@@ -398,76 +391,3 @@ def nothing_back(sleep: Sleep, failure: str) -> Waking:
             lost={**dict.fromkeys(sleep.names, failure), **sleep.gone},
         )
     return came_back(sleep, (), {}) if sleep.gone else Waking()
-
-
-def duration(seconds: float) -> str:
-    """Seconds as text: `40 s`, `12 min`, `1 h`, `1 h 30 min`, `3 days`."""
-    minutes = round(seconds / 60)
-    if seconds < 60:
-        return f"{seconds:.0f} s"
-    if minutes < 60:
-        return f"{minutes} min"
-    if minutes < 48 * 60:
-        return f"{minutes // 60} h" + (f" {minutes % 60} min" if minutes % 60 else "")
-    return f"{minutes // (24 * 60)} days"
-
-
-def described(names: Iterable[str], variables: Iterable[Mapping[str, Any]]) -> str:
-    """Names with the shape of those that have one, as in `df (1.2 M \N{MULTIPLICATION SIGN} 7)`."""
-    shapes = {each["name"]: each["shape"] for each in variables if each.get("shape")}
-    return _joined(
-        [
-            shown(name) + (f" ({TIMES.join(map(rounded, shapes[name]))})" if name in shapes else "")
-            for name in names
-        ]
-    )
-
-
-def rounded(count: int) -> str:
-    """A count in three characters or so: `7`, `950`, `1.2 M`."""
-    for size, unit in ((10**9, "G"), (10**6, "M"), (10**4, "k")):
-        if count >= size:
-            return f"{count / (1000 if unit == 'k' else size):.3g} {unit}"
-    return str(count)
-
-
-def listing(names: Iterable[str]) -> str:
-    """Names with commas, up to `LISTED_CHARS`; the others are counted."""
-    return _joined([shown(name) for name in names])
-
-
-def shown(name: str) -> str:
-    """A name on one line; in quotes where it could be taken for the words around it."""
-    text = one_line(name)
-    return text if _PLAIN.fullmatch(text) else repr(text)
-
-
-def reasons(lost: Mapping[str, str]) -> str:
-    """Names with reasons in brackets; more than `MAX_RESULTS` results of cells count as one."""
-    results = [name for name in lost if _RESULT.fullmatch(name)]
-    if len(results) > MAX_RESULTS:
-        short = ", ".join([*results[:MAX_RESULTS], "…"])
-        lost = {**{k: v for k, v in lost.items() if k not in results}, short: lost[results[0]]}
-    return _joined([f"{shown(name)} ({_within(reason)})" for name, reason in lost.items()])
-
-
-def _within(reason: str) -> str:
-    """A reason for brackets, which it does not close."""
-    text, depth = one_line(reason), 0
-    for each in text:
-        depth += (each == "(") - (each == ")")
-        if depth < 0:
-            return repr(text)
-    return text
-
-
-def _joined(items: Sequence[str]) -> str:
-    left = LISTED_CHARS
-    shown: list[str] = []
-    for item in items:
-        left -= len(item)
-        if left < 0:
-            shown.append(f"and {len(items) - len(shown)} more")
-            break
-        shown.append(item)
-    return ", ".join(shown)

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from kernel_mcp.config.settings import Limits, Settings
 from kernel_mcp.config.values import Persist, format_bytes, no_more_or_unlimited
@@ -23,17 +23,18 @@ from kernel_mcp.environments.own import own_version
 from kernel_mcp.errors import EnvironmentBuildError, HibernationError, InputError
 from kernel_mcp.launch.rundir import default_base
 from kernel_mcp.records import dataclass
-from kernel_mcp.sessions.hibernation import listing
 from kernel_mcp.sessions.losses import Loss
 from kernel_mcp.sessions.manifest import OF_PRINCIPAL, Key, Saved
 from kernel_mcp.sessions.snapshot import Dump, missing
 from kernel_mcp.sessions.store import Entry, SessionStore
 from kernel_mcp.sessions.trace import traced, whole
+from kernel_mcp.sessions.words import listing
 
 if TYPE_CHECKING:
     from packaging.requirements import Requirement
 
     from kernel_mcp.kernels.factory import KernelRequest
+    from kernel_mcp.kernels.kernel import Kernel
 
 logger = logging.getLogger(__name__)
 
@@ -397,6 +398,20 @@ def unlike(version: str, saved: Saved) -> str:
     if not version or _minor(version) == _minor(saved.python[0]):
         return ""
     return f"they were saved by Python {_minor(saved.python[0])} and cannot be read by {version}"
+
+
+Judge: TypeAlias = "Callable[[Kernel], tuple[str, str]]"
+"""Says why a kernel may not load what was saved, and what is not as it was."""
+
+
+def judge_of(saved: Saved) -> Judge:
+    """Return what judges kernels by what they were saved in."""
+
+    def judge(kernel: Kernel) -> tuple[str, str]:
+        environment = kernel.environment
+        return unlike(environment.version, saved), changed(environment.packages, saved)
+
+    return judge
 
 
 def changed(packages: Sequence[str], saved: Saved) -> str:

@@ -31,19 +31,19 @@ from kernel_mcp.sessions.cell import Ahead, Cell
 from kernel_mcp.sessions.checkpoints import Checkpoints
 from kernel_mcp.sessions.hibernation import (
     Hibernation,
-    Shelf,
     Sleep,
     Waking,
-    listing,
     nothing_back,
 )
 from kernel_mcp.sessions.losses import Ledger, Loss, Notice
-from kernel_mcp.sessions.snapshot import damage
+from kernel_mcp.sessions.snapshot import UnsavableError, damage
+from kernel_mcp.sessions.words import listing
 from kernel_mcp.telemetry.spans import Span
 
 if TYPE_CHECKING:
     from kernel_mcp.kernels.kernel import Kernel
     from kernel_mcp.launch.checkpoint import Checkpoint
+    from kernel_mcp.sessions.shelf import Shelf
 
 
 T = TypeVar("T")
@@ -168,7 +168,6 @@ class KernelLifecycle:
         source: KernelSource,
         *,
         shelf: Shelf,
-        max_bytes: int,
         admit: Callable[[], Awaitable[None]],
         ledger: Ledger,
         journal: Journal,
@@ -201,7 +200,7 @@ class KernelLifecycle:
         self._engaged = False
         self._asleep: Notice | None = None
         self._giving_way: set[anyio.CancelScope] = set()
-        self._hibernation = Hibernation(shelf, max_bytes=max_bytes, start=self._start_beside)
+        self._hibernation = Hibernation(shelf, start=self._start_beside)
         self._overheard = Overheard(ledger)
         self._tasks: anyio.abc.TaskGroup | None = None
 
@@ -336,11 +335,12 @@ class KernelLifecycle:
         self._asleep = None
         self.ledger.forgive()
 
-    async def hibernate(self, sleep: Sleep, *, forced: bool) -> bool:
+    async def hibernate(self, sleep: Sleep, *, forced: bool, saved: Sleep | None = None) -> bool:
         """Save the variables and end the kernel, unless `cancel_hibernation` is called before.
 
-        Raises HibernationError when something would be lost and it is not `forced`, KernelMcpError
-        or OSError when the server cannot save; the kernel then stays.
+        `saved` is what was saved of the kernel if nothing has changed since. Raises
+        HibernationError when something would be lost and it is not `forced`, KernelMcpError or
+        OSError when the server cannot save; the kernel then stays.
         """
         with Span("hibernate", session=self.request.session) as span, self.giving_way() as scope:
             told = False
@@ -348,8 +348,8 @@ class KernelLifecycle:
                 if self.kernel is not None and self.kernel.exit is not None:
                     await self.note_death()
                 self._engaged = True
-                kernel = self.kernel if self.used else None
-                sleep = await self._hibernation.prepare(kernel, sleep, forced=forced)
+                left = self.sleep  # what a kernel that has died has left
+                sleep = left or await self._prepare(sleep, forced=forced, saved=saved)
                 told = not scope.cancel_called
             finally:
                 self._engaged = False
@@ -357,16 +357,40 @@ class KernelLifecycle:
                     self._miss(self.kernel)
         if scope.cancel_called:
             span.note(outcome="needed")
-            await self._hibernation.end(used=True)
+            if self.sleep is None:
+                await self._hibernation.give_up()
             return False
-        if sleep.gone or sleep.failure:
+        if self.sleep is None and (sleep.gone or sleep.failure):
             self._asleep = self._tell_sleep(sleep)
         self._hibernation.sleep = sleep
         self.awake = False
-        saved = len(sleep.dump.names) if sleep.dump is not None else 0
-        self._journal.hibernated(saved, len(sleep.gone), sleep.size, sleep.failure)
+        count = len(sleep.dump.names) if sleep.dump is not None else 0
+        self._journal.hibernated(count, len(sleep.gone), sleep.size, sleep.failure)
         await self.drop()
         return True
+
+    async def _prepare(self, sleep: Sleep, *, forced: bool, saved: Sleep | None) -> Sleep:
+        """Save the variables; forced, what was saved last has to do for a kernel that is lost."""
+        kernel = self.kernel if self.used else None
+        if kernel is None:
+            return sleep
+        try:
+            return await self._hibernation.prepare(kernel, sleep, forced=forced, saved=saved)
+        except HibernationError as error:
+            well = kernel.exit is None
+            if not forced or (well and isinstance(error, UnsavableError)):
+                raise
+            with anyio.CancelScope(shield=True):
+                back = None if well else await self.revive()
+                if back is None:
+                    back = await self.fall_back()
+                if back is None:
+                    return replace(sleep, failure=str(error))
+                cause = f"the session could not be saved anew: {error}"
+                self.ledger.add(f"{cause[0].upper()}{cause[1:]}. {back.words()}", back.loss(cause))
+            if self.sleep is None:  # a checkpoint goes on
+                raise
+            return self.sleep
 
     def continue_from(self, sleep: Sleep, cell: int | None) -> None:
         """Have the next kernel load what an earlier one has left, with a notice of that.

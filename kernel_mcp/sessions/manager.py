@@ -49,9 +49,11 @@ from kernel_mcp.sessions.losses import Loss, Reply
 from kernel_mcp.sessions.principals import Others, Overseer, Principals, Use
 from kernel_mcp.sessions.quota import SessionQuota
 from kernel_mcp.sessions.roll import OwnRoll, Roll
-from kernel_mcp.sessions.saver import Kept, Saver
+from kernel_mcp.sessions.saver import Saver
 from kernel_mcp.sessions.session import Clock, Preparation, Session
+from kernel_mcp.sessions.shelf import Kept, Shelf
 from kernel_mcp.sessions.storage import SCRIPT, SessionFolders
+from kernel_mcp.sessions.store import SaveFolder
 from kernel_mcp.sessions.turns import Turns
 
 if TYPE_CHECKING:
@@ -472,7 +474,14 @@ class SessionManager:
         kept = None
         if entry is not None and self._keeping is not None:
             with Barrier("keeping a session", handle) as barrier:
-                kept = Kept(entry, self._keeping, request, timeout_s, self._masks)
+                kept = Kept(
+                    entry,
+                    self._keeping,
+                    request,
+                    timeout_s,
+                    asleep_bytes=self._settings.hibernate_bytes,
+                    masks=self._masks,
+                )
             if barrier.failure is not None:
                 claim = Claim(note=f"This session is not kept: {reason_of(barrier.failure)}")
         session = Session(
@@ -481,18 +490,17 @@ class SessionManager:
             name=name,
             workspace=workspace,
             cells_dir=records,
+            shelf=kept or self._shelf(handle),
             source=self._source,
             admit=self.quota.admit,
             grace_s=self._settings.grace_s,
             cpu_s=limits.cpu_seconds,
             timeout_s=timeout_s or self._settings.timeout_s,
-            hibernate_bytes=self._settings.hibernate_bytes or sys.maxsize,
             clock=self._clock,
             journal=self._audit.journal(caller.principal, handle),
             checks=self.checks,
             turns=self._cell_turns,
             preparation=self._preparation,
-            kept=kept,
             saver=self._saver,
             checkpoints=self._settings.checkpoints,
             resting=self._resting.setdefault(caller.principal, Resting(busy=self._busy)),
@@ -515,6 +523,12 @@ class SessionManager:
         assert self._tasks is not None
         await self._tasks.start(self._serve, session)
         return session
+
+    def _shelf(self, handle: str) -> Shelf:
+        """Where a session is saved that is not kept."""
+        most = self._settings.hibernate_bytes
+        folder = SaveFolder(self._folders.save_of(handle), most)
+        return Shelf(folder, asleep_bytes=most, masks=self._masks)
 
     async def branch(self, session: Session, count: int) -> list[tuple[Session, str]]:
         """Sessions that go on from this moment of another, with a folder for each of them alone.
@@ -565,12 +579,12 @@ class SessionManager:
             name="",
             workspace=parent.workspace,
             cells_dir=records,
+            shelf=self._shelf(handle),
             source=self._source,
             admit=self.quota.admit,
             grace_s=self._settings.grace_s,
             cpu_s=limits.cpu_seconds,
             timeout_s=parent.timeout_s,
-            hibernate_bytes=self._settings.hibernate_bytes or sys.maxsize,
             clock=self._clock,
             journal=self._audit.journal(parent.owner, handle),
             checks=self.checks,

@@ -283,11 +283,18 @@ class SessionQuota:
             self._asleep(owner),
             most=self._principals.quotas(owner).asleep or 0,
             most_bytes=self._settings.hibernate_total_bytes,
+            kept_bytes=self._kept_bytes,
         ):
             if session in self._asleep(owner):  # still, after the ends of others
                 logger.info("dropping a hibernated session that is one too many")
                 await self._drop(session)
         await self._fits(owner, ASLEEP, self._principals.shared(owner).asleep or 0)
+
+    @property
+    def _kept_bytes(self) -> int:
+        """Bytes that the variables of sleeping sessions may take which outlive the server."""
+        persist, most = self._settings.persist, self._settings.hibernate_total_bytes
+        return max(most, persist.bytes) if persist and persist.bytes and most else 0
 
     def _lack(self, owner: str) -> str:
         """Why no further session of `owner` may have a kernel; empty when one may."""
@@ -348,19 +355,27 @@ def _first_to_drop(session: Session) -> tuple[bool, float]:
     return not session.blank, session.sleep.since if session.sleep else 0.0
 
 
-def surplus(asleep: Sequence[Session], *, most: int, most_bytes: int) -> list[Session]:
-    """The hibernated sessions to drop: beyond `most`, and beyond `most_bytes`.
+def surplus(
+    asleep: Sequence[Session], *, most: int, most_bytes: int, kept_bytes: int
+) -> list[Session]:
+    """The hibernated sessions to drop: beyond `most`, beyond `most_bytes`, and beyond `kept_bytes`
+    of those that outlive the server.
 
-    Those that were never used go first, then the oldest sleep. `most_bytes` 0 is no limit; it is
+    Those that were never used go first, then the oldest sleep. 0 bytes are no limit; they are
     never a reason to drop a session that has saved nothing.
     """
     oldest_first = sorted(asleep, key=_first_to_drop)
     dropped = oldest_first[: max(0, len(oldest_first) - most)]
-    kept = oldest_first[len(dropped) :]
-    sizes = {session.handle: session.sleep.size if session.sleep else 0 for session in kept}
-    excess = sum(sizes.values()) - most_bytes if most_bytes else 0
-    for session in kept:
-        if excess > 0 and sizes[session.handle]:
-            dropped.append(session)
-            excess -= sizes[session.handle]
+    left = oldest_first[len(dropped) :]
+    for bound, lasts in ((most_bytes, False), (kept_bytes, True)):
+        sizes = {
+            session.handle: session.sleep.size if session.sleep else 0
+            for session in left
+            if (session.kept is not None) is lasts
+        }
+        excess = sum(sizes.values()) - bound if bound else 0
+        for session in left:
+            if excess > 0 and sizes.get(session.handle):
+                dropped.append(session)
+                excess -= sizes[session.handle]
     return dropped

@@ -91,19 +91,25 @@ class Saving:
             self._child = -1
 
     async def begin(
-        self, kernel: Kernel, *, max_bytes: int, whole: bool = False, leave: Iterable[str] = ()
+        self,
+        kernel: Kernel,
+        *,
+        max_bytes: int,
+        whole: bool = False,
+        hurry: bool = False,
+        leave: Iterable[str] = (),
     ) -> None:
         """Have the kernel fork it. With `whole` it writes all variables or nothing.
 
-        Raises UnfitToFork, HibernationError.
+        Without `hurry` it has the lowest priority. Raises UnfitToFork, HibernationError.
         """
         self._spared.add(kernel.handle.pid)
         content = {
             "max_bytes": max_bytes,
             "seconds": SECONDS,
-            "shared": True,
             "leave": sorted(leave),
             "whole": whole,
+            "hurry": hurry,
         }
         try:
             kind = "kernel_mcp_save_request"
@@ -112,10 +118,14 @@ class Saving:
                 why = await silence.heard(answer.done, lambda: [kernel.handle.pid], FORK_S)
         except LaunchError as error:
             raise HibernationError("its kernel took no requests") from error
-        reply = answer.message.content if answer.message is not None else {}
+        if kernel.exit is not None:
+            raise HibernationError(f"its kernel ended meanwhile ({kernel.exit.describe()})")
+        if answer.message is None:
+            raise HibernationError(f"no process could be forked: {why or 'its kernel has ended'}")
+        reply = answer.message.content
         if reply.get("status") != "ok":
-            reason = reply.get("reason") or why or "its kernel has ended"
-            raise HibernationError(f"no process could be forked: {one_line(str(reason), 200)}")
+            reason = one_line(str(reply.get("reason", "no reason given")), 200)
+            raise UnfitToFork(f"no process could be forked: {reason}")
         if unfit := reply.get("unfit"):
             raise UnfitToFork(one_line(str(unfit), 200))
 

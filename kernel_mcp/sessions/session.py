@@ -39,15 +39,18 @@ from kernel_mcp.sessions.branches import Family, Origin, Start
 from kernel_mcp.sessions.cell import Ahead, Cell, StopReason, narrate
 from kernel_mcp.sessions.checking import Checks
 from kernel_mcp.sessions.checkpoints import Checkpoints, Resting
-from kernel_mcp.sessions.hibernation import Scratch, Sleep, duration
-from kernel_mcp.sessions.keeping import Past, changed, lost_with, unlike
+from kernel_mcp.sessions.hibernation import Sleep
+from kernel_mcp.sessions.keeping import Past, judge_of, lost_with
 from kernel_mcp.sessions.lifecycle import KernelLifecycle, Return
 from kernel_mcp.sessions.losses import Ledger, Loss, Notice
 from kernel_mcp.sessions.runner import CellQueue, CellRunner
-from kernel_mcp.sessions.saver import NOTEBOOK, Kept, Saver, Written, write_forked, write_here
+from kernel_mcp.sessions.saver import Saver, Written
 from kernel_mcp.sessions.saving import UnfitToFork
-from kernel_mcp.sessions.snapshot import counted, descriptions
+from kernel_mcp.sessions.shelf import NOTEBOOK, Kept, Shelf
+from kernel_mcp.sessions.snapshot import SECONDS, Dump, counted, descriptions
 from kernel_mcp.sessions.turns import Turns
+from kernel_mcp.sessions.words import duration
+from kernel_mcp.sessions.writer import HERE_S, write_forked, write_here
 from kernel_mcp.telemetry.spans import Within, caught, of_session
 
 if TYPE_CHECKING:
@@ -118,18 +121,17 @@ class Session:
         name: str,
         workspace: Workspace,
         cells_dir: Path,
+        shelf: Shelf,
         source: KernelSource,
         admit: Callable[[Session], Awaitable[None]],
         grace_s: float,
         cpu_s: float,
         timeout_s: float,
-        hibernate_bytes: int,
         clock: Clock,
         checks: Checks,
         turns: Turns,
         journal: Journal = SILENT,
         preparation: Preparation | None = None,
-        kept: Kept | None = None,
         saver: Saver | None = None,
         checkpoints: str = "off",
         resting: Resting | None = None,
@@ -137,8 +139,8 @@ class Session:
     ) -> None:
         """`admit` reserves a kernel for a hibernated session. Times are seconds of `clock`.
 
-        `timeout_s` is the limit of cells whose calls name none. `kept` is what outlives the server
-        of it, if anything, which `saver` saves. `masks` are put over code that is written to disk.
+        `timeout_s` is the limit of cells whose calls name none. A `shelf` that outlives the server
+        is written by `saver`. `masks` are put over code that is written to disk.
         """
         self.request = request
         self.timeout_s = timeout_s
@@ -171,14 +173,13 @@ class Session:
         self.spared_until = 0.0
         self._spared_s = 0.0
         self.ledger = Ledger()
-        self.kept = kept
+        self.kept = kept = shelf if isinstance(shelf, Kept) else None
         self.queue = CellQueue(cells_dir, clock, self.ledger, masks)
         self.cells = self.queue.cells
         self.lifecycle = KernelLifecycle(
             request,
             source,
-            shelf=kept or Scratch(cells_dir),
-            max_bytes=hibernate_bytes,
+            shelf=shelf,
             admit=lambda: admit(self),
             ledger=self.ledger,
             journal=journal,
@@ -555,7 +556,10 @@ class Session:
             if waiting.cancel_called or used_since or not self._at_rest:
                 return False
             sleep = Sleep(now, now - self.last_used, purpose)
-            done = await self.lifecycle.hibernate(sleep, forced=bool(purpose))
+            last = None if self.changed else self._last_save()
+            done = await self.lifecycle.hibernate(
+                sleep, forced=bool(purpose), saved=last and last[0]
+            )
             if done and self.kept is not None:
                 self.kept.settled()
             return done
@@ -586,12 +590,12 @@ class Session:
                     written = await self._written(kept, kernel, urgent, most_bytes)
                     if written is None or kernel is not self.kernel:
                         return None
-                    sleep, cpu_s = written
+                    dump, cpu_s = written
                     with anyio.CancelScope(shield=True):
-                        await anyio.to_thread.run_sync(kept.keep, sleep)
+                        await anyio.to_thread.run_sync(kept.keep, dump)
                     kept.settled()
                     self._computed = kernel, kernel.handle.usage().cpu_s
-                    return Written(sleep.size, cpu_s)
+                    return Written(dump.size, cpu_s)
                 finally:
                     self._saving = None
                     with anyio.CancelScope(shield=True), Barrier("tidying a store", self.handle):
@@ -645,16 +649,23 @@ class Session:
 
     async def _written(
         self, kept: Kept, kernel: Kernel, urgent: bool, most_bytes: int | None
-    ) -> tuple[Sleep, float] | None:
-        turn = partial(self._between_cells, kernel, urgent)
+    ) -> tuple[Dump, float] | None:
+        turn, whole = partial(self._between_cells, kernel, urgent), most_bytes is not None
+        room = (await anyio.to_thread.run_sync(kept.room)).size
+        most = room if most_bytes is None else min(room, most_bytes)
         try:
-            written = await write_forked(kernel, kept, turn, most_bytes=most_bytes)
+            written = await write_forked(
+                kernel, kept, turn, max_bytes=most, whole=whole, hurry=whole
+            )
             self.threaded = False
         except UnfitToFork:
             async with turn() as free:
                 if not free:
                     return None
-                work = partial(write_here, kernel, kept, most_bytes=most_bytes)
+                seconds = min(HERE_S * 2**kept.late, SECONDS)
+                work = partial(
+                    write_here, kernel, kept, max_bytes=most, whole=whole, seconds=seconds
+                )
                 written = await (work() if urgent else self.lifecycle.unless_needed(work))
                 self.threaded = True
         return written
@@ -697,10 +708,7 @@ class Session:
             files=dump.files if dump is not None else (),
             kept=past.when,
             after=after,
-            judge=lambda kernel: (
-                unlike(kernel.environment.version, saved),
-                changed(kernel.environment.packages, saved),
-            ),
+            judge=judge_of(saved),
         )
 
     async def stop_saving(self) -> None:

@@ -202,7 +202,6 @@ async def take(
     content: dict[str, Any] = {
         "max_bytes": max_bytes,
         "seconds": seconds,
-        "shared": True,
         "leave": sorted(leave),
     }
     try:

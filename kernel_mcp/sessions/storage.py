@@ -80,13 +80,16 @@ class SessionFolders:
         if not layer.is_dir():
             Layer(layer).make()
 
+    def save_of(self, handle: str) -> Path:
+        """Where the variables of a session lie while it sleeps, if it is not kept."""
+        return self.records / handle / "saved"
+
     async def remove(self, handle: str, *, script: bool, recorded: bool) -> None:
         """Remove what does not outlive the session; with `recorded` its records do."""
-        places = [self.layers]
+        places = [self.layers / handle]
         if script or not self.keep:
-            places.append(self.workspaces)
-        if not recorded:
-            places.append(self.records)
+            places.append(self.workspaces / handle)
+        places.append(self.save_of(handle) if recorded else self.records / handle)
         for place in places:
             with Barrier("removing a session's files", handle):
-                await surely(remove_tree, place / handle)
+                await surely(remove_tree, place)

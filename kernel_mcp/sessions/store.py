@@ -14,6 +14,7 @@ import dataclasses
 import logging
 import os
 import re
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -78,32 +79,90 @@ BESIDE_BYTES = 2 * MIB
 them."""
 
 
-class Entry:
+class SaveFolder:
+    """Where the variables of one session lie: the newest dump, and manifests that name it.
+
+    `saved` is None where nothing was saved. All methods block, and raise OSError.
+    """
+
+    def __init__(self, folder: Path, most_bytes: int) -> None:
+        """Variables may take `most_bytes`; 0 is no bound."""
+        self.folder = folder
+        self.saved: Saved | None = None
+        self._most_bytes = most_bytes
+
+    def dump(self) -> Dump | None:
+        """Return the variables that were saved. Raises HibernationError for impossible ones."""
+        saved = self.saved
+        if saved is None or not saved.dump:
+            return None
+        path = self.folder / Path(saved.dump).name
+        return Dump.of(path, saved.size, saved.variables, saved.checksum)
+
+    def fresh(self) -> Path:
+        """Where to write the next dump; what a failed one left there is replaced."""
+        return self.folder / (
+            _DUMP + ("b" if self.saved and self.saved.dump == _DUMP + "a" else "a")
+        )
+
+    def bound(self) -> int:
+        """Return how many bytes the variables are allowed to take."""
+        if not self._most_bytes:
+            return sys.maxsize
+        return max(0, self._most_bytes - self._beside())
+
+    def free(self) -> int:
+        """Return how many bytes the disk has for the variables."""
+        disk = os.statvfs(self.folder)
+        return max(0, disk.f_bavail * disk.f_frsize - BESIDE_BYTES)
+
+    def _beside(self) -> int:
+        """Bytes of what shares the bound with the variables."""
+        return 0
+
+    def commit(self, saved: Saved) -> None:
+        """Make this what was saved. What was saved before stays where that fails."""
+        manifest.write(self.folder, saved.data())
+        self.saved = saved
+        self.tidy()
+
+    def tidy(self) -> None:
+        """Remove dumps that were not saved."""
+        there = self.saved.dump if self.saved is not None else ""
+        for old in self.folder.glob(f"{_DUMP}*"):
+            if old.name != there:
+                old.unlink(missing_ok=True)
+
+    def clear(self) -> None:
+        """Remove the folder."""
+        self.saved = None
+        remove_tree(self.folder)
+
+
+class Entry(SaveFolder):
     """One session's place in a store, for the server that holds it. All methods block.
 
-    `saved` is None where nothing was saved yet, or cannot be read: `problem` says why. `unknown` is
-    set for an entry of another version of this server, in which nothing may be written. `repaired`
-    says why the copy of the manifest was read. `overtaken` names the variables that an older
-    version has kept of the session since, None for nothing. `branched` says that the session had
-    branches when its last server was killed, or has some now, and `adopted` that it has adopted one
-    since its variables were saved.
+    `saved` is None, too, where it cannot be read: `problem` says why. `unknown` is set for an entry
+    of another version of this server, in which nothing may be written. `repaired` says why the copy
+    of the manifest was read. `overtaken` names the variables that an older version has kept of the
+    session since, None for nothing. `branched` says that the session had branches when its last
+    server was killed, or has some now, and `adopted` that it has adopted one since its variables
+    were saved.
     """
 
     def __init__(self, store: SessionStore, key: Key, lock: int, id: str = "") -> None:  # noqa: A002  # what it is
         """Without an `id` it is that of the `key`."""
         id = id or key.id  # noqa: A001
+        super().__init__(store.records / id, store.most_bytes)
         self.key = key
         self.workspace = store.workspaces / id
         self.layer = store.layers / id
-        self.folder = store.records / id
         self.former = store.former / id
         self.records = self.folder / "r"
-        self.saved: Saved | None = None
         self.problem = self.repaired = ""
         self.unknown: UnknownFormat | None = None
         self.overtaken: tuple[str, ...] | None = None
         self.branched = self.adopted = False
-        self._store = store
         self._lock = lock
 
     @property
@@ -167,41 +226,8 @@ class Entry:
         mark.touch() if adopted else mark.unlink(missing_ok=True)
         self.adopted = adopted
 
-    def dump(self) -> Dump | None:
-        """Return the variables that were saved. Raises HibernationError for impossible ones."""
-        saved = self.saved
-        if saved is None or not saved.dump:
-            return None
-        path = self.folder / Path(saved.dump).name
-        return Dump.of(path, saved.size, saved.variables, saved.checksum)
-
-    def fresh(self) -> Path:
-        """Where to write the next dump; what a failed one left there is replaced."""
-        return self.folder / (
-            _DUMP + ("b" if self.saved and self.saved.dump == _DUMP + "a" else "a")
-        )
-
-    def room(self) -> int:
-        """Bytes that the variables of this session may take, and the disk has. Raises OSError."""
-        disk = os.statvfs(self.folder)
-        free = max(0, disk.f_bavail * disk.f_frsize - BESIDE_BYTES)
-        if not self._store.most_bytes:
-            return free
-        others = _holds(self.workspace) + _holds(self.layer) + _holds(self.records)
-        return min(free, max(0, self._store.most_bytes - others))
-
-    def commit(self, saved: Saved) -> None:
-        """Make this what was saved. Raises OSError; what was saved before stays then."""
-        manifest.write(self.folder, saved.data())
-        self.saved = saved
-        self.tidy()
-
-    def tidy(self) -> None:
-        """Remove dumps that were not saved."""
-        there = self.saved.dump if self.saved is not None else ""
-        for old in self.folder.glob(f"{_DUMP}*"):
-            if old.name != there:
-                old.unlink(missing_ok=True)
+    def _beside(self) -> int:
+        return _holds(self.workspace) + _holds(self.layer) + _holds(self.records)
 
     def drop_variables(self, cell: int) -> None:
         """Forget the variables that were saved: after this cell there are none."""

@@ -27,9 +27,9 @@ from kernel_mcp.packages.requirements import Needs
 from kernel_mcp.packages.result import all_versions
 from kernel_mcp.policy import profile_in_words
 from kernel_mcp.services import Services
-from kernel_mcp.sessions.hibernation import duration
 from kernel_mcp.sessions.manager import Caller
 from kernel_mcp.sessions.session import Session
+from kernel_mcp.sessions.words import duration
 from kernel_mcp.tools import (
     AnyContext,
     CpuArg,

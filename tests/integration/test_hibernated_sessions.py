@@ -102,7 +102,7 @@ async def test_a_sleeping_session_is_gone_with_the_server(tmp_path: Path) -> Non
     async with agent("--state-dir", str(state), *IDLE) as notebook:
         await notebook.run("x = 1")
         await asleep(notebook)
-        dumps = list(state.rglob("*.dump"))
+        dumps = list(state.rglob("variables-*"))
         assert [path.stat().st_mode & 0o777 for path in dumps] == [0o600]
         assert all("/w/" not in str(path) for path in dumps)
     with anyio.fail_after(60):
@@ -159,10 +159,10 @@ async def test_other_sessions_cannot_read_what_was_saved(tmp_path: Path) -> None
     async with agent(*flags) as notebook:
         await notebook.run("secret = 'hidden'")
         other = (await notebook.call("create_session")).data["session"]
-        (dump,) = state.rglob("*.dump")
+        (dump,) = state.rglob("variables-*")
         answer = await notebook.run(f"open({str(dump)!r}, 'rb').read()", session=other)
         assert "FileNotFoundError" in answer.text or "PermissionError" in answer.text
         answer = await notebook.run(
             f"import os; [f for p, _, f in os.walk({str(state)!r})]", session=other
         )
-        assert "dump" not in answer.text
+        assert "variables-" not in answer.text

@@ -105,7 +105,7 @@ async def test_hostile_objects_cost_nothing_but_themselves() -> None:
             "raises (RuntimeError: not me second line)",
             "interrupts (KeyboardInterrupt",
             "exits (SystemExit: 3)",
-            "loops (took longer than 5.0 s)",
+            "loops (took longer than 15.0 s)",
             "unreadable (RuntimeError: cannot be read)",
             "slow (took longer than 5.0 s)",
         ):
@@ -137,13 +137,23 @@ async def test_a_module_the_policy_refuses_does_not_come_back() -> None:
         assert "Back: random, x (2)" in answer.text
 
 
+DIES = """
+import os, threading
+open('kept.txt', 'w').write('kept')
+class Dies:
+    own = os.getpid()
+    def __reduce__(self):
+        if os.getpid() == self.own: os._exit(7)
+        return list, ()
+x = Dies()
+"""
+UNFIT = "threading.Thread(target=threading.Event().wait, daemon=True).start()"
+"""Keeps a kernel from being forked."""
+
+
 async def test_a_kernel_that_dies_while_saving_is_reported_as_lost() -> None:
-    async with agent("--allow", "os", *ONE) as notebook:
-        await notebook.run(
-            "import os\nopen('kept.txt', 'w').write('kept')\n"
-            "class Dies:\n    own = os.getpid()\n    def __reduce__(self):\n"
-            "        if os.getpid() == self.own: os._exit(7)\n        return list, ()\nx = Dies()"
-        )
+    async with agent("--allow", "os", "--persist", "off", *ONE) as notebook:
+        await notebook.run(DIES + UNFIT)
         answer = await forced(notebook, "open('kept.txt').read()")
         assert "'kept'" in answer.text
         assert "could not be saved" in answer.text
@@ -169,9 +179,9 @@ class Kills:
             ctypes.string_at(0)
         sum(range(10 ** 11))
 common = ["common"]
+tells = Tells()
 before, exits, crashes = {"x": common}, Kills("exit"), Kills("crash")
 after = [common]
-tells = Tells()
 """
 
 
@@ -185,9 +195,8 @@ async def test_what_ends_the_kernel_that_pickles_it_costs_only_itself() -> None:
         answer = await forced(notebook, "before['x'] is common is after[0]")
         assert answer.text.startswith("True\n")
         assert "pickling" not in answer.text
-        for name, reason in (("exits", "code 7"), ("crashes", "SIGSEGV"), ("blocks", "blocked")):
-            assert f"{name} (" in answer.text
-            assert reason in answer.text
+        for name in ("exits", "crashes", "blocks"):
+            assert f"{name} (ended the process that stored it" in answer.text
 
 
 DEADLY = """

@@ -18,6 +18,7 @@ import pytest
 from tests.integration.agent import ANALYSIS, lost, notices
 from tests.integration.lives import Place
 from tests.integration.rawserver import RawServer
+from tests.integration.test_hibernation_losses import forced_out
 
 pytestmark = [pytest.mark.anyio]
 
@@ -496,3 +497,13 @@ async def test_a_save_that_finds_no_room_at_all_is_told(place: Place, full: Path
         answer = await second.run("'small' in globals()")
         assert answer.text.startswith("False")
         assert "Cell" in notices(answer)[0]
+
+
+async def test_a_session_that_makes_room_loses_nothing_that_was_saved(place: Place) -> None:
+    async with place.life("--max-sessions", "1", "--hibernate-size", "8M") as life:
+        answer = await life.run("import os\nlarge = os.urandom(9_000_000)\nprint(sum(large))")
+        await place.saved(answer.cell["cell"])
+        await forced_out(life)
+        woken = await life.run("print(sum(large))")
+        assert woken.text.splitlines()[0] == answer.text.splitlines()[0]
+        assert woken.cell["lost"] == []

@@ -184,7 +184,9 @@ class FakeKernel:
         bad = self._source.unpicklable
         wanted = {k: v for k, v in self.variables.items() if k not in content["leave"]}
         lost = {name: bad[name] for name in wanted if name in bad}
-        kept = {name: value for name, value in wanted.items() if name not in bad}
+        most = content["max_bytes"]
+        lost |= {name: "too large" for name, value in wanted.items() if len(value) > most}
+        kept = {name: value for name, value in wanted.items() if name not in lost}
         self._dump = json.dumps({"values": kept}).encode()
         reply = {
             "status": "ok",

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import resource
 import signal
@@ -24,16 +25,20 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
+from resource import RLIMIT_CPU
 from typing import Any, NoReturn
 
 from kernel_specs.restricted.checkpoints.hindrances import look
 from kernel_specs.restricted.checkpoints.parking import fork_apart, undisturbed
+from kernel_specs.restricted.hibernation.attempt_limits import LAST_RESORT, SHARE
 from kernel_specs.restricted.hibernation.dumps import TOO_LARGE, Dump
 
 BLOCK = struct.Struct("<cQ")
 NICENESS = 19
 MORE_SECONDS = 5
 """Processor time of the child beyond that of its values, after which Linux ends it."""
+STUCK_SECONDS = 2
+"""The same of one value beyond the time after which its code is interrupted."""
 
 Take = Callable[[Mapping[str, Any], Callable[[str], None]], tuple[Dump, dict[str, Any]]]
 """Pickles the variables, and tells the name of each before it is pickled."""
@@ -58,11 +63,10 @@ def _be_child(host: socket.socket, take: Take, content: Mapping[str, Any]) -> No
     try:
         signal.pthread_sigmask(signal.SIG_SETMASK, [signal.SIGINT])  # which is for cells
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)
-        seconds = int(content["seconds"]) + MORE_SECONDS
-        used = int(sum(os.times()[:2]))
+        most = math.ceil(time.process_time() + content["seconds"]) + MORE_SECONDS
         with contextlib.suppress(OSError, ValueError):
-            resource.setrlimit(resource.RLIMIT_CPU, (used + seconds, used + seconds))
-        if not content["whole"]:  # the last save of a server, for whose end a client waits
+            resource.setrlimit(RLIMIT_CPU, (most, most))
+        if not content["hurry"]:
             with contextlib.suppress(OSError):
                 os.nice(NICENESS)
         fd = _alone_with(host)
@@ -85,13 +89,24 @@ def _alone_with(host: socket.socket) -> int:
     return fd
 
 
+def _end_after(seconds: float) -> None:
+    """Let Linux end this process once it has used so much more processor time."""
+    limit, most = math.ceil(time.process_time() + seconds), resource.getrlimit(RLIMIT_CPU)[1]
+    if most != resource.RLIM_INFINITY:
+        limit = min(limit, most)
+    with contextlib.suppress(OSError, ValueError):
+        resource.setrlimit(RLIMIT_CPU, (limit, most))
+
+
 def _write(host: socket.socket, take: Take, content: Mapping[str, Any]) -> None:
     def say(name: str) -> None:
         text = name.encode("utf-8", "replace")
         host.sendall(BLOCK.pack(b"n", len(text)) + text)
+        _end_after(content["seconds"] * SHARE * LAST_RESORT + STUCK_SECONDS)
 
     say("")
     dump, report = take(content, say)
+    _end_after(content["seconds"] + MORE_SECONDS)
     if content["whole"] and any(why.startswith(TOO_LARGE) for why in report["lost"].values()):
         report = {"status": "error", "reason": TOO_LARGE}
     report["cpu_s"] = time.process_time()

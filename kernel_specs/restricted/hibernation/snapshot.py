@@ -103,7 +103,7 @@ class SnapshotRequests:
     _loading: Loading | None = None
 
     async def kernel_mcp_dump_request(self, stream: Any, ident: Any, parent: Any) -> None:
-        """Content: `max_bytes`, `seconds`, `shared` (one memo for all), `leave` (names)."""
+        """Content: `max_bytes`, `seconds`, `leave` (names)."""
         self._dump = None
         reply = _attempted(self._make_dump, parent["content"])
         self.session.send(stream, "kernel_mcp_dump_reply", reply, parent, ident)
@@ -124,7 +124,8 @@ class SnapshotRequests:
         self.session.send(stream, "kernel_mcp_dump_pipe_reply", reply, parent, ident)
 
     async def kernel_mcp_save_request(self, stream: Any, ident: Any, parent: Any) -> None:
-        """Content: that of a dump request, and `whole`: all that there is room for, or nothing.
+        """Content: that of a dump request, `whole` (all, or nothing where there is no room for
+        it), and `hurry` (somebody waits).
 
         In the reply `unfit` says why no child was forked; empty for one that was.
         """
@@ -287,24 +288,23 @@ def _fill(
 ) -> tuple[dict[str, str], dict[str, str]]:
     """Pickle values into a segment each, or one for those that share.
 
-    `shared` in `content` asks for the second. Returns names that failed, with reasons, and names
-    that will not be equal, with reasons.
+    Returns names that failed, with reasons, and names that will not be equal, with reasons.
     """
     namespace = shell.user_ns
     code = "\n".join(shell.history_manager.input_hist_parsed)
     room = Room(content["max_bytes"])
-    drafts = Room(content["max_bytes"], DRAFTS) if content["shared"] else room
+    drafts = Room(content["max_bytes"], DRAFTS)
 
-    def fill(names: Iterable[str], room: Room) -> Iterator[Segment]:
+    def fill(names: Iterable[str]) -> Iterator[Segment]:
         """Segments with a value each."""
         for name in names:
-            say(name)
-            segment = Segment(room, pickler, watch.ask)
+            segment = Segment(drafts, pickler, watch.ask)
             segments.append(segment)
             add(segment, name)
             yield segment
 
     def add(segment: Segment, name: str) -> None:
+        say(name)
         value = wanted[name]
         if attempts.do(name, partial(_pickle, segment, value, namespace, code), value):
             segment.keep(name)
@@ -317,10 +317,8 @@ def _fill(
         pickler = partial(
             NotebookPickler, namespace=namespace, identities=Identities(), ask=watch.ask
         )
-        apart = list(fill(wanted, drafts))
+        apart = list(fill(wanted))
         changed = {name: why for part in apart for name, why in part.changed.items()}
-        if not content["shared"]:
-            return attempts.lost, changed
         for group in sharing(apart):
             single = apart[group[0]]
             names = [name for place in group for name in apart[place].names]

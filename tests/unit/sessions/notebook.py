@@ -38,7 +38,7 @@ class Notebook:
 
     @property
     def dumps(self) -> list[Path]:
-        return list(self.folder.rglob("*.dump"))
+        return list(self.folder.rglob("variables-*"))
 
 
 @asynccontextmanager

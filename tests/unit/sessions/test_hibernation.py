@@ -14,11 +14,9 @@ from kernel_mcp.sessions.hibernation import (
     MAKE_ROOM,
     START_ANEW,
     TRIALS,
-    described,
-    listing,
-    reasons,
 )
 from kernel_mcp.sessions.session import WAKE_DESCRIPTORS
+from kernel_mcp.sessions.words import described, listing, reasons
 from tests.unit.sessions.notebook import notebook
 
 pytestmark = [pytest.mark.anyio]
@@ -73,7 +71,7 @@ async def test_a_dump_is_proven_in_a_kernel_beside_the_old_one(tmp_path: Path) -
         await nb.run("a = 1")
         await nb.hibernate()
         assert [request.beside for request in nb.source.requests] == [False, True]
-        assert nb.source.asked[0] == "kernel_mcp_dump_request"
+        assert nb.source.asked[:2] == ["kernel_mcp_save_request", "kernel_mcp_dump_request"]
         assert nb.source.asked[-1] == "kernel_mcp_load_request"
 
 

@@ -12,9 +12,9 @@ from kernel_mcp.sessions.hibernation import (
     MAKE_ROOM,
     Sleep,
     came_back,
-    duration,
     nothing_back,
 )
+from kernel_mcp.sessions.words import duration
 from tests.unit.sessions.notebook import notebook
 
 pytestmark = [pytest.mark.anyio]

@@ -12,12 +12,15 @@ import anyio
 import pytest
 
 from kernel_mcp.errors import HibernationError, InputError, InstallError, SessionNotFound
+from kernel_mcp.launch.base import KernelEnvironment
 from kernel_mcp.output.text import Masks
+from kernel_mcp.sessions import manifest
 from kernel_mcp.sessions.cell import Cell, Status
 from kernel_mcp.sessions.keeping import Keeping
 from kernel_mcp.sessions.manager import Caller, SessionManager
 from kernel_mcp.sessions.session import Session
-from tests.unit.fake_kernels import FakeClock, FakeSource, deliver, new_manager
+from kernel_mcp.sessions.store import SaveFolder
+from tests.unit.fake_kernels import FakeClock, FakeKernel, FakeSource, deliver, new_manager
 from tests.unit.sessions.test_keeping import keeping
 
 pytestmark = [pytest.mark.anyio]
@@ -52,11 +55,15 @@ class Server:
 
 
 @asynccontextmanager
-async def server(folder: Path, *, orderly: bool = True, **given: Any) -> AsyncIterator[Server]:
+async def server(
+    folder: Path, *, orderly: bool = True, hibernate_bytes: int = 0, **given: Any
+) -> AsyncIterator[Server]:
     """A server; one that does not end `orderly` saves nothing at its end."""
     source = FakeSource()
     kept = keeping(folder, **given)
-    manager = new_manager(folder / "run", source, FakeClock(), keeping=kept)
+    manager = new_manager(
+        folder / "run", source, FakeClock(), keeping=kept, hibernate_bytes=hibernate_bytes
+    )
     async with manager.running():
         yield Server(manager, source, kept)
         if not orderly:
@@ -334,7 +341,7 @@ async def test_an_urgent_save_waits_for_a_cell_and_no_cell_that_waits_ends_it(
             only.source.dump = ""
             kernel = only.source.kernels[-1]
             assert kernel._pending is not None
-            kernel._make(kernel._pending, {"leave": [], "shared": True}, b"")
+            kernel._make(kernel._pending, {"leave": [], "max_bytes": 10**9}, b"")
             with anyio.fail_after(30):
                 await next_one.finished.wait()
         assert written[0] is not None
@@ -433,7 +440,7 @@ async def test_whoever_asks_second_waits_until_it_is_noted_that_a_session_went_b
         assert told == ["noted", "answered"]
 
 
-async def test_a_session_that_could_not_hibernate_whole_keeps_the_cells_since(
+async def test_a_session_that_cannot_be_saved_anew_sleeps_as_of_the_save_before(
     tmp_path: Path,
 ) -> None:
     async with server(tmp_path, orderly=False) as first:
@@ -444,11 +451,16 @@ async def test_a_session_that_could_not_hibernate_whole_keeps_the_cells_since(
         session = first.manager.sessions[0]
         assert await session.hibernate("for a test")
         assert session.sleep is not None
-        assert session.sleep.failure
+        assert session.sleep.back == ["a"]
         assert session.kept is not None
         folder = session.kept.entry.folder
         trace = session.kept.entry.trace.read_bytes()
         manifest = (folder / "manifest.json").read_bytes()
+        cell = await first.run("c = 3")
+        assert first.variables == {"a": "1", "c": "3"}
+        told = " ".join(cell.notices)
+        assert "could not be saved anew: its kernel said something impossible" in told
+        assert "Variables are as after cell 1; run cell 2 again" in told
     (folder / "manifest.json").write_bytes(manifest)  # as a killed server leaves both
     (folder / "cells.now").write_bytes(trace)
     async with server(tmp_path) as second:
@@ -491,3 +503,108 @@ async def test_a_save_that_fails_leaves_nothing_on_the_disk(tmp_path: Path) -> N
         with pytest.raises(HibernationError):
             await session.save()
         assert {path.name for path in session.kept.entry.folder.iterdir()} == before
+
+
+async def test_what_was_saved_of_a_dead_kernel_outlasts_a_sleep(tmp_path: Path) -> None:
+    async with server(tmp_path) as only:
+        await only.run("a = 1")
+        await only.save()
+        only.source.kernels[-1].die()
+        session = only.manager.sessions[0]
+        with anyio.fail_after(30):
+            while session.kernel is not None:
+                await anyio.lowlevel.checkpoint()
+        assert await session.hibernate()
+        cell = await only.run("c = 3")
+        assert only.variables == {"a": "1", "c": "3"}
+        assert cell.meta("s", omitted=0, outputs=[])["lost"] == []
+
+
+async def test_a_sleep_that_is_forced_loses_nothing_that_was_saved_before(tmp_path: Path) -> None:
+    async with server(tmp_path, hibernate_bytes=10) as only:
+        await only.run("a = " + 100 * "1")
+        await only.save()
+        session = only.manager.sessions[0]
+        assert await session.hibernate("for a test")
+        cell = await only.run("b = 2")
+        assert only.variables["a"] == 100 * "1"
+        assert cell.meta("s", omitted=0, outputs=[])["lost"] == []
+
+
+async def test_a_full_disk_puts_to_sleep_what_is_saved_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with server(tmp_path) as only:
+        await only.run("a = " + 100 * "1")
+        await only.save()
+        session = only.manager.sessions[0]
+        monkeypatch.setattr(SaveFolder, "free", lambda _: 10)
+        await only.run("b = 2")
+        with pytest.raises(OSError, match="the disk has no room"):
+            await session.hibernate("for a test")
+        assert session.state == "idle"
+        assert session.kept is not None
+        assert session.kept.entry.saved is not None
+        assert session.kept.entry.saved.names == ["a"]
+        monkeypatch.undo()
+        await only.save()
+        monkeypatch.setattr(SaveFolder, "free", lambda _: 10)
+        with pytest.raises(OSError, match="the disk has no room"):
+            await session.hibernate()
+        assert await session.hibernate("for a test")
+        cell = await only.run("c = 3")
+        assert only.variables == {"a": 100 * "1", "b": "2", "c": "3"}
+        assert cell.meta("s", omitted=0, outputs=[])["lost"] == []
+
+
+async def test_a_session_that_ends_with_the_server_sleeps_as_one_that_does_not(
+    tmp_path: Path,
+) -> None:
+    async with server(tmp_path) as only:
+        for name in ("named", ""):
+            session = await only.manager.create(ME, name=name)
+            await only.run("a = 1", session)
+            assert await session.hibernate()
+        found = [path.parent for path in tmp_path.rglob("variables-a")]
+        assert len(found) == 2
+        for folder in found:
+            names = {path.name for path in folder.iterdir() if path.is_file()}
+            assert names >= {"manifest.json", "manifest.copy.json", "variables-a"}
+            assert manifest.read(folder)[0] is not None
+
+
+async def test_a_session_that_sleeps_wakes_in_the_python_that_it_was_saved_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with server(tmp_path) as only:
+        monkeypatch.setattr(FakeKernel, "environment", environment("3.11.1"))
+        session = await only.manager.create(ME)
+        await only.run("a = 1", session)
+        assert await session.hibernate()
+        monkeypatch.setattr(FakeKernel, "environment", environment("3.12.1"))
+        cell = await only.run("b = 2", session)
+        assert only.variables == {"b": "2"}
+        assert "saved by Python 3.11 and cannot be read by 3.12.1" in cell.notices[0]
+        assert cell.meta("s", omitted=0, outputs=[])["lost"] == ["a"]
+
+
+async def test_a_sleep_that_is_given_up_makes_no_earlier_save_that_of_the_kernel(
+    tmp_path: Path,
+) -> None:
+    async with server(tmp_path) as only:
+        await only.run("a = 1")
+        await only.save()
+        session = only.manager.sessions[0]
+        await session.note_adoption()
+        only.source.dump = "hang"
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(session.hibernate)
+            with anyio.fail_after(30):
+                await only.source.dumping.wait()
+            session.lifecycle.cancel_hibernation()
+        assert session.state == "idle"
+        assert session._last_save() is None
+
+
+def environment(version: str) -> KernelEnvironment:
+    return KernelEnvironment(Path("python"), (), version=version)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import anyio
 import pytest
@@ -10,6 +12,7 @@ import pytest
 from kernel_mcp.errors import LaunchError, SessionLimitReached, SessionNotFound
 from kernel_mcp.sessions.capacity import Bound, Capacity
 from kernel_mcp.sessions.manager import Caller, SessionManager
+from kernel_mcp.sessions.quota import surplus
 from kernel_mcp.sessions.reaper import Reaper
 from kernel_mcp.sessions.session import Session
 from tests.unit.fake_kernels import FakeClock, FakeSource, deliver, new_manager
@@ -130,7 +133,7 @@ async def test_the_oldest_sleepers_are_dropped_beyond_the_number_kept(tmp_path: 
         assert states(sessions) == ["closed", "hibernated", "hibernated", "idle"]
         with pytest.raises(SessionNotFound, match="dropped"):
             await manager.resolve(ME, sessions[0].handle)
-        assert len(list(tmp_path.rglob("*.dump"))) == 2
+        assert len(list(tmp_path.rglob("variables-*"))) == 2
 
 
 async def test_the_oldest_dumps_are_dropped_beyond_the_disk_they_may_take(tmp_path: Path) -> None:
@@ -143,10 +146,22 @@ async def test_the_oldest_dumps_are_dropped_beyond_the_disk_they_may_take(tmp_pa
         for session in sessions:
             clock.now += 1
             await manager.retire(session)
-        sizes = [path.stat().st_size for path in tmp_path.rglob("*.dump")]
+        sizes = [path.stat().st_size for path in tmp_path.rglob("variables-*")]
         assert 0 < sum(sizes) <= 120
         assert states(sessions) == ["closed"] * (4 - len(sizes)) + ["hibernated"] * len(sizes)
         assert empty.state == "hibernated"
+
+
+def test_sessions_that_outlive_the_server_have_a_bound_of_their_own() -> None:
+    def asleep(name: str, since: float, size: int, kept: object = None) -> Any:
+        sleep = SimpleNamespace(since=since, size=size)
+        return SimpleNamespace(handle=name, blank=False, sleep=sleep, kept=kept)
+
+    sessions = [asleep("a", 1, 70), asleep("b", 2, 70), asleep("c", 3, 300, True)]
+    sessions += [asleep("d", 0, 300, True)]
+    dropped = surplus(sessions, most=9, most_bytes=100, kept_bytes=500)
+    assert [each.handle for each in dropped] == ["a", "d"]
+    assert surplus(sessions, most=9, most_bytes=0, kept_bytes=0) == []
 
 
 async def test_who_loses_the_default_session_is_told_with_the_next_one(tmp_path: Path) -> None:
@@ -176,9 +191,9 @@ async def test_closing_a_sleeping_session_removes_what_it_had_saved(tmp_path: Pa
     async with manager.running():
         (session,) = await used_sessions(manager, clock, 1)
         await manager.retire(session)
-        assert list(tmp_path.rglob("*.dump"))
+        assert list(tmp_path.rglob("variables-*"))
         await manager.close(session)
-        assert not list(tmp_path.rglob("*.dump"))
+        assert not list(tmp_path.rglob("variables-*"))
         assert manager.sessions == []
 
 

@@ -17,6 +17,7 @@ import pytest
 from kernel_mcp.errors import HibernationError
 from kernel_mcp.kernels.kernel import Answer, Kernel
 from kernel_mcp.kernels.wire import Message
+from kernel_mcp.linux.proc import Usage
 from kernel_mcp.sessions.saver import IDLE_S, LONGEST_S, SMALL_BYTES, Saver, Written
 from kernel_mcp.sessions.saving import BYTES_PER_S, Saving, UnfitToFork, pause_after
 from kernel_specs.restricted.hibernation.saving import BLOCK
@@ -50,9 +51,13 @@ class Forks:
 
     def __init__(self, sends: bytes, **reply: Any) -> None:
         self.handle = self
+        self.exit = None
         self.pid = 1
         self._sends = sends
         self._reply = {"status": "ok", "unfit": "", **reply}
+
+    def usage(self) -> Usage:
+        return Usage()
 
     @contextmanager
     def asking(

@@ -1,0 +1,91 @@
+"""Names, reasons and times of sessions as text."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from kernel_mcp.output.text import one_line
+
+LISTED_CHARS = 8000
+"""Characters of names in one notice; the other names are counted."""
+TIMES = " \N{MULTIPLICATION SIGN} "
+MAX_RESULTS = 5
+"""Results of cells (`Out[n]`) that are named one by one."""
+_RESULT = re.compile(r"Out\[\d+\]")
+_PLAIN = re.compile(r"[\w/\[\]@+~-][^\s()'\"\\,;:]*|(Out\[\d+\], )+…|[\d,]+ more")
+"""Names of variables, of results, of files, and what stands for many."""
+
+
+def duration(seconds: float) -> str:
+    """Seconds as text: `40 s`, `12 min`, `1 h`, `1 h 30 min`, `3 days`."""
+    minutes = round(seconds / 60)
+    if seconds < 60:
+        return f"{seconds:.0f} s"
+    if minutes < 60:
+        return f"{minutes} min"
+    if minutes < 48 * 60:
+        return f"{minutes // 60} h" + (f" {minutes % 60} min" if minutes % 60 else "")
+    return f"{minutes // (24 * 60)} days"
+
+
+def described(names: Iterable[str], variables: Iterable[Mapping[str, Any]]) -> str:
+    """Names with the shape of those that have one, as in `df (1.2 M \N{MULTIPLICATION SIGN} 7)`."""
+    shapes = {each["name"]: each["shape"] for each in variables if each.get("shape")}
+    return _joined(
+        [
+            shown(name) + (f" ({TIMES.join(map(rounded, shapes[name]))})" if name in shapes else "")
+            for name in names
+        ]
+    )
+
+
+def rounded(count: int) -> str:
+    """A count in three characters or so: `7`, `950`, `1.2 M`."""
+    for size, unit in ((10**9, "G"), (10**6, "M"), (10**4, "k")):
+        if count >= size:
+            return f"{count / (1000 if unit == 'k' else size):.3g} {unit}"
+    return str(count)
+
+
+def listing(names: Iterable[str]) -> str:
+    """Names with commas, up to `LISTED_CHARS`; the others are counted."""
+    return _joined([shown(name) for name in names])
+
+
+def shown(name: str) -> str:
+    """A name on one line; in quotes where it could be taken for the words around it."""
+    text = one_line(name)
+    return text if _PLAIN.fullmatch(text) else repr(text)
+
+
+def reasons(lost: Mapping[str, str]) -> str:
+    """Names with reasons in brackets; more than `MAX_RESULTS` results of cells count as one."""
+    results = [name for name in lost if _RESULT.fullmatch(name)]
+    if len(results) > MAX_RESULTS:
+        short = ", ".join([*results[:MAX_RESULTS], "…"])
+        lost = {**{k: v for k, v in lost.items() if k not in results}, short: lost[results[0]]}
+    return _joined([f"{shown(name)} ({_within(reason)})" for name, reason in lost.items()])
+
+
+def _within(reason: str) -> str:
+    """A reason for brackets, which it does not close."""
+    text, depth = one_line(reason), 0
+    for each in text:
+        depth += (each == "(") - (each == ")")
+        if depth < 0:
+            return repr(text)
+    return text
+
+
+def _joined(items: Sequence[str]) -> str:
+    left = LISTED_CHARS
+    shown: list[str] = []
+    for item in items:
+        left -= len(item)
+        if left < 0:
+            shown.append(f"and {len(items) - len(shown)} more")
+            break
+        shown.append(item)
+    return ", ".join(shown)

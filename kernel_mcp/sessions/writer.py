@@ -1,0 +1,111 @@
+"""Writes the variables of a kernel into its save: a child of the kernel, or the kernel itself.
+
+A child costs the kernel the fork, and what ends the child costs the kernel nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractAsyncContextManager
+from dataclasses import replace
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+import anyio
+
+from kernel_mcp.errors import HibernationError
+from kernel_mcp.output.text import one_line
+from kernel_mcp.sessions.saving import PATIENCE_S, Saving
+from kernel_mcp.sessions.snapshot import SECONDS, Dump, take
+
+if TYPE_CHECKING:
+    from kernel_mcp.kernels.kernel import Kernel
+    from kernel_mcp.sessions.shelf import Shelf
+
+TOO_LARGE = "too large"
+"""How the reason begins why a value without room was left out."""
+ATTEMPTS = 24
+"""Children in one save, each without the variable that ended the one before."""
+HERE_S = 2.0
+"""Processor time of a kernel that may not be forked, for its own saving; twice as much with each
+attempt that left out for lack of it what was saved before, up to `snapshot.SECONDS`."""
+LATE = ("took longer than ", "there was no time left")
+"""How the reasons begin why a value was left out for lack of time."""
+NOTHING: Mapping[str, str] = MappingProxyType({})
+
+Turn = Callable[[], AbstractAsyncContextManager[bool]]
+"""Holds a kernel between two cells, and says whether it may be saved now."""
+
+
+async def write_forked(
+    kernel: Kernel,
+    shelf: Shelf,
+    turn: Turn,
+    *,
+    max_bytes: int,
+    whole: bool = False,
+    hurry: bool = False,
+    attempts: int = ATTEMPTS,
+    leave: Mapping[str, str] = NOTHING,
+) -> tuple[Dump, float] | None:
+    """Let forked children of a kernel write its variables; return None when it may not be saved.
+
+    Names in `leave` are lost for these reasons. With `whole` all are written or none, and without
+    `hurry` at the lowest priority. The second value is the processor time in seconds. Raises
+    UnfitToFork, HibernationError, OSError.
+    """
+    left = dict(leave)
+    failure = HibernationError("nothing was tried")
+    until = anyio.current_time() + PATIENCE_S
+    for _ in range(attempts):
+        with Saving() as saving:
+            async with turn() as free:
+                if not free:
+                    return None
+                path = shelf.fresh(kernel)
+                await saving.begin(
+                    kernel, max_bytes=max_bytes, whole=whole, hurry=hurry, leave=left
+                )
+            try:
+                dump = await saving.finish(path, max_bytes=max_bytes)
+                return replace(dump, lost={**dump.lost, **left}), saving.cpu_s
+            except HibernationError as error:
+                if not saving.last:
+                    raise
+                left[saving.last] = f"ended the process that stored it: {error}"
+                failure = error
+        if anyio.current_time() > until:
+            break
+    raise failure
+
+
+async def write_here(
+    kernel: Kernel,
+    shelf: Shelf,
+    *,
+    max_bytes: int,
+    whole: bool = False,
+    seconds: float = 0.0,
+    leave: Mapping[str, str] = NOTHING,
+) -> tuple[Dump, float]:
+    """Let the kernel itself write its variables, while no cell runs in it; see `write_forked`.
+
+    `seconds` of its processor time are for that, 0 for all that there are. Raises HibernationError,
+    OSError.
+    """
+    before, began = kernel.handle.usage().cpu_s, anyio.current_time()
+    path = shelf.fresh(kernel)
+    dump = await take(kernel, path, max_bytes=max_bytes, seconds=seconds, leave=leave)
+    late = shelf.had(name for name, why in dump.lost.items() if why.startswith(LATE))
+    if late and 0 < seconds < SECONDS:
+        shelf.late += 1
+        raise HibernationError(
+            f"{seconds:g} s of processor time were not enough for {one_line(late[0])}, which was "
+            "saved before"
+        )
+    shelf.late = 0
+    if whole and any(why.startswith(TOO_LARGE) for why in dump.lost.values()):
+        raise HibernationError(TOO_LARGE)
+    used = kernel.handle.usage().cpu_s - before  # with that of other threads
+    cpu_s = min(used, anyio.current_time() - began)
+    return replace(dump, lost={**dump.lost, **leave}), cpu_s
