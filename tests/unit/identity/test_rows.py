@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 from typing import Any
 
 import pytest
@@ -85,8 +86,6 @@ def test_a_claim_is_held_as_text_or_in_a_list(claims: dict[str, Any], holds: boo
         (b"{", "not JSON"),
         (b"[]", "expected an object"),
         (b"\xff", "not UTF-8"),
-        (b"[" * 5000, "nested too deeply"),
-        (b'{"a":' * 3000, "nested too deeply"),
         (b'{"quotas": {"cpu": NaN}}', "not JSON: NaN"),
         (b'{"quotas": {"sessions": ' + b"9" * 5000 + b"}}", "a number is too large"),
         (b'{"principal": "a", "principal": "b"}', "the key 'principal' is there twice"),
@@ -115,7 +114,7 @@ def test_a_claim_is_held_as_text_or_in_a_list(claims: dict[str, Any], holds: boo
         (json.dumps({"claim": "=x"}).encode(), "`claim`: expected NAME=VALUE"),
         (json.dumps({"claim": ["a=b"]}).encode(), "`claim`: expected NAME=VALUE"),
     ],
-    ids=range(32),
+    ids=range(30),
 )
 def test_an_error_names_file_and_line_and_says_what_is_expected(line: bytes, words: str) -> None:
     with pytest.raises(ConfigError) as caught:
@@ -125,6 +124,15 @@ def test_an_error_names_file_and_line_and_says_what_is_expected(line: bytes, wor
     assert words in text
     assert "\n" not in text
     assert len(text) < 300
+
+
+@pytest.mark.parametrize("part", [b"[", b'{"a":'])
+def test_no_depth_of_a_line_is_too_much(part: bytes) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse(part * (MOST_LINE // len(part)), "the/file")
+    # Python 3.13 reads to the end what earlier versions give up
+    refusal = "(not a row: it is nested too deeply|not JSON: Expecting value at character [0-9]+)"
+    assert re.search(f"^the/file, line 1: {refusal}", str(caught.value))
 
 
 def test_rows_of_a_principal_agree() -> None:
