@@ -36,8 +36,9 @@ _LENT = sys.getrefcount(memoryview(bytearray()).obj)
 class ArrayReducer:
     """Reduces instances of `numpy.ndarray`; `changed` gets a reason for each that is not equal."""
 
-    def __init__(self, changed: Callable[[str], None]) -> None:
+    def __init__(self, changed: Callable[[str], None], memory: Memory) -> None:
         self._changed = changed
+        self._memory = memory
 
     def reduce(self, array: Any) -> Any:
         """How to rebuild it, or NotImplemented for an own memory or an own reduction."""
@@ -45,12 +46,12 @@ class ArrayReducer:
 
         kind = type(array)
         if kind is np.ndarray:
-            return self._view(array) or NotImplemented
+            return self._view(array) or self._whole(array)
         if kind is np.ma.core.MaskedConstant:
             return NotImplemented
         if _has_own_reduction(kind):
             if array.base is not None and not _alone(array):
-                self._changed(COPIED)
+                self._copied(array)
             return NotImplemented
         function, arguments = self._view(array) or (_itself, (_Plain(array),))
         attributes = attributes_of(array)
@@ -76,13 +77,71 @@ class ArrayReducer:
         flat = _flat(base)
         if flat is None or (flat.dtype.hasobject and flat.dtype != array.dtype):
             if not _alone(array):
-                self._changed(COPIED)
+                self._copied(array)
             return None
         if repeats and flat.nbytes > array.nbytes and _alone(array):
             return None
         offset = _address(array) - _address(flat)
         writeable = array.flags.writeable
         return make_view, (base, offset, array.shape, array.strides, array.dtype, writeable)
+
+    def _whole(self, array: Any) -> Any:
+        """Leave an array to numpy, unless it is told that others share its memory."""
+        if self._memory.is_asked and array.flags.writeable and self._memory.add_array(array):
+            self._changed(COPIED)
+        return NotImplemented
+
+    def _copied(self, array: Any) -> None:
+        """Report a copy, unless its memory is a memory map or of an object that restores it."""
+        if not self._memory.is_restored(array) and getattr(array, "_mmap", None) is None:
+            self._changed(COPIED)
+
+
+class Memory:
+    """Memory that values of one dump have seen, of arrays and of objects of other libraries."""
+
+    def __init__(self) -> None:
+        self.is_asked = any(name in sys.modules for name in ("pyarrow", "torch"))
+        self._arrays: dict[int, int] = {}
+        self._others: dict[int, int] = {}
+        self._owners: set[int] = set()
+        self._alone: set[int] = set()
+
+    def add_array(self, array: Any) -> bool:
+        """Return True if another library's object has been seen that shares its memory."""
+        begin = _address(array)
+        self._arrays[begin] = end = begin + array.nbytes
+        return _overlaps(self._others, begin, end)
+
+    def add_other(self, begin: int, size: int) -> bool:
+        """Return True if an array has been seen that shares this memory."""
+        self._others[begin] = begin + size
+        return _overlaps(self._arrays, begin, begin + size)
+
+    def add_owner(self, obj: Any) -> None:
+        """Note an object in a value, which restores its memory by itself."""
+        self._owners.add(id(obj))
+
+    def is_restored(self, array: Any) -> bool:
+        """Return True if the memory is of an object that was noted since `forget_owners`."""
+        base = array.base
+        while base is not None:
+            if id(base) in self._owners:
+                return True
+            base = base.obj if type(base) is memoryview else getattr(base, "base", None)
+        return False
+
+    def add_alone(self, obj: Any) -> None:
+        """Note an instance whose `__dict__` nothing else references."""
+        self._alone.add(id(obj))
+
+    def is_alone(self, obj: Any) -> bool:
+        """Return True if an instance was noted, before pickling referenced its `__dict__` too."""
+        return id(obj) in self._alone
+
+    def forget_owners(self) -> None:
+        """Begin another value."""
+        self._owners.clear()
 
 
 class _Plain:
@@ -133,7 +192,8 @@ def make_subclass(kind: type, function: Callable[..., Any], arguments: tuple[Any
 
 def attributes_of(obj: Any, below: type | None = None) -> dict[str, Any]:
     """The attributes of an instance, with those in slots of classes before `below` in its MRO."""
-    found = dict(getattr(obj, "__dict__", {}))
+    own = getattr(obj, "__dict__", None)  # of another object, for an alias such as `list[int]`
+    found = dict(own) if isinstance(own, dict) else {}
     for base in type(obj).__mro__:
         if base is below:
             break
@@ -187,6 +247,10 @@ def _alone(array: Any) -> bool:
     if type(base) is memoryview:
         return sys.getrefcount(base.obj) <= _LENT
     return getattr(base, "base", None) is None or _alone(base)
+
+
+def _overlaps(ranges: dict[int, int], begin: int, end: int) -> bool:
+    return any(first < end and begin < last for first, last in ranges.items())
 
 
 def _is_view(base: Any) -> bool:

@@ -118,7 +118,7 @@ class Segment:
         self._own = value
         self._mark = (len(self.pickles), len(self.buffers), self._room.left)
         self._seen = len(self._pickler.modules)
-        self._pickler.changes.clear()
+        self._pickler.begin()
         try:
             self._pickler.dump(self._record)
             again = self._pickler.identifying(self.pickles[self._mark[0] :])

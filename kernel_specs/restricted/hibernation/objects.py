@@ -1,5 +1,8 @@
 """Objects whose own pickling forgets a part of them: that part is added, or reported."""
 
+# torch is a package of the session, which the kernel may not have.
+# mypy: disable-error-code="import-not-found, unused-ignore"
+
 from __future__ import annotations
 
 import builtins
@@ -8,13 +11,21 @@ import copyreg
 import enum
 import gc
 import logging
+import operator
+import pickle
 import sys
 import types
-from collections import OrderedDict
-from collections.abc import Callable
+from collections import OrderedDict, defaultdict, deque
+from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
-from kernel_specs.restricted.hibernation.arrays import attributes_of, set_attributes
+from kernel_specs.restricted.hibernation.arrays import (
+    COPIED,
+    Memory,
+    attributes_of,
+    set_attributes,
+)
 from kernel_specs.restricted.hibernation.attempt_limits import module_of
 from kernel_specs.restricted.policy.guard import CELL_PREFIX
 
@@ -22,71 +33,160 @@ IMPORT = compile("__import__(name)", f"{CELL_PREFIX}hibernation>", "eval")
 
 NO_TRACEBACK = "an exception without its traceback"
 NO_HANDLERS = "a logger without its handlers and filters"
+NO_GRAPH = "a tensor without the graph of its gradient"
 EMPTY_CACHE = "its cache starts empty"
 PLAIN_SCALAR = "a plain scalar of numpy now"
 MODULES = {"duckdb": "its default connection starts empty"}
 """Modules with contents that users take for their own, and how those change."""
 
 _MAPPINGS: tuple[dict[str, int], ...] = ({}, OrderedDict())
+_VIEWS = ("keys", "values", "items")
 _DICT_VIEWS: dict[type, str] = {
-    type(getattr(made, name)()): name for made in _MAPPINGS for name in ("keys", "values", "items")
+    type(getattr(made, name)()): name for made in _MAPPINGS for name in _VIEWS
 }
+_DICT_ITERATORS: dict[type, str] = {type(iter(getattr({}, name)())): name for name in _VIEWS}
 _FRAMES = ("NDFrame", "Index")
 """Classes of pandas whose instances take further attributes."""
 _HEAP_TYPE = 1 << 9
 """Py_TPFLAGS_HEAPTYPE: set for every class of Python code."""
 _BUILT_HOOKS = ("__prepare__", "__new__", "__init__", "__call__")
+_CONTAINERS: dict[type, tuple[tuple[str, ...], Callable[..., Any], Callable[..., Any]]] = {
+    OrderedDict: (("__setitem__", "items"), OrderedDict.items, OrderedDict.__setitem__),
+    defaultdict: (("__setitem__", "items"), dict.items, dict.__setitem__),
+    dict: (("__setitem__", "items"), dict.items, dict.__setitem__),
+    list: (("append", "extend", "__iter__"), list.__iter__, list.append),
+    deque: (("append", "extend", "__iter__"), deque.__iter__, deque.append),
+}
+"""Containers, the methods that pickle calls of their subclasses, and their own to read and add."""
+_LOGGER = frozenset(vars(logging.getLogger(__name__)))
+"""The attributes of every logger."""
+_PLAIN = (str, int, float, bool, bytes, type(None), list, tuple, dict, set, frozenset)
+"""Types of attributes that are kept although a library's own pickling drops them."""
+
+
+class _Probe:
+    """An object with a `__dict__` that nothing else references."""
+
+
+def _references(obj: Any) -> int:
+    return sys.getrefcount(obj.__dict__)
+
+
+_ALONE = _references(_Probe())
+"""sys.getrefcount of such a `__dict__`, in this version of Python."""
 
 
 class ObjectReducer:
     """Reduces objects by kind; `changed` gets a reason for each that will not be equal."""
 
-    def __init__(self, changed: Callable[[str], None]) -> None:
+    def __init__(self, changed: Callable[[str], None], memory: Memory, ways: Ways) -> None:
+        """`memory` and `ways` are those of the whole dump."""
         self._changed = changed
-        self._held: dict[type, dict[int, str]] = {}
-        self._forgetful: dict[type, type | None] = {}
+        self._memory = memory
+        self._ways = ways
         self.special: dict[type, Callable[[Any], Any]] = {
             logging.Logger: self._logger,
             logging.RootLogger: self._logger,
             types.MappingProxyType: _reduce_proxy,
             **dict.fromkeys(_DICT_VIEWS, _reduce_dict_view),
+            **dict.fromkeys(_DICT_ITERATORS, _reduce_dict_iterator),
         }
 
     def reduce(self, obj: Any) -> Any:
         """How to rebuild it with what its own reduction forgets, or NotImplemented."""
         kind = type(obj)
-        if (name := self._names(kind).get(id(obj))) is not None:
+        if (known := self._ways.get(kind)) is None:
+            known = self._ways[kind] = (_held_by_module(kind), _way(kind))
+        names, way = known
+        if names and (name := names.get(id(obj))) is not None:
             return the_attribute, (kind.__module__, name)
-        if isinstance(obj, BaseException):
-            return self._exception(obj)
-        if (below := self._forgets(kind)) is None:
+        return NotImplemented if way is None else way(self, obj)
+
+    def _owner(self, obj: Any) -> Any:
+        self._memory.add_owner(obj)
+        return NotImplemented
+
+    def _instance(self, obj: Any, container: type | None = None) -> Any:
+        """With items that its class's methods have no part in, and the `__dict__` it shares."""
+        shares = type(obj).__dictoffset__ != 0 and sys.getrefcount(obj.__dict__) > _ALONE
+        if shares:
+            shares = not self._memory.is_alone(obj)
+        else:
+            self._memory.add_alone(obj)
+        if container is None and not shares:
             return NotImplemented
-        return self._with_attributes(obj, below)
+        usual = obj.__reduce_ex__(5)
+        if isinstance(usual, str) or len(usual) > 5:
+            return NotImplemented
+        function, arguments, state, *items = (*usual, None, None, None)[:5]
+        own = None
+        if container is not None:
+            own, items = list(_CONTAINERS[container][1](obj)), [None, None]
+            state = state or attributes_of(obj, container)
+        everything = (state, shares and _has_usual_dict(type(obj)), container, own)
+        return function, arguments, everything, *items, set_instance_state
 
-    def _names(self, kind: type) -> dict[int, str]:
-        """The instances of a library's class that its module holds, by id."""
-        if (names := self._held.get(kind)) is None:
-            module = sys.modules.get(module_of(kind))
-            found = dict(vars(module)) if module is not None and _is_library(module) else {}
-            names = {id(each): name for name, each in found.items() if type(each) is kind}
-            self._held[kind] = names
-        return names
+    def _ctypes(self, obj: Any) -> Any:
+        """Objects of ctypes: parts of others, and those in the memory of others, are copies."""
+        kept = obj._objects
+        lent = kept.values() if isinstance(kept, dict) else (kept,)
+        if obj._b_base_ is not None or any(type(each) is memoryview for each in lent):
+            self._changed(COPIED)
+        return NotImplemented
 
-    def _forgets(self, kind: type) -> type | None:
-        """The base of a library that pickles instances without further attributes, if any."""
-        if kind not in self._forgetful:
-            self._forgetful[kind] = _reducing_base(kind)
-        return self._forgetful[kind]
+    def _arrow_buffer(self, buffer: Any) -> Any:
+        if self._memory.add_other(buffer.address, buffer.size):
+            self._changed(COPIED)
+        return NotImplemented
+
+    def _tensor(self, tensor: Any) -> Any:
+        """Tensors of torch, with the gradient that they hold."""
+        if tensor.grad_fn is not None:
+            self._changed(NO_GRAPH)
+        elif tensor.is_leaf and tensor.grad is not None:
+            usual = tensor.__reduce_ex__(5)
+            if len(usual) == 2:
+                return *usual, tensor.grad, None, None, set_gradient
+        return NotImplemented
+
+    def _untyped_storage(self, storage: Any) -> Any:
+        import torch
+
+        if storage.device.type != "cpu" or not storage.nbytes():
+            return NotImplemented
+        if self._memory.add_other(storage.data_ptr(), storage.nbytes()):
+            self._changed(COPIED)
+        flat = torch.empty(0, dtype=torch.uint8).set_(storage)
+        return make_storage, (pickle.PickleBuffer(flat.numpy()),)
+
+    def _typed_storage(self, storage: Any) -> Any:
+        if storage.device.type != "cpu" or not storage.nbytes():
+            return NotImplemented
+        return make_typed_storage, (storage._untyped_storage, storage.dtype)
+
+    def _callbacks(self, registry: Any) -> Any:
+        """Those that matplotlib calls, which it keeps only for itself."""
+        state = registry.__getstate__()
+        state["callbacks"] = {
+            signal: {number: call for number, proxy in calls.items() if (call := proxy())}
+            for signal, calls in registry.callbacks.items()
+        }
+        return copyreg.__newobj__, (type(registry),), state  # type: ignore[attr-defined]
 
     def _with_attributes(self, obj: Any, below: type) -> Any:
         attributes = attributes_of(obj, below)
+        top = module_of(below).partition(".")[0]
+        if is_foreign := top not in (*sys.stdlib_module_names, "numpy", "pandas"):
+            attributes = {k: v for k, v in attributes.items() if _is_plain_attribute(k, v)}
+        elif not type(obj).__flags__ & _HEAP_TYPE:
+            self._memory.add_owner(obj)
         if below.__name__ in _FRAMES:  # the others are caches
             attributes = {k: v for k, v in attributes.items() if not k.startswith("_")}
         if module_of(below).startswith("numpy") and type(obj).__flags__ & _HEAP_TYPE:
             self._changed(PLAIN_SCALAR)
             return NotImplemented
         usual = obj.__reduce_ex__(5) if attributes else ""
-        if isinstance(usual, str):
+        if isinstance(usual, str) or len(usual) > 5:
             return NotImplemented
         function, arguments, state, *items = (*usual, None, None, None, None)[:5]
         known = state if isinstance(state, dict) else {}
@@ -94,8 +194,9 @@ class ObjectReducer:
             known = {**(state[0] or {}), **(state[1] or {})} if type(state[1]) is dict else {}
         more = {name: value for name, value in attributes.items() if name not in known}
         if not more:
-            return NotImplemented
-        return function, arguments, (state, more), *items, set_state_and_attributes
+            return usual if is_foreign else NotImplemented
+        setter = set_state_and_missing if is_foreign else set_state_and_attributes
+        return function, arguments, (state, more), *items, setter
 
     def _exception(self, error: BaseException) -> Any:
         kind = type(error)
@@ -114,9 +215,35 @@ class ObjectReducer:
     def _logger(self, logger: logging.Logger) -> Any:
         if logger.handlers or logger.filters:
             self._changed(NO_HANDLERS)
-        state = (logger.level, logger.propagate, logger.disabled)
+        more = {name: value for name, value in vars(logger).items() if name not in _LOGGER}
+        state = (logger.level, logger.propagate, logger.disabled, more)
         name = None if logger is logger.root else logger.name
         return logging.getLogger, (name,), state, None, None, set_logger_state
+
+
+Way = Callable[[ObjectReducer, Any], Any]
+Ways = dict[type, tuple[dict[int, str], Way | None]]
+"""By class: its instances that a module has a name for, and how others are reduced."""
+
+
+def _way(kind: type) -> Way | None:
+    """How to reduce the instances of a class, if not as pickle does."""
+    if issubclass(kind, BaseException):
+        return ObjectReducer._exception
+    if (own := _FOREIGN.get((module_of(kind), kind.__name__))) is not None:
+        return own
+    names = {f"{module_of(base)}.{base.__name__}" for base in kind.__mro__}
+    if "_ctypes._CData" in names:
+        return ObjectReducer._ctypes
+    if "torch.Tensor" in names:
+        return ObjectReducer._tensor
+    if (container := _overridden(kind)) is not None:
+        return partial(ObjectReducer._instance, container=container)
+    if (below := _reducing_base(kind)) is not None:
+        return partial(ObjectReducer._with_attributes, below=below)
+    if _has_usual_dict(kind):
+        return ObjectReducer._instance
+    return ObjectReducer._owner if not kind.__flags__ & _HEAP_TYPE else None
 
 
 def import_module(name: str, submodules: list[str]) -> types.ModuleType:
@@ -136,13 +263,114 @@ def the_attribute(module: str, name: str) -> Any:
 def set_state_and_attributes(obj: Any, state: tuple[Any, dict[str, Any]]) -> None:
     """Set the state of an object's own reduction, then further attributes."""
     usual, more = state
-    if usual is not None:
-        if hasattr(obj, "__setstate__"):
-            obj.__setstate__(usual)
-        else:
-            parts = usual if isinstance(usual, tuple) else (usual,)
-            set_attributes(obj, {k: v for part in parts for k, v in (part or {}).items()})
+    _set_state(obj, usual)
     set_attributes(obj, more)
+
+
+def set_state_and_missing(obj: Any, state: tuple[Any, dict[str, Any]]) -> None:
+    """Set the state of a library's reduction, then the attributes that this has not set."""
+    usual, more = state
+    _set_state(obj, usual)
+    own = getattr(obj, "__dict__", {})
+    set_attributes(obj, {name: value for name, value in more.items() if name not in own})
+
+
+def set_instance_state(obj: Any, everything: tuple[Any, bool, type | None, Any]) -> None:
+    """Add the items of an instance by its container's own methods, then set its state.
+
+    With `shares` the state is its `__dict__` itself, not a copy.
+    """
+    state, shares, container, items = everything
+    if container is not None:
+        add = _CONTAINERS[container][2]
+        for item in items:
+            add(obj, *(item if issubclass(container, dict) else (item,)))
+    if not shares:
+        _set_state(obj, state)
+        return
+    attributes, slots = state if type(state) is tuple else (state, None)
+    if attributes is not None:
+        object.__setattr__(obj, "__dict__", attributes)
+    set_attributes(obj, slots or {})
+
+
+def _set_state(obj: Any, state: Any) -> None:
+    if state is None:
+        return
+    if getattr(type(obj), "__setstate__", None) is not None:
+        obj.__setstate__(state)
+    else:
+        parts = state if isinstance(state, tuple) else (state,)
+        set_attributes(obj, {k: v for part in parts for k, v in (part or {}).items()})
+
+
+def set_enum_state(kind: Any, state: tuple[Any, Any, dict[str, dict[str, Any]]]) -> None:
+    """Set the state of an enumeration, then the attributes of its members."""
+    setter, usual, members = state
+    setter(kind, usual)
+    for name, attributes in members.items():
+        vars(kind[name]).update(attributes)
+
+
+def make_storage(data: Any) -> Any:
+    """The memory of tensors of torch."""
+    import torch
+
+    return torch.frombuffer(bytearray(data), dtype=torch.uint8).clone().untyped_storage()
+
+
+def set_gradient(tensor: Any, gradient: Any) -> None:
+    """Set what a tensor's gradient is."""
+    tensor.grad = gradient
+
+
+def make_typed_storage(storage: Any, dtype: Any) -> Any:
+    """The same memory, of elements of one type."""
+    import torch
+
+    return torch.storage.TypedStorage(wrap_storage=storage, dtype=dtype, _internal=True)
+
+
+def make_array_type(element: type, length: int) -> type:
+    """The type of an array of ctypes."""
+    made: type = operator.mul(element, length)
+    return made
+
+
+def reduce_ctypes(kind: Any) -> Any:
+    """How to make a multiple of a type of ctypes; None for other types."""
+    if type(kind).__name__ != "PyCArrayType" or not isinstance(getattr(kind, "_length_", 0), int):
+        return None
+    element, length = getattr(kind, "_type_", None), getattr(kind, "_length_", 0)
+    if element is None or kind.__name__ != f"{element.__name__}_Array_{length}":
+        return None
+    return make_array_type, (element, length)
+
+
+def the_class_dict(kind: type) -> Any:
+    """The live view of a class's attributes."""
+    return vars(kind)
+
+
+def reduce_class(kind: type, usual: Any) -> Any:
+    """The reduction of a class of a cell without what Python makes by itself from the rest.
+
+    That is the descriptors of slots. With attributes of members of an enum.
+    """
+    make, arguments, (attributes, slots), *items, setter = usual
+    own = {
+        name: value
+        for name, value in attributes.items()
+        if not (type(value) is types.MemberDescriptorType and value.__objclass__ is kind)
+    }
+    if not issubclass(kind, enum.Enum):
+        return make_class, (make, arguments), (own, slots), *items, setter
+    members = {
+        each.name: {k: v for k, v in vars(each).items() if not k.startswith("_")} for each in kind
+    }
+    if not any(members.values()):
+        return make, arguments, (own, slots), *items, setter
+    return make, arguments, (setter, (own, slots), members), *items, set_enum_state
 
 
 def make_exception(kind: Any, arguments: tuple[Any, ...]) -> Any:
@@ -160,10 +388,12 @@ def set_exception_state(error: BaseException, state: tuple[Any, dict[str, Any]])
             setattr(error, name, value)
 
 
-def set_logger_state(logger: logging.Logger, state: tuple[int, bool, bool]) -> None:
-    """Set the level of a logger and which records it takes and hands on."""
-    level, logger.propagate, logger.disabled = state
+def set_logger_state(logger: logging.Logger, state: tuple[Any, ...]) -> None:
+    """Set the level of a logger, which records it takes and hands on, and attributes of its own."""
+    level, logger.propagate, logger.disabled, *more = state
     logger.setLevel(level)
+    for attributes in more:  # none in a dump of an earlier version
+        vars(logger).update(attributes)
 
 
 def make_class(make: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
@@ -201,8 +431,28 @@ def _reduce_dict_view(view: Any) -> Any:
     return make_dict_view, (mapping, _DICT_VIEWS[type(view)])
 
 
+def make_dict_iterator(mapping: Any, name: str, count: int) -> Any:
+    """An iterator over the keys, values or items of a dict, behind so many of them."""
+    iterator = iter(getattr(mapping, name)())
+    for _ in range(count):
+        next(iterator)
+    return iterator
+
+
+def _reduce_dict_iterator(iterator: Any) -> Any:
+    found = gc.get_referents(iterator)
+    mapping = next((each for each in found if isinstance(each, dict)), None)
+    left = operator.length_hint(iterator)
+    if mapping is None or not left:  # it has ended, or its dict has changed its size
+        return NotImplemented
+    name = _DICT_ITERATORS[type(iterator)]
+    return make_dict_iterator, (mapping, name, len(mapping) - left)
+
+
 def _reduce_proxy(proxy: Any) -> Any:
     (mapping,) = gc.get_referents(proxy)
+    if "__module__" in mapping and (kind := _class_of(mapping)) is not None:
+        return the_class_dict, (kind,)
     return types.MappingProxyType, (mapping,)
 
 
@@ -233,6 +483,64 @@ def _has_own_arguments(kind: Any) -> bool:
     return usual and type(kind.__init__) is types.FunctionType
 
 
+def _class_of(mapping: Any) -> type | None:
+    """The class whose attributes a dict has, if any."""
+    for each in gc.get_referrers(mapping):
+        if isinstance(each, type) and gc.get_referents(vars(each)) == [mapping]:
+            return each
+    return None
+
+
+def _held_by_module(kind: type) -> dict[int, str]:
+    """The instances of a library's class that its module holds, by id."""
+    module = sys.modules.get(module_of(kind))
+    found = dict(vars(module)) if module is not None and _is_library(module) else {}
+    return {id(each): name for name, each in found.items() if type(each) is kind}
+
+
+def _is_plain_attribute(name: str, value: object) -> bool:
+    """Return True for an attribute that code of cells may have set."""
+    kind = type(value)
+    return not name.startswith("_") and (kind in _PLAIN or module_of(kind) == "__main__")
+
+
+def _reduces_as_usual(kind: Any, *base: type) -> bool:
+    """Return True if a class has the default reduction, or that of a base."""
+    return kind.__reduce_ex__ is object.__reduce_ex__ and kind.__reduce__ in (
+        object.__reduce__,
+        *(each.__reduce__ for each in base),
+    )
+
+
+def _has_usual_dict(kind: type) -> bool:
+    """Return True if instances have a `__dict__` which is pickled as it is, and can be replaced."""
+    usual: Any = getattr(object, "__getstate__", None)  # from Python 3.11 on
+    return (
+        bool(kind.__dictoffset__)
+        and _reduces_as_usual(kind)
+        and getattr(kind, "__getstate__", None) is usual
+        and not hasattr(kind, "__setstate__")
+        and type(_attribute(kind, "__dict__")) is types.GetSetDescriptorType
+    )
+
+
+def _attribute(kind: type, name: str) -> Any:
+    return next((vars(base)[name] for base in kind.__mro__ if name in vars(base)), None)
+
+
+def _overridden(kind: type) -> type | None:
+    """The container whose methods a class replaces that pickle would call."""
+    container = next((base for base in _CONTAINERS if issubclass(kind, base)), None)
+    if container is None or not _reduces_as_usual(kind, container):
+        return None
+    names: Iterable[str] = _CONTAINERS[container][0]
+    return container if any(_is_python(_attribute(kind, name)) for name in names) else None
+
+
+def _is_python(method: object) -> bool:
+    return type(method) is types.FunctionType
+
+
 def _is_library(module: types.ModuleType) -> bool:
     """Return True if a module belongs to Python or a package, and so not to this session."""
     if module.__name__.partition(".")[0] in sys.stdlib_module_names:
@@ -241,12 +549,34 @@ def _is_library(module: types.ModuleType) -> bool:
 
 
 def _reducing_base(kind: type) -> type | None:
+    """The base of a library that pickles instances without further attributes, if any."""
     if issubclass(kind, (enum.Enum, types.ModuleType)) or kind in copyreg.dispatch_table:
         return None
     for base in kind.__mro__[:-1]:
-        if module_of(base).partition(".")[0] == "pandas" and base.__name__ in _FRAMES:
+        top = module_of(base).partition(".")[0]
+        if top == "pandas" and base.__name__ in _FRAMES:
             return base
         if "__reduce_ex__" in vars(base) or "__reduce__" in vars(base):
-            top = module_of(base).partition(".")[0]
-            return base if top in sys.stdlib_module_names or top == "numpy" else None
+            is_known = top in sys.stdlib_module_names or top == "numpy"
+            return base if is_known or _keeps_attributes(base) else None
+        if "__getstate__" in vars(base):
+            return base if _keeps_attributes(base) else None
     return None
+
+
+def _keeps_attributes(base: type) -> bool:
+    """Return True for a class of an installed package whose instances have a `__dict__`."""
+    module = sys.modules.get(module_of(base))
+    if module is None or not base.__dictoffset__ or not _is_library(module):
+        return False
+    return module_of(base).partition(".")[0] not in (*sys.stdlib_module_names, "pandas")
+
+
+_FOREIGN: dict[tuple[str, str], Way] = {
+    ("pyarrow.lib", "Buffer"): ObjectReducer._arrow_buffer,
+    ("pyarrow.lib", "ResizableBuffer"): ObjectReducer._arrow_buffer,
+    ("torch.storage", "UntypedStorage"): ObjectReducer._untyped_storage,
+    ("torch.storage", "TypedStorage"): ObjectReducer._typed_storage,
+    ("matplotlib.cbook", "CallbackRegistry"): ObjectReducer._callbacks,
+}
+"""Classes of libraries by module and name, whose own pickling copies or drops something."""

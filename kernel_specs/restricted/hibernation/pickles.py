@@ -46,8 +46,11 @@ _BY_IDENTITY = re.compile(rb"G[\x7f\xff][\xf0-\xff]|\x8c\x03_oh")
 """In a pickle: the code of a NaN, and the name of a variable that IPython always has."""
 _NANS = ("numpy", "math", "cmath")
 """Modules with a `nan` of their own, which code compares with by identity."""
+_SYSTEM = [name for name, value in vars(sys).items() if type(value) in (list, dict)]
+"""The lists and dicts of the module `sys`."""
 _FLOAT = struct.Struct("<d")
 _OWN_CLASS = cloudpickle.cloudpickle._make_skeleton_class
+_OWN_ENUM = cloudpickle.cloudpickle._make_skeleton_enum
 
 Ask = Callable[[], object]
 """Raises when the time is up or the host wants no more."""
@@ -58,6 +61,16 @@ class Globals:
 
     def __reduce__(self) -> Any:
         return the_namespace, ()
+
+
+class Attribute:
+    """Pickles an attribute of a module by name."""
+
+    def __init__(self, module: str, name: str) -> None:
+        self._place = (module, name)
+
+    def __reduce__(self) -> Any:
+        return objects.the_attribute, self._place
 
 
 class Module:
@@ -77,6 +90,10 @@ def stand_in(value: Any, namespace: dict[str, Any], code: str) -> Any:
     """The object to pickle for a variable; `code` is that of all cells. Raises CannotKeepError."""
     if value is namespace:
         return Globals()
+    if type(value) in (list, dict):
+        for name in _SYSTEM:
+            if value is getattr(sys, name, None):
+                return Attribute("sys", name)
     if what := kind_of(type(value)):
         _outside(value, what)
     if isinstance(value, types.ModuleType) and sys.modules.get(value.__name__) is value:
@@ -85,9 +102,12 @@ def stand_in(value: Any, namespace: dict[str, Any], code: str) -> Any:
 
 
 class Identities:
-    """The NaN objects of one dump, each with a number."""
+    """What the picklers of one dump share: numbers of NaN objects, memory, and kinds of classes."""
 
     def __init__(self) -> None:
+        self.memory = arrays.Memory()
+        self.ways: objects.Ways = {}
+        self.refused: dict[type, str] = {}
         self._numbers: dict[int, tuple[int, float]] = {}
         self._owners = {
             id(sys.modules[module].nan): module for module in _NANS if module in sys.modules
@@ -124,8 +144,8 @@ class NotebookPickler(cloudpickle.Pickler):  # type: ignore[misc]
         self._identities = identities
         self._ask = ask
         self._made = (file, buffer_callback)
-        self._refused: dict[type, str] = {}
-        self._objects = objects.ObjectReducer(self._change)
+        self._refused = identities.refused
+        self._objects = objects.ObjectReducer(self._change, identities.memory, identities.ways)
         self._special: dict[type, Callable[[Any], Any]] = {
             types.CellType: _reduce_cell,
             types.CodeType: _reduce_code,
@@ -136,7 +156,7 @@ class NotebookPickler(cloudpickle.Pickler):  # type: ignore[misc]
             **self._objects.special,
         }
         self._numpy = sys.modules.get("numpy")
-        self._arrays = arrays.ArrayReducer(self._change)
+        self._arrays = arrays.ArrayReducer(self._change, identities.memory)
         if self._numpy is not None:
             self._special[self._numpy.void] = self._arrays.reduce_record
             self._special[self._numpy.record] = self._arrays.reduce_record
@@ -161,6 +181,9 @@ class NotebookPickler(cloudpickle.Pickler):  # type: ignore[misc]
         kind = type(obj)
         if issubclass(kind, _NAMED):
             self._note(obj.__module__)
+            top = str(obj.__module__).partition(".")[0]
+            if top in objects.MODULES and kind is not type:
+                self._change(objects.MODULES[top])
         elif kind is Module:
             self._note(obj.name)
             if obj.name in objects.MODULES:
@@ -171,15 +194,21 @@ class NotebookPickler(cloudpickle.Pickler):  # type: ignore[misc]
                 return _reduce_single_dispatch(obj)
             if home is not None and (not home or not _is_importable(obj)):
                 return _reduce_function(obj, home)
+            if home is None and any(
+                each is obj.__globals__ for each in self._namespace.copy().values()
+            ):  # of code that was run in a dict
+                return _reduce_function(obj, obj.__globals__)
         elif (special := self._special.get(kind)) is not None:
             return special(obj)
         elif self._numpy is not None and issubclass(kind, self._numpy.ndarray):
             return self._arrays.reduce(obj)
         elif issubclass(kind, type):
             _load_home(obj)
+            if (made := objects.reduce_ctypes(obj)) is not None:
+                return made
             made = super().reducer_override(obj)
-            if type(made) is tuple and made[0] is _OWN_CLASS:
-                return (objects.make_class, made[:2], *made[2:])
+            if type(made) is tuple and made[0] in (_OWN_CLASS, _OWN_ENUM):
+                return objects.reduce_class(obj, made)
             return made
         else:
             if (what := self._refused.get(kind)) is None:
@@ -192,6 +221,11 @@ class NotebookPickler(cloudpickle.Pickler):  # type: ignore[misc]
                     self._note(kind.__module__)
                 return made
         return super().reducer_override(obj)
+
+    def begin(self) -> None:
+        """Begin another value: no change of it is known."""
+        self.changes.clear()
+        self._identities.memory.forget_owners()
 
     def _change(self, reason: str) -> None:
         """Record that a value will not be equal."""
@@ -267,8 +301,13 @@ _MOVED: dict[str, Callable[..., Any]] = {
 """Functions that dumps of earlier versions name."""
 
 
-def make_function(code: Any, name: str, closure: Any, home: str) -> Any:
-    """A function whose globals are the live user namespace, or those of the module `home`."""
+def make_function(code: Any, name: str, closure: Any, home: str | dict[str, Any]) -> Any:
+    """A function whose globals are the live user namespace, or those of `home`.
+
+    That is the name of a module, or the dict that it was made in.
+    """
+    if isinstance(home, dict):
+        return types.FunctionType(code, home, name, None, closure)
     namespace = vars(importlib.import_module(home)) if home else the_namespace()
     return types.FunctionType(code, namespace, name, None, closure)
 
@@ -335,7 +374,7 @@ def the_stream(name: str) -> Any:
     return getattr(sys, name)
 
 
-def _reduce_function(function: Any, home: str) -> Any:
+def _reduce_function(function: Any, home: str | dict[str, Any]) -> Any:
     attributes = {
         "__qualname__": function.__qualname__,
         "__module__": function.__module__,
@@ -392,9 +431,10 @@ def _reduce_shell(shell: Any) -> Any:
 
 
 def _outside(obj: Any, what: str) -> Any:
-    for name in ("stdout", "stderr"):
-        if obj is getattr(sys, name):
-            return the_stream, (name,)
+    name = getattr(obj, "name", None)  # those of this process lead nowhere while it saves
+    is_ours = any(base.__module__ == "ipykernel.iostream" for base in type(obj).__mro__)
+    if is_ours and name in ("stdout", "stderr"):
+        return the_stream, (name,)
     raise CannotKeepError(what, obj)
 
 

@@ -35,6 +35,9 @@ class PlainPickler(pickle.Pickler):
         self.modules: dict[str, None] = {}
         self.changes: dict[str, None] = {}
 
+    def begin(self) -> None:
+        """No value has anything to forget."""
+
     def identifying(self, written: Any = None) -> None:
         """No object is told from one that is equal."""
 
