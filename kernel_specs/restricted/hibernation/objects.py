@@ -569,7 +569,8 @@ def _keeps_attributes(base: type) -> bool:
     module = sys.modules.get(module_of(base))
     if module is None or not base.__dictoffset__ or not _is_library(module):
         return False
-    return module_of(base).partition(".")[0] not in (*sys.stdlib_module_names, "pandas")
+    top = module_of(base).partition(".")[0]
+    return top not in (*sys.stdlib_module_names, "numpy", "pandas")
 
 
 _FOREIGN: dict[tuple[str, str], Way] = {
