@@ -35,6 +35,7 @@ from kernel_mcp.protocol import build_mcp  # noqa: E402
 from kernel_mcp.sandbox.select import proven_sandbox  # noqa: E402
 from kernel_mcp.server import Parts, parts, warm_up  # noqa: E402
 from kernel_mcp.sessions.reaper import Reaper  # noqa: E402
+from tests.integration.agent import PREFIX  # noqa: E402
 from tests.unit.fake_kernels import Handed  # noqa: E402
 
 PATIENCE_S = 40.0
@@ -55,10 +56,11 @@ class Drill:
         self._victim = ""
 
     async def call(self, tool: str, **arguments: Any) -> tuple[str, bool]:
-        """A tool's text, and whether it reports an error."""
+        """A tool's text, without what the server adds of itself, and whether it is an error."""
         result = await self._client.call_tool(tool, arguments)
-        text = "\n".join(getattr(block, "text", "") for block in result.content)
-        return text, bool(result.is_error)
+        texts = [getattr(block, "text", "") for block in result.content]
+        answer = [text for text in texts if not text.startswith(PREFIX)]
+        return "\n".join(answer or texts), bool(result.is_error)
 
     async def begin(self) -> None:
         """Give the witness something to lose."""
