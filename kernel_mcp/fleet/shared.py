@@ -320,7 +320,10 @@ class SharedStore(SessionStore):
 class _SharedEntry(Entry):
     """See `SharedStore`."""
 
-    _store: SharedStore
+    def __init__(self, store: SharedStore, key: Key, lock: int) -> None:
+        """See `Entry`."""
+        super().__init__(store, key, lock)
+        self._store = store
 
     def commit(self, saved: Saved) -> None:
         """See `Entry`; raises Overtaken, too."""
