@@ -37,8 +37,11 @@ BLOCK = struct.Struct("<cQ")
 NICENESS = 19
 MORE_SECONDS = 5
 """Processor time of the child beyond that of its values, after which Linux ends it."""
-STUCK_SECONDS = 2
-"""The same of one value beyond the time after which its code is interrupted."""
+STUCK_SECONDS = 10
+"""The same of one value beyond the time after which its code is interrupted.
+
+Linux counts for a limit the ticks in which the process was at work, which on a busy machine are
+some more than the clock that interrupts tells."""
 
 Take = Callable[[Mapping[str, Any], Callable[[str], None]], tuple[Dump, dict[str, Any]]]
 """Pickles the variables, and tells the name of each before it is pickled."""
