@@ -51,6 +51,20 @@ def test_what_went_after_a_look_that_tells_of_it_is_no_false_alarm() -> None:
     assert model.compare({}) == Verdict(silent=["a"])
 
 
+def test_an_older_value_is_right_where_an_answer_said_so_and_it_was_there_before() -> None:
+    model = Model()
+    for value in (1, 2):
+        model.assign("a", value, surely=True)
+    assert model.compare({"a": 1}) == Verdict(wrong=["a is 1, not [2]"])
+    model.assign("a", 3, surely=True)
+    model.hear(answer("killed: … Variables are as after cell 4; run cells 5-6 again", lost=[]))
+    assert model.compare({"a": 2}) == Verdict()
+    assert model.compare({"a": 3}) == Verdict(wrong=["a is 3, not [2]"])
+    look = answer("Variables are as after cell 2; run cells 3-6 again", lost=[])
+    assert model.compare({"a": 4}, look) == Verdict(wrong=["a is 4, not [3]"])
+    assert model.compare({"a": 1}) == Verdict()
+
+
 def answer(text: str, *, lost: list[str]) -> Answer:
     meta = {"kernel-mcp/lost": {"lost": lost}}
     return Answer(types.CallToolResult(content=[types.TextContent(text=text)], _meta=meta))
