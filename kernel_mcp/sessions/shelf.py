@@ -1,4 +1,4 @@
-"""What is saved of a session: for its own sleep, or for a later server as well."""
+"""Saves of sessions: for their own hibernation, or for a later server as well."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from kernel_mcp.kernels.kernel import Kernel
 
 NOTEBOOK = "notebook"
-"""What a session had asked for besides its kernel."""
+"""Key of the notebook in the request of a session."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +152,7 @@ class Kept(Shelf):
         self.cell: Callable[[], int | None] = lambda: None
         """The last cell whose work the variables hold."""
         self.holds: Callable[[int], bool] = lambda _cell: True
-        """Whether they hold the work of a cell."""
+        """Returns True if the variables hold the work of a cell."""
         self.notebook: Callable[[], str] = str
         """The path of the notebook to which cells are added, if there is one."""
         self._base = saved_of(entry, request, timeout_s, keeping.doors(request.network))
@@ -161,26 +161,26 @@ class Kept(Shelf):
         self._kept = -1
         """The count of cells that the entry has."""
         self._live = False
-        """Whether what is saved is of the kernel that lives, or was loaded into it."""
+        """True if the save is of the kernel that lives, or was loaded into it."""
         self._known = (-1, -1)
         self._trace = Trace(entry.trace)
 
     @property
     def unlogged(self) -> bool:
-        """Whether there are cells that were not saved."""
+        """Return True if there are cells that were not saved."""
         return len(self.cells or ()) != self._known[0]
 
     @property
     def dirty(self) -> bool:
-        """Whether there is something that was not saved."""
+        """Return True if there are cells or variables that were not saved."""
         return (len(self.cells or ()), self.cell() or 0) != self._known
 
     def clear(self) -> None:
-        """All that the trace has is saved, or of no use."""
+        """Forget the cells in the trace: they are saved, or of no use."""
         self._trace.forget(self._count)
 
     def begins(self, number: int, code: str) -> None:
-        """A cell begins."""
+        """Write to the trace that a cell begins."""
         self._trace.add(number, code)
 
     def fresh(self, kernel: Kernel) -> Path:
@@ -248,13 +248,13 @@ class Kept(Shelf):
             self._trace.forget(self._count)
 
     def had(self, names: Iterable[str]) -> list[str]:
-        """Those of some names that are among the variables saved, and held by the kernel."""
+        """See `Shelf`."""
         past = self.past()
         there = past.dump.names if past is not None and past.dump is not None else ()
         return [name for name in names if name in there]
 
     def past(self) -> Past | None:
-        """What was saved by this server of variables, to go back to."""
+        """Return what this server saved of the variables that the kernel holds, if anything."""
         saved = self.entry.saved
         if not self._live or saved is None or not saved.dump:
             return None
@@ -270,7 +270,7 @@ class Kept(Shelf):
         self.entry.close()
 
     def _logged(self) -> Saved:
-        """What was saved, with the cells of now."""
+        """Return the last save with the cells of now."""
         assert self.cells is not None
         history = self.cells.state()
         self._count = len(history["places"])

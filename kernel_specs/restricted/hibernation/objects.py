@@ -165,7 +165,7 @@ class ObjectReducer:
         return make_typed_storage, (storage._untyped_storage, storage.dtype)
 
     def _callbacks(self, registry: Any) -> Any:
-        """Those that matplotlib calls, which it keeps only for itself."""
+        """Keep the callbacks that matplotlib itself drops."""
         state = registry.__getstate__()
         state["callbacks"] = {
             signal: {number: call for number, proxy in calls.items() if (call := proxy())}
