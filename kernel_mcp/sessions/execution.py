@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable
+from contextlib import suppress
 from enum import Enum, auto
 from typing import TYPE_CHECKING
 
@@ -17,7 +18,7 @@ import anyio
 from kernel_mcp.errors import KernelGone, LaunchError
 from kernel_mcp.kernels.kernel import UNSURE
 from kernel_mcp.launch import silence
-from kernel_mcp.linux.proc import ExitStatus, Usage
+from kernel_mcp.linux.proc import ExitStatus, Usage, waits_for_machine
 from kernel_mcp.sessions.cell import AT_ONCE, Cell, Outcome, Phase, Status, StopReason
 
 if TYPE_CHECKING:
@@ -135,13 +136,21 @@ async def _look(kernel: Kernel, run: Run) -> _State:
     except LaunchError:
         after = kernel.handle.usage()
     else:
-        return _State.IDLE if reply.get("idle") is True else _State.WORKS
+        waits = reply.get("idle") is True and not _has_to_wait(kernel)
+        return _State.IDLE if waits else _State.WORKS
     if (run.outputs, kernel.rests) != heard:  # it sends what we show or refuse, or waits for us
         return _State.WORKS
     asleep = after.cpu_s - before.cpu_s < ASLEEP_CPU_S and not kernel.handle.stopped
     if not (asleep and before.measured and after.measured):
         return _State.WORKS
     return _State.UNRESPONSIVE if await _takes_requests(kernel) else _State.BLOCKED
+
+
+def _has_to_wait(kernel: Kernel) -> bool:
+    """Whether the main thread would go on if it had a processor: it may not have seen the cell."""
+    with suppress(ProcessLookupError):
+        return waits_for_machine(kernel.handle.pid)
+    return False
 
 
 async def _takes_requests(kernel: Kernel) -> bool:

@@ -108,6 +108,7 @@ class KernelApp(IPKernelApp):
         self.kernel.shell_stream = Channel(shell, loop, collects=True)
         self.kernel.control_stream = Channel(control, self.service.io_loop)
         self.kernel.stdin_socket = Channel(Router(opened.get("stdin")), loop)
+        self.console.on_fork = self._leave_requests
         takers = (shell.take_in, control.take_in, publisher.take_in)
         for take_in, end in zip(takers, ends, strict=False):
             take_in(end)
@@ -131,8 +132,14 @@ class KernelApp(IPKernelApp):
         try:
             self.kernel.io_loop.asyncio_loop.run_forever()
         except (KeyboardInterrupt, SystemExit):
+            self.kernel.end_child()
             return True
         return False
+
+    def _leave_requests(self) -> None:
+        """In a forked child: what its parent is asked next comes by these same descriptors."""
+        for channel in (self.kernel.shell_stream, self.kernel.control_stream):
+            channel.leave()
 
     def close(self) -> None:
         """Send what is left."""

@@ -228,12 +228,10 @@ class SandboxKernel(CheckpointRequests, SnapshotRequests, IPythonKernel):
                 code, silent=silent, store_history=store_history, cell_id=cell_id
             )
         finally:
+            self.end_child()
             self._restore_input()
-        if os.getpid() == self._pid:
-            self.c_stdout.flush()
+        self.c_stdout.flush()
         self.console.flush()
-        if os.getpid() != self._pid:
-            os._exit(0)  # user code forked and fell through: only the parent is the kernel
         error = result.error_before_exec
         if error is None:
             error = result.error_in_exec
@@ -261,6 +259,15 @@ class SandboxKernel(CheckpointRequests, SnapshotRequests, IPythonKernel):
         reply["payload"] = shell.payload_manager.read_payload()
         shell.payload_manager.clear_payload()
         return reply
+
+    def end_child(self) -> None:
+        """End a process that code forked and that left its cell: only its parent is the kernel."""
+        if os.getpid() == self._pid:
+            return
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(Exception):
+                stream.flush()
+        os._exit(0)
 
     async def do_complete(self, code: str, cursor_pos: int) -> dict[str, Any]:
         """What could follow; code of values is asked, which SIGINT ends."""

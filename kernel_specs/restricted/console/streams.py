@@ -89,6 +89,8 @@ class Console:
         self._forked = False
         self.parking = False
         """Whether a fork is a checkpoint: it goes on as this kernel."""
+        self.on_fork: Callable[[], None] = lambda: None
+        """Called in every other child that code forks."""
         self._line_by_line = False
         self._lines = 0
         self._sent = 0.0
@@ -296,6 +298,7 @@ class Console:
             return
         self._forked = True
         self._iopub.forget()
+        self.on_fork()
         signal.signal(signal.SIGINT, signal.default_int_handler)
         for stream in self._streams.values():
             stream.reconfigure(write_through=False, line_buffering=True)

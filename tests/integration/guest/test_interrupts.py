@@ -184,12 +184,46 @@ worker.start()
 worker.join()
 pid = os.fork()
 if pid == 0:
-    print("fell through")
+    print("fell", end=" ")
+    print("through", end="")
 else:
     _ = os.waitpid(pid, 0)
 """
-    assert kernel.run(code).text() == "parent child\nfell through\n"
+    assert kernel.run(code).text() == "parent child\nfell through"
     assert kernel.run("worker.exitcode").outputs() == ["execute_result:0"]
+
+
+def test_a_forked_child_that_an_interrupt_takes_out_of_its_cell_ends(kernel: GuestKernel) -> None:
+    """In the loop of requests it would read those of its parent."""
+    code = """
+import os
+def interrupted(*_): raise KeyboardInterrupt
+pid = os.fork()
+if pid == 0:
+    get_ipython().events.trigger = interrupted
+"""
+    kernel.run(code)
+    for number in range(20):
+        assert kernel.run(f"{number}").outputs() == [f"execute_result:{number}"]
+    assert kernel.run("os.waitpid(pid, 0)[0] == pid").outputs() == ["execute_result:True"]
+
+
+def test_a_forked_child_has_no_descriptor_that_requests_come_by(kernel: GuestKernel) -> None:
+    code = """
+import os
+def epolls():
+    links = [os.readlink(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd") if
+             os.path.lexists(f"/proc/self/fd/{fd}")]
+    return sum("eventpoll" in link for link in links)
+before = epolls()
+read, write = os.pipe()
+if (pid := os.fork()) == 0:
+    os.write(write, str(epolls()).encode())
+    os._exit(0)
+_ = os.waitpid(pid, 0)
+before - int(os.read(read, 9))
+"""
+    assert kernel.run(code).outputs()[-1:] == ["execute_result:2"]
 
 
 def test_shell_commands_run_when_everything_is_allowed(kernel: GuestKernel) -> None:

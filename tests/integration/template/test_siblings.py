@@ -32,7 +32,11 @@ from tests.integration.unprivileged import REPOSITORY
 pytestmark = pytest.mark.anyio
 
 
-TAKE_ALL = """
+QUIET = "import warnings; warnings.simplefilter('ignore')\n"
+"""Python warns of forks beside threads from 3.12 on."""
+TAKE_ALL = (
+    QUIET
+    + """
 import ctypes, os, signal
 libc = ctypes.CDLL(None, use_errno=True)
 libc.sigqueue.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_void_p]
@@ -58,6 +62,7 @@ taken = {
 }
 print(taken)
 """
+)
 
 
 async def test_a_kernel_gets_little_of_what_linux_counts_by_user() -> None:
@@ -104,7 +109,7 @@ async def test_siblings_share_no_generator_that_a_package_has_used(tmp_path: Pat
         "secret = ssl.RAND_bytes(8), current_process().authkey\n"
     )
     environment = clone_environment(tmp_path, library)
-    code = (
+    code = QUIET + (
         "import os, ssl\n"
         "from multiprocessing import current_process\n"
         "for _ in range(5):\n"

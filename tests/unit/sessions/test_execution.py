@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
@@ -94,8 +96,10 @@ class AskedKernel:
         hears: int = 0,
         sends: Run | None = None,
         floods: bool = False,
+        pid: int = -1,
     ) -> None:
         self.handle = self
+        self.pid = pid
         self._sends = sends
         self._floods = floods
         self.rests = 0
@@ -178,6 +182,17 @@ async def test_a_kernel_at_work_is_waited_for() -> None:
     answered = Run(lambda _event: None)
     answered.on_reply({"status": "ok"})
     assert await looked(AskedKernel({"idle": True}), answered, 9)
+
+
+async def test_a_kernel_that_waits_for_a_processor_has_not_lost_the_cell() -> None:
+    with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as busy:
+        try:
+            starved = AskedKernel({"idle": True}, pid=busy.pid)
+            assert await looked(starved, Run(lambda _event: None), 9)
+        finally:
+            busy.kill()
+    gone = AskedKernel({"idle": True}, pid=busy.pid)
+    assert not await looked(gone, Run(lambda _event: None), 99)
 
 
 async def test_code_that_lets_nobody_answer_is_waited_for_and_told_once() -> None:
