@@ -187,6 +187,20 @@ def threads(pid: int) -> list[int]:
     return []
 
 
+def thread_times(pid: int, *, besides: str = "") -> dict[int, int]:
+    """Nanoseconds on a processor by thread id; without threads of the name `besides`.
+
+    Empty when the process is gone, and where it cannot be looked at.
+    """
+    found = {}
+    for thread in threads(pid):
+        task = Path(f"/proc/{pid}/task/{thread}")
+        with absences, contextlib.suppress(PermissionError):
+            if not besides or (task / "comm").read_text().rstrip("\n") != besides:
+                found[thread] = int((task / "schedstat").read_bytes().split()[0])
+    return found
+
+
 @dataclass(frozen=True, slots=True)
 class ExitStatus:
     """The exit code or killing signal of a kernel; `detail` is its output, `cause` the server's.

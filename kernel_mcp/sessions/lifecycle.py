@@ -332,6 +332,7 @@ class KernelLifecycle:
         await self.drop()
         self.kernel = fresh
         await self._hibernation.end()
+        self.ledger.withdraw(self._asleep)
         self._asleep = None
         self.ledger.forgive()
 

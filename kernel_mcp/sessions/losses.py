@@ -260,6 +260,17 @@ class Ledger:
         self._pending = [each for each in self._pending if each is not notice]
         self._losses = [each for each in self._losses if each is not notice]
 
+    def replaced(self, by: Ledger, name: str) -> None:
+        """Other variables take the place of these: what `by` has to tell of them, not of its own.
+
+        `name` is whose they were.
+        """
+        self._pending = [each for each in self._pending if each.loss is None]
+        self.forgive()
+        for notice in by.pending:
+            by.withdraw(notice)
+            self.add(f"Of {name}: {notice.text}", notice.loss)
+
     def forgive(self) -> None:
         """Keep later cells from running after the losses so far, which were asked for."""
         self._placed = self.number

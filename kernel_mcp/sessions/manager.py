@@ -634,6 +634,7 @@ class SessionManager:
         else:
             gone = await branches.adopt(branch, root, origin)
             root.cells.undone.update(gone)
+            root.ledger.replaced(branch.ledger, f"branch {branch.handle}")
             others.append(branch)
         branch.origin = None  # its folder stays
         with anyio.CancelScope(shield=True):

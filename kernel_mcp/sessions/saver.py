@@ -39,10 +39,6 @@ class Saveable(Protocol):
     def changed(self) -> bool:
         """Whether there is something that was not saved."""
 
-    @property
-    def threaded(self) -> bool:
-        """True if threads of its code may change it at any time."""
-
     async def save(self, *, urgent: bool = False, most_bytes: int | None = None) -> Written | None:
         """Save what it holds, or return None while it is in use.
 
@@ -158,7 +154,7 @@ class Saver:
             del self._looks[handle]
             if session.changed:
                 self.touch(session)
-            elif session.threaded:
+            else:
                 self._looks[handle] = (session, now + LONGEST_S)
 
     async def finish(self) -> None:

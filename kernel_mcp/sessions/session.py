@@ -8,8 +8,8 @@ its cells one after the other, so a cell goes on when its call stops waiting.
 from __future__ import annotations
 
 import math
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -31,6 +31,7 @@ from kernel_mcp.errors import (
 )
 from kernel_mcp.files.workspace import Workspace
 from kernel_mcp.kernels.factory import KernelRequest, KernelSource
+from kernel_mcp.linux.proc import thread_times, waits_for_machine
 from kernel_mcp.linux.process import free_descriptors
 from kernel_mcp.output.text import Masks
 from kernel_mcp.sessions.audit import SILENT, Journal
@@ -96,10 +97,13 @@ NOT_SAVED = "the server ended before what this cell did was saved"
 VARIABLES_TIMEOUT_S = 5.0
 INQUIRY_S = 2.0
 """What code of values may take to tell a front end of them."""
-COMPUTED_S = 0.01
-"""Processor time of a kernel without a cell that tells of code which goes on."""
-FORKED_COMPUTED_S = 0.25
-"""The same where a forked child has saved, whose own end counts with it."""
+SERVICE_THREAD = "kernel-service"
+"""The thread of a kernel that runs no code of cells, as it is named there."""
+STILL_S = 0.5
+"""Longest wait for a kernel to rest that has just answered."""
+LOOK_S = 0.002
+COARSE_S = 0.01
+"""Unit of processor time where the threads of a kernel cannot be seen."""
 WAKE_DESCRIPTORS = 24
 """Files that a server opens at most at the start of a kernel that loads what was saved."""
 RETRY_S = 60.0
@@ -166,8 +170,6 @@ class Session:
         """Why the last save in the background has failed; empty when it has not."""
         self.saved_every_s = 0.0
         """Seconds between two saves of what it holds, where that is long; else 0."""
-        self.threaded = False
-        """True if its kernel could not be forked for the last save."""
         self.forgotten = False
         """Whether what is kept of it goes with its end."""
         self.spared_until = 0.0
@@ -214,8 +216,8 @@ class Session:
         self._saving: anyio.CancelScope | None = None
         self._queued: anyio.CancelScope | None = None
         """Of a save that waits for the end of a cell."""
-        self._computed: tuple[Kernel | None, float] = (None, 0.0)
-        """The kernel that was saved last, and its processor time behind that."""
+        self._computed: tuple[Kernel | None, Mapping[int, int]] = (None, {})
+        """The kernel that was saved last, and the times of its threads in that save."""
         self._clock = clock
         self._turn = self.turn = anyio.Lock(fast_acquire=True)
         """Held by whoever uses or changes the kernel."""
@@ -302,11 +304,10 @@ class Session:
 
     def _has_computed(self) -> bool:
         """Return True if code has run since the last save, as threads do between cells."""
-        kernel, used = self._computed
+        kernel, times = self._computed
         if kernel is None or kernel is not self.kernel or kernel.exit is not None:
             return False
-        least = COMPUTED_S if self.threaded else FORKED_COMPUTED_S
-        return kernel.handle.usage().cpu_s - used > least
+        return _times(kernel) != times
 
     @property
     def sleep(self) -> Sleep | None:
@@ -594,7 +595,6 @@ class Session:
                     with anyio.CancelScope(shield=True):
                         await anyio.to_thread.run_sync(kept.keep, dump)
                     kept.settled()
-                    self._computed = kernel, kernel.handle.usage().cpu_s
                     return Written(dump.size, cpu_s)
                 finally:
                     self._saving = None
@@ -657,7 +657,6 @@ class Session:
             written = await write_forked(
                 kernel, kept, turn, max_bytes=most, whole=whole, hurry=whole
             )
-            self.threaded = False
         except UnfitToFork:
             async with turn() as free:
                 if not free:
@@ -667,7 +666,6 @@ class Session:
                     write_here, kernel, kept, max_bytes=most, whole=whole, seconds=seconds
                 )
                 written = await (work() if urgent else self.lifecycle.unless_needed(work))
-                self.threaded = True
         return written
 
     @asynccontextmanager
@@ -685,7 +683,12 @@ class Session:
             return
         try:
             busy = self.installing.locked() or (self.queue.busy and not urgent)
-            yield kernel is self.kernel and kernel.exit is None and not (busy or self._closed)
+            free = kernel is self.kernel and kernel.exit is None and not (busy or self._closed)
+            times, pid = _times(kernel), kernel.handle.pid
+            yield free
+            if free:  # the main thread has saved, the others may have gone on
+                await _rests(pid)
+                self._computed = kernel, {**times, pid: _times(kernel).get(pid, 0)}
         finally:
             self._turn.release()
 
@@ -947,6 +950,20 @@ class Session:
             if self.kept is not None:
                 self.touch()
         await self.books.save()
+
+
+def _times(kernel: Kernel) -> Mapping[int, int]:
+    """Processor time of each thread that may run code; of all processes where none can be seen."""
+    pid = kernel.handle.pid
+    times = thread_times(pid, besides=SERVICE_THREAD)
+    return times or {pid: round(kernel.handle.usage().cpu_s / COARSE_S)}
+
+
+async def _rests(pid: int) -> None:
+    """Wait until a process that has just answered waits for the next request."""
+    with anyio.move_on_after(STILL_S), suppress(ProcessLookupError):
+        while waits_for_machine(pid):
+            await anyio.sleep(LOOK_S)
 
 
 async def _shielded(work: Callable[[], None]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
+from mcp_types import CallToolResult
 from pydantic import Field
 
 from kernel_mcp.errors import InputError
@@ -12,6 +13,7 @@ from kernel_mcp.sessions.lifecycle import Return, cells_in_words
 from kernel_mcp.tools import AnyContext, SessionArg, Toolbox, Whole
 from kernel_mcp.tools.hints import CHANGES, DESTROYS
 from kernel_mcp.tools.models import Adopted, Branched, BranchHandle, Undone
+from kernel_mcp.tools.results import with_pending
 
 
 def register(box: Toolbox, services: Services) -> None:
@@ -71,21 +73,26 @@ def register(box: Toolbox, services: Services) -> None:
     async def adopt(
         ctx: AnyContext,
         branch: Annotated[str, Field(description="Handle of the branch")],
-    ) -> Adopted:
+    ) -> Annotated[CallToolResult, Adopted]:
         """Have the session that a branch came of go on with the variables of the branch.
 
         Its own since the branching are gone, and all branches are closed.
         """
         if not branch:
             raise InputError("Pass the handle of a branch, as branch has given it.")
-        _, found = await box.resolve(ctx, branch)
+        caller, found = await box.resolve(ctx, branch)
         handle = found.handle
         root, gone = await manager.adopt(found)
         lost = f" What {cells_in_words(gone)} did there since then is gone." if gone else ""
         on = f"Session {root.handle} goes on with all that branch {handle} has"
         if root is found:
-            on = f"Branch {handle} goes on by itself, as the session that it came of was closed"
-        return Adopted(
+            on = (
+                f"Branch {handle} goes on by itself, as the session that it came of was closed; "
+                "its variables end with this server"
+            )
+        pending = root.ledger.pending
+        caller.reply.carry(root.ledger, pending)
+        adopted = Adopted(
             session=root.handle,
             gone=gone,
             note=(
@@ -93,6 +100,7 @@ def register(box: Toolbox, services: Services) -> None:
                 f"own stay in .branches/{handle}."
             ),
         )
+        return with_pending(adopted, root, pending)
 
 
 def _undone(back: Return, cells: int) -> str:

@@ -158,6 +158,12 @@ EXIT_SECONDS = 1.0
 _BLOCKED_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGALRM, signal.SIGCHLD)
 
 
+PR_SET_NAME = 15
+"""<linux/prctl.h>."""
+OS_NAME = b"kernel-service"
+"""By which the host knows that this thread runs no code of cells; at most 15 bytes."""
+
+
 class ServiceThread(threading.Thread):
     """Runs the control channel, iopub subscriptions, the pipes, heartbeat and the flush timer.
 
@@ -211,6 +217,7 @@ class ServiceThread(threading.Thread):
     def run(self) -> None:
         """Serve until the loop is stopped; then see to it that the process ends."""
         signal.pthread_sigmask(signal.SIG_BLOCK, _BLOCKED_SIGNALS)
+        ctypes.CDLL(None).prctl(PR_SET_NAME, OS_NAME, 0, 0, 0)
         while self._out_of_memory():
             time.sleep(self._flush_seconds)
         self.main_ended.wait(EXIT_SECONDS)

@@ -121,6 +121,24 @@ async def test_branches_outlive_what_they_came_from() -> None:
         assert await value(agent, "2", "other") == "2"
 
 
+async def test_what_a_branch_has_lost_is_told_when_it_is_adopted_and_by_the_next_cell() -> None:
+    async with serving("--allow", "*", "--warm", "0") as agent:
+        await agent.run("x = 1")
+        (branch,) = await branches(agent, 1)
+        await agent.run("x = 2; y = 'work'", session=branch)
+        for handle in ("", branch):  # what the session itself has lost is replaced
+            ends = "import threading, os; threading.Timer(0.2, os._exit, [4]).start()"
+            await agent.run(ends, session=handle)
+        await anyio.sleep(1)
+        adopted = await agent.call("adopt", branch=branch)
+        assert f"Of branch {branch}: The kernel exited with code 4 between cells" in adopted.text
+        assert "run cell" in adopted.text
+        assert adopted.text.count("exited with code 4") == 1
+        after = await agent.run("print(x, 'y' in globals())")
+        assert after.text.startswith("1 False")
+        assert "y" in after.cell["lost"]
+
+
 async def test_what_is_gone_with_an_adoption_is_told_by_the_cells_that_the_branch_began_with() -> (
     None
 ):

@@ -16,7 +16,7 @@ import anyio
 import pytest
 
 from tests.integration.agent import ANALYSIS, lost, notices
-from tests.integration.lives import Place
+from tests.integration.lives import Life, Place
 from tests.integration.rawserver import RawServer
 from tests.integration.test_hibernation_losses import forced_out
 
@@ -405,6 +405,52 @@ async def test_a_session_with_a_thread_is_saved_by_its_own_kernel(place: Place) 
         answer = await second.run("a")
         assert answer.text.startswith("1\n")
         assert "thread (thread)" in answer.text
+
+
+async def test_what_threads_and_tasks_have_changed_since_the_last_save_is_there_after_the_end(
+    place: Place,
+) -> None:
+    async with place.life("--template") as first:
+        await first.run(
+            "import asyncio, threading\ndone, ticks = [], []\n"
+            "async def tick():\n"
+            "    await asyncio.sleep(4)\n"
+            "    ticks.append(1)\n"
+            "task = asyncio.create_task(tick())\n"
+            "threading.Timer(5, done.append, [1]).start()"
+        )
+        await place.saved(1)
+        with anyio.fail_after(60):
+            while not await shows(first, "done", "[1]"):
+                await anyio.sleep(0.5)
+    async with place.life("--template") as second:
+        assert (await second.run("done, ticks")).text.startswith("([1], [1])")
+
+
+async def test_what_is_saved_and_left_alone_is_not_saved_again(place: Place) -> None:
+    async with place.life("--template") as first:
+        await first.run("x = bytes(10_000_000)")
+        await place.saved(1)
+        saved = place.manifests()
+        await first.call("list_sessions")
+    assert place.manifests()[0]["moment"] == saved[0]["moment"]
+
+
+async def test_a_reset_leaves_no_word_of_variables_that_come_back(place: Place) -> None:
+    async with place.life() as first:
+        await first.run("x = 1")
+        await place.saved(1)
+    async with place.life() as second:
+        answer = await second.call("reset")
+        assert "Lost: x." in answer.text
+        assert "brings back" not in answer.text
+        assert (await second.run("'x' in globals()")).text == "False"
+
+
+async def shows(life: Life, name: str, preview: str) -> bool:
+    """Whether a variable has this value; nothing runs in its thread for that."""
+    variables = (await life.call("list_variables")).data["variables"]
+    return any((each["name"], each["preview"]) == (name, preview) for each in variables)
 
 
 async def test_in_the_home_folder_only_sessions_with_names_are_kept(place: Place) -> None:

@@ -57,6 +57,20 @@ def test_cells_run_after_what_was_lost_while_they_waited_and_before() -> None:
     assert ledger.place(ledger.number) == []
 
 
+def test_what_takes_the_place_of_variables_brings_what_there_is_to_tell_of_it() -> None:
+    ledger, other = Ledger(), Ledger()
+    ledger.add("a remark")
+    ledger.add("gone", Loss("death", ("x",)))
+    other.add("lost", Loss("hibernation", ("y",)))
+    ledger.replaced(other, "branch b")
+    assert [each.text for each in ledger.pending] == ["a remark", "Of branch b: lost"]
+    assert [each.loss and each.loss.names for each in ledger.pending] == [None, ("y",)]
+    assert not other.pending
+    (placed,) = ledger.place(ledger.number)
+    assert placed.loss is not None
+    assert placed.loss.names == ("y",)
+
+
 def test_what_its_own_cell_has_told_is_repeated_by_those_that_waited_only() -> None:
     ledger = Ledger()
     waiting = ledger.number

@@ -146,7 +146,6 @@ class Changing:
         self.handle = handle
         self.last_used = clock()
         self.changed = True
-        self.threaded = False
         self.saves: list[int | None] = []
         self.urgent: list[bool] = []
         self.written: Written | None = Written(10)
@@ -245,14 +244,10 @@ async def test_a_session_too_large_to_be_saved_often_is_told_so() -> None:
         tasks.cancel_scope.cancel()
 
 
-@pytest.mark.parametrize(("threaded", "looks"), [(False, 1), (True, 4)])
-async def test_what_changes_without_a_cell_is_looked_for_as_long_as_that_may_be(
-    threaded: bool, looks: int
-) -> None:
+async def test_what_changes_without_a_cell_is_looked_for_as_long_as_the_session_lasts() -> None:
     clock = FakeClock()
     saver = Saver(clock, lambda: None)
     session = Changing("s", clock)
-    session.threaded = threaded
     seen = []
     async with anyio.create_task_group() as tasks:
         saver.touch(session)
@@ -264,7 +259,7 @@ async def test_what_changes_without_a_cell_is_looked_for_as_long_as_that_may_be(
             clock.now += LONGEST_S
             saver._wake.set()
             await anyio.wait_all_tasks_blocked()
-        assert sum(seen) == looks
+        assert sum(seen) == 4
         tasks.cancel_scope.cancel()
     assert len(session.saves) == 1
 
