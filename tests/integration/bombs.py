@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-HUNGRY_CHILDREN = """
+QUIET = "import warnings; warnings.simplefilter('ignore')\n"
+"""From Python 3.12 on it warns of forks beside threads."""
+HUNGRY_CHILDREN = (
+    QUIET
+    + """
 import os, time
 for _ in range(4):
     if os.fork() == 0:
@@ -19,7 +23,10 @@ for _ in range(4):
 statuses = [os.waitpid(-1, 0)[1] for _ in range(4)]
 print(statuses)
 """
-FORK_BOMB = """
+)
+FORK_BOMB = (
+    QUIET
+    + """
 import os, signal, time
 children = []
 try:
@@ -35,6 +42,7 @@ for pid in children:
     os.kill(pid, signal.SIGKILL)
     os.waitpid(pid, 0)
 """
+)
 RECURSIVE_FORK_BOMB = """
 import os
 def bomb():

@@ -13,13 +13,15 @@ from mcp import StdioServerParameters
 from mcp.client import Client
 
 from tests.integration.agent import Agent, agent
-from tests.integration.bombs import HUNGRY_CHILDREN
+from tests.integration.bombs import HUNGRY_CHILDREN, QUIET
 from tests.integration.unprivileged import as_ordinary_user
 
 pytestmark = [pytest.mark.anyio]
 
 HUNGRY = "held = [b'x' * 10_000_000 for _ in range(60)]\nlen(held)"
-BURN = """
+BURN = (
+    QUIET
+    + """
 import os, time
 began = time.monotonic()
 for _ in range(2):
@@ -29,6 +31,7 @@ for _ in range(2):
 used = [os.wait3(0)[2] for _ in range(2)]
 print(sum(each.ru_utime + each.ru_stime for each in used) / (time.monotonic() - began))
 """
+)
 FLAGS = ("--memory", "1G")
 
 

@@ -18,6 +18,7 @@ import pytest
 from kernel_mcp.linux.safe_tree import remove_tree
 from kernel_specs.template import linux, packets
 from tests.integration import everyday_files
+from tests.integration.bombs import QUIET
 from tests.integration.processes import descendants, named, running
 from tests.integration.template.bench import (
     ENVIRONMENT,
@@ -32,8 +33,6 @@ from tests.integration.unprivileged import REPOSITORY
 pytestmark = pytest.mark.anyio
 
 
-QUIET = "import warnings; warnings.simplefilter('ignore')\n"
-"""Python warns of forks beside threads from 3.12 on."""
 TAKE_ALL = (
     QUIET
     + """
