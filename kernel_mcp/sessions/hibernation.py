@@ -116,7 +116,8 @@ class Sleep:
         elif self.failure:
             text = f"This session is hibernated without its variables: {self.failure}."
         elif self.kept and not self.back:
-            text = f"{self.began()}: it had no variables."
+            none = "none of its variables had been saved" if self.after else "it had no variables"
+            text = f"{self.began()}: {none}."
         if self.lost:
             text += f" Not back: {reasons(self.lost)}."
         if self.files:

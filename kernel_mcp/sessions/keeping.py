@@ -165,7 +165,7 @@ class Keeping:
         try:
             if fresh:
                 entry.remove()
-                entry.saved, entry.problem = None, ""
+                entry.saved, entry.problem, entry.removed = None, "", None
                 entry.make()
             claim = self._past(entry, resume=resume)
             if resume and claim.past is None and not claim.note:
@@ -255,19 +255,17 @@ class Keeping:
             note = f"What was kept of this session cannot be read: {problem}. {_FILES_STAY}"
             return Claim(entry, None, note, loss=Loss(note))
         if saved is None:
+            if not cells and entry.removed is not None:
+                why, names = entry.removed
+                note = _REMOVED.format(why, listing(names) or "unknown")
+                return Claim(entry, note=note, loss=Loss.of(note, names))
             if not cells:
                 return Claim(entry)
             saved = Saved(entry.key.folder, entry.key.name)
         when = moment(saved.moment or entry.used, self.store.now())
-        wider = self._wider(saved) if saved.dump and not resume else []
-        if wider:
-            why = _OPENED.format("; ".join(wider))
-            return Claim(note=_held_back(saved, when, why, entry.key), held_back=True)
-        if saved.dump and saved.undone and not resume:
-            why = _UNDONE.format(saved.cell)
-            return Claim(note=_held_back(saved, when, why, entry.key), held_back=True)
-        if saved.dump and not resume and (why := self._moved(saved)):
-            return Claim(note=_held_back(saved, when, why, entry.key), held_back=True)
+        if saved.dump and not resume and (why := self._waits(saved)):
+            note = _held_back(saved, when, why, entry.key)
+            return Claim(note=note, held_back=True, loss=Loss.of(note, saved.names))
         if saved.dump and saved.python[1:] != (_IMPLEMENTATION, platform.machine()):
             of = f"{saved.python[1]} on {saved.python[2]}"
             note = f"{UNUSED}: its variables are those of {of}"
@@ -297,6 +295,12 @@ class Keeping:
         if entry.branched:
             entry.branch(False)
         return Claim(entry, Past(saved, when, dump, failure, cells), note, loss=loss)
+
+    def _waits(self, saved: Saved) -> str:
+        """Return why variables are not brought back until somebody asks for them."""
+        if wider := self._wider(saved):
+            return _OPENED.format("; ".join(wider))
+        return _UNDONE.format(saved.cell) if saved.undone else self._moved(saved)
 
     def _wider(self, saved: Saved) -> list[str]:
         """What is open now and was not at the save, in words."""
@@ -330,6 +334,7 @@ _UNTRACED = (
     "The record of the cells since the last save is not whole: what cells after cell {} did to "
     "variables is lost, if there were any"
 )
+_REMOVED = "What was kept of this session, with its files, was removed, as {}. Its variables: {}"
 _OVERTAKEN = (
     "An older version of kernel-mcp has begun this session anew since it was saved last. What it "
     "kept is not here, and a server of that version brings it back. Its variables: {}"
@@ -464,11 +469,10 @@ _MOVED = (
 
 
 def _held_back(saved: Saved, when: str, why: str, key: Key) -> str:
-    count, name = len(saved.names), key.name
-    variables = "1 variable" if count == 1 else f"{count} variables"
+    name = key.name
     return (
-        f"A session of this name was kept {when}, with {variables}. It was not brought back: "
-        f"{why}. "
+        f"A session of this name was kept {when}, with {listing(saved.names)}. It was not brought "
+        f"back: {why}. "
         f"create_session(name={name!r}, resume=true) takes it all the same, "
         f"create_session(name={name!r}, fresh=true) forgets it. This session begins fresh, is not "
         "kept, and ends when one of them is called"

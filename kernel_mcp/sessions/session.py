@@ -50,8 +50,8 @@ from kernel_mcp.sessions.saving import UnfitToFork
 from kernel_mcp.sessions.shelf import NOTEBOOK, Kept, Shelf
 from kernel_mcp.sessions.snapshot import SECONDS, Dump, counted, descriptions
 from kernel_mcp.sessions.turns import Turns
-from kernel_mcp.sessions.words import duration
-from kernel_mcp.sessions.writer import HERE_S, write_forked, write_here
+from kernel_mcp.sessions.words import duration, listing
+from kernel_mcp.sessions.writer import HERE_S, TOO_LARGE, write_forked, write_here
 from kernel_mcp.telemetry.spans import Within, caught, of_session
 
 if TYPE_CHECKING:
@@ -66,6 +66,10 @@ RARELY = (
     "For its size this session is saved in the background every {} at most: what cells do "
     "meanwhile is lost if the server is killed. `del` what is large and not needed, or keep it in "
     "a file"
+)
+NO_ROOM = (
+    "There was no room to save {} in the background: it is lost if the server or its kernel ends. "
+    "Keep what is large in files, or `del` it; others are saved"
 )
 AGAIN = (
     "It is tried again; until then, what cells have done since the last save ends with the server, "
@@ -209,6 +213,8 @@ class Session:
         self._saver = saver
         self._returned = False
         """Whether its variables are as before cells that may have been saved."""
+        self._left_out: set[str] = set()
+        """Variables that the last save had no room for."""
         self._needs = 0
         """Calls that use or replace the kernel, or wait for that."""
         self._shelving = anyio.Lock()
@@ -595,12 +601,20 @@ class Session:
                     with anyio.CancelScope(shield=True):
                         await anyio.to_thread.run_sync(kept.keep, dump)
                     kept.settled()
+                    self._tell_left_out(dump)
                     return Written(dump.size, cpu_s)
                 finally:
                     self._saving = None
                     with anyio.CancelScope(shield=True), Barrier("tidying a store", self.handle):
                         await anyio.to_thread.run_sync(kept.entry.tidy)
         return None
+
+    def _tell_left_out(self, dump: Dump) -> None:
+        """Tell, once, which variables there was no room for in a save."""
+        names = {name for name, why in dump.lost.items() if why.startswith(TOO_LARGE)}
+        if names - self._left_out:
+            self.ledger.add(NO_ROOM.format(listing(sorted(names))))
+        self._left_out = names
 
     async def settle(self) -> bool:
         """Stop the cells of its family, as the server ends, and wait until all are at rest.

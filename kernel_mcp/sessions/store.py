@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import json
 import logging
 import os
 import re
@@ -26,6 +27,7 @@ from kernel_mcp.linux.safe_tree import remove_tree
 from kernel_mcp.linux.walk import measure
 from kernel_mcp.records import dataclass
 from kernel_mcp.sessions import manifest
+from kernel_mcp.sessions.losses import MOST_NAMES
 from kernel_mcp.sessions.manifest import (
     COPY,
     ID_CHARS,
@@ -37,6 +39,7 @@ from kernel_mcp.sessions.manifest import (
 )
 from kernel_mcp.sessions.snapshot import Dump
 from kernel_mcp.sessions.trace import traced
+from kernel_mcp.sessions.words import duration
 
 MOST_ENTRIES = 200_000
 """Files that are counted of one entry."""
@@ -51,8 +54,12 @@ _ADOPTED = "adopted"
 TRACE = "cells.now"
 _GONE = ".gone"
 """How the record of an entry ends whose removal has begun."""
+_WAS = ".was"
+"""How the file ends that tells the next session of an entry what was removed, and why."""
 WORD = b'{"format": 2}'
 """The manifest that tells an older version why it does not have a session."""
+
+ROOM = "others took the room that kept sessions have (--persist)"
 
 logger = logging.getLogger(__name__)
 
@@ -145,7 +152,8 @@ class Entry(SaveFolder):
     `saved` is None, too, where it cannot be read: `problem` says why. `unknown` is set for an entry
     of another version of this server, in which nothing may be written. `repaired` says why the copy
     of the manifest was read. `overtaken` names the variables that an older version has kept of the
-    session since, None for nothing. `branched` says that the session had branches when its last
+    session since, None for nothing. `removed` says why the store has removed what was there, and
+    which variables. `branched` says that the session had branches when its last
     server was killed, or has some now, and `adopted` that it has adopted one since its variables
     were saved.
     """
@@ -162,6 +170,7 @@ class Entry(SaveFolder):
         self.problem = self.repaired = ""
         self.unknown: UnknownFormat | None = None
         self.overtaken: tuple[str, ...] | None = None
+        self.removed: tuple[str, tuple[str, ...]] | None = None
         self.branched = self.adopted = False
         self._lock = lock
 
@@ -208,9 +217,9 @@ class Entry(SaveFolder):
             if mine.exists() and mine.stat().st_mtime > place.stat().st_mtime:
                 return None
             return () if saved is None else tuple(saved.names)
-        except ValueError:
-            return ()
-        except OSError as error:
+        except UnknownFormat as reason:
+            return reason.names
+        except (OSError, ValueError) as error:
             logger.warning("no word can be left for older versions: %s", error)
             return None
 
@@ -313,7 +322,9 @@ class SessionStore:
             if not entry.folder.exists():
                 entry.finish_removal()
             elif self._expired(entry.folder):
+                self._leave_word(entry.folder, self._expiry)
                 entry.remove()
+            entry.removed = self._take_word(key.id)
             entry.make()
         except BaseException:
             entry.close()
@@ -354,21 +365,57 @@ class SessionStore:
         self._take_all_over()
         return sorted(self._entries(), key=lambda each: -each.used)
 
-    def forget(self, id: str) -> bool:  # noqa: A002  # what it is
-        """Remove an entry; False while a server has it. Raises OSError."""
+    def forget(self, id: str, why: str = "") -> bool:  # noqa: A002  # what it is
+        """Remove an entry; False while a server has it. Raises OSError.
+
+        The next session that would have had it is told `why`, unless that is empty.
+        """
         lock = self._hold(id)
         if lock is None:
             return False
         entry = Entry(self, Key("", ""), lock, id)
         try:
+            self._leave_word(entry.folder, why)
             entry.remove()
             (self._locks / id).unlink(missing_ok=True)
         finally:
             entry.close()
         return True
 
+    @property
+    def _expiry(self) -> str:
+        return f"it was not used for {duration(self.most_s)} (--persist)"
+
+    def _leave_word(self, folder: Path, why: str) -> None:
+        """Write what is about to be removed of an entry, and why; nothing where nobody cares."""
+        word = folder.with_name(folder.name + _WAS)
+        word.unlink(missing_ok=True)
+        saved = None
+        with contextlib.suppress(ValueError, OSError):
+            saved, _ = manifest.read(folder)
+        if why and saved is not None and saved.names:
+            text = json.dumps({"why": why, "names": saved.names[:MOST_NAMES]})
+            with contextlib.suppress(OSError):  # a full disk
+                word.write_text(text)
+
+    def _take_word(self, id: str) -> tuple[str, tuple[str, ...]] | None:  # noqa: A002
+        """Why what an entry held was removed, and its variables; None for nothing. Once."""
+        word = self.records / f"{id}{_WAS}"
+        try:
+            said = json.loads(word.read_text())
+            word.unlink()
+            return str(said["why"]), tuple(map(str, said["names"]))
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError, KeyError, TypeError):
+            return "no reason can be read", ()
+
     def collect(self) -> None:
         """Finish removals that were cut short; what cannot be removed is logged."""
+        for word in self.records.glob(f"*{_WAS}"):
+            with contextlib.suppress(OSError):
+                if self.now() - word.stat().st_mtime > self.most_s:
+                    word.unlink()
         for id in self._left_behind():  # noqa: A001
             lock = self._hold(id)
             if lock is None:
@@ -400,7 +447,7 @@ class SessionStore:
         found = self.entries()
         for each in reversed(found):
             if self.now() - each.used > self.most_s:
-                self._discard(each, removed)
+                self._discard(each, removed, self._expiry)
         left = [each for each in reversed(found) if each not in removed]
         if not self.most_bytes:
             return removed
@@ -414,13 +461,13 @@ class SessionStore:
             if held[each.owner] <= part:
                 break
             idle.remove(each)
-            if self._discard(each, removed):
+            if self._discard(each, removed, ROOM):
                 held[each.owner] -= each.bytes
         return removed
 
-    def _discard(self, each: Stored, removed: list[Stored]) -> bool:
+    def _discard(self, each: Stored, removed: list[Stored], why: str) -> bool:
         with contextlib.suppress(OSError):
-            if not each.held and self.forget(each.id):
+            if not each.held and self.forget(each.id, why):
                 removed.append(each)
                 return True
         return False

@@ -30,6 +30,7 @@ from kernel_mcp.sandbox.container.engine import LABEL
 from kernel_mcp.sandbox.probe import require_boundary, run_confined, thorough_checks
 from kernel_mcp.sandbox.select import select_sandbox
 from tests.integration import containers
+from tests.integration.bombs import QUIET
 from tests.integration.kernel_contract import keeps_the_contract
 from tests.integration.landlock_kernel import notebook
 from tests.integration.limited_kernel import LimitedKernel, limited_kernel
@@ -302,7 +303,7 @@ async def test_the_way_a_kernel_ended_is_told(
 async def test_a_kill_ends_every_process_of_the_container(sandbox: ContainerSandbox) -> None:
     async with kernel_in(sandbox) as kernel:
         begun = await kernel.run(
-            "import os, time\nif os.fork() == 0:\n    os.setsid(); time.sleep(600)\nprint('begun')"
+            f"{QUIET}import os, time\nif os.fork() == 0:\n    os.setsid(); time.sleep(600)\nprint('begun')"
         )
         assert begun.text == "begun\n"
         with anyio.fail_after(60):

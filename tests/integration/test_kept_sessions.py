@@ -436,6 +436,22 @@ async def test_what_is_saved_and_left_alone_is_not_saved_again(place: Place) -> 
     assert place.manifests()[0]["moment"] == saved[0]["moment"]
 
 
+async def test_a_session_whose_state_was_removed_is_told_why_and_what_it_was(place: Place) -> None:
+    async with place.life() as first:
+        await first.run("precious = 42")
+        await place.saved(1)
+    old = time.time() - 8 * 86_400
+    for path in (place.kept, *place.kept.rglob("*")):
+        os.utime(path, (old, old))
+    async with place.life() as second:
+        answer = await second.run("'precious' in globals()")
+        assert answer.text.startswith("False")
+        assert "was removed, as it was not used for 7 days (--persist)" in answer.text
+        assert answer.cell["lost"] == ["precious"]
+    async with place.life() as third:
+        assert "removed" not in (await third.run("1")).text
+
+
 async def test_a_reset_leaves_no_word_of_variables_that_come_back(place: Place) -> None:
     async with place.life() as first:
         await first.run("x = 1")
@@ -516,12 +532,16 @@ async def test_a_full_disk_keeps_what_fits_and_names_the_rest(place: Place, full
     async with place.life() as first:
         await first.run("large = __import__('os').urandom(40_000_000)\nsmall = 41")
         await place.saved(1)
+        told = await first.run("1")
+        assert "no room to save large in the background" in told.text
+        await place.saved(2)
+        assert "no room" not in (await first.run("1")).text  # once
         first.kill()
     async with place.life() as second:
         answer = await second.run("small, 'large' in globals()")
         assert answer.text.startswith("(41, False)")
         assert "large (too large" in notices(answer)[0]
-        assert answer.cell["lost"] == ["large"]
+        assert "large" in answer.cell["lost"]
 
 
 async def test_a_save_that_finds_no_room_at_all_is_told(place: Place, full: Path) -> None:

@@ -24,6 +24,7 @@ from kernel_mcp.sandbox.landlock import LandlockSandbox, landlock_available
 from kernel_mcp.sandbox.probe import run_confined
 from kernel_mcp.sessions.saving import Saving, UnfitToFork
 from tests.integration import everyday_files
+from tests.integration.bombs import QUIET
 from tests.integration.landlock_kernel import notebook
 from tests.integration.unprivileged import REPOSITORY, as_ordinary_user
 
@@ -34,7 +35,9 @@ pytestmark = [
 AS_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="compares root with an ordinary user")
 WAIT_S = 60
 CAP_DAC_READ_SEARCH = 2
-CHILDREN = """
+CHILDREN = (
+    QUIET
+    + """
 import os, signal
 pids = []
 for daemon in (False, True):
@@ -50,6 +53,7 @@ for daemon in (False, True):
     pids.append(int(os.read(read, 20)))
 print(*pids)
 """
+)
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from kernel_mcp.linux.pouring import checksum
 from kernel_mcp.linux.safe_tree import remove_tree
 from kernel_mcp.sessions.manifest import OF_PRINCIPAL, Key, Saved
 from kernel_mcp.sessions.snapshot import CHANGED, CUT, damage, missing
-from kernel_mcp.sessions.store import Entry, SessionStore
+from kernel_mcp.sessions.store import ROOM, Entry, SessionStore
 
 pytestmark = [pytest.mark.anyio]
 
@@ -216,7 +216,15 @@ def test_an_entry_that_was_not_used_for_long_is_gone(tmp_path: Path) -> None:
         tmp_path / "kept", most_bytes=0, most_s=100.0, now=lambda: made.now() + 101
     )
     assert not later.has(KEY)
-    assert opened(later).saved is None
+    empty = opened(later)
+    assert empty.saved is None
+    assert empty.removed is not None
+    assert (empty.removed[0].split(" (")[0], empty.removed[1]) == (
+        "it was not used for 2 min",
+        ("a",),
+    )
+    empty.close()
+    assert opened(later).removed is None
 
 
 def test_the_longest_unused_go_when_all_hold_too_much_and_those_in_use_stay(
@@ -233,6 +241,14 @@ def test_the_longest_unused_go_when_all_hold_too_much_and_those_in_use_stay(
     small = SessionStore(tmp_path / "kept", most_bytes=500_000, most_s=100.0)
     removed = [each.saved.name for each in small.make_room() if each.saved is not None]
     assert removed == ["oldest"]
+    (tmp_path / "kept" / "r" / ("0" * 32 + ".was")).write_text("[")
+    small.collect()
+    again = opened(small, Key("/p", "oldest"))
+    assert again.removed == (ROOM, ("a",))
+    again.close()
+    assert small.forget(again.key.id)
+    assert opened(small, Key("/p", "oldest")).removed is None
+    assert small.forget(again.key.id) is False  # it is in use
     assert {each.saved.name for each in small.entries() if each.saved} == {"held", "newer"}
 
 
