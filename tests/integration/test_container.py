@@ -303,7 +303,8 @@ async def test_the_way_a_kernel_ended_is_told(
 async def test_a_kill_ends_every_process_of_the_container(sandbox: ContainerSandbox) -> None:
     async with kernel_in(sandbox) as kernel:
         begun = await kernel.run(
-            f"{QUIET}import os, time\nif os.fork() == 0:\n    os.setsid(); time.sleep(600)\nprint('begun')"
+            f"{QUIET}import os, time\n"
+            "if os.fork() == 0:\n    os.setsid(); time.sleep(600)\nprint('begun')"
         )
         assert begun.text == "begun\n"
         with anyio.fail_after(60):
