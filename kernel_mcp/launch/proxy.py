@@ -25,6 +25,8 @@ from kernel_specs.template import linux, packets
 
 CERTIFIED_S = 120.0
 """For a proxy to make the authority of the hosts of secrets; it takes 0.2 s on a quiet machine."""
+_KEY_BYTES = 1024
+"""Of the key of an authority in a message, at most: it has some 250."""
 MOST_CLOSED = 1000
 """Listeners that were closed and whose last records may still come."""
 
@@ -47,6 +49,8 @@ class Proxy:
         """
         self._vault = vault
         self._certified = anyio.Event()
+        self._authority: Mapping[str, Any] | None = None
+        """What makes the next process the same authority for the hosts of secrets."""
         self._sandbox = sandbox
         self._identity: Identity | None = None
         self._tell = tell
@@ -135,7 +139,8 @@ class Proxy:
             with open(trust, "w+", encoding="ascii") as file:
                 file.write(self._vault.trust)
                 file.seek(0)
-                self._process.send(_message_of(self._vault), [file.fileno()])
+                told = {**_message_of(self._vault), "authority": self._authority}
+                self._process.send(told, [file.fileno()])
         for message, sock, _ in list(self._open.values()):
             self._process.send(message, [sock.fileno()])
 
@@ -148,6 +153,7 @@ class Proxy:
             tell(message)
         elif "certificate" in message:
             self._vault.add(message["certificate"])
+            self._authority = message
             self._certified.set()
         elif "failed" in message:
             logger.error("the proxy of the network could not serve a session: %s", message["why"])
@@ -161,8 +167,8 @@ class Proxy:
 
 
 def fits(vault: Vault) -> bool:
-    """Whether the process can be told of all secrets in one message."""
-    return len(json.dumps(_message_of(vault))) <= packets.PACKET_BYTES
+    """Whether the process can be told of all secrets in one message, with its authority."""
+    return len(json.dumps(_message_of(vault))) + vault.room + _KEY_BYTES <= packets.PACKET_BYTES
 
 
 def _message_of(vault: Vault) -> dict[str, Any]:

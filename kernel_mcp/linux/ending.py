@@ -63,6 +63,7 @@ class Ending:
         if threading.current_thread() is threading.main_thread():
             for number in ENDING:
                 signal.signal(number, self._on_signal)
+            sys.unraisablehook = self._on_unraisable
             faulthandler.register(signal.SIGVTALRM, file=_STDERR, all_threads=False)
             self._watched = True
 
@@ -107,6 +108,14 @@ class Ending:
         self.begin()
         if self._loop is None:
             raise SystemExit(128 + number if self._code is None else self._code)
+
+    def _on_unraisable(self, error: sys.UnraisableHookArgs) -> None:
+        """Be silent on an end that was raised in a callback, which it cannot leave.
+
+        The event loop ends as it begins then: it has `begun`.
+        """
+        if not (self.begun and isinstance(error.exc_value, SystemExit)):
+            sys.__unraisablehook__(error)
 
     def _on_begin(self) -> None:
         if self._number:  # not in the handler, which may interrupt the writing of another line

@@ -1,7 +1,9 @@
 """The authority that kernels trust for the hosts of secrets, and no others: made by the proxy.
 
-One for each proxy, not for each session: its key never leaves the proxy's memory, so no session can
-use it, whoever trusts it; and templates show the certificate to kernels before they have a session.
+One for each server, not for each session: its key stays in the memory of proxy and server, so no
+session can use it, whoever trusts it; and templates show the certificate to kernels before they
+have a session. The next proxy goes on with it: programs have read the certificate by then, and
+contexts of `ssl` that they made stay (that of urllib from Python 3.12 on).
 """
 
 from __future__ import annotations
@@ -10,7 +12,7 @@ import datetime as dt
 import ipaddress
 import os
 import ssl
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 
 from cryptography import x509
@@ -19,7 +21,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 AUTHORITY_DAYS = 3 * 366
-"""The key goes with the proxy, long before."""
+"""The key goes with the server, long before."""
 HOST_HOURS = 24
 """A certificate of a host is used for half of that, in both directions of wrong clocks."""
 _NAME = "kernel-mcp, for the hosts of secrets"
@@ -31,11 +33,21 @@ _LONGEST_NAME = 64
 class Authority:
     """Signs certificates for `hosts`; name constraints keep clients from believing others."""
 
-    def __init__(self, hosts: Sequence[str]) -> None:
-        """`hosts` are names of DNS in lower case."""
+    def __init__(self, hosts: Sequence[str], kept: Mapping[str, str] | None = None) -> None:
+        """`hosts` are names of DNS in lower case; `kept` is that of an earlier one for these.
+
+        Raises ValueError, KeyError for what is none.
+        """
         self._hosts = frozenset(hosts)
-        self._key = ec.generate_private_key(ec.SECP256R1())
         self._contexts: dict[str, tuple[dt.datetime, ssl.SSLContext]] = {}
+        if kept is not None:
+            key = serialization.load_pem_private_key(kept["key"].encode(), None)
+            if not isinstance(key, ec.EllipticCurvePrivateKey):
+                raise ValueError("the key is of another kind")
+            self._key = key
+            self._certificate = x509.load_pem_x509_certificate(kept["certificate"].encode())
+            return
+        self._key = ec.generate_private_key(ec.SECP256R1())
         permitted = [x509.DNSName(host) for host in sorted(hosts)]
         excluded = [x509.IPAddress(ipaddress.ip_network(each)) for each in _EVERY_ADDRESS]
         name = _named(_NAME)
@@ -52,6 +64,11 @@ class Authority:
     def certificate(self) -> str:
         """Its own, which is public, as PEM."""
         return self._certificate.public_bytes(serialization.Encoding.PEM).decode()
+
+    @property
+    def kept(self) -> dict[str, str]:
+        """What makes the same authority again: its certificate and its key, as PEM."""
+        return {"certificate": self.certificate, "key": _pem(self._key)}
 
     def context(self, host: str) -> ssl.SSLContext:
         """What serves TLS as `host`, HTTP/1.1 only. Raises KeyError for a host not among its own.
@@ -92,11 +109,7 @@ class Authority:
         _load(
             context,
             signed.public_bytes(serialization.Encoding.PEM),
-            key.private_bytes(
-                serialization.Encoding.PEM,
-                serialization.PrivateFormat.PKCS8,
-                serialization.NoEncryption(),
-            ),
+            _pem(key).encode(),
         )
         return context
 
@@ -116,6 +129,14 @@ class Authority:
             .add_extension(x509.SubjectKeyIdentifier.from_public_key(key), critical=False)
             .add_extension(own, critical=False)
         )
+
+
+def _pem(key: ec.EllipticCurvePrivateKey) -> str:
+    return key.private_bytes(
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.PKCS8,
+        serialization.NoEncryption(),
+    ).decode()
 
 
 def _named(text: str) -> x509.Name:

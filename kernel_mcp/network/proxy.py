@@ -15,15 +15,16 @@ the server; at its end the process ends. Messages of the server, one packet each
     {"listen": id, "rules": …, "exact": "db.example.com:5432", "session": text}
         the same for one host and port, whose bytes are passed as they are. The host has to be
         among the rules with this port, exactly. Ids are the server's; each is used once.
-    {"secrets": [Secret.to_json(), …]}
+    {"secrets": [Secret.to_json(), …], "authority": null}
         before all others, once, with one descriptor: certificates of the authorities that hosts
-        are verified by, as PEM.
+        are verified by, as PEM. `authority` is what an earlier proxy has answered.
     {"close": id}
         stop listening and cut every connection of that listener; its last `end`s follow.
 
 And the answers:
 
-    {"certificate": PEM}                 what sessions have to trust for the hosts of secrets
+    {"certificate": PEM, "key": PEM}     what sessions have to trust for the hosts of secrets, and
+                                         what the next proxy needs to go on with it
     {"ready": true}                      once: it accepts messages
     {"failed": id, "why": text}          a listener could not be taken
     {"end": id, "host": …, "port": …, "verdict": "ok" | "refused" | "failed", "why": text,
@@ -145,7 +146,7 @@ class Proxy:
                 task.add_done_callback(self._closing.discard)
             return
         if "secrets" in message:
-            self._take_secrets(message["secrets"], fds)
+            self._take_secrets(message["secrets"], message["authority"], fds)
             return
         number = message["listen"]
         try:
@@ -158,13 +159,18 @@ class Proxy:
         listener.session.listeners += 1
         self._loop.add_reader(listener.sock, self._on_accept, listener)
 
-    def _take_secrets(self, secrets: Sequence[Sequence[str]], fds: Sequence[int]) -> None:
+    def _take_secrets(
+        self,
+        secrets: Sequence[Sequence[str]],
+        authority: Mapping[str, str] | None,
+        fds: Sequence[int],
+    ) -> None:
         from kernel_mcp.network.termination import Terminations  # `main` has loaded it
 
         with open(fds[0], "rb") as file:
             trust = file.read().decode("ascii")  # a codec that is always loaded
-        self._terminations = Terminations([Secret(*each) for each in secrets], trust)
-        self._tell({"certificate": self._terminations.certificate})
+        self._terminations = Terminations([Secret(*each) for each in secrets], trust, authority)
+        self._tell(self._terminations.authority)
 
     def _ending(self, host: str) -> Termination | None:
         return None if self._terminations is None else self._terminations.of(host)

@@ -297,9 +297,13 @@ class Vault:
         In its place, as running kernels have that file mounted, and so that who reads it meanwhile
         finds all others: these are not written again, and its length stays.
         """
-        room = _CERTIFICATE_BYTES + _HOST_BYTES * len({each.host for each in self.secrets})
         with open(os.open(self.bundle, os.O_WRONLY | os.O_CLOEXEC), "wb", buffering=0) as file:
-            os.pwrite(file.fileno(), certificate.ljust(room, "\n").encode(), len(self.trust))
+            os.pwrite(file.fileno(), certificate.ljust(self.room, "\n").encode(), len(self.trust))
+
+    @property
+    def room(self) -> int:
+        """Bytes of the proxy's certificate at most."""
+        return _CERTIFICATE_BYTES + _HOST_BYTES * len({each.host for each in self.secrets})
 
     @property
     def shown(self) -> tuple[Path, ...]:

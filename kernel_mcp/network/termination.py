@@ -7,7 +7,7 @@ another protocol is not asked for, as answers could not be searched then.
 from __future__ import annotations
 
 import ssl
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import h11
 
@@ -148,9 +148,11 @@ def _said(reason: Exception) -> str:
 class Terminations:
     """Those of all hosts with secrets; `trust` are the authorities that real hosts have, as PEM."""
 
-    def __init__(self, secrets: Sequence[Secret], trust: str) -> None:
-        """Raises ssl.SSLError for what is no certificate."""
-        self._authority = Authority([each.host for each in secrets])
+    def __init__(
+        self, secrets: Sequence[Secret], trust: str, kept: Mapping[str, str] | None = None
+    ) -> None:
+        """`kept` is the authority of an earlier proxy. Raises ssl.SSLError for no certificate."""
+        self._authority = Authority([each.host for each in secrets], kept)
         self._secrets = {
             host: [each for each in secrets if each.host == host]
             for host in {each.host for each in secrets}
@@ -162,6 +164,11 @@ class Terminations:
     def certificate(self) -> str:
         """What kernels have to trust, as PEM."""
         return self._authority.certificate
+
+    @property
+    def authority(self) -> dict[str, str]:
+        """What a later proxy needs to be the same authority: `certificate` and `key`, as PEM."""
+        return self._authority.kept
 
     def of(self, host: str) -> Termination | None:
         """That of connections to `host`; None where there is no secret for it."""

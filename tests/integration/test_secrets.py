@@ -263,7 +263,9 @@ def check_processes() -> None:
                 assert PLAIN not in Path(f"/proc/{pid}/{name}").read_bytes(), pid
 
 
-async def test_a_proxy_that_has_ended_is_replaced_and_trusted_anew(world: World) -> None:
+async def test_a_proxy_that_has_ended_is_replaced_and_trusted_as_before(
+    world: World,
+) -> None:
     async with Client(world.command("--warm", "0")) as client:
         agent = Agent(client)
         assert (await told(agent, "ask('/length')"))[0] == 200

@@ -54,6 +54,18 @@ asyncio.run(ending.during(serve))
 """
 
 
+IN_A_CALLBACK = """
+import weakref
+class Thing: pass
+def late(_):
+    print("ready", flush=True)
+    time.sleep(60)
+thing = Thing()
+watch = weakref.ref(thing, late)
+del thing
+""" + ORDERLY.replace('print("ready", flush=True)', "")
+
+
 class Process:
     """A program whose output a test reads."""
 
@@ -143,3 +155,9 @@ def test_a_signal_before_the_event_loop_raises_system_exit() -> None:
     process = Process("print('ready', flush=True)\ntime.sleep(600)")
     process.popen.send_signal(signal.SIGTERM)
     assert process.end()[0] == 143
+
+
+def test_an_end_that_begins_in_a_callback_is_heard_by_the_loop_and_says_nothing() -> None:
+    process = Process(IN_A_CALLBACK, "0")
+    process.popen.send_signal(signal.SIGINT)
+    assert process.end() == (130, "heard\nsaved\n", "")

@@ -53,6 +53,16 @@ def test_one_authority_is_nothing_to_those_that_trust_another() -> None:
     assert "certificate" in shaken(one.context("api.test"), other.certificate, "api.test")
 
 
+def test_a_later_one_is_the_same_to_those_that_trust_the_first() -> None:
+    one = Authority(["api.test"])
+    later = Authority(["api.test"], one.kept)
+    assert later.certificate == one.certificate
+    assert shaken(later.context("api.test"), one.certificate, "api.test") == "TLSv1.3"
+    assert "key" not in one.certificate.lower()
+    with pytest.raises(ValueError, match="PEM"):
+        Authority(["api.test"], {"certificate": one.certificate, "key": "none"})
+
+
 def test_a_client_that_asks_for_another_name_gets_no_certificate() -> None:
     own = Authority(["api.test", "git.test"])
     assert shaken(own.context("api.test"), own.certificate, "git.test") in (
