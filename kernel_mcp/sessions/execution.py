@@ -270,8 +270,8 @@ async def _end_or_stop(kernel: Kernel, run: Run, cell: Cell, cpu_s: float) -> St
 async def stop(kernel: Kernel, run: Run, grace_s: float, cell: Cell) -> bool:
     """Interrupt the cell for `grace_s` seconds, then kill its kernel; whether it was killed.
 
-    While it waits for the machine, its processor time counts. A reset or close meanwhile kills it
-    at once.
+    While it waits for the machine, the processor time of all its processes counts: those that keep
+    it waiting may be its own. A reset or close meanwhile kills it at once.
     """
     pids = [] if kernel.attached else [kernel.handle.pid]
     left, latest = grace_s, anyio.current_time() + silence.PATIENCE * grace_s
@@ -280,10 +280,11 @@ async def stop(kernel: Kernel, run: Run, grace_s: float, cell: Cell) -> bool:
             cell.watch_stop(grace, cell.stop_reason)
             while left > 0 and anyio.current_time() < latest and not run.finished.is_set():
                 kernel.interrupt()
-                before = silence.computed_s(pids)
+                before, used = silence.computed_s(pids), kernel.handle.usage().cpu_s
                 with anyio.move_on_after(min(INTERRUPT_EVERY_S, max(left, TICK_S))):
                     await run.finished.wait()
-                left -= silence.spent_s(before, silence.computed_s(pids), INTERRUPT_EVERY_S)
+                spent = silence.spent_s(before, silence.computed_s(pids), INTERRUPT_EVERY_S)
+                left -= max(spent, min(kernel.handle.usage().cpu_s - used, INTERRUPT_EVERY_S))
     finally:
         cell.watch_stop(None)
     if run.finished.is_set():
