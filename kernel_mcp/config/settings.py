@@ -54,6 +54,7 @@ from kernel_mcp.config.values import (
     path,
     persist,
     places,
+    processes,
     python,
     quotas,
     size,
@@ -176,7 +177,7 @@ class Limits:
         narrows=no_more_or_unlimited,
     )
     pids: int = _flag(
-        "pids", count, _USE, "N", "512", "processes and threads of one session",
+        "pids", processes, _USE, "N", "512", "processes and threads of one session",
         narrows=no_more_or_unlimited,
     )
     disk_bytes: int = _flag(

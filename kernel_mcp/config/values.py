@@ -132,6 +132,18 @@ def count(given: object) -> int:
     raise ValueError("expected a whole number such as 16")
 
 
+LEAST_PROCESSES = 4
+"""With fewer a kernel closes its connections as it starts, or no program can be run from it."""
+
+
+def processes(given: object) -> int:
+    """How many processes and threads; 0 for no limit."""
+    found = count(given)
+    if 0 < found < LEAST_PROCESSES:
+        raise ValueError(f"a kernel needs {LEAST_PROCESSES} processes and threads at least")
+    return found
+
+
 def number(given: object) -> float:
     """A number, zero or more."""
     if isinstance(given, (int, float)) and not isinstance(given, bool):

@@ -88,6 +88,13 @@ def test_memory_is_enough_for_a_kernel_or_unlimited() -> None:
             values.memory(given)
 
 
+def test_processes_are_enough_for_a_kernel_or_unlimited() -> None:
+    assert (values.processes("4"), values.processes(0)) == (4, 0)
+    for given in ("1", 3):
+        with pytest.raises(ValueError, match="a kernel needs 4 processes and threads at least"):
+            values.processes(given)
+
+
 def test_a_share_is_of_processors_or_with_a_unit_of_their_time() -> None:
     for text in (1.5, "1.5", " 1.5 "):
         assert values.share(text) == values.Share(cpus=1.5)
