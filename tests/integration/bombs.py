@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 QUIET = "import warnings; warnings.simplefilter('ignore')\n"
-"""From Python 3.12 on it warns of forks beside threads."""
+"""From Python 3.12 on it warns of forks beside threads, and of archives without a filter."""
 HUNGRY_CHILDREN = (
     QUIET
     + """

@@ -1,6 +1,12 @@
 """What programs do with the modes of files every day, as code for a cell."""
 
-CODE = """
+from __future__ import annotations
+
+from tests.integration.bombs import QUIET
+
+CODE = (
+    QUIET
+    + """
 import os, pathlib, shutil, tarfile, tempfile, zipfile
 source = pathlib.Path('source')
 source.mkdir(mode=0o750)
@@ -23,4 +29,5 @@ os.chmod(tempfile.mkdtemp(dir='.'), 0o1777)
 made = ('copied', 'unpacked/source', 'unzipped/source')
 print(*sorted(os.path.exists(name + '/program') for name in made))
 """
+)
 PRINTED = "True True True\n"
