@@ -36,6 +36,10 @@ class Saveable(Protocol):
     last_used: float
 
     @property
+    def state(self) -> str:
+        """`busy` while a cell runs or packages are installed."""
+
+    @property
     def changed(self) -> bool:
         """Whether there is something that was not saved."""
 
@@ -229,9 +233,10 @@ class Saver:
         with Barrier("keeping a session at the end", session.handle):
             with anyio.move_on_after(SETTLE_S) as settling:
                 await session.settle()
-            if settling.cancelled_caught:
+            if settling.cancelled_caught and session.state == "busy":
                 logger.warning("session %s was not kept: its cell did not stop", session.handle)
                 return
+            # What else is under way is a checkpoint or a save, which ends by itself.
             try:
                 async with limiter:
                     while await session.save(most_bytes=most_bytes) is None:

@@ -64,6 +64,9 @@ def _text(value: object) -> str:
 
 SECONDS = 20.0
 """Processor time of the kernel for all variables, and again for imports."""
+PASSES = 6
+"""Times that for an answer with them: forked children try first, then come `PASSES` of the guest's
+`attempt_limits`."""
 ANSWER_S = 5.0
 """Further processor time of that answer, and that of every other answer."""
 PATIENCE = 10
@@ -205,7 +208,7 @@ async def take(
         "leave": sorted(leave),
     }
     try:
-        seconds = 2 * seconds + ANSWER_S  # twice: forked children try first
+        seconds = PASSES * seconds + ANSWER_S
         answer = await _ask(kernel, "kernel_mcp_dump_request", content, seconds)
         reply = answer.content
         size = reply.get("size")

@@ -135,6 +135,10 @@ R = TypeVar("R")
 
 SHARE = 0.25
 """The part of the time that one variable may use."""
+LOOKING = 3
+"""So many times as long as pickling may it take to find what variables share."""
+PASSES = 2 + LOOKING
+"""Times the limit of one pass over the variables: each alone, the look, those that share."""
 PATIENCE = 10
 """Wall-clock bound as a multiple of processor time, for a busy machine and code that waits."""
 LOOK_SECONDS = 0.1
@@ -263,21 +267,22 @@ class Attempts:
     """Runs one action for each name within a time limit; `lost` maps failed names to reasons."""
 
     def __init__(self, watch: Watch, seconds: float) -> None:
-        """`seconds` of processor time for all names."""
+        """`seconds` of processor time for the actions of all names."""
         self.lost: dict[str, str] = {}
         self._watch = watch
         self._limit = seconds * SHARE
-        self._budget = Budget(seconds)
+        self._left = seconds
 
     def do(self, name: str, action: Callable[[], object], value: object = None) -> bool:
         """Run `action`, and return True if it succeeded.
 
         Raises StoppedError when the host interrupts.
         """
-        left = self._budget.left
+        left = self._left
         if left <= 0:
             self.lost[name] = "there was no time left"
             return False
+        budget = Budget(left)
         try:
             self._watch.run(action, min(left, self._limit), in_hand=True)
         except TimeUpError:
@@ -288,4 +293,5 @@ class Attempts:
         except BaseException as error:  # noqa: BLE001  # user code may raise anything
             self._watch.check()
             self.lost[name] = reason_for(error, value)
+        self._left = budget.left
         return name not in self.lost

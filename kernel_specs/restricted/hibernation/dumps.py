@@ -49,6 +49,7 @@ TOO_LARGE = "too large"
 _NEVER_SHARED = (type, types.FunctionType, types.BuiltinFunctionType, types.ModuleType)
 _BY_IDENTITY: tuple[Any, ...] = (None, object.__hash__)
 """What classes have for `__hash__` whose objects are not the same as equal ones."""
+_ALWAYS_EQUAL = (str, int, bytes)
 _OF_VALUES = re.compile(
     r"(builtins|_?datetime|_?decimal|fractions|pathlib|uuid|zoneinfo|ipaddress|re|numpy)(\.|$)"
     r"|pandas\.(_libs\.tslibs|core\.dtypes)\."
@@ -102,6 +103,7 @@ class Segment:
         self._pickler: NotebookPickler = pickler(self, self._put_aside)
         self._record: list[Any] = []
         self._own: object = None
+        self._objects: set[int] | None = None
         self._mark: tuple[int, int, int] | None = None
         self._seen = 0
 
@@ -113,6 +115,7 @@ class Segment:
 
     def add(self, value: Any) -> None:
         """Pickle one value; then call `keep`, or `undo` when it has failed."""
+        self._objects = None
         # The list is the first thing that the pickler remembers of this value.
         self._record = [value]
         self._own = value
@@ -149,7 +152,10 @@ class Segment:
         self._mark = None
         for module in list(self._pickler.modules)[self._seen :]:
             del self._pickler.modules[module]
-        self._pickler.memo = self._before()
+        if self.names:
+            self._pickler.memo = self._before()
+        else:
+            self._pickler.clear_memo()  # which may be large
 
     def _restore(self, mark: tuple[int, int, int]) -> None:
         """Remove what was written since a mark."""
@@ -181,19 +187,28 @@ class Segment:
         """Ids of the objects in it that another segment would have to share.
 
         Not of those that are equal to their copies, or are found by name; what was made for the
-        pickle stays in the memo, so that no two have the same id.
+        pickle stays in the memo, so that no two have the same id. May run code of values.
         """
-        return {
-            key
-            for key, (_, each) in self._pickler.memo.copy().items()
-            if not (_is_value(type(each)) and _equals_itself(each) and each is not self._own)
-            and (not isinstance(each, _NEVER_SHARED) or _of_a_cell(each))
-        }
+        if self._objects is None:
+            memo = self._pickler.memo.copy()
+            alike = {kind: _is_value(kind) for kind in {type(each) for _, each in memo.values()}}
+            self._objects = {
+                key
+                for key, (_, each) in memo.items()
+                if not (alike[type(each)] and each is not self._own and _equals_itself(each))
+                and (not isinstance(each, _NEVER_SHARED) or _of_a_cell(each))
+            }
+        return self._objects
 
     @property
     def size(self) -> int:
         """Bytes in a dump."""
         return sum(map(len, self.pickles)) + sum(view.nbytes for view in self.buffers)
+
+    def drop(self) -> None:
+        """Keep none of the values."""
+        for part in (self.names, self.pickles, self.buffers):
+            part.clear()
 
     def close(self) -> None:
         """Free the values now: pickler and segment form a reference cycle."""
@@ -221,6 +236,8 @@ def _is_value(kind: type) -> bool:
 
 def _equals_itself(value: object) -> bool:
     """False for a NaN of `decimal`, `complex` or numpy, which is found by its identity alone."""
+    if type(value) in _ALWAYS_EQUAL:
+        return True
     try:
         return bool(value == value)
     except (ArithmeticError, ValueError, TypeError):
@@ -231,8 +248,8 @@ def _of_a_cell(value: object) -> bool:
     return type(value) is types.FunctionType and value.__module__ == "__main__"
 
 
-def sharing(segments: Sequence[Segment]) -> list[list[int]]:
-    """The places of segments that share objects, by group, each in order."""
+def sharing(segments: Sequence[Segment]) -> list[list[Segment]]:
+    """The segments that share objects, by group, each in order."""
     group = list(range(len(segments)))
 
     def first(place: int) -> int:
@@ -247,9 +264,9 @@ def sharing(segments: Sequence[Segment]) -> list[list[int]]:
             other = first(owner.setdefault(key, place))
             here = first(place)
             group[max(other, here)] = min(other, here)
-    found: dict[int, list[int]] = {}
-    for place in range(len(segments)):
-        found.setdefault(first(place), []).append(place)
+    found: dict[int, list[Segment]] = {}
+    for place, segment in enumerate(segments):
+        found.setdefault(first(place), []).append(segment)
     return list(found.values())
 
 

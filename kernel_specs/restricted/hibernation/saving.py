@@ -30,7 +30,12 @@ from typing import Any, NoReturn
 
 from kernel_specs.restricted.checkpoints.hindrances import look
 from kernel_specs.restricted.checkpoints.parking import fork_apart, undisturbed
-from kernel_specs.restricted.hibernation.attempt_limits import LAST_RESORT, SHARE
+from kernel_specs.restricted.hibernation.attempt_limits import (
+    LAST_RESORT,
+    LOOKING,
+    PASSES,
+    SHARE,
+)
 from kernel_specs.restricted.hibernation.dumps import TOO_LARGE, Dump
 
 BLOCK = struct.Struct("<cQ")
@@ -66,7 +71,7 @@ def _be_child(host: socket.socket, take: Take, content: Mapping[str, Any]) -> No
     try:
         signal.pthread_sigmask(signal.SIG_SETMASK, [signal.SIGINT])  # which is for cells
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)
-        most = math.ceil(time.process_time() + content["seconds"]) + MORE_SECONDS
+        most = math.ceil(time.process_time() + PASSES * content["seconds"]) + MORE_SECONDS
         with contextlib.suppress(OSError, ValueError):
             resource.setrlimit(RLIMIT_CPU, (most, most))
         if not content["hurry"]:
@@ -105,7 +110,7 @@ def _write(host: socket.socket, take: Take, content: Mapping[str, Any]) -> None:
     def say(name: str) -> None:
         text = name.encode("utf-8", "replace")
         host.sendall(BLOCK.pack(b"n", len(text)) + text)
-        _end_after(content["seconds"] * SHARE * LAST_RESORT + STUCK_SECONDS)
+        _end_after(content["seconds"] * LOOKING * SHARE * LAST_RESORT + STUCK_SECONDS)
 
     say("")
     dump, report = take(content, say)

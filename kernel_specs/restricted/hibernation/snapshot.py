@@ -25,8 +25,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from kernel_specs.restricted import variables
 from kernel_specs.restricted.hibernation import saving
 from kernel_specs.restricted.hibernation.attempt_limits import (
+    LOOKING,
     Attempts,
     StoppedError,
+    TooLargeError,
     Watch,
 )
 from kernel_specs.restricted.hibernation.dumps import (
@@ -294,6 +296,7 @@ def _fill(
     code = "\n".join(shell.history_manager.input_hist_parsed)
     room = Room(content["max_bytes"])
     drafts = Room(content["max_bytes"], DRAFTS)
+    lost: dict[str, str] = {}
 
     def fill(names: Iterable[str]) -> Iterator[Segment]:
         """Segments with a value each."""
@@ -313,26 +316,36 @@ def _fill(
 
     with Watch() as watch, warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        attempts = Attempts(watch, content["seconds"])
         pickler = partial(
             NotebookPickler, namespace=namespace, identities=Identities(), ask=watch.ask
         )
+        attempts = Attempts(watch, content["seconds"])
         apart = list(fill(wanted))
         changed = {name: why for part in apart for name, why in part.changed.items()}
-        for group in sharing(apart):
-            single = apart[group[0]]
-            names = [name for place in group for name in apart[place].names]
+        looks = Attempts(watch, content["seconds"] * LOOKING)
+        for part in apart:
+            for name in part.names:
+                say(name)
+                if not looks.do(name, part.objects):
+                    part.drop()
+        lost |= attempts.lost | looks.lost
+        attempts = Attempts(watch, content["seconds"])
+        for group in sharing([part for part in apart if part.names]):
+            names = [name for part in group for name in part.names]
             if len(group) == 1:
-                if not attempts.do(names[0] if names else "", partial(room.take, single.size)):
-                    single.names.clear()
+                try:
+                    room.take(group[0].size)
+                except TooLargeError as error:
+                    lost |= dict.fromkeys(names, str(error))
+                    group[0].drop()
                 continue
-            for place in group:
-                apart[place].names.clear()
+            for part in group:
+                part.drop()
             together = Segment(room, pickler, watch.ask)
             segments.append(together)
             for name in names:
                 add(together, name)
-    return attempts.lost, changed
+    return lost | attempts.lost, changed
 
 
 def _pickle(segment: Segment, value: Any, namespace: dict[str, Any], code: str) -> None:

@@ -156,6 +156,12 @@ class Changing:
         self.held = 0
         """How often something of its own keeps it from being saved."""
         self.busy = False
+        self.saving: anyio.Event | None = None
+        """Set when the save is done that is under way."""
+
+    @property
+    def state(self) -> str:
+        return "busy" if self.busy else "idle"
 
     def unsaved(self, reason: str) -> None:
         self.told.append(reason)
@@ -166,6 +172,9 @@ class Changing:
     async def settle(self) -> bool:
         if self.busy:
             await anyio.sleep_forever()
+        if self.saving is not None and not self.saving.is_set():
+            await self.saving.wait()
+            return True
         if not self.held:
             return False
         self.held -= 1
@@ -173,6 +182,8 @@ class Changing:
 
     async def save(self, *, urgent: bool = False, most_bytes: int | None = None) -> Written | None:
         if (self.busy and not urgent) or self.held:
+            return None
+        if self.saving is not None and not self.saving.is_set():
             return None
         self.saves.append(most_bytes)
         self.urgent.append(urgent)
@@ -345,3 +356,18 @@ async def test_the_end_stops_cells_and_one_that_does_not_stop_holds_up_no_other_
     saver.touch(busy)
     await saver.finish()
     assert [len(each.saves) for each in (held, busy)] == [1, 0]
+
+
+async def test_the_end_waits_for_a_save_that_takes_longer_than_a_cell_may(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("kernel_mcp.sessions.saver.SETTLE_S", 0.01)
+    saver, session = Saver(FakeClock(), lambda: None), Changing("s", FakeClock())
+    session.saving = anyio.Event()
+    saver.touch(session)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(saver.finish)
+        await anyio.sleep(0.05)
+        session.saving.set()
+    assert len(session.saves) == 1
+    assert "did not stop" not in caplog.text
