@@ -15,8 +15,8 @@ import threading
 import traceback
 from asyncio import _set_running_loop
 from asyncio.tasks import _enter_task, _leave_task  # as they are: user code may replace them
-from collections.abc import Coroutine, Iterator
-from types import ModuleType
+from collections.abc import Coroutine, Iterator, Mapping
+from types import MappingProxyType, ModuleType
 from typing import Any
 
 from ipykernel.jsonutil import json_clean
@@ -116,6 +116,8 @@ class Shell(ZMQInteractiveShell):
     """Whether the server installs, so that running code is told of its tool."""
     own_builtins: ModuleType | None = None
     """What user code has instead of Python's builtins; None for those."""
+    own_names: Mapping[str, Any] = MappingProxyType({})
+    """What Python and IPython have put into the namespace of cells at the start."""
     last_cell = ""
     """The code of the cell that ran last, as Python's."""
     last_error: dict[str, Any] | None = None
@@ -331,6 +333,7 @@ class Shell(ZMQInteractiveShell):
         """Fill the namespace of cells, at the start and after a reset of it."""
         super().init_user_ns()
         self.user_ns.setdefault("__name__", "__main__")
+        self.own_names = self.own_names or {**self.user_ns, **self.user_ns_hidden}
         self._give_builtins()
 
     def _give_builtins(self) -> None:

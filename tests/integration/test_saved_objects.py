@@ -70,3 +70,23 @@ async def test_hibernation_brings_each_kind_back(tmp_path: Path) -> None:
         await made(notebook, every)
         told = named(await forced(notebook, "pass"))
         assert (await notebook.run(checking(every, told))).text == "[]"
+
+
+HIDDEN = """
+names = globals()
+get_ipython().push({"hidden": [5], "again": names}, interactive=False)
+_i777, __doc__ = "text", "mine"
+names[1] = names["Out[1]"] = names["a" * 201] = names["a" * 202] = 0
+"""
+
+
+async def test_names_that_nobody_sees_come_back_hidden_and_what_is_no_name_is_told() -> None:
+    async with agent(*ONE) as notebook:
+        await notebook.run(HIDDEN)
+        answer = await forced(notebook, "hidden, _i777, __doc__, again is globals()")
+        assert answer.text.startswith("([5], 'text', 'mine', True)")
+        assert "Back: __doc__, names, _i777 (3)" in answer.text
+        long = f"{'a' * 20}…"
+        assert {*lost(answer)} == {"globals()[1]", "globals()['Out[1]']", long, f"{long} (2)"}
+        listed = await notebook.call("list_variables")
+        assert [each["name"] for each in listed.data["variables"]] == ["names"]

@@ -67,7 +67,9 @@ MAX_SOURCE_CHARS = 4 * 1024 * 1024
 LARGE_BYTES = 1024 * 1024
 DRAFTS = 2
 """So many times as many bytes as a dump are there for values before it is known what they share."""
-_MANAGED = re.compile(r"__(name|doc|package|loader|spec|builtins?|warningregistry)__")
+MAX_ODD = 100
+"""Keys that are no names of which each is told; the others are counted."""
+_MANAGED = re.compile(r"__(builtins?|warningregistry)__")
 _OUTPUT = re.compile(r"_{1,3}|_(\d+)")
 _INPUT = re.compile(r"_i{1,3}|_i\d+")
 """Names of the user namespace that Python and IPython set themselves."""
@@ -226,13 +228,13 @@ def take(
 
     With `ahead` a forked child does so first, and what ends it is left out. Raises StoppedError.
     """
-    everything, lost = _variables(shell)
+    everything, lost, hidden = _variables(shell)
     found = dict(list(everything.items())[:MAX_NAMES])
     beyond = list(everything)[MAX_NAMES:]
     lost |= dict.fromkeys(beyond[:MAX_TOLD], f"only {MAX_NAMES:,} variables are kept")
     if more := len(beyond[MAX_TOLD:]):
         lost[f"{more:,} more"] = f"only {MAX_NAMES:,} variables are kept"
-    described = variables.describe(found)["variables"]
+    described = variables.describe(found, hidden)["variables"]
     sizes = {item["name"]: item["size"] or 0 for item in described}
     # In order of definition, as loading an object may need earlier ones; large ones last, so that
     # one that does not fit costs no other.
@@ -251,8 +253,12 @@ def take(
         lost |= failed
         filled = [part for part in segments if part.names]
         kept = {name for part in filled for name in part.names}
-        order = [name for name in found if name in kept]
-        header = {"segments": [part.description() for part in filled], "order": order}
+        order = [name for name in found if name in kept and name not in hidden]
+        header = {
+            "segments": [part.description() for part in filled],
+            "order": order,
+            "hidden": [name for name in found if name in kept and name in hidden],
+        }
         dump = Dump({**header, **_history(shell)}, filled)
     finally:
         for part in segments:
@@ -352,29 +358,56 @@ def _pickle(segment: Segment, value: Any, namespace: dict[str, Any], code: str) 
     segment.add(stand_in(value, namespace, code))
 
 
-def _variables(shell: Any) -> tuple[dict[str, Any], dict[str, str]]:
-    """The user's variables in order, and names that cannot be kept, with reasons."""
-    hidden, missing = shell.user_ns_hidden, object()
+def _variables(shell: Any) -> tuple[dict[str, Any], dict[str, str], set[str]]:
+    """The user's variables in order, and what cannot be kept, with reasons.
+
+    The last are names that IPython does not show, as those of `%pylab`: they come behind others.
+    """
+    own, concealed, missing = shell.own_names, shell.user_ns_hidden, object()
     results = _results(shell.user_ns)
     found: dict[str, Any] = {}
-    lost: dict[str, str] = {}
+    hidden: dict[str, Any] = {}
+    odd: list[tuple[str, str]] = []
     for name, value in list(shell.user_ns.items()):
-        if type(name) is not str or hidden.get(name, missing) is value:
+        if type(name) is not str:
+            odd.append((_as_item(name), "not a name"))
+            continue
+        is_hidden = concealed.get(name, missing) is value
+        if name in own and (is_hidden or own[name] is value):
             continue
         if match := _OUTPUT.fullmatch(name):
             number = match[1]
             hook = shell.displayhook
-            own = results.get(int(number), missing) if number else getattr(hook, name, missing)
-            if own is value:
+            ours = results.get(int(number), missing) if number else getattr(hook, name, missing)
+            if ours is value:
                 continue
-        elif _MANAGED.fullmatch(name) or (_INPUT.fullmatch(name) and type(value) is str):
+        elif _MANAGED.fullmatch(name) or (_INPUT.fullmatch(name) and is_hidden):
             continue
-        if len(name) <= MAX_NAME_CHARS and name.isprintable():
-            found[name] = value
+        if RESULT.fullmatch(name):
+            odd.append((_as_item(name), "not a name"))
+        elif len(name) <= MAX_NAME_CHARS and name.isprintable():
+            (hidden if is_hidden else found)[name] = value
         else:
             short = ascii(name[: MAX_NAME_CHARS // 10])[1:-1]
-            lost[f"{short}…"] = f"not a name of up to {MAX_NAME_CHARS} printable characters"
-    return found, lost
+            odd.append((f"{short}…", f"not a name of up to {MAX_NAME_CHARS} printable characters"))
+    return {**found, **hidden}, _told(odd), set(hidden)
+
+
+def _as_item(key: object) -> str:
+    """What a key of the namespace is called that is no name."""
+    of_python = type(key) in (int, float, bool, bytes, str)
+    return f"globals()[{ascii(key)[: MAX_NAME_CHARS // 10] if of_python else type(key).__name__}]"
+
+
+def _told(odd: list[tuple[str, str]]) -> dict[str, str]:
+    """What cannot be kept, with reasons: none stands for two."""
+    found: dict[str, str] = {}
+    for label, why in odd[:MAX_ODD]:
+        same = sum(1 for each in found if each.startswith(label))
+        found[f"{label} ({same + 1})" if same else label] = why
+    if more := len(odd[MAX_ODD:]):
+        found[f"{more:,} more keys of globals()"] = "not names"
+    return found
 
 
 def _results(namespace: dict[str, Any]) -> dict[int, Any]:
@@ -468,6 +501,7 @@ class Loading:
         self._shell = shell
         self._arrival = arrival
         self._header = arrival.header
+        self._hidden = set(arrival.header.get("hidden", ()))  # none in a dump of an earlier version
         self._segments: list[dict[str, Any]] = list(arrival.header["segments"])
         self._unpickler: NotebookUnpickler | None = None
         self._nans: dict[int, float] = {}
@@ -542,15 +576,14 @@ class Loading:
         return self._names.pop(0) if self._names else None
 
     def _forget(self) -> None:
-        for name in self._values:
-            self._shell.user_ns.pop(name, None)
+        self._shell.drop_by_id(self._values)
         self._values.clear()
 
     def _load(self, name: str) -> None:
         assert self._unpickler is not None
         self._values[name] = value = self._unpickler.load()[0]
         if not RESULT.fullmatch(name):
-            self._shell.user_ns[name] = value
+            self._shell.push({name: value}, interactive=name not in self._hidden)
 
     def _finish(self, order: list[str]) -> None:
         """Order the names, and put results into IPython's."""

@@ -12,11 +12,14 @@ from kernel_specs.restricted.hibernation import snapshot
 from kernel_specs.restricted.hibernation.dumps import Segment
 
 
-def taken(variables: dict[str, Any], seconds: float = 20.0) -> dict[str, Any]:
-    """The reply to a dump request of a shell with these variables."""
+def taken(
+    variables: dict[Any, Any], seconds: float = 20.0, hidden: dict[str, Any] | None = None
+) -> dict[str, Any]:
+    """The reply to a dump request of a shell with these variables, some of them `hidden`."""
     shell: Any = SimpleNamespace(
-        user_ns=variables,
-        user_ns_hidden={},
+        user_ns={**variables, **(hidden or {})},
+        user_ns_hidden=hidden or {},
+        own_names={"quit": 0, "__name__": "__main__"},
         displayhook=SimpleNamespace(),
         compile=SimpleNamespace(_filename_map={}),
         history_manager=SimpleNamespace(input_hist_parsed=[], input_hist_raw=[]),
@@ -64,3 +67,26 @@ def test_semaphores_hold_no_data_that_could_be_lost(
     monkeypatch.setattr(snapshot, "SHARED_MEMORY", str(shared))
     monkeypatch.setattr(snapshot, "SEMAPHORES", f"{shared}/sem.")
     assert snapshot.left_files(str(tmp)) == [str(tmp / "sem.csv"), str(shared / "psm_1")]
+
+
+def test_hidden_names_are_stored_unless_they_are_of_the_kernel() -> None:
+    reply = taken({"shown": 1}, hidden={"linspace": 2, "quit": 3, "_i1": "a cell"})
+    assert (reply["names"], reply["stored"]) == (["shown"], ["shown", "linspace"])
+    assert [each["name"] for each in reply["variables"]] == ["shown"]
+
+
+def test_what_is_no_name_is_told_key_by_key() -> None:
+    keys = {1: 0, "Out[1]": 0, "a" * 201: 0, "a" * 202: 0, b"x": 0, (1,): 0}
+    reply = taken({**keys, "_i7": "text", "__doc__": "text", "__name__": "__main__", "quit": 0})
+    assert list(reply["lost"]) == [
+        "globals()[1]",
+        "globals()['Out[1]']",
+        f"{'a' * 20}…",
+        f"{'a' * 20}… (2)",
+        "globals()[b'x']",
+        "globals()[tuple]",
+    ]
+    assert reply["names"] == ["_i7", "__doc__"]
+    many = taken(dict.fromkeys(range(1000), 0))["lost"]
+    assert len(many) == snapshot.MAX_ODD + 1
+    assert "900 more keys of globals()" in many
