@@ -31,6 +31,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from kernel_specs.restricted.hibernation.attempt_limits import TimeUpError, TooLargeError
+from kernel_specs.restricted.hibernation.homes import Foreign, registered
 
 if TYPE_CHECKING:
     from kernel_specs.restricted.hibernation.pickles import NotebookPickler
@@ -46,7 +47,7 @@ PIECE_BYTES = 1024 * 1024
 NOT_WHOLE = "the dump is not complete"
 TOO_LARGE = "too large"
 """How the reason begins why a value without room was left out."""
-_NEVER_SHARED = (type, types.FunctionType, types.BuiltinFunctionType, types.ModuleType)
+_BY_NAME = (type, types.FunctionType, types.BuiltinFunctionType, types.ModuleType)
 _BY_IDENTITY: tuple[Any, ...] = (None, object.__hash__)
 """What classes have for `__hash__` whose objects are not the same as equal ones."""
 _ALWAYS_EQUAL = (str, int, bytes)
@@ -103,7 +104,10 @@ class Segment:
         self._pickler: NotebookPickler = pickler(self, self._put_aside)
         self._record: list[Any] = []
         self._own: object = None
-        self._objects: set[int] | None = None
+        self.objects: set[int] = set()
+        """Ids of the objects in it that another segment would have to share, after a `look`."""
+        self.homes: set[int] = set()
+        """Ids of the globals of its functions that are `Foreign`."""
         self._mark: tuple[int, int, int] | None = None
         self._seen = 0
 
@@ -115,7 +119,6 @@ class Segment:
 
     def add(self, value: Any) -> None:
         """Pickle one value; then call `keep`, or `undo` when it has failed."""
-        self._objects = None
         # The list is the first thing that the pickler remembers of this value.
         self._record = [value]
         self._own = value
@@ -183,22 +186,25 @@ class Segment:
         self.buffers.append(view)
         return False
 
-    def objects(self) -> set[int]:
-        """Ids of the objects in it that another segment would have to share.
+    def look(self) -> None:
+        """Find `objects` and `homes`: may run code of values, and takes longer than pickling.
 
-        Not of those that are equal to their copies, or are found by name; what was made for the
-        pickle stays in the memo, so that no two have the same id. May run code of values.
+        Objects that are equal to their copies are left out, and those found by name. What was made
+        for the pickle stays in the memo, so that no two have the same id.
         """
-        if self._objects is None:
-            memo = self._pickler.memo.copy()
-            alike = {kind: _is_value(kind) for kind in {type(each) for _, each in memo.values()}}
-            self._objects = {
-                key
-                for key, (_, each) in memo.items()
-                if not (alike[type(each)] and each is not self._own and _equals_itself(each))
-                and (not isinstance(each, _NEVER_SHARED) or _of_a_cell(each))
-            }
-        return self._objects
+        memo = self._pickler.memo.copy()
+        kinds = {type(each) for _, each in memo.values()}
+        alike = {kind: _is_value(kind) for kind in kinds}
+        self.objects = {
+            key
+            for key, (_, each) in memo.items()
+            if not (alike[type(each)] and each is not self._own and _equals_itself(each))
+            and (not isinstance(each, _BY_NAME) or _of_a_cell(each))
+        }
+        if kinds & {Foreign, types.ModuleType}:
+            every = [each for _, each in memo.values()]
+            self.homes = {id(each.owner) for each in every if type(each) is Foreign}
+            self.objects |= {id(vars(each)) for each in every if _of_code(each)}
 
     @property
     def size(self) -> int:
@@ -245,11 +251,24 @@ def _equals_itself(value: object) -> bool:
 
 
 def _of_a_cell(value: object) -> bool:
-    return type(value) is types.FunctionType and value.__module__ == "__main__"
+    if type(value) is types.FunctionType:
+        return value.__module__ == "__main__"
+    return _of_code(value)
+
+
+def _of_code(value: object) -> bool:
+    """Return True for a module that code has made."""
+    return type(value) is types.ModuleType and registered(value) is None
+
+
+def homes_in_values(segments: Sequence[Segment]) -> set[int]:
+    """Ids of the globals of functions that values have as a dict, or as a module's."""
+    homes = {key for segment in segments for key in segment.homes}
+    return {key for segment in segments for key in homes & segment.objects}
 
 
 def sharing(segments: Sequence[Segment]) -> list[list[Segment]]:
-    """The segments that share objects, by group, each in order."""
+    """The segments that share objects, by group, each in order. All have had a `look`."""
     group = list(range(len(segments)))
 
     def first(place: int) -> int:
@@ -260,7 +279,7 @@ def sharing(segments: Sequence[Segment]) -> list[list[Segment]]:
 
     owner: dict[int, int] = {}
     for place, segment in enumerate(segments):
-        for key in segment.objects():
+        for key in segment.objects | segment.homes:
             other = first(owner.setdefault(key, place))
             here = first(place)
             group[max(other, here)] = min(other, here)

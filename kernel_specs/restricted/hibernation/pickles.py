@@ -37,6 +37,7 @@ from kernel_specs.restricted.hibernation.attempt_limits import (
     kind_of,
     on_gpu,
 )
+from kernel_specs.restricted.hibernation.homes import Foreign, Homes
 from kernel_specs.restricted.hibernation.objects import import_module
 
 _LRU_CACHE = type(functools.lru_cache(maxsize=1)(len))
@@ -51,6 +52,8 @@ _SYSTEM = [name for name, value in vars(sys).items() if type(value) in (list, di
 _FLOAT = struct.Struct("<d")
 _OWN_CLASS = cloudpickle.cloudpickle._make_skeleton_class
 _OWN_ENUM = cloudpickle.cloudpickle._make_skeleton_enum
+_GLOBALS_OF = cloudpickle.cloudpickle._extract_code_globals
+_SUBMODULES_OF = cloudpickle.cloudpickle._find_imported_submodules
 
 Ask = Callable[[], object]
 """Raises when the time is up or the host wants no more."""
@@ -105,6 +108,7 @@ class Identities:
     """What the picklers of one dump share: numbers of NaN objects, memory, and kinds of classes."""
 
     def __init__(self) -> None:
+        self.homes = Homes()
         self.memory = arrays.Memory()
         self.ways: objects.Ways = {}
         self.refused: dict[type, str] = {}
@@ -194,10 +198,10 @@ class NotebookPickler(cloudpickle.Pickler):  # type: ignore[misc]
                 return _reduce_single_dispatch(obj)
             if home is not None and (not home or not _is_importable(obj)):
                 return _reduce_function(obj, home)
-            if home is None and any(
-                each is obj.__globals__ for each in self._namespace.copy().values()
-            ):  # of code that was run in a dict
-                return _reduce_function(obj, obj.__globals__)
+            if home is None and not _is_importable(obj):
+                return _reduce_function(obj, self._identities.homes.of(obj))
+        elif kind is types.ModuleType:
+            return self._identities.homes.reduce_module(obj)
         elif (special := self._special.get(kind)) is not None:
             return special(obj)
         elif self._numpy is not None and issubclass(kind, self._numpy.ndarray):
@@ -301,23 +305,29 @@ _MOVED: dict[str, Callable[..., Any]] = {
 """Functions that dumps of earlier versions name."""
 
 
-def make_function(code: Any, name: str, closure: Any, home: str | dict[str, Any]) -> Any:
+def make_function(code: Any, name: str, closure: Any, home: Any) -> Any:
     """A function whose globals are the live user namespace, or those of `home`.
 
-    That is the name of a module, or the dict that it was made in.
+    That is the name of a module, a module, or the dict that it was made in.
     """
-    if isinstance(home, dict):
-        return types.FunctionType(code, home, name, None, closure)
-    namespace = vars(importlib.import_module(home)) if home else the_namespace()
-    return types.FunctionType(code, namespace, name, None, closure)
+    if isinstance(home, str):
+        home = vars(importlib.import_module(home)) if home else the_namespace()
+    elif isinstance(home, types.ModuleType):
+        home = vars(home)
+    return types.FunctionType(code, home, name, None, closure)
 
 
 def set_function_state(function: Any, state: Any) -> None:
-    """Set attributes after the function is memoized: they may refer to it."""
-    attributes, own = state
+    """Set attributes after the function is memoized: they may refer to it.
+
+    In the state are they, its `__dict__`, and what it adds to its globals, if they are `Foreign`.
+    """
+    attributes, own, *more = state
     for name, value in attributes.items():
         setattr(function, name, value)
     vars(function).update(own)
+    if more:
+        function.__globals__.update(more[0])
 
 
 def make_cell() -> types.CellType:
@@ -374,7 +384,7 @@ def the_stream(name: str) -> Any:
     return getattr(sys, name)
 
 
-def _reduce_function(function: Any, home: str | dict[str, Any]) -> Any:
+def _reduce_function(function: Any, home: Any) -> Any:
     attributes = {
         "__qualname__": function.__qualname__,
         "__module__": function.__module__,
@@ -389,7 +399,13 @@ def _reduce_function(function: Any, home: str | dict[str, Any]) -> Any:
     if sys.version_info >= (3, 12):
         attributes["__type_params__"] = function.__type_params__
     arguments = (function.__code__, function.__name__, function.__closure__, home)
-    state = (attributes, vars(function))
+    state: tuple[Any, ...] = (attributes, vars(function))
+    if type(home) is Foreign:
+        names = _GLOBALS_OF(function.__code__)
+        used = {name: home.owner[name] for name in names if name in home.owner}
+        used.pop("__builtins__", None)
+        imported = _SUBMODULES_OF(function.__code__, used.values())  # by being unpickled
+        state = (*state, used, imported)
     return make_function, arguments, state, None, None, set_function_state
 
 
@@ -447,7 +463,7 @@ def _load_home(kind: type) -> None:
 
 
 def _is_importable(obj: Any) -> bool:
-    if obj.__module__ == "__main__":
+    if obj.__module__ == "__main__" or type(obj.__module__) is not str:
         return False
     found: Any = sys.modules.get(obj.__module__)
     for name in obj.__qualname__.split("."):

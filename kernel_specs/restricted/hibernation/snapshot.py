@@ -38,6 +38,7 @@ from kernel_specs.restricted.hibernation.dumps import (
     Pieces,
     Room,
     Segment,
+    homes_in_values,
     sharing,
 )
 from kernel_specs.restricted.hibernation.objects import IMPORT
@@ -322,8 +323,9 @@ def _fill(
 
     with Watch() as watch, warnings.catch_warnings():
         warnings.simplefilter("ignore")
+        identities = Identities()
         pickler = partial(
-            NotebookPickler, namespace=namespace, identities=Identities(), ask=watch.ask
+            NotebookPickler, namespace=namespace, identities=identities, ask=watch.ask
         )
         attempts = Attempts(watch, content["seconds"])
         apart = list(fill(wanted))
@@ -332,13 +334,15 @@ def _fill(
         for part in apart:
             for name in part.names:
                 say(name)
-                if not looks.do(name, part.objects):
+                if not looks.do(name, part.look):
                     part.drop()
         lost |= attempts.lost | looks.lost
         attempts = Attempts(watch, content["seconds"])
-        for group in sharing([part for part in apart if part.names]):
+        apart = [part for part in apart if part.names]
+        identities.homes.whole = homes_in_values(apart)
+        for group in sharing(apart):
             names = [name for part in group for name in part.names]
-            if len(group) == 1:
+            if len(group) == 1 and not group[0].homes & identities.homes.whole:
                 try:
                     room.take(group[0].size)
                 except TooLargeError as error:

@@ -209,6 +209,7 @@ def test_values_that_share_objects_are_told_from_those_that_only_look_alike() ->
         segment = Segment(Room(10**6), PlainPickler)
         segment.add(value)
         segment.keep(str(number))
+        segment.look()
         segments.append(segment)
     groups = [[int(part.names[0]) for part in group] for group in sharing(segments)]
     assert groups == [[0, 3], [1], [2], [4], [5], [6], [7]]
