@@ -32,6 +32,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 from kernel_specs.restricted.hibernation.attempt_limits import TimeUpError, TooLargeError
 from kernel_specs.restricted.hibernation.homes import Foreign, registered
+from kernel_specs.restricted.hibernation.objects import BY_IDENTITY
 
 if TYPE_CHECKING:
     from kernel_specs.restricted.hibernation.pickles import NotebookPickler
@@ -48,8 +49,6 @@ NOT_WHOLE = "the dump is not complete"
 TOO_LARGE = "too large"
 """How the reason begins why a value without room was left out."""
 _BY_NAME = (type, types.FunctionType, types.BuiltinFunctionType, types.ModuleType)
-_BY_IDENTITY: tuple[Any, ...] = (None, object.__hash__)
-"""What classes have for `__hash__` whose objects are not the same as equal ones."""
 _ALWAYS_EQUAL = (str, int, bytes)
 _OF_VALUES = re.compile(
     r"(builtins|_?datetime|_?decimal|fractions|pathlib|uuid|zoneinfo|ipaddress|re|numpy)(\.|$)"
@@ -108,6 +107,8 @@ class Segment:
         """Ids of the objects in it that another segment would have to share, after a `look`."""
         self.homes: set[int] = set()
         """Ids of the globals of its functions that are `Foreign`."""
+        self.inner: set[int] = set()
+        """Ids of the dicts of modules that code has made."""
         self._mark: tuple[int, int, int] | None = None
         self._seen = 0
 
@@ -187,7 +188,7 @@ class Segment:
         return False
 
     def look(self) -> None:
-        """Find `objects` and `homes`: may run code of values, and takes longer than pickling.
+        """Find `objects`, `homes`, `inner`: may run code of values, and takes longer than pickling.
 
         Objects that are equal to their copies are left out, and those found by name. What was made
         for the pickle stays in the memo, so that no two have the same id.
@@ -204,7 +205,7 @@ class Segment:
         if kinds & {Foreign, types.ModuleType}:
             every = [each for _, each in memo.values()]
             self.homes = {id(each.owner) for each in every if type(each) is Foreign}
-            self.objects |= {id(vars(each)) for each in every if _of_code(each)}
+            self.inner = {id(vars(each)) for each in every if _of_code(each)}
 
     @property
     def size(self) -> int:
@@ -235,7 +236,7 @@ class Segment:
 
 def _is_value(kind: type) -> bool:
     """Whether nobody can tell an object of this class from one that is equal to it."""
-    if kind.__hash__ in _BY_IDENTITY:
+    if kind.__hash__ in BY_IDENTITY:
         return False
     return isinstance(kind, enum.EnumMeta) or bool(_OF_VALUES.match(str(kind.__module__)))
 
@@ -264,7 +265,22 @@ def _of_code(value: object) -> bool:
 def homes_in_values(segments: Sequence[Segment]) -> set[int]:
     """Ids of the globals of functions that values have as a dict, or as a module's."""
     homes = {key for segment in segments for key in segment.homes}
-    return {key for segment in segments for key in homes & segment.objects}
+    return {key for segment in segments for key in homes & (segment.objects | segment.inner)}
+
+
+def copying(segments: Sequence[Segment], live: Mapping[int, str]) -> dict[str, str]:
+    """The values with copies of what each process has of its own, with reasons.
+
+    That is what is `live`, by id, and the dict of a module that code has made.
+    """
+    inner = {key: "the __dict__ of a module" for segment in segments for key in segment.inner}
+    known = {**live, **inner}
+    return {
+        name: f"has a copy of {known[key]} now"
+        for segment in segments
+        for key in segment.objects & known.keys()
+        for name in segment.names
+    }
 
 
 def sharing(segments: Sequence[Segment]) -> list[list[Segment]]:
@@ -279,7 +295,7 @@ def sharing(segments: Sequence[Segment]) -> list[list[Segment]]:
 
     owner: dict[int, int] = {}
     for place, segment in enumerate(segments):
-        for key in segment.objects | segment.homes:
+        for key in segment.objects | segment.homes | segment.inner:
             other = first(owner.setdefault(key, place))
             here = first(place)
             group[max(other, here)] = min(other, here)

@@ -16,7 +16,7 @@ import pickle
 import sys
 import types
 from collections import OrderedDict, defaultdict, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any
 
@@ -34,6 +34,7 @@ IMPORT = compile("__import__(name)", f"{CELL_PREFIX}hibernation>", "eval")
 NO_TRACEBACK = "an exception without its traceback"
 NO_HANDLERS = "a logger without its handlers and filters"
 NO_GRAPH = "a tensor without the graph of its gradient"
+ALIASED = "its __dict__ is a copy in other variables now"
 EMPTY_CACHE = "its cache starts empty"
 PLAIN_SCALAR = "a plain scalar of numpy now"
 MODULES = {"duckdb": "its default connection starts empty"}
@@ -60,6 +61,10 @@ _CONTAINERS: dict[type, tuple[tuple[str, ...], Callable[..., Any], Callable[...,
 """Containers, the methods that pickle calls of their subclasses, and their own to read and add."""
 _LOGGER = frozenset(vars(logging.getLogger(__name__)))
 """The attributes of every logger."""
+BY_IDENTITY: tuple[Any, ...] = (None, object.__hash__)
+"""What classes have for `__hash__` whose objects are not the same as equal ones."""
+_DICT_OF = vars(types.ModuleType)["__dict__"].__get__
+"""`vars` of a module, whatever its class says."""
 _PLAIN = (str, int, float, bool, bytes, type(None), list, tuple, dict, set, frozenset)
 """Types of attributes that are kept although a library's own pickling drops them."""
 
@@ -108,11 +113,7 @@ class ObjectReducer:
 
     def _instance(self, obj: Any, container: type | None = None) -> Any:
         """With items that its class's methods have no part in, and the `__dict__` it shares."""
-        shares = type(obj).__dictoffset__ != 0 and sys.getrefcount(obj.__dict__) > _ALONE
-        if shares:
-            shares = not self._memory.is_alone(obj)
-        else:
-            self._memory.add_alone(obj)
+        shares = type(obj).__dictoffset__ != 0 and self._has_shared_dict(obj)
         if container is None and not shares:
             return NotImplemented
         usual = obj.__reduce_ex__(5)
@@ -125,6 +126,12 @@ class ObjectReducer:
             state = state or attributes_of(obj, container)
         everything = (state, shares and _has_usual_dict(type(obj)), container, own)
         return function, arguments, everything, *items, set_instance_state
+
+    def _has_shared_dict(self, obj: Any) -> bool:
+        if sys.getrefcount(obj.__dict__) > _ALONE:
+            return not self._memory.is_alone(obj)
+        self._memory.add_alone(obj)
+        return False
 
     def _ctypes(self, obj: Any) -> Any:
         """Objects of ctypes: parts of others, and those in the memory of others, are copies."""
@@ -174,6 +181,8 @@ class ObjectReducer:
         return copyreg.__newobj__, (type(registry),), state  # type: ignore[attr-defined]
 
     def _with_attributes(self, obj: Any, below: type) -> Any:
+        if below is types.SimpleNamespace and self._has_shared_dict(obj):
+            self._changed(ALIASED)
         attributes = attributes_of(obj, below)
         top = module_of(below).partition(".")[0]
         if is_foreign := top not in (*sys.stdlib_module_names, "numpy", "pandas"):
@@ -202,6 +211,8 @@ class ObjectReducer:
         kind = type(error)
         if error.__traceback__ is not None:
             self._changed(NO_TRACEBACK)
+        if self._has_shared_dict(error):
+            self._changed(ALIASED)
         if own := _has_own_arguments(kind):
             usual: Any = (make_exception, (kind, error.args), vars(error) or None)
         else:
@@ -496,6 +507,35 @@ def _held_by_module(kind: type) -> dict[int, str]:
     module = sys.modules.get(module_of(kind))
     found = dict(vars(module)) if module is not None and _is_library(module) else {}
     return {id(each): name for name, each in found.items() if type(each) is kind}
+
+
+def held_by_modules(values: Mapping[str, Any], namespace: dict[str, Any]) -> dict[str, str]:
+    """Those of some values of a namespace that other modules hold, too, with reasons.
+
+    A module without an underscore is named first.
+    """
+    names: dict[int, list[str]] = {}
+    for name, value in values.items():
+        names.setdefault(id(value), []).append(name)
+    modules = {name: each for name, each in sys.modules.copy().items() if type(name) is str}
+    found: dict[str, str] = {}
+    for module in sorted(modules, key=lambda name: name[:1] == "_") if names else ():
+        if not issubclass(type(modules[module]), types.ModuleType):
+            continue
+        inside = _DICT_OF(modules[module])
+        for value in list(inside.values()) if inside is not namespace else ():
+            for name in names.get(id(value), ()):
+                found.setdefault(name, f"a copy now: the module {module} has the other")
+    return found
+
+
+def will_be_another(value: Any) -> bool:
+    """Return True for a value whose copy can be told from it, and that is not found by name."""
+    kind = type(value)
+    if kind in (list, dict, set, bytearray):
+        return not any(value is each for each in vars(sys).values())
+    by_identity: bool = kind.__hash__ in BY_IDENTITY and not isinstance(value, type)
+    return by_identity and _has_usual_dict(kind) and id(value) not in _held_by_module(kind)
 
 
 def _is_plain_attribute(name: str, value: object) -> bool:

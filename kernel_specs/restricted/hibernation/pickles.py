@@ -49,6 +49,10 @@ _NANS = ("numpy", "math", "cmath")
 """Modules with a `nan` of their own, which code compares with by identity."""
 _SYSTEM = [name for name, value in vars(sys).items() if type(value) in (list, dict)]
 """The lists and dicts of the module `sys`."""
+_DISPATCH = ("registry", "dispatch", "register", "_clear_cache")
+"""The attributes of a function of `functools.singledispatch`."""
+_HISTORY = {"_oh": "Out", "_ih": "In", "_dh": "_dh"}
+"""The lists and dicts of IPython's history, and what people call them."""
 _FLOAT = struct.Struct("<d")
 _OWN_CLASS = cloudpickle.cloudpickle._make_skeleton_class
 _OWN_ENUM = cloudpickle.cloudpickle._make_skeleton_enum
@@ -64,6 +68,16 @@ class Globals:
 
     def __reduce__(self) -> Any:
         return the_namespace, ()
+
+
+class History:
+    """Pickles a part of IPython's history, such as `Out`, as that of the loading kernel."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __reduce__(self) -> Any:
+        return the_history, (self._name,)
 
 
 class Attribute:
@@ -97,11 +111,22 @@ def stand_in(value: Any, namespace: dict[str, Any], code: str) -> Any:
         for name in _SYSTEM:
             if value is getattr(sys, name, None):
                 return Attribute("sys", name)
+        for name in _HISTORY:
+            if value is namespace.get(name):
+                return History(name)
     if what := kind_of(type(value)):
         _outside(value, what)
     if isinstance(value, types.ModuleType) and sys.modules.get(value.__name__) is value:
         return Module(value, code)
     return value
+
+
+def live_objects(namespace: dict[str, Any]) -> dict[int, str]:
+    """The lists and dicts that `stand_in` knows, as what they are called, by id."""
+    found = {id(vars(sys).get(name)): f"sys.{name}" for name in _SYSTEM}
+    found |= {id(namespace.get(name)): called for name, called in _HISTORY.items()}
+    found.pop(id(None), None)
+    return found
 
 
 class Identities:
@@ -155,6 +180,8 @@ class NotebookPickler(cloudpickle.Pickler):  # type: ignore[misc]
             types.CodeType: _reduce_code,
             _LRU_CACHE: self._reduce_lru_cache,
             functools.cached_property: _reduce_cached_property,
+            staticmethod: _reduce_method,
+            classmethod: _reduce_method,
             typing.NewType: _reduce_new_type,
             type(get_ipython()): _reduce_shell,
             **self._objects.special,
@@ -241,7 +268,8 @@ class NotebookPickler(cloudpickle.Pickler):  # type: ignore[misc]
         if wrapper.cache_info().currsize:
             self._change(objects.EMPTY_CACHE)
         options = wrapper.cache_parameters()
-        return make_lru_cache, (wrapper.__wrapped__, options["maxsize"], options["typed"])
+        made = (wrapper.__wrapped__, options["maxsize"], options["typed"])
+        return _with_attributes(wrapper, make_lru_cache, made, "cache_parameters")
 
     def _note(self, name: Any) -> None:
         """Record a module that a value needs to load."""
@@ -325,9 +353,14 @@ def set_function_state(function: Any, state: Any) -> None:
     attributes, own, *more = state
     for name, value in attributes.items():
         setattr(function, name, value)
-    vars(function).update(own)
+    function.__dict__ = own  # itself: it may be a variable, too
     if more:
         function.__globals__.update(more[0])
+
+
+def set_wrapper_state(wrapper: Any, own: dict[str, Any]) -> None:
+    """Set attributes after the wrapper is memoized: they may refer to it."""
+    vars(wrapper).update(own)
 
 
 def make_cell() -> types.CellType:
@@ -379,6 +412,11 @@ def the_namespace() -> Any:
     return the_shell().user_ns
 
 
+def the_history(name: str) -> Any:
+    """`Out`, `In` or `_dh`."""
+    return the_namespace()[name]
+
+
 def the_stream(name: str) -> Any:
     """`sys.stdout` or `sys.stderr`."""
     return getattr(sys, name)
@@ -419,7 +457,8 @@ def _reduce_cell(cell: types.CellType) -> Any:
 
 
 def _reduce_cached_property(made: Any) -> Any:
-    return make_cached_property, (made.func, made.attrname)
+    arguments = (made.func, made.attrname)
+    return _with_attributes(made, make_cached_property, arguments, "func", "attrname", "lock")
 
 
 def _reduce_code(code: types.CodeType) -> Any:
@@ -435,11 +474,25 @@ def _reduce_code(code: types.CodeType) -> Any:
 def _reduce_new_type(made: Any) -> Any:
     if _is_importable(made):
         return NotImplemented
-    return make_new_type, (made.__name__, made.__supertype__)
+    arguments = (made.__name__, made.__supertype__)
+    return _with_attributes(made, make_new_type, arguments, "__supertype__")
 
 
 def _reduce_single_dispatch(function: Any) -> Any:
-    return make_single_dispatch, (function.__wrapped__, dict(function.registry))
+    made = (function.__wrapped__, dict(function.registry))
+    return _with_attributes(function, make_single_dispatch, made, *_DISPATCH)
+
+
+def _reduce_method(method: Any) -> Any:
+    return _with_attributes(method, type(method), (method.__func__,))
+
+
+def _with_attributes(
+    wrapper: Any, make: Callable[..., Any], arguments: tuple[Any, ...], *made: str
+) -> Any:
+    """How to make a wrapper, with the attributes that are not `made` with it."""
+    own = {k: v for k, v in vars(wrapper).items() if k not in ("__wrapped__", *made)}
+    return make, arguments, own or None, None, None, set_wrapper_state
 
 
 def _reduce_shell(shell: Any) -> Any:

@@ -38,14 +38,16 @@ from kernel_specs.restricted.hibernation.dumps import (
     Pieces,
     Room,
     Segment,
+    copying,
     homes_in_values,
     sharing,
 )
-from kernel_specs.restricted.hibernation.objects import IMPORT
+from kernel_specs.restricted.hibernation.objects import IMPORT, held_by_modules, will_be_another
 from kernel_specs.restricted.hibernation.pickles import (
     Identities,
     NotebookPickler,
     NotebookUnpickler,
+    live_objects,
     stand_in,
 )
 from kernel_specs.restricted.policy.guard import CELL_PREFIX
@@ -304,6 +306,8 @@ def _fill(
     room = Room(content["max_bytes"])
     drafts = Room(content["max_bytes"], DRAFTS)
     lost: dict[str, str] = {}
+    others: dict[str, Any] = {}
+    """Values whose copies can be told from them."""
 
     def fill(names: Iterable[str]) -> Iterator[Segment]:
         """Segments with a value each."""
@@ -321,6 +325,11 @@ def _fill(
         else:
             segment.undo()
 
+    def look(segment: Segment, name: str) -> None:
+        segment.look()
+        if will_be_another(wanted[name]):
+            others[name] = wanted[name]
+
     with Watch() as watch, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         identities = Identities()
@@ -329,17 +338,18 @@ def _fill(
         )
         attempts = Attempts(watch, content["seconds"])
         apart = list(fill(wanted))
-        changed = {name: why for part in apart for name, why in part.changed.items()}
         looks = Attempts(watch, content["seconds"] * LOOKING)
         for part in apart:
             for name in part.names:
                 say(name)
-                if not looks.do(name, part.look):
+                if not looks.do(name, partial(look, part, name)):
                     part.drop()
         lost |= attempts.lost | looks.lost
         attempts = Attempts(watch, content["seconds"])
         apart = [part for part in apart if part.names]
         identities.homes.whole = homes_in_values(apart)
+        changed = held_by_modules(others, namespace) | copying(apart, live_objects(namespace))
+        changed |= {name: why for part in apart for name, why in part.changed.items()}
         for group in sharing(apart):
             names = [name for part in group for name in part.names]
             if len(group) == 1 and not group[0].homes & identities.homes.whole:
