@@ -534,7 +534,9 @@ def will_be_another(value: Any) -> bool:
     kind = type(value)
     if kind in (list, dict, set, bytearray):
         return not any(value is each for each in vars(sys).values())
-    by_identity: bool = kind.__hash__ in BY_IDENTITY and not isinstance(value, type)
+    if kind is types.FunctionType or issubclass(kind, type):
+        return False
+    by_identity: bool = kind.__hash__ in BY_IDENTITY
     return by_identity and _has_usual_dict(kind) and id(value) not in _held_by_module(kind)
 
 

@@ -122,9 +122,12 @@ def stand_in(value: Any, namespace: dict[str, Any], code: str) -> Any:
 
 
 def live_objects(namespace: dict[str, Any]) -> dict[int, str]:
-    """The lists and dicts that `stand_in` knows, as what they are called, by id."""
+    """What each process has of its own, and what that is called, by id."""
     found = {id(vars(sys).get(name)): f"sys.{name}" for name in _SYSTEM}
     found |= {id(namespace.get(name)): called for name, called in _HISTORY.items()}
+    current = getattr(sys.modules.get("decimal"), "getcontext", None)
+    if type(current) is types.BuiltinFunctionType:
+        found[id(current())] = "the context of decimal"
     found.pop(id(None), None)
     return found
 
