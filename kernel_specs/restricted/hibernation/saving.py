@@ -32,7 +32,6 @@ from kernel_specs.restricted.checkpoints.hindrances import look
 from kernel_specs.restricted.checkpoints.parking import fork_apart, undisturbed
 from kernel_specs.restricted.hibernation.attempt_limits import (
     LAST_RESORT,
-    LOOKING,
     PASSES,
     SHARE,
 )
@@ -110,7 +109,7 @@ def _write(host: socket.socket, take: Take, content: Mapping[str, Any]) -> None:
     def say(name: str) -> None:
         text = name.encode("utf-8", "replace")
         host.sendall(BLOCK.pack(b"n", len(text)) + text)
-        _end_after(content["seconds"] * LOOKING * SHARE * LAST_RESORT + STUCK_SECONDS)
+        _end_after(content["seconds"] * SHARE * LAST_RESORT + STUCK_SECONDS)
 
     say("")
     dump, report = take(content, say)
