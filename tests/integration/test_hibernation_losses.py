@@ -304,3 +304,32 @@ async def test_names_beyond_those_that_are_kept_are_told() -> None:
         assert answer.text.startswith("1999\n")
         assert "v2000 (only 2,000 variables are kept), v2001" in answer.text
         assert "v2009 (only" in answer.text
+
+
+WORK = """
+import asyncio, threading, time
+stop = False
+def work():
+    while not stop:
+        time.sleep(0.1)
+async def tick():
+    while not stop:
+        await asyncio.sleep(0.1)
+threading.Thread(target=work, name="worker", daemon=True).start()
+tasks = len([asyncio.create_task(tick())])
+"""
+
+
+async def test_work_that_no_variable_holds_is_named_and_keeps_an_idle_session_awake() -> None:
+    async with agent(*ONE, "--idle-timeout", "1s") as notebook:
+        await notebook.run(WORK)
+        await anyio.sleep(4)
+        assert (await state_of(notebook))["state"] == "idle"
+        answer = await forced(notebook, "tasks")
+        assert "worker (a running thread)" in answer.text
+        assert "tick (a running task)" in answer.text
+        assert {"worker", "tick"} <= set(answer.cell["lost"])
+        with anyio.fail_after(60):  # and nothing of it is left
+            while (await state_of(notebook))["state"] != "hibernated":
+                await anyio.sleep(0.1)
+        assert "running" not in (await notebook.run("tasks")).text

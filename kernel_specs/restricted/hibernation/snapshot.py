@@ -9,6 +9,7 @@ with a reason. The host stores the dump and never parses it.
 
 from __future__ import annotations
 
+import asyncio
 import builtins
 import io
 import linecache
@@ -16,8 +17,9 @@ import os
 import re
 import socket
 import sys
+import threading
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -103,6 +105,9 @@ class SnapshotRequests:
     session: Any
     boot: BootConfig
     service: Any
+    io_loop: Any
+    _tasks: Any
+    _answers: Any
     shell_stream: Any
     _dump: Dump | None = None
     _parts: Pieces | None = None
@@ -162,7 +167,7 @@ class SnapshotRequests:
 
     def _make_dump(self, content: dict[str, Any]) -> dict[str, Any]:
         self._dump, reply = take(self.shell, content)
-        return {**reply, "files": left_files(self.boot.tmp)}
+        return self._whole(reply)
 
     def _save(self, content: dict[str, Any]) -> dict[str, Any]:
         given = self._given()
@@ -200,7 +205,19 @@ class SnapshotRequests:
         self, content: Mapping[str, Any], say: Callable[[str], None]
     ) -> tuple[Dump, dict[str, Any]]:
         dump, reply = take(self.shell, content, say, ahead=False)
-        return dump, {"status": "ok", **reply, "files": left_files(self.boot.tmp)}
+        return dump, {"status": "ok", **self._whole(reply)}
+
+    def _whole(self, reply: dict[str, Any]) -> dict[str, Any]:
+        """A report of variables with what else ends with this kernel."""
+        namespace = self.shell.user_ns
+        work = running(self.service, self.io_loop.asyncio_loop, {*self._tasks, *self._answers})
+        known = {id(value) for value in namespace.copy().values()}
+        lost = {name: why for each, name, why in work if id(each) not in known}
+        return {
+            **reply,
+            "lost": {**lost, **reply["lost"]},
+            "files": left_files(self.boot.tmp),
+        }
 
     def _load(self, content: dict[str, Any]) -> dict[str, Any]:
         if self._loading is None:
@@ -464,6 +481,29 @@ def _newest(inputs: list[str]) -> list[str]:
 
 def _result_name(number: int) -> str:
     return f"Out[{number}]"
+
+
+def running(
+    service: threading.Thread, loop: asyncio.AbstractEventLoop, own: Container[object]
+) -> list[tuple[object, str, str]]:
+    """Threads of code and tasks of `loop` that are under way, each with a name and what it is.
+
+    `service` and the `own` tasks are the kernel's. Daemons that a library has begun do not count.
+    """
+    found: list[tuple[object, str, str]] = []
+    for thread in threading.enumerate():
+        of_a_cell = "__main__" in (
+            type(thread).__module__,
+            getattr(getattr(thread, "_target", None), "__module__", None),
+        )
+        apart = thread in (service, threading.main_thread())
+        if not apart and (of_a_cell or not thread.daemon):
+            found.append((thread, str(thread.name), "a running thread"))
+    for task in asyncio.all_tasks(loop):
+        if task not in own:
+            code = task.get_coro()
+            found.append((task, str(getattr(code, "__qualname__", code)), "a running task"))
+    return found
 
 
 def left_files(tmp: str) -> list[str]:
