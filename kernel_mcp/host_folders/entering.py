@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import hashlib
 import os
 import select
 import signal
@@ -22,12 +23,19 @@ from kernel_specs.template import linux, packets
 T = TypeVar("T")
 BLANK = "/run/blank"
 """Where every sandbox with mounts has an empty `file` and an empty `folder`."""
+PINS = "pins"
+"""Beside these a folder that code cannot enter, in which each mount has one (`pins_of`)."""
 Work = tuple[str, Parts, str]
 """A mount, a path below it, and the kind of its cover; without a path DEVICE:INODE of the mount."""
 _MOST_NAMESPACES = 50
 """Of one message to a helper."""
 _PASSED = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _NS_GET_USERNS = 0xB701  # <linux/nsfs.h>
+
+
+def pins_of(guest: str) -> str:
+    """Return the name of a mount's folder in `PINS`."""
+    return hashlib.sha256(os.fsencode(guest)).hexdigest()[:32]
 
 
 def weight(path: Parts) -> int:
@@ -254,18 +262,16 @@ def _check_place(guest: str, wanted: str) -> None:
 
 
 def put(guest: str, path: Parts, kind: str) -> None:
-    """Cover a path below a mount in this mount namespace, unless something does. Raises OSError."""
-    current = os.open(guest, _PASSED)
-    try:
-        for name in path[:-1]:
-            deeper = os.open(name, _PASSED, dir_fd=current)
-            os.close(current)
-            current = deeper
-        target = _uncovered(current, path[-1], kind)
-    except OSError:
-        return  # gone, or a link: covered
-    finally:
-        os.close(current)
+    """Cover a path below a mount in this mount namespace, unless something does. Raises OSError.
+
+    A folder that is `KEPT` is not covered: what is covered in it later would be open to code that
+    is in the folder. Linux moves no folder on which anything is mounted in this namespace, through
+    whichever mount that is: here it is another copy of the mount, which code cannot reach.
+    """
+    target = _uncovered(guest, path, kind)
+    if target >= 0 and kind == secrets.KEPT:
+        os.close(target)
+        target = _uncovered(_pins(guest), path, kind)
     if target < 0:
         return
     try:
@@ -283,29 +289,77 @@ def put(guest: str, path: Parts, kind: str) -> None:
         os.close(target)
 
 
-def _uncovered(folder: int, name: str, kind: str) -> int:
-    """An entry of an open folder; -1 where it is covered, or another mount. Raises OSError.
+def _pins(guest: str) -> str:
+    """Return where the other copy of a mount is; attach it where it is not. Raises OSError."""
+    place = f"{BLANK}/{PINS}/{pins_of(guest)}"
+    folder = os.open(f"{BLANK}/{PINS}", _PASSED)
+    try:
+        os.close(open_beneath(folder, (pins_of(guest),), os.O_PATH))
+    except OSError as reason:
+        if reason.errno != errno.EXDEV:
+            raise
+        return place
+    finally:
+        os.close(folder)
+    top = os.open(guest, _PASSED)
+    try:
+        tree = _read_only(top)
+    finally:
+        os.close(top)
+    try:
+        linux.move_mount(tree, place)
+    finally:
+        os.close(tree)
+    return place
 
-    What hides comes over what is fixed, and over file systems that the host has mounted.
+
+def _uncovered(guest: str, path: Parts, kind: str) -> int:
+    """Return an entry below a mount; -1 where it is gone, covered or another mount.
+
+    What hides comes over what is fixed, and over file systems that the host has mounted; what is
+    fixed comes over what can be written to. Raises OSError.
     """
+    folder = os.open(guest, _PASSED)
+    try:
+        for name in path[:-1]:
+            deeper = os.open(name, _PASSED, dir_fd=folder)
+            os.close(folder)
+            folder = deeper
+        return _entry(folder, path[-1], kind)
+    except OSError:
+        return -1  # gone, or a link: covered
+    finally:
+        os.close(folder)
+
+
+def _entry(folder: int, name: str, kind: str) -> int:
     try:
         return open_beneath(folder, (name,), os.O_PATH | os.O_NOFOLLOW)
     except OSError as reason:
-        if reason.errno != errno.EXDEV or kind not in secrets.HIDING:
+        if reason.errno != errno.EXDEV or kind == secrets.KEPT:
             raise
     target = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
-    blank = os.stat(f"{BLANK}/{kind}")  # noqa: PTH116
-    info = os.fstat(target)
-    if (info.st_dev, info.st_ino) != (blank.st_dev, blank.st_ino):
+    if kind == secrets.FIXED:
+        covered = bool(os.fstatvfs(target).f_flag & os.ST_RDONLY)
+    else:
+        blank, info = os.stat(f"{BLANK}/{kind}"), os.fstat(target)  # noqa: PTH116
+        covered = (info.st_dev, info.st_ino) == (blank.st_dev, blank.st_ino)
+    if not covered:
         return target
     os.close(target)
     return -1
 
 
 def _cover_of(kind: str, target: int) -> int:
-    if kind in secrets.HIDING:
-        return linux.open_tree(f"{BLANK}/{kind}")
+    return linux.open_tree(f"{BLANK}/{kind}") if kind in secrets.HIDING else _read_only(target)
+
+
+def _read_only(target: int) -> int:
+    """Return a detached copy of what is at an open place, read-only. Raises OSError."""
     tree = linux.open_tree(target, recursive=True)
-    if kind == secrets.FIXED:
+    try:
         linux.set_attributes(tree, linux.MOUNT_ATTR_RDONLY, recursive=True)
+    except OSError:
+        os.close(tree)
+        raise
     return tree

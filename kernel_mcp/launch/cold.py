@@ -101,7 +101,7 @@ class LocalLauncher:
                 process.pidfd,
                 identity,
                 ceilings=rundir.ceilings(request, paths),
-                writable=self._doors.writable,
+                opened=self._doors.opens,
             )
             undo.callback(inspected.forget)
             if folders.shown and self._doors.enters:

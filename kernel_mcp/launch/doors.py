@@ -16,14 +16,15 @@ import anyio
 from kernel_mcp.config.values import Mount
 from kernel_mcp.errors import ConfigError, KernelMcpError, LaunchError
 from kernel_mcp.host_folders import Device, within
-from kernel_mcp.host_folders.entering import weight
+from kernel_mcp.host_folders.entering import PINS, pins_of, weight
 from kernel_mcp.host_folders.found import MOST_COVERS
-from kernel_mcp.host_folders.secrets import FIXED, HIDING, KEPT
+from kernel_mcp.host_folders.secrets import FIXED, HIDING
 from kernel_mcp.host_folders.shown import Shown
 from kernel_mcp.launch.asking import Asking, Settings
 from kernel_mcp.launch.base import KernelEnvironment
 from kernel_mcp.launch.helper import HelperProcess
 from kernel_mcp.launch.plants import Plants
+from kernel_mcp.launch.readiness import Opens
 from kernel_mcp.linux.folders import Identity
 from kernel_mcp.linux.process import bare_program
 from kernel_mcp.linux.safe_tree import open_place
@@ -108,14 +109,23 @@ class Doors:
         return bool(self.shown)
 
     @property
-    def writable(self) -> frozenset[str]:
-        """Mounts that kernels may write to, as /proc/PID/mountinfo has them."""
+    def opens(self) -> Opens:
+        """What kernels may write to for these mounts and devices, at any time."""
         proc = {PROC} if opens_proc(self.devices) else set()
-        return frozenset((*proc, *(_listed(each.guest) for each in self.devices))) | frozenset(
+        return Opens(
+            places=frozenset((*proc, *(_listed(each.guest) for each in self.devices))),
+            folders=frozenset(
+                _listed(each.mount.guest) for each in self.shown if each.mount.writable
+            ),
+            fixed=self._read_only,
+        )
+
+    def _read_only(self) -> frozenset[str]:
+        return frozenset(
             _listed("/".join((each.mount.guest, *path)))
             for each in self.shown
-            if each.mount.writable
-            for path in ((), *(path for path, kind in each.covers.items() if kind == KEPT))
+            for path, kind in each.covers.items()
+            if kind == FIXED
         )
 
     @property
@@ -194,6 +204,9 @@ class Doors:
         for path, mode in ((self.blank, 0o755), (self.blank / "folder", 0o555)):
             path.chmod(mode)
         (self.blank / "file").chmod(0o444)
+        for each in self.shown:
+            (self.blank / PINS / pins_of(each.mount.guest)).mkdir(parents=True)
+        (self.blank / PINS).chmod(0)
         with anyio.move_on_after(BEGIN_S):
             await self._begin()
             if os.geteuid() == 0:

@@ -102,6 +102,22 @@ class StderrTail:
 logger = logging.getLogger(__name__)
 
 ENDED = "the kernel ended right after it had become ready"
+
+
+@dataclass(frozen=True, slots=True)
+class Opens:
+    """What kernels may write to besides their own files, as /proc/PID/mountinfo has it.
+
+    folders  mounted folders, whatever parts of them have mounts of their own
+    fixed    returns the paths in these that are read-only now
+    """
+
+    places: frozenset[str] = frozenset()
+    folders: frozenset[str] = frozenset()
+    fixed: Callable[[], frozenset[str]] = frozenset
+
+
+NOTHING = Opens()
 UNPROMISED = ("nothing was promised, and nothing was looked at",)
 
 
@@ -131,14 +147,14 @@ class Inspector:
         forked: bool = False,
         others: Collection[str] = (),
         ceilings: Mapping[str, int] | None = None,
-        writable: frozenset[str] = frozenset(),
+        opened: Opens = NOTHING,
         kin: Iterable[int] = (),
     ) -> Inspected:
         """Read /proc of a kernel that is ready and has run no code; takes some 0.3 ms.
 
         It may share no namespace with `others`, the server or a kernel inspected and not forgotten,
         but for those of the pidfds `kin`;
-        `ceilings` bound its resource limits, `writable` are further mounts that it may write to.
+        `ceilings` bound its resource limits, `opened` is what it may write to besides.
         `pidfd` stays open until `forget`.
         Raises BoundaryBroken for what does not hold, LaunchError when it has ended.
         """
@@ -146,10 +162,12 @@ class Inspector:
         if promise is None:
             return Inspected(UNPROMISED, _nothing)
         if promise.writable is not None:
-            closed = fixed() if PROC in writable else ()
+            closed = fixed() if PROC in opened.places else ()
             promise = replace(
                 promise,
-                writable=promise.writable | writable,
+                writable=promise.writable | opened.places | opened.folders,
+                parts_of=opened.folders,
+                fixed=opened.fixed(),
                 covered=(*promise.covered, *closed),
             )
         try:
@@ -171,8 +189,8 @@ class Inspector:
             way = "forked from its template" if forked else "started"
             text = (
                 f"a kernel that was {way} in the {self._sandbox.name} sandbox was ended before it "
-                f"ran any code, because that does not hold: {'; '.join(problems)}. Run "
-                "`kernel-mcp doctor` and see what it says."
+                f"ran any code, because that does not hold: {'; '.join(problems)} (see "
+                "`kernel-mcp doctor`)"
             )
             logger.error("%s", text)
             raise BoundaryBroken(text)

@@ -49,6 +49,12 @@ class Mount:
         """The name of its file system, the same in every process."""
         return f"{self.kind}:[{self.device}]"
 
+    def is_part_of(self, other: Mount) -> bool:
+        """Return True if it shows at its place what another mount shows there."""
+        below = self.place.removeprefix(f"{other.place}/")
+        where = f"{other.root.rstrip('/')}/{below}"
+        return below != self.place and (self.device, self.root) == (other.device, where)
+
     @property
     def is_a_device(self) -> bool:
         """Whether it shows one device; writing to that changes no file."""
@@ -103,6 +109,7 @@ class Promise:
     namespaces    shared with no other process
     capabilities  bits that it may hold
     writable      the only mounts that can be written to, None for any
+    parts_of      places of these whose parts may have mounts of their own, but not at those `fixed`
     scratch       file systems in memory, shared with no other process
     covered       places that a mount has to cover
     """
@@ -113,6 +120,8 @@ class Promise:
     capabilities: int = 0
     inherits: bool = True
     writable: frozenset[str] | None = None
+    parts_of: frozenset[str] = frozenset()
+    fixed: frozenset[str] = frozenset()
     scratch: tuple[str, ...] = ()
     covered: tuple[str, ...] = ()
 
@@ -297,7 +306,7 @@ def broken(
 def _open_places(promise: Promise, found: Facts) -> list[str]:
     """Mounts that break the promise, in words."""
     told = []
-    if promise.writable is not None and (more := set(found.writable) - promise.writable):
+    if promise.writable is not None and (more := _beyond(promise, found)):
         told.append(f"it may write to {', '.join(sorted(more))}")
     common = [
         place
@@ -309,6 +318,18 @@ def _open_places(promise: Promise, found: Facts) -> list[str]:
     if bare := [place for place in promise.covered if place not in found.mounts]:
         told.append(f"nothing covers {', '.join(bare)}")
     return told
+
+
+def _beyond(promise: Promise, found: Facts) -> set[str]:
+    """Return the mounts that can be written to and were not promised."""
+    more = set(found.writable) - (promise.writable or frozenset())
+    tops = [found.mounts[place] for place in promise.parts_of if place in found.mounts]
+    parts = {
+        place
+        for place in more - promise.fixed
+        if any(found.mounts[place].is_part_of(top) for top in tops)
+    }
+    return more - parts
 
 
 def _unlimited(ceilings: Mapping[str, int], found: Facts) -> list[str]:

@@ -852,6 +852,86 @@ async def test_what_code_plants_is_set_aside_and_what_the_host_makes_is_not_lost
             assert not re.search(own, told), told
 
 
+HOLD = """
+import json, os
+os.chdir(ROOT + "/held/one")
+NAMES = ("held", "held/one", "held/one/two")
+HELD = {name: os.open(f"{ROOT}/{name}", os.O_RDONLY) for name in NAMES}
+print(json.dumps("held"))
+"""
+TRY_HELD = """
+done, read = {}, {}
+def attempt(name, work):
+    try:
+        work()
+        done[name] = "done"
+    except OSError as error:
+        done[name] = error.errno
+def look(name, folder, path):
+    try:
+        read[name] = os.read(os.open(path, os.O_RDONLY, dir_fd=folder), 99).decode()
+    except OSError as error:
+        read[name] = error.strerror
+def change(folder, path):
+    os.close(os.open(path, os.O_WRONLY | os.O_CREAT, dir_fd=folder))
+ways = {f"fd {name}": (fd, name, "") for name, fd in HELD.items()}
+ways |= {f"path {name}": (None, name, f"{ROOT}/{name}/") for name in HELD}
+ways["cwd"] = (None, "held/one", "")
+for way, (fd, name, top) in ways.items():
+    for below in [other for other in HELD if other.startswith(name)]:
+        inner = below[len(name):].lstrip("/")
+        inner = f"{top}{inner}/" if inner else top
+        for path in (".git/config", ".git/new", ".mcp.json"):
+            attempt(f"{way} {below} {path}", lambda: change(fd, inner + path))
+        look(f"{way} {below}", fd, inner + ".netrc")
+attempt("move", lambda: os.rename("two", "other"))
+top = HELD["held"]
+attempt("move by fd", lambda: os.rename("one", "1", src_dir_fd=top, dst_dir_fd=top))
+attempt("move by path", lambda: os.rename(ROOT + "/held", ROOT + "/other"))
+attempt("other copies", lambda: os.listdir("/run/blank/pins"))
+for name in os.listdir("/run/blank"):
+    attempt("open " + name, lambda: os.chmod(f"/run/blank/{name}", 0o777))
+os.mkdir("two/plain")
+os.rename("two/plain", ROOT + "/moved")
+os.rmdir(ROOT + "/moved")
+print(json.dumps([done, read]))
+"""
+
+
+@with_mounts
+async def test_folders_that_code_holds_open_show_and_change_no_more_than_by_their_names(
+    way: str, project: Project
+) -> None:
+    """Repositories and secrets of the host appear in them, and in folders around and below."""
+    (project.root / "held/one/two").mkdir(parents=True)
+    project.own()
+    async with opened(way, "--mount", f"{project.root}:rw") as notebook:
+        top = f"ROOT = {str(project.root)!r}\n"
+        assert await notebook.run(top + HOLD) == "held"
+        with anyio.fail_after(PATIENCE_S):
+            while (await notebook.agent.call("list_sessions")).data["sessions"][-1]["idle_s"] < 1:
+                pass
+        for name in ("held/one", "held/one/two", "held"):
+            project.write(f"{name}/.git/config", "[core]\n")
+            project.write(f"{name}/.mcp.json", "{}")
+            project.write(f"{name}/.netrc", SECRET)
+            project.own()
+            with anyio.fail_after(PATIENCE_S):
+                told = ""
+                while f"{name}/.git" not in told or f"{name}/.mcp.json" not in told:
+                    told = (await notebook.agent.call("info")).data["mounts"][0]
+        done, read = await notebook.run(TRY_HELD)
+        assert len(read) == 14
+        assert [name for name, how in done.items() if how == "done"] == [], done
+        assert set(read.values()) == {""}, read
+        for name in ("held/one", "held/one/two", "held"):
+            assert (project.root / name / ".git/config").read_text() == "[core]\n"
+        # what has got covers of its own meanwhile keeps its promise, also once the host moves it
+        (project.root / "held").rename(project.root / "later")
+        if way.endswith("forked"):
+            assert not (await notebook.agent.call("branch", session=notebook.session)).failed
+
+
 async def test_file_tools_write_into_writable_mounts_alone(way: str, project: Project) -> None:
     async with opened(way, "--mount", f"{project.root}:rw") as notebook:
         agent, root = notebook.agent, str(project.root)

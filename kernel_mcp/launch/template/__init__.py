@@ -122,7 +122,7 @@ class TemplateLauncher:
             self._inspector,
             self._start,
             self._shared.places,
-            self._doors.writable,
+            self._doors.opens,
             [Path(each.guest) for each in mounts],
         )
         self.remark: Callable[[str], None] = lambda _text: None
@@ -309,7 +309,7 @@ class TemplateLauncher:
                 forked=True,
                 others=proof.namespaces,
                 ceilings=rundir.ceilings(request, paths),
-                writable=self._doors.writable,
+                opened=self._doors.opens,
             )
             inspected = inspect(process.pid, process.pidfd)
             own.callback(inspected.forget)

@@ -15,7 +15,13 @@ from kernel_mcp.errors import BoundaryBroken, LaunchError
 from kernel_mcp.launch import cold
 from kernel_mcp.launch.base import START_TIMEOUT_S, KernelEnvironment, LaunchRequest
 from kernel_mcp.launch.process import ConfinedProcess, OnEnd
-from kernel_mcp.launch.readiness import Inspector, ReadinessChannel, StderrTail
+from kernel_mcp.launch.readiness import (
+    NOTHING,
+    Inspector,
+    Opens,
+    ReadinessChannel,
+    StderrTail,
+)
 from kernel_mcp.launch.rundir import RunDirectory
 from kernel_mcp.launch.template.process import Fork, Proof, TemplateProcess
 from kernel_mcp.linux.folders import Identity
@@ -152,13 +158,13 @@ class Prover:
         inspector: Inspector,
         start: Start,
         folders: Sequence[str],
-        writable: frozenset[str] = frozenset(),
+        opens: Opens = NOTHING,
         mounted: Sequence[Path] = (),
     ) -> None:
-        """Every template shows the mounts `mounted`; kernels may write to those of `writable`."""
+        """Every template shows the mounts `mounted`; kernels may write to what it `opens`."""
         self._mounted = mounted
         self._folders = folders
-        self._writable = writable
+        self._opens = opens
         self._sandbox = sandbox
         self._runs = runs
         self._inspector = inspector
@@ -211,7 +217,7 @@ class Prover:
                 identity,
                 forked=True,
                 others=namespaces,
-                writable=self._writable,
+                opened=self._opens,
             ).forget()
             checks = _required(probe, channel.said, self._sandbox.report().unpromised)
             template.proof.take(cast(Forked, process.start).stage, checks, namespaces)

@@ -100,6 +100,33 @@ def test_files_and_limits_are_part_of_what_has_to_hold() -> None:
     )
 
 
+FOLDERS = """\
+20 1 0:41 /newroot / ro,nosuid - tmpfs tmpfs rw
+21 20 254:0 /home/me/project /data rw,nosuid - ext4 /dev/vda rw
+22 21 254:0 /home/me/project/room /data/room rw,nosuid - ext4 /dev/vda rw
+23 22 254:0 /home/me/project/room/.git /data/room/.git rw,nosuid - ext4 /dev/vda rw
+24 21 254:0 /home/me/project/other /data/out rw,nosuid - ext4 /dev/vda rw
+25 21 254:1 /home/me/project/disk /data/disk rw,nosuid - ext4 /dev/vdb rw
+26 20 254:0 /home/me/project/room /database/room rw,nosuid - ext4 /dev/vda rw
+27 20 254:0 / /srv rw,nosuid - ext4 /dev/vda rw
+28 27 254:0 /etc /srv/etc rw,nosuid - ext4 /dev/vda rw
+"""
+
+
+def test_parts_of_a_folder_may_have_mounts_but_not_where_it_is_fixed() -> None:
+    """Folders that hold something fixed have some, and the host moves them while kernels run."""
+    place = replace(SOUND, mounts=in_sight(FOLDERS))
+    folders = frozenset({"/data", "/srv"})
+    open_ones = replace(PROMISE, writable=folders, parts_of=folders)
+    told = "it may write to /data/disk, /data/out, /database/room"
+    assert broken(open_ones, place, SERVER) == (told,)
+    fixed = replace(open_ones, fixed=frozenset({"/data/room/.git"}))
+    (told,) = broken(fixed, place, SERVER)
+    assert "/data/room/.git" in told
+    (told,) = broken(replace(open_ones, parts_of=frozenset()), place, SERVER)
+    assert "/data/room," in told
+
+
 def test_filters_that_the_server_has_itself_do_not_count() -> None:
     server = replace(SERVER, status={"Seccomp": "2", "Seccomp_filters": "1"})
     assert "1 system call filters instead of 2" in broken(PROMISE, SOUND, server)[0]
