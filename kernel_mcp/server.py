@@ -30,7 +30,7 @@ from kernel_mcp.sandbox.base import Sandbox
 from kernel_mcp.services import Services
 from kernel_mcp.sessions.bounds import OwnMemory, ServerBounds, memory_bound
 from kernel_mcp.sessions.keeping import keeping_of, kept_in_words
-from kernel_mcp.sessions.manager import SessionManager
+from kernel_mcp.sessions.manager import JUST_NOW_S, SessionManager
 from kernel_mcp.sessions.pool import WarmPool
 from kernel_mcp.sessions.principals import Others
 from kernel_mcp.sessions.reaper import Reaper
@@ -72,6 +72,12 @@ class Parts(Services):
             server_bytes=resident,
             kernels_bytes=used,
         )
+
+
+def _at_work(manager: SessionManager, age_s: float) -> list[Session]:
+    """Return the sessions in which code runs, or did `age_s` ago or later."""
+    now, last = manager.at_work, time.monotonic() - JUST_NOW_S - age_s
+    return [each for each in manager.sessions if each in now or each.last_ran > last]
 
 
 @asynccontextmanager
@@ -149,7 +155,7 @@ async def upon(
         below.managers.append(manager)
         commons.managers.append(manager)
         stack.callback(commons.managers.remove, manager)
-        doors.plants.at_work = lambda: manager.at_work
+        doors.plants.at_work = partial(_at_work, manager)
         doors.plants.awake = lambda: [each for each in manager.sessions if each.kernel is not None]
         below.network.remark = doors.remark = manager.remark
         if below.templates is not None:

@@ -242,7 +242,7 @@ def _tried(guest: str, path: Parts, kind: str) -> list[str]:
         else:
             _check_place(guest, kind)
     except OSError as reason:
-        return [f"{'/'.join(path)}: {reason}"]
+        return [f"{secrets.quoted(secrets.readable(path))}: {reason.strerror}"]
     return []
 
 

@@ -27,6 +27,9 @@ _CREDENTIALS = re.compile(
 )
 _OF_A_KEY = (b"PRIVATE KEY-----", b"PRIVATE KEY BLOCK-----", b"PuTTY-User-Key-File-")
 _MOST_READ = 1 << 20
+_PLAIN = re.compile(r"[\w./@+-]{1,200}", re.ASCII)
+_MOST_SAID = 200
+"""Characters of a path in a notice."""
 _MOST_COPIES = 3
 """Backups of backups that are recognised."""
 Parts = tuple[str, ...]
@@ -102,6 +105,14 @@ def readable(parts: Sequence[str]) -> str:
     """Return a path for people; what is no text of one line in it is escaped."""
     text = os.fsencode("/".join(parts)).decode("utf-8", "backslashreplace")
     return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
+
+
+def quoted(text: str) -> str:
+    """Return a readable path as it stands in a notice: in quotes unless it is a plain name."""
+    if _PLAIN.fullmatch(text):
+        return text
+    text = text.replace('"', "'")
+    return f'"{text if len(text) <= _MOST_SAID else text[: _MOST_SAID - 1] + "…"}"'
 
 
 def secret_by_name(parts: Sequence[str], above: Parts = ()) -> bool:

@@ -7,6 +7,8 @@ import ctypes
 import itertools
 import os
 import stat
+import time
+from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import field
 from functools import partial
@@ -14,11 +16,13 @@ from pathlib import Path
 
 from kernel_mcp.config.values import Mount
 from kernel_mcp.host_folders import names, secrets, within
+from kernel_mcp.host_folders.secrets import quoted
 from kernel_mcp.linux.safe_tree import open_beneath, open_place
 from kernel_mcp.records import dataclass
 
 MOST_TOLD = 200
-"""Of what appears below one mount: code can make any number."""
+"""Of what appears below one mount in an hour: code can make any number."""
+_HOUR_S = 3600.0
 _SHOWN = 8
 """Covered paths that are listed by name."""
 _A_LIST = (
@@ -43,7 +47,7 @@ class Shown:
     numbers  for names of what is set aside
     links   of names that hosts execute, with inode and change: no cover keeps one in its place
     appeared  what hosts execute of a writable one and was not there at the server's start, and
-        its new name where it was set aside; `told` counts what was told of that
+        its new name where it was set aside: the last ones; `told` has the times of what was told
     changed   what agents and build servers obey and code may have changed
     named   paths that hosts execute though their names do not tell
     git     folders that Git takes for repositories
@@ -62,7 +66,7 @@ class Shown:
     changed: dict[str, None] = field(default_factory=dict)
     named: set[tuple[str, ...]] = field(default_factory=set)
     git: list[tuple[str, ...]] = field(default_factory=list)
-    told: int = 0
+    told: deque[float] = field(default_factory=partial(deque, maxlen=MOST_TOLD))
 
     def __str__(self) -> str:
         """For people: where it is, whether it can be changed, and the first of what is covered."""
@@ -73,10 +77,10 @@ class Shown:
         covered = self._named("covered", secrets.HIDING) + self._named("fixed", {secrets.FIXED})
         if self.appeared:
             last = list(self.appeared.items())[-_SHOWN:]
-            words = [f"{name} (now {now})" if now else name for name, now in last]
+            words = [f"{quoted(a)} (now {quoted(now)})" if now else quoted(a) for a, now in last]
             covered += f"; appeared, and the host may execute it: {', '.join(words)}"
         if self.changed:
-            last_names = ", ".join(list(self.changed)[-_SHOWN:])
+            last_names = ", ".join(map(quoted, list(self.changed)[-_SHOWN:]))
             covered += f"; changed, and agents or build servers obey it: {last_names}"
         if self.mount.writable and not self.single:
             covered += f"; {_A_LIST}"
@@ -87,7 +91,7 @@ class Shown:
 
     def _named(self, word: str, kinds: Collection[str]) -> str:
         paths = [path for path, kind in self.covers.items() if kind in kinds]
-        words = [secrets.readable(path) for path in sorted(paths, key=len)]
+        words = [quoted(secrets.readable(path)) for path in sorted(paths, key=len)]
         more = f" and {len(words) - _SHOWN} more" if len(words) > _SHOWN else ""
         return f"; {word}: {', '.join(words[:_SHOWN])}{more}" if words else ""
 
@@ -179,16 +183,28 @@ class Shown:
 
     def note(self, name: str, now: str) -> bool:
         """Note what has appeared; whether that is to be told."""
-        if name in self.appeared or self.silent:
-            return False
+        stays = self.appeared.pop(name, None) == now == ""
         self.appeared[name] = now
-        self.told += 1
+        if len(self.appeared) > MOST_TOLD:
+            del self.appeared[next(iter(self.appeared))]
+        if stays or self.silent:
+            return False
+        self.told.append(time.monotonic())
         return True
 
     @property
     def silent(self) -> bool:
-        """True once so many entries have appeared that no more are reported."""
-        return self.told >= MOST_TOLD
+        """True while no more is reported, as so much was within an hour."""
+        return len(self.told) == MOST_TOLD and self.told[0] > time.monotonic() - _HOUR_S
+
+    def holds(self, parts: tuple[str, ...]) -> bool:
+        """Return True if there is an entry at a path."""
+        return self._status(parts) is not None
+
+    def changed_at(self, parts: tuple[str, ...]) -> float:
+        """Return when an entry was last changed or moved, now for one that is gone."""
+        info = self._status(parts)
+        return time.time() if info is None else info.st_ctime
 
     def _status(self, parts: tuple[str, ...]) -> os.stat_result | None:
         try:

@@ -8,6 +8,7 @@ import select
 import stat
 import struct
 import time
+from collections import deque
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -50,17 +51,21 @@ _OF_NAME, _OF_PIDFD = 2, 4
 _HANDLE = struct.Struct("=Ii")
 _HANDLE_BYTES = 128
 _AT_EMPTY_PATH = 0x1000
-_MOST_MADE = 1 << 12
+_MOST_MADE = 1 << 16
 """Entries whose makers are known; of older ones nobody knows any more."""
+_MOST_MISSED = 64
+"""Spans of time in which the makers of some entries were lost."""
+_NEAR_NS = 10**9 // 20
+"""Linux notes the times of files by a clock that goes in steps of up to 10 ms."""
 _MOST_WRITTEN = 1 << 10
 """Files of which it is known who wrote them last."""
 _LATE_MS = 1
 """An event is told to inotify some microseconds before or after it is told here."""
-HOST, CODE, LOST, NAMED = "host", "code", "lost", "named"
+HOST, CODE, LOST, LIKELY, NAMED = "host", "code", "lost", "likely", "named"
 """Makers of an entry: a program of the host, one of a sandbox, or one that has exited already.
 
-`NAMED` means that the entry may be older than the settings that name it. The user that code ran as
-follows `CODE`."""
+`LIKELY` means that code made so much at the time that some of it was not noted. `NAMED` means that
+the entry may be older than the settings that name it. The user that code ran as follows `CODE`."""
 _MOST_MOVED = 64
 """Renames of secrets that are under way; more have left what is watched."""
 
@@ -70,6 +75,11 @@ _libc = ctypes.CDLL(None, use_errno=True)
 def by_code(maker: str) -> bool:
     """Return whether a process of a sandbox was the maker."""
     return maker.startswith(CODE)
+
+
+def held_for_code(maker: str) -> bool:
+    """Return whether what somebody made is taken for made by code, whatever runs by now."""
+    return by_code(maker) or maker == LIKELY
 
 
 def user_of(maker: str) -> int | None:
@@ -269,8 +279,16 @@ class Makers:
         if init is not None and os.geteuid() == 0:
             self._fd = init(ctypes.c_uint(flags | report), ctypes.c_uint(os.O_RDONLY))
         self._made: dict[tuple[bytes, str], str] = {}
+        self._noted: dict[tuple[bytes, str], int] = {}
+        """When those were noted that code may have made."""
         self._wrote: dict[tuple[bytes, str], str] = {}
         self._names: set[str] = set()
+        self._of_others = False
+        """Whether some of what is being read was not made by programs of the host."""
+        self._drained_ns = time.time_ns()
+        """When there was nothing more to read."""
+        self._spans: deque[tuple[int, int]] = deque(maxlen=_MOST_MISSED)
+        """When entries were made whose makers were lost among what code made."""
 
     def fileno(self) -> int:
         """What to poll; -1 where Linux gives none."""
@@ -284,7 +302,7 @@ class Makers:
         return self._fd >= 0 and _libc.fanotify_mark(self._fd, *arguments) == 0
 
     def of(self, root: int, parts: Parts) -> str:
-        """Return the maker of an entry below the folder `root`: HOST, LOST, or CODE with a user.
+        """Return the maker of an entry below the folder `root`: CODE comes with its user.
 
         An entry made in a new folder before its watch began counts as made by the folder's maker.
         """
@@ -296,7 +314,22 @@ class Makers:
                 self.note()
             if key in self._made:
                 return self._made[key]
-        return LOST
+        return LIKELY if self._missed(root, parts) else LOST
+
+    def _missed(self, root: int, parts: Parts) -> bool:
+        """Return whether who made an entry may have been lost among what code made."""
+        if not self._spans:
+            return False
+        try:
+            fd = open_beneath(root, parts, os.O_PATH | os.O_NOFOLLOW)
+        except OSError:
+            return False
+        try:
+            changed = os.fstat(fd).st_ctime_ns + _NEAR_NS
+            made = (born(fd) or changed) - _NEAR_NS
+        finally:
+            os.close(fd)
+        return any(begin <= changed and made <= end for begin, end in self._spans)
 
     def writer(self, root: int, parts: Parts) -> str:
         """Return who wrote a file last, as far as that is known, or made it."""
@@ -341,16 +374,36 @@ class Makers:
             try:
                 data = os.read(self._fd, 1 << 16)
             except OSError:  # there is no more, or there are no descriptors
+                self._of_others, self._drained_ns = False, time.time_ns()
                 return
             place = 0
+            known: dict[int, str] = {}
             while place < len(data):
                 length, _, _, head, mask, _, pid = _FAN_EVENT.unpack_from(data, place)
                 if mask & _FAN_Q_OVERFLOW:
+                    if self._of_others:
+                        self._spans.append((self._drained_ns, time.time_ns()))
                     self._made.clear()
-                self._note(data[place + head : place + length], mask, pid)
+                    self._noted.clear()
+                self._note(data[place + head : place + length], mask, pid, known)
                 place += length
 
-    def _note(self, records: bytes, mask: int, pid: int) -> None:
+    def _keep_made(self, key: tuple[bytes, str], maker: str) -> None:
+        oldest = _keep(self._made, key, maker, _MOST_MADE)
+        self._noted.pop(key, None)
+        if maker != HOST:
+            self._noted[key] = time.time_ns()
+        if oldest is None or oldest not in self._noted:
+            return
+        moment = self._noted.pop(oldest)
+        begin, end = self._spans.pop() if self._spans else (moment, moment)
+        if not begin <= moment <= end + 10**9:
+            self._spans.append((begin, end))
+            begin = moment
+        self._spans.append((begin, max(end, moment)))
+
+    def _note(self, records: bytes, mask: int, pid: int, known: dict[int, str]) -> None:
+        """Take one event; of the same batch those are `known` by number who are not the host's."""
         key, process, place = None, -1, 0
         while place < len(records):
             kind, _, length = _FAN_INFO.unpack_from(records, place)
@@ -365,12 +418,14 @@ class Makers:
         try:
             if key is None:
                 return
-            if mask & (_FAN_CREATE | _FAN_MOVED_TO) and (
-                mask & _FAN_ONDIR or self._matters(key[1])
-            ):
-                _keep(self._made, key, _maker(pid, process), _MOST_MADE)
+            made = mask & (_FAN_CREATE | _FAN_MOVED_TO)
+            maker = known.get(pid) or _maker(pid, process)
+            if maker != HOST:
+                known[pid], self._of_others = maker, True
+            if made and (mask & _FAN_ONDIR or self._matters(key[1])):
+                self._keep_made(key, maker)
             if mask & (_FAN_CLOSE_WRITE | _FAN_MOVED_TO) and not mask & _FAN_ONDIR:
-                _keep(self._wrote, key, _maker(pid, process), _MOST_WRITTEN)
+                _keep(self._wrote, key, maker, _MOST_WRITTEN)
         finally:
             if process >= 0:
                 os.close(process)
@@ -378,11 +433,14 @@ class Makers:
 
 def _keep(
     known: dict[tuple[bytes, str], str], key: tuple[bytes, str], maker: str, most: int
-) -> None:
+) -> tuple[bytes, str] | None:
+    """Note a maker; return the oldest key where there are too many."""
     known.pop(key, None)
-    if len(known) >= most:
-        del known[next(iter(known))]
+    oldest = next(iter(known)) if len(known) >= most else None
+    if oldest is not None:
+        del known[oldest]
     known[key] = maker
+    return oldest
 
 
 def _maker(pid: int, process: int) -> str:

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any, Protocol
 from weakref import WeakKeyDictionary
 
-from kernel_mcp.host_folders.secrets import FIXED, Parts, readable
+from kernel_mcp.host_folders.secrets import FIXED, Parts, quoted, readable
 from kernel_mcp.host_folders.shown import MOST_TOLD, Shown
-from kernel_mcp.host_folders.watching import HOST, NAMED, by_code, user_of
+from kernel_mcp.host_folders.watching import HOST, NAMED, by_code, held_for_code, user_of
 from kernel_mcp.records import dataclass
 
 MOST_SET_ASIDE = 10
@@ -60,18 +60,18 @@ class Plants:
         self._fixed = fixed
         self._aside: WeakKeyDictionary[AtWork, deque[_Aside]] = WeakKeyDictionary()
         self._last: WeakKeyDictionary[AtWork, str] = WeakKeyDictionary()
-        self.at_work: Callable[[], Sequence[AtWork]] = list
-        """The sessions where code runs, or did just now."""
+        self.at_work: Callable[[float], Sequence[AtWork]] = lambda _age_s: []
+        """The sessions where code runs, or did so many seconds ago or later, or just before."""
         self.awake: Callable[[], Sequence[AtWork]] = list
         """The sessions with a kernel, in which cells may have left processes and threads."""
 
-    def _suspects(self, maker: str) -> Sequence[AtWork]:
-        """Return the sessions one of which made something: one alone where its user is known."""
+    def _suspects(self, maker: str, age_s: float = 0.0) -> Sequence[AtWork]:
+        """Return the sessions one of which made something `age_s` ago: one if its user is known."""
         awake = self.awake()
         user = user_of(maker)
         if user is not None and (known := [each for each in awake if each.user == user]):
             return known
-        return awake if by_code(maker) else self.at_work() or awake
+        return awake if held_for_code(maker) else self.at_work(age_s) or awake
 
     def note(
         self, shown: Shown, covers: Mapping[Parts, str], makers: Mapping[Parts, str]
@@ -100,8 +100,9 @@ class Plants:
 
     def _see_to(self, shown: Shown, parts: Parts, signs: Sequence[Parts], maker: str) -> bool:
         """Set aside what code may have made; whether it is no longer at its place."""
-        suspects = self._suspects(maker)
-        sure = by_code(maker) or bool(self.at_work() and maker != NAMED)
+        age_s = max(0.0, time.time() - max(shown.changed_at(sign) for sign in signs))
+        suspects = self._suspects(maker, age_s)
+        sure = held_for_code(maker) or bool(self.at_work(age_s) and maker != NAMED)
         gone = False
         for sign in signs:
             now = ""
@@ -109,6 +110,8 @@ class Plants:
                 with contextlib.suppress(OSError):  # in a folder closed to us
                     now = shown.set_aside(sign)
                 gone = gone or bool(now) or not os.path.lexists(shown.mount.host.joinpath(*parts))
+                if not now and readable(sign) in shown.appeared and not shown.holds(sign):
+                    continue  # set aside and told when it was made; now its content was written
             if shown.note(readable(sign), now):
                 self._tell_new(shown, readable(sign), now, suspects)
             if now:
@@ -118,15 +121,17 @@ class Plants:
     def _tell_new(self, shown: Shown, name: str, now: str, suspects: Sequence[AtWork]) -> None:
         self._tell("appeared", {"mount": str(shown.mount), "path": name, "now": now or name})
         found = (
-            f"{name} has appeared in {shown.mount.guest}, which programs of the host execute or "
-            "take commands from"
+            f"{quoted(name)} has appeared, which programs of the host execute or take commands from"
         )
-        more = f". More than {MOST_TOLD} such names are not told." if shown.silent else ""
-        told = f"it was renamed to {now}. If it is the user's own, rename it back on the host"
+        more = f". No more than {MOST_TOLD} an hour are told." if shown.silent else ""
+        told = (
+            f"it was renamed to {quoted(now)}. If it is the user's own, rename it back on the host"
+        )
         asks = "it stays as it is: unless the user made what is there, a session did"
         logger.warning("--mount %s: %s; %s%s", shown.mount, found, told if now else asks, more)
         for each in suspects:
-            each.remark(f"{found}; {told if now else asks}. Tell the user{more or '.'}")
+            words = f"In {shown.mount.guest} {found}; {told if now else asks}"
+            each.remark(f"{words}. Tell the user{more or '.'}")
 
     def _count(self, suspects: Sequence[AtWork], sign: Parts) -> None:
         """Count what was set aside, and end the kernel of who makes it over and over."""
@@ -145,7 +150,7 @@ class Plants:
     def note_changed(self, shown: Shown, changed: Sequence[tuple[Parts, str]]) -> None:
         """Tell of what agents and build servers obey and code may have changed."""
         for parts, writer in changed:
-            if writer == HOST or not (by_code(writer) or self.at_work()):
+            if writer == HOST or not (held_for_code(writer) or self.at_work(0.0)):
                 continue
             name = readable(parts)
             if name not in shown.changed:
@@ -153,13 +158,13 @@ class Plants:
                     continue
                 shown.changed[name] = None
                 self._tell("changed", {"mount": str(shown.mount), "path": name})
-                logger.warning("--mount %s: %s was changed, %s", shown.mount, name, _OBEYED)
+                logger.warning("--mount %s: %s was changed, %s", shown.mount, quoted(name), _OBEYED)
             for each in self._suspects(writer):
                 if self._last.get(each) != name:
                     self._last[each] = name
                     each.remark(
-                        f"{name} in {shown.mount.guest} was changed while code ran, {_OBEYED}. "
-                        "Tell the user."
+                        f"In {shown.mount.guest} {quoted(name)} was changed while code ran, "
+                        f"{_OBEYED}. Tell the user."
                     )
 
 

@@ -346,6 +346,43 @@ async def test_who_plants_over_and_over_is_ended_beside_other_sessions(
             assert "Which of 2 sessions" in answers["other"].text
 
 
+BURST = """
+import os
+os.chdir(ROOT)
+for number in range(20_000):
+    os.mkdir(f"z{number}")
+for number in range(10_000, 10_006):
+    top = f"z{number}/a/b"
+    for path in (".claude/settings.json", ".mcp.json", ".git/hooks/post-commit"):
+        try:
+            os.makedirs(os.path.dirname(f"{top}/{path}"), exist_ok=True)
+            open(f"{top}/{path}", "w").write("{}")
+        except OSError:
+            pass  # it has been set aside meanwhile
+"""
+HIDDEN = (".claude", ".mcp.json", ".git")
+
+
+@some
+async def test_a_burst_of_new_folders_hides_nothing_that_code_plants(
+    way: str, project: Project
+) -> None:
+    """It is more than Linux keeps, and lasts longer to look through than the cell runs."""
+    (project.root / "room").mkdir()
+    project.own()
+    async with opened(way, "--mount", f"{project.root / 'room'}:rw") as notebook:
+        code = f"ROOT = {str(project.root / 'room')!r}\n{BURST}"
+        answer = await notebook.agent.run(code, session=notebook.session)
+        assert answer.status == "ok", answer.text
+        places = [project.root / f"room/z{number}/a/b" for number in range(10_000, 10_006)]
+        with anyio.fail_after(PATIENCE_S):
+            while left := [
+                path for top in places for path in map(top.joinpath, HIDDEN) if path.exists()
+            ]:
+                await anyio.sleep(0.2)
+        assert not left
+
+
 def _text(path: Path) -> str:
     try:
         return path.read_text()
