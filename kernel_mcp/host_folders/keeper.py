@@ -346,7 +346,10 @@ class Keeper:
         """Other names, in all mounts, of files found last."""
         if not any(each.walk.found.linked for each in self._grounds):
             return []
-        return [(each, each.walk.linked(anyway=True)) for each in self._grounds]
+        found = [(each, each.walk.linked(anyway=True)) for each in self._grounds]
+        if all(each.walk.done for each in self._grounds):
+            self._twins.clear()
+        return found
 
     def _cover(
         self,

@@ -12,6 +12,7 @@ SECRET_FOLDERS = frozenset(
     (
         *(".ssh", ".gnupg", ".aws", ".azure", ".kube", ".docker", ".password-store", ".oci"),
         *(".terraform.d", ".kaggle", ".envs", ".aliyun", ".bluemix", ".snowsql", ".fly"),
+        *(".zsh_sessions", ".bash_sessions"),
     )
 )
 _BELOW_CONFIG = (
@@ -32,6 +33,7 @@ SECRET_FILES = frozenset(
         *(".databrickscfg", ".mylogin.cnf", ".dockercfg", ".boto", ".s3cfg", ".vault-token"),
         *(".htpasswd", ".credentials.json", ".claude.json", ".terraformrc", ".rclone.conf"),
         *(".lesshst", ".viminfo", ".histfile", ".rhistory", "fish_history", "python_history"),
+        *(".history", ".zhistory"),
     )
 )
 SECRET_FILES_BELOW = frozenset(
@@ -88,6 +90,8 @@ BACKUPS = (
     *("___jb_tmp___", "___jb_old___", "~"),
 )
 """Suffixes that editors and package managers add to the name of a file whose copy they keep."""
+COPIES = ("bak", "backup", "bck", "bkp", "copy", "old", "orig", "original", "save", "saved", "tmp")
+"""Words for copies of a file or folder, after a dot, a dash or an underscore."""
 SWAP = ".sw"
 """With one letter more, the end of vim's names."""
 
@@ -164,7 +168,8 @@ _TABLES = (
 )
 LAST = frozenset(each if isinstance(each, str) else each[-1] for table in _TABLES for each in table)
 BEGINNINGS = (".", "#", *KEY_KINDS, KEYS, *(first for first, _ in FRAMES if first))
-ENDS = (*BACKUPS, *KEY_ENDS, *(last for first, last in FRAMES if not first))
+_OF_COPIES = (f"{sign}{word}" for sign in "._-" for word in ("", *COPIES))
+ENDS = (*BACKUPS, *_OF_COPIES, *KEY_ENDS, *(last for first, last in FRAMES if not first))
 """One of these every name has, as far as one entry of the tables is about it."""
 OBEYED = frozenset(
     (

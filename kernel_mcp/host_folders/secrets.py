@@ -27,6 +27,8 @@ _CREDENTIALS = re.compile(
 )
 _OF_A_KEY = (b"PRIVATE KEY-----", b"PRIVATE KEY BLOCK-----", b"PuTTY-User-Key-File-")
 _MOST_READ = 1 << 20
+_NUMBERED = re.compile(rf"[._-](?:(?:{'|'.join(names.COPIES)})[._-]?\d*|\d+)$")
+"""The end of the name of a copy that people or programs have numbered."""
 _PLAIN = re.compile(r"[\w./@+-]{1,200}", re.ASCII)
 _MOST_SAID = 200
 """Characters of a path in a notice."""
@@ -41,6 +43,8 @@ def remarkable(name: str) -> bool:
     name = name.lower()
     if name in names.LAST or name.startswith(names.BEGINNINGS):
         return True
+    if name[-1:].isdecimal():
+        name = name.rstrip("0123456789")
     return name.endswith(names.ENDS) or name[-4:-1] == names.SWAP
 
 
@@ -53,12 +57,15 @@ def secret(parts: Sequence[str], mode: int) -> str | None:
         return secret(parts, stat.S_IFDIR) or secret(parts, stat.S_IFREG)
     *above, name = (part.lower() for part in parts[-names.MOST_PARTS :])
     if stat.S_ISDIR(mode):
-        ends = _ends((*above, name))
-        known = name in names.SECRET_FOLDERS or not ends.isdisjoint(names.SECRET_FOLDERS_BELOW)
-        return FOLDER if known else None
+        return FOLDER if any(_secret_folder(above, each) for each in _originals(name)) else None
     if not stat.S_ISREG(mode):
         return FILE  # a socket, a FIFO or a device: someone listens behind it
     return FILE if any(_secret_file(above, each) for each in _originals(name)) else None
+
+
+def _secret_folder(above: Sequence[str], name: str) -> bool:
+    ends = _ends((*above, name))
+    return name in names.SECRET_FOLDERS or not ends.isdisjoint(names.SECRET_FOLDERS_BELOW)
 
 
 def _secret_file(above: Sequence[str], name: str) -> bool:
@@ -88,6 +95,8 @@ def _originals(name: str) -> Iterator[str]:
             name = name[: -len(end)]
             stem, dot, number = name.rpartition(".~")
             name = stem if dot and number.isdigit() else name
+        elif found := _NUMBERED.search(name):
+            name = name[: found.start()]
         if name in (before, ""):
             return
         yield name
@@ -159,8 +168,10 @@ def settings_by_name(parts: Sequence[str]) -> bool:
 
 def judged_by_content(parts: Sequence[str]) -> bool:
     """Return whether the content of a file decides."""
-    name = parts[-1].lower()
-    of_a_key = name.startswith(names.KEYS) or name.endswith(names.KEY_ENDS)
+    of_a_key = any(
+        name.startswith(names.KEYS) or name.endswith(names.KEY_ENDS)
+        for name in _originals(parts[-1].lower())
+    )
     return of_a_key or settings_by_name(parts)
 
 

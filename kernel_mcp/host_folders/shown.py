@@ -197,6 +197,13 @@ class Shown:
         """True while no more is reported, as so much was within an hour."""
         return len(self.told) == MOST_TOLD and self.told[0] > time.monotonic() - _HOUR_S
 
+    def is_another_name(self, parts: tuple[str, ...]) -> bool:
+        """Return True if a fixed file is one only as it has another name that hosts execute."""
+        if self.executes(parts) or parts in self.named:
+            return False
+        info = self._status(parts)
+        return info is not None and stat.S_ISREG(info.st_mode) and info.st_nlink > 1
+
     def holds(self, parts: tuple[str, ...]) -> bool:
         """Return True if there is an entry at a path."""
         return self._status(parts) is not None

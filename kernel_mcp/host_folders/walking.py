@@ -78,6 +78,8 @@ class Walk:
         self._awaited: set[Parts] = set()
         """Where links named as secrets lead and nothing is."""
         self._touched: dict[Parts, None] = {}
+        self._replaced: dict[tuple[int, int], int] = {}
+        """Files that were fixed since the first walk, with their birth times."""
 
     def all(self) -> Found:
         """Walk from the top. Raises OSError when that cannot be read, TooManySecrets."""
@@ -170,10 +172,12 @@ class Walk:
         try:
             info = os.fstat(fd)
             known = self._known(fd, info)
+            link = stat.S_ISLNK(info.st_mode)
+            hides, fixed = self._verdict(parts, info.st_mode)
+            if self._writable and stat.S_ISREG(info.st_mode):
+                fixed = self._note_replaced(fd, info, fixed=fixed)
         finally:
             os.close(fd)
-        link = stat.S_ISLNK(info.st_mode)
-        hides, fixed = self._verdict(parts, info.st_mode)
         if hides is None and (known or hidden) and not link:
             hides = FOLDER if stat.S_ISDIR(info.st_mode) else FILE  # by another name
         if hides is None and self.found.covers.get(parts) in HIDING:
@@ -194,6 +198,19 @@ class Walk:
             yield from self.one((names.GIT_SIGN,))
         for start in more:
             yield from self.below(start)
+
+    def _note_replaced(self, fd: int, info: os.stat_result, *, fixed: bool) -> bool:
+        """Note a file that is fixed now, which code could have linked before; whether one is."""
+        key = (info.st_dev, info.st_ino)
+        if fixed:
+            self._replaced.pop(key, None)
+            if len(self._replaced) >= MOST_COVERS:
+                del self._replaced[next(iter(self._replaced))]
+            self._replaced[key] = born(fd)
+            if info.st_nlink > 1:
+                self._twins.add(key)
+                self.found.linked = True
+        return fixed or (info.st_nlink > 1 and self._replaced.get(key) == born(fd))
 
     def fix(self, asked: Iterable[Parts]) -> Iterator[list[Parts]]:
         """Fix what is at paths that the server names, in the stead of those before."""
@@ -223,7 +240,6 @@ class Walk:
         self, parts: Parts, fd: int, links: dict[Parts, tuple[str | None, bool]]
     ) -> Iterator[Parts]:
         """Cover what has to be; the folders to walk, and into `links` what leads elsewhere."""
-        first = self._writable and not self.done
         within = self._writable and self._fixed(parts)
         signs = set()
         with os.scandir(fd) as entries:
@@ -239,7 +255,7 @@ class Walk:
                 hides, fixed = self._verdict(path, stat.S_IFLNK if link else mode)
                 if fixed:
                     self._fix_entry(path, hidden=hides is not None, link=link)
-                if plain and first and (within or fixed):
+                if plain and self._writable and (within or fixed):
                     self._note_twin(entry)
                 if link:
                     leads = hides or fixed or within
@@ -491,5 +507,5 @@ class Walk:
             info = status_of(entry)
             if info and (info.st_dev, info.st_ino) in self.found.inodes:
                 self._cover_link(path, info)
-            elif info and (info.st_dev, info.st_ino) in self._twins and not self.done:
+            elif info and (info.st_dev, info.st_ino) in self._twins:
                 self._fix_too(path)

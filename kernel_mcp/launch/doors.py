@@ -23,6 +23,7 @@ from kernel_mcp.host_folders.shown import Shown
 from kernel_mcp.launch.asking import Asking, Settings
 from kernel_mcp.launch.base import KernelEnvironment
 from kernel_mcp.launch.helper import HelperProcess
+from kernel_mcp.launch.holding import Holding
 from kernel_mcp.launch.plants import Plants
 from kernel_mcp.launch.readiness import Opens
 from kernel_mcp.linux.folders import Identity
@@ -92,6 +93,7 @@ class Doors:
         self._asker: asyncio.Task[None] | None = None
         self._held: list[tuple[int, int]] = []
         """Of each sandbox that is watched: its mount namespace and a pidfd of its process."""
+        self._holding = Holding(self.blank, self._namespaces, self.plants.note_held)
         self._ready = anyio.Event()
         self._opened = False
         self._beginning: asyncio.Task[None] | None = None
@@ -339,6 +341,7 @@ class Doors:
         await self._keeper.aclose()
         if self._beginning is not None:
             self._beginning.cancel()
+        await self._holding.aclose()
         linux.close_all([*self._maps.values(), *(fd for held in self._held for fd in held)])
         self._maps.clear()
         self._held.clear()
@@ -444,6 +447,9 @@ class Doors:
             self._held.append((namespace, process))
             undo.pop_all()
 
+    def _namespaces(self) -> frozenset[int]:
+        return frozenset(os.fstat(namespace).st_ino for namespace, _ in self._held)
+
     def _those_that_run(self) -> list[tuple[int, int]]:
         """Forget the sandboxes that have ended; return the others."""
         ended = select.poll()
@@ -480,6 +486,7 @@ class Doors:
             else:
                 for parts in self.plants.note(shown, covers, makers):
                     del covers[parts]
+                self._holding.covered(shown, covers)
             for parts, kind in covers.items():
                 if len(shown.covers) < MOST_COVERS or kind in HIDING:
                     shown.covers[parts] = kind

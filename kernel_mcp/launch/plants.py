@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Any, Protocol
 from weakref import WeakKeyDictionary
 
+from kernel_mcp.host_folders.held import Holder
 from kernel_mcp.host_folders.secrets import FIXED, Parts, quoted, readable
 from kernel_mcp.host_folders.shown import MOST_TOLD, Shown
-from kernel_mcp.host_folders.watching import HOST, NAMED, by_code, held_for_code, user_of
+from kernel_mcp.host_folders.watching import CODE, HOST, NAMED, by_code, held_for_code, user_of
 from kernel_mcp.records import dataclass
 
 MOST_SET_ASIDE = 10
@@ -87,16 +88,21 @@ class Plants:
             maker = makers[parts]
             if not wanted or maker == HOST or shown.fixed_above(parts):
                 continue
+            if shown.is_another_name(parts) and not self._fixes(shown, parts):
+                continue
             if shown.was_there(parts) and not by_code(maker):
                 continue
             signs = shown.signs(parts)
-            if not signs and shown.mount.host.joinpath(*parts) in self._fixed:
+            if not signs and self._fixes(shown, parts):
                 signs = [parts]
             if not signs:
                 aside.append(parts)  # seen to already; if it is made one again, it will be new
             elif self._see_to(shown, parts, signs, maker):
                 aside.append(parts)
         return aside
+
+    def _fixes(self, shown: Shown, parts: Parts) -> bool:
+        return shown.mount.host.joinpath(*parts) in self._fixed
 
     def _see_to(self, shown: Shown, parts: Parts, signs: Sequence[Parts], maker: str) -> bool:
         """Set aside what code may have made; whether it is no longer at its place."""
@@ -147,6 +153,15 @@ class Plants:
                 aside.clear()
                 each.end_kernel(_PLANTED + (_BY_ONE_OF.format(among) if among > 1 else ""))
 
+    def note_held(self, shown: Shown, parts: Parts, holder: Holder) -> None:
+        """Tell of a process that was ended for what it held open."""
+        name = quoted(readable(parts))
+        found = _CHANGES if holder.covered.kind == FIXED else _READS
+        self._tell("held", {"mount": str(shown.mount), "path": readable(parts)})
+        logger.warning("--mount %s: %s: %s", shown.mount, name, found)
+        for each in self._suspects(f"{CODE}:{holder.uid}"):
+            each.remark(f"In {shown.mount.guest} {name}: {found}. Tell the user.")
+
     def note_changed(self, shown: Shown, changed: Sequence[tuple[Parts, str]]) -> None:
         """Tell of what agents and build servers obey and code may have changed."""
         for parts, writer in changed:
@@ -176,5 +191,13 @@ _PLANTED = (
 _BY_ONE_OF = (
     ". Which of {} sessions made them is not known, so the kernels of all that were at work all "
     "the while are ended"
+)
+_CHANGES = (
+    "a process of a session held that open from before it became read-only, so that it could have "
+    "changed what programs of the host execute, and was ended"
+)
+_READS = (
+    "a process of a session held that open from before it was covered, so that it could have read "
+    "what is put there, and was ended"
 )
 _OBEYED = "which agents or build servers of the host obey"

@@ -747,7 +747,7 @@ async def test_a_writable_mount_takes_files_and_plants_nothing(way: str, project
         if way not in UNSPACED:  # where nothing can be made beside what is covered
             assert (project.root / "fresh" / "plain.txt").read_text() == "ordinary"
             told = (await notebook.agent.call("info")).data["mounts"][0]
-            assert "repo/.git (now repo/.git.set-aside-1)" in told
+            assert re.search(r"repo/\.git \(now repo/\.git\.set-aside-\d+\)", told)
         # what the host makes while no code runs stays as it is, and is kept from code
         with anyio.fail_after(PATIENCE_S):
             while (await notebook.agent.call("list_sessions")).data["sessions"][-1]["idle_s"] < 1:
@@ -930,6 +930,86 @@ async def test_folders_that_code_holds_open_show_and_change_no_more_than_by_thei
         (project.root / "held").rename(project.root / "later")
         if way.endswith("forked"):
             assert not (await notebook.agent.call("branch", session=notebook.session)).failed
+
+
+KEEP_OPEN = """
+import json, mmap, os, subprocess, sys
+os.chdir(ROOT + "/room")
+for name in ("agent", "cloud", "plain"):
+    os.mkdir(name)
+for name in ("note", "mapped", "hidden", "other"):
+    open(name, "w").write("{}")
+os.link("note", "twin")
+SLEEP = "import time; time.sleep(600)"
+MAPS = f"import mmap, os; fd = os.open('mapped', os.O_RDWR); m = mmap.mmap(fd, 2); os.close(fd)\\n"
+def start(code, fd=-1, cwd="."):
+    words = [sys.executable, "-c", code]
+    one = subprocess.Popen(words, pass_fds=[fd] if fd >= 0 else [], cwd=cwd)
+    if fd >= 0:
+        os.close(fd)
+    return one
+keeps = {
+    "file": start(SLEEP, os.open("note", os.O_RDWR)),
+    "hidden file": start(SLEEP, os.open("hidden", os.O_WRONLY)),
+    "mapping": start(MAPS + "print(1)\\n" + SLEEP),
+    "folder": start(SLEEP, os.open("agent", os.O_RDONLY)),
+    "working folder": start(SLEEP, cwd="cloud"),
+    "none of these": start(SLEEP, os.open("other", os.O_RDWR), "plain"),
+}
+print(json.dumps("kept"))
+"""
+ENDED = """
+found = {name: one.poll() for name, one in keeps.items()}
+for name in ("twin", ".mcp.json"):
+    try:
+        open(name, "r+").close()
+        found[name] = "opened"
+    except OSError as error:
+        found[name] = error.strerror
+print(json.dumps(found))
+"""
+
+
+@with_mounts
+async def test_who_holds_open_what_is_covered_later_is_ended_and_links_to_it_are_fixed(
+    way: str, project: Project
+) -> None:
+    """A descriptor, a mapping, a working folder and a hard link, from before the host moved it."""
+    room = project.root / "room"
+    room.mkdir()
+    project.own()
+    async with opened(way, "--mount", f"{project.root}:rw") as notebook:
+        assert await notebook.run(f"ROOT = {str(project.root)!r}\n{KEEP_OPEN}") == "kept"
+        with anyio.fail_after(PATIENCE_S):
+            while (await notebook.agent.call("list_sessions")).data["sessions"][-1]["idle_s"] < 1:
+                pass
+        for name, new in {
+            "note": ".mcp.json",
+            "mapped": "lefthook.yml",
+            "hidden": ".envrc",
+            "agent": ".claude",
+            "cloud": ".aws",
+        }.items():
+            (room / name).rename(room / new)
+        with anyio.fail_after(PATIENCE_S):
+            told = ""
+            while not all(f"room/{name}" in told for name in ("lefthook.yml", ".claude", "twin")):
+                told = (await notebook.agent.call("info")).data["mounts"][0]
+        answers: list[str] = []
+        killed = {"file", "hidden file", "mapping", "folder", "working folder"}
+        with anyio.fail_after(PATIENCE_S):
+            while True:
+                answer = await notebook.agent.run(ENDED, session=notebook.session)
+                answers.append(answer.text)
+                found = json.loads(answer.text.splitlines()[0])
+                if {name for name, code in found.items() if code == -signal.SIGKILL} >= killed:
+                    break
+        said = "".join(answers)
+        assert found["none of these"] is None
+        assert "twin has appeared" not in said
+        assert found["twin"] == found[".mcp.json"] == "Read-only file system"
+        for name in (".mcp.json", ".envrc", "lefthook.yml", ".claude", ".aws"):
+            assert f"room/{name}: a process of a session held that open" in said, said
 
 
 async def test_file_tools_write_into_writable_mounts_alone(way: str, project: Project) -> None:

@@ -72,6 +72,54 @@ def test_a_configuration_is_covered_when_it_holds_credentials(
     assert set(Walk(root).all().covers) == {tuple(name.split("/")) for name in names}
 
 
+def test_copies_of_secrets_are_covered_whatever_their_names_end_in(
+    tmp_path: Path, root: int
+) -> None:
+    ends = (".bak", "~", ".bak2", ".old.1", "-backup", "_bak", ".1", ".2024-01-01", ".save.bak.1")
+    files = (".netrc", ".bash_history", ".cargo/credentials", ".history", ".zhistory")
+    wanted = {f"{name}{end}" for name in files for end in ends}
+    wanted |= {".bash_history-12345.tmp", ".netrc.swp", "..netrc.swp", ".zsh_sessions", ".npmrc"}
+    keys = {f"{name}{end}" for name in ("key.pem", "a.key") for end in (*ends, ".swp")}
+    folders = {f"{name}{end}" for name in (".ssh", ".aws", ".gnupg") for end in ends}
+    make(tmp_path, *(wanted - {".zsh_sessions"}), ".zsh_sessions/1.history")
+    make(tmp_path, *keys, text="-----BEGIN PRIVATE KEY-----")
+    make(tmp_path, *(f"{folder}/x" for folder in folders))
+    plain = (
+        "notes.bak",
+        "chapter-1",
+        "log.1",
+        "cert.pem.bak",
+        "history",
+        "ssh.bak/x",
+        "x_history.1",
+    )
+    make(tmp_path, *plain)
+    assert {"/".join(path) for path in Walk(root).all().covers} == wanted | keys | folders
+
+
+@pytest.mark.parametrize("moment", ["before", "after"])
+def test_links_to_what_the_host_has_saved_anew_are_fixed_whenever_they_were_made(
+    tmp_path: Path, root: int, moment: str
+) -> None:
+    """Code can make them until the new file is covered, or later by what it opened until then."""
+    make(tmp_path, ".mcp.json", "other")
+    (tmp_path / "twin of other").hardlink_to(tmp_path / "other")
+    walk = Walk(root, writable=True)
+    walk.all()
+    make(tmp_path, "new")
+    (tmp_path / "new").rename(tmp_path / ".mcp.json")
+    if moment == "before":
+        (tmp_path / "link").hardlink_to(tmp_path / ".mcp.json")
+        assert looked(walk, ".mcp.json") == [(".mcp.json",)]
+        assert walk.linked() == [("link",)]
+    else:
+        looked(walk, ".mcp.json")
+        (tmp_path / "link").hardlink_to(tmp_path / ".mcp.json")
+        assert looked(walk, "link") == [("link",)]
+    assert walk.found.covers[("link",)] == FIXED
+    assert looked(walk, "other") == looked(walk, "twin of other") == []
+
+
 def test_the_quick_look_misses_no_name_that_has_a_verdict() -> None:
     flat = [names.SECRET_FILES, names.SECRET_FOLDERS, names.SETTINGS, names.EXECUTED]
     whole = [name for table in flat for name in table]

@@ -1,0 +1,150 @@
+"""Processes of sandboxes that hold open what was covered since: a cover does not reach them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import stat
+from collections.abc import Collection, Iterator, Sequence
+
+from kernel_mcp.host_folders.secrets import FIXED
+from kernel_mcp.records import dataclass
+
+_OPENED_FOR_CHANGES = os.O_WRONLY | os.O_RDWR
+_SHARED_AND_WRITABLE = " mw "
+"""In VmFlags of /proc/PID/smaps, of a mapping that is or can be made writable."""
+
+
+@dataclass(frozen=True)
+class Covered:
+    """What was covered, at its place in sandboxes: its kind of cover, device and inode."""
+
+    place: str
+    kind: str
+    inode: tuple[int, int]
+
+    def holds(self, place: str, inode: tuple[int, int]) -> bool:
+        """Return whether something is it, or was below it, by whatever name."""
+        return inode == self.inode or place == self.place or place.startswith(f"{self.place}/")
+
+
+@dataclass(frozen=True)
+class Holder:
+    """A process, as the user `uid`, that holds something of `covered` by one of its `ways`.
+
+    It can change that `at_once`; else it could by further steps, or only read.
+    """
+
+    pid: int
+    started: str
+    uid: int
+    way: str
+    covered: Covered
+    at_once: bool
+
+    def end(self, namespaces: Collection[int]) -> bool:
+        """Kill it, if it is still the same; whether that was done."""
+        try:
+            process = os.pidfd_open(self.pid)
+        except OSError:
+            return False
+        try:
+            if _started(self.pid) == self.started and _namespace(self.pid) in namespaces:
+                signal.pidfd_send_signal(process, signal.SIGKILL)
+                return True
+        except OSError:
+            return False
+        finally:
+            os.close(process)
+        return False
+
+
+def holders(
+    namespaces: Collection[int], wanted: Sequence[Covered], blank: Collection[tuple[int, int]]
+) -> Iterator[Holder]:
+    """Look through the processes in these mount namespaces; `blank` is what hides the rest.
+
+    Descriptors that are under way in a socket are not seen.
+    """
+    for name in os.listdir("/proc"):  # noqa: PTH208  # of many processes
+        if not name.isdecimal():
+            continue
+        with contextlib.suppress(OSError, ValueError, IndexError):  # it ends, or is another user's
+            pid = int(name)
+            if _namespace(pid) in namespaces:
+                started, uid = _started(pid), os.stat(f"/proc/{pid}").st_uid  # noqa: PTH116
+                for way, covered, at_once in _ways(pid, wanted, blank):
+                    yield Holder(pid, started, uid, way, covered, at_once)
+
+
+def _namespace(pid: int) -> int:
+    return os.stat(f"/proc/{pid}/ns/mnt").st_ino  # noqa: PTH116
+
+
+def _started(pid: int) -> str:
+    with open(f"/proc/{pid}/stat", "rb") as file:
+        return file.read().rpartition(b")")[2].split()[19].decode()
+
+
+def _ways(
+    pid: int, wanted: Sequence[Covered], blank: Collection[tuple[int, int]]
+) -> Iterator[tuple[str, Covered, bool]]:
+    top = f"/proc/{pid}"
+    numbers = [f"fd/{number}" for number in os.listdir(f"{top}/fd")]  # noqa: PTH208
+    for way in ("cwd", "root", *numbers):
+        with contextlib.suppress(OSError):  # closed, or nothing that has a place
+            place = os.readlink(f"{top}/{way}").removesuffix(" (deleted)")  # noqa: PTH115
+            if not place.startswith("/"):
+                continue
+            handle = os.open(f"{top}/{way}", os.O_PATH | os.O_CLOEXEC)
+            try:
+                info, flags = os.fstat(handle), os.fstatvfs(handle).f_flag
+            finally:
+                os.close(handle)
+            inode = (info.st_dev, info.st_ino)
+            if inode in blank or info.st_nlink == 0:  # nobody finds what was removed
+                continue
+            for each in wanted:
+                fixed = each.kind == FIXED
+                if each.holds(place, inode) and not (fixed and flags & os.ST_RDONLY):
+                    writes = fixed and stat.S_ISREG(info.st_mode) and _writes(top, way)
+                    yield way, each, writes
+                    break
+    fixed_ones = [each for each in wanted if each.kind == FIXED]
+    yield from ((way, each, True) for way, each in _mapped(top, fixed_ones))
+
+
+def _writes(top: str, way: str) -> bool:
+    folder, _, number = way.partition("/")
+    if folder != "fd":
+        return False
+    with open(f"{top}/fdinfo/{number}", encoding="ascii", errors="replace") as file:
+        flags = next(line.split()[1] for line in file if line.startswith("flags:"))
+    return bool(int(flags, 8) & _OPENED_FOR_CHANGES) and not int(flags, 8) & os.O_PATH
+
+
+def _mapped(top: str, wanted: Sequence[Covered]) -> Iterator[tuple[str, Covered]]:
+    """Find mappings by which files can be changed though no descriptor is open any more."""
+    found: dict[str, Covered] = {}
+    with open(f"{top}/maps", encoding="utf-8", errors="surrogateescape") as file:
+        for line in file:
+            span, access, _, device, number, *rest = line.rstrip("\n").split(maxsplit=5)
+            if access[3] != "s" or number == "0":
+                continue
+            major, _, minor = device.partition(":")
+            inode = (os.makedev(int(major, 16), int(minor, 16)), int(number))
+            place = rest[0].removesuffix(" (deleted)") if rest else ""
+            for each in wanted:
+                if each.holds(place, inode):
+                    found[span] = each
+    if not found:
+        return
+    with open(f"{top}/smaps", encoding="utf-8", errors="surrogateescape") as file:
+        span = ""
+        for line in file:
+            first = line.split(maxsplit=1)[0]
+            if not first.endswith(":"):
+                span = first
+            elif first == "VmFlags:" and span in found and _SHARED_AND_WRITABLE in line:
+                yield span, found.pop(span)

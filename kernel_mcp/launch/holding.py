@@ -1,0 +1,104 @@
+"""Looks for what code holds open of files and folders that are covered later, and ends it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import anyio
+
+from kernel_mcp.barriers import Barrier
+from kernel_mcp.host_folders.held import Covered, Holder, holders
+from kernel_mcp.host_folders.secrets import FILE, FIXED, FOLDER, Parts
+from kernel_mcp.host_folders.shown import Shown
+
+PATIENCE_S = 1.0
+"""How long a process may go on to read what it has just opened: programs read whole folders."""
+_PAUSE_S = PATIENCE_S / 4
+MOST_WAITING = 1000
+"""Covered places; those beyond are not looked for."""
+
+
+class Holding:
+    """Ends processes of sandboxes that hold open what is fixed, or a folder that is hidden.
+
+    `namespaces` returns the mount namespaces of the sandboxes; `tell` is called for each process
+    that was ended, with the path that it held.
+    """
+
+    def __init__(
+        self,
+        blank: Path,
+        namespaces: Callable[[], frozenset[int]],
+        tell: Callable[[Shown, Parts, Holder], None],
+    ) -> None:
+        self._blank = blank
+        self._namespaces = namespaces
+        self._tell = tell
+        self._waiting: dict[Covered, tuple[Shown, Parts]] = {}
+        self._since: dict[tuple[int, str, str, Covered], float] = {}
+        """When a process was first seen to hold something by one of its ways."""
+        self._more = asyncio.Event()
+        self._looking: asyncio.Task[None] | None = None
+
+    def covered(self, shown: Shown, covers: Mapping[Parts, str]) -> None:
+        """Look for who holds open what was covered just now."""
+        for parts, kind in covers.items():
+            path = shown.mount.host.joinpath(*parts)
+            if shown.mount.writable and shown.executes(parts):
+                kind = FIXED  # also where it is hidden
+            if kind not in (FIXED, FOLDER) or len(self._waiting) >= MOST_WAITING:
+                continue
+            with contextlib.suppress(OSError):
+                info = path.lstat()
+                place = "/".join((shown.mount.guest, *parts))
+                each = Covered(place, kind, (info.st_dev, info.st_ino))
+                self._waiting[each] = (shown, parts)
+        if self._waiting:
+            self._more.set()
+            if self._looking is None or self._looking.done():
+                self._looking = asyncio.create_task(self._look())
+
+    async def aclose(self) -> None:
+        """Look no more."""
+        if self._looking is not None:
+            self._looking.cancel()
+            await asyncio.wait([self._looking])
+
+    async def _look(self) -> None:
+        """Look for holders until there are none; those that only read are given some time."""
+        while self._waiting:
+            self._more.clear()
+            wanted, self._waiting = self._waiting, {}
+            with Barrier("looking for who holds covered files open"):
+                found = await anyio.to_thread.run_sync(self._found, list(wanted))
+                going_on = [each for each in found if not self._ended(each, *wanted[each.covered])]
+                self._since = {_key(each): self._since[_key(each)] for each in going_on}
+                self._waiting |= {each.covered: wanted[each.covered] for each in going_on}
+                if going_on:
+                    with anyio.move_on_after(_PAUSE_S):
+                        await self._more.wait()
+
+    def _found(self, wanted: Sequence[Covered]) -> list[Holder]:
+        namespaces = self._namespaces()
+        if not namespaces:
+            return []
+        infos = ((self._blank / kind).stat() for kind in (FILE, FOLDER))
+        blank = {(info.st_dev, info.st_ino) for info in infos}
+        return list(holders(namespaces, wanted, blank))
+
+    def _ended(self, holder: Holder, shown: Shown, parts: Parts) -> bool:
+        """End a process unless it may be one that only reads; whether it is gone."""
+        since = self._since.setdefault(_key(holder), time.monotonic())
+        if not holder.at_once and time.monotonic() - since < PATIENCE_S:
+            return False
+        if holder.end(self._namespaces()):
+            self._tell(shown, parts, holder)
+        return True
+
+
+def _key(holder: Holder) -> tuple[int, str, str, Covered]:
+    return holder.pid, holder.started, holder.way, holder.covered
