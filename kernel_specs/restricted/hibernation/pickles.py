@@ -183,6 +183,7 @@ class NotebookPickler(cloudpickle.Pickler):  # type: ignore[misc]
             types.CodeType: _reduce_code,
             _LRU_CACHE: self._reduce_lru_cache,
             functools.cached_property: _reduce_cached_property,
+            functools.singledispatchmethod: _reduce_single_dispatch_method,
             staticmethod: _reduce_method,
             classmethod: _reduce_method,
             typing.NewType: _reduce_new_type,
@@ -397,6 +398,13 @@ def make_new_type(name: str, base: Any) -> Any:
     return made
 
 
+def make_single_dispatch_method(function: Any, dispatcher: Any) -> Any:
+    """`functools.singledispatchmethod`; from Python 3.13 on it has a cache of weak references."""
+    made: functools.singledispatchmethod[Any] = functools.singledispatchmethod(function)
+    made.dispatcher = dispatcher
+    return made
+
+
 def make_single_dispatch(function: Any, registry: dict[type, Any]) -> Any:
     """`functools.singledispatch`; its cache of weak references starts empty."""
     made = functools.singledispatch(function)
@@ -484,6 +492,12 @@ def _reduce_new_type(made: Any) -> Any:
 def _reduce_single_dispatch(function: Any) -> Any:
     made = (function.__wrapped__, dict(function.registry))
     return _with_attributes(function, make_single_dispatch, made, *_DISPATCH)
+
+
+def _reduce_single_dispatch_method(method: Any) -> Any:
+    made = (method.func, method.dispatcher)
+    left = ("func", "dispatcher", "_method_cache")
+    return _with_attributes(method, make_single_dispatch_method, made, *left)
 
 
 def _reduce_method(method: Any) -> Any:
