@@ -38,7 +38,7 @@ ENDING = {
     "it keeps a socket": "import socket; pair = socket.socketpair()",
     "it closes all descriptors": "import os; os.closerange(3, 1000)",
 }
-MODULES = "import sys; print(*(name in sys.modules for name in ('statistics', 'odd', 'colorsys')))"
+MODULES = "import sys; print(*(name in sys.modules for name in ('statistics', 'odd', 'netrc')))"
 
 
 class Library:
@@ -86,7 +86,7 @@ async def loaded(b: Bench, environment: KernelEnvironment) -> TemplateProcess:
 async def test_kernels_are_forked_while_a_module_is_imported(tmp_path: Path) -> None:
     library = Library(tmp_path)
     async with bench(ready=False) as b:
-        b.launcher.prepare(library.environment, ("statistics", "gated", "colorsys"))
+        b.launcher.prepare(library.environment, ("statistics", "gated", "netrc"))
         before = await b.forked(environment=library.environment)
         assert template(b, library.environment).stage == 1
         assert await run(before, MODULES) == "False False False\n"
@@ -119,7 +119,7 @@ async def test_a_module_that_does_harm_costs_itself_only(
     caplog.set_level(logging.INFO)
     library = Library(tmp_path, odd=code)
     async with bench(ready=False) as b:
-        b.launcher.prepare(library.environment, ("statistics", "odd", "colorsys"))
+        b.launcher.prepare(library.environment, ("statistics", "odd", "netrc"))
         found = await loaded(b, library.environment)
         assert list(found.missing) == ["odd"]
         kernel = await b.forked(environment=library.environment)
@@ -134,11 +134,11 @@ async def test_a_module_whose_import_never_ends_is_done_without(
     monkeypatch.setattr(outer, "BOOT_FOLDER", guest)
     library = Library(tmp_path)
     async with bench(ready=False) as b:
-        b.launcher.prepare(library.environment, ("gated", "colorsys"))
+        b.launcher.prepare(library.environment, ("gated", "netrc"))
         found = await loaded(b, library.environment)
         assert found.missing == {"gated": "it was not imported within 1 s"}
         kernel = await b.forked(environment=library.environment)
-        assert await run(kernel, "import sys; print('colorsys' in sys.modules)") == "True\n"
+        assert await run(kernel, "import sys; print('netrc' in sys.modules)") == "True\n"
 
 
 async def test_a_stage_that_does_not_confine_is_refused_though_the_one_before_passed(
@@ -168,7 +168,7 @@ async def test_no_request_is_lost_between_stages(
     guest = changed(tmp_path, "stages.py", "STAGE_S = 0.15", "STAGE_S = 0.0")
     monkeypatch.setattr(outer, "BOOT_FOLDER", guest)
     library = Library(tmp_path)
-    modules = ("statistics", "colorsys", "fractions", "wave", "csv", "bisect", "heapq", "shelve")
+    modules = ("statistics", "netrc", "fractions", "wave", "csv", "bisect", "heapq", "shelve")
     async with bench(ready=False) as b:
         b.launcher.prepare(library.environment, modules)
         answers: list[str] = []
@@ -191,7 +191,7 @@ async def test_a_zygote_that_ends_while_another_imports_is_replaced(
 ) -> None:
     library = Library(tmp_path)
     async with bench(ready=False) as b:
-        b.launcher.prepare(library.environment, ("gated", "colorsys"))
+        b.launcher.prepare(library.environment, ("gated", "netrc"))
         kernel = await b.forked(environment=library.environment)
         first = template(b, library.environment)
         for zygote in named("kernel-template", below=os.getpid()):
