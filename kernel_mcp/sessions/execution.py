@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import anyio
 
+from kernel_mcp.barriers import Barrier
 from kernel_mcp.errors import KernelGone, LaunchError
 from kernel_mcp.kernels.kernel import UNSURE
 from kernel_mcp.launch import silence
@@ -280,11 +281,11 @@ async def stop(kernel: Kernel, run: Run, grace_s: float, cell: Cell) -> bool:
             cell.watch_stop(grace, cell.stop_reason)
             while left > 0 and anyio.current_time() < latest and not run.finished.is_set():
                 kernel.interrupt()
-                before, used = silence.computed_s(pids), kernel.handle.usage().cpu_s
+                before, used = silence.computed_s(pids), _used_s(kernel)
                 with anyio.move_on_after(min(INTERRUPT_EVERY_S, max(left, TICK_S))):
                     await run.finished.wait()
                 spent = silence.spent_s(before, silence.computed_s(pids), INTERRUPT_EVERY_S)
-                left -= max(spent, min(kernel.handle.usage().cpu_s - used, INTERRUPT_EVERY_S))
+                left -= max(spent, min(_used_s(kernel) - used, INTERRUPT_EVERY_S))
     finally:
         cell.watch_stop(None)
     if run.finished.is_set():
@@ -296,6 +297,13 @@ async def stop(kernel: Kernel, run: Run, grace_s: float, cell: Cell) -> bool:
     with anyio.move_on_after(DEATH_TIMEOUT_S):
         await kernel.dead.wait()
     return True
+
+
+def _used_s(kernel: Kernel) -> float:
+    """Processor time of all its processes; 0 while that cannot be measured."""
+    with Barrier("measuring a kernel"):
+        return kernel.handle.usage().cpu_s
+    return 0.0
 
 
 def _wish(kernel: Kernel, cell: Cell, reason: StopReason | None, cpu_s: float) -> str:

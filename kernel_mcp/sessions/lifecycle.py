@@ -242,7 +242,8 @@ class KernelLifecycle:
     def lost_state(self, cause: str) -> Loss:
         """The variables that an end now, because of `cause`, would lose."""
         if self.sleep is not None:
-            return Loss.of(cause, self.sleep.names)
+            untold = self.sleep.gone if self._asleep in self.ledger.pending else ()
+            return Loss.of(cause, dict.fromkeys((*untold, *self.sleep.names)))
         if self.kernel is None or not self.used:
             return Loss(cause)
         return Loss.of(cause, self.kernel.names, self.kernel.names.more)
