@@ -122,9 +122,12 @@ class KernelApp(IPKernelApp):
         """Serve until shutdown. An interrupt never ends the loop."""
         self.kernel.start()
         self.service.start()
-        while self._interrupted_loop():
-            if self.gate.cancel is not None:
-                self.gate.cancel()
+        try:
+            while self._interrupted_loop():
+                if self.gate.cancel is not None:
+                    self.gate.cancel()
+        finally:
+            self.kernel.end_child()  # without what its parent does at its exit
         self.service.main_ended.set()
 
     def _interrupted_loop(self) -> bool:

@@ -10,6 +10,7 @@ import contextlib
 import inspect
 import os
 import selectors
+import signal
 import sys
 import threading
 from collections.abc import Callable, Coroutine, Iterable, Iterator
@@ -264,6 +265,7 @@ class SandboxKernel(CheckpointRequests, SnapshotRequests, IPythonKernel):
         """End a process that code forked and that left its cell: only its parent is the kernel."""
         if os.getpid() == self._pid:
             return
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(Exception):
                 stream.flush()
