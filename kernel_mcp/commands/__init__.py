@@ -351,6 +351,8 @@ def _forget_sessions(store: SessionStore, folder: str, names: Sequence[str] | No
     there = {each.id: each for each in store.entries()}
     wanted = [*there] if names is None else [Key(folder, name).id for name in names]
     failed = 0
+    if names is None:
+        store.drop_words()
     for number, each in enumerate(wanted):
         known = there.get(each)
         called = each

@@ -18,7 +18,7 @@ _SHARED_AND_WRITABLE = " mw "
 
 @dataclass(frozen=True)
 class Covered:
-    """What was covered, at its place in sandboxes: its kind of cover, device and inode."""
+    """A covered file or folder: its place in sandboxes, its kind of cover, device and inode."""
 
     place: str
     kind: str

@@ -284,7 +284,7 @@ class Makers:
         self._wrote: dict[tuple[bytes, str], str] = {}
         self._names: set[str] = set()
         self._of_others = False
-        """Whether some of what is being read was not made by programs of the host."""
+        """True if programs in sandboxes made some of the entries that are being read."""
         self._drained_ns = time.time_ns()
         """When there was nothing more to read."""
         self._spans: deque[tuple[int, int]] = deque(maxlen=_MOST_MISSED)

@@ -112,7 +112,7 @@ class Doors:
 
     @property
     def opens(self) -> Opens:
-        """What kernels may write to for these mounts and devices, at any time."""
+        """The mounts and devices that kernels may write to."""
         proc = {PROC} if opens_proc(self.devices) else set()
         return Opens(
             places=frozenset((*proc, *(_listed(each.guest) for each in self.devices))),

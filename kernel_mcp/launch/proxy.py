@@ -50,7 +50,7 @@ class Proxy:
         self._vault = vault
         self._certified = anyio.Event()
         self._authority: Mapping[str, Any] | None = None
-        """What makes the next process the same authority for the hosts of secrets."""
+        """Certificate and key of the first process, for those that replace it."""
         self._sandbox = sandbox
         self._identity: Identity | None = None
         self._tell = tell
@@ -167,7 +167,7 @@ class Proxy:
 
 
 def fits(vault: Vault) -> bool:
-    """Whether the process can be told of all secrets in one message, with its authority."""
+    """Return True if one message has room for all secrets and the authority."""
     return len(json.dumps(_message_of(vault))) + vault.room + _KEY_BYTES <= packets.PACKET_BYTES
 
 

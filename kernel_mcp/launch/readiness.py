@@ -106,7 +106,7 @@ ENDED = "the kernel ended right after it had become ready"
 
 @dataclass(frozen=True, slots=True)
 class Opens:
-    """What kernels may write to besides their own files, as /proc/PID/mountinfo has it.
+    """Places that kernels may write to besides their own files, as in /proc/PID/mountinfo.
 
     folders  mounted folders, whatever parts of them have mounts of their own
     fixed    returns the paths in these that are read-only now

@@ -67,7 +67,7 @@ class Authority:
 
     @property
     def kept(self) -> dict[str, str]:
-        """What makes the same authority again: its certificate and its key, as PEM."""
+        """Its certificate and its key as PEM, from which the next proxy makes it again."""
         return {"certificate": self.certificate, "key": _pem(self._key)}
 
     def context(self, host: str) -> ssl.SSLContext:

@@ -167,7 +167,7 @@ class Terminations:
 
     @property
     def authority(self) -> dict[str, str]:
-        """What a later proxy needs to be the same authority: `certificate` and `key`, as PEM."""
+        """Its `certificate` and `key` as PEM, for the proxy that replaces this one."""
         return self._authority.kept
 
     def of(self, host: str) -> Termination | None:

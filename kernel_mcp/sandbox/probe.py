@@ -79,6 +79,8 @@ def run_confined(
                     errors="replace",
                     timeout=timeout,
                     check=False,
+                    # Ctrl-C in a terminal would end bwrap alone: its child is an init, and waits
+                    start_new_session=True,
                 )
             except subprocess.TimeoutExpired as late:
                 raise SandboxUnavailable(

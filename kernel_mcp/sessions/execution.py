@@ -148,7 +148,7 @@ async def _look(kernel: Kernel, run: Run) -> _State:
 
 
 def _has_to_wait(kernel: Kernel) -> bool:
-    """Whether the main thread would go on if it had a processor: it may not have seen the cell."""
+    """Return True if the main thread waits for a processor: it may not have read the cell."""
     with suppress(ProcessLookupError):
         return waits_for_machine(kernel.handle.pid)
     return False
@@ -300,7 +300,7 @@ async def stop(kernel: Kernel, run: Run, grace_s: float, cell: Cell) -> bool:
 
 
 def _used_s(kernel: Kernel) -> float:
-    """Processor time of all its processes; 0 while that cannot be measured."""
+    """Return the processor time of all its processes; 0 while that cannot be measured."""
     with Barrier("measuring a kernel"):
         return kernel.handle.usage().cpu_s
     return 0.0

@@ -106,6 +106,7 @@ SERVICE_THREAD = "kernel-service"
 STILL_S = 0.5
 """Longest wait for a kernel to rest that has just answered."""
 LOOK_S = 0.002
+"""Seconds between two looks at that."""
 COARSE_S = 0.01
 """Unit of processor time where the threads of a kernel cannot be seen."""
 WAKE_DESCRIPTORS = 24
@@ -967,7 +968,7 @@ class Session:
 
 
 def _times(kernel: Kernel) -> Mapping[int, int]:
-    """Processor time of each thread that may run code; of all processes where none can be seen."""
+    """Return the processor time of each thread that may run code; of all where none is seen."""
     pid = kernel.handle.pid
     times = thread_times(pid, besides=SERVICE_THREAD)
     return times or {pid: round(kernel.handle.usage().cpu_s / COARSE_S)}

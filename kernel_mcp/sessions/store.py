@@ -387,7 +387,7 @@ class SessionStore:
         return f"it was not used for {duration(self.most_s)} (--persist)"
 
     def _leave_word(self, folder: Path, why: str) -> None:
-        """Write what is about to be removed of an entry, and why; nothing where nobody cares."""
+        """Write what is about to be removed of an entry, and why; nothing without a reason."""
         word = folder.with_name(folder.name + _WAS)
         word.unlink(missing_ok=True)
         saved = None
@@ -399,7 +399,7 @@ class SessionStore:
                 word.write_text(text)
 
     def _take_word(self, id: str) -> tuple[str, tuple[str, ...]] | None:  # noqa: A002
-        """Why what an entry held was removed, and its variables; None for nothing. Once."""
+        """Read why an entry was removed and its variables, once; None where nothing was."""
         word = self.records / f"{id}{_WAS}"
         try:
             said = json.loads(word.read_text())
@@ -410,12 +410,16 @@ class SessionStore:
         except (OSError, ValueError, KeyError, TypeError):
             return "no reason can be read", ()
 
-    def collect(self) -> None:
-        """Finish removals that were cut short; what cannot be removed is logged."""
+    def drop_words(self, older_s: float = 0.0) -> None:
+        """Remove what tells of removed entries, written so many seconds ago or longer."""
         for word in self.records.glob(f"*{_WAS}"):
             with contextlib.suppress(OSError):
-                if self.now() - word.stat().st_mtime > self.most_s:
+                if self.now() - word.stat().st_mtime >= older_s:
                     word.unlink()
+
+    def collect(self) -> None:
+        """Finish removals that were cut short; what cannot be removed is logged."""
+        self.drop_words(self.most_s)
         for id in self._left_behind():  # noqa: A001
             lock = self._hold(id)
             if lock is None:

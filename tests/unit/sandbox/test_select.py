@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+import sys
 from pathlib import Path
 
 import pytest
@@ -143,6 +144,13 @@ def test_folders_of_a_proof_can_be_entered_by_the_user_of_the_kernel() -> None:
 
     assert run_confined(Watched(), ["/bin/true"]).returncode == 0
     assert seen == [0o711]
+
+
+def test_ctrl_c_in_a_terminal_reaches_no_proof() -> None:
+    """It would end bwrap alone, whose child ignores it and waits for bwrap for ever."""
+    code = "import os; print(os.getpgrp())"
+    done = run_confined(NoSandbox(), [sys.executable, "-c", code])
+    assert int(done.stdout) != os.getpgrp()
 
 
 @NEEDS_LANDLOCK

@@ -249,6 +249,11 @@ def test_the_longest_unused_go_when_all_hold_too_much_and_those_in_use_stay(
     assert small.forget(again.key.id)
     assert opened(small, Key("/p", "oldest")).removed is None
     assert small.forget(again.key.id) is False  # it is in use
+    (tmp_path / "kept" / "r" / ("1" * 32 + ".was")).write_text("{}")
+    small.collect()
+    assert list((tmp_path / "kept" / "r").glob("*.was"))
+    small.drop_words()
+    assert not list((tmp_path / "kept" / "r").glob("*.was"))
     assert {each.saved.name for each in small.entries() if each.saved} == {"held", "newer"}
 
 
