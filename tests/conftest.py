@@ -77,7 +77,7 @@ def lacking(what: str, reason: str) -> NoReturn:
     pytest.skip(reason)
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def anyio_backend() -> str:
     """The event loop the server runs on."""
     return "asyncio"

@@ -45,7 +45,10 @@ async def outcomes(notebook: Agent, names: list[str]) -> dict[str, str]:
     return found
 
 
-@pytest.mark.parametrize("start", [agent, ready], ids=["cold", "forked"])
+@pytest.mark.parametrize(
+    "start",
+    [pytest.param(agent, id="cold", marks=pytest.mark.full), pytest.param(ready, id="forked")],
+)
 async def test_cells_attack_in_vain(
     start: Callable[..., AbstractAsyncContextManager[Agent]],
 ) -> None:

@@ -71,6 +71,7 @@ def test_the_sandbox_holds_against(name: str, attacker: Attacker) -> None:
 
 
 @AS_ROOT
+@pytest.mark.full
 @pytest.mark.parametrize("name", ATTACKS)
 def test_the_sandbox_of_an_ordinary_user_holds_against(
     name: str, confined: dict[str, Finding]
@@ -78,6 +79,7 @@ def test_the_sandbox_of_an_ordinary_user_holds_against(
     assert held(confined[name]), confined[name].how
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "name", [name for name, attack in ATTACKS.items() if attack.works_unconfined]
 )

@@ -26,6 +26,7 @@ from tests.integration import containers
 from tests.integration.agent import Agent, command
 from tests.integration.processes import descendants
 from tests.integration.unprivileged import USER, as_ordinary_user
+from tests.sampled import sampled
 
 pytestmark = [pytest.mark.anyio]
 
@@ -104,14 +105,21 @@ WAYS = ("root cold", "root forked", "ordinary cold", "ordinary forked")
 UNSPACED = ("root landlock", "ordinary landlock")
 """Without a file namespace."""
 CONTAINER = "root container"
-in_every_sandbox = pytest.mark.parametrize("way", [*WAYS, *UNSPACED, CONTAINER], indirect=True)
-where_owners_write = pytest.mark.parametrize(
-    "way", [*WAYS, "ordinary landlock", CONTAINER], indirect=True
-)
-with_mounts = pytest.mark.parametrize("way", [*WAYS, CONTAINER], indirect=True)
+ALWAYS = ("root cold", "ordinary forked")
+"""Each user, and each way to start a kernel, once."""
 
 
-@pytest.fixture(params=WAYS)
+def in_these(*ways: str) -> pytest.MarkDecorator:
+    """Run a test in these ways, with most changes in `ALWAYS` alone."""
+    return pytest.mark.parametrize("way", sampled(ways, *ALWAYS), indirect=True)
+
+
+in_every_sandbox = in_these(*WAYS, *UNSPACED, CONTAINER)
+where_owners_write = in_these(*WAYS, "ordinary landlock", CONTAINER)
+with_mounts = in_these(*WAYS, CONTAINER)
+
+
+@pytest.fixture(params=sampled(WAYS, *ALWAYS))
 def way(request: pytest.FixtureRequest) -> str:
     if request.param.startswith("root") and os.geteuid() != 0:
         pytest.skip("takes root")

@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 
 from kernel_mcp.launch.network import PORT
-from tests.escape.test_mounted_folders import WAYS, opened
+from tests.escape.test_mounted_folders import ALWAYS, WAYS, opened
 from tests.integration.agent import Agent
+from tests.sampled import sampled
 
 pytestmark = pytest.mark.anyio
 
@@ -102,7 +103,7 @@ async def told(agent: Agent, session: str, code: str) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", sampled(WAYS, *ALWAYS))
 async def test_code_has_no_socket_but_its_own_and_no_way_round_the_proxy(
     way: str, abstract: str
 ) -> None:

@@ -83,16 +83,12 @@ async def by_file(_folder: Path) -> AsyncIterator[Opened]:
         await manager.shutdown_kernel(now=True)
 
 
-class OnServer:
-    """A notebook's kernel on a Jupyter server; a client beside it is the person's."""
+class JupyterServer:
+    """A Jupyter server of a person's."""
 
     def __init__(self, base: str, token: str, runtime: Path) -> None:
-        self.base, self.token = base, token
+        self.base, self.token, self.runtime = base, token, runtime
         self.flag = f"{base}/?token={token}"
-        self.place = f"{base}/lab/tree/a%20notebook.ipynb"
-        self.kernel = ""
-        self._runtime = runtime
-        self._client = AsyncKernelClient()
 
     async def ask(self, method: str, path: str, body: Any = None) -> Any:
         """A request to the server; the JSON that it answers."""
@@ -110,12 +106,39 @@ class OnServer:
 
         return await anyio.to_thread.run_sync(fetched)
 
-    async def open(self) -> None:
-        """The person opens a notebook."""
+    @asynccontextmanager
+    async def notebook(self) -> AsyncIterator[OnServer]:
+        """A notebook that the person has open meanwhile."""
         notebook = {"path": "a notebook.ipynb", "type": "notebook", "name": "a notebook"}
-        found = await self.ask("POST", "api/sessions", {**notebook, "kernel": {"name": "python3"}})
-        self.kernel = found["kernel"]["id"]
-        self._client.load_connection_file(str(self._runtime / f"kernel-{self.kernel}.json"))
+        session = await self.ask(
+            "POST", "api/sessions", {**notebook, "kernel": {"name": "python3"}}
+        )
+        opened = OnServer(self, session["kernel"]["id"])
+        try:
+            await opened.join()
+            yield opened
+        finally:
+            opened.close()
+            with anyio.CancelScope(shield=True):
+                for each in await self.ask("GET", "api/sessions"):
+                    await self.ask("DELETE", f"api/sessions/{each['id']}")
+                for each in await self.ask("GET", "api/kernels"):
+                    await self.ask("DELETE", f"api/kernels/{each['id']}")
+
+
+class OnServer:
+    """A notebook's kernel on a Jupyter server; a client beside it is the person's."""
+
+    def __init__(self, server: JupyterServer, kernel: str) -> None:
+        self.flag = server.flag
+        self.place = f"{server.base}/lab/tree/a%20notebook.ipynb"
+        self._server, self._kernel = server, kernel
+        self._client = AsyncKernelClient()
+
+    async def join(self) -> None:
+        """Let the person's client join the kernel."""
+        connection = self._server.runtime / f"kernel-{self._kernel}.json"
+        self._client.load_connection_file(str(connection))
         self._client.start_channels(hb=False)  # a busy machine is late for those
         await self._client.wait_for_ready(timeout=PATIENCE_S)
 
@@ -126,11 +149,11 @@ class OnServer:
         self._client.execute(code)
 
     async def restart(self) -> None:
-        await self.ask("POST", f"api/kernels/{self.kernel}/restart")
+        await self._server.ask("POST", f"api/kernels/{self._kernel}/restart")
         await self._client.wait_for_ready(timeout=PATIENCE_S)
 
     async def end(self) -> None:
-        await self.ask("DELETE", f"api/kernels/{self.kernel}")
+        await self._server.ask("DELETE", f"api/kernels/{self._kernel}")
 
     def close(self) -> None:
         """Close the sockets of the person's client."""
@@ -144,7 +167,7 @@ def _free_port() -> int:
 
 
 @asynccontextmanager
-async def jupyter_server(folder: Path) -> AsyncIterator[OnServer]:
+async def jupyter_server(folder: Path) -> AsyncIterator[JupyterServer]:
     """A Jupyter server without a kernel, which serves `folder`."""
     port, token, runtime = _free_port(), secrets.token_hex(16), folder / "runtime"
     words = ["--no-browser", "--allow-root", f"--port={port}", "--ServerApp.port_retries=0"]
@@ -155,7 +178,7 @@ async def jupyter_server(folder: Path) -> AsyncIterator[OnServer]:
         stdout=DEVNULL,
         stderr=DEVNULL,
     )
-    found = OnServer(f"http://127.0.0.1:{port}", token, runtime)
+    found = JupyterServer(f"http://127.0.0.1:{port}", token, runtime)
     try:
         with anyio.fail_after(PATIENCE_S):
             while True:
@@ -166,15 +189,6 @@ async def jupyter_server(folder: Path) -> AsyncIterator[OnServer]:
                     await anyio.sleep(0.05)  # it does not tell when it listens
         yield found
     finally:
-        found.close()
         server.terminate()
         with anyio.CancelScope(shield=True), anyio.move_on_after(PATIENCE_S):
             await server.wait()
-
-
-@asynccontextmanager
-async def on_server(folder: Path) -> AsyncIterator[Opened]:
-    """The kernel of a notebook that is open on a Jupyter server."""
-    async with jupyter_server(folder) as server:
-        await server.open()
-        yield server

@@ -14,12 +14,11 @@ import anyio
 import pytest
 
 from tests.integration.agent import Agent, Answer, agent, lost, notices
-from tests.integration.jupyter_kernels import Opened, by_file, jupyter_server, on_server
+from tests.integration.jupyter_kernels import JupyterServer, Opened, by_file, jupyter_server
 
 pytestmark = pytest.mark.anyio
 
 Way = Callable[[Path], AbstractAsyncContextManager[Opened]]
-WAYS = {"file": by_file, "server": on_server}
 OUTSIDE = "[kernel-mcp] outside the sandbox, in a kernel that is somebody else's: "
 FOREVER = "import time\nprint('begun', flush=True)\nwhile True: time.sleep(0.01)"
 
@@ -31,9 +30,17 @@ def folder() -> Iterator[Path]:
         yield Path(path)
 
 
-@pytest.fixture(params=WAYS)
-def way(request: pytest.FixtureRequest) -> Way:
-    return WAYS[request.param]
+@pytest.fixture(scope="module")
+async def jupyter() -> AsyncIterator[JupyterServer]:
+    """One server for all notebooks."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as path:
+        async with jupyter_server(Path(path)) as server:
+            yield server
+
+
+@pytest.fixture(params=["file", "server"])
+def way(request: pytest.FixtureRequest, jupyter: JupyterServer) -> Way:
+    return by_file if request.param == "file" else lambda _folder: jupyter.notebook()
 
 
 @asynccontextmanager
@@ -310,44 +317,39 @@ async def test_only_what_the_operator_named_is_joined(folder: Path) -> None:
             assert "--attach" in await notebook.refused("create_session", attach=named.place)
 
 
-async def test_a_server_tells_which_kernels_it_has_and_never_its_token(folder: Path) -> None:
-    async with jupyter_server(folder) as server:
-        async with agent("--attach", server.flag) as notebook:
-            assert "No kernel runs" in await notebook.refused("create_session", attach=server.base)
-            await server.open()
+async def test_a_server_tells_which_kernels_it_has_and_never_its_token(
+    jupyter: JupyterServer,
+) -> None:
+    server = jupyter
+    async with agent("--attach", server.flag) as notebook:
+        assert "No kernel runs" in await notebook.refused("create_session", attach=server.base)
+        async with server.notebook() as theirs:
             other = await server.ask("POST", "api/kernels", {"name": "python3"})
             text = await notebook.refused("create_session", attach=server.base)
-            assert server.place in text
+            assert theirs.place in text
             assert other["id"] in text
             place = f"{server.base}/api/kernels/{other['id']}"
             assert not (await notebook.call("create_session", attach=place, name="theirs")).failed
             shown = await cell(notebook, f"print({server.token!r})")
             assert server.token not in shown.text
             assert server.token not in (await notebook.call("info")).text
-        wrong = f"{server.base}/?token=wrong"
-        async with agent("--attach", wrong) as notebook:
-            text = await notebook.refused("create_session", attach=server.base)
-            assert "another token" in text
+    wrong = f"{server.base}/?token=wrong"
+    async with agent("--attach", wrong) as notebook:
+        text = await notebook.refused("create_session", attach=server.base)
+        assert "another token" in text
 
 
-async def test_doctor_tells_what_is_there_and_no_token(folder: Path) -> None:
-    async with jupyter_server(folder) as server:
-        gone = folder / "gone.json"
-        words = [
-            "doctor",
-            "-v",
-            "--sandbox",
-            "none",
-            "--attach",
-            server.flag,
-            "--attach",
-            str(gone),
-        ]
-        done = await anyio.run_process([sys.executable, "-m", "kernel_mcp", *words], check=False)
-        text = done.stdout.decode()
-        assert f"{server.base}: 0 kernels there" in text
-        assert f"{gone}: not to be joined now: There is no connection file" in text
-        assert server.token not in text + done.stderr.decode()
+async def test_doctor_tells_what_is_there_and_no_token(
+    folder: Path, jupyter: JupyterServer
+) -> None:
+    gone = folder / "gone.json"
+    words = ["doctor", "-v", "--sandbox", "none"]
+    words += ["--attach", jupyter.flag, "--attach", str(gone)]
+    done = await anyio.run_process([sys.executable, "-m", "kernel_mcp", *words], check=False)
+    text = done.stdout.decode()
+    assert f"{jupyter.base}: 0 kernels there" in text
+    assert f"{gone}: not to be joined now: There is no connection file" in text
+    assert jupyter.token not in text + done.stderr.decode()
 
 
 async def test_a_kernel_of_another_language_is_refused(folder: Path) -> None:
