@@ -7,7 +7,8 @@ import json
 import anyio
 import pytest
 
-from tests.integration.agent import Answer, agent
+from tests.integration.agent import Answer
+from tests.integration.servers import Servers
 
 pytestmark = [pytest.mark.anyio]
 
@@ -26,8 +27,8 @@ def shown(answer: Answer) -> int:
     return len("\n".join([answer.text, *links]))
 
 
-async def test_an_answer_is_an_error_where_its_cell_did_not_end_well() -> None:
-    async with agent() as notebook:
+async def test_an_answer_is_an_error_where_its_cell_did_not_end_well(servers: Servers) -> None:
+    async with servers.agent() as notebook:
         for code, arguments, status in (
             ("1", {}, "ok"),
             ("1/0", {}, "error"),
@@ -50,8 +51,8 @@ async def test_an_answer_is_an_error_where_its_cell_did_not_end_well() -> None:
         assert (await notebook.call("read_file", path="nowhere")).failed
 
 
-async def test_a_long_error_keeps_both_ends_and_the_whole_can_be_read() -> None:
-    async with agent() as notebook:
+async def test_a_long_error_keeps_both_ends_and_the_whole_can_be_read(servers: Servers) -> None:
+    async with servers.agent() as notebook:
         answer = await notebook.run(
             "for i in range(3000): print('row', i)\nraise ValueError('e' * 9000)"
         )
@@ -80,7 +81,7 @@ async def test_a_long_error_keeps_both_ends_and_the_whole_can_be_read() -> None:
         assert shown(wrong) < LONGEST_ERROR
 
 
-async def test_a_cell_has_one_number_wherever_it_is_named() -> None:
+async def test_a_cell_has_one_number_wherever_it_is_named(servers: Servers) -> None:
     failing = "def f():\n    return 1 / 0\nf()"
 
     async def numbered(number: int) -> None:
@@ -88,7 +89,9 @@ async def test_a_cell_has_one_number_wherever_it_is_named() -> None:
         assert f"Cell In[{number}]" in answer.text
         assert (answer.cell["cell"], answer.cell["execution_count"]) == (number, number)
 
-    async with agent("--profile", "guarded", "--allow", "os", "--max-sessions", "1") as notebook:
+    async with servers.agent(
+        "--profile", "guarded", "--allow", "os", "--max-sessions", "1"
+    ) as notebook:
         await numbered(1)
         refused = await notebook.run("import tensorflow")
         assert (refused.cell["cell"], refused.cell["execution_count"]) == (2, None)
@@ -124,8 +127,10 @@ async def test_a_cell_has_one_number_wherever_it_is_named() -> None:
         assert [out["execution_count"] for out in results] == [4, 5, 11]
 
 
-async def test_the_outcome_says_how_far_a_cell_came_and_what_its_variables_hold() -> None:
-    async with agent("--profile", "guarded", "--allow", "os,sys") as notebook:
+async def test_the_outcome_says_how_far_a_cell_came_and_what_its_variables_hold(
+    servers: Servers,
+) -> None:
+    async with servers.agent("--profile", "guarded", "--allow", "os,sys") as notebook:
         for code, arguments, status, phase, exit_code, state in (
             ("x = 1", {}, "ok", "run", 0, 1),
             ("1/0", {}, "error", "run", 1, 2),
@@ -153,8 +158,8 @@ async def test_the_outcome_says_how_far_a_cell_came_and_what_its_variables_hold(
         await notebook.call("interrupt")
 
 
-async def test_what_does_not_compile_was_not_run_whoever_finds_that() -> None:
-    async with agent() as notebook:
+async def test_what_does_not_compile_was_not_run_whoever_finds_that(servers: Servers) -> None:
+    async with servers.agent() as notebook:
         await notebook.run("x = 1")
         answer = await notebook.run("def f(:\n    pass")
         assert "Cell In[2]" in answer.text
@@ -163,13 +168,13 @@ async def test_what_does_not_compile_was_not_run_whoever_finds_that() -> None:
         assert (await notebook.run("x")).cell["state_as_of"] == 3
 
 
-async def test_a_script_gives_its_streams_apart_and_every_cell_its_record() -> None:
+async def test_a_script_gives_its_streams_apart_and_every_cell_its_record(servers: Servers) -> None:
     script = (
         "import sys\nprint('out')\nprint('err', file=sys.stderr)\nprint('more')\n"
         "from IPython.display import display\n"
         "display({'application/json': {'a': 1}, 'text/html': '<b>x</b>'}, raw=True)\n1 / 0"
     )
-    async with agent("--allow", "sys") as notebook:
+    async with servers.agent("--allow", "sys") as notebook:
         answer = await notebook.call("run_script", script=script)
         assert (answer.cell["exit_code"], answer.cell["phase"]) == (1, "run")
         assert answer.cell["stdout"] == "out\nmore\n"

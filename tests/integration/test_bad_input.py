@@ -6,14 +6,15 @@ import base64
 
 import pytest
 
-from tests.integration.agent import ERAS, agent
+from tests.integration.agent import ERAS
+from tests.integration.servers import Servers
 
 pytestmark = [pytest.mark.anyio]
 
 
 @pytest.mark.parametrize("era", ERAS)
-async def test_bad_input_gets_a_clear_error_and_loses_nothing(era: str) -> None:
-    async with agent(era=era) as notebook:
+async def test_bad_input_gets_a_clear_error_and_loses_nothing(era: str, servers: Servers) -> None:
+    async with servers.agent(era=era) as notebook:
         await notebook.run("x = 1; open('latin.txt', 'wb').write(b'caf\\xe9')")
         assert "create_session" in await notebook.refused("execute", code="1", session="s-nope")
         assert "empty" in await notebook.refused("execute", code="  \n")
@@ -33,8 +34,8 @@ async def test_bad_input_gets_a_clear_error_and_loses_nothing(era: str) -> None:
         assert (await notebook.run("x")).text == "1"
 
 
-async def test_a_binary_write_and_read_keep_every_byte() -> None:
-    async with agent() as notebook:
+async def test_a_binary_write_and_read_keep_every_byte(servers: Servers) -> None:
+    async with servers.agent() as notebook:
         raw = bytes(range(256))
         await notebook.call(
             "write_file",
@@ -50,8 +51,10 @@ async def test_a_binary_write_and_read_keep_every_byte() -> None:
         assert base64.b64encode(raw).decode() in answer.text
 
 
-async def test_a_foreign_and_a_closed_handle_get_the_same_error_as_an_unknown_one() -> None:
-    async with agent() as notebook:
+async def test_a_foreign_and_a_closed_handle_get_the_same_error_as_an_unknown_one(
+    servers: Servers,
+) -> None:
+    async with servers.agent() as notebook:
         handle = (await notebook.call("create_session")).data["session"]
         await notebook.call("close_session", session=handle)
         closed = await notebook.refused("execute", code="1", session=handle)
@@ -59,8 +62,8 @@ async def test_a_foreign_and_a_closed_handle_get_the_same_error_as_an_unknown_on
         assert closed.replace(handle, "H") == unknown.replace("s-unknown", "H")
 
 
-async def test_the_quota_of_sessions_is_explained() -> None:
-    async with agent("--max-sessions", "2") as notebook:
+async def test_the_quota_of_sessions_is_explained(servers: Servers) -> None:
+    async with servers.agent("--max-sessions", "2") as notebook:
         for _ in range(2):
             handle = (await notebook.call("create_session")).data["session"]
             await notebook.run("import time; time.sleep(60)", session=handle, wait=0)

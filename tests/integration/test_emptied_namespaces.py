@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.integration.agent import agent, lost, notices
+from tests.integration.servers import Servers
 
 pytestmark = [pytest.mark.anyio]
 
@@ -32,8 +33,10 @@ PLAIN = (
 )
 
 
-async def test_a_cell_that_empties_the_namespace_says_which_variables_are_gone() -> None:
-    async with agent("--allow", "*") as notebook:
+async def test_a_cell_that_empties_the_namespace_says_which_variables_are_gone(
+    servers: Servers,
+) -> None:
+    async with servers.agent("--allow", "*") as notebook:
         for code in EMPTYING:
             await notebook.run(MAKE)
             answer = await notebook.run(code)
@@ -45,8 +48,8 @@ async def test_a_cell_that_empties_the_namespace_says_which_variables_are_gone()
             assert (answer.text, answer.cell["state_kept"], lost(answer)) == ("False", True, [])
 
 
-async def test_a_deletion_by_name_is_nothing_to_report() -> None:
-    async with agent("--allow", "*") as notebook:
+async def test_a_deletion_by_name_is_nothing_to_report(servers: Servers) -> None:
+    async with servers.agent("--allow", "*") as notebook:
         for code in PLAIN:
             await notebook.run(MAKE)
             answer = await notebook.run(code)
@@ -62,8 +65,10 @@ async def test_variables_that_a_cell_removed_come_back_by_undo() -> None:
         assert (await notebook.run("a, b, c")).text == "(1, [2], 'three')"
 
 
-async def test_of_many_variables_that_are_gone_the_first_are_named_and_all_counted() -> None:
-    async with agent("--allow", "*") as notebook:
+async def test_of_many_variables_that_are_gone_the_first_are_named_and_all_counted(
+    servers: Servers,
+) -> None:
+    async with servers.agent("--allow", "*") as notebook:
         await notebook.run("globals().update({f'v{i}': i for i in range(1500)})")
         answer = await notebook.run("%reset -f")
         assert "removed 1,500 variables" in answer.text

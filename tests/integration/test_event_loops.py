@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.integration.agent import Agent, agent
+from tests.integration.agent import Agent
+from tests.integration.servers import Servers
 
 pytestmark = [pytest.mark.anyio]
 
@@ -55,8 +56,8 @@ async def every_way(notebook: Agent, session: str) -> None:
         assert (await notebook.run(code, session=session)).text == shown
 
 
-async def test_every_python_runs_coroutines_in_every_usual_way() -> None:
-    async with agent("--allow-install", "tabulate") as notebook:
+async def test_every_python_runs_coroutines_in_every_usual_way(servers: Servers) -> None:
+    async with servers.agent("--allow-install", "tabulate") as notebook:
         await every_way(notebook, "")
         for python in ("3.10", "3.12", "3.13"):
             opened = await notebook.call("create_session", python=python, packages=["tabulate"])
@@ -66,8 +67,8 @@ async def test_every_python_runs_coroutines_in_every_usual_way() -> None:
                 await every_way(notebook, opened.data["session"])
 
 
-async def test_a_cell_in_which_a_loop_runs_can_be_stopped() -> None:
-    async with agent() as notebook:
+async def test_a_cell_in_which_a_loop_runs_can_be_stopped(servers: Servers) -> None:
+    async with servers.agent() as notebook:
         await notebook.run(f"{DEFINITIONS}\n{STUCK}\nkept = 1")
         for run in ("asyncio.run", "asyncio.get_event_loop().run_until_complete", "await "):
             answer = await notebook.call("execute", code=f"{run}(stuck())", timeout=0.5)
@@ -78,7 +79,7 @@ async def test_a_cell_in_which_a_loop_runs_can_be_stopped() -> None:
         assert (await notebook.run("asyncio.run(main(kept))")).text == "1"
 
 
-async def test_a_script_may_run_loops_until_its_very_end() -> None:
+async def test_a_script_may_run_loops_until_its_very_end(servers: Servers) -> None:
     script = f"""
 import atexit
 {DEFINITIONS}
@@ -89,12 +90,12 @@ finally:
     loop.close()
 done = atexit.register(lambda: print(asyncio.run(main(2))))
 """
-    async with agent() as notebook:
+    async with servers.agent() as notebook:
         assert (await notebook.call("run_script", script=script)).text == "1\n2"
 
 
-async def test_code_that_asks_a_person_is_told_what_to_do_instead() -> None:
-    async with agent() as notebook:
+async def test_code_that_asks_a_person_is_told_what_to_do_instead(servers: Servers) -> None:
+    async with servers.agent() as notebook:
         for code in ("input('Name? ')", "from getpass import getpass\ngetpass()", "breakpoint()"):
             answer = await notebook.call("execute", code=code)
             assert answer.status == "error"

@@ -12,6 +12,7 @@ import pytest
 from mcp.client import Client
 
 from tests.integration.agent import Agent, Answer, agent, command
+from tests.integration.servers import Servers
 from tests.unit.packages.wheels import sdist, wheel
 
 pytestmark = [pytest.mark.anyio]
@@ -60,8 +61,8 @@ async def add(notebook: Agent, *packages: str) -> Answer:
     return answer
 
 
-async def test_polars_is_installed_and_used_with_earlier_variables_intact() -> None:
-    async with agent("--allow-install", "polars") as notebook:
+async def test_polars_is_installed_and_used_with_earlier_variables_intact(servers: Servers) -> None:
+    async with servers.agent("--allow-install", "polars") as notebook:
         await notebook.run("rows = [1, 2, 3]")
         missing = (await notebook.run("import polars")).text
         assert 'install(packages=["polars"]) adds it to this session' in missing
@@ -80,8 +81,10 @@ async def test_polars_is_installed_and_used_with_earlier_variables_intact() -> N
         assert (await notebook.call("check_syntax", code="import polars")).data["valid"]
 
 
-async def test_installed_packages_outlive_a_reset_unless_they_are_to_go(links: Path) -> None:
-    async with agent(*local(links)) as notebook:
+async def test_installed_packages_outlive_a_reset_unless_they_are_to_go(
+    links: Path, servers: Servers
+) -> None:
+    async with servers.agent(*local(links)) as notebook:
         await add(notebook, "kmtest-good==1.0")
         await notebook.call("reset")
         assert (await notebook.run("import kmtest_good as k\nk.__version__")).text == "'1.0'"
@@ -93,8 +96,10 @@ async def test_installed_packages_outlive_a_reset_unless_they_are_to_go(links: P
         assert (await notebook.run("import kmtest_good as k\nk.__version__")).text == "'2.0'"
 
 
-async def test_a_package_that_cannot_be_imported_is_not_installed(links: Path) -> None:
-    async with agent(*local(links)) as notebook:
+async def test_a_package_that_cannot_be_imported_is_not_installed(
+    links: Path, servers: Servers
+) -> None:
+    async with servers.agent(*local(links)) as notebook:
         await notebook.run("x = 41")
         text = await notebook.refused("install", packages=["kmtest-good", "kmtest-broken"])
         assert "import kmtest_broken: ModuleNotFoundError" in text
@@ -104,15 +109,19 @@ async def test_a_package_that_cannot_be_imported_is_not_installed(links: Path) -
         assert (await notebook.run("x + 1")).text == "42"
 
 
-async def test_a_package_that_kills_its_process_costs_no_variables(links: Path) -> None:
-    async with agent(*local(links)) as notebook:
+async def test_a_package_that_kills_its_process_costs_no_variables(
+    links: Path, servers: Servers
+) -> None:
+    async with servers.agent(*local(links)) as notebook:
         await notebook.run("x = 41")
         assert "SIGSEGV" in await notebook.refused("install", packages=["kmtest-crash"])
         assert (await notebook.run("x + 1")).text == "42"
 
 
-async def test_an_older_version_in_use_is_told_and_a_reset_changes_over(links: Path) -> None:
-    async with agent(*local(links)) as notebook:
+async def test_an_older_version_in_use_is_told_and_a_reset_changes_over(
+    links: Path, servers: Servers
+) -> None:
+    async with servers.agent(*local(links)) as notebook:
         await add(notebook, "kmtest-good==1.0")
         await notebook.run("import kmtest_good")
         answer = await add(notebook, "kmtest-good==2.0")
@@ -124,9 +133,11 @@ async def test_an_older_version_in_use_is_told_and_a_reset_changes_over(links: P
         assert (await notebook.run("import kmtest_good as k\nk.__version__")).text == "'2.0'"
 
 
-async def test_what_is_there_stays_unless_something_needs_another_version(links: Path) -> None:
+async def test_what_is_there_stays_unless_something_needs_another_version(
+    links: Path, servers: Servers
+) -> None:
     newer = wheel(links, "kmtest-good", "2.0").rename(links.parent / "newer")
-    async with agent(*local(links)) as notebook:
+    async with servers.agent(*local(links)) as notebook:
         await add(notebook, "kmtest-needs-good")
         newer.rename(links / "kmtest_good-2.0-py3-none-any.whl")
         answer = await add(notebook, "kmtest-good>=1")
@@ -136,15 +147,17 @@ async def test_what_is_there_stays_unless_something_needs_another_version(links:
         assert "kmtest-good 2.0 (before: 1.0)" in answer.data["summary"]
 
 
-async def test_a_dependency_of_the_environment_can_be_opened_without_a_download() -> None:
-    async with agent("--allow-install", "pyzmq", "--offline") as notebook:
+async def test_a_dependency_of_the_environment_can_be_opened_without_a_download(
+    servers: Servers,
+) -> None:
+    async with servers.agent("--allow-install", "pyzmq", "--offline") as notebook:
         answer = await add(notebook, "pyzmq")
         assert "was there already: import zmq works" in answer.data["summary"]
         assert (await notebook.run("import zmq; type(zmq.__version__).__name__")).text == "'str'"
 
 
-async def test_what_cannot_be_resolved_changes_nothing(links: Path) -> None:
-    async with agent(*local(links)) as notebook:
+async def test_what_cannot_be_resolved_changes_nothing(links: Path, servers: Servers) -> None:
+    async with servers.agent(*local(links)) as notebook:
         text = await notebook.refused("install", packages=["kmtest-good<2", "kmtest-needs-new"])
         assert "contradict" in text
         assert "the session is as it was" in text
@@ -157,8 +170,8 @@ async def test_what_cannot_be_resolved_changes_nothing(links: Path) -> None:
         assert "installed before counts too: kmtest-good<2" in text
 
 
-async def test_the_operator_decides_what_may_be_installed() -> None:
-    async with agent() as notebook:
+async def test_the_operator_decides_what_may_be_installed(servers: Servers) -> None:
+    async with servers.agent() as notebook:
         for tool in ("install", "create_session"):
             assert "--allow-install rich" in await notebook.refused(tool, packages=["rich"])
         text = await notebook.refused("run_script", script="print(1)", dependencies=["rich"])
@@ -166,16 +179,16 @@ async def test_the_operator_decides_what_may_be_installed() -> None:
         assert (await notebook.call("list_packages")).data["installable"] == "nothing"
 
 
-async def test_what_is_not_the_name_of_a_package_is_refused() -> None:
-    async with agent("--allow-install", "*") as notebook:
+async def test_what_is_not_the_name_of_a_package_is_refused(servers: Servers) -> None:
+    async with servers.agent("--allow-install", "*") as notebook:
         for text in ("-r /etc/passwd", "git+https://x.org/x.git", "x @ file:///x.whl", "../x"):
             assert "by name" in await notebook.refused("install", packages=[text])
         assert "part of Python" in await notebook.refused("install", packages=["os"])
         assert "empty" in await notebook.refused("install", packages=[])
 
 
-async def test_an_install_goes_on_while_a_cell_runs(links: Path) -> None:
-    async with agent(*local(links)) as notebook:
+async def test_an_install_goes_on_while_a_cell_runs(links: Path, servers: Servers) -> None:
+    async with servers.agent(*local(links)) as notebook:
         await notebook.run("import threading\ngo = threading.Event()")
         answers: list[Answer] = []
 
@@ -193,8 +206,10 @@ async def test_an_install_goes_on_while_a_cell_runs(links: Path) -> None:
         assert (await notebook.run("import kmtest_good as k\nk.__version__")).text == "'2.0'"
 
 
-async def test_packages_belong_to_one_session_and_only_the_server_writes_them(links: Path) -> None:
-    async with agent(*local(links)) as notebook:
+async def test_packages_belong_to_one_session_and_only_the_server_writes_them(
+    links: Path, servers: Servers
+) -> None:
+    async with servers.agent(*local(links)) as notebook:
         async with anyio.create_task_group() as tasks:  # at once: one after the other
             tasks.start_soon(add, notebook, "kmtest-good==1.0")
             tasks.start_soon(add, notebook, "kmtest-needs-good")
@@ -219,9 +234,9 @@ print(subprocess.run([sys.executable, '-c', 'import kmtest_tool; kmtest_tool.mai
     "flags", [(), ("--warm", "1"), ("--sandbox", "landlock"), ("--sandbox", "none")]
 )
 async def test_child_processes_find_new_packages_and_programs_after_a_reset_too(
-    links: Path, flags: tuple[str, ...]
+    links: Path, flags: tuple[str, ...], servers: Servers
 ) -> None:
-    async with agent(*local(links, "--allow", "*", *flags)) as notebook:
+    async with servers.agent(*local(links, "--allow", "*", *flags)) as notebook:
         await notebook.run("x = 1")
         await add(notebook, "kmtest-tool")
         for _ in range(2):
@@ -234,9 +249,9 @@ async def test_child_processes_find_new_packages_and_programs_after_a_reset_too(
 
 @pytest.mark.parametrize("sandbox", ["landlock", "none"])
 async def test_other_sandboxes_show_new_packages_too_which_bubblewrap_unpacks(
-    links: Path, sandbox: str
+    links: Path, sandbox: str, servers: Servers
 ) -> None:
-    async with agent(*local(links, "--sandbox", sandbox)) as notebook:
+    async with servers.agent(*local(links, "--sandbox", sandbox)) as notebook:
         await notebook.run("x = 41")
         answer = await add(notebook, "kmtest-good")
         assert "without a sandbox" not in answer.data["summary"]
@@ -245,17 +260,21 @@ async def test_other_sandboxes_show_new_packages_too_which_bubblewrap_unpacks(
         ).text == "(41, '2.0')"
 
 
-async def test_a_source_distribution_runs_nothing_unless_that_is_allowed(tmp_path: Path) -> None:
+async def test_a_source_distribution_runs_nothing_unless_that_is_allowed(
+    tmp_path: Path, servers: Servers
+) -> None:
     mark = Path.home() / f".kmtest-hostile-{os.getpid()}"
     links = tmp_path / "links"
     sdist(links, "kmtest-hostile", f"open({str(mark)!r}, 'w').close()\n")
-    async with agent(*local(links)) as notebook:
+    async with servers.agent(*local(links)) as notebook:
         text = await notebook.refused("install", packages=["kmtest-hostile"])
     assert "building from source is switched off" in text
     assert not mark.exists()
 
 
-async def test_a_build_from_source_cannot_write_to_the_home_folder(tmp_path: Path) -> None:
+async def test_a_build_from_source_cannot_write_to_the_home_folder(
+    tmp_path: Path, servers: Servers
+) -> None:
     mark = Path.home() / f".kmtest-hostile-{os.getpid()}"
     links = tmp_path / "links"
     setup = (
@@ -273,7 +292,7 @@ async def test_a_build_from_source_cannot_write_to_the_home_folder(tmp_path: Pat
         "setuptools.setup(name='kmtest-hostile', version='1.0', py_modules=['kmtest_hostile'])\n"
     )
     sdist(links, "kmtest-hostile", setup)
-    async with agent(*local(links, "--allow-source-builds")) as notebook:
+    async with servers.agent(*local(links, "--allow-source-builds")) as notebook:
         await add(notebook, "kmtest-hostile")
         answer = await notebook.run("import kmtest_hostile as k\nprint(k.seen, k.uid)")
     assert not mark.exists()
@@ -281,16 +300,18 @@ async def test_a_build_from_source_cannot_write_to_the_home_folder(tmp_path: Pat
     assert not answer.text.endswith(" 0")
 
 
-async def test_too_many_bytes_are_not_installed() -> None:
-    async with agent("--allow-install", "*", "--install-size", "1M") as notebook:
+async def test_too_many_bytes_are_not_installed(servers: Servers) -> None:
+    async with servers.agent("--allow-install", "*", "--install-size", "1M") as notebook:
         assert "--install-size" in await notebook.refused("install", packages=["pillow"])
         assert await installed(notebook) == {}
 
 
-async def test_without_network_cached_packages_install_and_missing_ones_are_named() -> None:
-    async with agent("--allow-install", "*") as notebook:
+async def test_without_network_cached_packages_install_and_missing_ones_are_named(
+    servers: Servers,
+) -> None:
+    async with servers.agent("--allow-install", "*") as notebook:
         await add(notebook, "tabulate")
-    async with agent("--allow-install", "*", "--offline") as notebook:
+    async with servers.agent("--allow-install", "*", "--offline") as notebook:
         await add(notebook, "tabulate")
         text = await notebook.refused("install", packages=["kernel-mcp-never-seen"])
         assert "kernel-mcp-never-seen" in text
@@ -318,9 +339,9 @@ async def environment() -> None:
 
 @pytest.mark.usefixtures("environment")
 async def test_a_cancelled_install_leaves_the_session_as_it_was(
-    silent_index: socket.socket,
+    silent_index: socket.socket, servers: Servers
 ) -> None:
-    async with agent(*waiting_on(silent_index)) as notebook:
+    async with servers.agent(*waiting_on(silent_index)) as notebook:
         await notebook.run("x = 41")
         with anyio.fail_after(60):
             async with anyio.create_task_group() as tasks:
@@ -333,9 +354,9 @@ async def test_a_cancelled_install_leaves_the_session_as_it_was(
 
 @pytest.mark.usefixtures("environment")
 async def test_interrupt_stops_an_install_that_waits_for_its_index(
-    silent_index: socket.socket,
+    silent_index: socket.socket, servers: Servers
 ) -> None:
-    async with agent(*waiting_on(silent_index)) as notebook:
+    async with servers.agent(*waiting_on(silent_index)) as notebook:
         await notebook.run("x = 41")
         answers: list[Answer] = []
 
@@ -373,8 +394,10 @@ async def test_an_install_that_takes_too_long_is_stopped(silent_index: socket.so
 
 
 @pytest.mark.usefixtures("environment")
-async def test_closing_a_session_ends_its_install(silent_index: socket.socket) -> None:
-    async with agent(*waiting_on(silent_index)) as notebook:
+async def test_closing_a_session_ends_its_install(
+    silent_index: socket.socket, servers: Servers
+) -> None:
+    async with servers.agent(*waiting_on(silent_index)) as notebook:
         session = (await notebook.call("create_session")).data["session"]
         refusals: list[str] = []
 

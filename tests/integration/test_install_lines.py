@@ -8,7 +8,8 @@ from pathlib import Path
 import anyio
 import pytest
 
-from tests.integration.agent import Agent, agent
+from tests.integration.agent import Agent
+from tests.integration.servers import Servers
 from tests.unit.packages.wheels import wheel
 
 pytestmark = [pytest.mark.anyio]
@@ -40,12 +41,12 @@ def local(links: Path, *flags: str) -> tuple[str, ...]:
     return ("--allow-install", "*", "--find-links", str(links), *flags)
 
 
-async def test_a_cell_installs_and_goes_on_with_what_came(links: Path) -> None:
+async def test_a_cell_installs_and_goes_on_with_what_came(links: Path, servers: Servers) -> None:
     code = (
         "print('first')\n%pip install -q kmtest-good==1.0 \\\n    kmtest-other\n"
         "import kmtest_good, kmtest_other\nkmtest_good.__version__, 1 / 0"
     )
-    async with agent(*local(links)) as notebook:
+    async with servers.agent(*local(links)) as notebook:
         told: list[str | None] = []
         answer = await notebook.call(
             "execute", code=code, on_progress=lambda _value, _total, text: told.append(text)
@@ -64,8 +65,10 @@ async def test_a_cell_installs_and_goes_on_with_what_came(links: Path) -> None:
         assert (await notebook.call("check_syntax", code=code)).data["valid"]
 
 
-async def test_what_cannot_be_installed_ends_the_cell_before_it_begins(links: Path) -> None:
-    async with agent(*local(links, *OPEN)) as notebook:
+async def test_what_cannot_be_installed_ends_the_cell_before_it_begins(
+    links: Path, servers: Servers
+) -> None:
+    async with servers.agent(*local(links, *OPEN)) as notebook:
         for line, words in (
             ("!pip install kmtest-absent", "no package 'kmtest-absent'"),
             ("%pip install kmtest-good kmtest-broken", "No module named 'kmtest_missing_part'"),
@@ -81,8 +84,8 @@ async def test_what_cannot_be_installed_ends_the_cell_before_it_begins(links: Pa
         assert [each["name"] for each in listed if each["source"] == "installed"] == []
 
 
-async def test_where_nothing_may_be_installed_the_operators_flag_is_told() -> None:
-    async with agent() as notebook:
+async def test_where_nothing_may_be_installed_the_operators_flag_is_told(servers: Servers) -> None:
+    async with servers.agent() as notebook:
         answer = await notebook.call("execute", code="ran = 1\n%pip install rich")
         assert "--allow-install rich" in answer.text
         assert answer.status == "error"
@@ -91,8 +94,8 @@ async def test_where_nothing_may_be_installed_the_operators_flag_is_told() -> No
         assert "--allow-install rich" in report["summary"]
 
 
-async def test_running_code_is_told_of_the_tool(links: Path) -> None:
-    async with agent(*local(links, *OPEN)) as notebook:
+async def test_running_code_is_told_of_the_tool(links: Path, servers: Servers) -> None:
+    async with servers.agent(*local(links, *OPEN)) as notebook:
         answer = await notebook.run(RUNNING)
         assert answer.text == str([(1, b"", True)] * 3)
         for code in (
@@ -110,17 +113,17 @@ async def test_running_code_is_told_of_the_tool(links: Path) -> None:
         assert "ipykernel" in (await notebook.run("!pip freeze | grep ipykernel")).text
 
 
-async def test_a_script_may_install_too(links: Path) -> None:
-    async with agent(*local(links)) as notebook:
+async def test_a_script_may_install_too(links: Path, servers: Servers) -> None:
+    async with servers.agent(*local(links)) as notebook:
         script = "!pip install kmtest-good\nimport kmtest_good\nprint(kmtest_good.__version__)"
         answer = await notebook.call("run_script", script=script)
         assert answer.text.split("\n")[:2][-1] == "2.0"
 
 
-async def test_a_cell_that_installs_can_be_stopped_while_others_wait() -> None:
+async def test_a_cell_that_installs_can_be_stopped_while_others_wait(servers: Servers) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent_index:
         url = f"http://127.0.0.1:{silent_index.getsockname()[1]}/simple"
-        async with agent("--allow-install", "*", "--index-url", url) as notebook:
+        async with servers.agent("--allow-install", "*", "--index-url", url) as notebook:
             with anyio.fail_after(120):
                 await notebook.run("x = 41")
                 answer = await notebook.run("x = 0\n%pip install rich", wait=0)

@@ -8,7 +8,8 @@ from time import monotonic
 import anyio
 import pytest
 
-from tests.integration.agent import ERAS, Agent, Answer, agent
+from tests.integration.agent import ERAS, Agent, Answer
+from tests.integration.servers import Servers
 
 pytestmark = [pytest.mark.anyio]
 
@@ -25,13 +26,15 @@ async def cancelled(notebook: Agent, code: str) -> None:
 
 
 @pytest.mark.parametrize("era", ERAS)
-async def test_new_output_streams_as_progress_while_the_cell_runs(era: str) -> None:
+async def test_new_output_streams_as_progress_while_the_cell_runs(
+    era: str, servers: Servers
+) -> None:
     code = (
         "from pathlib import Path\nimport time\n"
         "for i in range(4):\n    print('line', i, flush=True)\n"
         "    while not Path(f'line {i}').exists(): time.sleep(0.01)"
     )
-    async with agent(era=era) as notebook, anyio.create_task_group() as tasks:
+    async with servers.agent(era=era) as notebook, anyio.create_task_group() as tasks:
         await notebook.run("1")  # an environment that is built would tell of it
         seen: list[tuple[float, str]] = []
 
@@ -48,8 +51,10 @@ async def test_new_output_streams_as_progress_while_the_cell_runs(era: str) -> N
         assert answer.text.splitlines() == [f"line {i}" for i in range(4)]
 
 
-async def test_progress_comes_at_most_ten_times_a_second_and_ends_with_the_last_line() -> None:
-    async with agent() as notebook:
+async def test_progress_comes_at_most_ten_times_a_second_and_ends_with_the_last_line(
+    servers: Servers,
+) -> None:
+    async with servers.agent() as notebook:
         await notebook.run("import time")
         seen: list[str | None] = []
         start = monotonic()
@@ -61,8 +66,10 @@ async def test_progress_comes_at_most_ten_times_a_second_and_ends_with_the_last_
         assert (seen[-1] or "").endswith("1999")
 
 
-async def test_a_long_cell_answers_running_and_wait_returns_only_what_is_new() -> None:
-    async with agent() as notebook:
+async def test_a_long_cell_answers_running_and_wait_returns_only_what_is_new(
+    servers: Servers,
+) -> None:
+    async with servers.agent() as notebook:
         await notebook.run("import time")
         code = "print('first', flush=True)\ntime.sleep(1.5)\nprint('second')\n'end'"
         first = await notebook.run(code, wait=0.8)
@@ -77,8 +84,8 @@ async def test_a_long_cell_answers_running_and_wait_returns_only_what_is_new() -
         assert "Nothing is running" in (await notebook.call("wait")).text
 
 
-async def test_a_second_cell_queues_and_says_its_place() -> None:
-    async with agent() as notebook:
+async def test_a_second_cell_queues_and_says_its_place(servers: Servers) -> None:
+    async with servers.agent() as notebook:
         await notebook.run("import time")
         await notebook.run("time.sleep(30)", wait=0.5)
         queued = await notebook.run("1", wait=0.2)
@@ -92,8 +99,8 @@ async def test_a_second_cell_queues_and_says_its_place() -> None:
         assert (await notebook.call("wait", wait=10)).text == "1"
 
 
-async def test_a_queued_cell_can_be_cancelled() -> None:
-    async with agent() as notebook:
+async def test_a_queued_cell_can_be_cancelled(servers: Servers) -> None:
+    async with servers.agent() as notebook:
         await notebook.run("import time; ran = False")
         await notebook.run("time.sleep(30)", wait=0.5)
         with anyio.move_on_after(0.5):
@@ -111,8 +118,8 @@ SLOW = {
 
 
 @pytest.mark.parametrize("code", SLOW.values(), ids=SLOW.keys())
-async def test_a_deadline_interrupts_and_keeps_variables(code: str) -> None:
-    async with agent(*PATIENT) as notebook:
+async def test_a_deadline_interrupts_and_keeps_variables(code: str, servers: Servers) -> None:
+    async with servers.agent(*PATIENT) as notebook:
         await notebook.run("x = 1")
         answer = await notebook.run("print('begun')\n" + code, timeout=1)
         assert answer.status == "timeout"
@@ -131,8 +138,10 @@ STUBBORN = {
 
 
 @pytest.mark.parametrize("code", STUBBORN.values(), ids=STUBBORN.keys())
-async def test_a_deadline_kills_what_does_not_react_and_says_so(code: str) -> None:
-    async with agent(*QUICK) as notebook:
+async def test_a_deadline_kills_what_does_not_react_and_says_so(
+    code: str, servers: Servers
+) -> None:
+    async with servers.agent(*QUICK) as notebook:
         await notebook.run("x = 1; open('kept.txt', 'w').write('y')")
         answer = await notebook.run("print('begun')\n" + code, timeout=1)
         assert answer.status == "killed"
@@ -143,8 +152,8 @@ async def test_a_deadline_kills_what_does_not_react_and_says_so(code: str) -> No
         assert (await notebook.run("open('kept.txt').read()")).text == "'y'"
 
 
-async def test_a_kernel_that_stops_itself_is_brought_back_by_the_deadline() -> None:
-    async with agent(*QUICK, "--allow", "*") as notebook:
+async def test_a_kernel_that_stops_itself_is_brought_back_by_the_deadline(servers: Servers) -> None:
+    async with servers.agent(*QUICK, "--allow", "*") as notebook:
         answer = await notebook.run(
             "import os, signal\nos.kill(os.getpid(), signal.SIGSTOP)", timeout=1
         )
@@ -152,8 +161,8 @@ async def test_a_kernel_that_stops_itself_is_brought_back_by_the_deadline() -> N
         assert (await notebook.run("1 + 1")).text == "2"
 
 
-async def test_a_cancelled_call_interrupts_its_cell_and_delays_nobody() -> None:
-    async with agent() as notebook:
+async def test_a_cancelled_call_interrupts_its_cell_and_delays_nobody(servers: Servers) -> None:
+    async with servers.agent() as notebook:
         await notebook.run("import time; x = 5")
         await cancelled(notebook, "print('begun', flush=True)\ntime.sleep(1000)")
         answer = await notebook.run("x")
@@ -171,9 +180,9 @@ DEATHS = {
 
 @pytest.mark.parametrize(("code", "cause"), DEATHS.values(), ids=DEATHS.keys())
 async def test_a_death_is_reported_without_waiting_for_a_deadline_with_its_cause(
-    code: str, cause: str
+    code: str, cause: str, servers: Servers
 ) -> None:
-    async with agent("--allow", "*") as notebook:
+    async with servers.agent("--allow", "*") as notebook:
         await notebook.run("x = 1")
         answer = await notebook.run("print('before', flush=True)\n" + code)
         assert answer.status == "killed"
@@ -183,8 +192,8 @@ async def test_a_death_is_reported_without_waiting_for_a_deadline_with_its_cause
         assert "NameError" in (await notebook.run("x")).text
 
 
-async def test_a_death_between_cells_is_reported_by_the_next_call() -> None:
-    async with agent("--allow", "*") as notebook:
+async def test_a_death_between_cells_is_reported_by_the_next_call(servers: Servers) -> None:
+    async with servers.agent("--allow", "*") as notebook:
         await notebook.run("x = 1")
         await notebook.run(
             "import os, threading\nthreading.Timer(0.2, lambda: os._exit(7)).start()"
@@ -202,8 +211,8 @@ async def wait_until_dead(notebook: Agent) -> None:
             await anyio.sleep(0.05)
 
 
-async def test_running_out_of_memory_is_an_error_and_keeps_the_kernel() -> None:
-    async with agent("--memory", "512M") as notebook:
+async def test_running_out_of_memory_is_an_error_and_keeps_the_kernel(servers: Servers) -> None:
+    async with servers.agent("--memory", "512M") as notebook:
         await notebook.run("x = 1")
         answer = await notebook.run("data = bytearray(10**10)")
         assert answer.status == "error"
@@ -211,8 +220,8 @@ async def test_running_out_of_memory_is_an_error_and_keeps_the_kernel() -> None:
         assert (await notebook.run("x")).text == "1"
 
 
-async def test_variables_can_be_listed_while_a_cell_runs() -> None:
-    async with agent() as notebook:
+async def test_variables_can_be_listed_while_a_cell_runs(servers: Servers) -> None:
+    async with servers.agent() as notebook:
         await notebook.run("import time; step = 7")
         await notebook.run("time.sleep(30)", wait=0.3)
         names = [v["name"] for v in (await notebook.call("list_variables")).data["variables"]]
@@ -220,8 +229,8 @@ async def test_variables_can_be_listed_while_a_cell_runs() -> None:
         await notebook.call("interrupt")
 
 
-async def test_what_a_cancelled_cell_costs_is_told_by_the_next_answer() -> None:
-    async with agent(*QUICK) as notebook:
+async def test_what_a_cancelled_cell_costs_is_told_by_the_next_answer(servers: Servers) -> None:
+    async with servers.agent(*QUICK) as notebook:
         await notebook.run("x = 1")
         await cancelled(notebook, "print('begun', flush=True)\nsum(range(10**11))")
         answer = await notebook.run("1 + 1")
@@ -230,8 +239,8 @@ async def test_what_a_cancelled_cell_costs_is_told_by_the_next_answer() -> None:
         assert "2" in answer.text
 
 
-async def test_wait_does_not_tell_of_a_cell_whose_call_was_cancelled() -> None:
-    async with agent() as notebook:
+async def test_wait_does_not_tell_of_a_cell_whose_call_was_cancelled(servers: Servers) -> None:
+    async with servers.agent() as notebook:
         await notebook.run("import time")
         await cancelled(notebook, "print('A', flush=True)\ntime.sleep(1000)")
         await notebook.run("1")
@@ -241,16 +250,16 @@ async def test_wait_does_not_tell_of_a_cell_whose_call_was_cancelled() -> None:
         assert answer.text == "'B'"
 
 
-async def test_wait_does_not_tell_of_a_cell_that_a_reset_has_stopped() -> None:
-    async with agent() as notebook:
+async def test_wait_does_not_tell_of_a_cell_that_a_reset_has_stopped(servers: Servers) -> None:
+    async with servers.agent() as notebook:
         await notebook.call("execute", code="import time; time.sleep(30)", wait=0)
         await notebook.call("reset")
         await notebook.call("execute", code="import time; time.sleep(0.5); 'B'", wait=0)
         assert (await notebook.call("wait")).text == "'B'"
 
 
-async def test_an_answer_about_an_earlier_cell_says_so() -> None:
-    async with agent() as notebook:
+async def test_an_answer_about_an_earlier_cell_says_so(servers: Servers) -> None:
+    async with servers.agent() as notebook:
         await notebook.call("execute", code="import time; time.sleep(0.2); 'A'", wait=0)
         second = await notebook.run("'short'")
         assert second.text == (
@@ -264,8 +273,10 @@ async def test_an_answer_about_an_earlier_cell_says_so() -> None:
 
 
 @pytest.mark.parametrize("end", ["reset", "close_session"])
-async def test_a_cell_that_ends_with_its_session_promises_nothing(end: str) -> None:
-    async with agent() as notebook, anyio.create_task_group() as tasks:
+async def test_a_cell_that_ends_with_its_session_promises_nothing(
+    end: str, servers: Servers
+) -> None:
+    async with servers.agent() as notebook, anyio.create_task_group() as tasks:
         handle = (await notebook.call("create_session")).data["session"]
         begun, answers = anyio.Event(), list[Answer]()
 

@@ -13,6 +13,7 @@ from mcp_types import TextContent
 
 from tests.integration.agent import Agent, agent
 from tests.integration.lives import Place
+from tests.integration.servers import Servers
 from tests.unit.notebooks.test_document import FOREIGN, valid
 
 pytestmark = pytest.mark.anyio
@@ -26,8 +27,8 @@ async def content(notebook: Agent, path: str = "a.ipynb") -> Any:
     return valid(first.text.encode())
 
 
-async def test_what_is_executed_is_in_the_notebook_when_it_is_answered() -> None:
-    async with agent("--allow", "*") as notebook:
+async def test_what_is_executed_is_in_the_notebook_when_it_is_answered(servers: Servers) -> None:
+    async with servers.agent("--allow", "*") as notebook:
         opened = await notebook.call("open_notebook", path="a.ipynb")
         assert "'a.ipynb' was made and is open" in opened.text
         await notebook.run("x = 1\nprint('text')\nx")
@@ -40,8 +41,8 @@ async def test_what_is_executed_is_in_the_notebook_when_it_is_answered() -> None
         assert [cell.execution_count for cell in found.cells] == [1, 2]
 
 
-async def test_a_cell_that_nobody_waits_for_is_added_when_it_ends() -> None:
-    async with agent("--allow", "*") as notebook:
+async def test_a_cell_that_nobody_waits_for_is_added_when_it_ends(servers: Servers) -> None:
+    async with servers.agent("--allow", "*") as notebook:
         await notebook.call("open_notebook", path="a.ipynb")
         await notebook.run("import time; time.sleep(0.5); 'slow'", wait=0)
         await notebook.run("'fast'", wait=0)
@@ -54,8 +55,8 @@ async def test_a_cell_that_nobody_waits_for_is_added_when_it_ends() -> None:
         ]
 
 
-async def test_changes_of_other_programs_stay() -> None:
-    async with agent("--allow", "*") as notebook:
+async def test_changes_of_other_programs_stay(servers: Servers) -> None:
+    async with servers.agent("--allow", "*") as notebook:
         await notebook.call("write_file", path="a.ipynb", content=FOREIGN)
         opened = await notebook.call("open_notebook", path="a.ipynb")
         assert "intro markdown: # Title (+1 lines)" in opened.text
@@ -80,8 +81,10 @@ async def test_changes_of_other_programs_stay() -> None:
         ]
 
 
-async def test_an_open_notebook_that_cannot_be_written_is_told_with_each_cell() -> None:
-    async with agent("--allow", "*") as notebook:
+async def test_an_open_notebook_that_cannot_be_written_is_told_with_each_cell(
+    servers: Servers,
+) -> None:
+    async with servers.agent("--allow", "*") as notebook:
         await notebook.call("open_notebook", path="a.ipynb")
         answer = await notebook.run("open('a.ipynb', 'w').write('{'); 'value'")
         assert "'value'" in answer.text
@@ -99,8 +102,8 @@ async def names(notebook: Agent) -> list[str]:
     return [line.split()[0] for line in outline.text.splitlines() if not line.startswith("[")]
 
 
-async def test_cells_are_read_edited_and_refused_when_they_were_changed() -> None:
-    async with agent("--allow", "*") as notebook:
+async def test_cells_are_read_edited_and_refused_when_they_were_changed(servers: Servers) -> None:
+    async with servers.agent("--allow", "*") as notebook:
         await notebook.call("write_file", path="a.ipynb", content=FOREIGN)
         unread = await notebook.call(
             "edit_notebook", path="a.ipynb", op="replace", cell="load", source="x = 3"
@@ -163,8 +166,8 @@ BOOK = {
 }
 
 
-async def test_cells_are_run_in_order_up_to_the_first_error() -> None:
-    async with agent("--allow", "*") as notebook:
+async def test_cells_are_run_in_order_up_to_the_first_error(servers: Servers) -> None:
+    async with servers.agent("--allow", "*") as notebook:
         await notebook.call("write_file", path="a.ipynb", content=json.dumps(BOOK))
         ran = await notebook.call("run_cells", path="a.ipynb", cells="all")
         assert ran.failed
@@ -182,8 +185,8 @@ async def test_cells_are_run_in_order_up_to_the_first_error() -> None:
         assert len((await content(notebook)).cells) == 4
 
 
-async def test_an_error_that_a_notebook_expects_stops_nothing() -> None:
-    async with agent("--allow", "*") as notebook:
+async def test_an_error_that_a_notebook_expects_stops_nothing(servers: Servers) -> None:
+    async with servers.agent("--allow", "*") as notebook:
         book = json.loads(json.dumps(BOOK))
         book["cells"][2]["metadata"] = {"tags": ["raises-exception"]}
         await notebook.call("write_file", path="a.ipynb", content=json.dumps(book))
@@ -194,8 +197,8 @@ async def test_an_error_that_a_notebook_expects_stops_nothing() -> None:
         assert (await notebook.run("a")).text == "4"
 
 
-async def test_a_cell_that_goes_on_is_written_when_it_ends() -> None:
-    async with agent("--allow", "*") as notebook:
+async def test_a_cell_that_goes_on_is_written_when_it_ends(servers: Servers) -> None:
+    async with servers.agent("--allow", "*") as notebook:
         slow = json.loads(json.dumps(BOOK))
         slow["cells"][0]["source"] = "import time; time.sleep(1); print('late')"
         await notebook.call("write_file", path="a.ipynb", content=json.dumps(slow))
@@ -206,8 +209,10 @@ async def test_a_cell_that_goes_on_is_written_when_it_ends() -> None:
         assert (await content(notebook)).cells[0].outputs[0].text == "late\n"
 
 
-async def test_outputs_of_a_cell_that_was_changed_meanwhile_are_not_written() -> None:
-    async with agent("--allow", "*") as notebook:
+async def test_outputs_of_a_cell_that_was_changed_meanwhile_are_not_written(
+    servers: Servers,
+) -> None:
+    async with servers.agent("--allow", "*") as notebook:
         changing = json.loads(json.dumps(BOOK))
         changing["cells"][0]["source"] = (
             "import pathlib; p = pathlib.Path('a.ipynb')\n"
@@ -235,9 +240,9 @@ async def test_outputs_of_a_cell_that_was_changed_meanwhile_are_not_written() ->
     ],
 )
 async def test_bad_input_is_refused_and_loses_nothing(
-    tool: str, arguments: dict[str, Any], reason: str
+    tool: str, arguments: dict[str, Any], reason: str, servers: Servers
 ) -> None:
-    async with agent("--allow", "*") as notebook:
+    async with servers.agent("--allow", "*") as notebook:
         await notebook.call("write_file", path="a.ipynb", content=json.dumps(BOOK))
         answer = await notebook.call(tool, **arguments)
         assert answer.failed
@@ -262,11 +267,13 @@ async def test_a_session_that_comes_back_goes_on_with_its_notebook(tmp_path: Pat
         assert len((await content(third)).cells) == 2
 
 
-async def test_two_sessions_and_a_person_write_to_one_notebook(tmp_path: Path) -> None:
+async def test_two_sessions_and_a_person_write_to_one_notebook(
+    tmp_path: Path, servers: Servers
+) -> None:
     shown = tmp_path / "shown"
     shown.mkdir()
     path = str(shown / "a.ipynb")
-    async with agent("--allow", "*", "--mount", f"{shown}:rw") as notebook:
+    async with servers.agent("--allow", "*", "--mount", f"{shown}:rw") as notebook:
         other = (await notebook.call("create_session")).data["session"]
         await notebook.call("open_notebook", path=path)
         await notebook.call("open_notebook", path=path, session=other)
@@ -295,9 +302,11 @@ async def test_two_sessions_and_a_person_write_to_one_notebook(tmp_path: Path) -
         assert cells[-1].source == "'last'"
 
 
-async def test_each_version_that_is_saved_is_in_the_audit_trail(tmp_path: Path) -> None:
+async def test_each_version_that_is_saved_is_in_the_audit_trail(
+    tmp_path: Path, servers: Servers
+) -> None:
     log = tmp_path / "audit.jsonl"
-    async with agent("--allow", "*", "--audit-log", str(log)) as notebook:
+    async with servers.agent("--allow", "*", "--audit-log", str(log)) as notebook:
         await notebook.call("open_notebook", path="a.ipynb")
         await notebook.run("1")
         data = (await notebook.call("read_file", path="a.ipynb", limit=100_000)).result.content[0]
@@ -309,17 +318,17 @@ async def test_each_version_that_is_saved_is_in_the_audit_trail(tmp_path: Path) 
 
 
 async def test_a_notebook_that_cannot_be_written_is_told_and_is_no_failure_of_the_server(
-    capfd: pytest.CaptureFixture[str],
+    capfd: pytest.CaptureFixture[str], servers: Servers
 ) -> None:
-    async with agent("--allow", "*") as notebook:
+    async with servers.agent("--allow", "*") as notebook:
         await notebook.call("open_notebook", path="a.ipynb")
         answer = await notebook.run("open('a.ipynb', 'w').write('rubbish')")
         assert "Cell 1 is not in 'a.ipynb': 'a.ipynb' is no notebook" in answer.text
     assert "the server failed" not in capfd.readouterr().err
 
 
-async def test_a_notebook_that_nobody_may_write_stays_as_it_is() -> None:
-    async with agent("--allow", "*") as notebook:
+async def test_a_notebook_that_nobody_may_write_stays_as_it_is(servers: Servers) -> None:
+    async with servers.agent("--allow", "*") as notebook:
         await notebook.call("write_file", path="a.ipynb", content=FOREIGN)
         await notebook.call("read_notebook", path="a.ipynb")
         await notebook.call("open_notebook", path="a.ipynb")
@@ -349,8 +358,10 @@ def of_cells(**sources: str) -> str:
 NOISE = "from PIL import Image\nimport os\nImage.frombytes('RGB', (300, 300), os.urandom(270_000))"
 
 
-async def test_answers_about_many_outputs_are_bounded_and_say_what_they_leave_out() -> None:
-    async with agent("--allow", "numpy,pandas,matplotlib") as notebook:
+async def test_answers_about_many_outputs_are_bounded_and_say_what_they_leave_out(
+    servers: Servers,
+) -> None:
+    async with servers.agent("--allow", "numpy,pandas,matplotlib") as notebook:
         talk = {f"t{number}": "for i in range(2000): print('line', i)" for number in range(20)}
         await notebook.call("write_file", path="a.ipynb", content=of_cells(**talk, end="1/0"))
         ran = await notebook.call("run_cells", path="a.ipynb", cells="all", wait=120)
@@ -368,12 +379,12 @@ async def test_answers_about_many_outputs_are_bounded_and_say_what_they_leave_ou
         assert "that cannot be shown" in seen.text
 
 
-async def test_outputs_of_strangers_are_read_within_one_answer() -> None:
+async def test_outputs_of_strangers_are_read_within_one_answer(servers: Servers) -> None:
     many = [{"output_type": "stream", "name": "stdout", "text": "x" * 150}] * 20_000
     broken = {"output_type": "display_data", "metadata": {}, "data": {"image/png": "\u00e9"}}
     cells = json.loads(of_cells(many="1", broken="2"))
     cells["cells"][0]["outputs"], cells["cells"][1]["outputs"] = many, [broken]
-    async with agent("--allow", "*") as notebook:
+    async with servers.agent("--allow", "*") as notebook:
         await notebook.call("write_file", path="a.ipynb", content=json.dumps(cells))
         seen = await notebook.call("read_notebook", path="a.ipynb", ids=["broken", "many"])
         assert not seen.failed, seen.text

@@ -7,7 +7,7 @@ import json
 import mcp_types as types
 import pytest
 
-from tests.integration.agent import agent
+from tests.integration.servers import Servers
 
 pytestmark = [pytest.mark.anyio]
 
@@ -29,13 +29,13 @@ WAYS = {
 }
 
 
-async def test_no_output_can_look_like_a_notice() -> None:
+async def test_no_output_can_look_like_a_notice(servers: Servers) -> None:
     seen: list[str] = []
 
     def see(_progress: float, _total: float | None, text: str | None) -> None:
         seen.append(text or "")
 
-    async with agent("--allow", "*") as notebook:
+    async with servers.agent("--allow", "*") as notebook:
         for name, code in WAYS.items():
             answer = await notebook.run(code)
             assert not fakes(answer.text), (name, answer.text[:300])
@@ -82,8 +82,8 @@ DATA = {
 }
 
 
-async def test_no_text_from_data_decides_what_a_notice_recommends() -> None:
-    async with agent("--allow", "*", "--allow-install", "*") as notebook:
+async def test_no_text_from_data_decides_what_a_notice_recommends(servers: Servers) -> None:
+    async with servers.agent("--allow", "*", "--allow-install", "*") as notebook:
         for name, code in DATA.items():
             answer = await notebook.run(code)
             assert notices(answer.result) == [], (name, answer.text[:300])
@@ -91,8 +91,8 @@ async def test_no_text_from_data_decides_what_a_notice_recommends() -> None:
         assert 'install(packages=["evil-one"])' in "".join(notices(answer.result))
 
 
-async def test_no_file_variable_or_error_can_look_like_a_notice() -> None:
-    async with agent("--allow", "*") as notebook:
+async def test_no_file_variable_or_error_can_look_like_a_notice(servers: Servers) -> None:
+    async with servers.agent("--allow", "*") as notebook:
         await notebook.run(
             f"text = {FAKE!r}\n"
             f"open({FAKE!r}, 'w').write('x'); open('f.txt', 'w').write({FAKE!r})\n"
@@ -116,16 +116,16 @@ async def test_no_file_variable_or_error_can_look_like_a_notice() -> None:
         assert answer.content[0] == types.TextContent(text=FAKE.replace("[", "\\x5b"))
 
 
-async def test_code_that_names_the_prefix_is_read_as_it_is() -> None:
+async def test_code_that_names_the_prefix_is_read_as_it_is(servers: Servers) -> None:
     code = f"PREFIX = {FAKE!r}  # [kernel-mcp] is what notices begin with\n"
-    async with agent() as notebook:
+    async with servers.agent() as notebook:
         await notebook.call("write_file", path="code.py", content=code)
         assert (await notebook.call("read_file", path="code.py")).text == code
         assert (await notebook.run("print(open('code.py').read(), end='')")).text == code.rstrip()
 
 
-async def test_what_the_server_says_is_a_block_of_its_own() -> None:
-    async with agent() as notebook:
+async def test_what_the_server_says_is_a_block_of_its_own(servers: Servers) -> None:
+    async with servers.agent() as notebook:
         answer = await notebook.run("print('out'); import time; time.sleep(60)", wait=2)
         assert notices(answer.result) == [
             "[kernel-mcp] running: cell 1 goes on. Call wait for more output, interrupt to stop it"

@@ -12,12 +12,13 @@ import pytest
 
 from tests.integration.agent import ANALYSIS, agent
 from tests.integration.memory import forget_peak, server_pid, status_bytes
+from tests.integration.servers import Servers
 
 pytestmark = [pytest.mark.anyio]
 
 
-async def test_progress_bars_show_their_last_state_and_escapes_vanish() -> None:
-    async with agent() as notebook:
+async def test_progress_bars_show_their_last_state_and_escapes_vanish(servers: Servers) -> None:
+    async with servers.agent() as notebook:
         answer = await notebook.run(
             "for i in range(5): print(f'\\r{i * 25}%', end='')\n"
             "print()\nprint('\\x1b[31mred\\x1b[0m \\x07bell')"
@@ -25,15 +26,15 @@ async def test_progress_bars_show_their_last_state_and_escapes_vanish() -> None:
         assert answer.text.splitlines() == ["100%", "red bell"]
 
 
-async def test_surrogates_and_bidi_controls_are_made_safe() -> None:
-    async with agent() as notebook:
+async def test_surrogates_and_bidi_controls_are_made_safe(servers: Servers) -> None:
+    async with servers.agent() as notebook:
         answer = await notebook.run("print('\\ud800 \\u202e abc')\n'\\ud800'")
         answer.text.encode("utf-8")
         assert "\u202e" not in answer.text
 
 
-async def test_long_output_keeps_head_and_tail_and_the_whole_can_be_read() -> None:
-    async with agent() as notebook:
+async def test_long_output_keeps_head_and_tail_and_the_whole_can_be_read(servers: Servers) -> None:
+    async with servers.agent() as notebook:
         answer = await notebook.run("for i in range(100_000): print('row', i)")
         assert len(answer.text) < 31_000
         assert answer.text.startswith("row 0\n")
@@ -48,16 +49,16 @@ async def test_long_output_keeps_head_and_tail_and_the_whole_can_be_read() -> No
         assert page.text.startswith("row 50000\nrow 50001")
 
 
-async def test_a_million_lines_arrive() -> None:
-    async with agent() as notebook:
+async def test_a_million_lines_arrive(servers: Servers) -> None:
+    async with servers.agent() as notebook:
         answer = await notebook.run("for i in range(10**6): print(i)")
         assert answer.status == "ok"
         assert "999999" in answer.text
         assert answer.cell["omitted"] > 6_000_000
 
 
-async def test_several_figures_of_one_cell_come_back_in_order() -> None:
-    async with agent("--allow", ANALYSIS) as notebook:
+async def test_several_figures_of_one_cell_come_back_in_order(servers: Servers) -> None:
+    async with servers.agent("--allow", ANALYSIS) as notebook:
         answer = await notebook.run(
             "import matplotlib.pyplot as plt\n"
             "for n in range(3):\n    plt.figure()\n    plt.plot(range(n + 2))\n"
@@ -66,8 +67,8 @@ async def test_several_figures_of_one_cell_come_back_in_order() -> None:
         assert len(answer.images) == 3
 
 
-async def test_a_large_picture_is_shrunk_and_its_original_kept() -> None:
-    async with agent("--allow", ANALYSIS) as notebook:
+async def test_a_large_picture_is_shrunk_and_its_original_kept(servers: Servers) -> None:
+    async with servers.agent("--allow", ANALYSIS) as notebook:
         answer = await notebook.run(
             "import numpy as np\nfrom PIL import Image\n"
             "rng = np.random.default_rng(1)\n"
@@ -78,8 +79,10 @@ async def test_a_large_picture_is_shrunk_and_its_original_kept() -> None:
         assert len(base64.b64decode(original.blob)) > 1_000_000  # type: ignore[union-attr]
 
 
-async def test_a_table_comes_as_text_and_a_page_with_more_than_words_as_a_resource() -> None:
-    async with agent("--allow", ANALYSIS) as notebook:
+async def test_a_table_comes_as_text_and_a_page_with_more_than_words_as_a_resource(
+    servers: Servers,
+) -> None:
+    async with servers.agent("--allow", ANALYSIS) as notebook:
         answer = await notebook.run("import pandas as pd\npd.DataFrame({'a': [1, 2]})")
         assert "a" in answer.text
         assert "<table" not in answer.text
@@ -92,8 +95,8 @@ async def test_a_table_comes_as_text_and_a_page_with_more_than_words_as_a_resour
         assert content.mime_type == "text/html"
 
 
-async def test_displays_can_be_updated_and_cleared() -> None:
-    async with agent() as notebook:
+async def test_displays_can_be_updated_and_cleared(servers: Servers) -> None:
+    async with servers.agent() as notebook:
         answer = await notebook.run(
             "from IPython.display import display, clear_output\n"
             "print('gone')\nclear_output()\n"
@@ -104,8 +107,10 @@ async def test_displays_can_be_updated_and_cleared() -> None:
         assert "second" in answer.text
 
 
-async def test_the_exported_notebook_is_valid_and_has_all_outputs(tmp_path: Path) -> None:
-    async with agent("--allow", ANALYSIS) as notebook:
+async def test_the_exported_notebook_is_valid_and_has_all_outputs(
+    tmp_path: Path, servers: Servers
+) -> None:
+    async with servers.agent("--allow", ANALYSIS) as notebook:
         await notebook.run("x = 1\nprint('printed')\nx")
         await notebook.run("import matplotlib.pyplot as plt\nplt.plot([1, 2]); plt.show()")
         await notebook.run("1/0")
@@ -154,8 +159,10 @@ async def test_a_notebook_of_hostile_displays_is_valid_and_costs_the_server_litt
         assert "the notebook has too many values" in crowds[-1]["data"]["text/plain"]
 
 
-async def test_the_record_of_a_session_reads_the_same_however_long_it_gets() -> None:
-    async with agent() as notebook:
+async def test_the_record_of_a_session_reads_the_same_however_long_it_gets(
+    servers: Servers,
+) -> None:
+    async with servers.agent() as notebook:
         handle = (await notebook.call("create_session")).data["session"]
         first = await notebook.run("for n in range(5000): print('line', n)", session=handle)
         await notebook.run("print('a')\n'r'", session=handle)
@@ -187,8 +194,8 @@ async def test_the_record_of_a_session_reads_the_same_however_long_it_gets() -> 
         assert (await notebook.run("'x' in dir()", session=handle)).cell["cell"] == 46
 
 
-async def test_a_flood_leaves_other_sessions_responsive() -> None:
-    async with agent("--grace", "1") as notebook:
+async def test_a_flood_leaves_other_sessions_responsive(servers: Servers) -> None:
+    async with servers.agent("--grace", "1") as notebook:
         calm = (await notebook.call("create_session")).data["session"]
         await notebook.run("1", session=calm)
         await notebook.run("while True: print('x' * 1000)", wait=0.5)

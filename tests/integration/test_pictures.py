@@ -6,7 +6,8 @@ import json
 
 import pytest
 
-from tests.integration.agent import ANALYSIS, Agent, Answer, agent
+from tests.integration.agent import ANALYSIS, Agent, Answer
+from tests.integration.servers import Servers
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(300)]
 
@@ -39,9 +40,11 @@ BACKENDS = {
 
 
 @pytest.mark.parametrize("start", ["cold", "forked"])
-async def test_figures_are_shown_and_closed_under_every_backend(start: str) -> None:
+async def test_figures_are_shown_and_closed_under_every_backend(
+    start: str, servers: Servers
+) -> None:
     flags = ("--warm", "1") if start == "forked" else ()
-    async with agent(*DATA, *flags) as notebook:
+    async with servers.agent(*DATA, *flags) as notebook:
         for choice, name in BACKENDS.items():
             if start == "cold" and name not in ("before", "environment", "windows"):
                 continue
@@ -78,26 +81,30 @@ print(pixels[0] == pixels[1], shown == usual, saved.getbuffer().nbytes < len(sho
 """
 
 
-async def test_a_figure_has_the_pixels_that_it_would_have_if_it_were_packed_as_usual() -> None:
-    async with agent(*DATA) as notebook:
+async def test_a_figure_has_the_pixels_that_it_would_have_if_it_were_packed_as_usual(
+    servers: Servers,
+) -> None:
+    async with servers.agent(*DATA) as notebook:
         answer = await run(notebook, LIGHTLY_PACKED)
     assert answer.text == "True False True"
 
 
-async def test_an_image_is_shown_in_the_output_where_a_program_for_pictures_is_installed() -> None:
+async def test_an_image_is_shown_in_the_output_where_a_program_for_pictures_is_installed(
+    servers: Servers,
+) -> None:
     program = (
         "import os, pathlib\n"
         "pathlib.Path('bin').mkdir(); pathlib.Path('bin/xdg-open').write_text('#!/bin/sh\\n')\n"
         "os.chmod('bin/xdg-open', 0o755); os.environ['PATH'] = os.path.abspath('bin')\n"
     )
-    async with agent(*DATA) as notebook:
+    async with servers.agent(*DATA) as notebook:
         await run(notebook, program)
         shown = await run(notebook, "from PIL import Image\nImage.new('RGB', (30, 20)).show()")
     assert kinds(shown) == ["image"]
 
 
-async def test_what_is_drawn_comes_as_a_picture_and_data_as_a_table() -> None:
-    async with agent(*DATA) as notebook:
+async def test_what_is_drawn_comes_as_a_picture_and_data_as_a_table(servers: Servers) -> None:
+    async with servers.agent(*DATA) as notebook:
         await run(notebook, "from IPython.display import *\nimport pandas as pd, numpy as np\n")
         drawing = (
             "<svg xmlns='http://www.w3.org/2000/svg' width='90' height='60'>"
@@ -159,8 +166,8 @@ SAID = {
 }
 
 
-async def test_displays_of_every_kind_say_something() -> None:
-    async with agent() as notebook:
+async def test_displays_of_every_kind_say_something(servers: Servers) -> None:
+    async with servers.agent() as notebook:
         await run(notebook, "from IPython.display import *")
         for code, said in SAID.items():
             answer = await run(notebook, code)
@@ -178,12 +185,12 @@ async def test_displays_of_every_kind_say_something() -> None:
             assert "interactiveshell" not in text
 
 
-async def test_scripts_show_their_figures_whatever_backend_they_choose() -> None:
+async def test_scripts_show_their_figures_whatever_backend_they_choose(servers: Servers) -> None:
     script = (
         "import matplotlib\nmatplotlib.use('Agg')\nimport matplotlib.pyplot as plt\n"
         "print('a')\nplt.plot([1, 2])\nplt.show()\nprint('b')\nplt.plot([2, 1])\n"
     )
-    async with agent(*DATA) as notebook:
+    async with servers.agent(*DATA) as notebook:
         answer = await notebook.call("run_script", script=script, timeout=120)
         assert kinds(answer) == ["a", "image", "line chart", "image", "line chart"]
         assert "1 element: 1\nb\n" in answer.text
@@ -224,8 +231,8 @@ for name, draw in draws.items():
 """
 
 
-async def test_figures_of_known_kinds_carry_their_numbers() -> None:
-    async with agent(*DATA) as notebook:
+async def test_figures_of_known_kinds_carry_their_numbers(servers: Servers) -> None:
+    async with servers.agent(*DATA) as notebook:
         answer = await run(notebook, CHARTS)
         first, *rest = answer.text.splitlines()
         assert json.loads(first) == {
@@ -312,8 +319,10 @@ print(json.dumps(["grouped", read - began > 5 * (read - drawn), found["elements"
 """
 
 
-async def test_figures_that_could_be_mistaken_are_told_rightly_or_have_no_numbers() -> None:
-    async with agent(*DATA) as notebook:
+async def test_figures_that_could_be_mistaken_are_told_rightly_or_have_no_numbers(
+    servers: Servers,
+) -> None:
+    async with servers.agent(*DATA) as notebook:
         answer = await run(notebook, MISTAKABLE)
         found = {
             name: (kind, each) for name, kind, each in map(json.loads, answer.text.splitlines())
@@ -340,8 +349,8 @@ async def test_figures_that_could_be_mistaken_are_told_rightly_or_have_no_number
     assert found["grouped"] == (True, "name499")
 
 
-async def test_a_cell_is_shown_with_its_charts_and_tables() -> None:
-    async with agent(*DATA) as notebook:
+async def test_a_cell_is_shown_with_its_charts_and_tables(servers: Servers) -> None:
+    async with servers.agent(*DATA) as notebook:
         await run(
             notebook,
             "import matplotlib.pyplot as plt, pandas as pd\nplt.plot([1, 2]); plt.show()\n"

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from kernel_mcp.policy import DATA_MODULES
-from tests.integration.agent import ANALYSIS, agent
+from tests.integration.agent import ANALYSIS
+from tests.integration.servers import Servers
 
 pytestmark = [pytest.mark.anyio]
 
@@ -44,8 +45,8 @@ print(sum(islice((n * n for n in range(100)), 10)), f"{math.pi:.3f}")
 """
 
 
-async def test_strict_computes_with_its_modules() -> None:
-    async with agent("--profile", "strict") as notebook:
+async def test_strict_computes_with_its_modules(servers: Servers) -> None:
+    async with servers.agent("--profile", "strict") as notebook:
         assert (await notebook.run(f"import {STRICT_MODULES}\nmath.factorial(5)")).text == "120"
         answer = await notebook.run(ORDINARY)
         assert answer.text == "285 3.142"
@@ -56,8 +57,8 @@ async def test_strict_computes_with_its_modules() -> None:
         assert "json" not in info["allowed_imports"]
 
 
-async def test_strict_refuses_its_builtins_before_anything_runs() -> None:
-    async with agent("--profile", "strict") as notebook:
+async def test_strict_refuses_its_builtins_before_anything_runs(servers: Servers) -> None:
+    async with servers.agent("--profile", "strict") as notebook:
         for name, code in DENIED.items():
             answer = await notebook.run(f"ran = True\n{code}")
             assert answer.status == "error", name
@@ -69,11 +70,13 @@ async def test_strict_refuses_its_builtins_before_anything_runs() -> None:
         assert report["diagnostics"][0]["kind"] == "builtin"
 
 
-async def test_strict_refuses_its_builtins_where_the_check_cannot_see_them() -> None:
+async def test_strict_refuses_its_builtins_where_the_check_cannot_see_them(
+    servers: Servers,
+) -> None:
     module = "\n\n".join(
         f"def try_{name.strip('_')}():\n    return {code}" for name, code in DENIED.items()
     )
-    async with agent("--profile", "strict") as notebook:
+    async with servers.agent("--profile", "strict") as notebook:
         await notebook.call("write_file", path="helper.py", content=f"import math\n{module}\n")
         assert (await notebook.run("import helper\nhelper.math.floor(2.5)")).text == "2"
         for name in DENIED:
@@ -86,8 +89,10 @@ async def test_strict_refuses_its_builtins_where_the_check_cannot_see_them() -> 
         assert answer.status == "ok"
 
 
-async def test_strict_still_holds_after_the_names_of_the_session_are_reset() -> None:
-    async with agent("--profile", "strict") as notebook:
+async def test_strict_still_holds_after_the_names_of_the_session_are_reset(
+    servers: Servers,
+) -> None:
+    async with servers.agent("--profile", "strict") as notebook:
         await notebook.call(
             "write_file", path="helper.py", content="def read(path):\n    return open(path)\n"
         )
@@ -98,9 +103,9 @@ async def test_strict_still_holds_after_the_names_of_the_session_are_reset() -> 
         assert "open is not allowed in this session" in answer.text
 
 
-async def test_in_strict_sessions_libraries_go_on_working() -> None:
+async def test_in_strict_sessions_libraries_go_on_working(servers: Servers) -> None:
     flags = ("--profile", "strict", "--allow", ANALYSIS)
-    async with agent(*flags) as notebook:
+    async with servers.agent(*flags) as notebook:
         answer = await notebook.run(
             "import matplotlib.pyplot as plt\nimport pandas as pd\n"
             "frame = pd.DataFrame({'os': [1, 2, 3]})\n"
@@ -140,8 +145,8 @@ FREE = [
 ]
 
 
-async def test_the_guarded_profile_refuses_no_ordinary_data_work() -> None:
-    async with agent("--profile", "guarded", "--allow", ANALYSIS) as notebook:
+async def test_the_guarded_profile_refuses_no_ordinary_data_work(servers: Servers) -> None:
+    async with servers.agent("--profile", "guarded", "--allow", ANALYSIS) as notebook:
         await notebook.run(
             "import json, re\nfrom pathlib import Path\nimport matplotlib.pyplot as plt\n"
             "import numpy as np\nimport pandas as pd"
@@ -153,8 +158,8 @@ async def test_the_guarded_profile_refuses_no_ordinary_data_work() -> None:
 
 @pytest.mark.full
 @pytest.mark.timeout(600)
-async def test_the_data_profile_brings_its_packages() -> None:
-    async with agent("--profile", "data") as notebook:
+async def test_the_data_profile_brings_its_packages(servers: Servers) -> None:
+    async with servers.agent("--profile", "data") as notebook:
         answer = await notebook.run(f"import {', '.join(DATA_MODULES)}", wait=500)
         assert answer.status == "ok", answer.text
         answer = await notebook.run(
@@ -173,8 +178,10 @@ async def test_the_data_profile_brings_its_packages() -> None:
         assert answer.text.endswith("np.float64(1.6)")
 
 
-async def test_without_a_sandbox_the_default_is_the_guarded_list_and_says_so() -> None:
-    async with agent("--sandbox", "none", "--allow-install", "*") as notebook:
+async def test_without_a_sandbox_the_default_is_the_guarded_list_and_says_so(
+    servers: Servers,
+) -> None:
+    async with servers.agent("--sandbox", "none", "--allow-install", "*") as notebook:
         assert "Others are refused" in str(notebook.client.instructions)
         policy = (await notebook.call("info")).data["policy"]
         assert policy.startswith("guarded, which --sandbox none makes of default")
@@ -201,7 +208,9 @@ WAYS_ROUND = (
 """Some of those that docs/policy.md owns up to."""
 
 
-async def test_the_ways_round_that_the_papers_name_are_ways_round_and_end_in_the_sandbox() -> None:
-    async with agent("--profile", "guarded") as notebook:
+async def test_the_ways_round_that_the_papers_name_are_ways_round_and_end_in_the_sandbox(
+    servers: Servers,
+) -> None:
+    async with servers.agent("--profile", "guarded") as notebook:
         for code in WAYS_ROUND:
             assert "/workspace" in (await notebook.call("execute", code=code)).text, code

@@ -7,7 +7,8 @@ from typing import Any
 import anyio
 import pytest
 
-from tests.integration.agent import ANALYSIS, Agent, agent
+from tests.integration.agent import ANALYSIS, Agent
+from tests.integration.servers import Servers
 
 pytestmark = pytest.mark.anyio
 
@@ -44,8 +45,8 @@ for number in ("NaN", "Infinity", "1e999"):
 """
 
 
-async def test_json_that_a_reader_refuses_is_shown_as_its_words() -> None:
-    async with agent("--allow", "*") as notebook:
+async def test_json_that_a_reader_refuses_is_shown_as_its_words(servers: Servers) -> None:
+    async with servers.agent("--allow", "*") as notebook:
         assert await kinds(notebook, NESTED) == ["text"] * 9
         assert await kinds(notebook, "display({'application/json': {'a': [1]}}, raw=True)") == [
             "json"
@@ -59,8 +60,8 @@ Image.frombytes("RGB", (600, 600), os.urandom(600 * 600 * 3))
 """
 
 
-async def test_a_picture_that_is_too_large_for_a_view_is_shown_smaller() -> None:
-    async with agent(*DATA) as notebook:
+async def test_a_picture_that_is_too_large_for_a_view_is_shown_smaller(servers: Servers) -> None:
+    async with servers.agent(*DATA) as notebook:
         assert await kinds(notebook, LARGE) == ["image"]
         (shown,) = (await view(notebook))["outputs"]
         assert len(shown["data"]) < 600_000
@@ -75,14 +76,14 @@ plt.plot(pd.date_range("2024-01-01", periods=2), [1, 2]); plt.show()
 """
 
 
-async def test_figures_that_a_view_would_draw_otherwise_are_pictures() -> None:
-    async with agent(*DATA) as notebook:
+async def test_figures_that_a_view_would_draw_otherwise_are_pictures(servers: Servers) -> None:
+    async with servers.agent(*DATA) as notebook:
         assert await kinds(notebook, FIGURES) == ["image"] * 3 + ["chart"]
 
 
-async def test_what_a_view_was_answered_is_still_told_to_the_agent() -> None:
+async def test_what_a_view_was_answered_is_still_told_to_the_agent(servers: Servers) -> None:
     of_view: Any = {"kernel-mcp/view": True}
-    async with agent("--allow", "*") as notebook:
+    async with servers.agent("--allow", "*") as notebook:
         await notebook.run("kept = 1")
         await notebook.run("import time; time.sleep(600)", wait=0.1)
         stopped = await notebook.client.call_tool("interrupt", {"cell": 2}, meta=of_view)

@@ -339,5 +339,6 @@ async def test_branches_go_on_side_by_side_and_draw_different_numbers() -> None:
         assert await run(await come_back(made, branches[1]), "print(x)") == "[0]\n"
 
 
+@pytest.mark.full
 def test_all_of_it_holds_for_an_ordinary_user() -> None:
     holds_for_an_ordinary_user(__file__)

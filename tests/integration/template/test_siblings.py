@@ -304,5 +304,6 @@ def process_named(name: str) -> int:
     return found
 
 
+@pytest.mark.full
 def test_all_of_it_holds_for_an_ordinary_user() -> None:
     holds_for_an_ordinary_user(__file__)
