@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.agent import ANALYSIS, agent
+from tests.integration.agent import ANALYSIS
+from tests.integration.servers import Servers
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(300)]
 
@@ -127,10 +128,12 @@ print(all(hinted(shown, how) == hinted(usual, how) for how in hows))
 """
 
 
-async def test_figures_have_usual_pixels_and_are_drawn_once_where_that_is_enough() -> None:
+async def test_figures_have_usual_pixels_and_are_drawn_once_where_that_is_enough(
+    servers: Servers,
+) -> None:
     figures = dict(each.split("\n", 1) for each in FIGURES.read_text()[2:].split("\n\n# "))
     assert len(figures) > 60
-    async with agent(*DATA) as notebook:
+    async with servers.agent(*DATA) as notebook:
         assert (await notebook.run(COMPARE)).text == "(no output)"
         code = f"counts = {{name: compare(name, code) for name, code in {figures!r}.items()}}"
         for _ in range(2):  # texts are remembered
@@ -139,34 +142,34 @@ async def test_figures_have_usual_pixels_and_are_drawn_once_where_that_is_enough
         assert twice.text == str([name for name in figures if name.endswith(", drawn twice")])
 
 
-async def test_nothing_of_matplotlib_is_changed_once_a_figure_is_shown() -> None:
-    async with agent(*DATA) as notebook:
+async def test_nothing_of_matplotlib_is_changed_once_a_figure_is_shown(servers: Servers) -> None:
+    async with servers.agent(*DATA) as notebook:
         await notebook.run(COMPARE)
         assert (
             await notebook.run(LEFT)
         ).text == "{False} True\nFalse\n[] False RendererAgg False True"
 
 
-async def test_ticks_of_a_figure_that_was_shown_change_one_by_one() -> None:
-    async with agent(*DATA) as notebook:
+async def test_ticks_of_a_figure_that_was_shown_change_one_by_one(servers: Servers) -> None:
+    async with servers.agent(*DATA) as notebook:
         await notebook.run(COMPARE)
         assert (await notebook.run(TICKS)).text == "True"
 
 
-async def test_each_figure_warns_of_the_glyphs_that_its_font_lacks() -> None:
-    async with agent(*DATA) as notebook:
+async def test_each_figure_warns_of_the_glyphs_that_its_font_lacks(servers: Servers) -> None:
+    async with servers.agent(*DATA) as notebook:
         await notebook.run(COMPARE)
         assert (await notebook.run(LACKING)).text == "2 True"
 
 
-async def test_texts_are_remembered_as_they_were_hinted() -> None:
-    async with agent(*DATA) as notebook:
+async def test_texts_are_remembered_as_they_were_hinted(servers: Servers) -> None:
+    async with servers.agent(*DATA) as notebook:
         await notebook.run(COMPARE)
         assert (await notebook.run(HINTED)).text == "3\nTrue"
 
 
-async def test_what_code_says_about_its_pictures_is_kept() -> None:
-    async with agent(*DATA) as notebook:
+async def test_what_code_says_about_its_pictures_is_kept(servers: Servers) -> None:
+    async with servers.agent(*DATA) as notebook:
         await notebook.run(COMPARE)
         await notebook.run(
             "%config InlineBackend.print_figure_kwargs = "

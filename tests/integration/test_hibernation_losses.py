@@ -5,7 +5,8 @@ from __future__ import annotations
 import anyio
 import pytest
 
-from tests.integration.agent import ANALYSIS, Agent, Answer, agent
+from tests.integration.agent import ANALYSIS, Agent, Answer
+from tests.integration.servers import Servers
 from tests.integration.sleepers import IDLE, has_file, state_of, woken
 
 pytestmark = [pytest.mark.anyio]
@@ -46,8 +47,8 @@ good = 1
 """
 
 
-async def test_what_cannot_come_back_is_named_with_its_kind() -> None:
-    async with agent(*ONE) as notebook:
+async def test_what_cannot_come_back_is_named_with_its_kind(servers: Servers) -> None:
+    async with servers.agent(*ONE) as notebook:
         await notebook.run(OUTSIDE)
         answer = await forced(notebook, "good")
         assert "Back: threading, Holder, good (3)." in answer.text
@@ -96,8 +97,8 @@ after = [before]
 """
 
 
-async def test_hostile_objects_cost_nothing_but_themselves() -> None:
-    async with agent(*ONE) as notebook:
+async def test_hostile_objects_cost_nothing_but_themselves(servers: Servers) -> None:
+    async with servers.agent(*ONE) as notebook:
         await notebook.run(HOSTILE)
         answer = await forced(notebook, "before, after, Raises")
         assert "(1, [1], __main__.Raises)" in answer.text
@@ -112,16 +113,16 @@ async def test_hostile_objects_cost_nothing_but_themselves() -> None:
             assert lost in answer.text
 
 
-async def test_a_variable_that_is_too_large_is_left_out() -> None:
-    async with agent("--hibernate-size", "8M", *ONE) as notebook:
+async def test_a_variable_that_is_too_large_is_left_out(servers: Servers) -> None:
+    async with servers.agent("--hibernate-size", "8M", *ONE) as notebook:
         await notebook.run("huge = bytearray(9_000_000); big = 'x' * 7_000_000; small = [1]")
         answer = await forced(notebook, "len(big), small")
         assert "(7000000, [1])" in answer.text
         assert "huge (too large: a dump takes 8 MB in all)" in answer.text
 
 
-async def test_a_module_of_the_workspace_comes_back() -> None:
-    async with agent(*IDLE) as notebook:
+async def test_a_module_of_the_workspace_comes_back(servers: Servers) -> None:
+    async with servers.agent(*IDLE) as notebook:
         await notebook.call("write_file", path="mine.py", content="class Thing:\n    size = 3\n")
         await notebook.run("import mine; thing = mine.Thing(); thing.size = 4")
         answer = await woken(notebook, "thing.size, type(thing) is mine.Thing")
@@ -129,8 +130,8 @@ async def test_a_module_of_the_workspace_comes_back() -> None:
         assert "Back: mine, thing (2)" in answer.text
 
 
-async def test_a_module_the_policy_refuses_does_not_come_back() -> None:
-    async with agent("--profile", "guarded", *ONE) as notebook:
+async def test_a_module_the_policy_refuses_does_not_come_back(servers: Servers) -> None:
+    async with servers.agent("--profile", "guarded", *ONE) as notebook:
         await notebook.run("import random; smuggled = vars(random)['_os']; x = 1")
         answer = await forced(notebook, "x")
         assert "smuggled (ModuleNotAllowedError: import of 'os' is not allowed" in answer.text
@@ -151,8 +152,8 @@ UNFIT = "threading.Thread(target=threading.Event().wait, daemon=True).start()"
 """Keeps a kernel from being forked."""
 
 
-async def test_a_kernel_that_dies_while_saving_is_reported_as_lost() -> None:
-    async with agent("--allow", "os", "--persist", "off", *ONE) as notebook:
+async def test_a_kernel_that_dies_while_saving_is_reported_as_lost(servers: Servers) -> None:
+    async with servers.agent("--allow", "os", "--persist", "off", *ONE) as notebook:
         await notebook.run(DIES + UNFIT)
         answer = await forced(notebook, "open('kept.txt').read()")
         assert "'kept'" in answer.text
@@ -185,8 +186,8 @@ after = [common]
 """
 
 
-async def test_what_ends_the_kernel_that_pickles_it_costs_only_itself() -> None:
-    async with agent("--allow", "os,ctypes", "--grace", "1", *IDLE, *ONE) as notebook:
+async def test_what_ends_the_kernel_that_pickles_it_costs_only_itself(servers: Servers) -> None:
+    async with servers.agent("--allow", "os,ctypes", "--grace", "1", *IDLE, *ONE) as notebook:
         await notebook.run(KILLS)
         await has_file(notebook, "tried")
         answer = await notebook.run("blocks = Kills('block')\nexits.how, before['x'] is common")
@@ -221,8 +222,8 @@ after = [common]
 """
 
 
-async def test_what_ends_the_kernel_that_wakes_costs_what_it_shares_with() -> None:
-    async with agent("--allow", "os,ctypes", "--memory", "300M", *ONE) as notebook:
+async def test_what_ends_the_kernel_that_wakes_costs_what_it_shares_with(servers: Servers) -> None:
+    async with servers.agent("--allow", "os,ctypes", "--memory", "300M", *ONE) as notebook:
         await notebook.run(DEADLY)
         answer = await forced(notebook, "before['x'] is common is after[0]")
         assert answer.text.startswith("True\n")
@@ -245,8 +246,8 @@ tells = Tells()
 """
 
 
-async def test_nothing_is_lost_while_nothing_forces_a_kernel_out() -> None:
-    async with agent(*IDLE, *ONE) as notebook:
+async def test_nothing_is_lost_while_nothing_forces_a_kernel_out(servers: Servers) -> None:
+    async with servers.agent(*IDLE, *ONE) as notebook:
         await notebook.run(LOSES)
         await has_file(notebook, "tried")
         answer = await notebook.run("lock.acquire(), kept")
@@ -288,8 +289,8 @@ base[3, 5], base[99, 0], columns[0, 1], objects[1], days[1], memory[12] = -7, 5,
 """
 
 
-async def test_arrays_share_memory_again_or_are_named_as_copies() -> None:
-    async with agent("--allow", ANALYSIS, *IDLE) as notebook:
+async def test_arrays_share_memory_again_or_are_named_as_copies(servers: Servers) -> None:
+    async with servers.agent("--allow", ANALYSIS, *IDLE) as notebook:
         await notebook.run(SHARED)
         for copies in (True, False):
             answer = await woken(notebook, STILL_SHARED)
@@ -297,8 +298,8 @@ async def test_arrays_share_memory_again_or_are_named_as_copies() -> None:
             assert ("copied (a copy now: it shared memory" in answer.text) is copies
 
 
-async def test_names_beyond_those_that_are_kept_are_told() -> None:
-    async with agent(*ONE) as notebook:
+async def test_names_beyond_those_that_are_kept_are_told(servers: Servers) -> None:
+    async with servers.agent(*ONE) as notebook:
         await notebook.run("globals().update({f'v{i}': i for i in range(2010)})")
         answer = await forced(notebook, "v1999")
         assert answer.text.startswith("1999\n")
@@ -320,8 +321,10 @@ tasks = len([asyncio.create_task(tick())])
 """
 
 
-async def test_work_that_no_variable_holds_is_named_and_keeps_an_idle_session_awake() -> None:
-    async with agent(*ONE, "--idle-timeout", "1s") as notebook:
+async def test_work_that_no_variable_holds_is_named_and_keeps_an_idle_session_awake(
+    servers: Servers,
+) -> None:
+    async with servers.agent(*ONE, "--idle-timeout", "1s") as notebook:
         await notebook.run(WORK)
         await anyio.sleep(4)
         assert (await state_of(notebook))["state"] == "idle"

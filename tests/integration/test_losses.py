@@ -10,7 +10,8 @@ from typing import Any
 import anyio
 import pytest
 
-from tests.integration.agent import ERAS, PREFIX, Agent, Answer, agent, losses, lost, notices
+from tests.integration.agent import ERAS, PREFIX, Agent, Answer, losses, lost, notices
+from tests.integration.servers import Servers
 
 pytestmark = [pytest.mark.anyio]
 
@@ -63,10 +64,12 @@ async def kills(audit: Path, count: int) -> None:
             await anyio.sleep(0.05)
 
 
-async def test_any_tool_tells_first_of_a_kernel_that_died_between_cells(tmp_path: Path) -> None:
+async def test_any_tool_tells_first_of_a_kernel_that_died_between_cells(
+    tmp_path: Path, servers: Servers
+) -> None:
     audit = tmp_path / "audit.jsonl"
     flags = ("--allow", "*", "--allow-install", "cloudpickle", "--max-sessions", "20")
-    async with agent(*flags, "--audit-log", str(audit)) as notebook:
+    async with servers.agent(*flags, "--audit-log", str(audit)) as notebook:
         sessions = {}
         for tool in TOOLS:
             sessions[tool] = (await notebook.call("create_session")).data["session"]
@@ -95,10 +98,10 @@ async def test_any_tool_tells_first_of_a_kernel_that_died_between_cells(tmp_path
 
 
 async def test_an_answer_that_is_not_about_a_session_says_whose_loss_it_tells(
-    tmp_path: Path,
+    tmp_path: Path, servers: Servers
 ) -> None:
     audit = tmp_path / "audit.jsonl"
-    async with agent("--allow", "*", "--audit-log", str(audit)) as notebook:
+    async with servers.agent("--allow", "*", "--audit-log", str(audit)) as notebook:
         for count, (tool, arguments) in enumerate(OTHERS.items(), start=1):
             default = (await notebook.run(DIES_LATER)).cell["session"]
             await kills(audit, count)
@@ -112,9 +115,11 @@ async def test_an_answer_that_is_not_about_a_session_says_whose_loss_it_tells(
                 assert answer.data["notices"] == [notice]
 
 
-async def test_a_loss_told_by_another_tool_still_marks_the_next_cell(tmp_path: Path) -> None:
+async def test_a_loss_told_by_another_tool_still_marks_the_next_cell(
+    tmp_path: Path, servers: Servers
+) -> None:
     audit = tmp_path / "audit.jsonl"
-    async with agent("--allow", "*", "--audit-log", str(audit)) as notebook:
+    async with servers.agent("--allow", "*", "--audit-log", str(audit)) as notebook:
         await notebook.run(DIES_LATER)
         await kills(audit, 1)
         assert losses(await notebook.call("list_files"))
@@ -127,8 +132,8 @@ async def test_a_loss_told_by_another_tool_still_marks_the_next_cell(tmp_path: P
 
 
 @pytest.mark.parametrize("era", ERAS)
-async def test_what_a_cancelled_answer_told_is_told_again(era: str) -> None:
-    async with agent("--grace", "0.5", "--allow", "*", era=era) as notebook:
+async def test_what_a_cancelled_answer_told_is_told_again(era: str, servers: Servers) -> None:
+    async with servers.agent("--grace", "0.5", "--allow", "*", era=era) as notebook:
         await notebook.run("x = 1")
         with anyio.move_on_after(0.5):
             await notebook.run(STUBBORN)
@@ -141,8 +146,8 @@ async def test_what_a_cancelled_answer_told_is_told_again(era: str) -> None:
         assert "2" in answer.text
 
 
-async def test_a_killer_that_nobody_waits_for_is_told_by_what_comes_next() -> None:
-    async with agent("--allow", "*") as notebook:
+async def test_a_killer_that_nobody_waits_for_is_told_by_what_comes_next(servers: Servers) -> None:
+    async with servers.agent("--allow", "*") as notebook:
         await notebook.run("x = 1")
         killer = await notebook.run("import os; os._exit(3)", wait=0)
         behind = await notebook.run("'x' in globals()")
@@ -152,8 +157,8 @@ async def test_a_killer_that_nobody_waits_for_is_told_by_what_comes_next() -> No
         assert (await notebook.call("wait")).status == "killed"
 
 
-async def test_old_news_of_a_loss_names_nothing_that_was_made_anew() -> None:
-    async with agent("--allow", "*") as notebook:
+async def test_old_news_of_a_loss_names_nothing_that_was_made_anew(servers: Servers) -> None:
+    async with servers.agent("--allow", "*") as notebook:
         await notebook.run("x = 1; y = 2")
         await notebook.run("import os; os._exit(3)", wait=0)
         assert (await notebook.run("x = 3")).cell["lost"] == ["x", "y"]
@@ -164,8 +169,8 @@ async def test_old_news_of_a_loss_names_nothing_that_was_made_anew() -> None:
         assert (await notebook.run("x")).text == "3"
 
 
-async def test_every_cell_that_waited_behind_a_killer_says_so() -> None:
-    async with agent("--allow", "*") as notebook:
+async def test_every_cell_that_waited_behind_a_killer_says_so(servers: Servers) -> None:
+    async with servers.agent("--allow", "*") as notebook:
         await notebook.run("x = 1")
         answers: dict[int, Answer] = {}
 
@@ -187,8 +192,8 @@ async def test_every_cell_that_waited_behind_a_killer_says_so() -> None:
         assert not (await notebook.run("a")).cell["lost"]
 
 
-async def test_the_names_of_what_was_lost_follow_the_code() -> None:
-    async with agent("--allow", "*") as notebook:
+async def test_the_names_of_what_was_lost_follow_the_code(servers: Servers) -> None:
+    async with servers.agent("--allow", "*") as notebook:
         await notebook.run("a, b, _c = 1, 2, 3")
         await notebook.run("del a; d = 4\ndef f(): ...")
         await notebook.run("1/0")
@@ -201,8 +206,10 @@ async def test_the_names_of_what_was_lost_follow_the_code() -> None:
         assert "more" in answer.text
 
 
-async def test_a_cell_that_meets_the_death_of_its_kernel_runs_or_says_what_happened() -> None:
-    async with agent("--allow", "*", "--warm", "0") as notebook:
+async def test_a_cell_that_meets_the_death_of_its_kernel_runs_or_says_what_happened(
+    servers: Servers,
+) -> None:
+    async with servers.agent("--allow", "*", "--warm", "0") as notebook:
         for name in "abcdef":
             await notebook.run(
                 "import os, pathlib, threading, time\n"
@@ -294,9 +301,11 @@ FIRST: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize(("cause", "flags"), CAUSES.values(), ids=CAUSES.keys())
 async def test_what_is_asked_first_after_a_loss_tells_it(
-    cause: Callable[[Agent], Awaitable[str]], flags: tuple[str, ...]
+    cause: Callable[[Agent], Awaitable[str]], flags: tuple[str, ...], servers: Servers
 ) -> None:
-    async with agent("--allow", "*", "--warm", "0", "--checkpoints", "off", *flags) as notebook:
+    async with servers.agent(
+        "--allow", "*", "--warm", "0", "--checkpoints", "off", *flags
+    ) as notebook:
         for tool, arguments in FIRST.items():
             handle = await cause(notebook)
             with anyio.fail_after(60):

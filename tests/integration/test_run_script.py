@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.integration.agent import agent
 from tests.integration.ordinary_scripts import SCRIPTS
+from tests.integration.servers import Servers
 
 pytestmark = [pytest.mark.anyio]
 
@@ -20,8 +20,10 @@ print(pd.DataFrame({'a': [1,2,3]}).describe())
 PLOT = "import matplotlib.pyplot as plt\nplt.plot([1, 3, 2])\nplt.savefig('plot.png')\nplt.show()"
 
 
-async def test_a_script_with_metadata_runs_unchanged_and_at_once_the_second_time() -> None:
-    async with agent("--allow-install", "pandas,matplotlib") as notebook:
+async def test_a_script_with_metadata_runs_unchanged_and_at_once_the_second_time(
+    servers: Servers,
+) -> None:
+    async with servers.agent("--allow-install", "pandas,matplotlib") as notebook:
         first = await notebook.call("run_script", script=PANDAS)
         assert "count  3.0" in first.text
         assert first.status == "ok"
@@ -37,8 +39,8 @@ async def test_a_script_with_metadata_runs_unchanged_and_at_once_the_second_time
         assert (await notebook.call("list_sessions")).data["sessions"] == []
 
 
-async def test_scripts_end_as_cells_do_and_leave_no_session() -> None:
-    async with agent() as notebook:
+async def test_scripts_end_as_cells_do_and_leave_no_session(servers: Servers) -> None:
+    async with servers.agent() as notebook:
         answer = await notebook.call("run_script", script="x = 1\nx / 0")
         assert answer.status == "error"
         assert "ZeroDivisionError" in answer.text
@@ -58,8 +60,10 @@ async def test_scripts_end_as_cells_do_and_leave_no_session() -> None:
         assert (await notebook.call("list_sessions")).data["sessions"] == []
 
 
-async def test_a_script_that_cannot_be_understood_is_refused_with_line_and_reason() -> None:
-    async with agent() as notebook:
+async def test_a_script_that_cannot_be_understood_is_refused_with_line_and_reason(
+    servers: Servers,
+) -> None:
+    async with servers.agent() as notebook:
         text = await notebook.refused(
             "run_script", script="# /// script\n# dependencies = [pandas]\n# ///\nprint(1)"
         )
@@ -71,10 +75,10 @@ async def test_a_script_that_cannot_be_understood_is_refused_with_line_and_reaso
         assert "3.10 to 3.15" in text
 
 
-async def test_requires_python_chooses_the_interpreter() -> None:
+async def test_requires_python_chooses_the_interpreter(servers: Servers) -> None:
     block = "# /// script\n# requires-python = '{}'\n# dependencies = ['tabulate']\n# ///\n"
     code = "import sys\nprint('%d.%d' % sys.version_info[:2])"
-    async with agent("--allow", "sys", "--allow-install", "tabulate") as notebook:
+    async with servers.agent("--allow", "sys", "--allow-install", "tabulate") as notebook:
         answer = await notebook.call("run_script", script=block.format("==3.12.*") + code)
         if "no Python 3.12" in answer.text:
             pytest.skip("Python 3.12 is not installed here")
@@ -86,8 +90,10 @@ async def test_requires_python_chooses_the_interpreter() -> None:
 
 
 @pytest.mark.parametrize("python", ["3.10", "3.11", "3.12", "3.13"])
-async def test_a_session_has_the_python_and_the_packages_it_asks_for(python: str) -> None:
-    async with agent("--allow", "sys", "--allow-install", "tabulate,toolz") as notebook:
+async def test_a_session_has_the_python_and_the_packages_it_asks_for(
+    python: str, servers: Servers
+) -> None:
+    async with servers.agent("--allow", "sys", "--allow-install", "tabulate,toolz") as notebook:
         created = await notebook.call("create_session", packages=["tabulate"], python=python)
         if created.failed and "there is no Python" in created.text:
             pytest.skip(f"Python {python} is not installed here")
@@ -108,9 +114,9 @@ async def test_a_session_has_the_python_and_the_packages_it_asks_for(python: str
     ],
 )
 async def test_a_python_that_is_not_there_is_told_with_those_that_are(
-    flags: tuple[str, ...], why: str
+    flags: tuple[str, ...], why: str, servers: Servers
 ) -> None:
-    async with agent(*flags) as notebook:
+    async with servers.agent(*flags) as notebook:
         answer = await notebook.call("create_session", python="3.14")
         if not answer.failed:
             pytest.skip("Python 3.14 is installed here")
@@ -126,8 +132,8 @@ async def test_a_python_that_is_not_there_is_told_with_those_that_are(
             assert "no Python 3." in report["summary"]
 
 
-async def test_check_syntax_validates_metadata_and_names() -> None:
-    async with agent() as notebook:
+async def test_check_syntax_validates_metadata_and_names(servers: Servers) -> None:
+    async with servers.agent() as notebook:
         await notebook.run("known = 1")
         code = "# /// script\n# dependencies = 5\n# ///\nprint(known, unknown)"
         report = (await notebook.call("check_syntax", code=code)).data
@@ -140,8 +146,10 @@ async def test_check_syntax_validates_metadata_and_names() -> None:
 
 
 @pytest.mark.parametrize("flags", [(), ("--warm", "1")], ids=["cold", "forked"])
-async def test_ordinary_scripts_run_as_with_python(flags: tuple[str, ...]) -> None:
-    async with agent("--allow", "*", *flags) as notebook:
+async def test_ordinary_scripts_run_as_with_python(
+    flags: tuple[str, ...], servers: Servers
+) -> None:
+    async with servers.agent("--allow", "*", *flags) as notebook:
         for name, (script, status, text) in SCRIPTS.items():
             answer = await notebook.call("run_script", script=script)
             assert answer.status == status, (name, answer.text)
@@ -149,15 +157,15 @@ async def test_ordinary_scripts_run_as_with_python(flags: tuple[str, ...]) -> No
             assert "the script wrote" not in answer.text, (name, answer.text)
 
 
-async def test_a_script_that_waits_for_its_threads_can_be_stopped() -> None:
+async def test_a_script_that_waits_for_its_threads_can_be_stopped(servers: Servers) -> None:
     script = "import threading\nthreading.Thread(target=threading.Event().wait).start()\nprint(1)"
-    async with agent("--allow", "threading") as notebook:
+    async with servers.agent("--allow", "threading") as notebook:
         answer = await notebook.call("run_script", script=script, timeout=1)
         assert answer.status == "timeout", answer.text
 
 
-async def test_cells_see_no_command_line_of_the_server() -> None:
-    async with agent("--allow", "sys", "--warm", "1") as notebook:
+async def test_cells_see_no_command_line_of_the_server(servers: Servers) -> None:
+    async with servers.agent("--allow", "sys", "--warm", "1") as notebook:
         assert (await notebook.run("import sys\nsys.argv")).text == "['']"
         await notebook.call("reset")
         assert (await notebook.run("import sys\nsys.argv")).text == "['']"
