@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+from collections.abc import AsyncIterator
 from typing import NoReturn
 
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.integration.servers import Servers, shared_servers
 from tests.run_folder import LEAST_BYTES, NEEDED_BYTES, RunFolder, short_of
 
 # how fast examples are made says something about the machine, not about them
@@ -81,3 +83,10 @@ def lacking(what: str, reason: str) -> NoReturn:
 def anyio_backend() -> str:
     """The event loop the server runs on."""
     return "asyncio"
+
+
+@pytest.fixture(scope="module")
+async def servers() -> AsyncIterator[Servers]:
+    """Servers of a module's tests, one for each set of flags."""
+    async with shared_servers() as servers:
+        yield servers

@@ -75,7 +75,12 @@ def short_of(needed: int) -> str:
 
 
 def _locked(folder: Path) -> int | None:
-    return try_lock(os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC))
+    """Lock a folder; None where another run has it, or has removed it just now."""
+    try:
+        fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return None
+    return try_lock(fd)
 
 
 def _remove(folder: Path, lock: int) -> None:

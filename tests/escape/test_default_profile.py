@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -15,7 +13,9 @@ from kernel_mcp.config.values import MIB
 from tests.escape.host import prepared
 from tests.escape.inside import ATTACKS
 from tests.integration.agent import Agent, agent
+from tests.integration.servers import Servers
 from tests.integration.test_fast_starts import ready
+from tests.sampled import sampled
 
 pytestmark = [pytest.mark.anyio]
 
@@ -45,15 +45,11 @@ async def outcomes(notebook: Agent, names: list[str]) -> dict[str, str]:
     return found
 
 
-@pytest.mark.parametrize(
-    "start",
-    [pytest.param(agent, id="cold", marks=pytest.mark.full), pytest.param(ready, id="forked")],
-)
-async def test_cells_attack_in_vain(
-    start: Callable[..., AbstractAsyncContextManager[Agent]],
-) -> None:
+@pytest.mark.parametrize("start", sampled(["cold", "forked"], "forked"))
+async def test_cells_attack_in_vain(start: str, servers: Servers) -> None:
     names = [attack.name for attack in ATTACKS]
-    async with start(*FLAGS, *(("--warm", "0") if start is ready else ())) as notebook:
+    forked = start == "forked"
+    async with ready(servers, *FLAGS, "--warm", "0") if forked else agent(*FLAGS) as notebook:
         assert (await notebook.call("info")).data["policy"].startswith("default: ")
         found = await outcomes(notebook, names)
     assert found.keys() == set(names)

@@ -26,6 +26,7 @@ from tests.integration.sleepers import IDLE, asleep
 from tests.integration.unprivileged import USER, as_ordinary_user
 from tests.interpreters import installed
 from tests.run_folder import own_folder
+from tests.sampled import sampled
 
 pytestmark = [pytest.mark.anyio]
 
@@ -154,7 +155,7 @@ async def outlives(server: Server) -> None:
     await continued(server)
 
 
-@pytest.mark.parametrize("version", installed())
+@pytest.mark.parametrize("version", sampled(installed(), *list(installed())[-2:]))
 async def test_a_session_outlives_its_kernels_and_its_server(version: str, tmp_path: Path) -> None:
     await outlives(Server.on(tmp_path, version))
 

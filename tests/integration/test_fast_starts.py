@@ -9,15 +9,16 @@ from contextlib import asynccontextmanager
 import anyio
 import pytest
 
-from tests.integration.agent import ANALYSIS, Agent, agent
+from tests.integration.agent import ANALYSIS, Agent
+from tests.integration.servers import Servers
 
 pytestmark = [pytest.mark.anyio]
 
 
 @asynccontextmanager
-async def ready(*flags: str) -> AsyncIterator[Agent]:
+async def ready(servers: Servers, *flags: str) -> AsyncIterator[Agent]:
     """A server whose template is up: a kernel forked from it has the preloaded module already."""
-    async with agent(*flags, "--allow", f"{ANALYSIS},sys") as notebook:
+    async with servers.agent(*flags, "--allow", f"{ANALYSIS},sys") as notebook:
         await notebook.run("1")  # takes as long as its environment is being built
         with anyio.fail_after(120):
             while not await is_forked(notebook):
@@ -34,8 +35,10 @@ async def is_forked(notebook: Agent) -> bool:
 
 
 @pytest.mark.parametrize("warm", ["0", "2"])
-async def test_sessions_from_a_template_are_separate_and_keep_their_state(warm: str) -> None:
-    async with ready("--warm", warm) as notebook:
+async def test_sessions_from_a_template_are_separate_and_keep_their_state(
+    warm: str, servers: Servers
+) -> None:
+    async with ready(servers, "--warm", warm) as notebook:
         handles = [(await notebook.call("create_session")).data["session"] for _ in range(4)]
         for number, handle in enumerate(handles):
             await notebook.run(f"n = {number}; open('n.txt', 'w').write(str(n))", session=handle)
@@ -45,8 +48,8 @@ async def test_sessions_from_a_template_are_separate_and_keep_their_state(warm: 
 
 
 @pytest.mark.parametrize("warm", ["0", "2"])
-async def test_files_written_before_the_first_cell_are_there(warm: str) -> None:
-    async with ready("--warm", warm) as notebook:
+async def test_files_written_before_the_first_cell_are_there(warm: str, servers: Servers) -> None:
+    async with ready(servers, "--warm", warm) as notebook:
         handle = (await notebook.call("create_session")).data["session"]
         await notebook.call("write_file", path="a/b.txt", content="early", session=handle)
         answer = await notebook.run("open('a/b.txt').read()", session=handle)
@@ -57,8 +60,10 @@ async def test_files_written_before_the_first_cell_are_there(warm: str) -> None:
 
 
 @pytest.mark.parametrize("warm", ["0", "2"])
-async def test_a_new_session_has_its_kernel_before_its_first_cell(warm: str) -> None:
-    async with ready("--warm", warm) as notebook:
+async def test_a_new_session_has_its_kernel_before_its_first_cell(
+    warm: str, servers: Servers
+) -> None:
+    async with ready(servers, "--warm", warm) as notebook:
         handle = (await notebook.call("create_session")).data["session"]
         with anyio.fail_after(60):
             while True:
@@ -70,8 +75,8 @@ async def test_a_new_session_has_its_kernel_before_its_first_cell(warm: str) -> 
         assert (await notebook.run("6 * 7", session=handle)).text == "42"
 
 
-async def test_a_session_from_the_reserve_outlives_its_kernel() -> None:
-    async with ready("--warm", "2", "--allow", "*") as notebook:
+async def test_a_session_from_the_reserve_outlives_its_kernel(servers: Servers) -> None:
+    async with ready(servers, "--warm", "2", "--allow", "*") as notebook:
         await notebook.run("open('kept.txt', 'w').write('x')")
         answer = await notebook.run("import os; os._exit(3)")
         assert answer.status == "killed"
@@ -86,12 +91,14 @@ print(shell.last_execution_result, shell.history_manager.input_hist_parsed[:-1])
 """
 
 
-async def test_a_kernel_from_the_reserve_looks_as_if_it_had_never_run_a_cell() -> None:
+async def test_a_kernel_from_the_reserve_looks_as_if_it_had_never_run_a_cell(
+    servers: Servers,
+) -> None:
     seen = []
-    async with ready("--warm", "2", "--allow", "*") as notebook:
+    async with ready(servers, "--warm", "2", "--allow", "*") as notebook:
         handle = (await notebook.call("create_session")).data["session"]
         seen.append((await notebook.run(TRACES, session=handle)).text)
-    async with agent("--allow", "*") as notebook:
+    async with servers.agent("--allow", "*") as notebook:
         seen.append((await notebook.run(TRACES)).text)
     assert seen[0] == seen[1]
     assert "get_ipython" in seen[0]
@@ -112,8 +119,10 @@ threads() - before
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one processor needs no threads")
 @pytest.mark.parametrize("warm", ["0", "2"])
-async def test_matrices_get_threads_when_a_cell_works_and_not_before(warm: str) -> None:
-    async with ready("--warm", warm) as notebook:
+async def test_matrices_get_threads_when_a_cell_works_and_not_before(
+    warm: str, servers: Servers
+) -> None:
+    async with ready(servers, "--warm", warm) as notebook:
         for _ in range(10):  # on a busy machine an import, too, can take as long as work does
             handle = (await notebook.call("create_session")).data["session"]
             few = int((await notebook.run(THREADS, session=handle)).text)
@@ -126,8 +135,8 @@ async def test_matrices_get_threads_when_a_cell_works_and_not_before(warm: str) 
         assert more == min(4, len(os.sched_getaffinity(0))) - 1
 
 
-async def test_random_numbers_differ_between_sessions() -> None:
-    async with ready("--warm", "0") as notebook:
+async def test_random_numbers_differ_between_sessions(servers: Servers) -> None:
+    async with ready(servers, "--warm", "0") as notebook:
         code = "import random, uuid, numpy\n(random.random(), uuid.uuid4(), numpy.random.rand())"
         drawn = set()
         for _ in range(3):
@@ -146,12 +155,12 @@ RESULTS = ["2", "2", "10", "2", "2", "(2, {1: 2, 2: 2, 3: 10, 4: 2, 5: 2})"]
 
 
 @pytest.mark.parametrize("warm", ["0", "2"])
-async def test_names_of_last_results_work_in_forked_kernels(warm: str) -> None:
-    async with ready("--warm", warm) as notebook:
+async def test_names_of_last_results_work_in_forked_kernels(warm: str, servers: Servers) -> None:
+    async with ready(servers, "--warm", warm) as notebook:
         for _ in range(3):
             assert await last_results(notebook) == RESULTS
 
 
-async def test_names_of_last_results_work_in_cold_kernels() -> None:
-    async with agent("--no-template", "--warm", "0") as notebook:
+async def test_names_of_last_results_work_in_cold_kernels(servers: Servers) -> None:
+    async with servers.agent("--no-template", "--warm", "0") as notebook:
         assert await last_results(notebook) == RESULTS

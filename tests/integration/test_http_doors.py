@@ -12,6 +12,7 @@ import pytest
 from tests.integration.httpclient import http_agent
 from tests.integration.httpserver import LEAN, HttpServer, http_server
 from tests.integration.principals import add
+from tests.sampled import sampled
 
 pytestmark = pytest.mark.anyio
 
@@ -32,7 +33,7 @@ def attempt(work):
 """
 
 
-@pytest.mark.parametrize("how", ["forked", "cold"])
+@pytest.mark.parametrize("how", sampled(["forked", "cold"], "forked"))
 async def test_a_principal_has_the_doors_of_its_row_and_no_others(tmp_path: Path, how: str) -> None:
     data = tmp_path / "data"
     data.mkdir()

@@ -7,7 +7,8 @@ from pathlib import Path
 import anyio
 import pytest
 
-from tests.integration.agent import ANALYSIS, agent
+from tests.integration.agent import ANALYSIS
+from tests.integration.servers import Servers
 from tests.integration.test_fast_starts import ready
 
 pytestmark = [pytest.mark.anyio]
@@ -16,8 +17,8 @@ CELLS = Path(__file__).with_name("ordinary_cells.txt").read_text().rstrip("\n").
 """Each needs Python, numpy, pandas and matplotlib, and what cells above it have made."""
 
 
-async def test_cells_as_models_write_them_run() -> None:
-    async with agent("--allow", ANALYSIS) as notebook:
+async def test_cells_as_models_write_them_run(servers: Servers) -> None:
+    async with servers.agent("--allow", ANALYSIS) as notebook:
         failed = {}
         for code in CELLS:
             answer = await notebook.call("execute", code=code)
@@ -42,8 +43,8 @@ SHOWN = {
 }
 
 
-async def test_what_a_cell_asks_of_the_shell_and_of_ipython_is_shown() -> None:
-    async with ready("--warm", "0") as notebook:
+async def test_what_a_cell_asks_of_the_shell_and_of_ipython_is_shown(servers: Servers) -> None:
+    async with ready(servers, "--warm", "0") as notebook:
         for code, shown in SHOWN.items():
             answer = await notebook.run(code)
             assert answer.status == "ok", code
@@ -94,10 +95,10 @@ FATAL = (
 )
 
 
-async def test_a_cell_may_do_to_its_kernel_what_it_likes() -> None:
+async def test_a_cell_may_do_to_its_kernel_what_it_likes(servers: Servers) -> None:
     # without checkpoints: a copy made in a pause of the machine would bring `kept` back
     flags = ("--warm", "0", "--max-sessions", "8", "--checkpoints", "off")
-    async with ready(*flags) as notebook:
+    async with ready(servers, *flags) as notebook:
 
         async def tried(code: str) -> tuple[str, str]:
             """What two cells after it say: whether anything runs, and whether `kept` is there."""

@@ -8,6 +8,7 @@ import pytest
 
 from tests.integration.agent import ANALYSIS, Agent, Answer
 from tests.integration.servers import Servers
+from tests.sampled import sampled
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(300)]
 
@@ -39,7 +40,7 @@ BACKENDS = {
 }
 
 
-@pytest.mark.parametrize("start", ["cold", "forked"])
+@pytest.mark.parametrize("start", sampled(["cold", "forked"], "forked"))
 async def test_figures_are_shown_and_closed_under_every_backend(
     start: str, servers: Servers
 ) -> None:

@@ -28,6 +28,7 @@ from tests.integration.agent import Agent
 from tests.integration.containers import detect, options
 from tests.integration.processes import descendants
 from tests.integration.unprivileged import as_ordinary_user
+from tests.sampled import sampled
 
 pytestmark = pytest.mark.anyio
 
@@ -122,7 +123,9 @@ def digest_of(header: str) -> str:
     return hashlib.sha256(header.encode()).hexdigest()
 
 
-@pytest.mark.parametrize("way", ["root", "root cold", "ordinary", "ordinary cold"])
+@pytest.mark.parametrize(
+    "way", sampled(["root", "root cold", "ordinary", "ordinary cold"], "root", "ordinary")
+)
 async def test_code_uses_a_secret_and_finds_it_nowhere(world: World, way: str) -> None:
     if way.startswith("root") and os.geteuid() != 0:
         pytest.skip("takes root")

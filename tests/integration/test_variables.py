@@ -20,6 +20,7 @@ from mcp.client.stdio import stdio_client
 from kernel_mcp.linux.proc import parent_of
 from tests.integration.agent import Agent, command
 from tests.integration.unprivileged import as_ordinary_user
+from tests.sampled import sampled
 
 pytestmark = [pytest.mark.anyio]
 
@@ -48,7 +49,10 @@ def values_in(anything: Any) -> list[str]:
     return [form for form in forms if form in text]
 
 
-@pytest.mark.parametrize("how", ["warm", "forked", "cold", "none", "landlock", "ordinary"])
+@pytest.mark.parametrize(
+    "how",
+    sampled(["warm", "forked", "cold", "none", "landlock", "ordinary"], "warm", "ordinary"),
+)
 async def test_code_and_its_children_read_them_in_every_kernel(how: str) -> None:
     more = {
         "forked": ("--warm", "0"),

@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.run_folder import PLACE, VARIABLE, RunFolder, short_of
 
 KILLED = """
@@ -43,6 +45,15 @@ def test_the_next_run_removes_what_a_killed_one_left(tmp_path: Path) -> None:
     assert (left / "cache").is_dir()
     RunFolder(tmp_path).close()
     assert not left.exists()
+
+
+def test_what_another_run_removes_meanwhile_stops_no_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gone = tmp_path / "kernel-mcp-tests-0-gone"
+    monkeypatch.setattr(Path, "glob", lambda _place, _pattern: iter([gone]))
+    RunFolder(tmp_path).close()
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_too_little_space_is_one_sentence() -> None:
