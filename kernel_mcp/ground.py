@@ -25,7 +25,6 @@ from kernel_mcp.environments.own import OwnEnvironment, own_environment
 from kernel_mcp.environments.store import EnvironmentStore, default_cache
 from kernel_mcp.environments.uv import sources
 from kernel_mcp.errors import ConfigError
-from kernel_mcp.greeting import instructions
 from kernel_mcp.host_folders import shown_folders, usable_devices
 from kernel_mcp.kernels.factory import KernelFactory
 from kernel_mcp.launch.cold import LocalLauncher
@@ -140,10 +139,6 @@ class Ground:
     waiting: Path
     readiness: Readiness = field(default_factory=Readiness)
     preparing: anyio.Lock = field(default_factory=anyio.Lock)
-
-    def instructions(self) -> str:
-        """Those for the model, as things are now."""
-        return instructions(self.settings, self.report, list(self.factory.missing))
 
     async def prepare(self) -> None:
         """Import what kernels need, once, and again while that fails."""

@@ -13,7 +13,6 @@ from mcp.server.context import CallNext, HandlerResult, ServerMiddleware, Server
 from mcp.server.mcpserver import Context
 
 from kernel_mcp import __version__
-from kernel_mcp.greeting import NAME
 from kernel_mcp.services import Services
 from kernel_mcp.sessions.losses import Outbox, Reply
 from kernel_mcp.sessions.manager import Caller
@@ -23,6 +22,8 @@ from kernel_mcp.tools.calls import SessionCalls
 from kernel_mcp.tools.local import LocalCalls
 from kernel_mcp.tools.resources import ResourceServer
 from kernel_mcp.wire import Wire
+
+NAME = "kernel-mcp"
 
 
 class StdioCallers:
@@ -49,16 +50,10 @@ def build_mcp(
     services: Services,
     callers: Callers,
     links: Callable[[str], str] | None = None,
-    *,
-    words: str | None = None,
 ) -> ResourceServer:
-    """The MCP server with all tools and resources, for `callers`; see `Toolbox` for `links`.
-
-    `words` are its instructions where a client may have had them already.
-    """
-    words = services.instructions() if words is None else words
+    """Return the MCP server of all tools, for `callers`; see `Toolbox` for `links`."""
     files = "files" in services.settings.tools
-    return mcp_over(LocalCalls(services, links), callers, words, files=files)
+    return mcp_over(LocalCalls(services, links), callers, services.instructions(), files=files)
 
 
 def mcp_over(
@@ -90,14 +85,9 @@ def _tell_when_given_up(outbox: Outbox) -> ServerMiddleware[Any]:
     return pass_on
 
 
-async def serve_stdio(
-    services: Services, wire: Wire, words: str, on_end: Callable[[], None]
-) -> None:
-    """Serve the client of `wire`, who may have had the instructions, until it closes its pipes.
-
-    `on_end` is called then.
-    """
-    await serve_wire(partial(build_mcp, services, words=words), wire, on_end)
+async def serve_stdio(services: Services, wire: Wire, on_end: Callable[[], None]) -> None:
+    """Serve the client of `wire` until it closes its pipes, and call `on_end` then."""
+    await serve_wire(partial(build_mcp, services), wire, on_end)
 
 
 async def serve_wire(

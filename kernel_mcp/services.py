@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kernel_mcp.config.settings import Settings
-from kernel_mcp.greeting import instructions
+from kernel_mcp.instructions import instructions
 from kernel_mcp.kernels.factory import KernelFactory
 from kernel_mcp.launch.doors import Doors
 from kernel_mcp.launch.network import Network

@@ -62,8 +62,6 @@ async def _serve_wire(settings: Settings, sandbox: Sandbox, wire: Wire, ending: 
     async with ground(settings, sandbox) as below, anyio.create_task_group() as early:
         scopes = [early.cancel_scope]
         ending.hear(lambda: scopes[-1].cancel())
-        words = below.instructions()
-        early.start_soon(wire.greet, words)
         early.start_soon(below.prepare)
         with anyio.move_on_after(TEMPLATE_S):
             await below.factory.begun.wait()
@@ -76,7 +74,7 @@ async def _serve_wire(settings: Settings, sandbox: Sandbox, wire: Wire, ending: 
                     protocol = await asyncio.wrap_future(rest[PROTOCOL])
                     collect_seldom()
                     tasks.start_soon(server.attend, built)
-                    await protocol.serve_stdio(built, wire, words, ending.begin)
+                    await protocol.serve_stdio(built, wire, ending.begin)
                     tasks.cancel_scope.cancel()
         except KernelMcpError as error:
             refusal = error  # of a group of errors, it would not be told from others

@@ -71,8 +71,6 @@ class Answers(ObjectSendStream[SessionMessage]):
             if self._closed:
                 raise anyio.ClosedResourceError
             line, message = line_of(item.message)
-            if self._wire.greeting is not None and self._wire.greeting.takes(line):
-                return
             await self._wire.writer.write(line)
             with Barrier("taking note of an answer's delivery"):
                 self._written(message)

@@ -19,9 +19,7 @@ from typing import Protocol, TypeAlias
 import anyio
 from anyio import AsyncFile, open_file
 
-from kernel_mcp.barriers import Barrier
 from kernel_mcp.config.values import KIB, MIB
-from kernel_mcp.greeting import Greeting, greeting
 from kernel_mcp.records import dataclass
 
 MAX_LINE_BYTES = 160 * MIB
@@ -153,14 +151,12 @@ class Wire:
     def __init__(self, lines: Lines, writer: Writer) -> None:
         self._lines = lines
         self.writer = writer
-        self.greeting: Greeting | None = None
         self._early: deque[Line] = deque()
         """Lines that came before `lines` was called."""
         self._size = 0
         self._taken = self._ended = False
         self._reading = True
         self._news = anyio.Event()
-        self._greeted = anyio.Event()
 
     async def attend(self, on_end: Callable[[], None]) -> None:
         """Read lines until `lines` takes over; has to be run as a task.
@@ -175,35 +171,14 @@ class Wire:
                 break
         else:
             self._ended = True
-            self._tell()
-            await self._greeted.wait()
-            waiting = sum(map(_asks, self._early)) - (self.greeting is not None)
-            if not (self._taken or waiting):
+            if not (self._taken or any(map(_asks, self._early))):
                 on_end()
         self._reading = False
         self._tell()
 
-    async def greet(self, words: str) -> None:
-        """Wait for the first line and answer it, where that can be done before the SDK is there.
-
-        Has to be run as a task; `lines` have it, too.
-        """
-        try:
-            while not (self._early or self._ended):
-                await self._news.wait()
-            with Barrier("greeting the client"):
-                line = self._early[0] if self._early else b""
-                found = None if isinstance(line, Ends) else greeting(line, words)
-                if found is not None:
-                    self.greeting = found
-                    await self.writer.write(found.line)
-        finally:
-            self._greeted.set()
-
     async def lines(self) -> AsyncGenerator[Line, None]:
         """All lines of the client, the first one among them."""
         self._taken = True
-        await self._greeted.wait()
         while self._early or self._reading:
             if self._early:
                 yield self._early.popleft()

@@ -290,7 +290,6 @@ async def _serve_stdio(ray: Any, registry: Any, ending: Ending) -> None:
         ending.hear(tasks.cancel_scope.cancel)
         tasks.start_soon(wire.attend, ending.begin)
         await tasks.start(calls.run)
-        tasks.start_soon(wire.greet, calls.words)
         default = f"front {secrets.token_hex(8)}"
         build = partial(mcp_over, calls, words=calls.words, files=calls.files)
         await serve_wire(build, wire, ending.begin, default=default)

@@ -37,7 +37,7 @@ ROOMS = (
     ("fronts",),
     ("packages",),
     ("lab",),
-    ("greeting",),
+    ("instructions",),
     ("services", "wire"),
     ("tools",),
     ("envelopes",),

@@ -39,9 +39,7 @@ async def begun(pipe: Pipe, *pieces: bytes) -> Wire:
         return left.pop(0) if left else b""
 
     wire = Wire(Lines(read), pipe)
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(wire.attend, lambda: None)
-        await wire.greet("words")
+    await wire.attend(lambda: None)
     return wire
 
 

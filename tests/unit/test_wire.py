@@ -72,11 +72,9 @@ def wire_of(*pieces: bytes) -> tuple[Wire, Written]:
 
 
 async def attended(wire: Wire) -> list[None]:
-    """Greet the client while its lines are read; an item where the end was told of."""
+    """Read the client's lines to their end; an item where the end was told of."""
     ends: list[None] = []
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(wire.attend, lambda: ends.append(None))
-        await wire.greet("words")
+    await wire.attend(lambda: ends.append(None))
     return ends
 
 
@@ -94,40 +92,6 @@ INITIALIZE = json.dumps(
 ).encode()
 
 
-async def test_the_first_line_is_answered_at_once_and_read_again() -> None:
-    wire, written = wire_of(INITIALIZE + b"\nsecond\n")
-    await attended(wire)
-    (answer,) = map(json.loads, written.lines)
-    assert (answer["id"], answer["result"]["instructions"]) == ("first", "words")
-    assert [line async for line in wire.lines()] == [INITIALIZE + b"\n", b"second\n"]
-    assert len(written.lines) == 1
-
-
-@pytest.mark.parametrize("first", [b"nonsense\n", b""], ids=["another line", "no line"])
-async def test_what_cannot_be_answered_at_once_is_only_read(first: bytes) -> None:
-    wire, written = wire_of(*filter(None, [first]))
-    await attended(wire)
-    assert wire.greeting is None
-    assert [line async for line in wire.lines()] == [*filter(None, [first])]
-    assert written.lines == []
-
-
-async def test_lines_wait_for_the_greeting() -> None:
-    wire, _ = wire_of(b"one\n")
-    seen: list[object] = []
-
-    async def read() -> None:
-        seen.extend([line async for line in wire.lines()])
-
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(wire.attend, lambda: None)
-        tasks.start_soon(read)
-        await anyio.wait_all_tasks_blocked()
-        assert seen == []
-        tasks.start_soon(wire.greet, "words")
-    assert seen == [b"one\n"]
-
-
 NOTIFICATION = b'{"jsonrpc": "2.0", "method": "notifications/initialized"}\n'
 CALL = b'{"jsonrpc": "2.0", "id": 2, "method": "tools/list"}\n'
 
@@ -136,11 +100,11 @@ CALL = b'{"jsonrpc": "2.0", "id": 2, "method": "tools/list"}\n'
     ("lines", "told"),
     [
         (b"", True),
-        (INITIALIZE + b"\n" + NOTIFICATION, True),
-        (INITIALIZE + b"\n" + NOTIFICATION + CALL, False),
+        (NOTIFICATION, True),
+        (INITIALIZE + b"\n" + NOTIFICATION, False),
         (CALL, False),
     ],
-    ids=["nothing", "greeted", "one to answer", "another first one"],
+    ids=["nothing", "no request", "the first request", "another one"],
 )
 async def test_the_end_of_input_during_a_start_is_told_where_no_request_waits(
     lines: bytes, told: bool
@@ -166,7 +130,6 @@ async def test_lines_that_come_before_and_after_the_server_is_ready_keep_their_o
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(wire.attend, lambda: ends.append(None))
         await send.send(b"1\n2\n")
-        await wire.greet("words")
         await anyio.wait_all_tasks_blocked()
         tasks.start_soon(take)
         await anyio.wait_all_tasks_blocked()

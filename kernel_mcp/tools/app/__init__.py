@@ -6,8 +6,6 @@ from pathlib import Path
 
 from mcp.server.extension import Extension
 
-from kernel_mcp.greeting import VIEWS
-
 VIEW = "ui://kernel-mcp/cell.html"
 MIME = "text/html;profile=mcp-app"
 
@@ -15,7 +13,7 @@ MIME = "text/html;profile=mcp-app"
 class Views(Extension):
     """Tells clients that there are views."""
 
-    identifier = VIEWS
+    identifier = "io.modelcontextprotocol/ui"
 
 
 def page() -> str:

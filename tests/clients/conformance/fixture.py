@@ -24,7 +24,7 @@ from mcp.shared.exceptions import MCPError
 from PIL import Image
 from pydantic import Field
 
-from kernel_mcp import cli, protocol, wire
+from kernel_mcp import cli, protocol
 from kernel_mcp.protocol import Callers
 from kernel_mcp.services import Services
 from kernel_mcp.tools import resources
@@ -473,11 +473,9 @@ def build_mcp(
     services: Services,
     callers: Callers,
     links: Callable[[str], str] | None = None,
-    *,
-    words: str | None = None,
 ) -> ResourceServer:
     """The server's own, with all of this added."""
-    mcp = _build(services, callers, links, words=words)
+    mcp = _build(services, callers, links)
     mcp.__class__ = FixtureServer
     for add in (add_contents, add_messages, add_inputs, add_prompts, add_resources, add_changes):
         add(mcp)
@@ -486,7 +484,6 @@ def build_mcp(
 
 if __name__ == "__main__":
     protocol.build_mcp = build_mcp
-    vars(wire)["greeting"] = lambda *_: None  # it has more capabilities than the server
     sealed = RequestStateSecurity.ephemeral()
     vars(resources)["NoRequestState"] = lambda: sealed.codec
     sys.exit(cli.main())
