@@ -97,6 +97,7 @@ after = [before]
 """
 
 
+@pytest.mark.full
 async def test_hostile_objects_cost_nothing_but_themselves(servers: Servers) -> None:
     async with servers.agent(*ONE) as notebook:
         await notebook.run(HOSTILE)

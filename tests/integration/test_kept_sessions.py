@@ -176,7 +176,13 @@ ENDS = {
 }
 
 
-@pytest.mark.parametrize("wait", [0, 30], ids=["in the background", "in a call"])
+@pytest.mark.parametrize(
+    "wait",
+    [
+        pytest.param(0, id="in the background", marks=pytest.mark.full),
+        pytest.param(30, id="in a call"),
+    ],
+)
 @pytest.mark.parametrize("end", ENDS)
 def test_a_server_that_ends_while_a_cell_runs_keeps_its_work_and_what_was_there_before(
     tmp_path: Path, end: str, wait: float
@@ -378,6 +384,7 @@ after = "fine, too"
 """
 
 
+@pytest.mark.full
 async def test_variables_that_kill_kernels_or_never_end_cost_themselves_and_what_they_share_with(
     place: Place,
 ) -> None:

@@ -12,6 +12,7 @@ import uv
 
 from tests.integration.agent import agent, lost
 from tests.integration.lives import Place
+from tests.sampled import sampled
 from tests.unit.packages.wheels import sdist, wheel
 
 pytestmark = [pytest.mark.anyio]
@@ -122,7 +123,7 @@ async def test_requirements_make_the_environment_and_errors_name_the_line(
         assert "no release of kmtest-locked fits" in said
 
 
-@pytest.mark.parametrize("listed", ["--project", "--requirements"])
+@pytest.mark.parametrize("listed", sampled(["--project", "--requirements"], "--requirements"))
 async def test_a_session_goes_on_in_its_environment_and_what_that_lacks_by_then_is_named(
     listed: str, project: Path, links: Path, tmp_path: Path
 ) -> None:
