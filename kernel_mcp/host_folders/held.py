@@ -9,6 +9,7 @@ import stat
 from collections.abc import Collection, Iterator, Sequence
 
 from kernel_mcp.host_folders.secrets import FIXED
+from kernel_mcp.linux.proc import threads
 from kernel_mcp.records import dataclass
 
 _OPENED_FOR_CHANGES = os.O_WRONLY | os.O_RDWR
@@ -73,13 +74,25 @@ def holders(
         with contextlib.suppress(OSError, ValueError, IndexError):  # it ends, or is another user's
             pid = int(name)
             if _namespace(pid) in namespaces:
-                started, uid = _started(pid), os.stat(f"/proc/{pid}").st_uid  # noqa: PTH116
+                started = _started(pid)
+                uid = os.stat(f"/proc/{_running(pid)[0]}").st_uid  # noqa: PTH116
                 for way, covered, at_once in _ways(pid, wanted, blank):
                     yield Holder(pid, started, uid, way, covered, at_once)
 
 
 def _namespace(pid: int) -> int:
-    return os.stat(f"/proc/{pid}/ns/mnt").st_ino  # noqa: PTH116
+    """Return the mount namespace of a process, also of one whose first thread has ended."""
+    with contextlib.suppress(FileNotFoundError):
+        return os.stat(f"/proc/{pid}/ns/mnt").st_ino  # noqa: PTH116
+    return os.stat(f"/proc/{_running(pid)[0]}/ns/mnt").st_ino  # noqa: PTH116
+
+
+def _running(pid: int) -> list[int]:
+    """Return the threads of a process that have not ended. Raises ProcessLookupError for none."""
+    found = [each for each in threads(pid) if os.path.exists(f"/proc/{each}/ns/mnt")]  # noqa: PTH110
+    if not found:
+        raise ProcessLookupError(f"process {pid} has ended")
+    return found
 
 
 def _started(pid: int) -> str:
@@ -90,14 +103,19 @@ def _started(pid: int) -> str:
 def _ways(
     pid: int, wanted: Sequence[Covered], blank: Collection[tuple[int, int]]
 ) -> Iterator[tuple[str, Covered, bool]]:
-    top = f"/proc/{pid}"
-    numbers = [f"fd/{number}" for number in os.listdir(f"{top}/fd")]  # noqa: PTH208
-    for way in ("cwd", "root", *numbers):
+    """Yield how a process holds something, by open files and mappings, which its threads share.
+
+    Each thread may have a working folder of its own.
+    """
+    running = _running(pid)
+    folders = [f"{thread}/{name}" for thread in running for name in ("cwd", "root")]
+    files = os.listdir(f"/proc/{running[0]}/fd")  # noqa: PTH208
+    for way in (*folders, *(f"{running[0]}/fd/{number}" for number in files)):
         with contextlib.suppress(OSError):  # closed, or nothing that has a place
-            place = os.readlink(f"{top}/{way}").removesuffix(" (deleted)")  # noqa: PTH115
+            place = os.readlink(f"/proc/{way}").removesuffix(" (deleted)")  # noqa: PTH115
             if not place.startswith("/"):
                 continue
-            handle = os.open(f"{top}/{way}", os.O_PATH | os.O_CLOEXEC)
+            handle = os.open(f"/proc/{way}", os.O_PATH | os.O_CLOEXEC)
             try:
                 info, flags = os.fstat(handle), os.fstatvfs(handle).f_flag
             finally:
@@ -108,43 +126,46 @@ def _ways(
             for each in wanted:
                 fixed = each.kind == FIXED
                 if each.holds(place, inode) and not (fixed and flags & os.ST_RDONLY):
-                    writes = fixed and stat.S_ISREG(info.st_mode) and _writes(top, way)
+                    writes = fixed and stat.S_ISREG(info.st_mode) and _writes(way)
                     yield way, each, writes
                     break
     fixed_ones = [each for each in wanted if each.kind == FIXED]
-    yield from ((way, each, True) for way, each in _mapped(top, fixed_ones))
+    yield from ((way, each, True) for way, each in _mapped(running[0], fixed_ones))
 
 
-def _writes(top: str, way: str) -> bool:
-    folder, _, number = way.partition("/")
+def _writes(way: str) -> bool:
+    thread, folder, number = way.split("/", maxsplit=2)
     if folder != "fd":
         return False
-    with open(f"{top}/fdinfo/{number}", encoding="ascii", errors="replace") as file:
+    with open(f"/proc/{thread}/fdinfo/{number}", encoding="ascii", errors="replace") as file:
         flags = next(line.split()[1] for line in file if line.startswith("flags:"))
     return bool(int(flags, 8) & _OPENED_FOR_CHANGES) and not int(flags, 8) & os.O_PATH
 
 
-def _mapped(top: str, wanted: Sequence[Covered]) -> Iterator[tuple[str, Covered]]:
+def _mapped(thread: int, wanted: Sequence[Covered]) -> Iterator[tuple[str, Covered]]:
     """Find mappings by which files can be changed though no descriptor is open any more."""
-    found: dict[str, Covered] = {}
-    with open(f"{top}/maps", encoding="utf-8", errors="surrogateescape") as file:
-        for line in file:
-            span, access, _, device, number, *rest = line.rstrip("\n").split(maxsplit=5)
-            if access[3] != "s" or number == "0":
-                continue
-            major, _, minor = device.partition(":")
-            inode = (os.makedev(int(major, 16), int(minor, 16)), int(number))
-            place = rest[0].removesuffix(" (deleted)") if rest else ""
-            for each in wanted:
-                if each.holds(place, inode):
-                    found[span] = each
-    if not found:
+    if not any(_of(line, wanted) for line in _lines(thread, "maps")):
         return
-    with open(f"{top}/smaps", encoding="utf-8", errors="surrogateescape") as file:
-        span = ""
-        for line in file:
-            first = line.split(maxsplit=1)[0]
-            if not first.endswith(":"):
-                span = first
-            elif first == "VmFlags:" and span in found and _SHARED_AND_WRITABLE in line:
-                yield span, found.pop(span)
+    span, mapped = "", None
+    for line in _lines(thread, "smaps"):
+        first = line.split(maxsplit=1)[0]
+        if not first.endswith(":"):
+            span, mapped = first, _of(line, wanted)
+        elif mapped is not None and first == "VmFlags:" and _SHARED_AND_WRITABLE in line:
+            yield span, mapped
+
+
+def _lines(thread: int, name: str) -> Iterator[str]:
+    with open(f"/proc/{thread}/{name}", encoding="utf-8", errors="surrogateescape") as file:
+        yield from file
+
+
+def _of(line: str, wanted: Sequence[Covered]) -> Covered | None:
+    """Return what a line of /proc/PID/maps is about, if it is shared memory of something wanted."""
+    _, access, _, device, number, *rest = line.rstrip("\n").split(maxsplit=5)
+    if access[3] != "s" or number == "0":
+        return None
+    major, _, minor = device.partition(":")
+    inode = (os.makedev(int(major, 16), int(minor, 16)), int(number))
+    place = rest[0].removesuffix(" (deleted)") if rest else ""
+    return next((each for each in wanted if each.holds(place, inode)), None)

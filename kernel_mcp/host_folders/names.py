@@ -187,6 +187,10 @@ GIT_FOLDER = frozenset(("HEAD", "objects", "refs", "commondir"))
 """Entries by which Git recognises a repository: HEAD, with the next two or the last."""
 GIT_SIGN = "HEAD"
 """The one of these entries that every repository has."""
+SIGNS = GIT_FOLDER | {ENVIRONMENT}
+"""Names that make something of the folder that they are in."""
+SIGNS_OF_FILES = SIGNS - {"objects", "refs"}
+"""Those of files, one of which every such folder has."""
 GIT_EXECUTES = (
     *("config", "config.worktree", "hooks", "info", "HEAD", "commondir", "modules", "worktrees"),
 )

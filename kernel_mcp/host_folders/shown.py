@@ -147,10 +147,14 @@ class Shown:
         return bool(secrets.HIDING.intersection(self._kinds(parts)))
 
     def fixes_path(self, parts: tuple[str, ...]) -> bool:
-        """Return True if a path below a writable mount stays read-only, as hosts execute it."""
+        """Return True if a path below a writable mount stays read-only, as hosts execute it.
+
+        So do names that would make a repository or an environment of the folder that they are in.
+        """
         ways = [parts[:end] for end in range(1, len(parts) + 1)]
         fixed = secrets.FIXED in self._kinds(parts) or not self.named.isdisjoint(ways)
-        return fixed or any(map(self.executes, ways))
+        signs = parts[-1:] != () and parts[-1] in names.SIGNS_OF_FILES
+        return fixed or signs or any(map(self.executes, ways))
 
     def _kinds(self, parts: tuple[str, ...]) -> set[str]:
         return {self.covers.get(parts[:end], "") for end in range(1, len(parts) + 1)}
@@ -169,7 +173,7 @@ class Shown:
     def was_there(self, parts: tuple[str, ...]) -> bool:
         """Return True if a covered entry is still the original, not put in place of a symlink."""
         if parts not in self.links:
-            return parts in self.covers
+            return self.covers.get(parts, secrets.KEPT) != secrets.KEPT
         info = self._status(parts)
         return info is None or (info.st_ino, info.st_ctime_ns) == self.links[parts]
 

@@ -6,7 +6,7 @@ import contextlib
 import errno
 import os
 import stat
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from kernel_mcp.host_folders import names
@@ -37,8 +37,6 @@ _FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY
 
 
 _OWN_OBJECTS = frozenset(("objects", "refs"))
-_SIGNS = names.GIT_FOLDER | {names.ENVIRONMENT}
-"""Names that make something of the folder that they are in."""
 
 
 class Walk:
@@ -131,17 +129,37 @@ class Walk:
     def left(self, parts: Parts) -> bool:
         """Note that an entry has gone from its place; whether something fixed has with it."""
         covers = self.found.covers
-        if covers.get(parts) not in (FIXED, KEPT):
+        if covers.get(parts) in (FIXED, KEPT):
+            gone = [path for path in covers if path[: len(parts)] == parts]
+        elif self._was_sign(parts):
+            gone = [parts[:-1]]
+        else:
             return False
-        gone = [path for path in covers if path[: len(parts)] == parts]
         removed = [path for path in gone if covers.pop(path) in (FIXED, KEPT)]
-        fixed = around(dict.fromkeys((path for path in covers if covers[path] == FIXED), FIXED))
+        fixed = around({path: FIXED for path in covers if self._keeps(path)})
         for path in self._above(parts[:-1]):
             if path not in fixed and covers.get(path) == KEPT:
                 del covers[path]
                 removed.append(path)
+            elif path in fixed and path not in covers:
+                covers[path] = KEPT
         self.found.removed += removed
         return True
+
+    def _keeps(self, parts: Parts) -> bool:
+        """Return whether the folders above what is covered must not be moved away."""
+        kind = self.found.covers[parts]
+        return kind == FIXED or (kind in HIDING and executed((*self._above_all, *parts)))
+
+    def _was_sign(self, parts: Parts) -> bool:
+        """Return whether the folder of a path was fixed for an entry there and is so no longer."""
+        folder = parts[:-1]
+        if parts[-1] not in names.SIGNS or self.found.covers.get(folder) != FIXED:
+            return False
+        fixed = self._own.get(folder) == FIXED or executed((*self._above_all, *folder))
+        return not (
+            fixed or self.named.executes(folder, stat.S_IFDIR) or any(self._made_by(folder))
+        )
 
     def hides(self, parts: Parts) -> bool:
         """Whether a path is a secret's by its name, or in what is covered."""
@@ -247,7 +265,7 @@ class Walk:
                 path = (*parts, entry.name)
                 if path in self._inner:
                     continue
-                if entry.name in _SIGNS:
+                if entry.name in names.SIGNS:
                     signs.add(entry.name)
                 link, folder = entry.is_symlink(), entry.is_dir(follow_symlinks=False)
                 plain = entry.is_file(follow_symlinks=False)
@@ -293,14 +311,10 @@ class Walk:
 
     def _note_signs(self, folder: Parts, seen: set[str], *, by_siblings: bool = False) -> bool:
         """Fix a folder for what is in it: an environment, a repository. Whether one was."""
-        signs = seen.intersection(_SIGNS)
+        signs = seen.intersection(names.SIGNS)
         if not (self._writable and signs):
             return False
-        if by_siblings:
-            top = "/".join((f"/proc/self/fd/{self._root}", *folder))
-            signs |= {name for name in names.GIT_FOLDER if os.path.lexists(f"{top}/{name}")}
-        environment = names.ENVIRONMENT in signs and folder != ()
-        repository = names.GIT_SIGN in signs and (signs >= _OWN_OBJECTS or "commondir" in signs)
+        environment, repository = self._made_by(folder, None if by_siblings else signs)
         if repository and folder not in self.found.git:
             self.found.git[folder] = None
             self.found.asks = True
@@ -311,6 +325,15 @@ class Walk:
             return False
         self._fix(folder)
         return True
+
+    def _made_by(self, folder: Parts, signs: Collection[str] | None = None) -> tuple[bool, bool]:
+        """Return whether a folder is an environment, and a repository, by the `signs` in it."""
+        if signs is None:
+            top = "/".join((f"/proc/self/fd/{self._root}", *folder))
+            signs = {name for name in names.SIGNS if os.path.lexists(f"{top}/{name}")}
+        environment = names.ENVIRONMENT in signs and folder != ()
+        whole = _OWN_OBJECTS.issubset(signs) or "commondir" in signs
+        return environment, names.GIT_SIGN in signs and whole
 
     def _fix_entry(self, parts: Parts, *, hidden: bool, link: bool) -> None:
         """Fix one entry as far as Linux can: no link, and nothing that has a cover already."""

@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from kernel_mcp.host_folders import secrets
+from kernel_mcp.host_folders import names, secrets
 from kernel_mcp.host_folders.entering import Work
 from kernel_mcp.host_folders.found import born
 from kernel_mcp.host_folders.rights import Rights
@@ -170,10 +170,18 @@ class Ground:
         A cover of what is no such entry has none.
         """
         covers = self.walk.found.covers
-        wanted = covers.get(parts) == secrets.FIXED or secrets.executed((*self.above, *parts))
-        if not (wanted and self.tells_makers):
+        named = secrets.executed((*self.above, *parts))
+        if not (self.tells_makers and (named or covers.get(parts) == secrets.FIXED)):
             return ""
-        return self._watches.makers.of(self._root, parts)
+        signs = [] if named or parts in self.walk.named.all else self._signs(parts)
+        makers = [self._watches.makers.of(self._root, each) for each in signs or [parts]]
+        return min(makers, key=lambda maker: (not by_code(maker), maker != LIKELY, maker != HOST))
+
+    def _signs(self, folder: Parts) -> list[Parts]:
+        """Return the entries that make an environment or a repository of a folder."""
+        top = "/".join((f"/proc/self/fd/{self._root}", *folder))
+        found = (name for name in sorted(names.SIGNS) if os.path.lexists(f"{top}/{name}"))
+        return [(*folder, name) for name in found]
 
     def was_there(self, parts: Parts) -> bool:
         """Return whether what is at a path is older than this process, as far as is known."""
@@ -366,7 +374,8 @@ class Makers:
 
     def _matters(self, name: str) -> bool:
         last = name.lower()
-        return secrets.executed((last,)) or secrets.obeyed((last,)) or name in self._names
+        known = name in names.SIGNS or name in self._names
+        return known or secrets.executed((last,)) or secrets.obeyed((last,))
 
     def note(self) -> None:
         """Take what there is to know, while those that made the entries live."""

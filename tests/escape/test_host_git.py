@@ -298,6 +298,64 @@ async def test_rights_to_the_folder_stay_and_what_agents_obey_is_told(
                 told += (await notebook.agent.run("1", session=notebook.session)).text
 
 
+REPOSITORY = """
+import os
+os.chdir(f"{ROOT}/{FOLDER}")
+for name in ("objects", "refs", "files"):
+    os.makedirs(name, exist_ok=True)
+for name, text in FILES.items():
+    with open(name, "w") as file:
+        file.write(text)
+"""
+
+
+@some
+async def test_no_folder_becomes_a_repository_by_code_or_file_tools(
+    way: str, project: Project
+) -> None:
+    """Whoever made the folder and whatever is in it; also in sessions after it was tried once."""
+    host = Host(project)
+    project.write("holds/.envrc", "x")
+    project.own()
+    async with opened(way, "--mount", f"{project.root}:rw") as notebook:
+        agent = notebook.agent
+        for name in ("made", "tools"):
+            (project.root / name).mkdir()
+        project.own()
+        with anyio.fail_after(PATIENCE_S):
+            while (await agent.call("list_sessions")).data["sessions"][-1]["idle_s"] < 1:
+                pass
+
+        def files(folder: str) -> dict[str, str]:
+            settings = (
+                "[core]\n\trepositoryformatversion = 0\n\tbare = false\n"
+                f"\tworktree = {project.root}/{folder}/files\n"
+                f'\tfsmonitor = "touch {host.marker}; false"\n'
+            )
+            return {"files/a": "a", "config": settings, "HEAD": "ref: refs/heads/main\n"}
+
+        for turn in range(3):
+            session = (await agent.call("create_session")).data["session"]
+            for folder in ("holds", "made"):
+                place = f"ROOT, FOLDER = {str(project.root)!r}, {folder!r}\n"
+                code = f"{place}FILES = {files(folder)!r}\n{REPOSITORY}"
+                told = (await agent.run(code, session=session)).text
+                with anyio.fail_after(PATIENCE_S):
+                    while f"{folder}/HEAD has appeared" not in told:
+                        told += (await agent.run("1", session=session)).text
+                host.git("status", check=False, cwd=folder)
+                assert not host.marker.exists(), (turn, folder)
+        for name in ("objects/x", "refs/x"):
+            await agent.call("write_file", path=f"{project.root}/tools/{name}", content="")
+        made = {name: f"{project.root}/tools/{name}" for name in files("tools")}
+        for name in ("files/a", "config"):
+            await agent.call("write_file", path=made[name], content=files("tools")[name])
+        await agent.refused("write_file", path=made["HEAD"], content=files("tools")["HEAD"])
+        await agent.refused("write_file", path=f"{project.root}/tools/pyvenv.cfg", content="")
+    host.git("status", check=False, cwd="tools")
+    assert not host.marker.exists()
+
+
 PLANT_ON = """
 import os, threading, time
 def plant():

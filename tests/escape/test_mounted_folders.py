@@ -949,6 +949,11 @@ for name in ("note", "mapped", "hidden", "other"):
     open(name, "w").write("{}")
 os.link("note", "twin")
 SLEEP = "import time; time.sleep(600)"
+WITHOUT_ITS_FIRST_THREAD = (
+    "import ctypes, threading, time\\n"
+    "threading.Thread(target=time.sleep, args=[600]).start()\\n"
+    "ctypes.CDLL(None).pthread_exit(None)"
+)
 MAPS = f"import mmap, os; fd = os.open('mapped', os.O_RDWR); m = mmap.mmap(fd, 2); os.close(fd)\\n"
 def start(code, fd=-1, cwd="."):
     words = [sys.executable, "-c", code]
@@ -959,6 +964,8 @@ def start(code, fd=-1, cwd="."):
 keeps = {
     "file": start(SLEEP, os.open("note", os.O_RDWR)),
     "hidden file": start(SLEEP, os.open("hidden", os.O_WRONLY)),
+    "file of a thread": start(WITHOUT_ITS_FIRST_THREAD, os.open("note", os.O_RDWR)),
+    "mapping of a thread": start(MAPS + "print(1)\\n" + WITHOUT_ITS_FIRST_THREAD),
     "mapping": start(MAPS + "print(1)\\n" + SLEEP),
     "folder": start(SLEEP, os.open("agent", os.O_RDONLY)),
     "working folder": start(SLEEP, cwd="cloud"),
@@ -1005,6 +1012,7 @@ async def test_who_holds_open_what_is_covered_later_is_ended_and_links_to_it_are
                 told = (await notebook.agent.call("info")).data["mounts"][0]
         answers: list[str] = []
         killed = {"file", "hidden file", "mapping", "folder", "working folder"}
+        killed |= {"file of a thread", "mapping of a thread"}
         with anyio.fail_after(PATIENCE_S):
             while True:
                 answer = await notebook.agent.run(ENDED, session=notebook.session)

@@ -102,6 +102,36 @@ async def test_a_kernel_that_dies_between_cells_comes_back() -> None:
         assert "run cell 2 again" in told(after)
 
 
+BEATS = """
+import ctypes, threading, time
+def beat():
+    while True:
+        with open("beats", "a") as file:
+            file.write(".")
+        time.sleep(0.01)
+threading.Thread(target=beat).start()
+ctypes.CDLL(None).pthread_exit(None)
+"""
+
+
+async def test_a_program_whose_first_thread_has_ended_goes_with_its_kernel() -> None:
+    """Linux calls it a zombie, as if all of it had ended."""
+    beating = "len(open('beats').read())"
+    async with serving("--allow", "*", "--warm", "0", pauses=False) as agent:
+        await agent.run(f"x = 5\n{AT_WORK}")
+        await until_checkpoint(agent)
+        await agent.run(
+            "import os, subprocess, sys\n"
+            f"program = subprocess.Popen([sys.executable, '-c', {BEATS!r}])\n"
+            "while not os.path.exists('beats'): time.sleep(0.01)\n"
+            "while open(f'/proc/{program.pid}/stat').read().split()[2] != 'Z': time.sleep(0.01)"
+        )
+        dead = await agent.run("os._exit(3)")
+        assert dead.cell["state_kept"], dead.text
+        after = await agent.run(f"first = {beating}\ntime.sleep(1)\nprint(x, {beating} - first)")
+        assert after.text == "5 0"
+
+
 WITHOUT_MEMORY = """
 import sys
 from kernel_mcp.sessions import checkpoints

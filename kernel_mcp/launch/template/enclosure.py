@@ -38,6 +38,7 @@ from kernel_mcp.linux.proc import (
     Watched,
     namespace_of,
     pids_of_namespace,
+    threads,
     tree,
     wait_status,
 )
@@ -491,8 +492,10 @@ def _held_now(pid: int) -> int:
 
 
 def _is_zombie(pid: int) -> bool:
+    """Return True for an ended process; the first thread of one may end before the others."""
     with absences:
-        return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0] in b"ZX"
+        state = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0]
+        return state in b"ZX" and len(threads(pid)) < 2
     return True
 
 

@@ -252,11 +252,27 @@ def test_a_folder_becomes_an_environment_by_a_file_that_is_new(tmp_path: Path, r
     assert walk.found.covers == {("env",): FIXED}
 
 
+@pytest.mark.parametrize("inner", ["", "env/.envrc"])
+def test_a_folder_is_fixed_for_a_file_as_long_as_that_is_there(
+    tmp_path: Path, root: int, inner: str
+) -> None:
+    make(tmp_path, "env/bin/python", *filter(None, (inner,)))
+    walk = Walk(root, writable=True)
+    before = dict(walk.all().covers)
+    for _ in range(2):
+        make(tmp_path, "env/pyvenv.cfg")
+        assert looked(walk, "env", "pyvenv.cfg") == [("env",)]
+        (tmp_path / "env/pyvenv.cfg").unlink()
+        assert walk.left(("env", "pyvenv.cfg"))
+        assert walk.found.covers == before
+    assert not walk.left(("env", "pyvenv.cfg"))
+
+
 def test_a_fixed_path_is_told_by_its_name_where_nothing_is_yet(tmp_path: Path) -> None:
     shown = Shown(Mount(tmp_path, "/data", "rw"))
-    for path in (".mcp.json", "a/.git/hooks/x", ".vscode/tasks.json", "b/kernel-mcp.toml"):
+    for path in (".mcp.json", "a/.git/hooks/x", ".vscode/tasks.json", "b/HEAD", "b/pyvenv.cfg"):
         assert shown.fixes_path(tuple(path.split("/"))), path
-    for path in ("git/hooks/x", "mcp.json", "a/b.py"):
+    for path in ("git/hooks/x", "mcp.json", "a/b.py", "objects/x", "refs"):
         assert not shown.fixes_path(tuple(path.split("/"))), path
 
 
