@@ -257,14 +257,16 @@ class Keeper:
         for ground in self._grounds:
             if ground.rights_changed:
                 self._restore(ground)
-            if ground.obeyed:
-                changed, ground.obeyed = ground.obeyed, {}
-                for part in parts_of(list(changed), weight):
-                    written = [(path, ground.writer(path)) for path in part]
-                    self._tell({"op": "changed", "mount": ground.number, "paths": written})
+            self._tell_obeyed(ground)
             if ground.writable and self._watches.outside_changed:
                 self._ask(ground)
         self._watches.outside_changed = False
+
+    def _tell_obeyed(self, ground: Ground) -> None:
+        changed, ground.obeyed = ground.obeyed, {}
+        for part in parts_of(list(changed), weight):
+            written = [(path, ground.writer(path, modified=changed[path])) for path in part]
+            self._tell({"op": "changed", "mount": ground.number, "paths": written})
 
     def _restore(self, ground: Ground) -> None:
         ground.rights_changed = False
@@ -319,6 +321,7 @@ class Keeper:
             for each, paths in self._linked():
                 self._cover(each, paths)
             self._note_lacking()
+            self._tell_obeyed(ground)
             if walk.found.surplus:
                 self._tell_covers(ground, walk.found.surplus)
                 walk.found.surplus.clear()

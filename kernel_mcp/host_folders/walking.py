@@ -24,6 +24,7 @@ from kernel_mcp.host_folders.secrets import (
     executed,
     holds_credentials,
     judged_by_content,
+    obeyed,
     remarkable,
     secret,
     secret_by_name,
@@ -40,7 +41,8 @@ _OWN_OBJECTS = frozenset(("objects", "refs"))
 
 
 class Walk:
-    """Looks through a mount whose folder is open as `root`; `visit` gets each folder and its fd.
+    """Looks through a mount whose folder is open as `root`; `visit` gets each folder and its fd,
+    `obeys` each file of a writable one that agents obey.
 
     `above` is the path of the mount itself, as names are judged with those of folders around them.
     `own` are covers that the server wants besides, `inner` places of other mounts, by path. With
@@ -59,6 +61,7 @@ class Walk:
         writable: bool = False,
         strict: bool = False,
         visit: Callable[[Parts, int], None] = lambda _parts, _fd: None,
+        obeys: Callable[[Parts], None] = lambda _parts: None,
         inodes: dict[tuple[int, int], int] | None = None,
         twins: set[tuple[int, int]] | None = None,
     ) -> None:
@@ -69,6 +72,7 @@ class Walk:
         self._own = own or {}
         self._inner = frozenset(inner)
         self._visit = visit
+        self._obeys = obeys
         self._twins = set() if twins is None else twins
         self.done = False
         self.found = Found(inodes={} if inodes is None else inodes)
@@ -259,6 +263,7 @@ class Walk:
     ) -> Iterator[Parts]:
         """Cover what has to be; the folders to walk, and into `links` what leads elsewhere."""
         within = self._writable and self._fixed(parts)
+        all_obeyed = obeyed((*self._above_all[-1:], *parts, ""))
         signs = set()
         with os.scandir(fd) as entries:
             for entry in entries:
@@ -273,6 +278,8 @@ class Walk:
                 hides, fixed = self._verdict(path, stat.S_IFLNK if link else mode)
                 if fixed:
                     self._fix_entry(path, hidden=hides is not None, link=link)
+                if self._writable and not folder and (all_obeyed or obeyed((entry.name,))):
+                    self._obeys(path)
                 if plain and self._writable and (within or fixed):
                     self._note_twin(entry)
                 if link:
@@ -467,15 +474,12 @@ class Walk:
 
     def _follow(self, parts: Parts, hides: str | None, *, fixed: bool) -> list[Parts]:
         """Cover and fix what a link leads to, if that is below the mount; what to walk for it."""
-        top = os.path.realpath(f"/proc/self/fd/{self._root}")
-        links, end = way("/".join((top, *parts)))
-        goal = below(end, top)
+        links, goal = self._way(parts)
         if goal is None or goal == ():
             return []
         fixed = fixed and not self.done  # later, code may have made it: the server asks then
         if fixed:
-            others = [below(link, top) for link in links]
-            self.named.lead([goal, *(each for each in others if each not in (None, (), parts))])
+            self.named.lead([goal, *(each for each in links if each not in (None, (), parts))])
         info = self._look(goal)
         if hides is None and self._may_hold_credentials((*self._above_all, *parts), goal):
             hides = FILE
@@ -487,6 +491,16 @@ class Walk:
             return []
         self._fix_too(goal)
         return [goal] if stat.S_ISDIR(info.st_mode) else []
+
+    def goal(self, parts: Parts) -> Parts | None:
+        """Return where a path leads, None for elsewhere than below the mount."""
+        return self._way(parts)[1]
+
+    def _way(self, parts: Parts) -> tuple[list[Parts | None], Parts | None]:
+        """Return the links that a path goes over, and its end, as far as they are below."""
+        top = os.path.realpath(f"/proc/self/fd/{self._root}")
+        links, end = way("/".join((top, *parts)))
+        return [below(link, top) for link in links], below(end, top)
 
     def _look(self, parts: Parts) -> os.stat_result | None:
         try:

@@ -12,11 +12,12 @@ from collections import deque
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from kernel_mcp.host_folders import names, secrets
 from kernel_mcp.host_folders.entering import Work
 from kernel_mcp.host_folders.found import born
+from kernel_mcp.host_folders.named import MOST_NAMED
 from kernel_mcp.host_folders.rights import Rights
 from kernel_mcp.host_folders.secrets import Parts
 from kernel_mcp.host_folders.walking import Walk
@@ -34,6 +35,7 @@ _IN_ATTRIB, _IN_CLOSE_WRITE, _IN_MOVED_FROM, _IN_MOVED_TO, _IN_CREATE, _IN_DELET
     0x200,
 )
 _IN_Q_OVERFLOW, _IN_IGNORED, _IN_ISDIR = 0x4000, 0x8000, 0x40000000
+_IN_MODIFY = 0x2
 _MASK = _IN_CLOSE_WRITE | _IN_MOVED_FROM | _IN_MOVED_TO | _IN_CREATE | _IN_DELETE
 _IN_ONLYDIR, _IN_MASK_ADD, _IN_NONBLOCK, _IN_CLOEXEC = 0x01000000, 0x20000000, 0o4000, 0o2000000
 _EVENT = struct.Struct("iIII")
@@ -44,13 +46,17 @@ ON_FILES = 1 << 0 | 1 << 1 | 1 << 2 | 1 << 14 | 1 << 15
 _FAN_CLOEXEC, _FAN_NONBLOCK, _FAN_UNLIMITED_MARKS = 0x1, 0x2, 0x20
 _FAN_REPORT_PIDFD, _FAN_REPORT_DIR_FID, _FAN_REPORT_NAME = 0x80, 0x400, 0x800
 _FAN_MARK_ADD = 0x1
-_FAN_CLOSE_WRITE, _FAN_MOVED_TO, _FAN_CREATE, _FAN_Q_OVERFLOW = 0x8, 0x80, 0x100, 0x4000
+_FAN_MODIFY, _FAN_CLOSE_WRITE, _FAN_MOVED_FROM, _FAN_MOVED_TO = 0x2, 0x8, 0x40, 0x80
+_FAN_CREATE, _FAN_DELETE, _FAN_Q_OVERFLOW = 0x100, 0x200, 0x4000
+_FAN_CHANGES = (
+    _FAN_MODIFY | _FAN_CLOSE_WRITE | _FAN_MOVED_FROM | _FAN_MOVED_TO | _FAN_CREATE | _FAN_DELETE
+)
 _FAN_EVENT_ON_CHILD, _FAN_ONDIR = 0x08000000, 0x40000000
 _FAN_EVENT, _FAN_INFO = struct.Struct("=IBBHQii"), struct.Struct("=BBH")
 _OF_NAME, _OF_PIDFD = 2, 4
 _HANDLE = struct.Struct("=Ii")
 _HANDLE_BYTES = 128
-_AT_EMPTY_PATH = 0x1000
+_AT_EMPTY_PATH, _AT_FDCWD = 0x1000, -100
 _MOST_MADE = 1 << 16
 """Entries whose makers are known; of older ones nobody knows any more."""
 _MOST_MISSED = 64
@@ -59,6 +65,10 @@ _NEAR_NS = 10**9 // 20
 """Linux notes the times of files by a clock that goes in steps of up to 10 ms."""
 _MOST_WRITTEN = 1 << 10
 """Files of which it is known who wrote them last."""
+_MOST_OBEYED = 1000
+"""Files that are watched for changes in place, which agents obey. Code can make any number."""
+_RECENT_NS = 10**9
+"""A write counts for a file that has just been changed if it was noted so long before, at most."""
 _LATE_MS = 1
 """An event is told to inotify some microseconds before or after it is told here."""
 HOST, CODE, LOST, LIKELY, NAMED = "host", "code", "lost", "likely", "named"
@@ -70,6 +80,7 @@ _MOST_MOVED = 64
 """Renames of secrets that are under way; more have left what is watched."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
+T = TypeVar("T")
 
 
 def by_code(maker: str) -> bool:
@@ -132,8 +143,12 @@ class Ground:
         """Files of settings that have been asked about."""
         self.rights_changed = False
         """True if the access rights of the folder itself may have changed."""
-        self.obeyed: dict[Parts, None] = {}
-        """Paths that agents obey and that have changed since the last report to the server."""
+        self.obeyed: dict[Parts, bool] = {}
+        """Paths that agents obey and that have changed since the last report to the server.
+
+        True if all that is known is that the file holds something else."""
+        self._led: set[Parts] = set()
+        """Where links of such names lead."""
         self.asked: list[Parts] = []
         """Paths that the server has named so far; `coming` are the next ones."""
         self.coming: list[Parts] = []
@@ -154,6 +169,7 @@ class Ground:
             writable=self.writable,
             strict=self._strict,
             visit=lambda parts, fd: self._watches.add(self, parts, fd),
+            obeys=self.note_obeyed,
             inodes=self._inodes,
             twins=self._twins,
         )
@@ -194,9 +210,47 @@ class Ground:
         finally:
             os.close(fd)
 
-    def writer(self, parts: Parts) -> str:
-        """Return who wrote a file last, or made it; empty where that cannot be known."""
-        return self._watches.makers.writer(self._root, parts) if self.tells_makers else ""
+    def writer(self, parts: Parts, *, modified: bool) -> str:
+        """Return who wrote a file last, or made or removed it; empty where that cannot be known.
+
+        Of one that was `modified`, by whatever name, only what was noted just now counts, and
+        nothing if it has several names.
+        """
+        if not self.tells_makers:
+            return ""
+        if modified and self._has_names(parts):
+            return LOST
+        return self._watches.makers.writer(self._root, parts, recently=modified)
+
+    def _has_names(self, parts: Parts) -> bool:
+        with suppress(OSError):
+            fd = open_beneath(self._root, parts, os.O_PATH | os.O_NOFOLLOW)
+            try:
+                return os.fstat(fd).st_nlink > 1
+            finally:
+                os.close(fd)
+        return False
+
+    def obeys(self, parts: Parts) -> bool:
+        """Return whether agents obey what is at a path, or a link leads there from such a name."""
+        return parts in self._led or secrets.obeyed((*self.above[-1:], *parts))
+
+    def note_obeyed(self, parts: Parts) -> None:
+        """Watch what such a file holds, and where such a link leads; a later one has changed."""
+        if self.walk.done:
+            self.obeyed.setdefault(parts, False)
+        goal = self.walk.goal(parts)
+        if goal is None or goal == () or len(self._led) >= MOST_NAMED:
+            return
+        if goal != parts:
+            self._led.add(goal)
+        with suppress(OSError):  # there is nothing, or no file
+            fd = open_beneath(self._root, goal, os.O_PATH | os.O_NOFOLLOW)
+            try:
+                if stat.S_ISREG(os.fstat(fd).st_mode):
+                    self._watches.add_file(self, goal, fd)
+            finally:
+                os.close(fd)
 
     def reads(self, parts: Parts) -> bool:
         """Return whether what a file holds matters."""
@@ -289,7 +343,8 @@ class Makers:
         self._made: dict[tuple[bytes, str], str] = {}
         self._noted: dict[tuple[bytes, str], int] = {}
         """When those were noted that code may have made."""
-        self._wrote: dict[tuple[bytes, str], str] = {}
+        self._wrote: dict[tuple[bytes, str], tuple[str, int]] = {}
+        """Who changed an entry last, and when that was noted."""
         self._names: set[str] = set()
         self._of_others = False
         """True if programs in sandboxes made some of the entries that are being read."""
@@ -304,10 +359,17 @@ class Makers:
 
     def add(self, folder: int) -> bool:
         """Have an open folder watched; False where the makers in it cannot be known."""
-        made = _FAN_CREATE | _FAN_MOVED_TO | _FAN_ONDIR
-        mask = ctypes.c_uint64(made | _FAN_CLOSE_WRITE | _FAN_EVENT_ON_CHILD)
+        changes = _FAN_CHANGES & ~_FAN_MODIFY
+        mask = ctypes.c_uint64(changes | _FAN_ONDIR | _FAN_EVENT_ON_CHILD)
         arguments = (ctypes.c_uint(_FAN_MARK_ADD), mask, ctypes.c_int(folder), None)
         return self._fd >= 0 and _libc.fanotify_mark(self._fd, *arguments) == 0
+
+    def add_file(self, file: int) -> None:
+        """Have an open file watched, by whatever name it is changed."""
+        arguments = (ctypes.c_uint64(_FAN_MODIFY), ctypes.c_int(_AT_FDCWD))
+        if self._fd >= 0:
+            path = f"/proc/self/fd/{file}".encode()
+            _libc.fanotify_mark(self._fd, ctypes.c_uint(_FAN_MARK_ADD), *arguments, path)
 
     def of(self, root: int, parts: Parts) -> str:
         """Return the maker of an entry below the folder `root`: CODE comes with its user.
@@ -339,13 +401,16 @@ class Makers:
             os.close(fd)
         return any(begin <= changed and made <= end for begin, end in self._spans)
 
-    def writer(self, root: int, parts: Parts) -> str:
-        """Return who wrote a file last, as far as that is known, or made it."""
+    def writer(self, root: int, parts: Parts, *, recently: bool) -> str:
+        """Return who changed a file last, as far as that is known, or made it."""
         self.note()
         key = self._key(root, parts)
         if key is None:  # it has gone with its folder
             return LOST
-        return self._wrote.get(key) or self.of(root, parts)
+        maker, moment = self._wrote.get(key, ("", 0))
+        if recently:
+            return maker if moment > time.monotonic_ns() - _RECENT_NS else LOST
+        return maker or self.of(root, parts)
 
     def look_for(self, names: Iterable[str]) -> None:
         """Note who makes entries of these names, too."""
@@ -433,15 +498,15 @@ class Makers:
                 known[pid], self._of_others = maker, True
             if made and (mask & _FAN_ONDIR or self._matters(key[1])):
                 self._keep_made(key, maker)
-            if mask & (_FAN_CLOSE_WRITE | _FAN_MOVED_TO) and not mask & _FAN_ONDIR:
-                _keep(self._wrote, key, maker, _MOST_WRITTEN)
+            if mask & _FAN_CHANGES:
+                _keep(self._wrote, key, (maker, time.monotonic_ns()), _MOST_WRITTEN)
         finally:
             if process >= 0:
                 os.close(process)
 
 
 def _keep(
-    known: dict[tuple[bytes, str], str], key: tuple[bytes, str], maker: str, most: int
+    known: dict[tuple[bytes, str], T], key: tuple[bytes, str], maker: T, most: int
 ) -> tuple[bytes, str] | None:
     """Note a maker; return the oldest key where there are too many."""
     known.pop(key, None)
@@ -482,6 +547,9 @@ class Watches:
         limit = Path("/proc/sys/fs/inotify/max_user_watches")
         self._most = int(limit.read_text(encoding="ascii")) // 2 if limit.exists() else 0
         """Programs of this user share them, and code can make any number of folders."""
+        self._files: dict[int, dict[tuple[Ground, Parts], None]] = {}
+        """What agents obey: the names of files that are watched themselves."""
+        self._file_at: dict[tuple[Ground, Parts], int] = {}
         self._outside: dict[int, set[str]] = {}
         """Names that matter in folders elsewhere."""
         self.outside_changed = False
@@ -508,6 +576,29 @@ class Watches:
         if ground.writable and not (self.makers.add(folder) or parts):
             ground.tells_makers = False
 
+    def add_file(self, ground: Ground, parts: Parts, file: int) -> None:
+        """Watch what an open file holds."""
+        self._forget_file(ground, parts)
+        if len(self._file_at) >= _MOST_OBEYED:
+            return
+        path = f"/proc/self/fd/{file}".encode()
+        number = _libc.inotify_add_watch(self._fd, path, _IN_MODIFY)
+        if number < 0:
+            self.lacking += 1
+            return
+        self._file_at[ground, parts] = number
+        self._files.setdefault(number, {})[ground, parts] = None
+        self.makers.add_file(file)
+
+    def _forget_file(self, ground: Ground, parts: Parts) -> None:
+        number = self._file_at.pop((ground, parts), -1)
+        if number < 0:
+            return
+        del self._files[number][ground, parts]
+        if not self._files[number]:
+            del self._files[number]
+            _libc.inotify_rm_watch(self._fd, number)
+
     def watch_outside(self, paths: Iterable[str]) -> None:
         """Watch files elsewhere, as far as their folders are there."""
         for path in paths:
@@ -532,6 +623,11 @@ class Watches:
                 yield None
             elif mask & _IN_IGNORED:
                 self._places.pop(number, None)
+                for gone in self._files.pop(number, {}):
+                    self._file_at.pop(gone, None)
+            elif number in self._files:
+                for ground, parts in self._files[number]:
+                    ground.obeyed.setdefault(parts, True)
             elif number in self._places or number in self._outside:
                 text = os.fsdecode(name)
                 self.outside_changed |= text in self._outside.get(number, ())
@@ -546,8 +642,8 @@ class Watches:
             ground.rights_changed |= not name
             return
         path = (*parts, name)
-        if ground.writable and secrets.obeyed((*ground.above[-1:], *path)):
-            ground.obeyed[path] = None
+        if ground.writable:
+            self._note_obeyed(ground, path, mask)
         if mask & (_IN_MOVED_FROM | _IN_DELETE) and ground.walk.left(path):
             yield Change(ground, path)
         if mask & _IN_MOVED_FROM:
@@ -563,3 +659,18 @@ class Watches:
         # while a file is written it may come to hold credentials; no other write matters
         if not mask & _IN_CLOSE_WRITE or ground.reads(path):
             yield Change(ground, path)
+
+    def _note_obeyed(self, ground: Ground, path: Parts, mask: int) -> None:
+        """Note a change of what agents obey, or a folder with some that has been moved away."""
+        left = mask & (_IN_MOVED_FROM | _IN_DELETE)
+        if mask & _IN_ISDIR and left:
+            for each, parts in list(self._file_at):
+                if each is ground and parts[: len(path)] == path:
+                    ground.obeyed[path] = False
+                    self._forget_file(ground, parts)
+        elif left:
+            self._forget_file(ground, path)
+        elif not mask & _IN_ISDIR and mask & (_IN_CREATE | _IN_MOVED_TO) and ground.obeys(path):
+            ground.note_obeyed(path)
+        if ground.obeys(path):
+            ground.obeyed[path] = False

@@ -165,7 +165,8 @@ class Plants:
     def note_changed(self, shown: Shown, changed: Sequence[tuple[Parts, str]]) -> None:
         """Tell of what agents and build servers obey and code may have changed."""
         for parts, writer in changed:
-            if writer == HOST or not (held_for_code(writer) or self.at_work(0.0)):
+            age_s = max(0.0, time.time() - shown.changed_at(parts))
+            if writer == HOST or not (held_for_code(writer) or self.at_work(age_s)):
                 continue
             name = readable(parts)
             if name not in shown.changed:
@@ -174,7 +175,7 @@ class Plants:
                 shown.changed[name] = None
                 self._tell("changed", {"mount": str(shown.mount), "path": name})
                 logger.warning("--mount %s: %s was changed, %s", shown.mount, quoted(name), _OBEYED)
-            for each in self._suspects(writer):
+            for each in self._suspects(writer, age_s):
                 if self._last.get(each) != name:
                     self._last[each] = name
                     each.remark(

@@ -298,6 +298,85 @@ async def test_rights_to_the_folder_stay_and_what_agents_obey_is_told(
                 told += (await notebook.agent.run("1", session=notebook.session)).text
 
 
+OBEYED = {
+    "held": "H = open(NAME, 'a'); H.write('evil'); H.flush()",
+    "shorter": "os.truncate(NAME, 1)",
+    "other-name": "os.link(NAME, 'x'); open('x', 'a').write('evil')",
+    "link": "os.unlink(NAME); os.symlink('data', NAME)",
+    "hard-link": "os.unlink(NAME); os.link('data', NAME)",
+    "removed": "os.unlink(NAME)",
+    "folder-away": "os.rename('../folder-away', '../moved')",
+    "new-folder": "os.mkdir('z'); open('z/q', 'w').close(); os.rename('z/q', 'z/' + NAME)",
+    "goal": "open('data', 'a').write('evil')",
+    "goal-replaced": "os.rename('other', 'data')",
+}
+"""Ways to change what agents obey, each in a folder of its own; in two a link leads to the data."""
+
+
+@pytest.mark.parametrize("later", [False, True])
+@some
+async def test_what_agents_obey_is_told_however_it_is_changed(
+    way: str, later: bool, project: Project
+) -> None:
+    """Also of what a program of the host has saved since; what the host changes is not told."""
+    name = "CLAUDE.md"
+
+    def write() -> None:
+        for folder in (*OBEYED, "of-the-host", "moved-by-the-host"):
+            for each in ("data", "other", *(() if folder.startswith("goal") else (name,))):
+                project.write(f"{folder}/{each}", "be good")
+            if folder.startswith("goal"):
+                (project.root / folder / name).symlink_to("data")
+        project.own()
+
+    if not later:
+        write()
+    async with opened(way, "--mount", f"{project.root}:rw") as notebook:
+        agent, session = notebook.agent, notebook.session
+        if later:
+            write()
+        with anyio.fail_after(PATIENCE_S):
+            while (await agent.call("list_sessions")).data["sessions"][-1]["idle_s"] < 1:
+                pass
+        top = str(project.root)
+        told = ""
+        for folder, code in OBEYED.items():
+            place = f"import os\nNAME = {name!r}\nos.chdir({top + '/' + folder!r})\n"
+            told += (await agent.run(f"{place}{code}", session=session)).text
+        wanted = {f"{folder}/{'data' if 'goal' in folder else name}" for folder in OBEYED}
+        wanted -= {f"{folder}/{name}" for folder in ("new-folder", "folder-away")}
+        wanted |= {f"new-folder/z/{name}", "folder-away"}
+        with anyio.fail_after(PATIENCE_S):
+            while left := {each for each in wanted if f"{each} was changed" not in told}:
+                told += (await agent.run("1", session=session)).text
+        assert not left
+        if not way.startswith("root"):
+            return
+        begun, done = project.root / "begun", project.root / "done"
+        wait = f"while not os.path.exists({str(done)!r}): time.sleep(0.01)\ntime.sleep(0.5)"
+        code = f"import time\nopen({str(begun)!r}, 'w').close()\n{wait}"
+        answers = []
+
+        async def run() -> None:
+            answers.append(await agent.run(code, session=session))
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(run)
+            while not begun.exists():
+                await anyio.sleep(0.01)
+            own = project.root / "of-the-host" / name
+            with own.open("a") as file:
+                file.write("as the user says")
+                file.flush()
+                os.truncate(own, 5)
+            own.unlink()
+            project.write(f"of-the-host/{name}", "be better")
+            project.write("of-the-host/deeper/AGENTS.md", "be better")
+            (project.root / "moved-by-the-host").rename(project.root / "of-the-user")
+            done.touch()
+        assert "obey" not in answers[0].text
+
+
 REPOSITORY = """
 import os
 os.chdir(f"{ROOT}/{FOLDER}")
