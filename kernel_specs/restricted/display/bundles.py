@@ -357,7 +357,6 @@ class Formatter(DisplayFormatter):
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
-        self._figures = figures.Figures()
 
     def format(self, obj: Any, include: Any = None, exclude: Any = None) -> Any:
         """Bundle and metadata of an object."""
@@ -365,7 +364,7 @@ class Formatter(DisplayFormatter):
             return super().format(obj, _TEXT, exclude)
         root = _library(obj)
         if root == "matplotlib" and hasattr(obj, "get_size_inches"):
-            with self._figures.pictured(obj):
+            with figures.pictured(obj):
                 data, metadata = super().format(obj, include, exclude)
             if "image/png" in data and (chart := charts.chart_of(obj)):
                 data = {**data, "text/plain": charts.words(chart), charts.CHART: chart}

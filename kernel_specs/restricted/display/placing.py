@@ -7,7 +7,7 @@ of a figure, arrows, tables. Each of the kinds named here does where its box is 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any
 
 _FIRST, _LAST = (3, 8), (3, 11)
@@ -54,15 +54,6 @@ def is_placed_undrawn(figure: Any) -> bool:
         and all(map(_is_plain, figure.axes))
         and _are_placed(each for each in figure.get_children() if each not in figure.axes)
     )
-
-
-def own_axes(figure: Any) -> Iterator[Any]:
-    """Each axis of it whose tickers no other axis uses, which would leave their state to it."""
-    for axes in figure.axes:
-        if len(axes.get_shared_x_axes().get_siblings(axes)) == 1:
-            yield axes.xaxis
-        if len(axes.get_shared_y_axes().get_siblings(axes)) == 1:
-            yield axes.yaxis
 
 
 _NO_LAYOUT = ("builtins.NoneType", "matplotlib.layout_engine.PlaceHolderLayoutEngine")
