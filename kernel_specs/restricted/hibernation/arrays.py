@@ -50,7 +50,7 @@ class ArrayReducer:
         if kind is np.ma.core.MaskedConstant:
             return NotImplemented
         if _has_own_reduction(kind):
-            if array.base is not None and not _alone(array):
+            if array.base is not None and not self._alone(array):
                 self._copied(array)
             return NotImplemented
         function, arguments = self._view(array) or (_itself, (_Plain(array),))
@@ -71,15 +71,15 @@ class ArrayReducer:
         if array.base is None or not array.size:
             return None
         repeats = array.nbytes > _span(array)
-        if _alone(array) and not repeats:
+        if self._alone(array) and not repeats:
             return None
-        base = _owner(array)
+        base = self._owner(array)
         flat = _flat(base)
         if flat is None or (flat.dtype.hasobject and flat.dtype != array.dtype):
-            if not _alone(array):
+            if not self._alone(array):
                 self._copied(array)
             return None
-        if repeats and flat.nbytes > array.nbytes and _alone(array):
+        if repeats and flat.nbytes > array.nbytes and self._alone(array):
             return None
         offset = _address(array) - _address(flat)
         writeable = array.flags.writeable
@@ -90,6 +90,36 @@ class ArrayReducer:
         if self._memory.is_asked and array.flags.writeable and self._memory.add_array(array):
             self._changed(COPIED)
         return NotImplemented
+
+    def _alone(self, array: Any) -> bool:
+        """Return True if only `array` references its memory.
+
+        Pickling an instance of a subclass references its base, too: the first look counts.
+        """
+        if self._memory.is_alone(array):
+            return True
+        if _references(array) > _ALONE:
+            return False
+        base = array.base
+        if type(base) is memoryview:
+            return sys.getrefcount(base.obj) <= _LENT
+        if getattr(base, "base", None) is not None and not self._alone(base):
+            return False
+        if _is_of_subclass(array):
+            self._memory.add_alone(array)
+        return True
+
+    def _owner(self, array: Any) -> Any:
+        """The object with the memory of `array` when pickled: one that is alone has its own."""
+        base = array.base
+        while type(base) not in (bytearray, bytes):
+            if _is_view(base) and self._alone(base):
+                break
+            below = base.obj if type(base) is memoryview else getattr(base, "base", None)
+            if below is None or not isinstance(below, _memory()):
+                break
+            base = below
+        return base
 
     def _copied(self, array: Any) -> None:
         """Report a copy, unless its memory is a memory map or of an object that restores it."""
@@ -132,11 +162,11 @@ class Memory:
         return False
 
     def add_alone(self, obj: Any) -> None:
-        """Note an instance whose `__dict__` nothing else references."""
+        """Note an instance whose `__dict__`, or an array whose base, nothing else references."""
         self._alone.add(id(obj))
 
     def is_alone(self, obj: Any) -> bool:
-        """Return True if an instance was noted, before pickling referenced its `__dict__` too."""
+        """Return True if it was noted, before pickling referenced its `__dict__` or base too."""
         return id(obj) in self._alone
 
     def forget_owners(self) -> None:
@@ -239,16 +269,6 @@ def _span(array: Any) -> int:
     return int(array.itemsize + sum((count - 1) * abs(stride) for count, stride in steps))
 
 
-def _alone(array: Any) -> bool:
-    """Return True if only `array` references its memory."""
-    if _references(array) > _ALONE:
-        return False
-    base = array.base
-    if type(base) is memoryview:
-        return sys.getrefcount(base.obj) <= _LENT
-    return getattr(base, "base", None) is None or _alone(base)
-
-
 def _overlaps(ranges: dict[int, int], begin: int, end: int) -> bool:
     return any(first < end and begin < last for first, last in ranges.items())
 
@@ -259,17 +279,10 @@ def _is_view(base: Any) -> bool:
     return isinstance(base, np.ndarray) and base.base is not None
 
 
-def _owner(array: Any) -> Any:
-    """The object with the memory of `array`, as it is pickled: one that is alone has its own."""
-    base = array.base
-    while type(base) not in (bytearray, bytes):
-        if _is_view(base) and _alone(base):
-            break
-        below = base.obj if type(base) is memoryview else getattr(base, "base", None)
-        if below is None or not isinstance(below, _memory()):
-            break
-        base = below
-    return base
+def _is_of_subclass(base: Any) -> bool:
+    import numpy as np
+
+    return isinstance(base, np.ndarray) and type(base) is not np.ndarray
 
 
 def _memory() -> tuple[type, ...]:

@@ -26,7 +26,7 @@ from kernel_specs.restricted.hibernation.arrays import (
     attributes_of,
     set_attributes,
 )
-from kernel_specs.restricted.hibernation.attempt_limits import module_of
+from kernel_specs.restricted.hibernation.attempt_limits import CannotKeepError, module_of
 from kernel_specs.restricted.policy.guard import CELL_PREFIX
 
 IMPORT = compile("__import__(name)", f"{CELL_PREFIX}hibernation>", "eval")
@@ -37,6 +37,7 @@ NO_GRAPH = "a tensor without the graph of its gradient"
 ALIASED = "its __dict__ is a copy in other variables now"
 EMPTY_CACHE = "its cache starts empty"
 PLAIN_SCALAR = "a plain scalar of numpy now"
+BY_NAME = "an object that is pickled by its name"
 MODULES = {"duckdb": "its default connection starts empty"}
 """Modules with contents that users take for their own, and how those change."""
 
@@ -111,10 +112,13 @@ class ObjectReducer:
         self._memory.add_owner(obj)
         return NotImplemented
 
-    def _instance(self, obj: Any, container: type | None = None) -> Any:
-        """With items that its class's methods have no part in, and the `__dict__` it shares."""
+    def _instance(self, obj: Any, container: type | None = None, is_guarded: bool = False) -> Any:
+        """With items that its class's methods have no part in, and the `__dict__` it shares.
+
+        Pickle would use the class's `__setattr__` for slots: `is_guarded` if it has one.
+        """
         shares = type(obj).__dictoffset__ != 0 and self._has_shared_dict(obj)
-        if container is None and not shares:
+        if container is None and not shares and not is_guarded:
             return NotImplemented
         usual = obj.__reduce_ex__(5)
         if isinstance(usual, str) or len(usual) > 5:
@@ -223,6 +227,21 @@ class ObjectReducer:
         function, arguments, state = (*usual, None)[:3]
         return function, arguments, (state, members), None, None, set_exception_state
 
+    def _by_value(self, obj: Any) -> Any:
+        """An object that its class pickles by a name: by its attributes, if no module has it.
+
+        No other kernel has the notebook's names before they are loaded.
+        """
+        usual = obj.__reduce_ex__(5)
+        if not isinstance(usual, str):
+            return usual
+        if is_held(obj, usual):
+            return NotImplemented
+        if any(not base.__flags__ & _HEAP_TYPE for base in type(obj).__mro__[:-1]):
+            raise CannotKeepError(BY_NAME, obj)
+        made = copyreg.__newobj__, (type(obj),)  # type: ignore[attr-defined]
+        return *made, attributes_of(obj) or None, None, None, set_attributes
+
     def _logger(self, logger: logging.Logger) -> Any:
         if logger.handlers or logger.filters:
             self._changed(NO_HANDLERS)
@@ -252,8 +271,12 @@ def _way(kind: type) -> Way | None:
         return partial(ObjectReducer._instance, container=container)
     if (below := _reducing_base(kind)) is not None:
         return partial(ObjectReducer._with_attributes, below=below)
+    if _is_python(_attribute(kind, "__setattr__")) and _has_usual_state(kind):
+        return partial(ObjectReducer._instance, is_guarded=True)
     if _has_usual_dict(kind):
         return ObjectReducer._instance
+    if _reduces_itself(kind):
+        return ObjectReducer._by_value
     return ObjectReducer._owner if not kind.__flags__ & _HEAP_TYPE else None
 
 
@@ -375,13 +398,28 @@ def reduce_class(kind: type, usual: Any) -> Any:
         if not (type(value) is types.MemberDescriptorType and value.__objclass__ is kind)
     }
     if not issubclass(kind, enum.Enum):
-        return make_class, (make, arguments), (own, slots), *items, setter
+        return make_class, (make, _with_slots(kind, arguments)), (own, slots), *items, setter
     members = {
         each.name: {k: v for k, v in vars(each).items() if not k.startswith("_")} for each in kind
     }
     if not any(members.values()):
         return make, arguments, (own, slots), *items, setter
     return make, arguments, (setter, (own, slots), members), *items, set_enum_state
+
+
+def _with_slots(kind: type, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Arguments that make a class with its slots: cloudpickle sets `__slots__` later, in vain.
+
+    A named tuple has a base with a metaclass that makes another class, and slots by itself.
+    """
+    names = vars(kind).get("__slots__")
+    meta, name, bases, body, *rest = arguments
+    if not isinstance(names, (str, tuple, list, dict)):
+        return arguments
+    if not all(isinstance(kind, type(base)) for base in types.resolve_bases(bases)):
+        return arguments
+    body = {**body, "__slots__": (names,) if isinstance(names, str) else tuple(names)}
+    return meta, name, bases, body, *rest
 
 
 def make_exception(kind: Any, arguments: tuple[Any, ...]) -> Any:
@@ -468,7 +506,7 @@ def _reduce_proxy(proxy: Any) -> Any:
 
 
 def _members(error: BaseException) -> dict[str, Any]:
-    """The chain of an exception, and what builtin classes keep beside its arguments."""
+    """The chain of an exception, what builtin classes keep beside its arguments, and its slots."""
     found: dict[str, Any] = {
         name: value
         for base in type(error).__mro__
@@ -485,7 +523,9 @@ def _members(error: BaseException) -> dict[str, Any]:
             found[name] = getattr(error, name)
     if error.__suppress_context__:
         found["__suppress_context__"] = True
-    return found
+    below = next(base for base in type(error).__mro__ if base.__module__ == builtins.__name__)
+    own = vars(error)
+    return found | {k: v for k, v in attributes_of(error, below).items() if k not in own}
 
 
 def _has_own_arguments(kind: Any) -> bool:
@@ -556,14 +596,36 @@ def _reduces_as_usual(kind: Any, *base: type) -> bool:
 
 def _has_usual_dict(kind: type) -> bool:
     """Return True if instances have a `__dict__` which is pickled as it is, and can be replaced."""
-    usual: Any = getattr(object, "__getstate__", None)  # from Python 3.11 on
     return (
         bool(kind.__dictoffset__)
-        and _reduces_as_usual(kind)
-        and getattr(kind, "__getstate__", None) is usual
-        and not hasattr(kind, "__setstate__")
+        and _has_usual_state(kind)
         and type(_attribute(kind, "__dict__")) is types.GetSetDescriptorType
     )
+
+
+def _has_usual_state(kind: type) -> bool:
+    """Return True if the attributes of instances are all that is pickled of them."""
+    usual: Any = getattr(object, "__getstate__", None)  # from Python 3.11 on
+    return (
+        _reduces_as_usual(kind)
+        and getattr(kind, "__getstate__", None) is usual
+        and not hasattr(kind, "__setstate__")
+    )
+
+
+def _reduces_itself(kind: type) -> bool:
+    """Return True if code of this session says how instances are reduced."""
+    module = sys.modules.get(module_of(kind))
+    if kind in copyreg.dispatch_table or (module is not None and _is_library(module)):
+        return False
+    return any(_is_python(_attribute(kind, name)) for name in ("__reduce_ex__", "__reduce__"))
+
+
+def is_held(obj: Any, name: str) -> bool:
+    """Return True if the module of an object has it under a name, and is none of cells."""
+    home = getattr(obj, "__module__", None)
+    module = sys.modules.get(home) if type(home) is str and home != "__main__" else None
+    return module is not None and getattr(module, name, None) is obj
 
 
 def _attribute(kind: type, name: str) -> Any:

@@ -53,6 +53,15 @@ _DISPATCH = ("registry", "dispatch", "register", "_clear_cache")
 """The attributes of a function of `functools.singledispatch`."""
 _HISTORY = {"_oh": "Out", "_ih": "In", "_dh": "_dh"}
 """The lists and dicts of IPython's history, and what people call them."""
+_TYPE_PARAMETERS: tuple[Any, ...] = (
+    typing.TypeVar,
+    typing.ParamSpec,
+    getattr(typing, "TypeVarTuple", None),
+)
+_OF_PARAMETERS: tuple[Any, ...] = (typing.ParamSpecArgs, typing.ParamSpecKwargs)
+_TYPE_ALIASES: tuple[Any, ...] = (getattr(typing, "TypeAliasType", None),)
+"""Classes of `typing`; None for one that this version of Python does not have."""
+_VARIANCES = ("covariant", "contravariant", "infer_variance")
 _FLOAT = struct.Struct("<d")
 _OWN_CLASS = cloudpickle.cloudpickle._make_skeleton_class
 _OWN_ENUM = cloudpickle.cloudpickle._make_skeleton_enum
@@ -187,6 +196,9 @@ class NotebookPickler(cloudpickle.Pickler):  # type: ignore[misc]
             staticmethod: _reduce_method,
             classmethod: _reduce_method,
             typing.NewType: _reduce_new_type,
+            **dict.fromkeys(_TYPE_PARAMETERS, _reduce_type_parameter),
+            **dict.fromkeys(_OF_PARAMETERS, _reduce_of_parameter),
+            **dict.fromkeys(_TYPE_ALIASES, _reduce_type_alias),
             type(get_ipython()): _reduce_shell,
             **self._objects.special,
         }
@@ -398,6 +410,12 @@ def make_new_type(name: str, base: Any) -> Any:
     return made
 
 
+def make_of_typing(kind: Any, arguments: Any, options: Any, module: str) -> Any:
+    """A type parameter or an alias; its module is that of the frame that makes it."""
+    space = {"__name__": module, "kind": kind, "arguments": arguments, "options": options}
+    return eval("kind(*arguments, **options)", space)
+
+
 def make_single_dispatch_method(function: Any, dispatcher: Any) -> Any:
     """`functools.singledispatchmethod`; from Python 3.13 on it has a cache of weak references."""
     made: functools.singledispatchmethod[Any] = functools.singledispatchmethod(function)
@@ -487,6 +505,29 @@ def _reduce_new_type(made: Any) -> Any:
         return NotImplemented
     arguments = (made.__name__, made.__supertype__)
     return _with_attributes(made, make_new_type, arguments, "__supertype__")
+
+
+def _reduce_type_parameter(made: Any) -> Any:
+    if objects.is_held(made, made.__name__):
+        return NotImplemented
+    options = {name: True for name in _VARIANCES if getattr(made, f"__{name}__", False)}
+    arguments = (made.__name__, *getattr(made, "__constraints__", ()))
+    if type(made) is typing.TypeVar and made.__bound__ is not None:
+        options["bound"] = made.__bound__
+    if getattr(made, "has_default", bool)():  # from Python 3.13 on
+        options["default"] = made.__default__
+    return make_of_typing, (type(made), arguments, options, made.__module__)
+
+
+def _reduce_of_parameter(made: Any) -> Any:
+    return getattr, (made.__origin__, "args" if type(made) is typing.ParamSpecArgs else "kwargs")
+
+
+def _reduce_type_alias(made: Any) -> Any:
+    if objects.is_held(made, made.__name__):
+        return NotImplemented
+    options = {"type_params": made.__type_params__}
+    return make_of_typing, (type(made), (made.__name__, made.__value__), options, made.__module__)
 
 
 def _reduce_single_dispatch(function: Any) -> Any:
