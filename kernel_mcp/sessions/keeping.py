@@ -246,6 +246,10 @@ class Keeping:
             logger.warning("what was kept of a session stays as it is: %s", entry.unknown)
             note = _NEWER.format(UNUSED, entry.unknown, entry.key.name)
             return Claim(note=note, held_back=True, loss=Loss.of(note, entry.unknown.names))
+        if entry.other is not None:
+            logger.warning("what was kept of a session stays as it is: %s", entry.other)
+            note = _OTHERS.format(UNUSED, entry.other, entry.key.name)
+            return Claim(note=note, held_back=True, loss=Loss(note))
         cells = traced(entry.trace, after=0 if saved is None else saved.through)
         problem = entry.problem
         if saved is None and not problem and (min(cells) > 1 if cells else entry.leftover):
@@ -325,6 +329,10 @@ UNUSED = "What was kept of this session cannot be used, and stays as it is; this
 _NEWER = (
     "{}: {}. A server of that version still brings it back; to forget it, call "
     "create_session(name={!r}, fresh=true)"
+)
+_OTHERS = (
+    "{}: {}. Put the folders below `kept` back as they were, or call "
+    "create_session(name={!r}, fresh=true) to forget what is there"
 )
 _REPAIRED = (
     "The record of this session was not as it was written ({}), and its copy beside it was used: "

@@ -43,6 +43,13 @@ class UnknownFormat(ValueError):
         self.names = names
 
 
+class OtherSession(ValueError):
+    """A manifest that lies where that of another session belongs."""
+
+    def __init__(self) -> None:
+        super().__init__("its folder has the save of another session")
+
+
 @dataclass(frozen=True, slots=True)
 class Key:
     """Key of a stored entry: the working folder of the server and a session's name."""
@@ -165,20 +172,27 @@ def decode(text: bytes) -> Saved:
     return saved
 
 
-def read(folder: Path) -> tuple[Saved | None, str]:
+def read(folder: Path, id: str = "") -> tuple[Saved | None, str]:  # noqa: A002  # what it is
     """Return what the manifest in a folder says, and why its copy was read; empty for the first.
 
-    None where there is no manifest. Raises ValueError where both are damaged, UnknownFormat,
-    OSError.
+    With an `id` it has to be that of its key. None where there is no manifest. Raises ValueError
+    where both are damaged, OtherSession, UnknownFormat, OSError.
     """
     problems: list[str] = []
     failure: OSError | None = None
+    other: OtherSession | None = None
     for name in (MANIFEST, COPY):
         try:
             text = _text(folder / name)
             saved = None if text is None else decode(text)
+            if saved is not None and id not in ("", saved.key.id):
+                raise OtherSession
         except UnknownFormat:
             raise
+        except OtherSession as problem:
+            other = problem
+            problems.append(str(problem))
+            continue
         except ValueError as problem:
             problems.append(str(problem))
             continue
@@ -191,6 +205,8 @@ def read(folder: Path) -> tuple[Saved | None, str]:
         problems.append("")
     if failure is not None:
         raise failure
+    if other is not None:
+        raise other
     if any(problems):
         raise ValueError(next(filter(None, problems)))
     return None, ""

@@ -34,6 +34,7 @@ from kernel_mcp.sessions.manifest import (
     MANIFEST,
     OF_PRINCIPAL,
     Key,
+    OtherSession,
     Saved,
     UnknownFormat,
 )
@@ -150,7 +151,8 @@ class Entry(SaveFolder):
     """One session's place in a store, for the server that holds it. All methods block.
 
     `saved` is None, too, where it cannot be read: `problem` says why. `unknown` is set for an entry
-    of another version of this server, in which nothing may be written. `repaired` says why the copy
+    of another version of this server, in which nothing may be written, and `other` for one with the
+    save of another session, in which nothing may, either. `repaired` says why the copy
     of the manifest was read. `overtaken` names the variables that an older version has kept of the
     session since, None for nothing. `removed` says why the store has removed what was there, and
     which variables. `branched` says that the session had branches when its last
@@ -169,6 +171,7 @@ class Entry(SaveFolder):
         self.records = self.folder / "r"
         self.problem = self.repaired = ""
         self.unknown: UnknownFormat | None = None
+        self.other: OtherSession | None = None
         self.overtaken: tuple[str, ...] | None = None
         self.removed: tuple[str, tuple[str, ...]] | None = None
         self.branched = self.adopted = False
@@ -191,15 +194,18 @@ class Entry(SaveFolder):
 
     def make(self) -> None:
         """Make what is missing of its folders, and read what was saved. Raises OSError."""
-        self.saved, self.problem, self.repaired, self.unknown = None, "", "", None
+        self.saved, self.problem, self.repaired = None, "", ""
+        self.unknown = self.other = None
         for folder in (self.folder, self.records):
             private_folder(folder)
         self.branched = (self.folder / _BRANCHED).exists()
         self.adopted = (self.folder / _ADOPTED).exists()
         try:
-            self.saved, self.repaired = manifest.read(self.folder)
+            self.saved, self.repaired = manifest.read(self.folder, self.folder.name)
         except UnknownFormat as reason:
             self.unknown = reason
+        except OtherSession as reason:
+            self.other = reason
         except ValueError as reason:
             self.problem = str(reason)
         self.overtaken = self._overtaken()
@@ -212,7 +218,7 @@ class Entry(SaveFolder):
             if not place.exists() or place.read_bytes() == WORD:
                 place.write_bytes(WORD)
                 return None
-            saved, _ = manifest.read(self.former)
+            saved, _ = manifest.read(self.former, self.former.name)
             mine = self.folder / MANIFEST
             if mine.exists() and mine.stat().st_mtime > place.stat().st_mtime:
                 return None
@@ -392,7 +398,7 @@ class SessionStore:
         word.unlink(missing_ok=True)
         saved = None
         with contextlib.suppress(ValueError, OSError):
-            saved, _ = manifest.read(folder)
+            saved, _ = manifest.read(folder, folder.name)
         if why and saved is not None and saved.names:
             text = json.dumps({"why": why, "names": saved.names[:MOST_NAMES]})
             with contextlib.suppress(OSError):  # a full disk
@@ -486,7 +492,7 @@ class SessionStore:
                 continue  # nothing of a server's
             saved = None
             with contextlib.suppress(ValueError, OSError):
-                saved, _ = manifest.read(folder)
+                saved, _ = manifest.read(folder, folder.name)
             lock = self._hold(folder.name)
             if lock is not None:
                 os.close(lock)

@@ -363,3 +363,44 @@ def test_a_manifest_of_this_format_needs_its_digest(tmp_path: Path) -> None:
         manifest.decode(json.dumps(data).encode())
     with pytest.raises(UnknownFormat):
         manifest.decode(manifest.encode({**data, "format": FORMAT + 1}))
+
+
+async def test_the_saves_of_two_sessions_that_were_mixed_up_come_back_under_no_other_name(
+    tmp_path: Path,
+) -> None:
+    async with server(tmp_path) as first:
+        await first.run("a = 41")
+        await first.run("b = 2", await first.manager.create(ME, name="named"))
+    one, other = sorted((tmp_path / "kept" / "r").iterdir())
+
+    def swap() -> None:
+        one.rename(tmp_path / "aside")
+        other.rename(one)
+        (tmp_path / "aside").rename(other)
+
+    swap()
+    before = {path: path.read_bytes() for path in tmp_path.glob("kept/r/*/*") if path.is_file()}
+    async with server(tmp_path) as second:
+        cell = await second.run("d = 4")
+        text, lost, kept = told(cell)
+        assert (second.variables, lost, kept) == ({"d": "4"}, [], False)
+        assert "has the save of another session" in text
+        named = await second.run("e = 5", await second.manager.create(ME, name="named"))
+        assert second.variables == {"e": "5"}
+        assert "has the save of another session" in told(named)[0]
+    after = {path: path.read_bytes() for path in before}
+    assert after == before
+    swap()
+    third, cell = await comes_back(tmp_path)
+    assert (third.variables, told(cell)[1:]) == ({"a": "41", "d": "4"}, ([], True))
+
+
+async def test_of_two_manifests_that_of_another_session_is_not_read(tmp_path: Path) -> None:
+    entry = await saved(tmp_path)
+    data = json.loads((entry / MANIFEST).read_text())
+    data.pop("kernel-mcp/digest")
+    (entry / MANIFEST).write_bytes(manifest.encode({**data, "name": "other"}))
+    second, cell = await comes_back(tmp_path)
+    text, lost, _ = told(cell)
+    assert (second.variables, lost) == (ALL, [])
+    assert "its copy beside it was used" in text
