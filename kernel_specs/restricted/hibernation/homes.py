@@ -11,12 +11,15 @@ from __future__ import annotations
 
 import sys
 import types
+from collections.abc import Iterable
 from typing import Any
 
 from IPython.core.getipython import get_ipython
 
 _OF_MODULES = ("__name__", "__package__", "__path__", "__file__")
 """What relative imports and tracebacks need of a module's globals."""
+_OF_PYTHON = ("__builtins__", "__doc__", "__loader__", "__spec__", "__cached__", "__annotations__")
+"""What Python sets besides."""
 
 
 class Foreign:
@@ -27,6 +30,10 @@ class Foreign:
 
     def __init__(self, owner: dict[str, Any]) -> None:
         self.owner = owner
+
+    def has_only(self, names: Iterable[str]) -> bool:
+        """Return True if there are no other globals."""
+        return self.owner.keys() <= {*_OF_MODULES, *names, *_OF_PYTHON}
 
     def __reduce__(self) -> Any:
         return make_globals, ({name: self.owner[name] for name in _OF_MODULES & self.owner.keys()},)

@@ -37,6 +37,7 @@ NO_GRAPH = "a tensor without the graph of its gradient"
 ALIASED = "its __dict__ is a copy in other variables now"
 EMPTY_CACHE = "its cache starts empty"
 PLAIN_SCALAR = "a plain scalar of numpy now"
+SOME_GLOBALS = "has only those of its globals that functions name"
 BY_NAME = "an object that is pickled by its name"
 MODULES = {"duckdb": "its default connection starts empty"}
 """Modules with contents that users take for their own, and how those change."""

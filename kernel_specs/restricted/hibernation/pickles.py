@@ -51,6 +51,8 @@ _SYSTEM = [name for name, value in vars(sys).items() if type(value) in (list, di
 """The lists and dicts of the module `sys`."""
 _DISPATCH = ("registry", "dispatch", "register", "_clear_cache")
 """The attributes of a function of `functools.singledispatch`."""
+_ANY_GLOBAL = {"globals", "eval", "exec"}
+"""Names by which a function may use globals that its code does not name."""
 _HISTORY = {"_oh": "Out", "_ih": "In", "_dh": "_dh"}
 """The lists and dicts of IPython's history, and what people call them."""
 _TYPE_PARAMETERS: tuple[Any, ...] = (
@@ -242,7 +244,7 @@ class NotebookPickler(cloudpickle.Pickler):  # type: ignore[misc]
             if home is not None and (not home or not _is_importable(obj)):
                 return _reduce_function(obj, home)
             if home is None and not _is_importable(obj):
-                return _reduce_function(obj, self._identities.homes.of(obj))
+                return self._reduce_foreign(obj, self._identities.homes.of(obj))
         elif kind is types.ModuleType:
             return self._identities.homes.reduce_module(obj)
         elif (special := self._special.get(kind)) is not None:
@@ -286,6 +288,21 @@ class NotebookPickler(cloudpickle.Pickler):  # type: ignore[misc]
         options = wrapper.cache_parameters()
         made = (wrapper.__wrapped__, options["maxsize"], options["typed"])
         return _with_attributes(wrapper, make_lru_cache, made, "cache_parameters")
+
+    def _reduce_foreign(self, function: Any, home: Any) -> Any:
+        """A function with globals of its own; of those that are `Foreign` it keeps what it uses."""
+        made = _reduce_function(function, home)
+        if type(home) is not Foreign:
+            return made
+        function_of, arguments, state, *more = made
+        names = set(_GLOBALS_OF(function.__code__)) | _named_in(state[0].get("__annotations__", {}))
+        used = {
+            name: home.owner[name] for name in names & home.owner.keys() if name != "__builtins__"
+        }
+        if names & _ANY_GLOBAL and not home.has_only(used):
+            self._change(objects.SOME_GLOBALS)
+        imported = _SUBMODULES_OF(function.__code__, used.values())  # by being unpickled
+        return function_of, arguments, (*state, used, imported), *more
 
     def _note(self, name: Any) -> None:
         """Record a module that a value needs to load."""
@@ -466,14 +483,18 @@ def _reduce_function(function: Any, home: Any) -> Any:
     if sys.version_info >= (3, 12):
         attributes["__type_params__"] = function.__type_params__
     arguments = (function.__code__, function.__name__, function.__closure__, home)
-    state: tuple[Any, ...] = (attributes, vars(function))
-    if type(home) is Foreign:
-        names = _GLOBALS_OF(function.__code__)
-        used = {name: home.owner[name] for name in names if name in home.owner}
-        used.pop("__builtins__", None)
-        imported = _SUBMODULES_OF(function.__code__, used.values())  # by being unpickled
-        state = (*state, used, imported)
+    state = (attributes, vars(function))
     return make_function, arguments, state, None, None, set_function_state
+
+
+def _named_in(annotations: dict[str, Any]) -> set[str]:
+    """The names in annotations that are texts, for `typing.get_type_hints`."""
+    found: set[str] = set()
+    for text in annotations.values():
+        if type(text) is str:
+            with contextlib.suppress(SyntaxError, ValueError):
+                found.update(compile(text, "", "eval", dont_inherit=True).co_names)
+    return found
 
 
 def _reduce_cell(cell: types.CellType) -> Any:
