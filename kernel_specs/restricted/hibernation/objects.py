@@ -151,6 +151,21 @@ class ObjectReducer:
             self._changed(COPIED)
         return NotImplemented
 
+    def _block(self, block: Any) -> Any:
+        """Blocks of pandas, which copies a block on write if its `refs` name others, too."""
+        usual = block.__reduce_ex__(5)
+        refs = getattr(block, "refs", None)  # from pandas 2.0 on
+        if refs is None or len(usual) != 2:
+            return NotImplemented
+        return *usual, refs, None, None, set_block_refs
+
+    def _block_refs(self, refs: Any) -> Any:
+        return type(refs), ()
+
+    def _single_block(self, manager: Any) -> Any:
+        """That of a series, which pandas pickles without its block."""
+        return type(manager), (manager.blocks[0], manager.axes[0])
+
     def _tensor(self, tensor: Any) -> Any:
         """Tensors of torch, with the gradient that they hold."""
         if tensor.grad_fn is not None:
@@ -268,6 +283,8 @@ def _way(kind: type) -> Way | None:
         return ObjectReducer._ctypes
     if "torch.Tensor" in names:
         return ObjectReducer._tensor
+    if "pandas._libs.internals.Block" in names:
+        return ObjectReducer._block
     if (container := _overridden(kind)) is not None:
         return partial(ObjectReducer._instance, container=container)
     if (below := _reducing_base(kind)) is not None:
@@ -352,6 +369,12 @@ def make_storage(data: Any) -> Any:
     import torch
 
     return torch.frombuffer(bytearray(data), dtype=torch.uint8).clone().untyped_storage()
+
+
+def set_block_refs(block: Any, refs: Any) -> None:
+    """Have blocks of the same memory know of each other."""
+    block.refs = refs
+    refs.add_reference(block)
 
 
 def set_gradient(tensor: Any, gradient: Any) -> None:
@@ -683,6 +706,8 @@ _FOREIGN: dict[tuple[str, str], Way] = {
     ("pyarrow.lib", "ResizableBuffer"): ObjectReducer._arrow_buffer,
     ("torch.storage", "UntypedStorage"): ObjectReducer._untyped_storage,
     ("torch.storage", "TypedStorage"): ObjectReducer._typed_storage,
+    ("pandas._libs.internals", "BlockValuesRefs"): ObjectReducer._block_refs,
+    ("pandas.core.internals.managers", "SingleBlockManager"): ObjectReducer._single_block,
     ("matplotlib.cbook", "CallbackRegistry"): ObjectReducer._callbacks,
 }
 """Classes of libraries by module and name, whose own pickling copies or drops something."""
