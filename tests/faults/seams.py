@@ -272,6 +272,7 @@ SEAMS = frozenset(
         "kernel_specs.template.packets.send",
         "libc.fanotify_mark",
         "libc.inotify_add_watch",
+        "libc.inotify_rm_watch",
         "libc.inotify_init1",
         "libc.name_to_handle_at",
         "libc.prctl",

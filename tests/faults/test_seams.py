@@ -9,7 +9,7 @@ from pathlib import Path
 import anyio
 import pytest
 
-from tests.faults.seams import HARMLESS, SEAMS, all_calls
+from tests.faults.seams import HARMLESS, SEAMS, Call, all_calls
 
 pytestmark = [pytest.mark.anyio]
 
@@ -17,13 +17,18 @@ FEWEST = 100
 """Calls that the actions of a client reach at least; fewer mean that nothing is tried any more."""
 
 
-def test_every_way_to_the_system_is_in_the_list() -> None:
-    unknown = [str(call) for call in all_calls() if call.name not in SEAMS | HARMLESS]
+@pytest.fixture(scope="module")
+def calls() -> list[Call]:
+    return all_calls()
+
+
+def test_every_way_to_the_system_is_in_the_list(calls: list[Call]) -> None:
+    unknown = [str(call) for call in calls if call.name not in SEAMS | HARMLESS]
     assert unknown == [], "name them in SEAMS of tests/faults/seams.py, so that they fail in drills"
 
 
-def test_the_list_names_nothing_that_has_gone() -> None:
-    assert SEAMS - {call.name for call in all_calls()} == set()
+def test_the_list_names_nothing_that_has_gone(calls: list[Call]) -> None:
+    assert SEAMS - {call.name for call in calls} == set()
 
 
 async def drilled(*flags: str) -> None:
