@@ -7,18 +7,23 @@ from pathlib import Path
 
 
 def server_pid() -> int:
-    """The one server that this process has started and not ended."""
+    """The server that this process has started last, of those that it has not ended."""
     children = (
         child
         for task in Path("/proc/self/task").iterdir()
         for child in (task / "children").read_text().split()
     )
-    [pid] = [
+    servers = [
         int(child)
         for child in children
         if b"\0kernel_mcp\0" in Path(f"/proc/{child}/cmdline").read_bytes()
     ]
-    return pid
+    return max(servers, key=_started)
+
+
+def _started(pid: int) -> int:
+    """Return when a process was started, in ticks of Linux."""
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
 
 
 def status_bytes(pid: int, field: str) -> int:
