@@ -8,6 +8,7 @@ import logging
 import resource
 import sys
 import sysconfig
+import threading
 from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -87,14 +88,38 @@ async def _serve_wire(settings: Settings, sandbox: Sandbox, wire: Wire, ending: 
 def _imports(*names: str) -> Iterator[dict[str, Future[ModuleType]]]:
     """Import these in a thread, in order; meanwhile other processes prepare a first kernel.
 
-    Those that have not begun by the end of this block never do: Python waits for the thread.
+    Those that are not there by the end of this block never are: Python waits for the thread.
     """
     sysconfig.get_config_vars()  # Python does not bear that two threads are the first to ask
+    halting = _Halting()
     executor = ThreadPoolExecutor(1, "import")
     try:
-        yield {name: executor.submit(import_module, name) for name in names}
+        yield {name: executor.submit(halting.imported, name) for name in names}
     finally:
         executor.shutdown(wait=False, cancel_futures=True)
+        halting.begun = True
+
+
+class _Halting:
+    """Imports a module until it has `begun`: then no further one that it needs is looked for."""
+
+    def __init__(self) -> None:
+        self.begun = False
+        self._thread = 0
+
+    def imported(self, name: str) -> ModuleType:
+        """Import one. Raises SystemExit where it is halted, which no module takes for a lack."""
+        self._thread = threading.get_ident()
+        sys.meta_path.insert(0, self)
+        try:
+            return import_module(name)
+        finally:
+            sys.meta_path.remove(self)
+
+    def find_spec(self, *_: object) -> None:
+        """Find nothing; see `importlib.abc.MetaPathFinder`."""
+        if self.begun and threading.get_ident() == self._thread:
+            raise SystemExit
 
 
 def collect_seldom() -> None:

@@ -40,21 +40,23 @@ async def running(
     With it end all that it has started, whatever group they are in: as long as any of them holds
     its output open, its own end is not told. Raises OSError where it cannot be started.
     """
-    process = await anyio.open_process(
-        argv,
-        cwd="/",
-        env=env,
-        stdin=subprocess.DEVNULL,
-        stderr=stderr,
-        umask=0o022,
-        pass_fds=pass_fds,
-        start_new_session=True,
-    )
+    with anyio.CancelScope(shield=True):  # asyncio would kill the leader alone, and lose its end
+        process = await anyio.open_process(
+            argv,
+            cwd="/",
+            env=env,
+            stdin=subprocess.DEVNULL,
+            stderr=stderr,
+            umask=0o022,
+            pass_fds=pass_fds,
+            start_new_session=True,
+        )
     async with process:
         try:
+            await anyio.lowlevel.checkpoint_if_cancelled()
             yield process
         except BaseException:
-            await _end(process.pid)
+            await _end(process)
             raise
 
 
@@ -79,13 +81,15 @@ async def output_of(
         return Output(await process.wait(), bytes(stdout), bytes(stderr))
 
 
-async def _end(leader: int) -> None:
+async def _end(process: Process) -> None:
     """Kill a process, its group and its descendants, and wait until they write no more.
 
     A sandbox's processes come one after the other: bubblewrap's second one waits for a word of the
     first, and only later ends with it. A group that stands still makes no others, and a signal for
-    a group reaches what is made meanwhile.
+    a group reaches what is made meanwhile. asyncio hears of the end first: what signals a process
+    by its objects takes that end from it, and it says so in the log.
     """
+    leader = process.pid
     handles: list[int] = []
     try:
         with suppress(OSError):
@@ -101,6 +105,7 @@ async def _end(leader: int) -> None:
         with anyio.move_on_after(END_S, shield=True):
             for handle in handles:
                 await anyio.wait_readable(handle)
+            await process.wait()
     finally:
         for handle in handles:
             os.close(handle)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 import sysconfig
+from importlib import import_module
+from pathlib import Path
 from threading import Event, current_thread, main_thread
 from types import ModuleType
 from typing import Any
@@ -78,3 +80,34 @@ def test_models_of_the_sdk_are_built_when_they_are_used() -> None:
     count, built, used = done.stdout.split()
     assert int(built) < int(count) / 4
     assert used == "ListToolsRequest"
+
+
+HALF = """
+from kernel_mcp.start import planted
+begun, over = planted
+begun.set()
+assert over.wait(60)
+try:
+    import never_imported
+except Exception:
+    pass
+"""
+
+
+def test_what_is_being_imported_at_the_end_is_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C would wait for all that it needs, for seconds on a busy machine, without a word."""
+    begun, over = Event(), Event()
+    monkeypatch.setattr(start, "planted", (begun, over), raising=False)
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "half_imported.py").write_text(HALF)
+    (tmp_path / "never_imported.py").write_text("")
+    before = list(sys.meta_path)
+    with start._imports("half_imported") as rest:
+        assert begun.wait(60)
+    over.set()
+    assert isinstance(rest["half_imported"].exception(60), SystemExit)
+    assert not {"half_imported", "never_imported"} & {*sys.modules}
+    assert sys.meta_path == before
+    assert import_module("never_imported")  # others import what they need

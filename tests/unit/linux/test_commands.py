@@ -101,3 +101,27 @@ async def test_a_sandbox_given_up_before_its_first_process_had_its_word_leaves_n
     finally:
         for each in (never, held, info_read, info):
             os.close(each)
+
+
+@pytest.mark.parametrize("program", ["true", "sleep 1000"])
+async def test_a_program_that_is_given_up_as_it_begins_ends_without_a_word(
+    program: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whoever gives it up may do so before it is known to have started."""
+    begun = tmp_path / "pid"
+    argv = ["/bin/sh", "-c", f"echo $$ > {begun}; {program} & {program}"]
+    for steps in range(40):
+        begun.unlink(missing_ok=True)
+        with anyio.CancelScope() as scope:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(output_of, argv)
+                for _ in range(steps):
+                    await anyio.lowlevel.checkpoint()
+                while steps % 2 and not (begun.exists() and begun.read_text()):
+                    await anyio.lowlevel.checkpoint()
+                scope.cancel()
+        if begun.exists() and (pid := begun.read_text()):
+            with anyio.fail_after(_ENOUGH_S):
+                while any(map(_alive, tree(int(pid)))):
+                    await anyio.lowlevel.checkpoint()
+    assert caplog.text == ""
