@@ -97,6 +97,22 @@ def explained(error: Exception, doing: str, *, kept: str = "") -> KernelMcpError
     return ServerFailure(" ".join(text for text in sentences if text))
 
 
+def in_full(error: Exception) -> str:
+    """What has ended a command, for who runs it: with paths, and what to do before it runs again.
+
+    Tools advise otherwise: they have sessions to close and to reset.
+    """
+    cause = _first(error)
+    if isinstance(cause, KernelMcpError):
+        return str(cause)
+    if _is_shortage(cause):
+        return f"{reason_of(cause)}. Run it again where it has more of it"
+    if isinstance(cause, OSError) and cause.strerror:
+        place = f": {cause.filename}" if cause.filename else ""
+        return f"{cause.strerror}{place}. Put that right, then run it again"
+    return f"{reason_of(cause)}. Run it again with --log-level debug, and report what it says"
+
+
 def shortage(error: BaseException) -> str:
     """The exhausted resource and the remedy; empty for any other failure."""
     cause = _first(error)

@@ -18,12 +18,13 @@ from types import ModuleType
 
 import anyio
 
-from kernel_mcp.barriers import Barrier, explained, refusal_of
+from kernel_mcp.barriers import Barrier, in_full, refusal_of
 from kernel_mcp.config.settings import Settings
 from kernel_mcp.config.values import LEAST_MASKED
 from kernel_mcp.errors import KernelMcpError
 from kernel_mcp.ground import ground
 from kernel_mcp.linux.ending import Ending
+from kernel_mcp.linux.process import allow_many_files
 from kernel_mcp.output.text import Masks
 from kernel_mcp.sandbox.base import Sandbox
 from kernel_mcp.telemetry.logs import Lines
@@ -137,12 +138,6 @@ async def proven(sandbox: Future[Sandbox]) -> Sandbox:
     return await asyncio.shield(asyncio.wrap_future(sandbox))
 
 
-def _allow_many_files() -> None:
-    """Raise RLIMIT_NOFILE to its hard limit: a session takes some twenty descriptors."""
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-
-
 def _mask_log(settings: Settings) -> None:
     """Keep values of variables out of the log, and say which stay in outputs."""
     if masks := Masks(settings.hidden):
@@ -171,7 +166,7 @@ def prepare_process(settings: Settings) -> None:
     _mask_log(settings)
     if settings.secrets:
         _leave_no_core()
-    _allow_many_files()
+    allow_many_files()
 
 
 def serve(
@@ -191,6 +186,6 @@ def serve(
             print(f"kernel-mcp: {refusal}", file=sys.stderr)
             return 1
     if barrier.failure is not None:
-        print(f"kernel-mcp: {explained(barrier.failure, 'serving')}", file=sys.stderr)
+        print(f"kernel-mcp: the server has ended: {in_full(barrier.failure)}", file=sys.stderr)
         return 1
     return ending.code

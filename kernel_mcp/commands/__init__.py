@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 import anyio
 
-from kernel_mcp.barriers import reason_of, refusal_of
+from kernel_mcp.barriers import in_full, refusal_of
 from kernel_mcp.config.load import HELP, OTHERS, read_settings, settings_from, settings_parser
 from kernel_mcp.config.settings import Settings
 from kernel_mcp.config.values import GIB, MIB, duration
@@ -27,7 +27,7 @@ from kernel_mcp.environments.store import EnvironmentStore
 from kernel_mcp.environments.uv import sources
 from kernel_mcp.errors import ConfigError, SandboxUnavailable
 from kernel_mcp.launch.rundir import default_base
-from kernel_mcp.linux.process import foreign_environment
+from kernel_mcp.linux.process import allow_many_files, foreign_environment
 from kernel_mcp.output.text import one_line
 from kernel_mcp.policy import profile_entries
 from kernel_mcp.sandbox.base import ContainerOptions
@@ -51,10 +51,6 @@ _DOCTOR_EPILOG = """\
 exit code: 0 when the sandbox holds that a server with these flags would use, else 1
 """
 _EXAMINING = "kernel-mcp doctor: trying kernels in the sandboxes of this machine, up to a minute …"
-_FAILED = (
-    "kernel-mcp doctor: the examination failed: {reason}; run it again with --log-level debug, and "
-    "report what it says as a defect"
-)
 
 
 def run_doctor(argv: Sequence[str]) -> int:
@@ -68,6 +64,7 @@ def run_doctor(argv: Sequence[str]) -> int:
     settings = settings_from(flags)
     from kernel_mcp.commands.doctor import examine
 
+    allow_many_files()
     logging.basicConfig(level=settings.log_level.upper(), stream=sys.stderr)
 
     async def progress(text: str) -> None:
@@ -80,7 +77,7 @@ def run_doctor(argv: Sequence[str]) -> int:
         if refusal_of(error) is not None:
             raise
         logging.getLogger(__name__).debug("the examination failed", exc_info=error)
-        print(_FAILED.format(reason=reason_of(error)), file=sys.stderr)
+        print(f"kernel-mcp doctor: the examination failed: {in_full(error)}", file=sys.stderr)
         return 1
     if as_json:
         print(json.dumps(examine.as_json(diagnosis), indent=2))

@@ -45,6 +45,12 @@ def keep_small() -> None:
         setting(_M_TRIM_THRESHOLD, _LARGE_BYTES)
 
 
+def allow_many_files() -> None:
+    """Raise RLIMIT_NOFILE to its hard limit: a session takes some twenty descriptors."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
 def switch_often() -> None:
     """Have no thread keep the event loop, or a proof, waiting for longer than `SWITCH_S`."""
     sys.setswitchinterval(SWITCH_S)

@@ -94,3 +94,48 @@ def test_what_a_server_cannot_have_is_one_sentence_without_a_traceback(
     assert len(lines) == 1, said
     assert told in lines[0]
     assert "Traceback" not in said, said
+
+
+@pytest.mark.parametrize("words", [(), ("doctor",)], ids=["server", "doctor"])
+@pytest.mark.parametrize(
+    ("limit", "told"),
+    [
+        ("ulimit -n 20", "it has no file descriptors left (ulimit -n is 20)"),
+        ("ulimit -f 0", "No usable temporary directory found in"),
+    ],
+)
+def test_what_ends_a_start_is_told_to_who_runs_it(
+    words: tuple[str, ...], limit: str, told: str
+) -> None:
+    """No advice for agents, who have sessions to close, and no call for a report of a defect."""
+    script = f'{limit} && exec "$@"'
+    done = subprocess.run(
+        ["bash", "-c", script, "sh", sys.executable, "-B", "-m", "kernel_mcp", *words],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
+        cwd=Path(__file__).parents[2],
+    )
+    assert done.returncode == 1, done.stdout
+    assert told in done.stdout.splitlines()[-1]
+    assert "un it again" in done.stdout
+    assert not [word for word in ("close_session", "reset", "defect") if word in done.stdout]
+
+
+def test_doctor_says_which_limit_is_low() -> None:
+    script = 'ulimit -n 200 && exec "$@"'
+    argv = [sys.executable, "-m", "kernel_mcp", "doctor", "--sandbox", "bwrap", "--no-template"]
+    done = subprocess.run(
+        ["bash", "-c", script, "sh", *argv],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
+        cwd=Path(__file__).parents[2],
+    )
+    assert "the limit of open files (ulimit -n) is 200" in done.stdout
+    assert done.stdout.splitlines()[-1] == "A server with these flags uses bwrap, which holds."

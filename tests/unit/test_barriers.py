@@ -11,7 +11,7 @@ import threading
 import anyio
 import pytest
 
-from kernel_mcp.barriers import Barrier, explained, refusal_of, surely
+from kernel_mcp.barriers import Barrier, explained, in_full, refusal_of, surely
 from kernel_mcp.errors import LaunchError, ServerFailure
 from kernel_mcp.linux.proc import pid_of
 
@@ -84,6 +84,31 @@ def test_what_the_system_refused_is_said_with_what_to_do_and_without_paths(
     assert "Variables are kept." in text
     assert "again" in text
     assert "/secret/place" not in text
+
+
+@pytest.mark.parametrize(
+    ("failure", "said"),
+    [
+        (OSError(errno.EMFILE, "Too many"), "no file descriptors left (ulimit -n"),
+        (
+            OSError(errno.ENOSPC, "No space left on device", "/tmp/a"),
+            "No space left on device: /tmp/a.",
+        ),
+        (
+            FileNotFoundError(errno.ENOENT, "No file", "/proc/self/uid_map"),
+            "/proc/self/uid_map. Put",
+        ),
+        (ExceptionGroup("one", [RuntimeError("odd")]), "report what it says"),
+        (LaunchError("words of its own"), "words of its own"),
+    ],
+)
+def test_who_runs_a_command_that_ends_is_told_the_place_and_nothing_about_sessions(
+    failure: Exception, said: str
+) -> None:
+    text = in_full(failure)
+    assert said in text
+    assert "close_session" not in text
+    assert "reset" not in text
 
 
 def test_an_error_with_words_of_its_own_keeps_them() -> None:

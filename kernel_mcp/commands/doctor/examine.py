@@ -17,11 +17,12 @@ import anyio
 
 from kernel_mcp import __version__
 from kernel_mcp.attached.source import told_of
-from kernel_mcp.barriers import reason_of, refusal_of
+from kernel_mcp.barriers import in_full, refusal_of
 from kernel_mcp.commands.doctor.trials import (
     CHECKPOINTS,
     LIMITS,
     TRIALS,
+    UNTRIED,
     Trial,
     TrialKernel,
     coming_back,
@@ -69,6 +70,7 @@ from kernel_mcp.sandbox.select import (
     proven_sandbox,
     select_sandbox,
 )
+from kernel_mcp.sessions.capacity import Capacity
 from kernel_specs.template import immortal
 
 logger = logging.getLogger(__name__)
@@ -174,7 +176,7 @@ async def examine_all(settings: Settings, progress: ProgressCallback) -> Diagnos
                 failures.append(refusal)
             else:
                 logger.debug("examining %s failed", name, exc_info=error)
-                found[name] = Examination(name, f"it could not be examined: {reason_of(error)}")
+                found[name] = Examination(name, f"it could not be examined: {in_full(error)}")
 
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(choose)
@@ -190,6 +192,8 @@ async def examine_all(settings: Settings, progress: ProgressCallback) -> Diagnos
     policy = profile_in_words(settings, used)
     variables, advised = tuple(map(str, settings.variables)), tuple(missing)
     examined = tuple(found[name] for name in names)
+    if tight := Capacity.of_this_process().shortage(settings.max_sessions):
+        advised = (*advised, f"{tight} (sessions are {settings.max_sessions}, --max-sessions)")
     attached = tuple([await told_of(each) for each in settings.attach])
     return Diagnosis(
         versions, examined, used, refusal, problem, policy, advised, variables, attached
@@ -405,7 +409,7 @@ class _TrialRunner:
                 self._target = await stack.enter_async_context(self._kernel())
             return await trial.perform(self._target)
         except (KernelMcpError, OSError) as error:
-            return [Check(trial.name, False, f"could not be tried: {error}"[:300])]
+            return [Check(trial.name, False, f"could not be tried: {error}"[:300], UNTRIED)]
 
     @asynccontextmanager
     async def _kernel(self) -> AsyncIterator[TrialKernel]:

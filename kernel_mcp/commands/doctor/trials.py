@@ -41,6 +41,7 @@ from kernel_mcp.sessions.execution import run_cell
 
 LIMITS = Limits(memory_bytes=256 * MIB, pids=64, disk_bytes=64 * MIB, tmp_bytes=32 * MIB)
 CELL_TIMEOUT_S = 30.0
+UNTRIED = "put right what hindered the trial, then run this again: of the sandbox it shows nothing"
 PROMPT_S = 2.0
 """Seconds within which an interrupt has to work."""
 _RUN = "import json\ndef tell(**facts): print(json.dumps(facts))\n"
@@ -436,7 +437,7 @@ def killed_server(
                 server.kill()
                 assert server.stderr is not None
                 said = server.stderr.read()[-300:].strip()
-                return [Check(NAME, False, f"no kernel could be started: {said}")]
+                return [Check(NAME, False, f"no kernel could be started: {said}", UNTRIED)]
             kernel = os.pidfd_open(int(line))
         finally:
             server.kill()

@@ -199,6 +199,7 @@ async def test_what_cannot_be_tried_fails_and_the_others_are_tried() -> None:
     found = await runner.perform_all()
     assert [check.passed for check in found] == [True, False, True, True]
     assert found[1].found == "could not be tried: not here"
+    assert "defect" not in found[1].remedy
     runner = Runner(trial("a"), trial("b"), broken=(1,))
     found = await runner.perform_all()
     assert [(check.name, check.found) for check in found] == [
