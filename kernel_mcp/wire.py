@@ -148,8 +148,10 @@ class _Listener(asyncio.streams.FlowControlMixin):
 class Wire:
     """The client's lines, and where answers go."""
 
-    def __init__(self, lines: Lines, writer: Writer) -> None:
+    def __init__(self, lines: Lines, writer: Writer, lost: anyio.Event | None = None) -> None:
+        """`lost` is set once nobody reads what is written."""
         self._lines = lines
+        self._lost = lost or anyio.Event()
         self.writer = writer
         self._early: deque[Line] = deque()
         """Lines that came before `lines` was called."""
@@ -161,7 +163,8 @@ class Wire:
     async def attend(self, on_end: Callable[[], None]) -> None:
         """Read lines until `lines` takes over; has to be run as a task.
 
-        `on_end` is called when the input ends before that and no request waits for its answer.
+        `on_end` is called when the input ends before that and no request waits for its answer, or
+        waits in vain.
         """
         async for line in self._lines:
             self._early.append(line)
@@ -171,10 +174,12 @@ class Wire:
                 break
         else:
             self._ended = True
-            if not (self._taken or any(map(_asks, self._early))):
-                on_end()
         self._reading = False
         self._tell()
+        if self._ended and any(map(_asks, self._early)):
+            await self._lost.wait()
+        if self._ended and not self._taken:
+            on_end()
 
     async def lines(self) -> AsyncGenerator[Line, None]:
         """All lines of the client, the first one among them."""
@@ -211,11 +216,15 @@ async def stdio_wire() -> AsyncIterator[Wire]:
     os.dup2(null, 0)
     os.close(null)
     os.dup2(2, 1)
-    async with (
-        _reading(wire_in) as (lines, hang_up),
-        _writing(wire_out, on_lost=hang_up) as writer,
-    ):
-        yield Wire(lines, writer)
+    lost = anyio.Event()
+    async with _reading(wire_in) as (lines, hang_up):
+
+        def on_lost() -> None:
+            lost.set()
+            hang_up()
+
+        async with _writing(wire_out, on_lost=on_lost) as writer:
+            yield Wire(lines, writer, lost)
 
 
 @asynccontextmanager

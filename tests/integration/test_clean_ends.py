@@ -105,6 +105,31 @@ def test_a_client_that_stops_listening_ends_the_server(tmp_path: Path, asking: b
         assert b"Traceback" not in log.read()
 
 
+def test_a_client_that_stops_listening_in_a_start_ends_it_before_all_is_imported(
+    tmp_path: Path,
+) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-X", "importtime", "-m", "kernel_mcp", "--warm", "0"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        cwd=ROOT,
+        env={**os.environ, "KERNEL_MCP_STATE_DIR": str(tmp_path / "s")},
+    ) as started:
+        assert started.stdin is not None
+        assert started.stdout is not None
+        started.stdin.write(b"".join(json.dumps(message).encode() + b"\n" for message in HELLO))
+        started.stdin.flush()
+        started.stdout.close()
+        assert started.stderr is not None
+        said = started.stderr.read()
+        assert started.wait(timeout=GONE_S) == 0
+        started.stdin.close()
+    assert b"kernel_mcp.wire" in said
+    assert b"mcp.server.mcpserver" not in said
+    assert b"Traceback" not in said
+
+
 def test_what_a_killed_server_left_is_swept_at_the_next_start(tmp_path: Path) -> None:
     first = RawServer(tmp_path / "s")
     first.execute(2, "open('f', 'w').write('x')")

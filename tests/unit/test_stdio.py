@@ -39,7 +39,10 @@ async def begun(pipe: Pipe, *pieces: bytes) -> Wire:
         return left.pop(0) if left else b""
 
     wire = Wire(Lines(read), pipe)
-    await wire.attend(lambda: None)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(wire.attend, lambda: None)
+        await anyio.wait_all_tasks_blocked()
+        tasks.cancel_scope.cancel()
     return wire
 
 

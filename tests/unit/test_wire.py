@@ -74,7 +74,10 @@ def wire_of(*pieces: bytes) -> tuple[Wire, Written]:
 async def attended(wire: Wire) -> list[None]:
     """Read the client's lines to their end; an item where the end was told of."""
     ends: list[None] = []
-    await wire.attend(lambda: ends.append(None))
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(wire.attend, lambda: ends.append(None))
+        await anyio.wait_all_tasks_blocked()
+        tasks.cancel_scope.cancel()
     return ends
 
 
@@ -112,6 +115,22 @@ async def test_the_end_of_input_during_a_start_is_told_where_no_request_waits(
     wire, _ = wire_of(*filter(None, [lines]))
     assert bool(await attended(wire)) is told
     assert b"".join([bytes(each) async for each in wire.lines()]) == lines  # type: ignore[arg-type]
+
+
+async def test_the_end_during_a_start_is_told_where_nobody_reads_what_a_request_asks_for() -> None:
+    lost = anyio.Event()
+    pieces = [INITIALIZE + b"\n", b""]
+
+    async def read() -> bytes:
+        return pieces.pop(0)
+
+    ends: list[None] = []
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(Wire(Lines(read), Written(), lost).attend, lambda: ends.append(None))
+        await anyio.wait_all_tasks_blocked()
+        assert ends == []
+        lost.set()
+    assert ends == [None]
 
 
 async def test_lines_that_come_before_and_after_the_server_is_ready_keep_their_order() -> None:
