@@ -1,9 +1,9 @@
-"""The authority that kernels trust for the hosts of secrets, and no others: made by the proxy.
+"""Certificate authority of the proxy: kernels trust it for the hosts of secrets and no others.
 
-One for each server, not for each session: its key stays in the memory of proxy and server, so no
-session can use it, whoever trusts it; and templates show the certificate to kernels before they
-have a session. The next proxy goes on with it: programs have read the certificate by then, and
-contexts of `ssl` that they made stay (that of urllib from Python 3.12 on).
+There is one for each server, not for each session. Its key stays in the memory of proxy and server,
+so no session can sign with it. Templates show the certificate to kernels before they have a
+session. A restarted proxy reuses the authority: by then programs have read the certificate into
+`ssl` contexts that they keep (urllib does from Python 3.12 on).
 """
 
 from __future__ import annotations
@@ -21,9 +21,13 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 AUTHORITY_DAYS = 3 * 366
-"""The key goes with the server, long before."""
+"""Validity of the authority in days. Its key is discarded with the server, long before."""
 HOST_HOURS = 24
-"""A certificate of a host is used for half of that, in both directions of wrong clocks."""
+"""Validity of a host's certificate, in hours.
+
+It is replaced after half of that; its validity begins as long before it is issued. This tolerates
+clocks that are wrong in either direction.
+"""
 _NAME = "kernel-mcp, for the hosts of secrets"
 _EVERY_ADDRESS = ("0.0.0.0/0", "::/0")
 _LONGEST_NAME = 64
@@ -31,12 +35,12 @@ _LONGEST_NAME = 64
 
 
 class Authority:
-    """Signs certificates for `hosts`; name constraints keep clients from believing others."""
+    """Issuer of certificates for `hosts`. Its name constraints make clients reject other names."""
 
     def __init__(self, hosts: Sequence[str], kept: Mapping[str, str] | None = None) -> None:
-        """`hosts` are names of DNS in lower case; `kept` is that of an earlier one for these.
+        """Create the authority, or restore it from `kept`, the `kept` of one for the same hosts.
 
-        Raises ValueError, KeyError for what is none.
+        `hosts` are DNS names in lower case. Raises ValueError or KeyError if `kept` is not valid.
         """
         self._hosts = frozenset(hosts)
         self._contexts: dict[str, tuple[dt.datetime, ssl.SSLContext]] = {}
@@ -62,18 +66,19 @@ class Authority:
 
     @property
     def certificate(self) -> str:
-        """Its own, which is public, as PEM."""
+        """The authority's own certificate, which is public, as PEM."""
         return self._certificate.public_bytes(serialization.Encoding.PEM).decode()
 
     @property
     def kept(self) -> dict[str, str]:
-        """Its certificate and its key as PEM, from which the next proxy makes it again."""
+        """Certificate and key as PEM, from which a restarted proxy restores the authority."""
         return {"certificate": self.certificate, "key": _pem(self._key)}
 
     def context(self, host: str) -> ssl.SSLContext:
-        """What serves TLS as `host`, HTTP/1.1 only. Raises KeyError for a host not among its own.
+        """Return a context that serves TLS as `host`, with HTTP/1.1 as the only ALPN protocol.
 
-        Clients that ask for another name are refused.
+        It is cached until half of its certificate's validity has passed. Clients that ask for
+        another server name are rejected. Raises KeyError if `host` is not one of this authority's.
         """
         if host not in self._hosts:
             raise KeyError(host)
@@ -116,7 +121,10 @@ class Authority:
     def _begun(
         self, subject: x509.Name, key: ec.EllipticCurvePublicKey, lasts: dt.timedelta
     ) -> x509.CertificateBuilder:
-        """What every certificate has; clients since Python 3.13 insist on both key identifiers."""
+        """Return a builder with the fields that every certificate has; the issuer is not set.
+
+        It includes both key identifiers, which clients require from Python 3.13 on.
+        """
         now = dt.datetime.now(dt.timezone.utc)
         own = x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key())
         return (
@@ -158,8 +166,10 @@ def _usage(*, authority: bool) -> x509.KeyUsage:
 
 
 def _load(context: ssl.SSLContext, *pem: bytes) -> None:
-    """Have `context` use a certificate and its key. `ssl` takes them from files: here from pipes,
-    as this process may write no file.
+    """Load a certificate and its key, both PEM, into `context`.
+
+    `ssl` reads them from paths only. They are passed through pipes, as this process may not write
+    files.
     """
     with ExitStack() as held:
         names = []

@@ -22,21 +22,21 @@ if TYPE_CHECKING:
     from kernel_mcp.network.termination import Termination
 
 Ending: TypeAlias = "Callable[[str], Termination | None]"
-"""What ends TLS to a host in the proxy, None for most hosts; as `Terminations.of`."""
+"""Function that returns the TLS termination of a host, or None for a host without secrets."""
 
 TLS_PORT, TLS_HANDSHAKE = 443, 22
 HEAD_S, HELLO_S, HOST_S = 10.0, 10.0, 40.0
-"""Seconds for the rest of a head, a first TLS message, and finding and reaching a host."""
+"""Timeouts for the rest of a request head, a ClientHello, and resolving and connecting."""
 IDLE_S, EXACT_IDLE_S, REQUEST_S = 600.0, 24 * 3600.0, 120.0
-"""Seconds without a byte: of an answer or a tunnel, of a database, between two requests."""
+"""Idle timeouts of a response or tunnel, of an exact `HOST:PORT`, and between two requests."""
 ENDED_IDLE_S = 10.0
-"""Of an answer, where the session has closed its side: most have given up then."""
+"""Idle timeout of a response whose client has closed its side: most have given up then."""
 _LINGER_S, _LINGER_BYTES = 2.0, 1 << 20
-"""What is read, and not looked at, of a session that is told no, lest it misses the answer."""
+"""Limits on what is read and discarded after a refusal, so that the client receives it."""
 
 
 class Session:
-    """What the listeners of one session share."""
+    """State that the listeners of one session share: connections, turns, and bytes passed."""
 
     def __init__(self, key: str, loop: asyncio.AbstractEventLoop) -> None:
         self.key = key
@@ -48,20 +48,20 @@ class Session:
 
     @property
     def used(self) -> int:
-        """Bytes that went both ways."""
+        """Bytes passed in both directions, by connections that have ended, too."""
         return self._bytes + sum(each.passed for each in self.connections)
 
     def forget(self, connection: Connection) -> None:
-        """It has ended."""
+        """Remove a connection that has ended, and keep the count of its bytes."""
         self.connections.discard(connection)
         self._bytes += connection.passed
 
 
 @dataclass(slots=True, eq=False)
 class Listener:
-    """What listens in a session's namespace, and what its connections may reach.
+    """A listening socket in a session's network namespace, and the rules for its connections.
 
-    exact  the only host and port, to which bytes are passed as they are
+    exact  host and port that all bytes are passed to unchanged; None for an HTTP proxy listener
     """
 
     number: int
@@ -72,7 +72,7 @@ class Listener:
     connections: set[Connection] = field(default_factory=set)
 
     def entry_for(self, host: str, port: int) -> Entry:
-        """The rule that permits a place. Raises Refused."""
+        """Return the rule that permits `host` and `port`. Raises Refused if there is none."""
         entry = self.rules.entry_for(host, port)
         if entry is None or (self.exact is not None and not entry.exact):
             never = why_never(host)
@@ -85,7 +85,7 @@ class Listener:
 
 
 _SAID_IN = ("head", "host")
-"""Phases in which an answer in HTTP is still to come."""
+"""Phases in which a refusal can still be sent as an HTTP response."""
 _LIMITS: Mapping[str, tuple[float, bool, str]] = {
     "request": (REQUEST_S, True, ""),
     "head": (HEAD_S, False, "the request was not whole"),
@@ -95,7 +95,7 @@ _LIMITS: Mapping[str, tuple[float, bool, str]] = {
     "tunnel": (IDLE_S, True, "nothing was passed"),
     "exact": (EXACT_IDLE_S, True, "nothing was passed"),
 }
-"""Of each phase its seconds, whether they begin again with each byte, and what is wrong then."""
+"""Per phase: seconds, True if each byte restarts them, and the words of the timeout error."""
 
 
 class Connection:
@@ -115,7 +115,7 @@ class Connection:
         self._watch = Watch(self._loop)
         self._client = self._wire(sock)
         self._front: Stream = self._client
-        """What the session is answered on: its connection, or TLS over that."""
+        """Stream on which the session is answered: its connection, or TLS over that."""
         self._phase = "request"
         self._since = self._loop.time()
         self._place = ("", 0)
@@ -127,11 +127,11 @@ class Connection:
 
     @property
     def passed(self) -> int:
-        """Bytes of the session, both ways."""
+        """Bytes received from and sent to the session."""
         return self._client.sent + self._client.received
 
     def look(self, now: float) -> None:
-        """End it when its time is over."""
+        """End the connection if its phase has exceeded its timeout; `now` is the loop's time."""
         if (
             self._phase == "answer"
             and self._watch.idle_for(now) > ENDED_IDLE_S
@@ -142,10 +142,10 @@ class Connection:
         elif now > self._watch.until:
             seconds, _, words = _LIMITS[self._phase]
             self.cut(Refused(f"{words} in {seconds:g} s: try again", 504, "failed"))
-            self._watch.within(2 * _LINGER_S)  # a cancellation may be lost (Python 3.10, wait_for)
+            self._watch.within(2 * _LINGER_S)  # wait_for of Python 3.10 can lose cancellation
 
     def cut(self, refusal: Refused) -> None:
-        """End it, for a reason."""
+        """Cancel the connection. The first `refusal` is the one that is reported."""
         self._cut = self._cut or refusal
         self.task.cancel()
 
@@ -164,7 +164,7 @@ class Connection:
                 self._note(self._place, refusal, self._host, (0, 0))
 
     async def _serve(self) -> Refused | None:
-        """Serve it; why that has ended too soon."""
+        """Serve the connection. Return why it ended early, or None if it ended in order."""
         try:
             if self._listener.exact is None:
                 await self._requests(self._relay(self._client, self._reached_plainly))
@@ -189,7 +189,7 @@ class Connection:
         return None
 
     async def _requests(self, relay: Relay) -> None:
-        """Requests, and what the last of them has made of the connection."""
+        """Relay requests. A CONNECT or websocket upgrade turns the connection into a tunnel."""
         try:
             head = await relay.run()
             if head is not None and head.connect:
@@ -208,7 +208,10 @@ class Connection:
         await pass_both_ways(self._client, self._host)
 
     async def _tunnel(self, head: Head, rest: bytes) -> None:
-        """What follows a CONNECT: TLS to that name, HTTP to it, or anything to an exact place."""
+        """Serve a CONNECT, of which `rest` has been read: TLS or plain HTTP to the named host.
+
+        An exact `HOST:PORT` accepts any protocol. TLS to a host with secrets is terminated here.
+        """
         host, port = head.host, head.port
         exact = self._entry_for(host, port).exact
         end = self._ending(host) if exact or port == TLS_PORT else None
@@ -234,9 +237,10 @@ class Connection:
         await pass_both_ways(self._client, self._host)
 
     async def _hello(self, host: str, rest: bytes) -> bytes:
-        """The bytes of a first TLS message to `host`; none at the end. Raises BadHello.
+        """Read a ClientHello for `host` and return its bytes; empty if the client has closed.
 
-        An address is no server name, and none is sent for one (RFC 6066, 3).
+        Raises BadHello if it names another server, or none. For an IP address there has to be
+        none (RFC 6066, 3).
         """
         hello = Hello()
         wanted = host if literal(host) is None else ""
@@ -251,7 +255,7 @@ class Connection:
         return bytes(hello.raw)
 
     async def _plain_tunnel(self, host: str, port: int, rest: bytes) -> None:
-        """Requests of plain HTTP within a CONNECT, as some clients make them for websockets."""
+        """Relay plain HTTP inside a CONNECT, which some clients use for websockets."""
         self._check_plain(host, port)
         wire, self._host = self._host, None
         within = Within(host, port, 80)
@@ -260,7 +264,7 @@ class Connection:
         )
 
     async def _terminated(self, end: Termination, host: str, port: int, rest: bytes) -> None:
-        """Requests of HTTPS, which is ended here, to the host, with which it is begun anew."""
+        """Terminate the client's TLS; relay its requests over a new TLS connection to the host."""
         self._front = tls = Tls(self._client, end.serving, first=rest)
         try:
             await tls.begin()
@@ -283,7 +287,7 @@ class Connection:
         await self._requests(self._relay(tls, reached, within=within, guard=end))
 
     async def _switched(self, relay: Relay, head: Head) -> None:
-        """A connection that has become a websocket."""
+        """Pass bytes both ways on a connection that has been upgraded to a websocket."""
         host, exchange = relay.host, relay.exchange
         assert isinstance(host, Wire)
         assert exchange is not None
@@ -315,7 +319,10 @@ class Connection:
         )
 
     def _check_plain(self, host: str, port: int) -> None:
-        """Refuse what is not in TLS where it has to be, unless the operator has named the place."""
+        """Raise Refused for plain HTTP to port 443 or to a host with a secret.
+
+        An entry for exactly this host and port permits it.
+        """
         rules = self._listener.rules
         entry = rules.entry_for(host, port)
         if entry is not None and entry.exact:
@@ -328,12 +335,12 @@ class Connection:
             )
 
     async def _reached_plainly(self, host: str, port: int) -> Wire:
-        """As `_reached`, for requests that anyone on the way can read."""
+        """Connect as `_reached` does, for plain HTTP. Raises Refused."""
         self._check_plain(host, port)
         return await self._reached(host, port)
 
     async def _reached(self, host: str, port: int) -> Wire:
-        """A connection to a place, if it is permitted. Raises Refused."""
+        """Connect to `host` and `port` if a rule permits it. Raises Refused."""
         entry = self._entry_for(host, port)
         self._to("host")
         return self._wire(
@@ -375,7 +382,10 @@ class Connection:
         self._since = now
 
     async def _say(self, words: bytes) -> None:
-        """Send the last words, and have them read: closing at once would take them back."""
+        """Send the last bytes, then read for a moment until the client closes.
+
+        An immediate close could reset the connection before the client has read them.
+        """
         with contextlib.suppress(OSError, TimeoutError, asyncio.TimeoutError):
             await asyncio.wait_for(self._said(words), _LINGER_S)
 

@@ -1,7 +1,7 @@
-"""One form for what hosts write in many: escapes of HTML, JavaScript, URLs and mail, decoded.
+"""Normalization of escapes in HTML, JavaScript, URLs and mail, for the search of responses.
 
-A value and a reply are brought to the same form, so that it does not matter which characters a host
-escapes, how, how often, and where it breaks lines. Each step is linear.
+Values and responses are normalized alike. Then it does not matter which characters a host escapes,
+how, how often, and where it breaks lines. Each step takes linear time.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _BLANKS = b" \t\r\n\v\f"
 
 
 class Decoder:
-    """Decodes texts; it remembers the escapes that are common."""
+    """Decoder of texts, with a cache of common escapes."""
 
     def __init__(self) -> None:
         self._char = lru_cache(maxsize=4096)(_char)
@@ -53,7 +53,7 @@ class Decoder:
 
 
 def _char(escape: bytes) -> bytes:
-    """Return the ASCII character of an escape; what is none stays."""
+    """Return the ASCII character of an escape; other escapes are returned unchanged."""
     kind, rest = escape[:1], escape[1:]
     if kind == b"&" and rest[:1] != b"#":
         return _CHARS.get(escape, escape)

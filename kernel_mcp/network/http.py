@@ -1,7 +1,7 @@
-"""Heads of requests that can be read in one way only, and the words of a refusal.
+"""Strict parsing of request heads, and the errors that refuse a connection or request.
 
-What two programs may read differently is refused before h11 sees it: repeated or contradicting
-lengths, folded lines, bare line feeds, a Host beside another address.
+Requests that two programs may interpret differently are refused before h11 sees them: repeated or
+contradicting lengths, folded lines, bare line feeds, a Host header that differs from the target.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from kernel_mcp.records import dataclass
 HEAD_BYTES = 32 * 1024
 MOST_HEADERS = 200
 _PHRASE = 220
-"""Characters of a status line, which is all that many clients show of a refusal."""
+"""Longest reason phrase, in characters: many clients show nothing else of a refusal."""
 
 Headers: TypeAlias = "tuple[tuple[bytes, bytes], ...]"
-"""Names in lower case, and values."""
+"""Pairs of name, in lower case, and value."""
 
 _TOKEN = rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+"
 _REQUEST_LINE = re.compile(rb"(%s) ([!-~]+) HTTP/1\.([01])" % _TOKEN)
@@ -34,14 +34,15 @@ HOP = frozenset(
         *(b"proxy-connection", b"te", b"trailer", b"upgrade", b"http2-settings"),
     ]
 )
-"""Headers of one connection, which end here (RFC 9110, 7.6.1)."""
+"""Hop-by-hop headers, which are not forwarded (RFC 9110, 7.6.1)."""
 _CONNECTION_WORDS = frozenset([*HOP, b"close", b"trailers", b""])
 
 
 class Refused(Exception):
-    """Why a connection is not made, in words for the code that wanted it.
+    """A connection or request is refused or has failed; `words` tell the session's code why.
 
-    verdict  `refused` by rule, `failed` where the other side or the network did not play
+    status   HTTP status of the answer
+    verdict  `refused` by a rule, or `failed` because of the peer or the network
     """
 
     def __init__(self, words: str, status: int = 403, verdict: str = "refused") -> None:
@@ -51,7 +52,7 @@ class Refused(Exception):
         self.verdict = verdict
 
     def answer(self) -> bytes:
-        """A response that says so in its status line, too; the connection ends with it."""
+        """Return an HTTP response, with `words` as body and reason, that ends the connection."""
         line = " ".join(self.words.split()).encode("ascii", "replace")
         if len(line) > _PHRASE:
             line = line[: _PHRASE - 3] + b"..."
@@ -69,25 +70,25 @@ class Stream(Protocol):
     sent: int
 
     async def read(self) -> bytes:
-        """What has come, empty at the end. Raises OSError."""
+        """Return the next bytes, as soon as there are any; empty at the end. Raises OSError."""
 
     async def write(self, data: bytes) -> None:
-        """Send all of it. Raises OSError."""
+        """Send all of `data`. Raises OSError."""
 
     @property
     def stale(self) -> bool:
-        """Whether a connection at rest can be used no more."""
+        """True if an idle connection cannot be reused."""
 
     async def shut(self) -> None:
-        """Say that nothing more is sent. Raises OSError."""
+        """Close the sending side only. Raises OSError."""
 
     def close(self) -> None:
-        """End it."""
+        """Close the connection."""
 
 
 @dataclass(frozen=True, slots=True)
 class Within:
-    """The one host that may be asked in a connection to it."""
+    """The one host that requests inside a CONNECT may name; `default_port` is its scheme's."""
 
     host: str
     port: int
@@ -96,12 +97,14 @@ class Within:
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """A request that can be read in one way only.
+    """The head of a request that has been checked strictly.
 
-    target     path and query; of CONNECT, nothing
-    headers    as they came; `sent_headers` are those for the host
-    websocket  whether it asks for the connection to become one
-    modern     whether it is of HTTP/1.1, not 1.0
+    target     path and query; empty for CONNECT
+    headers    as received; `sent_headers` returns those for the host
+    authority  value of the Host header for the host
+    websocket  True if it asks for an upgrade to a websocket
+    modern     True for HTTP/1.1, False for HTTP/1.0
+    raw        the received bytes, with the empty line
     """
 
     method: bytes
@@ -116,11 +119,11 @@ class Head:
 
     @property
     def connect(self) -> bool:
-        """Whether it asks for a tunnel."""
+        """True for a CONNECT request, which asks for a tunnel."""
         return self.method == b"CONNECT"
 
     def sent_headers(self) -> Headers:
-        """Host first, without those of the connection."""
+        """Return the headers to forward: Host first, hop-by-hop headers removed."""
         kept = [(b"host", self.authority)]
         kept += [each for each in self.headers if each[0] not in HOP and each[0] != b"host"]
         if self.websocket:
@@ -129,9 +132,9 @@ class Head:
 
     @classmethod
     def parse(cls, raw: bytes, within: Within | None = None) -> Head:
-        """The head `raw`, with its empty line: to a proxy, or `within` a connection to a host.
+        """Parse `raw`, which includes the empty line. Raises Refused.
 
-        Raises Refused.
+        It is a request to a proxy, or one inside a connection to the host `within`.
         """
         first, *lines = raw.removesuffix(_END).split(b"\r\n")
         matched = _REQUEST_LINE.fullmatch(first)
@@ -176,7 +179,7 @@ def values_of(headers: Headers, name: bytes) -> list[bytes]:
 
 
 def _check_framing(headers: Headers, *, modern: bool) -> frozenset[bytes]:
-    """Hold that the body's length is said once. Raises Refused; the words of Connection."""
+    """Return the options of Connection. Raises Refused unless the body's length is unambiguous."""
     lengths, codings = (
         values_of(headers, b"content-length"),
         values_of(headers, b"transfer-encoding"),
@@ -201,7 +204,7 @@ def _check_framing(headers: Headers, *, modern: bool) -> frozenset[bytes]:
 
 
 def _place(method: bytes, target: bytes, within: Within | None) -> tuple[str, int, bytes, int]:
-    """Host, port, path and default port that a request line asks for. Raises Refused."""
+    """Return host, port, path and default port of a request line. Raises Refused."""
     if method == b"CONNECT":
         if within is not None:
             raise bad_request("a CONNECT within a connection")
@@ -239,7 +242,7 @@ def _authority(text: bytes) -> tuple[str, int | None]:
 
 
 def _check_host(headers: Headers, host: str, port: int, default: int, *, needed: bool) -> None:
-    """Hold that the header Host says the same. Raises Refused."""
+    """Raise Refused if there are several Host headers, a needed one is missing, or one differs."""
     said = values_of(headers, b"host")
     if len(said) > 1 or (needed and not said):
         raise bad_request("it does not have one Host header")
@@ -250,16 +253,16 @@ def _check_host(headers: Headers, host: str, port: int, default: int, *, needed:
 
 
 class HeadReader:
-    """Takes heads off a stream; `rest` is what came behind the last one."""
+    """Reads request heads from a stream; `rest` is what was read beyond the last one."""
 
     def __init__(self, stream: Stream, rest: bytes = b"") -> None:
         self._stream = stream
         self.rest = rest
 
     async def next(self, begun: Callable[[], None]) -> bytes | None:
-        """The next head with its empty line; None at the end. Raises Refused, OSError.
+        """Return the next head with its empty line, or None at the end of the stream.
 
-        `begun` is called with the first byte.
+        `begun` is called when its first byte has arrived. Raises Refused, OSError.
         """
         data = bytearray(self.rest)
         looked = 0

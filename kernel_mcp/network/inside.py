@@ -1,7 +1,8 @@
-"""`inside NAMESPACE SOCKET PLACES`: listen in the network namespace of a kernel that has started.
+"""`inside NAMESPACE SOCKET PLACES`: create listeners in the network namespace of a running kernel.
 
-Kernels that a template forks get their listening sockets from their init. A cold kernel's are made
-by this program, started by `bare_program`, once it is ready and has run no code of a session.
+Kernels forked from a template get their listening sockets from their init. For a kernel that was
+started cold this program creates them. `bare_program` starts it when the kernel is ready and has
+not run code of a session yet.
 """
 
 from __future__ import annotations
@@ -17,7 +18,10 @@ _NS_GET_USERNS = 0xB701  # <linux/nsfs.h>
 
 
 def main(argv: Sequence[str]) -> int:
-    """Enter the namespace that a descriptor holds; send what listens there over another."""
+    """Enter the namespace of descriptor `argv[0]`; send new listeners over the socket `argv[1]`.
+
+    `argv[2]` is the JSON list of addresses to listen on. Returns the exit status.
+    """
     namespace, way = int(argv[0]), int(argv[1])
     if os.geteuid() != 0:
         linux.setns(fcntl.ioctl(namespace, _NS_GET_USERNS), linux.CLONE_NEWUSER)

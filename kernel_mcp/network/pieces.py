@@ -1,7 +1,7 @@
-"""Bytes for h11 in pieces on which its patterns stay linear.
+"""Splitting of input for h11 into pieces on which its regular expressions take linear time.
 
-h11 matches a header and the end of a chunk's line with two neighbouring repeats over blanks. On a
-run of n blanks before a character that fails they take n² steps: 5 s for 32 KiB.
+Its patterns for headers and chunk lines have two adjacent repeats over blanks. On a run of n blanks
+before a character that does not match, they take n² steps: 5 s for 32 KiB.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ _HEAD_END = re.compile(rb"\n\r?\n")
 
 
 class TooManyBlanks(ValueError):
-    """A head, or a line between chunks, with a run of blanks that h11 would stand still at."""
+    """A head or chunk line has so long a run of blanks that h11 would take seconds to parse it."""
 
 
 class Pieces:
-    """Splits what comes in on one connection; data without a long run of blanks stays whole.
+    """Splits incoming data for one h11 connection; data without a long run of blanks stays whole.
 
-    The reader takes every event that a piece makes before it asks for the next piece.
+    The caller has to take all events that a piece yields before it asks for the next piece.
     """
 
     def __init__(self, connection: h11.Connection) -> None:
@@ -35,7 +35,7 @@ class Pieces:
         self._tail = b""
         self._suspect = False
         self.rest = b""
-        """Bytes that were added and not given to h11."""
+        """Bytes that were added and not yet returned by `next`."""
 
     def add(self, data: bytes) -> None:
         """Append bytes that came in."""

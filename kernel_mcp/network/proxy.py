@@ -1,46 +1,47 @@
-"""`proxy FD UID [secrets]`: a process that connects for sessions.
+"""`proxy FD UID [secrets]`: the process that connects to the network for sessions.
 
 It is started by `bare_program("kernel_mcp.network.proxy", FD, UID, packages=True)`.
 
-Sessions have an empty network namespace. What listens there was made by the sandbox's init and is
-accepted from here: the listener *is* the session. The process resolves names, checks every address
-and connects to the one it has checked. It is one thread, has bounded memory and descriptors, and
-runs as the user UID (-1: as it was started) without privileges. FD is a SOCK_SEQPACKET socket to
-the server; at its end the process ends. Messages of the server, one packet each:
+Sessions have an empty network namespace. The sandbox's init creates listening sockets there, and
+this process accepts their connections: a connection belongs to the session of its listener. It
+resolves names, checks every address, and connects only to checked addresses. It has one main
+thread, and limited memory and descriptors. It runs unprivileged as the user UID (-1: unchanged).
+FD is a SOCK_SEQPACKET socket to the server; the process exits when it is closed. Messages of the
+server, one packet each:
 
     {"listen": id, "rules": Rules.to_json(), "exact": null, "session": text}
-        with one descriptor: a socket that listens (TCP, backlog 1024) in the namespace of a
-        session. HTTP is spoken there: CONNECT, and requests with an absolute address. Listeners
-        of the same session share its bounds and its turns; without `session` the id is one.
+        with one descriptor: a listening socket (TCP, backlog 1024) in a session's namespace. It
+        serves an HTTP proxy: CONNECT, and requests with an absolute URL. Listeners of the same
+        `session` share its limits and its turns; without `session` a listener has its own.
     {"listen": id, "rules": …, "exact": "db.example.com:5432", "session": text}
-        the same for one host and port, whose bytes are passed as they are. The host has to be
-        among the rules with this port, exactly. Ids are the server's; each is used once.
+        the same for one host and port, to which bytes are passed unchanged. The rules have to
+        contain exactly this host and port. The server chooses ids; each is used once.
     {"secrets": [Secret.to_json(), …], "authority": null}
-        before all others, once, with one descriptor: certificates of the authorities that hosts
-        are verified by, as PEM. `authority` is what an earlier proxy has answered.
+        before all others, once, with one descriptor: the CA bundle by which hosts are verified,
+        as PEM. `authority` is the certificate and key of an earlier proxy.
     {"close": id}
-        stop listening and cut every connection of that listener; its last `end`s follow.
+        stop listening, and cut all connections of that listener; their `end` messages follow.
 
-And the answers:
+Messages to the server:
 
-    {"certificate": PEM, "key": PEM}     what sessions have to trust for the hosts of secrets, and
-                                         what the next proxy needs to go on with it
+    {"certificate": PEM, "key": PEM}     the authority that sessions have to trust for the hosts of
+                                         secrets, and its key, for a restarted proxy
     {"ready": true}                      once: it accepts messages
-    {"failed": id, "why": text}          a listener could not be taken
+    {"failed": id, "why": text}          a listener is not valid
     {"end": id, "host": …, "port": …, "verdict": "ok" | "refused" | "failed", "why": text,
      "up": bytes, "down": bytes, "seconds": s, "count": n}
-        one for each connection, or request of one, that has ended. From a flood several that are
-        alike come as one: `count` > 1, `up` and `down` their sums, `host` "…" where they differ.
+        for each connection, or request on one, that has ended. In a flood, similar ones are summed
+        up: `count` > 1, `up`, `down` and `seconds` are sums, `host` is "…" if they differ.
 
-The server keeps its own copy of a listener. When this process dies, connections wait until the
-next one has been given them all.
+The server has its own copy of each listener. If this process dies, connections wait until the next
+one has received the listeners.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import encodings.idna  # noqa: F401  # getaddrinfo wants it, when it may be read no more
+import encodings.idna  # noqa: F401  # getaddrinfo imports it, when files cannot be read
 import errno
 import logging
 import os
@@ -68,21 +69,21 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 MOST_CONNECTIONS = 1500
-"""Of all sessions together; a session with few of them gets some beyond."""
+"""Open connections of all sessions together. A session with fewer than FEW may exceed it."""
 MOST_OF_ONE, FEW = 128, 8
 MOST_BYTES = 64 << 30
-"""Both ways, by one session."""
+"""Bytes that one session may pass, both directions together."""
 MEMORY_BYTES = 768 << 20
-"""Of addresses. Each connection may hold 64 KiB a way while the other side takes nothing."""
+"""Address-space limit. Each connection may buffer 64 KiB a direction while its peer stalls."""
 DESCRIPTORS = 8192
 _STACK_BYTES = 512 * 1024
 
 _SWEEP_S = 1.0
 
 _ACCEPTED = 16
-"""Connections that one listener may begin in one round of the event loop."""
+"""Connections accepted from one listener in one iteration of the event loop."""
 _PAUSE_S = 0.02
-"""How long a listener rests that has too many."""
+"""Pause before a listener with too many connections accepts again."""
 _TOO_MANY = Refused(
     f"this session has {MOST_OF_ONE} connections open, or all sessions together have too many: "
     "close some, or use them again",
@@ -92,7 +93,7 @@ _TOO_MUCH = Refused(f"this session has passed {MOST_BYTES >> 30} GiB: reset it t
 
 
 class Proxy:
-    """Serves one server until that is gone."""
+    """The proxy of one server: accepts connections of sessions until the server exits."""
 
     def __init__(self, control: socket.socket) -> None:
         self._loop = asyncio.get_running_loop()
@@ -107,7 +108,7 @@ class Proxy:
         self._closing: set[asyncio.Task[None]] = set()
 
     async def run(self) -> None:
-        """Serve; returns when the server has gone."""
+        """Serve until the server closes the control socket."""
         self._control.setblocking(False)
         self._loop.add_reader(self._control, self._on_control)
         self._tell({"ready": True})
@@ -176,7 +177,11 @@ class Proxy:
         return None if self._terminations is None else self._terminations.of(host)
 
     def _listener(self, message: Mapping[str, Any], fds: Sequence[int]) -> Listener:
-        """What a message means; its descriptor is taken. Raises OSError, ValueError and such."""
+        """Return the listener that a message describes; it owns the message's descriptor.
+
+        Raises OSError, ValueError, KeyError or TypeError if the message is not valid. The
+        descriptor is then still the caller's.
+        """
         number, exact = message["listen"], None
         if number in self._listeners or len(fds) != 1:
             raise ValueError("a listener takes an id of its own and one descriptor")
@@ -205,7 +210,7 @@ class Proxy:
                 sock, _ = listener.sock.accept()
             except BlockingIOError:
                 break
-            except OSError as reason:  # no descriptors, or the connection was gone again
+            except OSError as reason:  # no descriptors left, or already aborted
                 if reason.errno != errno.ECONNABORTED:
                     self._rest(listener)
                 return
@@ -219,7 +224,7 @@ class Proxy:
             self._rest(listener)
 
     def _full(self, session: Session) -> Refused | None:
-        """Why a session gets no more connections."""
+        """Return why a session gets no further connection, or None if it gets one."""
         mine = len(session.connections)
         if mine >= MOST_OF_ONE or (self._total >= MOST_CONNECTIONS and mine >= FEW):
             return _TOO_MANY
@@ -239,17 +244,17 @@ class Proxy:
         listener.session.forget(connection)
 
     def _turn_away(self, listener: Listener, sock: socket.socket, refusal: Refused) -> None:
-        """Say no to a connection without keeping anything of it."""
+        """Answer a connection with `refusal` and close it, without keeping any state."""
         with sock, contextlib.suppress(OSError):
             sock.setblocking(False)
             if listener.exact is None:
                 sock.send(refusal.answer())
             sock.shutdown(socket.SHUT_WR)
-            sock.recv(PIECE_BYTES)  # a request not read would take the answer back
+            sock.recv(PIECE_BYTES)  # an unread request would reset the connection
         self._records.add(listener.number, listener.exact or ("", 0), refusal, Used(0, 0, 0.0))
 
     def _rest(self, listener: Listener) -> None:
-        """Accept nothing for a moment: who floods waits, and the others go on."""
+        """Stop accepting for a moment, so that one flooding session does not slow down others."""
         self._loop.remove_reader(listener.sock)
         self._loop.call_later(_PAUSE_S, self._go_on, listener)
 
@@ -270,7 +275,7 @@ class Proxy:
             self._sessions.pop(listener.session.key, None)
 
     def _sweep(self) -> None:
-        """Every second: end what takes too long or too much, and tell what was kept."""
+        """Each second, end connections over their time or volume, and send collected records."""
         self._loop.call_later(_SWEEP_S, self._sweep)
         now = self._loop.time()
         for session in self._sessions.values():
@@ -281,7 +286,7 @@ class Proxy:
                 else:
                     connection.look(now)
         self._records.flush()
-        if self._most > MOST_OF_ONE and self._total < FEW:  # more than one session can have
+        if self._most > MOST_OF_ONE and self._total < FEW:  # it was more than one session may have
             self._most = self._total
             trim()
 
@@ -294,7 +299,10 @@ class Proxy:
 
 
 def _confine(uid: int) -> None:
-    """Give up memory, descriptors, files, and where `uid` is a user what this one may."""
+    """Set resource limits and drop all capabilities; switch to the user `uid` unless it is -1.
+
+    Memory and descriptors are limited, and no file can be written.
+    """
     bounds = {
         resource.RLIMIT_AS: MEMORY_BYTES,
         resource.RLIMIT_NOFILE: DESCRIPTORS,
@@ -302,7 +310,7 @@ def _confine(uid: int) -> None:
         resource.RLIMIT_CORE: 0,
     }
     if uid >= 0:
-        bounds[resource.RLIMIT_NPROC] = 64  # of this user alone: threads that look up names
+        bounds[resource.RLIMIT_NPROC] = 64  # per user: threads that resolve names
     for kind, value in bounds.items():
         most = resource.getrlimit(kind)[1]
         value = value if most == resource.RLIM_INFINITY else min(value, most)
@@ -321,9 +329,9 @@ async def _serve(control: socket.socket) -> None:
 
 
 def main(argv: Sequence[str]) -> NoReturn:
-    """Serve the server whose socket is the descriptor `argv[0]`, as the user `argv[1]`.
+    """Run the proxy for the server at descriptor `argv[0]`, as the user id `argv[1]`.
 
-    A third word is for a server with secrets.
+    A third argument is given if the server has secrets.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     linux.set_name("kernel-network")
@@ -335,4 +343,4 @@ def main(argv: Sequence[str]) -> NoReturn:
         import_module("kernel_mcp.network.termination")
     _confine(int(argv[1]))
     asyncio.run(_serve(control))
-    os._exit(0)  # threads may still look up names
+    os._exit(0)  # threads may still resolve names

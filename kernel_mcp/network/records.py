@@ -1,4 +1,4 @@
-"""What the server is told of connections, one by one or a flood together."""
+"""Reports of ended connections to the server, one by one or, in a flood, summed up."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from kernel_specs.template import packets
 
 @dataclass(slots=True)
 class Used:
-    """What one connection, or a request of it, took."""
+    """Bytes sent and received, and duration, of a connection or of one request on it."""
 
     up: int
     down: int
@@ -20,14 +20,14 @@ class Used:
 
 
 class Records:
-    """Tells the server how connections ended: at once, or a flood of them together."""
+    """Reports to the server how connections ended: at once, or summed up during a flood."""
 
     _BURST, _RATE = 40, 10.0
-    """Of one listener: so many at once, and a second."""
+    """Token bucket of one listener: reports at once, and reports per second."""
     _KINDS = 16
-    """That are told apart in what is told together."""
+    """Distinct sums kept for one listener; further ones are added to a sum without a host."""
     _FLUSHED = 100
-    """Of all listeners in a second."""
+    """Sums sent in one flush."""
 
     def __init__(self, control: socket.socket, clock: Callable[[], float]) -> None:
         self._control = control
@@ -36,7 +36,7 @@ class Records:
         self._kept: dict[tuple[int, str, int, str, str], list[float]] = {}
 
     def add(self, number: int, place: tuple[str, int], refusal: Refused | None, used: Used) -> None:
-        """One that has ended."""
+        """Report an ended connection of listener `number`; a `refusal` of None means success."""
         verdict, words = ("ok", "") if refusal is None else (refusal.verdict, refusal.words[:300])
         key = (number, *place, verdict, words)
         once = [1, used.up, used.down, used.seconds]
@@ -49,7 +49,10 @@ class Records:
             sums[index] += value
 
     def flush(self, number: int | None = None) -> None:
-        """Tell what was kept: of all, some of it; of one listener, all and for the last time."""
+        """Send sums that were collected, at most `_FLUSHED` a call.
+
+        With `number`, only those of that listener, which has closed: its state is removed.
+        """
         for key in [key for key in self._kept if number in (None, key[0])][: self._FLUSHED]:
             if not self._send(key, self._kept[key]):
                 return
@@ -74,5 +77,5 @@ class Records:
         except BlockingIOError:
             return False
         except OSError:
-            return True  # the server has gone, and this process goes
+            return True  # the server has gone, and this process exits
         return True

@@ -1,4 +1,4 @@
-"""Requests and responses between a session and hosts: h11 frames the bodies on both sides."""
+"""Relay of requests and responses between a session and hosts, framed by h11 on both sides."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from kernel_mcp.network.pieces import Pieces, TooManyBlanks
 from kernel_mcp.records import dataclass
 
 _STEP_EVENTS = 32
-"""Pieces of a body, which may be of one byte, that are passed together."""
+"""Body events, each perhaps of one byte, that are passed on in one write."""
 
 
 class Cut(Exception):
-    """A response that has begun cannot be ended: the connection is to be closed."""
+    """A response that has begun cannot be completed; the connection has to be closed."""
 
     def __init__(self, refusal: Refused) -> None:
         super().__init__(refusal.words)
@@ -37,7 +37,11 @@ class Cut(Exception):
 
 @dataclass(slots=True)
 class Outcome:
-    """How an exchange has ended, and what may follow on both connections."""
+    """How an exchange has ended.
+
+    client_again, host_again  True if that connection can carry another request
+    switched                  True if the connection has been upgraded to a websocket
+    """
 
     client_again: bool = False
     host_again: bool = False
@@ -45,39 +49,39 @@ class Outcome:
 
 
 class Answer:
-    """An answer on its way, which is passed on as it is.
+    """Filter of one response; this one passes it on unchanged.
 
-    whole  bytes up to which one that tells its length is passed on in one piece, or not at all
+    whole  a response whose Content-Length is at most this is passed on in one piece or not at all
     """
 
     whole = -1
 
     def begin(self, response: h11.Response) -> None:
-        """Look at its head. Raises Refused."""
+        """Check the head of the response. Raises Refused."""
 
     def pass_on(self, data: bytes) -> bytes:
-        """What can be passed on, with the next piece of its body. Raises Refused."""
+        """Take the next piece of the body; return what can be passed on now. Raises Refused."""
         return data
 
     def end(self, trailers: Headers) -> bytes:  # for those that look at it
-        """The rest of its body, with what follows it, which is left out. Raises Refused."""
+        """Check the trailers, which are not forwarded; return the body's rest. Raises Refused."""
         return b""
 
 
 class Guard:
-    """What requests and answers of one host are changed by: nothing, but for hosts of secrets."""
+    """Filters for requests and responses of one host; these change nothing."""
 
     def asked(self, head: Head) -> Headers:
-        """The headers that the host gets. Raises Refused."""
+        """Return the headers to send to the host. Raises Refused."""
         return head.sent_headers()
 
     def answer(self, head: Head) -> Answer:  # for those that look at it
-        """What the answer to one request goes through."""
+        """Return the filter for the response to this request."""
         return Answer()
 
 
 class _Intake:
-    """Gives h11 what comes on a stream, piece by piece."""
+    """Feeds h11 from a stream, piece by piece."""
 
     def __init__(self, connection: h11.Connection, stream: Stream, rest: bytes = b"") -> None:
         self._connection, self._stream = connection, stream
@@ -118,10 +122,14 @@ class Exchange:
         self._before = client.sent
         self._whole = False
         self._left = float("inf")
-        """Bytes of the answer that are still to come; infinite where it tells no length."""
+        """Bytes of the response body still to be sent; infinite without Content-Length."""
 
     async def run(self) -> Outcome:
-        """Pass both. Raises Refused (nothing was answered yet), Cut, OSError of the client."""
+        """Pass the request to the host and the response to the client.
+
+        Raises Refused while nothing of the response has been sent, Cut afterwards, and OSError if
+        the client's connection breaks.
+        """
         try:
             self._down.next_event()
         except h11.RemoteProtocolError as reason:
@@ -155,12 +163,12 @@ class Exchange:
 
     @property
     def rest(self) -> bytes:
-        """What the client has sent behind its request."""
+        """Bytes that the client has sent after its request."""
         return self._down.trailing_data[0] + self._sent.rest
 
     @property
     def host_rest(self) -> bytes:
-        """What the host has sent behind its response."""
+        """Bytes that the host has sent after its response."""
         return self._up.trailing_data[0] + self._received.rest
 
     def _outcome(self) -> Outcome:
@@ -192,7 +200,7 @@ class Exchange:
             try:
                 await self._host.write(data)
             except OSError:
-                return  # its answer says why, if there is one
+                return  # its response says why, if there is one
             if isinstance(event, h11.EndOfMessage):
                 return
 
@@ -238,7 +246,11 @@ class Exchange:
             raise self._failure(words) from None
 
     def _interim(self, event: h11.InformationalResponse) -> bytes:
-        """A response before the response: only what the client has asked for goes on."""
+        """Return the bytes to send for an interim response (1xx); empty if it is not forwarded.
+
+        Forwarded are an upgrade to a websocket, and a 100 that the client waits for. Raises
+        Refused for another upgrade.
+        """
         if event.status_code == 101:
             if [value.lower() for value in values_of(tuple(event.headers), b"upgrade")] != [
                 b"websocket"
@@ -275,11 +287,14 @@ class Exchange:
         data = bytes(out)
         out.clear()
         await self._client.write(data)
-        if self._down.our_state is h11.SEND_RESPONSE:  # that was none of the answer
+        if self._down.our_state is h11.SEND_RESPONSE:  # only interim responses so far
             self._before = self._client.sent
 
     async def _end_short(self, refusal: Refused) -> None:
-        """Say why where there is room; without its end no client takes the answer for whole."""
+        """Append the reason to the body, as far as Content-Length allows.
+
+        The response is left without its end, so that clients detect that it is incomplete.
+        """
         if self._down.our_state is h11.SEND_BODY:
             text = f"\nkernel-mcp: {refusal.words}\n".encode()
             room = min(self._left, len(text) + 1) - 1
@@ -295,16 +310,21 @@ class Exchange:
 
 
 def _unquoted(error: Exception) -> str:
-    """Why h11 takes no answer, without the bytes that it quotes: nobody has searched those."""
+    """Return h11's error text without the bytes that it quotes.
+
+    Those have not been searched for secrets.
+    """
     text = str(error).partition("b'")[0].partition('b"')[0]
     return text.removesuffix("bytearray(").rstrip(" ").removesuffix(":")
 
 
 class Relay:
-    """All requests of one client, to the hosts that `connect` leads to, or `within` one.
+    """Relay of all requests of one client, to any host, or to the one host `within`.
 
-    `phase` is told what is waited for: `request`, `head`, `host` or `answer`. `over` is told of
-    every exchange, with None or why it was none, the host's stream and its bytes before.
+    connect  opens a stream to a host and port
+    phase    called with what is awaited next: `request`, `head`, `host` or `answer`
+    over     called after each exchange, with host and port, the refusal or None, the host's
+             stream or None, and the bytes sent and received on it before
     """
 
     def __init__(
@@ -332,13 +352,14 @@ class Relay:
 
     @property
     def rest(self) -> bytes:
-        """What came behind the last head."""
+        """Bytes that were read beyond the last head or request."""
         return self._heads.rest
 
     async def run(self) -> Head | None:
-        """Serve all. What it ends with: a CONNECT, or a request after which bytes are passed.
+        """Serve requests. Return the CONNECT or the websocket upgrade that ends them.
 
-        None at the end. Raises Refused, Cut, OSError.
+        Returns None when the client has closed, or its connection cannot be reused. Raises
+        Refused, Cut, OSError.
         """
         while True:
             self._phase("request")
@@ -384,7 +405,7 @@ class Relay:
             self._over((head.host, head.port), refusal, self.host, before)
 
     async def _reach(self, head: Head) -> None:
-        """Have a connection to the host of a request: the last one's where it still serves."""
+        """Connect to the host of a request, or reuse the connection of the previous request."""
         place = (head.host, head.port)
         if self.host is not None and (self._place != place or self.host.stale):
             self.close_host()
@@ -393,7 +414,7 @@ class Relay:
             self._place = place
 
     def close_host(self) -> None:
-        """Close the connection to a host."""
+        """Close the connection to the host, if there is one."""
         if self.host is not None:
             self.host.close()
             self.host = None

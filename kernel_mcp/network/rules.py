@@ -1,4 +1,4 @@
-"""Where sessions may connect: the grammar of `--network`, and an own table of public addresses.
+"""Rules for network access: the grammar of `--network`, and a table of non-public addresses.
 
     none                nothing
     *                   every name with public addresses, on ports 80 and 443
@@ -8,8 +8,8 @@
     ADDRESS[:PORT]      an address as code names it, [ADDRESS]:PORT for IPv6; with a port it may
                         be a private one, which no name is ever followed to
 
-Names of `*`, HOST and *.HOST are for HTTP, and for TLS whose server name is the host. The standard
-library's `is_global` lets bad addresses pass, by its version: it is not asked.
+`*`, HOST and *.HOST permit HTTP, and TLS whose server name is the host. The standard library's
+`is_global` is not used: depending on its version, it accepts addresses that are not public.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from kernel_mcp.records import dataclass
 WEB_PORTS = (80, 443)
 MOST_ENTRIES = 200
 MOST_EXACT = 50
-"""Each takes a listener and an address of the sandbox's loopback."""
+"""Entries HOST:PORT. Each needs a listener and a loopback address of the sandbox."""
 _LONGEST_NAME, _LONGEST_LABEL = 253, 63
 _LABEL = re.compile(r"[a-z0-9_]([a-z0-9_-]*[a-z0-9_])?")
 _NUMBER = re.compile(r"[0-9]+|0x[0-9a-f]*")
@@ -70,17 +70,17 @@ _NOT_PUBLIC = tuple(
         ("ff00::/8", "multicast"),
     )
 )
-"""The special-purpose registries of IANA, and the metadata services of Azure and Oracle Cloud."""
+"""Non-public blocks: IANA's special-purpose registries, and metadata services of clouds."""
 OWN = "this machine's own"
 NAMEABLE = frozenset({"private", "loopback", "shared by a provider", "for benchmarks", OWN})
-"""What an operator may name by address and port; metadata, for one, never."""
+"""Kinds of address that an operator may permit by address and port. Metadata is never one."""
 _GLOBAL_V6 = ipaddress.ip_network("2000::/3")
 _ISATAP = (0x00005EFE, 0x02005EFE)
 """Words 5 and 6 of addresses that hold an IPv4 address (RFC 5214, 6.1)."""
 
 
 def why_not_public(address: Address) -> str:
-    """What kind of address it is, where no name may lead to it; empty for public ones."""
+    """Return the kind of a non-public address, as `private`; empty for a public one."""
     for block, words in _NOT_PUBLIC:
         if address.version == block.version and address in block:
             return words
@@ -95,9 +95,10 @@ def why_not_public(address: Address) -> str:
 
 
 def is_own(address: Address) -> bool:
-    """Whether it is one of this machine's: Linux would send to it from itself.
+    """Return True if the address belongs to this machine.
 
-    Nothing is sent. Raises OSError where there is no way to it.
+    Linux then chooses the address itself as the source of a connection to it. Nothing is sent.
+    Raises OSError if there is no route to it.
     """
     family = socket.AF_INET if address.version == 4 else socket.AF_INET6
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
@@ -106,13 +107,14 @@ def is_own(address: Address) -> bool:
 
 
 class BadHost(ValueError):
-    """Text that is no host, in words."""
+    """A text is not a host; the message says why."""
 
 
 def literal(host: str) -> Address | None:
-    """The address that a host is, None for a name. Raises BadHost for other spellings of one.
+    """Return the IP address that `host` spells, or None if it is a name.
 
-    Brackets of IPv6 are the caller's. getaddrinfo(3) would take `2130706433`, `0x7f.1`, `0177.1`.
+    Brackets of IPv6 have to be removed before. Raises BadHost for other spellings of an address,
+    as `2130706433`, `0x7f.1` and `0177.1`, which getaddrinfo(3) would accept.
     """
     if ":" in host:
         try:
@@ -134,7 +136,7 @@ def literal(host: str) -> Address | None:
 
 
 def plain_host(text: str) -> str:
-    """A host of ASCII as rules have it: lower case, no dot at the end. Raises BadHost."""
+    """Return an ASCII host in normal form: lower case, no dot at the end. Raises BadHost."""
     host = text.lower()
     address = literal(host)
     if address is not None:
@@ -149,9 +151,9 @@ def plain_host(text: str) -> str:
 
 
 def split_port(text: str) -> tuple[str, int | None]:
-    """Host and port of `HOST[:PORT]` or `[IPv6][:PORT]`, neither checked but in shape.
+    """Return host and port of `HOST[:PORT]` or `[IPv6][:PORT]`; the port is None if not given.
 
-    Raises BadHost.
+    The host is not checked. Raises BadHost if the form is wrong or the port out of range.
     """
     if text.startswith("["):
         host, bracket, rest = text[1:].partition("]")
@@ -170,17 +172,17 @@ def split_port(text: str) -> tuple[str, int | None]:
 
 
 def shown(host: str, port: int | None) -> str:
-    """What `split_port` takes apart."""
+    """Return `HOST[:PORT]`, with IPv6 in brackets: the inverse of `split_port`."""
     host = f"[{host}]" if ":" in host else host
     return host if port is None else f"{host}:{port}"
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One permission.
+    """One permission of `--network`.
 
     host   a name, an address, `*`, or `*.` before a name
-    exact  the operator has named host and port: any protocol may be spoken there
+    exact  True for HOST:PORT, where any protocol is permitted
     """
 
     host: str
@@ -192,7 +194,7 @@ class Entry:
 
     @classmethod
     def parse(cls, text: str) -> Entry:
-        """An entry of `--network`. Raises ValueError."""
+        """Parse an entry of `--network`. Raises ValueError."""
         if "/" in text:
             raise BadHost(
                 f"{text[:80]!r} is no name of a host or one with a port: name the host alone, as "
@@ -219,7 +221,7 @@ class Entry:
         return cls(f"*.{host}" if below else host, ports, port is not None and not below)
 
     def covers_host(self, host: str) -> bool:
-        """Whether a host, or all hosts of a pattern, are among its own."""
+        """Return True if the entry covers a host, or every host of a pattern (`*`, `*.NAME`)."""
         if self.host == "*":
             return literal(host) is None if not host.startswith("*") else True
         if self.host.startswith("*."):
@@ -229,9 +231,9 @@ class Entry:
 
 
 def _from_people(host: str) -> str:
-    """A host that a person wrote, as it is on the wire."""
+    """Return a host in normal form, encoded by IDNA if it is not ASCII. Raises BadHost."""
     if not host.isascii():
-        import idna  # people seldom write such names
+        import idna  # such names are rare
 
         try:
             host = idna.encode(host, uts46=True).decode("ascii")
@@ -245,7 +247,7 @@ def _is_local(host: str) -> bool:
 
 
 def why_never(host: str) -> str:
-    """Why no rule can permit a host, in words; empty where one can."""
+    """Return why no rule can permit `host`; empty if one can."""
     address = literal(host)
     reason = "" if address is None else why_not_public(address)
     never = f"{address} is not to be reached by any rule: it is {reason}"
@@ -262,7 +264,7 @@ def _check_named(address: Address, port: int | None) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """What one session, or a server's, may reach; nothing without entries."""
+    """The network access of a session or server. Without entries there is none."""
 
     entries: tuple[Entry, ...] = ()
 
@@ -270,12 +272,12 @@ class Rules:
         return bool(self.entries)
 
     def __str__(self) -> str:
-        """As it was written, for people."""
+        """Return the entries as `--network` spells them; `none` without entries."""
         return ", ".join(map(str, self.entries)) or "none"
 
     @classmethod
     def parse(cls, words: Iterable[str]) -> Rules:
-        """The rules of comma lists as `--network` has them. Raises ValueError, in words."""
+        """Parse comma-separated lists, as `--network` takes them. Raises ValueError."""
         texts = [text.strip() for word in words for text in word.split(",") if text.strip()]
         if "none" in texts:
             if len(set(texts)) > 1:
@@ -290,11 +292,11 @@ class Rules:
 
     @property
     def exact(self) -> tuple[Entry, ...]:
-        """The entries that have a listener of their own: HOST:PORT."""
+        """Entries HOST:PORT, each of which has its own listener."""
         return tuple(each for each in self.entries if each.exact)
 
     def narrowed(self, words: Iterable[str]) -> Rules:
-        """The rules of a session that asks for these. Raises ValueError for any beyond these."""
+        """Return the rules that a session asks for. Raises ValueError if one is not permitted."""
         found: dict[Entry, None] = {}
         for asked in Rules.parse(words).entries:
             within = [own for own in self.entries if own.covers_host(asked.host)]
@@ -310,18 +312,21 @@ class Rules:
         return Rules(tuple(found))
 
     def entry_for(self, host: str, port: int) -> Entry | None:
-        """The entry that permits a plain host and a port; an exact one before others."""
+        """Return the entry that permits host and port, preferably an exact one; None without one.
+
+        `host` is in the form of `plain_host`.
+        """
         found = [each for each in self.entries if port in each.ports and each.covers_host(host)]
         return next((each for each in found if each.exact), found[0] if found else None)
 
     def to_json(self) -> dict[str, Any]:
-        """For the proxy."""
+        """Return the rules as JSON values, for the proxy."""
         entries = [[each.host, list(each.ports), each.exact] for each in self.entries]
         return {"entries": entries}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Rules:
-        """What `to_json` gave."""
+        """Return the rules from the output of `to_json`."""
         return cls(
             tuple(Entry(host, tuple(ports), exact) for host, ports, exact in data["entries"])
         )

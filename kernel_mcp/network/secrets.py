@@ -1,4 +1,4 @@
-"""Values that code may use and never read: placeholders of theirs, and the search in replies."""
+"""Secrets that code can use but not read: their placeholders, and the search of responses."""
 
 from __future__ import annotations
 
@@ -22,28 +22,30 @@ from kernel_mcp.network.decoding import Decoder
 from kernel_mcp.records import dataclass
 
 PREFIX = "kmcp_"
-"""What all placeholders begin with; nothing in them is changed by URLs, JSON or quotes."""
+"""Prefix of placeholders. No character of one is escaped in URLs, JSON or quotes."""
 _SHOWN = bytes(range(0x20, 0x7F))
-"""What values and all forms of them consist of."""
+"""Bytes that values and their encoded forms consist of: visible ASCII and blank."""
 _LONGEST = 12
-"""Characters of a form for one of its value: `%26%2343%3B`, and an end of a line."""
+"""Most characters of an encoded form per character of a value: `%26%2343%3B`, a newline."""
 _LETTERS = string.ascii_letters + string.digits
 _BASE64 = _LETTERS.encode() + b"+/-_="
 _LEAST = 8
-"""Characters of a value without its escapes that is looked for."""
+"""Fewest characters of a decoded value for it to be searched for."""
 _LEAST_WRAPPED = 16
-"""Characters of a line of base64 that goes on in the next one."""
+"""Fewest characters of a base64 line that may continue in the next one."""
 _KEPT_IN_URLS = ("", "/", "*", "$&+=:@", "!'()*", "!'()*;,/?:@&=+$#", "!$%&'()*+,/:;=@[\\]|")
-"""Beside letters, digits and `-._~`: RFC 3986, Python, forms of WHATWG and Java (which escape `~`,
-too), paths of Go, encodeURIComponent, encodeURI, and paths of WHATWG.
+"""Characters that URL encoders leave as they are, beside letters, digits and `-._~`.
+
+In this order: RFC 3986; Python; forms of WHATWG and Java, which escape `~`, too; paths of Go;
+encodeURIComponent; encodeURI; paths of WHATWG.
 """
 _ESCAPED_IN_JSON = ("", "<>&", "<>&'\"", "<>&'\"+`", "<>&'=")
-"""As `\\u0026`, by who writes JSON for HTML: none, Go and Rails, PHP, .NET, Gson."""
+"""Characters that JSON writers escape as `\\u0026`: none; Go and Rails; PHP; .NET; Gson."""
 _QUOTES_IN_HTML = (
     *(("&quot;", "&#x27;"), ("&quot;", "&#39;"), ("&quot;", "&#039;"), ("&quot;", "&apos;")),
     *(("&#34;", "&#39;"), ("&quot;", "'")),
 )
-"""Of Python, JavaScript, PHP, XML; of Go and Jinja; of attributes alone."""
+"""Escapes of `"` and `'` in HTML: Python, JavaScript, PHP, XML; Go and Jinja; attributes only."""
 _HTML = frozenset("".join(_ESCAPED_IN_JSON))
 
 Headers = list[tuple[bytes, bytes]]
@@ -51,9 +53,9 @@ Headers = list[tuple[bytes, bytes]]
 
 @dataclass(frozen=True, slots=True)
 class Secret:
-    """One value for one header of requests to one host; code knows its `placeholder`.
+    """A value for one header of requests to one host. Code sees only its `placeholder`.
 
-    The value is text of visible ASCII, and stays out of what is shown of this.
+    The value is visible ASCII, and is not part of the `repr`.
     """
 
     name: str
@@ -63,11 +65,14 @@ class Secret:
     placeholder: str
 
     def to_json(self) -> list[str]:
-        """For the proxy, by its own socket and nothing else."""
+        """Return the fields and the value, to be sent over the control socket of the proxy only."""
         return [self.name, self.host, self.header, self.value, self.placeholder]
 
     def fill(self, name: bytes, text: bytes) -> bytes:
-        """The content of a header as the host gets it: as it was, except for this one's header."""
+        """Return the value of a header for the host, with the placeholder replaced.
+
+        Only this secret's header is changed. Basic authentication is decoded and encoded again.
+        """
         if name.lower() != self.header.lower().encode():
             return text
         scheme, blank, rest = text.partition(b" ")
@@ -79,7 +84,7 @@ class Secret:
         return text.replace(self.placeholder.encode(), self.value.encode())
 
     def _fill_basic(self, text: bytes) -> bytes:
-        """User and password, as base64 (RFC 7617)."""
+        """Fill the base64 of user and password (RFC 7617); return other text unchanged."""
         try:
             plain = base64.b64decode(text.strip(), validate=True)
         except binascii.Error:
@@ -88,7 +93,10 @@ class Secret:
 
 
 def placeholder(length: int, taken: Iterable[str] = ()) -> str:
-    """One of that many characters, as Content-Length may count it; none of `taken`."""
+    """Return a random placeholder of `length` characters that is not among `taken`.
+
+    It is as long as the value, so that a Content-Length stays right.
+    """
     while True:
         made = PREFIX + "".join(secrets.choice(_LETTERS) for _ in range(length - len(PREFIX)))
         if made not in taken:
@@ -96,7 +104,7 @@ def placeholder(length: int, taken: Iterable[str] = ()) -> str:
 
 
 def forms(value: str) -> tuple[bytes, ...]:
-    """What hosts commonly make of a value: literal, for URLs, JSON, HTML, in base64 of any text."""
+    """Return common encodings of a value: plain, for URLs, JSON, HTML, and inside base64."""
     plain = value.encode()
     in_html = html.escape(value, quote=False)
     texts = {value, in_html}
@@ -113,12 +121,12 @@ def forms(value: str) -> tuple[bytes, ...]:
 
 
 def _in_base64(plain: bytes) -> set[bytes]:
-    """Base64 of a value that has any text before it and behind it."""
+    """Return the base64 of a value at each alignment, without characters that depend on context."""
     found: set[bytes] = set()
     for before in range(3):
         bits = 8 * (before + len(plain))
         encoded = base64.b64encode(bytes(before) + plain)
-        # whole characters only: those at both ends depend on what is next to it
+        # only characters that do not depend on the bytes before and after the value
         part = encoded[-(-8 * before // 6) : bits // 6]
         found |= {part, part.translate(bytes.maketrans(b"+/", b"-_"))}
     return found
@@ -136,23 +144,23 @@ def _lower_escapes(text: str) -> str:
 
 
 def decoded_forms(value: str, decode: Callable[..., bytes]) -> set[bytes]:
-    """Return a value as decoded replies hold it: without escapes and blanks, and in base64."""
+    """Return the forms of a value in decoded responses: no escapes or blanks, and in base64."""
     texts = {value, value.replace(" ", "+")}
     plain = {decode(each.encode(), mail=mail) for each in texts for mail in (False, True)}
     return {each for each in plain if len(each) >= _LEAST} | _in_base64(value.encode())
 
 
 class Found(Exception):
-    """A reply held what is told to nobody; the text is the name of the secret."""
+    """A response contains the value of a secret; the message is the name of the secret."""
 
 
 class Sought:
-    """The forms of secrets that replies are searched for; `most` is what a `Scan` holds back."""
+    """Encoded forms of secrets that responses are searched for."""
 
     def __init__(self, found: Iterable[Secret]) -> None:
         secrets = tuple(found)
         self.most = max((_LONGEST * len(each.value) - 1 for each in secrets), default=0)
-        """Bytes, by the length of values alone."""
+        """Most bytes that a `Scan` holds back. It depends on the length of values alone."""
         self._forms = [(each.name, form) for each in secrets for form in forms(each.value)]
         self._decode = Decoder().decoded
         self._decoded = [
@@ -162,7 +170,7 @@ class Sought:
         ]
 
     def search(self, text: bytes) -> None:
-        """Raise Found for a text that holds one."""
+        """Raise Found if `text` contains a secret in any form."""
         found = (name for name, form in self._forms if form in text)
         if (name := next(found, None)) is not None:
             raise Found(name)
@@ -173,24 +181,23 @@ class Sought:
 
 
 class Scan:
-    """Searches one reply as it comes; the end of it is held back until the reply goes on.
+    """Streaming search of one response; its tail is held back until more arrives.
 
-    How much is held back tells nothing of a value but its length: what a client sees of it, by
-    the sizes of TLS records or by time, would otherwise say whether the host's last bytes, which
-    code may have put there, are the beginning of one. It is all since the last character that no
-    value has, as one that ends a line, and no more than any form of the longest value. Lines that
-    go on in the next one, as those of base64, are held back, too.
-    `feed` returns what can be passed on. Both methods raise Found.
+    The amount held back reveals nothing about a value except its length. Otherwise a client could
+    tell, by TLS record sizes or timing, if the last bytes are the beginning of a value; and code
+    may have chosen those bytes. Held back is everything since the last character that no value
+    contains, such as a newline, but no more than the longest form of the longest value. Lines that
+    continue in the next one, as those of base64, are held back, too. Both methods raise Found.
     """
 
     def __init__(self, sought: Sought) -> None:
         self._sought = sought
         self._before = b""
-        """Bytes passed on last, as forms may begin there."""
+        """Bytes passed on last: a form may begin in them."""
         self._held = b""
 
     def feed(self, data: bytes) -> bytes:
-        """Take a piece of the reply."""
+        """Take a piece of the response; return what can be passed on now."""
         text = self._held + data
         try:
             self._sought.search(self._before + text)
@@ -204,13 +211,13 @@ class Scan:
         return text[:passed]
 
     def end(self) -> bytes:
-        """What was held back of a reply that has ended."""
+        """Return what was held back, when the response has ended."""
         held, self._held = self._held, b""
         return held
 
 
 def _unfinished(text: bytes) -> int:
-    """How many characters at the end of a text may go on in what follows it."""
+    """Return how many bytes at the end of `text` may be the beginning of a form."""
     start = len(text.rstrip(_SHOWN))
     while start and text[start - 1 : start] == b"\n":
         line_end = start - 2 if text[start - 2 : start - 1] == b"\r" else start - 1
@@ -228,22 +235,22 @@ _BUNDLES = (
     "/etc/ssl/ca-bundle.pem",
     "/etc/ssl/cert.pem",
 )
-"""Where Debian, Fedora, SUSE and Alpine have the authorities that everyone trusts."""
+"""Paths of the system's CA bundle on Debian, Fedora, SUSE and Alpine."""
 _TRUSTING = (
     *("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "AWS_CA_BUNDLE", "PIP_CERT"),
     *("GIT_SSL_CAINFO", "NODE_EXTRA_CA_CERTS", "GRPC_DEFAULT_SSL_ROOTS_FILE_PATH"),
 )
-"""Variables by which programs find the authorities that they trust."""
+"""Environment variables that name the CA bundle of programs."""
 _CERTIFICATE_BYTES, _HOST_BYTES = 2048, 350
-"""Of the proxy's authority as PEM, and of each host that it is for, at most."""
+"""Upper bounds on the PEM of the proxy's authority: without hosts, and for each host."""
 _CERTIFI = ("lib", "python3*", "site-packages", "certifi", "cacert.pem")
 _CERTIFICATE = re.compile(r"-----BEGIN CERTIFICATE-----[A-Za-z0-9+/=\s]+-----END CERTIFICATE-----")
 
 
 def authorities(environ: Mapping[str, str]) -> str:
-    """The certificates that this machine trusts, or that the operator names with SSL_CERT_FILE.
+    """Return the CA certificates of this machine, or those of SSL_CERT_FILE, as PEM.
 
-    Raises ConfigError where there are none.
+    Raises ConfigError if there are none.
     """
     usual = ssl.get_default_verify_paths().cafile
     named = environ.get("SSL_CERT_FILE")
@@ -261,10 +268,10 @@ def authorities(environ: Mapping[str, str]) -> str:
 
 
 class Vault:
-    """The secrets of a server: what its proxy gets, what kernels find, and whom they trust.
+    """The secrets of a server, with the CA bundle and environment variables of its kernels.
 
-    One placeholder for each name and server, not for each kernel: variables that hold one work on
-    after a kernel was replaced, and it opens nothing to whoever knows it.
+    There is one placeholder for each name and server, not for each kernel: variables that hold one
+    stay valid after a kernel was replaced. A placeholder alone gives no access.
     """
 
     def __init__(
@@ -273,7 +280,7 @@ class Vault:
         folder: Path = Path("/"),
         environ: Mapping[str, str] | None = None,
     ) -> None:
-        """`folder` is one of the server's own, for what kernels are shown. Raises ConfigError."""
+        """Write the CA bundle that kernels see into `folder`, a private one. Raises ConfigError."""
         held: dict[str, str] = {}
         for each in given:
             if each.name not in held:
@@ -292,28 +299,29 @@ class Vault:
         return bool(self.secrets)
 
     def add(self, certificate: str) -> None:
-        """Have kernels trust the proxy's authority besides. Raises OSError.
+        """Write the proxy's CA certificate into the bundle that kernels trust. Raises OSError.
 
-        In its place, as running kernels have that file mounted, and so that who reads it meanwhile
-        finds all others: these are not written again, and its length stays.
+        The file is changed in place, as running kernels have it mounted. The other certificates are
+        not rewritten and the length stays the same, so a concurrent reader always finds them.
         """
         with open(os.open(self.bundle, os.O_WRONLY | os.O_CLOEXEC), "wb", buffering=0) as file:
             os.pwrite(file.fileno(), certificate.ljust(self.room, "\n").encode(), len(self.trust))
 
     @property
     def room(self) -> int:
-        """Bytes of the proxy's certificate at most."""
+        """Bytes reserved in the bundle for the proxy's certificate."""
         return _CERTIFICATE_BYTES + _HOST_BYTES * len({each.host for each in self.secrets})
 
     @property
     def shown(self) -> tuple[Path, ...]:
-        """What kernels have to see of the host."""
+        """Host paths that kernels have to see: the CA bundle; empty without secrets."""
         return (self.bundle,) if self else ()
 
     def replaced(self, folders: Iterable[Path]) -> tuple[tuple[Path, Path], ...]:
-        """The list of certifi in environments, or in parts of them, which many programs trust.
+        """Return pairs of the CA bundle and a `cacert.pem` of certifi that it replaces.
 
-        Each once, as folders may lie in one another, and none that a link leads to.
+        `folders` are environments or parts of them, perhaps nested: each file is returned once,
+        and none that a symlink leads to.
         """
         found = (
             place
@@ -326,12 +334,12 @@ class Vault:
 
     @property
     def variables(self) -> dict[str, str]:
-        """What code finds in its environment."""
+        """Environment variables for kernels: placeholders, and paths of the CA bundle."""
         found = dict.fromkeys(_TRUSTING, str(self.bundle)) if self else {}
         return {**found, **{each.name: each.placeholder for each in self.secrets}}
 
     def words(self, reached: Callable[[str], bool]) -> list[str]:
-        """For people and models: of the hosts that are reached."""
+        """Describe the placeholders of hosts for which `reached` is True, one text a secret."""
         return [
             f"os.environ[{each.name!r}] is a placeholder for a secret, put into {each.header} of "
             f"requests to https://{each.host}"

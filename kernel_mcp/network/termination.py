@@ -1,7 +1,7 @@
-"""HTTPS to the hosts of secrets, ended and begun anew in the proxy: requests filled, answers read.
+"""TLS termination for the hosts of secrets: requests are filled, responses are searched.
 
-The host is verified as any client would. What a request asks to have compressed, in parts or as
-another protocol is not asked for, as answers could not be searched then.
+The host's certificate is verified as any client does it. Compression, ranges and other protocols
+are not requested, as such responses could not be searched.
 """
 
 from __future__ import annotations
@@ -19,16 +19,17 @@ from kernel_mcp.network.tls import Tls
 from kernel_mcp.records import dataclass
 
 WHOLE_BYTES = 64 * 1024
-"""An answer that tells it is no longer than this is searched before any of it is passed on."""
+"""A response with at most this Content-Length is searched before any of it is passed on."""
 _PARTS = frozenset({b"range", b"if-range", b"request-range"})
 
 
 @dataclass(frozen=True)
 class Termination(Guard):
-    """What ends TLS of sessions to `host`, and keeps `secrets` out of the answers.
+    """TLS termination for `host`: fills `secrets` into requests, keeps them out of responses.
 
-    serving  makes TLS as the host; `trust` verifies the real one
-    sought   forms of the secrets
+    serving  context that serves TLS to the session as the host
+    trust    context that verifies the real host
+    sought   encoded forms of the secrets
     """
 
     host: str
@@ -38,7 +39,7 @@ class Termination(Guard):
     sought: Sought
 
     def distrusted(self, reason: OSError) -> Refused:
-        """Why a session makes no TLS with the proxy."""
+        """Return the error for a session whose TLS handshake with the proxy failed."""
         return Refused(
             f"the session makes no TLS connection to {self.host}: {_said(reason)}. The proxy ends "
             "TLS to it for its secret: trust the file that SSL_CERT_FILE names",
@@ -46,7 +47,7 @@ class Termination(Guard):
         )
 
     async def begun(self, outside: Stream) -> Tls:
-        """TLS with the host, which is verified. Raises Refused."""
+        """Begin TLS with the host over `outside`, and verify the host. Raises Refused."""
         tls = Tls(outside, self.trust, self.host)
         try:
             await tls.begin()
@@ -61,8 +62,11 @@ class Termination(Guard):
         return tls
 
     def asked(self, head: Head) -> Headers:
-        """The headers that the host gets. Raises Refused."""
-        if not head.modern:  # an answer that is cut off would look whole
+        """Return the headers to send to the host, with secrets filled in.
+
+        Raises Refused for HTTP/1.0 and websockets.
+        """
+        if not head.modern:  # a truncated response would look complete
             raise Refused(
                 f"only HTTP/1.1 is spoken to {self.host}, for which there is a secret: ask in that",
                 505,
@@ -75,7 +79,7 @@ class Termination(Guard):
             )
         headers = [each for each in head.sent_headers() if each[0] != b"accept-encoding"]
         filled = [(name, self._fill(name, text)) for name, text in headers]
-        if filled != headers:  # a part of an answer may hold a part of the value
+        if filled != headers:  # a range may contain a part of the value
             filled = [each for each in filled if each[0] not in _PARTS]
         return (*filled, (b"accept-encoding", b"identity"))
 
@@ -85,12 +89,12 @@ class Termination(Guard):
         return text
 
     def answer(self, head: Head) -> Answer:
-        """What searches the answer to one request."""
+        """Return the filter that searches the response to this request."""
         return _Searched(self, head)
 
 
 class _Searched(Answer):
-    """An answer on its way, which holds no value of a secret."""
+    """Filter of one response that raises Refused if it contains the value of a secret."""
 
     whole = WHOLE_BYTES
 
@@ -100,7 +104,7 @@ class _Searched(Answer):
         self._scan = Scan(guard.sought)
 
     def begin(self, response: h11.Response) -> None:
-        """Look at its head. Raises Refused."""
+        """Check the head of the response. Raises Refused if it has a secret or is compressed."""
         self._search(tuple(response.headers.raw_items()), bytes(response.reason))
         codings = values_of(tuple(response.headers), b"content-encoding")
         coding = b", ".join(codings).decode("latin-1").strip().lower()
@@ -115,14 +119,14 @@ class _Searched(Answer):
             )
 
     def pass_on(self, data: bytes) -> bytes:
-        """What can be passed on, with the next piece of its body. Raises Refused."""
+        """Take the next piece of the body; return what can be passed on now. Raises Refused."""
         try:
             return self._scan.feed(data)
         except Found as secret:
             raise self._held(secret) from None
 
     def end(self, trailers: Headers) -> bytes:
-        """The rest of its body, with what follows it. Raises Refused."""
+        """Search the trailers; return the rest of the body. Raises Refused."""
         self._search(trailers)
         return self._scan.end()
 
@@ -146,12 +150,15 @@ def _said(reason: Exception) -> str:
 
 
 class Terminations:
-    """Those of all hosts with secrets; `trust` are the authorities that real hosts have, as PEM."""
+    """Terminations of all hosts with secrets. `trust` is the CA bundle for real hosts, as PEM."""
 
     def __init__(
         self, secrets: Sequence[Secret], trust: str, kept: Mapping[str, str] | None = None
     ) -> None:
-        """`kept` is the authority of an earlier proxy. Raises ssl.SSLError for no certificate."""
+        """Create the terminations, with `kept`, the `authority` of an earlier proxy, if any.
+
+        Raises ssl.SSLError if `trust` contains no valid certificate.
+        """
         self._authority = Authority([each.host for each in secrets], kept)
         self._secrets = {
             host: [each for each in secrets if each.host == host]
@@ -162,16 +169,16 @@ class Terminations:
 
     @property
     def certificate(self) -> str:
-        """What kernels have to trust, as PEM."""
+        """The CA certificate that kernels have to trust, as PEM."""
         return self._authority.certificate
 
     @property
     def authority(self) -> dict[str, str]:
-        """Its `certificate` and `key` as PEM, for the proxy that replaces this one."""
+        """`certificate` and `key` of the authority as PEM, for the proxy that replaces this one."""
         return self._authority.kept
 
     def of(self, host: str) -> Termination | None:
-        """That of connections to `host`; None where there is no secret for it."""
+        """Return the termination for `host`, or None if there is no secret for it."""
         if host not in self._secrets:
             return None
         serving = self._authority.context(host)

@@ -1,4 +1,4 @@
-"""TLS: the first message of a client, and connections that the proxy ends or begins itself."""
+"""TLS: parsing of a ClientHello, and TLS connections of the proxy itself."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TypeVar
 from kernel_mcp.network.http import Stream
 
 HELLO_BYTES = 16 * 1024
-"""Of a first TLS message; with keys for post-quantum exchange it has 2 KiB."""
+"""Longest ClientHello in bytes. With keys for post-quantum exchange it has 2 KiB."""
 _SERVER_NAME, _ENCRYPTED_NAME, _OLD_ENCRYPTED_NAME = 0, 0xFE0D, 0xFFCE
 """TLS extensions: RFC 6066, RFC 9849, and a draft before that."""
 UNRECOGNIZED_NAME, ACCESS_DENIED = 112, 49
@@ -22,27 +22,28 @@ _Result = TypeVar("_Result")
 
 
 class BadHello(Exception):
-    """What a client began with is no TLS as the proxy takes it; `alert` tells the client so."""
+    """A client sent no acceptable ClientHello; `alert` is the TLS record to answer with."""
 
     def __init__(self, words: str, alert: int = ACCESS_DENIED) -> None:
         super().__init__(words)
-        # a record of two bytes, fatal
+        # an alert record: two bytes, level fatal
         self.alert = bytes((21, 3, 1, 0, 2, 2, alert))
 
 
 class Hello:
-    """The first TLS message of a client, in whatever pieces and records it comes."""
+    """Incremental parser of a ClientHello, in any division into pieces and records."""
 
     def __init__(self) -> None:
         self.raw = bytearray()
-        """All that was fed, to be passed on."""
+        """All bytes that were fed, to be forwarded."""
         self._place = 0
         self._message = bytearray()
 
     def feed(self, piece: bytes) -> str | None:
-        """The server name that it asks for, empty without one; None while it is not whole.
+        """Take a piece; return the server name (SNI), or None while the message is incomplete.
 
-        Raises BadHello for other protocols, several names, and encrypted ones.
+        The name is in lower case, and empty if the client sent none. Raises BadHello for other
+        protocols, several names, and encrypted ones.
         """
         self.raw += piece
         if self.raw and self.raw[0] != 22:
@@ -69,7 +70,7 @@ class Hello:
 
 
 def _server_name(message: bytes) -> str:
-    """The one of a ClientHello."""
+    """Return the server name of a ClientHello; empty without one. Raises BadHello."""
     reader = _Reader(message)
     reader.take(2 + 32)  # version, random
     for size in (1, 2, 1):  # session, ciphers, compression
@@ -97,7 +98,7 @@ def _server_name(message: bytes) -> str:
 
 
 class _Reader:
-    """Takes vectors of a TLS message off its front. Raises BadHello where it is too short."""
+    """Reader of the vectors of a TLS message. Raises BadHello if the message is too short."""
 
     def __init__(self, data: bytes) -> None:
         self._data = data
@@ -114,17 +115,20 @@ class _Reader:
         return self._data[start : self._place]
 
     def part(self, size: int) -> bytes:
-        """A vector whose length has `size` bytes."""
+        """Return a vector whose length is encoded in `size` bytes."""
         return self.take(int.from_bytes(self.take(size), "big"))
 
 
 class Tls:
-    """TLS over a stream, as a stream; counts the bytes within. `ssl.SSLError` is an OSError."""
+    """TLS over a stream, as a stream. It counts plaintext bytes. `ssl.SSLError` is an OSError."""
 
     def __init__(
         self, stream: Stream, context: ssl.SSLContext, name: str | None = None, first: bytes = b""
     ) -> None:
-        """A client's that verifies the host `name`, or a server's; `first` has been read of it."""
+        """Wrap `stream` as a client that verifies the host `name`, or, without `name`, as a server.
+
+        `first` are bytes already read from the stream.
+        """
         self.received = 0
         self.sent = 0
         self._stream = stream
@@ -140,7 +144,10 @@ class Tls:
         await self._done(self._tls.do_handshake)
 
     async def read(self) -> bytes:
-        """What has come, empty at the end, whether or not TLS says it. Raises OSError."""
+        """Return the next bytes; empty at the end, even without a TLS closure alert.
+
+        Raises OSError.
+        """
         try:
             data = await self._done(self._read)
         except (ssl.SSLEOFError, ssl.SSLZeroReturnError):
@@ -149,38 +156,38 @@ class Tls:
         return data
 
     def _read(self) -> bytes:
-        """All that is there, up to a piece: records of one byte are not worth a round each."""
+        """Return all that is decrypted, up to `_PIECE_BYTES`, so that tiny records are joined."""
         data = self._tls.read(_PIECE_BYTES)
         more = data
         while more and len(data) < _PIECE_BYTES and (self._tls.pending() or self._in.pending):
             try:
                 more = self._tls.read(_PIECE_BYTES - len(data))
-            except ssl.SSLError:  # it comes again, with the next
+            except ssl.SSLError:  # it is raised again by the next read
                 break
             data += more
         return data
 
     async def write(self, data: bytes) -> None:
-        """Send all of it. Raises OSError."""
+        """Send all of `data`. Raises OSError."""
         for start in range(0, len(data), _PIECE_BYTES):
             piece = data[start : start + _PIECE_BYTES]
             self.sent += len(piece)
             await self._done(lambda piece=piece: self._tls.write(piece))  # type: ignore[misc]
 
     async def shut(self) -> None:
-        """Say that nothing more is sent. Raises OSError."""
-        with suppress(ssl.SSLError):  # the other side has not said so, too
+        """Send the closure alert, and close the sending side of the stream. Raises OSError."""
+        with suppress(ssl.SSLError):  # the peer has not closed its side yet
             self._tls.unwrap()
         await self._flush()
         await self._stream.shut()
 
     @property
     def stale(self) -> bool:
-        """Whether a connection at rest has ended, or holds what may be more than TLS's own."""
+        """True if an idle connection has ended, or has data that may be more than TLS's own."""
         return self._tls.pending() > 0 or self._in.pending > 0 or self._stream.stale
 
     def close(self) -> None:
-        """Close the stream."""
+        """Close the underlying stream."""
         self._stream.close()
 
     async def _done(self, step: Callable[[], _Result]) -> _Result:
@@ -192,7 +199,7 @@ class Tls:
             finally:
                 await self._flush()
             data = await self._stream.read()
-            if not data:  # told to OpenSSL, it would answer with an alert
+            if not data:  # OpenSSL would send an alert if it were told
                 raise ssl.SSLEOFError("the other side has closed")
             self._in.write(data)
 

@@ -1,6 +1,6 @@
-"""Connections to checked addresses, and bytes between two sockets, in fair turns.
+"""Connections to checked addresses, and copying between two sockets, scheduled fairly.
 
-The asyncio streams are not used: theirs hold more memory, and a fast peer would keep the loop.
+asyncio's streams are not used: they hold more memory, and one fast peer would occupy the loop.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from kernel_mcp.network.rules import (
 )
 
 PIECE_BYTES = 64 * 1024
-"""What is read at once, and the most that is held where the other side does not take it."""
+"""Bytes read at once, which is also the most that is buffered while the other side stalls."""
 _STEPS = 1
-"""Pieces that the connections of one session pass in one round of the event loop."""
+"""Pieces that the connections of one session pass in one iteration of the event loop."""
 
 
 _ESTABLISHED = 1
-"""<linux/tcp.h>, tcpi_state."""
+"""TCP_ESTABLISHED, a value of tcpi_state (<linux/tcp.h>)."""
 
 
 class Turns:
-    """Shares the loop among sessions: what goes beyond a session's steps of a round waits."""
+    """One session's share of the event loop: beyond `_STEPS` an iteration, its steps wait."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
@@ -44,7 +44,7 @@ class Turns:
         self._begun = False
 
     def take(self) -> bool:
-        """Whether a step may be made now."""
+        """Take one step of this iteration. Return False if there is none left, or others wait."""
         if not self._left or self._line:
             return False
         self._left -= 1
@@ -52,7 +52,7 @@ class Turns:
         return True
 
     def wait(self, resume: Callable[[], None]) -> None:
-        """Have `resume` called when it is its turn."""
+        """Queue `resume`; it is called when its turn comes."""
         self._line.append(resume)
         self._begin()
 
@@ -72,7 +72,7 @@ class Turns:
 
 
 class Watch:
-    """Until when, by the loop's clock, something has to have happened."""
+    """Deadline of a connection, by the loop's clock: a fixed one, or one that each byte extends."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
@@ -80,27 +80,27 @@ class Watch:
         self.until = loop.time()
 
     def within(self, seconds: float) -> None:
-        """All of what comes next takes no longer."""
+        """Set a fixed deadline in `seconds`."""
         self._idle_s = 0.0
         self.until = self._loop.time() + seconds
 
     def idle(self, seconds: float) -> None:
-        """No longer without a byte."""
+        """Set an idle timeout: each byte moves the deadline to `seconds` from then."""
         self._idle_s = seconds
         self.touch()
 
     def idle_for(self, now: float) -> float:
-        """Seconds since the last byte, where those count."""
+        """Return the seconds since the last byte; 0 with a fixed deadline."""
         return now - (self.until - self._idle_s) if self._idle_s else 0.0
 
     def touch(self) -> None:
-        """Bytes went by."""
+        """Extend the deadline, as bytes were passed; a fixed one stays."""
         if self._idle_s:
             self.until = self._loop.time() + self._idle_s
 
 
 class Wire:
-    """A connected socket as a stream, closed by `close`; counts its bytes."""
+    """A connected socket as a stream that counts its bytes."""
 
     def __init__(self, sock: socket.socket, turns: Turns, watch: Watch) -> None:
         self.sock = sock
@@ -113,7 +113,7 @@ class Wire:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     async def read(self) -> bytes:
-        """What has come, empty at the end. Raises OSError."""
+        """Return the next bytes, as soon as there are any; empty at the end. Raises OSError."""
         await self._turn()
         data = await self._loop.sock_recv(self.sock, PIECE_BYTES)
         self.received += len(data)
@@ -121,7 +121,7 @@ class Wire:
         return data
 
     async def write(self, data: bytes) -> None:
-        """Send all of it. Raises OSError."""
+        """Send all of `data`. Raises OSError."""
         for start in range(0, len(data), PIECE_BYTES):
             await self._turn()
             piece = data[start : start + PIECE_BYTES]
@@ -131,7 +131,7 @@ class Wire:
 
     @property
     def stale(self) -> bool:
-        """Whether a connection at rest has ended, or holds what nobody has asked for."""
+        """True if an idle connection has ended, or has received data that was not requested."""
         try:
             self.sock.recv(1, socket.MSG_PEEK)
         except BlockingIOError:
@@ -142,7 +142,7 @@ class Wire:
 
     @property
     def ended(self) -> bool:
-        """Whether the other side says nothing more: it has closed, or half of the connection."""
+        """True if the peer has closed the connection, or its sending side."""
         return self.sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] != _ESTABLISHED
 
     async def _turn(self) -> None:
@@ -152,19 +152,19 @@ class Wire:
             await mine
 
     async def shut(self) -> None:
-        """Say that nothing more is sent. Raises OSError."""
+        """Close the sending side only. Raises OSError."""
         self.sock.shutdown(socket.SHUT_WR)
 
     def close(self) -> None:
-        """Close the socket; nothing is lost that was sent."""
+        """Close the socket; data that was written is still delivered."""
         self.sock.close()
 
 
 class _Pump:
-    """One direction: passes what `source` gives to `sink`, which holds one piece at most."""
+    """Copies one direction, from `source` to `sink`; buffers at most one piece."""
 
     _buffer = memoryview(bytearray(PIECE_BYTES))
-    """Of the process: what the sink does not take at once is copied."""
+    """Shared by the whole process: what the sink does not accept at once is copied from it."""
 
     def __init__(self, source: Wire, sink: Wire, done: Callable[[Exception | None], None]) -> None:
         self._source, self._sink = source, sink
@@ -177,7 +177,7 @@ class _Pump:
         self._loop.add_reader(self._source.sock, self._on_readable)
 
     def stop(self) -> None:
-        """Pass no more."""
+        """Stop copying."""
         if not self._ended:
             self._ended = True
             self._loop.remove_reader(self._source.sock)
@@ -212,7 +212,7 @@ class _Pump:
             self._fail(reason)
 
     def _pass(self, data: memoryview) -> None:
-        """Send; keep what is not taken and wait until it is. Raises OSError."""
+        """Send; buffer what is not accepted until the sink is writable. Raises OSError."""
         try:
             taken = self._sink.sock.send(data)
         except BlockingIOError:
@@ -240,7 +240,10 @@ class _Pump:
 
 
 async def pass_both_ways(one: Wire, other: Wire) -> None:
-    """Pass bytes until both sides have ended; each end is passed, too. Raises OSError."""
+    """Copy bytes both ways until both sides have closed; each half-close is passed on, too.
+
+    Raises OSError.
+    """
     over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
     directions = 2
 
@@ -265,15 +268,15 @@ async def pass_both_ways(one: Wire, other: Wire) -> None:
 
 
 RESOLVE_S, CONNECT_S = 10.0, 5.0
-"""Seconds for all addresses of a name, and for a connection to one of them."""
+"""Timeouts for resolving a name, and for connecting to one of its addresses."""
 _MOST_ADDRESSES = 4
-"""Of a name, that are tried."""
+"""Addresses of a name that are tried."""
 _RESOLVERS, RESOLVERS_OF_ONE = 16, 4
-"""Names that are looked up at a time, by all sessions and by one."""
+"""Names resolved concurrently, by all sessions and by one."""
 
 
 class Dialer:
-    """Connects to hosts that rules permit, at the address that was checked and no other."""
+    """Connects to permitted hosts, only at addresses that were checked."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -282,7 +285,7 @@ class Dialer:
     async def connect(
         self, entry: Entry, host: str, port: int, resolving: asyncio.Semaphore
     ) -> socket.socket:
-        """A connected socket. Raises Refused."""
+        """Return a connected, non-blocking socket. `resolving` bounds lookups. Raises Refused."""
         address = literal(host)
         if address is None:
             addresses = await self._resolved(host, port, resolving)
@@ -303,7 +306,7 @@ class Dialer:
         )
 
     async def _tried(self, address: Address, port: int) -> socket.socket | str:
-        """A connected socket, or why there is none."""
+        """Return a connected socket, or the reason for the failure as text."""
         try:
             return await asyncio.wait_for(self._connected(address, port), CONNECT_S)
         except (TimeoutError, asyncio.TimeoutError):
@@ -312,7 +315,10 @@ class Dialer:
             return reason.strerror or str(reason)
 
     async def _resolved(self, host: str, port: int, resolving: asyncio.Semaphore) -> list[Address]:
-        """All addresses of a name. One that takes long keeps its place among `resolving`."""
+        """Return all addresses of a name. Raises Refused.
+
+        A lookup that exceeds the timeout keeps its slot of `resolving` until it ends.
+        """
         await resolving.acquire()
         try:
             answer = self._loop.run_in_executor(
@@ -363,7 +369,7 @@ class Dialer:
 
 
 def _checked(host: str, addresses: list[Address]) -> list[Address]:
-    """Those that there is a way to. Raises Refused when any is not public: all have to be."""
+    """Return the addresses that have a route. Raises Refused if any address is not public."""
     ways = []
     for address in addresses:
         reason = why_not_public(address)
