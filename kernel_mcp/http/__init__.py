@@ -1,1 +1,1 @@
-"""MCP over HTTP: who may call, what they may send, and an end in order."""
+"""MCP over HTTP: authentication, limits on requests, file transfers, and graceful shutdown."""

@@ -1,4 +1,4 @@
-"""Who makes a request, whether its token is good for that, and else what a client does next."""
+"""Authentication of requests, check of scopes, and the challenge for clients that fail them."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from kernel_mcp.identity import (
 
 
 class Admission:
-    """Knows the principals of requests; without a `verifier` everyone is the same one.
+    """Authenticates requests; without a `verifier`, all have the same unrestricted principal.
 
-    `metadata` is the document of the protected resource, which is at `metadata_url` of a client's
-    view.
+    metadata      protected resource metadata (RFC 9728); None without an issuer
+    metadata_url  the address of that document, as clients reach it
     """
 
     def __init__(
@@ -35,7 +35,11 @@ class Admission:
         self._metadata_url = metadata_url
 
     async def who(self, authorization: str, needed: str) -> Principal:
-        """The principal of a request, who has the scope that it needs. Raises Refused."""
+        """Return the principal of an `Authorization` header.
+
+        Raises Refused: 401 without a valid token, 403 if it lacks the scope `needed`, and 503 if it
+        could not be verified.
+        """
         if self.verifier is None:
             return Principal(scopes=OPERATOR, doors=())
         scheme, _, token = authorization.partition(" ")
@@ -64,9 +68,10 @@ class Admission:
         return who
 
     def require_scopes(self, who: Principal, authorization: str, body: bytes) -> None:
-        """Have the client of an issuer's token log in again for what the call takes beyond RUN.
+        """Raise Refused (403) if `body` calls `install` without that scope.
 
-        Others cannot: the tool says to them what is lacking. Raises Refused.
+        The challenge makes a client with an issuer's token log in again for the scope. A token of
+        the tokens file cannot get it that way: such calls pass, and the tool reports the error.
         """
         if self.metadata is None or INSTALL in who.scopes or not installs(body):
             return
@@ -85,7 +90,7 @@ class Admission:
         if error:
             parts.append(f'error="{error}"')
         if self.metadata is not None and scope == RUN and error != "insufficient_scope":
-            # a client registers for the scopes that it is told first, and logs in for all of them
+            # clients register for the scopes of the first challenge, so it lists all of them
             scope = " ".join(SCOPES)
         parts.append(f'scope="{scope}"')
         if self.metadata is not None:

@@ -1,6 +1,6 @@
-"""Bodies of calls: read whole before anything looks at them, within bounds of size and time.
+"""Bodies of calls, read completely before they are parsed, within limits of size and time.
 
-And what is sent back, as far as the gate has to know of it.
+`Meter` also counts and watches the bytes of responses.
 """
 
 from __future__ import annotations
@@ -17,26 +17,29 @@ from kernel_mcp.config.values import KIB, MIB, format_bytes
 from kernel_mcp.http.refusals import Refused
 
 MOST_BODY = 4 * MIB
-"""Bytes of one MCP message: what is parsed at once keeps all others waiting, 20 ms a MiB."""
+"""Most bytes of one MCP message: parsing blocks all other requests, for 20 ms a MiB."""
 MOST_VALUES = 10_000
-"""Items of lists and objects in one MCP message: a million take seconds to read, not 80 ms."""
+"""Most items of lists and objects in one MCP message: a million take seconds, not 80 ms."""
 BODY_S = 60.0
 """Seconds for the whole body of a call."""
 MOST_SKIPPED = 16 * MIB
 SKIP_S = 5.0
-"""Bytes and seconds of a body that are still taken when its request has been refused."""
+"""Bytes and seconds for which the body of a refused request is still read."""
 WRITE_S = 60.0
-"""Seconds until a reader has taken the next piece of an answer."""
+"""Seconds for a client to accept the next piece of a response."""
 
 
 class Holder(Protocol):
-    """Who bytes are held for; `held` is how many."""
+    """Owner of bytes in memory; `held` is their number."""
 
     held: int
 
 
 class Held:
-    """The bytes of one request in memory, as part of what its principal may have there."""
+    """Bytes of one request in memory, counted against the limit of its principal.
+
+    The limit is `most`; 0 for none.
+    """
 
     def __init__(self, usage: Holder, most: int) -> None:
         self._usage = usage
@@ -44,7 +47,7 @@ class Held:
         self._bytes = 0
 
     def take(self, count: int) -> None:
-        """Hold so many more. Raises Refused."""
+        """Count `count` more bytes. Raises Refused (429) if the principal's limit is exceeded."""
         if self._most and self._usage.held + count > self._most:
             raise Refused(
                 429,
@@ -58,19 +61,22 @@ class Held:
         self._bytes += count
 
     def release(self) -> None:
-        """Hold none."""
+        """Count none any more, as the request is done."""
         self._usage.held -= self._bytes
         self._bytes = 0
 
 
 _ANSWER = b'data: {"jsonrpc":"2.0","id":'
-"""How an event begins that is an answer: nothing follows it but the end of the stream."""
+"""Beginning of an event that is a JSON-RPC response: only the end of the stream follows it."""
 MOST_FIELDS = 200
-"""Bytes of other fields before the data of an event."""
+"""Most bytes of other fields before the data of an event."""
 
 
 class Meter:
-    """Counts the bytes of a request and its answer; an answer that nobody reads is cut off."""
+    """Counts the bytes of a request and its response; cuts off a response that is not read.
+
+    `at_end` is called when the last byte of the response was handed to the transport.
+    """
 
     def __init__(self, receive: Receive, send: Send) -> None:
         self._receive = receive
@@ -78,28 +84,28 @@ class Meter:
         self.received = 0
         self.sent = 0
         self.begun = False
-        """Whether the answer has."""
+        """True if the response has begun."""
         self.whole = False
-        """Whether no more of the body comes."""
+        """True if the request body has arrived completely."""
         self.at_end: Callable[[], None] | None = None
         self._ended = False
 
     async def receive(self) -> Message:
-        """The next message of the client."""
+        """Return the next ASGI message of the client."""
         message = await self._receive()
         self.received += len(message.get("body", b""))
         self.whole = self.whole or not message.get("more_body", False)
         return message
 
     async def send(self, message: Message) -> None:
-        """Pass on a message of the answer. Raises OSError when its reader does not take it."""
+        """Send a message of the response. Raises OSError if the client does not read it in time."""
         if message["type"] == "http.response.body":
             if self._ended:
                 return
             body = message.get("body", b"")
             self.sent += len(body)
             if self.at_end is not None and _ANSWER in body[:MOST_FIELDS]:
-                # in one piece with its end: who has read it leaves nothing unread, which is a reset
+                # with its end, as a client that closes with unread data causes a reset
                 message = {**message, "more_body": False}
             self._ended = not message.get("more_body", False)
             with anyio.move_on_after(WRITE_S) as waiting:
@@ -115,7 +121,11 @@ class Meter:
 
 
 async def read_body(receive: Receive, declared: str, most: int, held: Held) -> bytes:
-    """The body of a call. Raises Refused."""
+    """Return the body of a call, of at most `most` bytes.
+
+    `declared` is its Content-Length, or empty. Raises Refused: 413 if it is too long, 408 if it is
+    cut off or slow, and 429 from `held`.
+    """
     if declared.isdecimal() and int(declared) > most:
         raise Refused(413, "body", _too_long(most))
     parts: list[bytes] = []
@@ -140,8 +150,11 @@ async def read_body(receive: Receive, declared: str, most: int, held: Held) -> b
 
 
 async def skip_body(headers: Iterable[tuple[bytes, bytes]], meter: Meter) -> None:
-    """Take what is left of a body: who still sends when a connection is closed hears no answer."""
-    if any(name == b"expect" for name, _ in headers):  # who asks first sends nothing
+    """Read and discard the rest of a body, within limits.
+
+    A client that still sends when the connection is closed would not receive the response.
+    """
+    if any(name == b"expect" for name, _ in headers):  # the client waits for 100 and sends nothing
         return
     most = meter.received + MOST_SKIPPED
     with anyio.move_on_after(SKIP_S):
@@ -150,15 +163,14 @@ async def skip_body(headers: Iterable[tuple[bytes, bytes]], meter: Meter) -> Non
 
 
 def values_of(body: bytes) -> int:
-    """How many values a message has at most, without reading it as JSON.
+    """Return an upper bound on the number of values in a JSON message, without parsing it.
 
-    Exact only where there are more than `MOST_VALUES`: texts, which may hold anything, do not
-    count.
+    Characters inside strings are left out only if the bound would exceed `MOST_VALUES` with them.
     """
     found = _separators(body)
     if found <= MOST_VALUES:
         return found
-    plain = body.replace(rb"\\", b"").replace(rb"\"", b"")  # only quotes that begin or end a text
+    plain = body.replace(rb"\\", b"").replace(rb"\"", b"")  # only quotes that begin or end a string
     if (quotes := plain.count(b'"')) > 4 * MOST_VALUES:
         return quotes // 2
     return sum(map(_separators, plain.split(b'"')[::2]))
@@ -169,7 +181,7 @@ def _separators(text: bytes) -> int:
 
 
 def installs(body: bytes) -> bool:
-    """Whether a message calls the tool `install`."""
+    """Return True if a JSON message calls the tool `install`; False if it is not valid JSON."""
     if b'"install"' not in body:
         return False
     try:
@@ -183,7 +195,7 @@ def installs(body: bytes) -> bool:
 
 
 def replayed(body: bytes, receive: Receive) -> Receive:
-    """Hands a body out that was read before, then what comes after it."""
+    """Return a `receive` that yields `body`, which was read before, then the messages after it."""
     given = False
 
     async def again() -> Message:

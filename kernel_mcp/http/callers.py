@@ -1,4 +1,4 @@
-"""Who makes a call that came by HTTP, and where its answer goes."""
+"""Callers of requests over HTTP: principal, MCP session, and delivery of the response."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from kernel_mcp.sessions.losses import UNREAD, Reply, RequestId
 from kernel_mcp.sessions.manager import Caller
 
 DEFAULT = "default"
-"""Where the default session of an authenticated principal is looked up."""
+"""Key of the default session of an authenticated principal."""
 SESSION_HEADER = "mcp-session-id"
 
 
 def mcp_session(request: Request) -> str:
-    """The id of the MCP session that a request is part of; empty in the 2026 era."""
+    """Return the id of the MCP session of a request; empty in the 2026 era, which has none."""
     found = request.headers.get(SESSION_HEADER, "")
     return found or str(request.query_params.get("session_id", ""))
 
@@ -25,10 +25,10 @@ def mcp_session(request: Request) -> str:
 def caller_of(
     request: Request, answers: RequestId | None = None, *, authenticated: bool = True
 ) -> Caller:
-    """The caller of a request; `answers` is the id of the call that its answer is expected for.
+    """Return the caller of a request; `answers` is the id of its JSON-RPC call, if it is one.
 
     An authenticated principal has one default session. Others have one for each MCP session, and
-    none in the 2026 era, in which nothing ties one request to the next.
+    none in the 2026 era, in which requests are not related to each other.
     """
     state = state_of(request.scope)
     who: Principal = state["principal"]
@@ -47,22 +47,22 @@ def caller_of(
 
 
 def _kind(request: Request) -> str:
-    """What tells clients without a session apart: where they are, and what they call themselves."""
+    """Return a key for a client without an MCP session: its address and User-Agent."""
     host = request.client.host if request.client is not None else ""
     return f"{host} {request.headers.get('user-agent', '')[:80]}"
 
 
 class HttpCallers:
-    """The callers of an HTTP server, for its tools and resources."""
+    """Finds the callers of requests, for the tools and resources of an HTTP server."""
 
     def __init__(self, *, authenticated: bool) -> None:
         self._authenticated = authenticated
 
     def of(self, context: Any) -> Caller:
-        """Who makes the call with this context of the SDK."""
+        """Return the caller of a tool or resource call with this context of the SDK."""
         request = context.request_context.request
         return caller_of(request, context.request_id, authenticated=self._authenticated)
 
     def of_request(self, request: Request) -> Caller:
-        """Who makes a request that is no call."""
+        """Return the caller of a request that is not an MCP call."""
         return caller_of(request, authenticated=self._authenticated)

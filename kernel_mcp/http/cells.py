@@ -1,4 +1,4 @@
-"""What cells have put out, and notebooks of them, by HTTP."""
+"""Outputs of cells, and notebooks of all cells, over HTTP."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ _MIME = re.compile(r"[\w.+-]+/[\w.+-]+")
 
 
 class Cells:
-    """What cells have put out, and notebooks of them."""
+    """Endpoints for outputs of cells and for notebooks of all cells."""
 
     def __init__(self, given: Given, *, notebooks: bool) -> None:
         self._documents = Documents(given.manager, files=notebooks)
         self._given = given
 
     async def cell(self, request: Request) -> Response:
-        """The whole text of a cell, its outcome, or one of its outputs."""
+        """Return the whole text of a cell, its outcome as JSON, or one of its outputs."""
         handle, rest = request.path_params["handle"], request.path_params["rest"]
         with ExitStack() as stack:
             caller, work = self._given.begin(request, stack)
@@ -56,7 +56,7 @@ class Cells:
             )
 
     async def notebook(self, request: Request) -> Response:
-        """All cells as a notebook, of any length."""
+        """Return all cells as a notebook, streamed, so of any length."""
         with ExitStack() as stack:
             caller, work = self._given.begin(request, stack)
             handle, cells = await self._given.manager.cells_of(
@@ -82,6 +82,6 @@ class Cells:
 
 
 def _name_of(rest: str, mime: str) -> str:
-    """What a document of a cell is called where it is saved."""
+    """Return the file name under which a client saves a document of a cell."""
     name = "cell-" + rest.replace("/outputs/", "-output-")
     return name if name.endswith(".json") else name + (mimetypes.guess_extension(mime) or "")

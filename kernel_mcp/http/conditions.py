@@ -1,4 +1,4 @@
-"""What the headers of a request about a file ask for (RFC 9110): which state of it, which part."""
+"""Conditional and range headers of requests for files, and related ones (RFC 9110)."""
 
 from __future__ import annotations
 
@@ -12,17 +12,20 @@ from kernel_mcp.http.transfers import Failed
 
 _TAG = re.compile(r'(W/)?"([^"]*)"')
 _POSITION_DIGITS = 18
-"""Digits of a position in a range; no file has that many bytes."""
+"""Most digits of a position in a range; no file needs more."""
 _UNSAFE = re.compile(r'[^\x20-\x7e]|["\\%/]')
 
 
 def quoted(tag: str) -> str:
-    """A `tag_of` a file as an ETag."""
+    """Return a tag, as of `tag_of`, in the form of an ETag header."""
     return f'"{tag}"'
 
 
 def permitted(request: Request, tag: str) -> bool:
-    """Whether a file with this tag, or none, may be changed: `If-Match`, `If-None-Match`."""
+    """Return True if `If-Match` and `If-None-Match` permit a change of the file.
+
+    `tag` is empty if there is no file.
+    """
     match, none = _listed(request, "if-match"), _listed(request, "if-none-match")
     if match is not None and not _among(tag, match, weak=False):
         return False
@@ -30,7 +33,10 @@ def permitted(request: Request, tag: str) -> bool:
 
 
 def unchanged(request: Request, tag: str, modified: float) -> bool:
-    """Whether the client has this state of a file already. Raises Failed when it wants another."""
+    """Return True if the client already has this version of the file (304).
+
+    `modified` is in seconds since the epoch. Raises Failed (412) if `If-Match` does not match.
+    """
     match, none = _listed(request, "if-match"), _listed(request, "if-none-match")
     if match is not None and not _among(tag, match, weak=False):
         raise Failed(412, "The file is not as the request expects it.", {"etag": quoted(tag)})
@@ -49,7 +55,10 @@ def _listed(request: Request, name: str) -> str | None:
 
 
 def _among(tag: str, listed: str, *, weak: bool) -> bool:
-    """Whether a list of ETags holds this one; `*` stands for any file."""
+    """Return True if a list of ETags contains `tag`; `*` matches any file that exists.
+
+    Without `weak`, weak ETags never match.
+    """
     if listed.strip() == "*":
         return bool(tag)
     return any(
@@ -60,9 +69,10 @@ def _among(tag: str, listed: str, *, weak: bool) -> bool:
 
 
 def part_of(request: Request, tag: str, size: int) -> tuple[int, int] | None:
-    """First byte and number of bytes that `Range` asks for; None for all. Raises Failed.
+    """Return first byte and number of bytes that `Range` asks for, or None for the whole file.
 
-    Several ranges, and one of another state of the file, are answered with the whole.
+    Several ranges, and a range of another version (`If-Range`), are answered with the whole file.
+    Raises Failed (416) if the range is beyond the file.
     """
     found = _positions(request.headers.get("range", ""))
     condition = request.headers.get("if-range", "").strip()
@@ -88,7 +98,7 @@ def part_of(request: Request, tag: str, size: int) -> tuple[int, int] | None:
 
 
 def _positions(header: str) -> tuple[str, str] | None:
-    """Return the digits of both positions of one range of bytes, None for another header.
+    """Return both positions of a single byte range as digits, or None for another header.
 
     One of them may be empty.
     """
@@ -103,12 +113,12 @@ def _positions(header: str) -> tuple[str, str] | None:
 
 
 def date(seconds: float) -> str:
-    """A time as headers have it."""
+    """Return a time in seconds since the epoch as an HTTP date."""
     return formatdate(max(0.0, seconds), usegmt=True)
 
 
 def attachment(name: str) -> str:
-    """A `Content-Disposition` with any name (RFC 6266, RFC 8187)."""
+    """Return a `Content-Disposition` header for any file name (RFC 6266, RFC 8187)."""
     plain = _UNSAFE.sub("_", name) or "file"
     if plain == name:
         return f'attachment; filename="{plain}"'

@@ -1,7 +1,7 @@
-"""Connections of clients: how many there may be, how long one may be silent, which answers arrived.
+"""Connections of clients: their number, their timeouts, and detection of lost responses.
 
-uvicorn speaks HTTP; here stands what it leaves open: a bound on connections, and the end of those
-on which no whole request comes or no answer goes.
+uvicorn speaks HTTP. This module adds what it lacks: a limit on connections, and the end of those
+that send no complete request or do not read their response.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 SILENT_S = 75.0
-"""A connection without a whole request for this long is closed: longer than proxies keep theirs."""
+"""Keep-alive timeout: longer than that of proxies."""
 HEAD_S = 20.0
-"""The same for one on which a request has begun, or that is new."""
+"""Timeout for the head of a request that has begun, and for the first one of a connection."""
 STALLED_S = 60.0
-"""One whose client takes not a byte of an answer for this long is closed, as nginx does."""
+"""A connection whose client accepts no byte of a response for this long is closed, as by nginx."""
 CHECK_S = 5.0
 JOINED_BYTES = 64 * 1024
-"""Bytes above which nothing more waits to be sent together but the end of a body."""
+"""Most bytes that are joined; the end of a body may exceed it."""
 END_BYTES = 64
 
 
 class Joined:
-    """A transport that sends what is written in one turn of the loop as one piece.
+    """A transport that sends everything written in one iteration of the loop as one piece.
 
-    A client that hangs up when it has read the last event of an answer leaves nothing unread then:
-    the end of the body has come with it. What it leaves unread would be a reset, by which an
-    answer counts as lost. Call `dropped` when something cannot be sent, as the connection ends.
+    A client may close as soon as it has read the last event of a response. If the end of the body
+    arrived separately, it would be unread data and cause a reset, by which the response would count
+    as lost. `dropped` is called when something cannot be sent because the connection has ended.
     """
 
     def __init__(self, transport: asyncio.Transport, dropped: Callable[[], None]) -> None:
@@ -53,7 +53,7 @@ class Joined:
         return getattr(self._transport, name)
 
     def write(self, data: bytes) -> None:
-        """Send it before the loop waits again."""
+        """Queue data, to be sent before the loop waits again."""
         if self.is_closing():
             self._dropped()
             return
@@ -65,11 +65,11 @@ class Joined:
         self._bytes += len(data)
 
     def is_closing(self) -> bool:
-        """Nothing more can be sent."""
+        """Return True if nothing more can be sent."""
         return self._closed or self._transport.is_closing()
 
     def close(self) -> None:
-        """Send what waits, then the end: a client closes when it has read that, or resets."""
+        """Send what is queued, then close the sending side; the client closes the connection."""
         self._flush()
         if self.is_closing():
             return
@@ -86,7 +86,7 @@ class Joined:
         self._transport.resume_reading()
 
     def finish(self) -> None:
-        """Send what waits, then close without waiting for the client."""
+        """Send what is queued, then close without waiting for the client."""
         self._flush()
         self._transport.close()
 
@@ -99,74 +99,74 @@ class Joined:
 
 
 class Connection:
-    """One connection; `unread` takes back the answer that was sent last on it."""
+    """State of one connection; `unread` marks the response last sent on it as not delivered."""
 
     def __init__(self, transport: asyncio.Transport) -> None:
         self._transport = transport
         self.unread: Callable[[], None] | None = None
         self.alive = True
-        """Nothing that was sent on it has been dropped, and more can be sent.
+        """True until the connection has ended or something could not be sent.
 
-        A close by this side that follows the last byte of an answer leaves it so: the client reads
-        the answer and then the end.
+        It stays True when this side closes after the last byte of a response, as the client still
+        reads that.
         """
 
     def ended(self) -> None:
-        """Nothing more is sent on it."""
+        """Note that the connection was closed in order."""
         self.alive = False
 
     def broke(self) -> None:
-        """Take back what was sent last: a reset, or an end that came before it."""
+        """Note a reset, or an end before all was sent: the last response was not delivered."""
         self.alive = False
         unread, self.unread = self.unread, None
         if unread is not None:
             unread()
 
     def close(self) -> None:
-        """Cut the connection."""
+        """Abort the connection."""
         self._transport.abort()
 
 
 class Wire(Protocol):
-    """What carries requests; `patience_s` is how long it may be silent."""
+    """A connection that carries requests; `patience_s` is how long it may be silent."""
 
     patience_s: float
 
     def unsent(self) -> int:
-        """Bytes of answers that the client's side has not taken yet."""
+        """Return the bytes of responses that the client's system has not acknowledged yet."""
 
     def end(self) -> None:
-        """End it once what was sent on it is on its way."""
+        """Close after queued data was sent, without waiting for the client."""
 
     def cut(self) -> None:
-        """End it at once."""
+        """Abort at once."""
 
 
 class Connections:
-    """All connections of a server, at most `most`: one more, and the longest silent one goes."""
+    """All connections of a server. Beyond `most`, the one silent for longest is cut."""
 
     def __init__(self, most: int, now: Callable[[], float]) -> None:
         self._most = most
         self._now = now
         self._silent: OrderedDict[Wire, float] = OrderedDict()
-        """Those on which no request is being answered, the longest silent first."""
+        """Connections without a request, and since when; the longest silent one first."""
         self._open: set[Wire] = set()
         self._stalled: dict[Wire, tuple[int, float]] = {}
-        """Those that take nothing of an answer: bytes that wait, and since when it is so many."""
+        """Connections with unsent bytes: their number, and since when it has not changed."""
         self._none = asyncio.Event()
         self._none.set()
 
     @property
     def count(self) -> int:
-        """Open ones."""
+        """Number of open connections."""
         return len(self._open)
 
     async def gone(self) -> None:
-        """Wait until there is none."""
+        """Wait until no connection is open."""
         await self._none.wait()
 
     def opened(self, wire: Wire) -> None:
-        """A client has connected."""
+        """Add a connection; cut the one silent for longest if there are too many."""
         self._open.add(wire)
         self._none.clear()
         self._silent[wire] = self._now()
@@ -175,7 +175,7 @@ class Connections:
             longest.cut()
 
     def closed(self, wire: Wire) -> None:
-        """A connection has ended."""
+        """Remove a connection that has ended."""
         self._open.discard(wire)
         if not self._open:
             self._none.set()
@@ -183,26 +183,26 @@ class Connections:
         self._stalled.pop(wire, None)
 
     def end(self) -> None:
-        """Close all once what was sent on them is on its way."""
+        """Close all connections after queued data was sent."""
         for each in list(self._open):
             each.end()
 
     def cut(self) -> None:
-        """Close all at once."""
+        """Abort all connections."""
         for each in list(self._open):
             each.cut()
 
     def busy(self, wire: Wire) -> None:
-        """A whole head has come in."""
+        """Note that a complete head has arrived."""
         self._silent.pop(wire, None)
 
     def silent(self, wire: Wire) -> None:
-        """A request has been answered."""
+        """Note that a request has been answered."""
         self._silent[wire] = self._now()
         self._stalled.pop(wire, None)
 
     def sweep(self) -> None:
-        """Cut those that have been silent for too long, or take nothing of their answer."""
+        """Cut connections that have been silent for too long, or do not read their response."""
         now = self._now()
         late = [each for each, since in self._silent.items() if now - since > each.patience_s]
         for wire in self._open.difference(self._silent):
@@ -218,12 +218,12 @@ class Connections:
 
 
 class HttpProtocol(H11Protocol):
-    """HTTP/1.1 on one connection, which `connections` of the application's state know of."""
+    """HTTP/1.1 on one connection, registered in `connections` of the application's state."""
 
     patience_s: float = HEAD_S
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """A client has connected."""
+        """Register a new connection."""
         self._here = Connection(transport)
         self._joined = Joined(transport, self._here.broke)
         super().connection_made(self._joined)  # type: ignore[arg-type]
@@ -234,7 +234,7 @@ class HttpProtocol(H11Protocol):
         self._all.opened(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The connection has ended; by a reset when the client had not read all."""
+        """Remove the connection. `exc` is set after a reset: the client had not read everything."""
         super().connection_lost(exc)
         self._all.closed(self)
         if exc is None:
@@ -243,7 +243,7 @@ class HttpProtocol(H11Protocol):
             self._here.broke()
 
     def data_received(self, data: bytes) -> None:
-        """Bytes have come in; behind the last answer nobody reads them."""
+        """Parse received bytes; they are discarded once this side has closed."""
         if self._joined.is_closing():
             return
         before = self.cycle
@@ -260,16 +260,16 @@ class HttpProtocol(H11Protocol):
     def _refuse_blanks(self) -> None:
         if self.cycle is None or self.cycle.response_complete:
             self.send_400_response("A header is a long run of blanks.")
-        else:  # an answer is on its way
+        else:  # a response is in progress
             self.cut()
 
     def on_response_complete(self) -> None:
-        """The answer to a request has been sent."""
+        """Note that a response has been sent; the next request may have arrived already."""
         before = self.cycle
         self._all.silent(self)
         self.patience_s = SILENT_S
         super().on_response_complete()
-        if self.cycle is not before:  # the next one had come in already
+        if self.cycle is not before:  # the next request had already arrived
             self._all.busy(self)
 
     def unsent(self) -> int:
@@ -290,6 +290,6 @@ class HttpProtocol(H11Protocol):
 
 
 def state_of(scope: Any) -> dict[str, Any]:
-    """What is known of a request: its connection, its principal, the delivery of its answer."""
+    """Return the state of a request: `connection`, `principal`, `delivery`, and others."""
     found: dict[str, Any] = scope["state"]
     return found

@@ -1,8 +1,8 @@
-"""Which answers have reached a living caller.
+"""Tracking of which responses were delivered.
 
-What an answer tells counts as told when its last byte was sent on a connection that was there, and
-is taken back when that ends by a reset: the client had not read it. In the handshake era a client
-may also say later that it had cancelled.
+A response counts as delivered when its last byte was sent on an open connection. This is revoked if
+the connection is reset afterwards, as the client had not read it. In the handshake era a client may
+also report later that it had cancelled the request.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from kernel_mcp.sessions.losses import Awaited, Outbox, Receipt, RequestId
 
 
 class Delivery:
-    """The delivery of the answer to one POST; `outbox` is that of its MCP session, if any."""
+    """Delivery of the response to one POST; `outbox` is that of its MCP session, if any."""
 
     def __init__(self, connection: Connection | None, outbox: Outbox | None = None) -> None:
         self._connection = connection
@@ -22,7 +22,7 @@ class Delivery:
         self._sent = False
 
     def expect(self, request: RequestId | None) -> Receipt:
-        """The receipt of the answer to the call in it."""
+        """Return the receipt of the response to this call, which is settled later."""
         if self._outbox is not None:
             self._request = request
             return self._outbox.expect(request)
@@ -31,7 +31,10 @@ class Delivery:
         return self._receipt
 
     def sent(self) -> None:
-        """Its last byte was handed to the system."""
+        """Mark the response as delivered, as its last byte was handed to the system.
+
+        On a connection that has ended, nothing is marked.
+        """
         if self._connection is None or not self._connection.alive:
             return
         self._sent = True
@@ -42,7 +45,7 @@ class Delivery:
             self._receipt.confirm()
 
     def over(self) -> None:
-        """Nothing is sent any more: without its last byte the answer has reached nobody."""
+        """Mark the response as lost if its last byte was not sent. The request is finished."""
         if self._sent:
             return
         if self._outbox is not None:
@@ -51,7 +54,7 @@ class Delivery:
             self._receipt.lose()
 
     def revoke(self) -> None:
-        """The connection was reset after that."""
+        """Revoke the delivery, as the connection was reset."""
         if self._outbox is not None:
             self._outbox.given_up(self._request)
         elif self._receipt is not None:
@@ -59,11 +62,11 @@ class Delivery:
 
 
 class Later:
-    """The delivery of answers that come on another connection, as those of HTTP+SSE do."""
+    """Delivery of responses on another connection, as with HTTP+SSE."""
 
     def __init__(self, outbox: Outbox) -> None:
         self._outbox = outbox
 
     def expect(self, request: RequestId | None) -> Receipt:
-        """The receipt of the answer to a call."""
+        """Return the receipt of the response to a call, which is settled later."""
         return self._outbox.expect(request)

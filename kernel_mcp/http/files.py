@@ -1,4 +1,4 @@
-"""Files of sessions, outputs of cells and notebooks by HTTP, of any size."""
+"""Files of sessions, outputs of cells, and notebooks over HTTP, of any size."""
 
 from __future__ import annotations
 
@@ -63,17 +63,18 @@ _STATUS = {
     errno.ENFILE: 503,
     errno.ENOMEM: 503,
 }
-"""The answers to what the system says of a file; 400 to all else."""
+"""HTTP status for errors of the file system; 400 for all others."""
 
 _FILE = re.compile(rb"/sessions/[^/]+/files/?(.*)", re.DOTALL)
 _KEPT = {"cache-control": "private, no-cache"}
-"""For answers with a state: asked for again each time."""
+"""Headers of responses with an ETag: clients validate their copy each time."""
 
 
 def links_of(settings: Settings, url: str) -> Callable[[str], str] | None:
-    """The address of a session by its handle, for clients of the server at `url`.
+    """Return a function from a session's handle to its address below `url`.
 
-    None where no address is known that they reach: of one that is bound to all, or to another.
+    Returns None if no address is known that clients reach: the server has no public URL and is not
+    bound to loopback.
     """
     host = settings.http[0] if settings.http is not None else ""
     if not settings.public_url and host not in ("127.0.0.1", "localhost", "::1"):
@@ -90,10 +91,10 @@ def routes(
     files: bool = True,
     idle_s: float = IDLE_S,
 ) -> list[Route]:
-    """The routes below `/sessions`, for callers that `caller_of` knows.
+    """Return the routes below `/sessions`.
 
-    Texts lack what `masks` hide. Without `files` there are cells only. A transfer of which nothing
-    moves for `idle_s` seconds ends.
+    `masks` are applied to texts. Without `files` there are only the outputs of cells. A transfer
+    without progress for `idle_s` seconds is ended.
     """
     given = Given(manager, caller_of, masks or Masks(), transfers or Transfers(), idle_s)
     cells = Cells(given, notebooks=files)
@@ -117,14 +118,14 @@ def routes(
             Route("/sessions/{handle}/files", endpoint, methods=names),
             Route("/sessions/{handle}/files/{path:path}", endpoint, methods=names),
         ]
-    for each in found:  # names may have line breaks in them
+    for each in found:  # file names may contain line breaks
         # parts: starlette's, `[^/]+` for a handle and `.*` for a path
         each.path_regex = re.compile(each.path_regex.pattern, re.DOTALL)
     return found
 
 
 def _answered(endpoint: Endpoint, idle_s: float) -> Endpoint:
-    """An endpoint whose failures are answers."""
+    """Return an endpoint that answers the errors of `endpoint` with a JSON object."""
 
     async def answer(request: Request) -> Response:
         try:
@@ -155,7 +156,7 @@ def _status_of(error: KernelMcpError) -> int:
 
 
 class _Files:
-    """The files of workspaces."""
+    """Endpoints for the files of workspaces."""
 
     def __init__(self, given: Given) -> None:
         self._given = given
@@ -169,7 +170,7 @@ class _Files:
         return work, session, os.fsdecode(unquote_to_bytes(raw[1]))
 
     async def read(self, request: Request) -> Response:
-        """A file, or what a folder holds."""
+        """Return a file, or the entries of a folder as JSON."""
         with ExitStack() as stack:
             work, session, path = await self._found(request, stack)
             try:
@@ -208,7 +209,7 @@ class _Files:
             )
 
     async def write(self, request: Request) -> Response:
-        """Put a file there as a whole."""
+        """Write a whole file atomically; nothing is changed if the body breaks off."""
         if "content-range" in request.headers:
             raise Failed(400, "A file is put there as a whole: send it without Content-Range.")
         with ExitStack() as stack:
@@ -262,7 +263,7 @@ def _bytes_of(opened: OpenFile, offset: int, count: int) -> Callable[[], bytes]:
 
 
 def _texts(opened: OpenFile) -> Iterator[str]:
-    """A file as text; bytes that are no UTF-8 stay as they are."""
+    """Yield a file as text; bytes that are not UTF-8 become surrogates."""
     decoder = getincrementaldecoder("utf-8")(ERRORS)
     more = _bytes_of(opened, 0, opened.info.st_size)
     while data := more():

@@ -1,7 +1,7 @@
-"""What every request passes first: which host was meant, who calls, how much, and whether still.
+"""ASGI middleware that every request passes first: host, origin, authentication, rate, and body.
 
-One ASGI application around all others. It reads the body of a call itself, so that nothing behind
-it sees a request that is too long, too slow, one too many, or nobody's.
+It reads the body of a call itself. So the applications behind it see no request that is too long,
+too slow, over the rate, or not authenticated.
 """
 
 from __future__ import annotations
@@ -47,13 +47,13 @@ from kernel_mcp.records import dataclass
 from kernel_mcp.sessions.losses import Outbox
 
 PRINCIPAL_BODY = 32 * MIB
-"""Bytes of calls of one principal that are being read or answered, without a quota of its own."""
+"""Default limit on the bytes of one principal's calls that are being read or answered."""
 REFUSED_S = 0.5
-"""Seconds until a call beyond a principal's rate is refused: who calls again at once, waits."""
+"""Delay before a call over the rate is refused, which slows clients that retry at once."""
 MOST_PRINCIPALS = 10_000
-"""Principals whose rates are known."""
+"""Most principals whose rates are kept."""
 LATELY_S = 60.0
-"""In which who has called counts as calling; any rate is whole again by then."""
+"""Seconds after its last call for which a principal is active; its rate has recovered by then."""
 OPEN_PATHS = frozenset({"/healthz", "/readyz"})
 MCP = "/mcp"
 METRICS_PATH = "/metrics"
@@ -61,19 +61,21 @@ _METADATA = "/.well-known/oauth-protected-resource"
 
 
 class Watch(Protocol):
-    """Hears what the gate does."""
+    """Observer of what the gate does."""
 
     def refused(self, reason: str, peer: str, principal: str) -> None:
-        """A request was refused: `unauthenticated`, `forbidden`, `rate`, `body`, `host`, `origin`,
-        `draining`; `principal` is empty where it is not known.
+        """Note a refused request; `principal` is empty if it is not known.
+
+        `reason` is one of `unauthenticated`, `verifier`, `forbidden`, `rate`, `body`, `host`,
+        `origin` and `draining`.
         """
 
     def moved(self, received: int, sent: int) -> None:
-        """So many bytes of bodies came in and went out with one request."""
+        """Note the bytes of one request's body and of its response's body."""
 
 
 class Unheard:
-    """A `Watch` that hears nothing."""
+    """A `Watch` that does nothing."""
 
     def refused(self, reason: str, peer: str, principal: str) -> None:
         """See `Watch`."""
@@ -84,9 +86,13 @@ class Unheard:
 
 @dataclass(slots=True)
 class Usage:
-    """What one principal uses now: calls that it may still make, and bytes that are read for it.
+    """Current usage of one principal.
 
-    `calls` were taken from its rate in all.
+    tokens  calls that its token bucket still permits
+    since   when `tokens` was computed
+    calls   calls taken from the bucket in all
+    held    bytes of its calls in memory
+    taken   its use of the fair share, for `Turns`
     """
 
     tokens: float
@@ -98,17 +104,17 @@ class Usage:
 
 
 class Rates(Protocol):
-    """The rates of principals, as servers share them that count as one."""
+    """Rate-limit counters of principals, shared between the servers of one deployment."""
 
     def calls_made(self) -> dict[str, int]:
-        """Calls that were taken from the rates of principals, of those that have called lately."""
+        """Return the calls of each recently active principal since this process began."""
 
     def made_elsewhere(self, principal: str, calls: int) -> None:
-        """Take calls from a principal's rate that another server has answered."""
+        """Deduct calls that another server has answered from a principal's rate."""
 
 
 class Gate:
-    """The application around all others of an HTTP server."""
+    """ASGI middleware around the application of an HTTP server."""
 
     def __init__(
         self,
@@ -124,10 +130,10 @@ class Gate:
         watch: Watch | None = None,
         sleep: Callable[[float], Awaitable[None]] = anyio.sleep,
     ) -> None:
-        """Without a `verifier` everyone is the same principal.
+        """Wrap `app`. Without a `verifier`, all requests have the same principal.
 
-        `outbox_of` has the outbox of an MCP session; `metadata` is the document of the protected
-        resource, which is served at `metadata_url` of a client's view.
+        `outbox_of` returns the outbox of an MCP session, or None. `metadata` is the protected
+        resource metadata, which clients reach at `metadata_url`.
         """
         self._app = app
         self._addresses = addresses
@@ -143,31 +149,34 @@ class Gate:
         self._calls = 0
         self._transfers: set[anyio.CancelScope] = set()
         self._lasting: dict[object, tuple[Connection, str, str]] = {}
-        """Answers that may last: over which connection, by which `Authorization`, for which scope.
+        """Long-lived responses: their connection, `Authorization` header and needed scope.
 
-        A connection has two of them when a client asks again before the last answer is put away.
+        A connection may have two, when the next request arrives before the last is cleaned up.
         """
         self._idle = anyio.Event()
         self._idle.set()
 
     @property
     def calls(self) -> int:
-        """Calls and uploads that are being answered."""
+        """Number of calls and transfers in progress."""
         return self._calls
 
     async def drained(self) -> None:
-        """Wait until none is."""
+        """Wait until no call or transfer is in progress."""
         await self._idle.wait()
 
     def give_up(self) -> int:
-        """Have uploads and removals that go on be answered now; how many there were."""
+        """Cancel uploads and removals in progress, which are then answered with 503.
+
+        Returns their number.
+        """
         given_up = len(self._transfers)
         for each in self._transfers:
             each.cancel()
         return given_up
 
     async def recheck(self) -> None:
-        """Cut streams and downloads whose token has expired or was revoked since they began."""
+        """Cut streams and downloads whose token has expired or been revoked since they began."""
         for connection, authorization, needed in list(self._lasting.values()):
             with Barrier("checking the token of a stream"):
                 try:
@@ -177,7 +186,7 @@ class Gate:
                         connection.close()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request."""
+        """Check one request, and pass it on or refuse it."""
         if scope["type"] != "http":
             return
         peer = scope["client"][0] if scope.get("client") else ""
@@ -244,7 +253,7 @@ class Gate:
             self.watch.moved(meter.received, meter.sent)
 
     async def _transfer(self, scope: Scope, meter: Meter) -> None:
-        """Pass on a request that ends when the server does."""
+        """Pass on an upload or removal, which `give_up` can cancel."""
         self._begin()
         try:
             with anyio.CancelScope() as transfer:
@@ -266,7 +275,7 @@ class Gate:
         quotas: Quotas,
         headers: Mapping[bytes, str],
     ) -> None:
-        """Pass on a POST whose body has been read."""
+        """Read the body of a POST, then pass it on. Raises Refused."""
         most = PRINCIPAL_BODY if quotas.body is None else quotas.body
         room = MOST_BODY if not most else min(MOST_BODY, most)
         state = state_of(scope)
@@ -284,9 +293,9 @@ class Gate:
             outbox = self._outbox_of(mcp_session)
             delivery = Delivery(state.get("connection"), outbox)
             state["delivery"] = delivery
-            # of a handshake client nobody compares that header with the body
+            # for handshake clients the header is not compared with the body
             long = not mcp_session and headers.get(b"mcp-method", "") == "subscriptions/listen"
-            if long:  # goes on until its client ends it: nothing to wait for
+            if long:  # lasts until its client ends it: a drain does not wait
                 self._end()
             try:
                 meter.at_end = delivery.sent
@@ -305,7 +314,7 @@ class Gate:
     def _lasts(
         self, state: Mapping[str, Any], headers: Mapping[bytes, str], needed: str
     ) -> Iterator[None]:
-        """An answer that may last: `recheck` looks after it inside this block."""
+        """Register a long-lived response inside this block: `recheck` verifies its token."""
         connection: Connection | None = state.get("connection")
         if connection is None or self._admission.verifier is None:
             yield
@@ -338,7 +347,7 @@ class Gate:
         return usage
 
     def _admit(self, usage: Usage, quotas: Quotas) -> None:
-        """Take one call from a principal's rate. Raises Refused."""
+        """Take one call from a principal's rate. Raises Refused (429) if there is none left."""
         if not quotas.rate:
             return
         now, most = self._clock(), max(1.0, quotas.rate)
@@ -381,7 +390,7 @@ _NAMES = frozenset(
 
 
 def _needed(headers: Iterable[tuple[bytes, bytes]]) -> dict[bytes, str]:
-    """The headers that the gate looks at. Raises Refused where one that decides comes twice."""
+    """Return the headers that the gate uses. Raises Refused (400) if one of them occurs twice."""
     found: dict[bytes, str] = {}
     for name, value in headers:
         if name in _NAMES:

@@ -1,4 +1,4 @@
-"""What operators ask an HTTP server: whether it lives, whether it can work, what it does."""
+"""Operational endpoints: liveness, readiness and metrics; and request ids in the log."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _FRESH = {"cache-control": "no-store"}
 
 
 def meters_of_http() -> Meters:
-    """Those that `/metrics` shows; ones that count nothing without prometheus-client."""
+    """Return the meters that `/metrics` shows. Without prometheus-client they count nothing."""
     try:
         from kernel_mcp.telemetry.metrics import Metrics
     except ModuleNotFoundError:
@@ -39,7 +39,7 @@ def routes(
     meters: Meters,
     levels: Callable[[], Awaitable[Levels]],
 ) -> list[Route]:
-    """`/healthz`, `/readyz` and `/metrics`; the gate asks for a token for the last."""
+    """Return the routes `/healthz`, `/readyz` and `/metrics`; the gate protects the last."""
 
     async def healthz(_: Request) -> Response:
         return PlainTextResponse("ok\n", headers=_FRESH)
@@ -67,16 +67,16 @@ _ID = re.compile(rb"[A-Za-z0-9._-]{1,64}")
 
 
 class Named:
-    """An application behind the gate: lines of the log name the request they are for.
+    """ASGI middleware that gives each request an id, which lines of the log name.
 
-    Its id is the one that a proxy has given it, or a new one.
+    The id is that of the `X-Request-Id` header, if it is valid, or a new one.
     """
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request."""
+        """Pass on one request, with its id in the state and the log context."""
         given = next((value for name, value in scope["headers"] if name == _REQUEST), b"")
         request = given.decode() if _ID.fullmatch(given) else secrets.token_hex(4)
         state = state_of(scope)

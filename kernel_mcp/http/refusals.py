@@ -1,4 +1,4 @@
-"""Answers of the server itself, in place of those of what is behind the gate."""
+"""Error responses that the gate sends in place of the application."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ from starlette.types import Send
 
 
 class Refused(Exception):  # an answer
-    """An answer in place of that of the application."""
+    """A request is refused with an HTTP status; the message is for the client.
+
+    reason  a short label for meters and the audit trail; see `gate.Watch.refused`
+    """
 
     def __init__(
         self,
@@ -20,7 +23,7 @@ class Refused(Exception):  # an answer
         headers: Mapping[str, str] | None = None,
         who: str = "",
     ) -> None:
-        """`who` is the principal, where it is known of no other request."""
+        """`who` names the principal if the request's state does not have it yet."""
         super().__init__(text)
         self.status = status
         self.reason = reason
@@ -29,14 +32,14 @@ class Refused(Exception):  # an answer
 
 
 async def respond(send: Send, status: int, text: str, headers: Mapping[str, str]) -> None:
-    """An answer with a JSON object that says what happened."""
+    """Send a response with the JSON object `{"error": text}`."""
     await respond_json(send, status, {"error": text}, headers)
 
 
 async def respond_json(
     send: Send, status: int, value: Mapping[str, Any], headers: Mapping[str, str] | None = None
 ) -> None:
-    """An answer that is a JSON object."""
+    """Send a response with a JSON object; it is not to be cached."""
     body = json.dumps(value).encode()
     fields = {
         "content-type": "application/json",

@@ -1,4 +1,4 @@
-"""An HTTP server from its socket to its end in order."""
+"""HTTP server: its socket, its main loop, and graceful shutdown."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ from kernel_mcp.http.gate import MCP, Gate
 logger = logging.getLogger(__name__)
 
 LAST_ANSWERS_S = 3.0
-"""Seconds for the answers of calls that were given up, before the drain is over."""
+"""Part of the drain, in seconds, for the responses of calls that are given up."""
 LAST_BYTES_S = 2.0
-"""Seconds for the last bytes of answers, to clients that read them."""
+"""Seconds for the last bytes of responses to reach clients that read them."""
 MOST_CONNECTIONS = 4096
 BACKLOG = 1024
 
 
 class _Server(uvicorn.Server):
-    """uvicorn without its signals, which `serving` takes itself."""
+    """uvicorn without its signal handlers."""
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -43,7 +43,10 @@ class _Server(uvicorn.Server):
 
 
 def application(routes: Sequence[BaseRoute], mcp: Any, old: Any = None) -> Starlette:
-    """What is behind the gate: MCP at `/mcp`, `old` at `/sse`, and other routes."""
+    """Return the application behind the gate: MCP at `/mcp`, other routes, and `old` at `/sse`.
+
+    `old` is None without the HTTP+SSE transport.
+    """
     found: list[BaseRoute] = [Route(MCP, _Whole(mcp))]
     if old is not None:
         found += [Route(old.path, _Whole(old.connect)), Route(old.messages, _Whole(old.post))]
@@ -59,7 +62,7 @@ def application(routes: Sequence[BaseRoute], mcp: Any, old: Any = None) -> Starl
 
 
 class _Whole:
-    """An ASGI application for every method of a route."""
+    """Wrapper by which a route passes every HTTP method to an ASGI application."""
 
     def __init__(self, app: Any) -> None:
         self._app = app
@@ -69,7 +72,7 @@ class _Whole:
 
 
 def bound(address: tuple[str, int]) -> socket.socket:
-    """A listening socket. Raises ConfigError."""
+    """Return a non-blocking socket that listens at `address`. Raises ConfigError."""
     host, port = address
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
@@ -90,7 +93,7 @@ def bound(address: tuple[str, int]) -> socket.socket:
 
 
 def url_of(settings: Settings, listening: socket.socket) -> str:
-    """Where clients reach the server, without a path."""
+    """Return the URL at which clients reach the server, without a path."""
     if settings.public_url:
         return settings.public_url.rstrip("/")
     host, port = listening.getsockname()[:2]
@@ -100,7 +103,7 @@ def url_of(settings: Settings, listening: socket.socket) -> str:
 
 
 def most_connections() -> int:
-    """A quarter of the descriptors: kernels take the rest."""
+    """Return the limit on connections: a quarter of the descriptors; kernels need the rest."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return MOST_CONNECTIONS if soft < 0 else max(16, min(MOST_CONNECTIONS, soft // 4))
 
@@ -109,10 +112,10 @@ def most_connections() -> int:
 async def serving(
     gate: Gate, settings: Settings, listening: socket.socket, end_calls: Callable[[], int]
 ) -> AsyncIterator[Callable[[], Any]]:
-    """Serve inside this block; yields `drain`, which ends the service in order.
+    """Serve inside this block; yield `drain`, which shuts down gracefully.
 
-    It refuses new calls, waits for those that run, and has `end_calls` answer the rest before
-    `drain_s` is over. Streams and listeners do not hold it.
+    `drain` refuses new calls and waits for running ones. Before `drain_s` is over it makes
+    `end_calls` answer the rest. It does not wait for streams and listeners.
     """
     connections = Connections(most_connections(), anyio.current_time)
 
@@ -170,7 +173,7 @@ async def _serve(server: _Server, listening: socket.socket, connections: Connect
             with anyio.move_on_after(LAST_BYTES_S):
                 await connections.gone()
             connections.cut()
-            if answering := list(server.server_state.tasks):  # they hear that nobody is there
+            if answering := list(server.server_state.tasks):  # they receive a disconnect
                 _, deaf = await asyncio.wait(answering, timeout=LAST_BYTES_S)
                 for task in deaf:
                     task.cancel()
@@ -184,7 +187,7 @@ async def _sweep(connections: Connections, gate: Gate) -> None:
 
 
 def announce(url: str, settings: Settings, token: str) -> None:
-    """Say on stderr where the server is, and the line for a client; a made `token` with it."""
+    """Print the server's URL and the command for a client to stderr, with `token` if not empty."""
     given = token or "TOKEN"
     header = "" if settings.no_auth else f' --header "Authorization: Bearer {given}"'
     lines = [f"kernel-mcp: serving {url}{MCP}"]

@@ -1,4 +1,4 @@
-"""MCP sessions of the handshake era and of HTTP+SSE: how many, and what ends with them."""
+"""MCP sessions of the handshake era and of HTTP+SSE: their limits, and cleanup at their end."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ from kernel_mcp.sessions.losses import Outbox
 logger = logging.getLogger(__name__)
 
 MOST_SESSIONS = 2000
-"""MCP sessions of all principals; each takes some 40 KiB (measured)."""
+"""Most MCP sessions of all principals; each needs some 40 KiB (measured)."""
 MOST_OF_ONE = 500
-"""MCP sessions of one principal."""
+"""Most MCP sessions of one principal."""
 LEAST_IDLE_S = 30 * 60.0
 MOST_IDLE_S = 24 * 3600.0
-"""Bounds of the time after which an idle MCP session ends; between them it is that of sessions."""
+"""Bounds of the idle timeout of MCP sessions, which otherwise is that of kernel sessions."""
 
 _LAST_EVENT = b"last-event-id"
 _UNKNOWN = (
@@ -49,9 +49,9 @@ _UNKNOWN = (
 
 
 class McpSessions(StreamableHTTPSessionManager):
-    """The SDK's MCP sessions, each with an outbox, with bounds for each principal.
+    """The SDK's MCP sessions, each with an outbox, and limited for each principal.
 
-    `ended` hears the id of each that ends.
+    `ended` is called with principal and id of each session that ends.
     """
 
     def __init__(
@@ -69,25 +69,25 @@ class McpSessions(StreamableHTTPSessionManager):
         self._outboxes: dict[str, Outbox] = {}
 
     def outbox(self, session: str) -> Outbox | None:
-        """The outbox of an MCP session; None where there is no such session."""
+        """Return the outbox of an MCP session, or None if there is no such session."""
         if session not in self._server_instances:
             return None
         return self._outboxes.setdefault(session, Outbox())
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request, as an ASGI application."""
+        """Answer a request as an ASGI application; 404 if its MCP session is another user's."""
         name = SESSION_HEADER.encode()
         session = next((v.decode("latin-1") for k, v in scope["headers"] if k == name), None)
         if session is not None and not self._is_of(session, scope.get("user")):
             await respond(send, 404, _UNKNOWN, {})
             return
-        if scope["method"] == "GET":  # no event has an id, so what resumes a stream begins one
+        if scope["method"] == "GET":  # events have no ids: begin a new stream
             kept = [each for each in scope["headers"] if each[0] != _LAST_EVENT]
             scope = {**scope, "headers": kept}
         await self.handle_request(scope, receive, send)
 
     def _is_of(self, session: str, user: object) -> bool:
-        """Whether there is this MCP session, and it is this user's."""
+        """Return True if the MCP session exists and belongs to `user`."""
         who = authorization_context(user) if isinstance(user, AuthenticatedUser) else None
         return session in self._server_instances and self._session_owners.get(session) == who
 
@@ -111,7 +111,7 @@ class McpSessions(StreamableHTTPSessionManager):
 
 
 class OldTransport:
-    """HTTP+SSE: answers come as events of one GET, requests by POST to `messages`."""
+    """HTTP+SSE: responses are events of one GET; requests are sent by POST to `messages`."""
 
     path = "/sse"
     messages = "/messages/"
@@ -122,10 +122,10 @@ class OldTransport:
         self._sse = SseServerTransport(self.messages, max_request_body_size=MOST_BODY)
         self._outboxes: dict[str, Outbox] = {}
         self._owners: list[str] = []
-        """The principal of each client."""
+        """The principal of each connected client."""
 
     async def connect(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one client until it hangs up."""
+        """Serve one client until it disconnects."""
         if scope["method"] != "GET":
             await Response(status_code=405, headers={"Allow": "GET"})(scope, receive, send)
             return
@@ -154,7 +154,7 @@ class OldTransport:
         self._ended(state_of(scope)["principal"].name, session)
 
     async def post(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Take a message of a client that is connected."""
+        """Accept a message of a connected client."""
         query = scope["query_string"].decode("latin-1")
         session = query.partition("session_id=")[2].partition("&")[0]
         outbox = self._outboxes.get(session)

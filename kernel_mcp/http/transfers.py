@@ -1,4 +1,4 @@
-"""Bodies that are streamed, in and out: how many at a time, and the end of silent ones."""
+"""Streamed bodies, in both directions: their number, threads and timeouts."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from kernel_mcp.records import dataclass
 from kernel_mcp.sessions.manager import Caller, SessionManager
 
 PIECE_BYTES = 128 * KIB
-"""What is read of a file at once, and held for a reader that is slow."""
+"""Bytes read from a file at once, and buffered for a slow client."""
 BATCH_BYTES = 512 * KIB
-"""What is gathered of a body before it is written."""
+"""Bytes of a body that are collected before they are written."""
 IDLE_S = 60.0
-"""A transfer of which nothing moves for so long is given up."""
+"""Seconds without progress after which a transfer is ended."""
 LINGER_S = 2.0
-"""Seconds in which a client may notice that its body was refused."""
+"""Seconds for a client to notice that its body was refused."""
 MOST = 256
 MOST_OF_ONE = 16
-"""Transfers at a time, of all principals and of one."""
+"""Concurrent transfers of all principals, and of one."""
 THREADS_OF_ONE = 4
 
 T = TypeVar("T")
@@ -41,7 +41,7 @@ FRESH = {"cache-control": "private, no-store"}
 
 
 class Failed(Exception):  # an answer
-    """The answer to a request that failed, with a text for whoever sent it."""
+    """A request fails with an HTTP status; the message is for the client."""
 
     def __init__(self, status: int, text: str, headers: Mapping[str, str] | None = None) -> None:
         super().__init__(text)
@@ -50,7 +50,7 @@ class Failed(Exception):  # an answer
 
 
 class _Own:
-    """What one principal has under way, and the threads for that."""
+    """One principal's number of transfers, and the limit on their threads."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -58,20 +58,23 @@ class _Own:
 
 
 class Work:
-    """The work of one transfer, in threads of its principal."""
+    """Blocking work of one transfer, in threads of its principal."""
 
     def __init__(self, threads: anyio.CapacityLimiter) -> None:
         self._threads = threads
 
     async def run(self, function: Callable[..., T], *args: Any) -> T:
-        """What a blocking function returns, whatever becomes of the request meanwhile."""
+        """Run a blocking function in a thread and return its result.
+
+        It is awaited even if the request is cancelled meanwhile.
+        """
         with anyio.CancelScope(shield=True):
             return await anyio.to_thread.run_sync(partial(function, *args), limiter=self._threads)
         raise AssertionError("nothing cancels what is shielded")
 
 
 class Transfers:
-    """Bounds how many transfers there are."""
+    """Limits concurrent transfers, in all and for each principal."""
 
     def __init__(self, most: int = MOST, most_of_one: int = MOST_OF_ONE) -> None:
         self._most = most
@@ -81,7 +84,7 @@ class Transfers:
 
     @contextmanager
     def one(self, principal: str) -> Iterator[Work]:
-        """One more, inside this block. Raises Failed."""
+        """Count one transfer inside this block. Raises Failed (429, 503) if there are too many."""
         own = self._own.get(principal) or _Own()
         if own.count >= self._most_of_one:
             raise Failed(
@@ -107,7 +110,7 @@ class Transfers:
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """What the routes work with. A transfer of which nothing moves for `idle_s` seconds ends."""
+    """Context of the routes. A transfer without progress for `idle_s` seconds is ended."""
 
     manager: SessionManager
     caller_of: Callable[[Request], Caller]
@@ -116,13 +119,16 @@ class Given:
     idle_s: float
 
     def begin(self, request: Request, stack: ExitStack) -> tuple[Caller, Work]:
-        """Who makes a request, and one more transfer of theirs until `stack` is closed."""
+        """Return the caller of a request, and a transfer that counts until `stack` is closed.
+
+        Raises Failed if there are too many.
+        """
         caller = self.caller_of(request)
         return caller, stack.enter_context(self.transfers.one(caller.who.name))
 
 
 class Json(Response):
-    """A JSON object as an answer."""
+    """A response with a JSON object."""
 
     def __init__(
         self, status: int, value: Mapping[str, Any], headers: Mapping[str, str] | None = None
@@ -136,7 +142,7 @@ class Json(Response):
 
 
 class Refusal(Json):
-    """A failure as an answer, to a request whose body may still be coming."""
+    """An error response to a request whose body may still be arriving."""
 
     def __init__(self, failed: Failed, linger_s: float) -> None:
         headers = {"connection": "close", **failed.headers}
@@ -144,7 +150,7 @@ class Refusal(Json):
         self._linger_s = linger_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the answer, then let some of the body pass: a client that sends may not look."""
+        """Send the response, then read some of the body: a client may look only after sending."""
         start = {"status": self.status_code, "headers": self.raw_headers}
         await send({"type": "http.response.start", **start})
         await send({"type": "http.response.body", "body": self.body, "more_body": True})
@@ -156,10 +162,10 @@ class Refusal(Json):
 
 
 class Stream(Response):
-    """An answer whose pieces `more` returns one by one, nothing at the end.
+    """A response whose pieces `more` returns one by one, empty at the end.
 
-    When it is to be of `length` bytes and there are less, or when a piece cannot be had, its
-    connection is cut. `done` is closed at the end.
+    The connection is cut if `more` fails, or if there are fewer than `length` bytes. `done` is
+    closed at the end.
     """
 
     def __init__(
@@ -187,7 +193,7 @@ class Stream(Response):
         self._idle_s = idle_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send it, unless the client goes."""
+        """Send the response; stop if the client disconnects."""
         whole = True
         try:
             async with anyio.create_task_group() as tasks:
@@ -200,7 +206,7 @@ class Stream(Response):
             await self._work.run(self._done.close)
 
     async def _send(self, scope: Scope, send: Send) -> bool:
-        """Whether all of it went out."""
+        """Send the response. Return False if it is incomplete or the client stalled."""
         start = {"status": self.status_code, "headers": self.raw_headers}
         await send({"type": "http.response.start", **start})
         if scope["method"] == "HEAD":
@@ -233,7 +239,7 @@ async def _until_gone(receive: Receive, scope: anyio.CancelScope) -> None:
 
 
 async def _cut(scope: Scope, receive: Receive) -> None:
-    """End the connection of an answer that is not whole, and wait for that."""
+    """Abort the connection of an incomplete response, and wait for its end."""
     connection = scope.get("state", {}).get("connection")
     if connection is None:
         raise ConnectionAbortedError("an answer cannot be sent to its end")
@@ -243,9 +249,10 @@ async def _cut(scope: Scope, receive: Receive) -> None:
 
 
 async def batches(request: Request, idle_s: float = IDLE_S) -> AsyncIterator[bytes]:
-    """A body in pieces of about `BATCH_BYTES`; `state.whole` says that there is no more.
+    """Yield a body in pieces of about `BATCH_BYTES`.
 
-    Raises Failed when it breaks off.
+    `request.state.whole` is set to True when all of it was received. Raises Failed if the body
+    breaks off (400), or stalls for `idle_s` seconds (408).
     """
     parts: list[bytes] = []
     size = 0
@@ -268,7 +275,7 @@ async def batches(request: Request, idle_s: float = IDLE_S) -> AsyncIterator[byt
 
 
 def of_text(pieces: Iterable[str]) -> Callable[[], bytes]:
-    """The bytes of a text for `Stream`, which has no empty piece before its end."""
+    """Return a function for `Stream` that returns the text's next bytes, empty only at the end."""
     found = iter(pieces)
 
     def more() -> bytes:
@@ -278,6 +285,6 @@ def of_text(pieces: Iterable[str]) -> Callable[[], bytes]:
 
 
 ERRORS = "surrogateescape"
-"""How bytes that are no UTF-8 stay as they are in a text."""
+"""Codec error handler by which bytes that are not UTF-8 are preserved in a text."""
 
 Endpoint = Callable[[Request], Awaitable[Response]]

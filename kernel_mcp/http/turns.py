@@ -1,6 +1,6 @@
-"""Whose call is next: one principal that calls all the time keeps no other waiting.
+"""Fair share of the server between principals: one that calls constantly does not delay others.
 
-One thread answers all calls, and takes some 5 ms for each.
+One thread answers all calls, at some 5 ms each.
 """
 
 from __future__ import annotations
@@ -10,19 +10,19 @@ from collections.abc import Awaitable, Callable
 from kernel_mcp.config.values import MIB
 
 CALLS_S = 50.0
-"""Calls a second of one principal while others call; so many more may come at once."""
+"""Calls a second of one principal while others call; its burst is `AT_ONCE_S` of that."""
 BYTES_S = 8.0 * MIB
-"""Bytes a second of its messages, which are parsed."""
+"""Bytes of messages a second of one principal while others call."""
 AT_ONCE_S = 1.0
-"""Seconds of its part that one may use at once."""
+"""Burst, in seconds of a principal's share."""
 LATELY_S = 60.0
-"""Seconds for which one that has called counts as calling."""
+"""Seconds after its last call for which a principal counts as active."""
 MOST_S = 20.0
-"""The longest wait: a call that had to wait longer is refused."""
+"""Longest wait in seconds; a call that would wait longer is refused."""
 
 
 class Taken:
-    """What one principal has had: its part up to a moment."""
+    """The share that one principal has used: all of it up to the time `until`."""
 
     __slots__ = ("until",)
 
@@ -30,12 +30,12 @@ class Taken:
         self.until = float("-inf")
 
     def read(self, count: int) -> None:
-        """So many bytes of a message were taken."""
+        """Charge `count` bytes of a message."""
         self.until += count / BYTES_S
 
 
 class Turns:
-    """Slows principals down that take more than their part, while there are others."""
+    """Delays principals that exceed their share while others are active."""
 
     def __init__(
         self, clock: Callable[[], float], sleep: Callable[[float], Awaitable[None]]
@@ -44,16 +44,19 @@ class Turns:
         self._sleep = sleep
         self._last = ("", float("-inf"))
         self._before = float("-inf")
-        """When one that is not the last had called."""
+        """Time of the last call of a principal other than the last one."""
 
     async def wait(self, name: str, taken: Taken) -> float:
-        """Wait for a principal's turn; 0, or the seconds after which a refused call may come."""
+        """Wait for a principal's turn and return 0.
+
+        If the wait would exceed `MOST_S`, return its seconds at once: the call is to be refused.
+        """
         now = self._clock()
         if self._last[0] != name:
             self._before = self._last[1]
         self._last = (name, now)
         taken.until = max(taken.until, now - AT_ONCE_S)
-        if now - self._before > LATELY_S:  # alone, and owes nothing when another comes
+        if now - self._before > LATELY_S:  # alone: it starts with no debt when another comes
             taken.until = now - AT_ONCE_S
             return 0.0
         if (wait_s := taken.until - now) > MOST_S:

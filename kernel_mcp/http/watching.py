@@ -1,4 +1,4 @@
-"""What the gate of HTTP does, in the audit trail and the meters; a flood of it in a few lines."""
+"""Audit records and metrics of the HTTP gate; a flood of refusals is summed up in a few lines."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ import anyio
 from kernel_mcp.telemetry import Meters
 
 LINES = 30
-"""Refusals in a window that have a line each: nobody can fill the disk with them."""
+"""Refusals in a window that get a line each, so that a flood does not fill the disk."""
 WINDOW_S = 60.0
 
 Note = Callable[[str, Mapping[str, Any]], None]
 
 
 class Watched:
-    """A `Watch` that notes each refusal, and from the `LINES`th in a window how many there were."""
+    """A `Watch` that records each refusal; beyond `LINES` in a window only their number."""
 
     def __init__(self, note: Note, meters: Meters) -> None:
-        """`note` is that of an audit trail."""
+        """`note` is the method of an audit trail."""
         self._note = note
         self._meters = meters
         self._noted = 0
@@ -41,18 +41,18 @@ class Watched:
         self._meters.moved(received, sent)
 
     def tokens(self, text: str) -> None:
-        """The tokens file was read again, or could not be. Threadsafe as the audit trail is."""
+        """Record that the tokens file was read again, or could not be. As thread-safe as `note`."""
         self._note("tokens", {"text": text})
 
     def sum_up(self) -> None:
-        """Note what had no line of its own, and begin anew."""
+        """Record the number of refusals without a line of their own, and begin a new window."""
         for reason, count in self._more.items():
             self._note("refused", {"reason": reason, "peer": "", "who": "", "count": count})
         self._more.clear()
         self._noted = 0
 
     async def run(self) -> None:
-        """Sum up at the end of each window, and at the end; has to be run as a task."""
+        """Sum up at the end of each window and when cancelled. Run it as a task."""
         try:
             while True:
                 await anyio.sleep(WINDOW_S)
