@@ -1,8 +1,8 @@
-"""Composition root of a server on HTTP: one wing for each set of doors that principals have.
+"""Composition root of an HTTP server: one wing for each set of doors that principals have.
 
-A wing is a whole of parts (sessions, kernels, template, ways out) which see no other doors than
-those of its principals. Nothing of a kernel is shared between wings, so nothing has to be taken
-away from one.
+A door is a grant: a mount, the network, a device, a variable, a secret, or an external kernel. A
+wing has its own sessions, kernels, template and network access, which see only the doors of its
+principals. Wings share nothing of a kernel, so no grant has to be hidden from one.
 """
 
 from __future__ import annotations
@@ -56,52 +56,52 @@ from kernel_mcp.tools.resources import ResourceServer
 logger = logging.getLogger(__name__)
 
 MOST_WINGS = 8
-"""Each has a template of its own, some 60 MB."""
+"""Most wings. Each has its own template, of some 60 MB."""
 MOST_KEYS = 1000
-"""Doors of rows whose wing is known at once: every call asks."""
+"""Size of the cache from a principal's doors to its wing, which every call looks up."""
 DOORS = ("mounts", "network", "devices", "variables", "secrets", "attach")
-"""Fields of the settings that doors are."""
+"""Fields of the settings that contain doors."""
 
 
 class Behind(Protocol):
-    """What serves the requests that the gate of a server on HTTP lets through, as ASGI."""
+    """The ASGI application behind the gate: the wings of this server, or a fleet's front."""
 
     @property
     def audit(self) -> Audit:
-        """The audit trail."""
+        """The server's audit trail."""
 
     @property
     def meters(self) -> Meters:
-        """Those that `/metrics` shows."""
+        """Meters that `/metrics` shows."""
 
     @property
     def readiness(self) -> Readiness:
-        """Whether kernels can be started."""
+        """Readiness to start kernels, with the reason if there is none; see `/readyz`."""
 
     async def run(self, *, task_status: anyio.abc.TaskStatus[None]) -> None:
-        """Be there until `end`. Raises KernelMcpError where it cannot begin."""
+        """Serve until `end` is called. Raises KernelMcpError if it cannot start."""
 
     def end(self) -> None:
-        """End in order."""
+        """Shut down gracefully."""
 
     def end_calls(self) -> int:
-        """Have every call that runs be answered: the server stops. How many there were."""
+        """Answer all running calls now, as the server stops. Returns their number."""
 
     def outbox(self, session: str) -> Outbox | None:
-        """The outbox of an MCP session; None where there is none."""
+        """Return the outbox of an MCP session, or None if there is no such session."""
 
     async def levels(self, calls: int) -> Levels:
-        """What the server has now, with so many calls that are being answered."""
+        """Return the current gauges; `calls` is the number of calls in progress."""
 
     async def share(self, rates: Rates) -> None:
-        """Have principals' calls count with those that others answer which count as one with it."""
+        """Share rate-limit counters with the other servers of this deployment, until cancelled."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request."""
 
 
 def granted(settings: Settings, doors: Sequence[str]) -> Settings:
-    """The settings with those doors alone that a principal is granted; see `Principal.doors`."""
+    """Return the settings restricted to the doors of a principal; see `Principal.doors`."""
     if "*" in doors:
         return settings
     named = frozenset(doors)
@@ -117,7 +117,7 @@ def granted(settings: Settings, doors: Sequence[str]) -> Settings:
 
 
 def names_of_doors(settings: Settings) -> frozenset[str]:
-    """What a row of the tokens file may name of the doors of a server."""
+    """Return the names that a row of the tokens file may give to the doors of a server."""
     return frozenset(
         {
             "*",
@@ -132,7 +132,10 @@ def names_of_doors(settings: Settings) -> frozenset[str]:
 
 
 def warn_of_doors(settings: Settings, named: Mapping[str, str]) -> None:
-    """Log which of the doors that rows name the server does not have; they open nothing."""
+    """Log each door that the server does not have; it grants nothing.
+
+    `named` maps doors to the row of the tokens file that names them.
+    """
     known = names_of_doors(settings)
     for door, row in sorted(named.items()):
         if door not in known:
@@ -146,7 +149,7 @@ def warn_of_doors(settings: Settings, named: Mapping[str, str]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Wing:
-    """Parts of a server with the doors of some of its principals, and what serves them."""
+    """One set of doors: its server parts, MCP server, MCP sessions and ASGI application."""
 
     built: Parts
     mcp: ResourceServer
@@ -155,12 +158,12 @@ class Wing:
 
 
 class Wings:
-    """The wings of a server, each built when the first principal comes who has its doors."""
+    """The wings of a server; each is built at the first call of a principal with its doors."""
 
     def __init__(
         self, settings: Settings, sandbox: Sandbox, *, url: str, callers: HttpCallers
     ) -> None:
-        """`url` is where clients reach the server. Raises ConfigError."""
+        """`url` is the address at which clients reach the server. Raises ConfigError."""
         self._settings = settings
         self._sandbox = sandbox
         self._callers = callers
@@ -176,9 +179,9 @@ class Wings:
         self._tasks: anyio.abc.TaskGroup | None = None
 
     async def run(self, *, task_status: anyio.abc.TaskStatus[None]) -> None:
-        """Keep wings until `end`. Raises KernelMcpError where the first cannot be built.
+        """Run the wings until `end` is called. Raises KernelMcpError if the first cannot be built.
 
-        Cancelled, it ends at once, and what has changed in sessions is not saved.
+        If cancelled, it ends at once, without saving the changes in sessions.
         """
         try:
             async with anyio.create_task_group() as beside:
@@ -192,11 +195,11 @@ class Wings:
             await self.commons.aclose()
 
     def end(self) -> None:
-        """Have every wing end in order: what has changed in its sessions is saved."""
+        """Shut down all wings gracefully: changes in their sessions are saved."""
         self._over.set()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request in the wing of its principal, as an ASGI application."""
+        """Answer a request in the wing of its principal; 503 if that cannot be built."""
         try:
             wing = await self._of(state_of(scope)["principal"])
         except KernelMcpError as error:
@@ -261,24 +264,24 @@ class Wings:
             tasks.cancel_scope.cancel()
 
     def outbox(self, session: str) -> Outbox | None:
-        """The outbox of an MCP session; None where there is none."""
+        """See `Behind`."""
         found = (wing.sessions.outbox(session) for wing in self.all)
         return next((each for each in found if each is not None), None)
 
     async def share(self, rates: Rates) -> None:
-        """See `Behind`: no other server counts as one with this one."""
+        """See `Behind`. There is nothing to share, as this is the only server."""
 
     def end_calls(self) -> int:
-        """Have every call that runs be answered: the server stops. How many there were."""
+        """See `Behind`."""
         return sum([wing.mcp.end_calls() for wing in self.all])
 
     @property
     def readiness(self) -> Readiness:
-        """Whether kernels can be started, in the first wing."""
+        """Readiness of the first wing."""
         return self.all[0].built.readiness
 
     async def levels(self, calls: int) -> Levels:
-        """What the server has now, with so many calls that are being answered."""
+        """Return the sums over all wings; `calls` is the number of calls in progress."""
         found = [await wing.built.levels(calls) for wing in self.all]
         return Levels(
             sessions=sum((Counter(each.sessions) for each in found), Counter()),
@@ -291,7 +294,7 @@ class Wings:
 
 
 async def run_http(settings: Settings, sandbox: Future[Sandbox], ending: Ending) -> None:
-    """Serve clients over HTTP until the end begins, then answer the calls that run."""
+    """Serve clients over HTTP until the server is to stop, then finish the running calls."""
 
     async def wings(settings: Settings, url: str, callers: HttpCallers) -> Behind:
         return Wings(settings, await proven(sandbox), url=url, callers=callers)
@@ -304,8 +307,9 @@ async def serve_http(
     make: Callable[[Settings, str, HttpCallers], Awaitable[Behind]],
     ending: Ending,
 ) -> None:
-    """See `run_http`; `make` is given the settings with the port, where clients reach it, and who
-    they are.
+    """See `run_http`. `make` builds the application behind the gate.
+
+    It is called with the settings, including the actual port, the URL, and the finder of callers.
     """
     stop = anyio.Event()
     ending.hear(stop.set)
@@ -339,7 +343,7 @@ async def _serve(
     verifier: Verifiers | OneToken | None,
     stop: anyio.Event,
 ) -> None:
-    """Serve until `stop` is set and the calls that run are answered."""
+    """Serve until `stop` is set and the running calls have been answered."""
     assert settings.http is not None
     url = url_of(settings, listening)
     watched = Watched(served.audit.note, served.meters)
@@ -384,7 +388,10 @@ async def _serve(
 
 
 def tell_when_cancelled(outbox_of: Callable[[str], Outbox | None]) -> ServerMiddleware[Any]:
-    """Has notices of answers that a client of the handshake era had given up pending again."""
+    """Return middleware that handles cancellation by clients of the handshake era.
+
+    The response to a cancelled request counts as not delivered: its notices become pending again.
+    """
 
     async def pass_on(ctx: ServerRequestContext[Any], call_next: CallNext) -> HandlerResult:
         if ctx.method == "notifications/cancelled" and ctx.request is not None:
