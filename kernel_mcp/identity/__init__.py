@@ -1,4 +1,4 @@
-"""Who calls: principals, what they may do, and what proves that a request is one of theirs."""
+"""Principals, their permissions, and verification of their tokens."""
 
 from __future__ import annotations
 
@@ -14,31 +14,31 @@ from kernel_mcp.errors import KernelMcpError
 from kernel_mcp.records import dataclass
 
 RUN = "kernel:run"
-"""The scope that every call takes."""
+"""Scope that every call requires."""
 INSTALL = "kernel:install"
-"""The scope that adding packages takes."""
+"""Scope that installing packages requires."""
 SCOPES = (RUN, INSTALL)
-"""Those of a principal of whom nothing else is said."""
+"""Scopes of a principal by default."""
 METRICS = "kernel:metrics"
-"""The scope of operators, who may see what the whole server does. It runs no code."""
+"""Scope of operators, who may see metrics of the whole server. It does not permit running code."""
 EVERY_SCOPE = (*SCOPES, METRICS)
 OPERATOR = frozenset(EVERY_SCOPE)
 
 LOCAL = "local"
-"""The principal of stdin and stdout, and of a server that knows no others."""
+"""Name of the principal on stdio, and of a server without several principals."""
 
 PRINCIPAL = re.compile(r"(?!\.+$)[A-Za-z0-9._@-]{1,64}")
-"""What a principal may be called; `--workspace` may have a folder of that name."""
+"""Valid names of principals in the tokens file; each is also a valid folder name."""
 
 
 @dataclass(frozen=True, slots=True)
 class Principal:
-    """One who calls. Sessions, files and cells belong to a principal.
+    """An authenticated caller, who owns sessions, files and cells.
 
-    name    its name, unique among all of a server: that of its row, or made of issuer and subject
-    scopes  what its token is good for
-    quotas  its own, where they differ from `--quota`
-    doors   what it may use of the server's doors: `mount:GUEST`, `env:NAME`, `secret:NAME`,
+    name    unique in the server: the name in its row, or made of issuer and subject
+    scopes  scopes of its token
+    quotas  its own quotas, which override `--quota`
+    doors   the server's grants that it may use: `mount:GUEST`, `env:NAME`, `secret:NAME`,
             `device:PATH`, `network`, `attach`; `*` for all
     """
 
@@ -48,7 +48,7 @@ class Principal:
     doors: tuple[str, ...] = ("*",)
 
     def require(self, scope: str, what: str) -> None:
-        """Raise Forbidden unless its token is good for that."""
+        """Raise Forbidden unless the token has `scope`, which `what` requires."""
         if scope not in self.scopes:
             raise Forbidden(
                 f"{what} takes the scope {scope}, which the token of this call lacks. Ask the "
@@ -57,36 +57,36 @@ class Principal:
 
 
 def folder_name(principal: str) -> str:
-    """The folder of a principal: its name where that can be one, else a hash of it."""
+    """Return the folder name of a principal: its name if that is valid, else a hash of it."""
     if PRINCIPAL.fullmatch(principal):
         return principal
     return "p-" + hashlib.sha256(principal.encode()).hexdigest()[:24]
 
 
 class Unauthenticated(KernelMcpError):
-    """A token is missing or proves nothing; the text says no more than that."""
+    """A token is missing or not valid; the message does not say why."""
 
 
 class Forbidden(KernelMcpError):
-    """A token is not good for what it was used for; nothing was done."""
+    """A token lacks a scope; nothing was done."""
 
 
 class VerifierUnavailable(KernelMcpError):
-    """Nobody can say now whose a token is; the same token may be good in a moment."""
+    """A token cannot be verified at the moment; the same token may be valid later."""
 
 
 class Verifier(Protocol):
-    """Knows whose a token is."""
+    """Finds the principal of a token."""
 
     async def verify(self, token: str) -> Principal:
-        """The principal of a token. Raises Unauthenticated, VerifierUnavailable."""
+        """Return the principal of a token. Raises Unauthenticated, VerifierUnavailable."""
 
     async def aclose(self) -> None:
-        """Let go of what it holds."""
+        """Release resources."""
 
 
 class OneToken:
-    """A token that the server makes at its start; who has it is `LOCAL`."""
+    """Verifier of one token, generated when the server starts, for the principal LOCAL."""
 
     def __init__(self) -> None:
         self.token = new_token()
@@ -106,14 +106,14 @@ INVALID = "The token is not valid here: it is wrong, was revoked, or has expired
 
 
 def digest(token: str) -> bytes:
-    """What is kept and compared of a token: SHA-256."""
+    """Return the SHA-256 of a token; tokens themselves are not stored."""
     return hashlib.sha256(token.encode(errors="surrogateescape")).digest()
 
 
 TOKEN_PREFIX = "kmcp_"
-"""What our own tokens begin with, so that those who search for lost secrets find them."""
+"""Prefix of generated tokens, by which secret scanners find leaked ones."""
 
 
 def new_token() -> str:
-    """A token of 256 random bits."""
+    """Return a new token of 256 random bits."""
     return TOKEN_PREFIX + secrets.token_urlsafe(32)

@@ -1,4 +1,4 @@
-"""What an authorization server publishes of itself: RFC 8414, OpenID Connect Discovery."""
+"""Discovery of an authorization server's metadata: RFC 8414, OpenID Connect Discovery."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from kernel_mcp.config.values import KIB
 from kernel_mcp.errors import ConfigError
 
 MOST_BYTES = 256 * KIB
-"""Of a document: large sets of keys have 50 KiB."""
+"""Most bytes of a document; large key sets have 50 KiB."""
 FETCH_S = 5.0
-"""Seconds for a document, from the connection to its last byte."""
+"""Timeout in seconds for a document, from the connection to its last byte."""
 _OAUTH = "/.well-known/oauth-authorization-server"
 _OPENID = "/.well-known/openid-configuration"
 
 Fetch: TypeAlias = Callable[[str], Awaitable[dict[str, Any]]]
-"""Gets a JSON object. Raises Unreachable."""
+"""Function that fetches a JSON object from a URL. Raises Unreachable."""
 
 
 class Unreachable(Exception):
-    """A document cannot be had; the text is the reason.
+    """A document is not available; the message is the reason.
 
-    absent  the server answers, and has none there
+    absent  True if the server answered that there is none
     """
 
     def __init__(self, text: str, *, absent: bool = False) -> None:
@@ -37,7 +37,7 @@ class Unreachable(Exception):
 
 
 def checked_issuer(issuer: str) -> str:
-    """The identifier of an issuer, as it is written. Raises ConfigError."""
+    """Return the issuer's identifier unchanged. Raises ConfigError if it is not valid."""
     if reason := insecure(issuer):
         raise ConfigError(f"--issuer {issuer}: {reason}")
     if "?" in issuer or "#" in issuer:
@@ -46,10 +46,10 @@ def checked_issuer(issuer: str) -> str:
 
 
 def insecure(url: str) -> str:
-    """Why nothing is to be believed that comes from an address; empty for nothing."""
+    """Return why a URL is not safe to fetch keys from; empty if it is."""
     try:
         parts = urlsplit(url)
-        _ = parts.port  # is a number
+        _ = parts.port  # raises ValueError unless it is a number
     except ValueError:
         return "that is no address"
     if not parts.hostname or parts.username is not None or parts.password is not None:
@@ -60,7 +60,7 @@ def insecure(url: str) -> str:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a host is this machine."""
+    """Return True if a host is `localhost` or a loopback address."""
     try:
         return host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -68,7 +68,7 @@ def is_loopback(host: str) -> bool:
 
 
 def documents(issuer: str) -> tuple[str, ...]:
-    """Where an issuer's document may be, in the order of the MCP specification."""
+    """Return the URLs of an issuer's metadata, in the order of the MCP specification."""
     parts = urlsplit(issuer)
     origin, path = f"{parts.scheme}://{parts.netloc}", parts.path.rstrip("/")
     found = (f"{origin}{_OAUTH}{path}", f"{origin}{_OPENID}{path}", f"{origin}{path}{_OPENID}")
@@ -76,7 +76,7 @@ def documents(issuer: str) -> tuple[str, ...]:
 
 
 async def keys_address(issuer: str, fetch: Fetch) -> str:
-    """Where an issuer publishes its keys. Raises Unreachable."""
+    """Return the URL of an issuer's key set. Raises Unreachable."""
     reason = ""
     for url in documents(issuer):
         try:
@@ -87,7 +87,7 @@ async def keys_address(issuer: str, fetch: Fetch) -> str:
                 continue
             break
         named = document.get("issuer")
-        if named != issuer:  # RFC 8414, section 3.3: another's document is not to be used
+        if named != issuer:  # RFC 8414, section 3.3
             reason = f"{url} is of the issuer {str(named)[:200]!r}: --issuer has to be the same"
             continue
         address = document.get("jwks_uri")
@@ -102,7 +102,7 @@ async def keys_address(issuer: str, fetch: Fetch) -> str:
 
 
 async def fetch_json(url: str) -> dict[str, Any]:
-    """A JSON object, without redirects, in bounded time and size. Raises Unreachable."""
+    """Fetch a JSON object without redirects, in bounded time and size. Raises Unreachable."""
     try:
         with anyio.fail_after(FETCH_S):
             return _object(await _body(url), url)
@@ -114,7 +114,7 @@ async def fetch_json(url: str) -> dict[str, Any]:
 
 async def _body(url: str) -> bytes:
     local = is_loopback(urlsplit(url).hostname or "")
-    # makes a context for TLS, which reads all certificates of the system
+    # in a thread: it creates a TLS context, which reads all certificates of the system
     client = await anyio.to_thread.run_sync(
         lambda: httpx2.AsyncClient(trust_env=not local, follow_redirects=False, timeout=FETCH_S)
     )

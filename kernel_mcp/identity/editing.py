@@ -1,4 +1,4 @@
-"""Changes of a tokens file: whole or not at all, one after another, other rows byte for byte."""
+"""Changes of a tokens file: atomic, serialized, and with other rows unchanged."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from kernel_mcp.identity.tokens import read_open
 from kernel_mcp.linux.folders import require_unshared
 
 LEAST_PREFIX = 4
-"""Digits of a hash that name a token."""
+"""Fewest hexadecimal digits of a hash that identify a token."""
 
 
 def add(
@@ -33,9 +33,10 @@ def add(
     quota: Mapping[str, Any] | None = None,
     doors: Sequence[str] | None = None,
 ) -> str:
-    """A new token of `principal`, whose row is in the file then; the file is made if need be.
+    """Add a row with a new token of `principal`, and return the token.
 
-    Without `quota` and `doors` those of the principal's other rows hold. Raises KernelMcpError.
+    The file is created if it does not exist. `quota` and `doors` default to those of the
+    principal's other rows. Raises KernelMcpError.
     """
     try:
         principal_named(principal)
@@ -75,7 +76,7 @@ def add(
 
 
 def revoke(path: Path, unwanted: Callable[[Row], bool]) -> list[Row]:
-    """Remove rows; those that were. Raises KernelMcpError."""
+    """Remove the rows for which `unwanted` is True, and return them. Raises KernelMcpError."""
     with _held(path, make=False) as (place, opened):
         content, rows = _content(opened, path)
         gone = [row for row in rows if unwanted(row)]
@@ -85,13 +86,13 @@ def revoke(path: Path, unwanted: Callable[[Row], bool]) -> list[Row]:
 
 
 def listed(path: Path) -> tuple[Row, ...]:
-    """The rows of a file. Raises KernelMcpError."""
+    """Return the rows of a tokens file. Raises KernelMcpError."""
     with _explained(path), path.open("rb") as opened:
         return read_open(opened, path)[0]
 
 
 def _table_of(content: bytes, row: Row | None) -> dict[str, Any]:
-    """What the line of a row has, as it is written."""
+    """Return the JSON object of a row as it is in the file; empty for None."""
     if row is None:
         return {}
     found = json.loads(content.split(b"\n")[row.line - 1])
@@ -105,7 +106,7 @@ def _without(content: bytes, numbers: Collection[int]) -> bytes:
 
 
 def _content(opened: BinaryIO, path: Path) -> tuple[bytes, tuple[Row, ...]]:
-    """What is in a file that is valid as it is."""
+    """Return bytes and rows of an open file. Raises ConfigError if it is not valid."""
     rows, _ = read_open(opened, path)
     opened.seek(0)
     return opened.read(), rows
@@ -113,9 +114,9 @@ def _content(opened: BinaryIO, path: Path) -> tuple[bytes, tuple[Row, ...]]:
 
 @contextmanager
 def _held(path: Path, *, make: bool) -> Iterator[tuple[Path, BinaryIO]]:
-    """The file, which no other of these commands changes meanwhile, behind all links.
+    """Lock the file inside this block; yield its path without symlinks, and the open file.
 
-    The lock is on the file itself: who may not open it cannot hold it up.
+    The lock is on the file itself, so users who may not open it cannot block it.
     """
     with _explained(path), contextlib.ExitStack() as stack:
         require_unshared(path)
@@ -126,7 +127,7 @@ def _held(path: Path, *, make: bool) -> Iterator[tuple[Path, BinaryIO]]:
             fcntl.flock(opened, fcntl.LOCK_EX)
             if _is_still(place, opened):
                 break
-            opened.close()  # another command has put a new one there
+            opened.close()  # another command has replaced it
         yield place, opened
 
 
@@ -138,7 +139,7 @@ def _is_still(place: Path, opened: BinaryIO) -> bool:
 
 
 def _replace(place: Path, opened: BinaryIO, content: bytes) -> None:
-    """Put a new file with the owner of the old one in its place."""
+    """Replace the file atomically; the owner and a restricted mode are kept."""
     old = os.fstat(opened.fileno())
     fd, name = tempfile.mkstemp(prefix=f".{place.name}.", dir=place.parent)
     fresh = Path(name)
@@ -163,7 +164,7 @@ def _replace(place: Path, opened: BinaryIO, content: bytes) -> None:
 
 @contextmanager
 def _explained(path: Path) -> Iterator[None]:
-    """Errors of the system in one line."""
+    """Convert OSErrors of this block to a KernelMcpError that names `path`."""
     try:
         yield
     except FileNotFoundError:

@@ -32,18 +32,18 @@ from kernel_mcp.identity.tokens import TokenFile
 logger = logging.getLogger(__name__)
 
 KNOWN_S = 60.0
-"""Seconds for which a token that was checked is not checked again."""
+"""Seconds for which a verified token is cached."""
 MOST_KNOWN = 1024
 MOST_TOKEN = 8 * KIB
 LEEWAY_S = 30
-"""Seconds that clocks may differ by."""
+"""Tolerated difference of clocks, in seconds."""
 _REQUIRED = ("exp", "iss", "aud", "sub")
 _ACCESS_TOKEN = ("at+jwt", "application/at+jwt")
 _OF_ID_TOKENS = ("nonce", "at_hash", "c_hash")
 
 
 def metadata(url: str, issuer: str) -> dict[str, Any]:
-    """The document of RFC 9728 of a server that clients reach at `url`."""
+    """Return the protected resource metadata (RFC 9728) of a server at `url`."""
     return {
         "resource": resource_of(url),
         "resource_name": "kernel-mcp",
@@ -54,20 +54,21 @@ def metadata(url: str, issuer: str) -> dict[str, Any]:
 
 
 def metadata_url(url: str) -> str:
-    """Where clients find that document; also below a path, which a proxy takes away."""
+    """Return the URL of the metadata. `url` may have a path, which a proxy strips."""
     return f"{url.rstrip('/')}/.well-known/oauth-protected-resource/mcp"
 
 
 def resource_of(url: str) -> str:
-    """What tokens are for: the address of MCP, of a server that clients reach at `url`."""
+    """Return the resource that tokens are issued for: the MCP endpoint of a server at `url`."""
     return f"{url.rstrip('/')}/mcp"
 
 
 def principal_name(issuer: str, subject: str) -> str:
-    """What an issuer's subject is called: `SUBJECT@MARK`, where MARK stands for the issuer.
+    """Return the principal name of an issuer's subject: `SUBJECT@MARK`.
 
-    No row of a tokens file may have such a name (`rows.ISSUED`), so nobody takes over what belongs
-    to a row by choosing a name at the issuer, nor the other way, whichever comes or goes.
+    MARK is a hash of the issuer. A subject that is no valid name is replaced by a hash. Rows of a
+    tokens file may not have such names (`rows.ISSUED`), so a name chosen at the issuer cannot take
+    over what belongs to a row, nor the reverse.
     """
     mark = hashlib.sha256(issuer.encode()).hexdigest()[:8]
     name = f"{subject}@{mark}"
@@ -77,10 +78,10 @@ def principal_name(issuer: str, subject: str) -> str:
 
 
 class Issuer:
-    """Knows the principals of one authorization server by its access tokens.
+    """Verifier of the access tokens of one authorization server.
 
-    Rows of a tokens file bound what those may do who hold a claim. Tokens that prove nothing are
-    not remembered: to refuse one costs less than to remember it, and asks nobody.
+    Rows of a tokens file limit the permissions of tokens with a claim. Invalid tokens are not
+    cached: refusing one needs no request and costs less than caching it.
     """
 
     def __init__(
@@ -92,7 +93,7 @@ class Issuer:
         clock: Callable[[], float] = time.monotonic,
         fetch: Fetch = fetch_json,
     ) -> None:
-        """`audience` is the resource that tokens have to be for. Raises ConfigError."""
+        """`audience` is the resource that tokens have to be issued for. Raises ConfigError."""
         self._issuer = checked_issuer(issuer)
         self._audience = (audience.rstrip("/"), audience.rstrip("/") + "/")
         self._tokens = tokens
@@ -105,7 +106,7 @@ class Issuer:
         return await self._principal(await self._claims(token))
 
     async def prepare(self) -> None:
-        """Ask for the issuer's keys before anyone calls; what fails is logged."""
+        """Fetch the issuer's keys before the first call; a failure is logged."""
         await self._keys.prepare()
 
     async def aclose(self) -> None:
@@ -113,7 +114,7 @@ class Issuer:
         self._known.clear()
 
     async def _claims(self, token: str) -> Mapping[str, Any]:
-        """What a token says that is good."""
+        """Return the claims of a valid token, perhaps cached. Raises Unauthenticated."""
         name = digest(token)
         until, claims = self._known.get(name, (0.0, {}))
         if claims and self._clock() < until:
@@ -132,7 +133,10 @@ class Issuer:
         return claims
 
     async def _checked(self, token: str) -> Mapping[str, Any]:
-        """The claims of a token. Raises PyJWTError, ValueError, VerifierUnavailable."""
+        """Return the claims of a token, verified.
+
+        Raises PyJWTError, ValueError, VerifierUnavailable.
+        """
         if len(token) > MOST_TOKEN:
             raise ValueError("it is too long")
         header = jwt.get_unverified_header(token)
@@ -174,7 +178,7 @@ class Issuer:
 
 
 def scopes_of(claims: Mapping[str, Any]) -> frozenset[str]:
-    """Our scopes among those of a token: `scope` (RFC 9068), or `scp` as some issuers call it."""
+    """Return the scopes of a token that are known here, from `scope` (RFC 9068) and `scp`."""
     found: set[str] = set()
     for name in ("scope", "scp"):
         given = claims.get(name)
@@ -185,9 +189,9 @@ def scopes_of(claims: Mapping[str, Any]) -> frozenset[str]:
 
 
 def _require_access_token(claims: Mapping[str, Any]) -> None:
-    """Tell access tokens without a type of their own, as many issuers make, from ID tokens.
+    """Raise ValueError if a token without the type of access tokens may be an ID token.
 
-    Those have no scope and may have a nonce. Raises ValueError.
+    Many issuers set no type. ID tokens have no scope, and may have a nonce.
     """
     if not ("scope" in claims or "scp" in claims):
         raise ValueError("it has neither the type of an access token nor a scope")

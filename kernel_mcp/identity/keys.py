@@ -1,4 +1,4 @@
-"""The keys that an issuer signs with: had once, and again when they change."""
+"""Signing keys of an issuer: fetched, cached, and refreshed when they change."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from kernel_mcp.records import dataclass
 logger = logging.getLogger(__name__)
 
 ALGORITHMS = ("RS256", "PS256", "ES256", "EdDSA")
-"""Of signatures that are believed: none in which who checks one could make one."""
+"""Accepted signature algorithms: only asymmetric ones."""
 FRESH_S = 300.0
-"""Seconds until keys are asked for again, so that one which was withdrawn is not good for long."""
+"""Seconds until keys are fetched again, so that a withdrawn one soon becomes invalid."""
 STALE_S = 3600.0
-"""Seconds for which keys are good while the issuer cannot be asked."""
+"""Seconds for which keys are used while the issuer cannot be reached."""
 UNKNOWN_S = 30.0
-"""Seconds between two questions for a key that was not among the last ones."""
+"""Least seconds between two fetches for an unknown key or for a refresh."""
 RETRY_S = 5.0
-"""Seconds until an issuer is asked again that could not be, while there are no keys."""
+"""Seconds until an unreachable issuer is asked again, while there are no valid keys."""
 MOST_KEYS = 100
 LEAST_RSA_BITS = 2048
 _KINDS: tuple[tuple[tuple[str, str | None], tuple[str, ...]], ...] = (
@@ -33,13 +33,13 @@ _KINDS: tuple[tuple[tuple[str, str | None], tuple[str, ...]], ...] = (
     (("EC", "P-256"), ("ES256",)),
     (("OKP", "Ed25519"), ("EdDSA",)),
 )
-"""Type and curve of keys, and what they sign with."""
+"""Key type and curve, and the algorithms of their signatures."""
 _PRIVATE = frozenset({"d", "p", "q", "dp", "dq", "qi", "oth", "k"})
 
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """A public key, and which `ALGORITHMS` its signatures may have."""
+    """A public key, and the `ALGORITHMS` that its signatures may use."""
 
     id: str
     algorithms: tuple[str, ...]
@@ -47,7 +47,7 @@ class Key:
 
 
 def usable_keys(document: Mapping[str, Any]) -> tuple[Key, ...]:
-    """The keys of a set (RFC 7517) that sign as we know it. Raises Unreachable."""
+    """Return the keys of a JWK set (RFC 7517) for accepted algorithms. Raises Unreachable."""
     given = document.get("keys")
     if not isinstance(given, list):
         raise Unreachable("the set of keys has no list `keys`")
@@ -56,7 +56,7 @@ def usable_keys(document: Mapping[str, Any]) -> tuple[Key, ...]:
 
 
 def _key(given: Mapping[str, Any]) -> Key | None:
-    """A key, None where it is not for signatures that we check."""
+    """Return a key, or None if it is not valid or not for accepted signatures."""
     kind = (given.get("kty"), given.get("crv"))
     algorithms: tuple[str, ...] = next((found for known, found in _KINDS if known == kind), ())
     named, name = given.get("alg"), given.get("kid", "")
@@ -77,7 +77,7 @@ def _key(given: Mapping[str, Any]) -> Key | None:
 
 
 class SigningKeys:
-    """The keys of one issuer. At most one question at a time goes there, and few for bad tokens."""
+    """Cached keys of one issuer. Requests are serialized, and rare even with many bad tokens."""
 
     def __init__(
         self, issuer: str, *, clock: Callable[[], float], fetch: Fetch = fetch_json
@@ -91,12 +91,13 @@ class SigningKeys:
         self._reason = ""
 
     async def key(self, name: str, algorithm: str) -> Key | None:
-        """The key of that name, or the only one for an empty one; None for one that is not.
+        """Return the key with id `name`, or None if the issuer does not have it.
 
-        Raises VerifierUnavailable when the issuer would have to be asked, and cannot be.
+        An empty `name` stands for the only key for `algorithm`. Raises VerifierUnavailable if the
+        issuer would have to be asked and cannot be reached.
         """
         known = self._age <= STALE_S and self._found(name, algorithm) is not None
-        if not (known and self._turn.locked()):  # who asks now asks for all: wait for what is new
+        if not (known and self._turn.locked()):  # a known key needs no wait for a fetch in progress
             await self._ask(name, algorithm)
         found = self._found(name, algorithm)
         if self._age > STALE_S or (found is None and self._reason):
@@ -107,7 +108,7 @@ class SigningKeys:
         return found
 
     async def prepare(self) -> None:
-        """Ask for the keys before anyone needs them; what fails is logged."""
+        """Fetch the keys before they are needed; a failure is logged."""
         await self._ask("", "")
 
     @property
@@ -121,7 +122,7 @@ class SigningKeys:
         return fit[0] if len(fit) == 1 else None
 
     def _wanting(self, name: str, algorithm: str) -> bool:
-        """Whether the issuer is to be asked before a key is looked up."""
+        """Return True if the keys should be fetched before this key is looked up."""
         since = self._clock() - self._asked
         if self._age > STALE_S:
             return since >= RETRY_S

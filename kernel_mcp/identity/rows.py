@@ -1,9 +1,9 @@
-"""The rows of a tokens file: one JSON object a line, which says who has a token and what for.
+"""Rows of a tokens file: one JSON object a line, for a token and the permissions of its owner.
 
 {"principal": "alice", "sha256": "…", "scopes": ["kernel:run"], "quotas": {"sessions": 4},
  "doors": ["mount:/data"], "added": "2026-11-23T08:00:00Z"}
 
-`claim` ("NAME=VALUE") stands in the place of `sha256` in a row for access tokens of the issuer.
+A row for access tokens of the issuer has a `claim` ("NAME=VALUE") in place of `sha256`.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from kernel_mcp.identity import EVERY_SCOPE, PRINCIPAL, SCOPES
 from kernel_mcp.records import dataclass
 
 MOST_BYTES = 4 * MIB
-"""Of a tokens file."""
+"""Most bytes of a tokens file."""
 MOST_ROWS = 10_000
-"""Each call compares its token with all of them: 1 ms for so many."""
+"""Most rows. Each call compares its token with all of them, which takes 1 ms for so many."""
 MOST_LINE = 16 * KIB
 MOST_DIGITS = 18
 ISSUED = re.compile(r".*@[0-9a-f]{8}")
-"""Names of principals that come from an issuer (`issuer.principal_name`): no row may have one."""
+"""Names of an issuer's principals (`issuer.principal_name`), which rows may not have."""
 
 _KEYS = ("principal", "sha256", "claim", "scopes", "quotas", "doors", "added")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
@@ -36,13 +36,13 @@ DOORS_ARE = "mount:GUEST, env:NAME, secret:NAME, device:PATH, network, attach or
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """What an access token says: `name` is `value`, or a list that has it."""
+    """A condition on access tokens: claim `name` is `value`, or a list that contains it."""
 
     name: str
     value: str
 
     def holds(self, claims: Mapping[str, Any]) -> bool:
-        """Whether a token with these claims says it."""
+        """Return True if these claims of a token fulfil the condition."""
         found = claims.get(self.name)
         return found == self.value or (isinstance(found, list) and self.value in found)
 
@@ -52,9 +52,11 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One line of a tokens file: for the token with a `digest`, or for those that hold a `claim`.
+    """One row of a tokens file: for the token with `digest`, or for all tokens with `claim`.
 
-    line    its number, from 1
+    line       its number, from 1
+    principal  empty if tokens with the claim keep the issuer's names
+    digest     SHA-256 of the token; empty in a row with a claim
     """
 
     line: int
@@ -68,7 +70,7 @@ class Row:
 
 
 def parse(content: bytes, source: str) -> tuple[Row, ...]:
-    """The rows of a file. Raises ConfigError, which names `source` and the line."""
+    """Parse a tokens file. Raises ConfigError, which names `source` and the line."""
     if len(content) > MOST_BYTES:
         raise ConfigError(f"{source}: larger than the {MOST_BYTES // MIB} MiB that are read of it")
     rows: list[Row] = []
@@ -97,7 +99,7 @@ def parse(content: bytes, source: str) -> tuple[Row, ...]:
 
 
 def parse_row(line: bytes, number: int) -> Row:
-    """One row. Raises ValueError."""
+    """Parse line `number`. Raises ValueError."""
     table = _table(line)
     if unknown := [name for name in table if name not in _KEYS]:
         raise ValueError(f"there is no key {unknown[0][:40]!r}; there are {', '.join(_KEYS)}")
@@ -131,7 +133,7 @@ def parse_row(line: bytes, number: int) -> Row:
 
 
 def principal_named(given: object) -> str:
-    """The name of a principal. Raises ValueError."""
+    """Return the name of a principal unchanged. Raises ValueError if it is not valid."""
     if not isinstance(given, str) or not PRINCIPAL.fullmatch(given):
         raise ValueError(
             "a principal has a name of 1 to 64 letters, digits and . _ - @, not dots alone"
@@ -144,14 +146,14 @@ def principal_named(given: object) -> str:
 
 
 def scopes_named(given: Sequence[str]) -> frozenset[str]:
-    """Scopes. Raises ValueError."""
+    """Return scopes as a set. Raises ValueError for an unknown one."""
     if unknown := [each for each in given if each not in EVERY_SCOPE]:
         raise ValueError(f"{unknown[0][:40]!r} is no scope; there are {', '.join(EVERY_SCOPE)}")
     return frozenset(given)
 
 
 def doors_named(given: Sequence[str]) -> tuple[str, ...]:
-    """Doors, in order. Raises ValueError."""
+    """Return doors, sorted and without duplicates. Raises ValueError for an invalid one."""
     for each in given:
         if not _DOOR.fullmatch(each) or not each.isprintable() or len(each) > 4096:
             raise ValueError(f"{each[:40]!r} is no door; there are {DOORS_ARE}")
@@ -159,7 +161,7 @@ def doors_named(given: Sequence[str]) -> tuple[str, ...]:
 
 
 def _table(line: bytes) -> dict[str, Any]:
-    """A JSON object, as strict as JSON is. Raises ValueError."""
+    """Parse a JSON object strictly: no duplicate keys, NaN or huge numbers. Raises ValueError."""
     if len(line) > MOST_LINE:
         raise ValueError(f"longer than {MOST_LINE // KIB} KiB")
     try:

@@ -1,4 +1,4 @@
-"""Principals of a tokens file: whose a token is, also after the file has changed."""
+"""Verification by a tokens file, which is read again when it has changed."""
 
 from __future__ import annotations
 
@@ -23,13 +23,15 @@ from kernel_mcp.records import dataclass
 logger = logging.getLogger(__name__)
 
 UNSETTLED_NS = 100_000_000
-"""A file that was written so shortly before it was read may have changed since, unseen: file
-systems keep times by the tick, of at most 10 ms."""
+"""A file written within this time before it was read may change again without a new timestamp.
+
+File systems keep times by the tick, of at most 10 ms.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Version:
-    """What tells two versions of a file apart without reading them."""
+    """Identity of a file's content by its metadata, to detect changes without reading it."""
 
     device: int = -1
     inode: int = -1
@@ -40,7 +42,7 @@ class Version:
 
     @classmethod
     def of(cls, found: os.stat_result) -> Version:
-        """That of a file."""
+        """Return the version of a file."""
         return cls(
             found.st_dev,
             found.st_ino,
@@ -52,7 +54,7 @@ class Version:
 
     @property
     def settled(self) -> bool:
-        """Whether a change after this moment has another version."""
+        """True if any later change of the file results in another version."""
         return not 0 <= time.time_ns() - self.modified_ns < UNSETTLED_NS
 
 
@@ -60,9 +62,9 @@ NO_FILE = Version()
 
 
 def read_tokens(path: Path) -> tuple[tuple[Row, ...], Version]:
-    """The rows of a file, and which version of it they are. Raises ConfigError, OSError.
+    """Return the rows of a tokens file and its version. Raises ConfigError, OSError.
 
-    No other user may write to it or replace it.
+    ConfigError is also raised if another user may write to the file or replace it.
     """
     try:
         require_unshared(path)
@@ -73,7 +75,7 @@ def read_tokens(path: Path) -> tuple[tuple[Row, ...], Version]:
 
 
 def read_open(opened: BinaryIO, path: Path) -> tuple[tuple[Row, ...], Version]:
-    """As `read_tokens`, of a file that is open at its beginning. Raises ConfigError, OSError."""
+    """Do as `read_tokens` with a file open at its beginning. Raises ConfigError, OSError."""
     found = os.fstat(opened.fileno())
     version = Version.of(found)
     mode = stat.S_IMODE(found.st_mode)
@@ -93,9 +95,10 @@ def read_open(opened: BinaryIO, path: Path) -> tuple[tuple[Row, ...], Version]:
 
 
 class TokenFile:
-    """Knows the principals of a file, which is read again at the next call when it has changed.
+    """Verifier of the tokens in a file. A changed file is read again at the next call.
 
-    A version with an error in it changes nothing and is logged; without the file nobody may call.
+    A version with an error is logged and the previous rows stay in force. If the file is removed,
+    no token is valid.
     """
 
     def __init__(self, path: Path) -> None:
@@ -104,7 +107,7 @@ class TokenFile:
         self._turn = anyio.Lock()
         self._said = ""
         self.told: Callable[[str], None] = lambda _text: None
-        """Called with what is new of the file, in a thread."""
+        """Called, in a thread, with a message about each change of the file."""
         self._rows: tuple[Row, ...] = ()
         self._version: Version | None = None
         try:
@@ -121,7 +124,7 @@ class TokenFile:
 
     @property
     def rows(self) -> tuple[Row, ...]:
-        """Those in force."""
+        """The rows in force."""
         return self._rows
 
     async def verify(self, token: str) -> Principal:
@@ -129,7 +132,7 @@ class TokenFile:
         await self.refresh()
         wanted = digest(token)
         found = None
-        for row in self._rows:  # all of them: how long it takes says nothing about any
+        for row in self._rows:  # all rows, so that timing reveals nothing
             if hmac.compare_digest(row.digest, wanted):
                 found = row
         if found is None:
@@ -137,7 +140,7 @@ class TokenFile:
         return Principal(found.principal, found.scopes, found.quotas, found.doors)
 
     async def claimed(self, claims: Mapping[str, Any]) -> Row | None:
-        """The first row for a claim that an access token holds."""
+        """Return the first row whose claim an access token has, or None."""
         await self.refresh()
         return next((row for row in self._rows if row.claim and row.claim.holds(claims)), None)
 
@@ -145,7 +148,7 @@ class TokenFile:
         """See `Verifier`."""
 
     async def refresh(self) -> None:
-        """Have the rows of the file as it is now."""
+        """Read the file again if it has changed."""
         if self._seen() == self._version:
             return
         async with self._turn:
@@ -153,7 +156,7 @@ class TokenFile:
                 await anyio.to_thread.run_sync(self._read_again)
 
     def _seen(self) -> Version | None:
-        """The version there is now; None where that cannot be said."""
+        """Return the current version, NO_FILE without a file, or None if it is not known."""
         try:
             return Version.of(self._path.stat())
         except OSError as error:
@@ -188,7 +191,7 @@ class TokenFile:
             self._say(logging.INFO, f"{self._path} was read: {len(rows)} rows")
 
     def _say(self, level: int, text: str) -> None:
-        """Log what is not what was logged last."""
+        """Log a message and call `told`, unless it equals the last one."""
         if text != self._said:
             self._said = text
             logger.log(level, "%s", text)

@@ -1,4 +1,4 @@
-"""What proves who calls, as the settings say."""
+"""Verifiers of tokens, as the settings demand."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from kernel_mcp.identity.tokens import TokenFile
 
 
 class Verifiers:
-    """Tokens with our prefix are those of the file, all others the issuer's."""
+    """Verifier by the tokens file for tokens with TOKEN_PREFIX, and by the issuer for others."""
 
     def __init__(self, tokens: TokenFile | None, issuer: Issuer | None) -> None:
         self._tokens = tokens
@@ -33,7 +33,7 @@ class Verifiers:
         return await asked.verify(token)
 
     def doors(self) -> dict[str, str]:
-        """Doors that rows of the file name, each with the row that does so first."""
+        """Return the doors that rows of the file name, each with the first row that does."""
         rows = self._tokens.rows if self._tokens is not None else ()
         return {
             door: f"row {row.line} ({row.principal or row.claim})"
@@ -42,12 +42,12 @@ class Verifiers:
         }
 
     def tell(self, told: Callable[[str], None]) -> None:
-        """Have `told` called, in a thread, with what is new of the file."""
+        """Call `told`, in a thread, with a message about each change of the tokens file."""
         if self._tokens is not None:
             self._tokens.told = told
 
     async def prepare(self) -> None:
-        """Have what the first call needs; what fails is logged."""
+        """Fetch the issuer's keys, which the first call needs; a failure is logged."""
         if self._issuer is not None:
             await self._issuer.prepare()
 
@@ -59,7 +59,7 @@ class Verifiers:
 
 
 def verifier_of(settings: Settings, url: str) -> Verifiers | OneToken | None:
-    """What the settings of a server at `url` demand; None for nothing. Raises ConfigError."""
+    """Return the verifier for a server at `url`, or None with `--no-auth`. Raises ConfigError."""
     if settings.no_auth:
         return None
     if not settings.several:
