@@ -1,6 +1,6 @@
-"""The policy: what code may import, and what is said about code before it runs.
+"""The import policy: the modules that code may import, and reports about code before it runs.
 
-A guard rail for well-meaning code. The boundary is the sandbox.
+It guides well-meaning code. The security boundary is the sandbox.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from kernel_mcp.config.values import parse_entry
 from kernel_mcp.errors import ConfigError
 from kernel_mcp.records import dataclass
 
-# The profiles: what each lets code do, which of them is in force, and how that is said.
+# The profiles: modules and builtins of each, the one in force, and its description.
 
 
 def words(text: str) -> frozenset[str]:
-    """The words of a text as a set."""
+    """Return the words of a text as a set."""
     return frozenset(text.split())
 
 
@@ -29,9 +29,9 @@ STRICT_MODULES: frozenset[str] = words(
     unicodedata
     """
 )
-"""Pure computing: no files, no processes, no network.
+"""Modules of the strict profile: computation without files, processes or network.
 
-`__future__` is an instruction to the compiler and gives nothing away.
+`__future__` is an instruction to the compiler and gives access to nothing.
 """
 
 GUARDED_MODULES: frozenset[str] = STRICT_MODULES | words(
@@ -47,12 +47,11 @@ GUARDED_MODULES: frozenset[str] = STRICT_MODULES | words(
     IPython.display
     """
 )
-"""A working notebook with no boundary but this list: the standard library that computes, parses,
-stores and formats.
+"""Modules of the guarded profile: the standard library that computes, parses, stores and formats.
 
-Missing on purpose: everything that starts processes, opens sockets, loads native code or objects
-that run code, changes the interpreter, or hands out modules that do (os, sys, subprocess, socket,
-ctypes, shutil, importlib, signal, multiprocessing, http, pickle, builtins, gc, code, pty …).
+Left out on purpose: modules that start processes, open sockets, load native code or objects that
+run code, change the interpreter, or expose modules that do (os, sys, subprocess, socket, ctypes,
+shutil, importlib, signal, multiprocessing, http, pickle, builtins, gc, code, pty …).
 """
 
 DATA_MODULES: frozenset[str] = words(
@@ -61,17 +60,17 @@ DATA_MODULES: frozenset[str] = words(
     scipy seaborn sklearn statsmodels sympy tabulate tqdm
     """
 )
-"""The packages most analyses begin with, by import name; the profile installs them."""
+"""Packages of the data profile by import name; the profile installs them."""
 
 STRICT_DENIED_BUILTINS: frozenset[str] = words(
     "__import__ breakpoint compile eval exec globals input open vars"
 )
-"""What the strict profile takes away: files, and code made from text."""
+"""Builtins that the strict profile denies: they open files, or run code from text."""
 
 HANDED_OUT: frozenset[str] = words(
     "builtins ctypes importlib nt os posix pty runpy shutil subprocess sys"
 )
-"""Modules that other modules keep as an attribute, so that `random._os` needs no import."""
+"""Modules that are reachable as attributes of other modules without an import: `random._os`."""
 
 HANDED_OUT_BY_STDLIB: frozenset[str] = HANDED_OUT | words(
     """
@@ -79,8 +78,10 @@ HANDED_OUT_BY_STDLIB: frozenset[str] = HANDED_OUT | words(
     selectors signal socket ssl
     """
 )
-"""As HANDED_OUT, with names that outside the standard library mean something else
-(`scipy.signal`)."""
+"""As HANDED_OUT, for attributes of the standard library.
+
+Elsewhere these additional names mean something else (`scipy.signal`).
+"""
 
 HINTS: dict[str, str] = {
     "os": "pathlib handles paths and files.",
@@ -92,28 +93,28 @@ HINTS: dict[str, str] = {
     "importlib": "Write a plain import statement.",
     "pickle": "json, csv or sqlite3 keep data.",
 }
-"""What to do instead of the imports that are refused most."""
+"""Alternatives to the modules that are refused most often."""
 
 NETWORK_MODULES: frozenset[str] = words(
     "aiohttp ftplib http httpx requests smtplib socket ssl urllib.request urllib3 websockets"
 )
-"""Modules that are for nothing else than to connect."""
+"""Modules whose only purpose is the network."""
 
 
 def profile_entries(settings: Settings) -> tuple[str, ...]:
-    """All names the environment of the kernels has to serve, as `--allow` takes them."""
+    """Return all entries that the kernels' environment has to provide, in the form of `--allow`."""
     if settings.profile != "data":
         return settings.allow
     return (*settings.allow, *sorted(DATA_MODULES))
 
 
 def profile_in_force(profile: str, *, confined: bool) -> str:
-    """The profile that holds: without a sandbox to be the boundary, that is a list of modules."""
+    """Return the effective profile: without a sandbox at least `guarded`, a list of modules."""
     return profile if confined or profile == "strict" else "guarded"
 
 
 def profile_in_words(settings: Settings, sandbox: str) -> str:
-    """What holds in sessions of this server, in two sentences; `sandbox` is the backend's name."""
+    """Return a description of the policy in two sentences; `sandbox` is the backend's name."""
     profile = profile_in_force(settings.profile, confined=settings.confined)
     everything = "*" in settings.allow or profile in ("default", "data")
     if not settings.confined:
@@ -144,7 +145,7 @@ _REFUSALS = frozenset({"size", "encoding", "depth", "import", "builtin", "attrib
 
 @dataclass(frozen=True, slots=True)
 class Diagnostic:
-    """One remark about one place.
+    """One error or warning about a position in the code.
 
     `line` and `column` count from 1; `column` counts characters. `source_line` is that line of
     the code as it was sent, cut after 300 characters.
@@ -158,7 +159,7 @@ class Diagnostic:
     source_line: str
 
     def render(self) -> str:
-        """The remark, then the line with a caret under the place."""
+        """Return the message, then the source line with a caret under the column."""
         warning = "warning: " if self.severity == "warning" else ""
         text = f"line {self.line}, column {self.column}: {warning}{self.message}"
         if not self.source_line.strip() or self.column > len(self.source_line) + 1:
@@ -172,7 +173,7 @@ class Diagnostic:
 
 @dataclass(frozen=True, slots=True)
 class ImportUse:
-    """A module that the code imports, and whether the policy allows it."""
+    """A module that the code imports; `allowed` is True if the policy permits it."""
 
     name: str
     allowed: bool
@@ -181,10 +182,10 @@ class ImportUse:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What `check` finds in code that has not run.
+    """Result of `check`, for code that has not run.
 
-    `valid` means that no diagnostic is an error. `note` says what is allowed, when something is
-    not.
+    valid  True if no diagnostic is an error
+    note   the modules that are allowed, if an import is refused; else empty
     """
 
     valid: bool
@@ -194,10 +195,10 @@ class Report:
 
     @property
     def refusals(self) -> tuple[Diagnostic, ...]:
-        """The errors for which the code must not run; empty when it may.
+        """The errors for which the code must not run; empty if it may.
 
-        Errors of syntax alone do not count, but they are told along with others. Errors of script
-        metadata never count: a cell may hold such a block as text.
+        Syntax errors are included only together with others. Errors of script metadata never
+        count: a cell may contain such a block as text.
         """
         errors = [item for item in self.diagnostics if item.severity == "error"]
         if not any(item.kind in _REFUSALS for item in errors):
@@ -206,20 +207,20 @@ class Report:
 
     @property
     def syntax_errors(self) -> tuple[Diagnostic, ...]:
-        """Why the code could not be parsed, and so not be checked either."""
+        """The errors for which the code could not be parsed, and therefore not be checked."""
         return tuple(
             item for item in self.diagnostics if item.kind == "syntax" and item.severity == "error"
         )
 
     def with_error(self, kind: Kind, message: str, line: int, code: str) -> Report:
-        """With one more error, about a whole line of the code."""
+        """Return the report with an additional error about a whole line of the code."""
         text = code.splitlines()[line - 1][:MAX_SOURCE_LINE] if code else ""
         found = Diagnostic(kind, "error", message, line, 1, text)
         every = sorted((*self.diagnostics, found), key=lambda each: (each.line, each.column))
         return replace(self, valid=False, diagnostics=tuple(every))
 
     def render(self) -> str:
-        """All diagnostics as text, errors first, or that there are none."""
+        """Return all diagnostics as text, errors first; `no problems found` without any."""
         if not self.diagnostics:
             return "no problems found"
         ordered = sorted(self.diagnostics, key=lambda item: item.severity != "error")
@@ -227,7 +228,7 @@ class Report:
         return "\n".join([*parts, self.note] if self.note else parts)
 
     def to_json(self) -> dict[str, Any]:
-        """The structured form for tool results."""
+        """Return the report as JSON values, for tool results."""
         return {
             "valid": self.valid,
             "diagnostics": [asdict(item) for item in self.diagnostics],
@@ -239,17 +240,20 @@ _FAMILIAR = ("json", "math", "pathlib", "re", "statistics")
 
 
 class NextStep(Protocol):
-    """How a model gets a module that it does not have."""
+    """Function that says how to get a module that is missing or not allowed."""
 
     def __call__(self, module: str, *, once: bool) -> str:
-        """A sentence with a call or a flag that works here; empty for the standard library.
+        """Return a sentence with a call or flag that works here; empty for the standard library.
 
-        `once` is for code of `run_script`, whose session nobody can add to.
+        `once` is True for code of `run_script`, to whose session no package can be added.
         """
 
 
 def operators_step(module: str, *, once: bool) -> str:
-    """The flag alone: nothing is known of what may be installed."""
+    """Return a sentence that names the flag `--allow`; empty for the standard library.
+
+    This `NextStep` does not depend on the packages that could be installed.
+    """
     root = module.partition(".")[0]
     if root in sys.stdlib_module_names:
         return ""
@@ -258,19 +262,21 @@ def operators_step(module: str, *, once: bool) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """What code of a session may import: it steers well-meaning code, the boundary is the sandbox.
+    """The modules and builtins that code of a session may use.
 
-    modules        names allowed with everything below them; a dotted name brings the packages
-                   above it, but nothing else that is in them
-    allow_all      nothing is refused, and no code is read before it runs
-    profile        the name of the list it began from
+    It guides well-meaning code; the security boundary is the sandbox.
+
+    modules        allowed modules, with all their submodules; a dotted name also permits importing
+                   its parent packages, but no other members of them
+    allow_all      True if nothing is refused, and no code is checked before it runs
+    profile        name of the profile that the list is based on
     deny_builtins  builtins that code may not use
-    installed      modules of the session's packages; None where that is not known
-    step           how to get a module that is not there
-    once           whether it is for code of `run_script`
-    tools          groups of tools that a model has (`--tools`)
-    confined       whether a sandbox is around it
-    network        whether the operator has opened that to the network (`--network`)
+    installed      modules of the session's packages; None if they are not known
+    step           says how to get a missing module
+    once           True for code of `run_script`
+    tools          groups of tools that are available (`--tools`)
+    confined       True if the session has a sandbox
+    network        True if the operator permits network access (`--network`)
     """
 
     modules: frozenset[str]
@@ -292,9 +298,9 @@ class Policy:
         step: NextStep = operators_step,
         tools: tuple[str, ...] = TOOL_GROUPS,
     ) -> Policy:
-        """The policy of a profile that is in force, with the operator's `--allow` entries added.
+        """Return the policy of an effective profile, with the operator's `--allow` entries added.
 
-        `*` allows everything. Raises ConfigError for what `parse_entry` cannot read.
+        `*` allows everything. Raises ConfigError for an unknown profile or invalid entry.
         """
         if profile not in PROFILES:
             raise ConfigError(
@@ -311,7 +317,7 @@ class Policy:
             raise ConfigError(f"--allow: {error}") from None
 
     def with_modules(self, names: Iterable[str]) -> Policy:
-        """The same policy with more names allowed, each also as an identifier in lower case."""
+        """Return the policy with more names allowed, each also as a lower-case identifier."""
         added: set[str] = set()
         for name in names:
             identifier = name.replace("-", "_")
@@ -319,19 +325,22 @@ class Policy:
         return replace(self, modules=self.modules | added)
 
     def with_installed(self, names: Iterable[str]) -> Policy:
-        """The same policy for a session whose packages bring these modules, too."""
+        """Return the policy for a session whose packages also provide these modules."""
         return replace(self, installed=(self.installed or frozenset()) | frozenset(names))
 
     def allows(self, module: str) -> bool:
-        """Whether `import module` passes: listed itself, below a listed name, or above one."""
+        """Return True if `import module` is allowed: a listed name, or one below or above it."""
         return self.allows_members(module) or _above(module, self.modules)
 
     def allows_members(self, module: str) -> bool:
-        """Whether everything in `module` may be used; false for a package above a listed name."""
+        """Return True if all members of `module` may be used; False if only submodules may be."""
         return self.has(module) if self.allow_all else _listed(module, self.modules)
 
     def has(self, module: str) -> bool:
-        """Whether a module is Python's own, or of an installed package, as far as is known."""
+        """Return True if a module is in the standard library or an installed package.
+
+        Also True if the installed packages are not known.
+        """
         if self.installed is None or module.partition(".")[0] in sys.stdlib_module_names:
             return True
         return any(
@@ -340,11 +349,11 @@ class Policy:
         )
 
     def refusal(self, module: str) -> str:
-        """The whole text that refuses `module`: as `denial`, and what is allowed."""
+        """Return the text of `denial`, followed by the modules that are allowed."""
         return f"{self.denial(module)} Allowed: {self.summary()}."
 
     def denial(self, module: str) -> str:
-        """The text that refuses `module`: what to do instead, and the step that permits it."""
+        """Return the error for `module`, with an alternative and the step that would permit it."""
         what = "import of {!r} is not allowed in this session."
         sentences = [
             ("{!r} is not installed here." if self.allow_all else what).format(module),
@@ -354,7 +363,7 @@ class Policy:
         return " ".join(filter(None, sentences))
 
     def hint(self, module: str) -> str:
-        """What to do instead of a module; empty for nothing."""
+        """Return what to use instead of a module; empty if nothing is known."""
         root = module.partition(".")[0]
         if NETWORK_MODULES.isdisjoint({module, root}):
             return HINTS.get(module) or HINTS.get(root, "")
@@ -365,7 +374,10 @@ class Policy:
         return f"Start the server with --allow {self.flag(module)} (or --allow '*') to permit it."
 
     def flag(self, module: str) -> str:
-        """The shortest name that would allow `module` without allowing more than its package."""
+        """Return the shortest prefix of `module` that is no parent of an allowed module.
+
+        It is meant for `--allow`: `urllib.request` and not `urllib`, which would allow more.
+        """
         parts = module.removesuffix(".*").split(".")
         for count in range(1, len(parts)):
             name = ".".join(parts[:count])
@@ -374,7 +386,7 @@ class Policy:
         return ".".join(parts)
 
     def summary(self) -> str:
-        """The allow-list in few words: what the operator added, and how much of the rest."""
+        """Return the allow-list in short: the operator's additions and the number of others."""
         if self.allow_all:
             return "the standard library and all that is installed (list_packages shows it)"
         base = STRICT_MODULES if self.profile == "strict" else GUARDED_MODULES
@@ -385,7 +397,7 @@ class Policy:
         return f"{', '.join(added)} and {rest}" if added else rest
 
     def to_json(self) -> dict[str, Any]:
-        """The form the kernel reads at boot."""
+        """Return the policy as JSON values, as the kernel reads it at boot."""
         return {
             "allow_all": self.allow_all,
             "modules": sorted(self.modules),

@@ -1,4 +1,4 @@
-"""`check`: everything that can be said about code without running it."""
+"""`check`: static analysis of a cell, which is never run."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ from kernel_mcp.records import dataclass
 
 FILE_NAME = "<cell>"
 _recording = threading.Lock()
-"""Recording warnings swaps state of the whole process, so one parse at a time does it."""
+"""Held while warnings are recorded, as that changes state of the whole process."""
 
 
 @dataclass(frozen=True, slots=True)
 class Parsed:
-    """What came of parsing: `tree` and `code` are None where it failed or was not done."""
+    """Result of parsing. `tree` and `code` are None if that step failed or was not done."""
 
     tree: ast.Module | None
     code: CodeType | None
@@ -45,9 +45,9 @@ class Parsed:
 
 
 def parse(source: Source, *, python: str = "", compiled: bool = True) -> Parsed:
-    """Parse and, unless told otherwise, compile, with top-level `await`, and never run.
+    """Parse and, with `compiled`, compile code, with top-level `await` permitted; never run it.
 
-    `python` is the version of the kernel, for a remark where this server's version differs.
+    `python` is the version of the kernel: syntax errors mention it if the server's differs.
     """
     text = source.text
     depth, line = deepest_chain(text)
@@ -94,7 +94,7 @@ def _too_deep(source: Source, line: int) -> Diagnostic:
 
 
 def _syntax(source: Source, error: SyntaxError, python: str, *, in_bytes: bool) -> Diagnostic:
-    """The diagnostic of a SyntaxError; `in_bytes` says that its column counts UTF-8 bytes."""
+    """Return the diagnostic of a SyntaxError; with `in_bytes` its column counts UTF-8 bytes."""
     line, column = error.lineno or 1, error.offset or 1
     if in_bytes:
         column = source.column_of_byte(line, column - 1)
@@ -120,13 +120,14 @@ def _remarks(source: Source, caught: list[warnings.WarningMessage]) -> tuple[Dia
 
 
 MAX_ENTRIES = 2000
-"""Entries of a workspace that are looked at; it may be made huge on purpose."""
+"""Most workspace entries that are examined; code may create very many."""
 
 
 def own_modules(workspace: Path) -> frozenset[str]:
-    """The names under which code may import the files and folders of a workspace.
+    """Return the names under which code can import files and folders of a workspace.
 
-    Only names are read. The standard library cannot be stood in for.
+    No file is read. Names of the standard library are left out, as they cannot be replaced. Empty
+    if the folder cannot be read.
     """
     found: set[str] = set()
     try:
@@ -141,10 +142,10 @@ def own_modules(workspace: Path) -> frozenset[str]:
 
 
 MAX_NAMES = 20
-"""Remarks about one cell."""
+"""Most undefined names reported for one cell."""
 
 MAX_LENGTH = 64 * 1024
-"""Characters of code up to which the search is quick enough to be made."""
+"""Longest code, in characters, that is searched for undefined names."""
 
 _READS = frozenset({"LOAD_NAME", "LOAD_GLOBAL", "LOAD_FROM_DICT_OR_GLOBALS"})
 _UNKNOWABLE = frozenset({"exec", "globals", "locals", "vars", "get_ipython"})
@@ -160,9 +161,9 @@ _IMPLICIT = re.compile(r"__\w*__|_{1,3}|_i{1,3}|_[iod]h|_i?\d+")
 def undefined_names(
     source: Source, code: CodeType, known_names: frozenset[str]
 ) -> tuple[Diagnostic, ...]:
-    """Warnings for names that the cell reads and neither it, Python nor the session defines.
+    """Return warnings for names that the cell reads but neither it, Python nor the session defines.
 
-    Silent where code may define names out of sight: `from x import *`, `exec`, `globals()`.
+    Empty for code that may define names dynamically: `from x import *`, `exec`, `globals()`.
     """
     if len(source.text) > MAX_LENGTH:
         return ()
@@ -209,7 +210,10 @@ def _code_objects(code: CodeType) -> Iterator[CodeType]:
 
 
 def _place(instruction: dis.Instruction, line: int) -> tuple[int, int | None]:
-    """Line and byte offset; before Python 3.11 only the line, carried on from the one before."""
+    """Return line and byte offset; the offset is None if not known, as before Python 3.11.
+
+    `line` is the one of the previous instruction.
+    """
     positions = getattr(instruction, "positions", None)
     if positions is not None and positions.lineno is not None:
         return positions.lineno, positions.col_offset
@@ -253,10 +257,10 @@ def check(
 ) -> Report:
     """Report syntax, imports, refusals, undefined names and script metadata of a cell.
 
-    known_names  variables of the live session; None leaves out the search for undefined names
-    own_modules  modules that lie in the session's workspace and may be imported
-    python       version of the session's Python, mentioned where this server's may judge otherwise
-    compiled     False leaves out what only the compiler behind the parser objects to
+    known_names  variables of the session; None skips the search for undefined names
+    own_modules  modules in the session's workspace, which may be imported
+    python       version of the session's Python, mentioned if the server's may judge differently
+    compiled     False skips errors that only the compiler detects, after the parser
     """
     note = f"Allowed here: {policy.summary()}."
     policy = replace(policy, modules=policy.modules | own_modules)
@@ -289,7 +293,7 @@ def check(
 
 
 def _parse(source: Source, python: str, compiled: bool) -> tuple[Source, Parsed, tuple[Magic, ...]]:
-    """Parse as plain Python, and only where that fails as IPython would read it."""
+    """Parse as plain Python and, only if that fails, as IPython would read it."""
     parsed = parse(source, python=python, compiled=compiled)
     if parsed.tree is not None or any(item.kind == "depth" for item in parsed.diagnostics):
         return source, parsed, ()
@@ -313,7 +317,7 @@ def _metadata(source: Source, code: str) -> list[Diagnostic]:
 
 
 def _limited(diagnostics: list[Diagnostic]) -> tuple[Diagnostic, ...]:
-    """In the order of the code; when there are too many, errors are kept before warnings."""
+    """Return diagnostics in source order. If there are too many, warnings are dropped first."""
     chosen = sorted(diagnostics, key=lambda item: item.severity != "error")[:MAX_DIAGNOSTICS]
     chosen.sort(key=lambda item: (item.line, item.column))
     left_out = len(diagnostics) - len(chosen)

@@ -1,6 +1,6 @@
-"""IPython's own syntax: found where IPython would find it, and made plain Python of equal length.
+"""IPython syntax: found as IPython finds it, and replaced by plain Python with as many lines.
 
-Only code that is not plain Python comes here, and so nothing valid is ever taken for a command.
+Only code that fails to parse as plain Python gets here, so no valid code is taken for a command.
 """
 
 from __future__ import annotations
@@ -32,16 +32,17 @@ _AUTOMAGIC = re.compile(
 _BARE_INSTALL = re.compile(
     r"(?:pip[\d.]*|uv[ \t]+pip|python[\d.]*[ \t]+-m[ \t]+pip)[ \t]+(?:-\S+[ \t]+)*install[ \t]"
 )
-"""A line that is an installation without a sign; no Python begins like this."""
+"""An installation command without `%` or `!`; no Python code begins like this."""
 _CLASSIC_PROMPT = re.compile(r"\s*(?:>>>|\.\.\.)[ \t]?")
 _IPYTHON_PROMPT = re.compile(r"(?:(?:\[nav\]|\[ins\])? ?In \[\d+\]: |\s*\.{3,}: ?)")
 
 
 @dataclass(frozen=True, slots=True)
 class Magic:
-    """One use of IPython syntax; `line` and `column` (from 1) are places of the plain form.
+    """One use of IPython syntax; `line` and `column` (from 1) are positions in the plain form.
 
-    `name` is the command without its sign, empty for help and shell. `rest` is what follows.
+    `name` is the command without `%`, and empty for help, shell and calls. `rest` is the text
+    after it.
     """
 
     kind: MagicKind
@@ -53,7 +54,7 @@ class Magic:
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """A command as it is written: `text` with its sign, `head` before it, its lines from 1."""
+    """A command as written: `text` with its sign, `head` before it, and its lines (from 1)."""
 
     head: str
     text: str
@@ -62,9 +63,9 @@ class Command:
 
 
 def top_level(source: Source, word: str) -> tuple[Source, tuple[Command, ...]]:
-    """The source without margins and prompts, and the commands in it that are not indented.
+    """Return the source without margins and prompts, and its commands that are not indented.
 
-    Nothing is read behind the last `word`. Below a `%%` line that is not for Python there are none.
+    Nothing after the last `word` is read, nor below a `%%` line that is not for Python.
     """
     source = _without_prompts(_without_margin(source))
     below, _ = _cell_magics(source)
@@ -73,9 +74,10 @@ def top_level(source: Source, word: str) -> tuple[Source, tuple[Command, ...]]:
 
 
 def plain(source: Source) -> tuple[Source, tuple[Magic, ...]]:
-    """The source with margins, prompts and IPython syntax made plain Python, and what was found.
+    """Return the source as plain Python, and the IPython syntax that was replaced.
 
-    Commands that time Python code are replaced by that code, all others by `pass` or `None`.
+    Margins and prompts are removed. Commands that time Python code are replaced by that code, all
+    others by `pass` or `None`.
     """
     source = _without_prompts(_without_margin(source))
     source, found = _cell_magics(source)
@@ -97,7 +99,10 @@ def plain(source: Source) -> tuple[Source, tuple[Magic, ...]]:
 
 
 def automagic(source: Source) -> Magic | None:
-    """The command in a cell of one line like `pip install x`, which IPython takes as `%pip`."""
+    """Return the command of a one-line cell such as `pip install x`, or None.
+
+    IPython takes it as `%pip`.
+    """
     filled = [(number, line) for number, line in enumerate(source.lines, 1) if line.strip()]
     if len(filled) != 1:
         return None
@@ -142,7 +147,10 @@ def _without(source: Source, prompt: Callable[[str], re.Match[str] | None]) -> S
 
 
 def _cell_magics(source: Source) -> tuple[Source, list[Magic]]:
-    """Take off the `%%` lines at the top; below one that is not Python nothing is left."""
+    """Remove the `%%` lines at the top, and everything below one that is not for Python.
+
+    Returns the source, and the commands found.
+    """
     found: list[Magic] = []
     changes: dict[int, tuple[str, int]] = {}
     for number, line in enumerate(source.lines, start=1):
@@ -164,14 +172,14 @@ def _cell_magics(source: Source) -> tuple[Source, list[Magic]]:
 
 
 def _timed_code(magic: Magic) -> str | None:
-    """The Python that a timing command runs, empty for none; None for any other command."""
+    """Return the Python code of a timing command, perhaps empty; None for another command."""
     if magic.kind in ("line", "cell") and magic.name in ("time", "timeit"):
         return _without_options(magic.rest.strip())
     return "" if magic.kind == "cell" and magic.name == "capture" else None
 
 
 def _without_options(rest: str) -> str:
-    """Return the code behind the options of a timing command."""
+    """Return the code after the options of a timing command."""
     words = rest.split()
     taken = 0
     while taken < len(words) - 1 and words[taken].startswith("-"):
@@ -191,7 +199,7 @@ def _written(text: str, most: int) -> Iterator[Command]:
 
 
 def _commands(text: str, most: int) -> Iterator[tuple[int, int, int]]:
-    """Start of the statement, position of the sign and end, for each command before `most`."""
+    """Yield start of the statement, position of the sign, and end of each command before `most`."""
     position, depth = 0, 0
     start: int | None = None
     assigned = False
@@ -237,7 +245,7 @@ def _end_of_command(text: str, position: int) -> int:
 
 
 def command(text: str, line: int, column: int) -> Magic:
-    """The command that a text with its sign is, told by that sign."""
+    """Return the command of a text, by its sign: `?`, `!`, `%`, or one of an implicit call."""
     stripped = text.rstrip()
     if stripped.endswith("?") or stripped.startswith("?"):
         return Magic("help", "", stripped.strip("?% "), line, column)
@@ -256,15 +264,15 @@ _INSTALLERS = ("pip", "pip3", "conda", "mamba", "uv", "python", "python3")
 
 
 def is_harmless(magic: Magic) -> bool:
-    """Whether even a restrictive policy lets the command through, as the kernel does.
+    """Return True if even a restrictive policy permits the command, as the kernel does.
 
-    The code that such a command runs is checked like any other.
+    Code that such a command runs is checked like any other.
     """
     return magic.kind in ("line", "cell") and config.is_harmless(magic.name, magic.rest)
 
 
 def refuse(source: Source, magic: Magic, policy: Policy) -> Diagnostic:
-    """The error for a command, with what to do instead under a policy."""
+    """Return the error for a command, with an alternative that the policy permits."""
     if magic.kind == "help":
         text = f"`?` is not available; use help({magic.rest or 'name'})"
     elif magic.kind == "call":

@@ -1,4 +1,4 @@
-"""From an exception to the next step: what code wanted and is not there."""
+"""Advice after exceptions: which module, file, host or permission was missing, and what to do."""
 
 from __future__ import annotations
 
@@ -25,23 +25,25 @@ GONE: Mapping[str, str] = MappingProxyType(
         "3.12",
     )
 )
-"""Modules that the newest Python has no more, and the last that had them (PEP 594 and the "Removed"
-sections of "What's New")."""
+"""Modules removed from the standard library, and the last Python version that has them.
+
+Sources: PEP 594, and the "Removed" sections of "What's New".
+"""
 
 NEW: Mapping[str, str] = MappingProxyType(
     {"tomllib": "3.11", "annotationlib": "3.14", "compression": "3.14"}
 )
-"""Modules that the oldest Python does not have yet, and the first that has them."""
+"""Modules that older Pythons do not have, and the first version that has them."""
 
 _CHARS = 32 * 1024
-"""Characters that are searched: a kernel may send more."""
+"""Most characters that are searched; a kernel may send more."""
 _NAME = re.compile(r"[A-Za-z_][\w.]{0,99}", re.ASCII)
 """The name of a module, of at most 100 characters."""
 _USAGE = "UsageError: "
 _NO_MAGIC = re.compile(
     rf"{_USAGE}(?:Line magic function|Cell magic) `(%{{1,2}}\w{{1,100}})` not found"
 )
-"""IPython prints it."""
+"""The message that IPython prints for an unknown magic."""
 EXTENSIONS: Mapping[str, str] = MappingProxyType(
     {"R": "rpy2.ipython", "lprun": "line_profiler", "sql": "sql", "watermark": "watermark"}
     | {"bigquery": "google.cloud.bigquery", "cython": "cython", "dotenv": "dotenv"}
@@ -49,14 +51,14 @@ EXTENSIONS: Mapping[str, str] = MappingProxyType(
     | {"ipytest": "ipytest", "pyinstrument": "pyinstrument", "tensorboard": "tensorboard"}
     | dict.fromkeys(words("aimport autoreload"), "autoreload")
 )
-"""Magics that models use, and the extension that has each."""
+"""Common magics, and the extension that provides each."""
 
 
 def missing(failure: Failure) -> str:
-    """Return the module for want of which a cell ended, READ_ONLY, FILE, NETWORK or HOST.
+    """Return the missing module for which a cell failed, or READ_ONLY, FILE, NETWORK or HOST.
 
-    Empty for none. The kernel says it, by the exception's objects; it is believed where it is the
-    name of a module that the exception shows, or one of these constants.
+    Empty if nothing was missing. The kernel reports it from the exception's objects. The report is
+    trusted only if it is one of these constants, or a module that the traceback names.
     """
     if failure.lacks in (READ_ONLY, FILE, NETWORK, HOST):
         return failure.lacks
@@ -68,7 +70,7 @@ def missing(failure: Failure) -> str:
 
 
 def missing_magic(text: str, code: str) -> str:
-    """Return the %magic of `code` that IPython lacked when it printed this text, or nothing."""
+    """Return the magic of `code` that IPython did not find, by its printed `text`; else empty."""
     found = _NO_MAGIC.search(text[-_CHARS:]) if _USAGE in text else None
     if found is None:
         return ""
@@ -77,7 +79,10 @@ def missing_magic(text: str, code: str) -> str:
 
 
 def advice(missing: str, code: str, policy: Policy, python: str) -> str:
-    """What to do about what `code` missed on this Python; empty where nothing helps."""
+    """Return what to do about a result of `missing` or `missing_magic`; empty if nothing helps.
+
+    `python` is the version of the session's Python.
+    """
     if missing == READ_ONLY:
         return _WRITE_STEP
     if missing == FILE:
@@ -96,7 +101,7 @@ def advice(missing: str, code: str, policy: Policy, python: str) -> str:
     if root == missing and root in sys.stdlib_module_names | GONE.keys() | NEW.keys():
         return _of_python(root, policy, python)
     if not policy.allow_all and (policy.has(wanted) or root in (policy.installed or ())):
-        return policy.step(wanted, once=policy.once)  # it is there, and not on the list
+        return policy.step(wanted, once=policy.once)  # installed, but not on the list
     if policy.has(wanted) or policy.has(wanted.replace("-", "_")):
         return ""
     near = close_to(root, policy.installed or (), cutoff=0.8)
@@ -152,7 +157,10 @@ def _of_extension(magic: str, policy: Policy) -> str:
 
 
 def _whole_name(missing: str, code: str) -> str:
-    """As code wrote it: of `google.cloud.storage` Python says that there is no `google`."""
+    """Return the full name that `code` imports.
+
+    For `google.cloud.storage` the exception names only `google`.
+    """
     name = rf"(?:^[ \t]*(?:from|import)[ \t]+|['\"])({re.escape(missing)}\.[\w.]+)"
     match = re.search(name, code, re.MULTILINE | re.ASCII)  # parts: those above
     whole = match[1] if match else missing
@@ -163,7 +171,7 @@ def _whole_name(missing: str, code: str) -> str:
 
 def _of_python(root: str, policy: Policy, python: str) -> str:
     if not policy.allow_all and not policy.allows(root):
-        return ""  # the refusal says it all
+        return ""  # the refusal has said it
     having = GONE.get(root) or NEW.get(root)
     running = ".".join(python.split(".")[:2])
     if having is None or running == having:

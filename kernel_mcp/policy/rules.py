@@ -1,4 +1,4 @@
-"""What a restrictive policy refuses in a syntax tree: imports, and ways round them."""
+"""Rules of a restrictive policy on a syntax tree: imports, and ways around them."""
 
 from __future__ import annotations
 
@@ -30,22 +30,22 @@ _COLUMNS = frozenset({"col", "datum"})
 
 @dataclass(frozen=True, slots=True)
 class Bindings:
-    """What names of a tree stand for.
+    """Names that a cell binds.
 
-    modules  name → dotted module that it was imported as
-    bound    names that hold something else
+    modules  name → dotted path of the module that it refers to
+    bound    names that refer to something else
     """
 
     modules: dict[str, str]
     bound: frozenset[str]
 
     def defines(self, name: str) -> bool:
-        """Whether the cell gives the name a meaning of its own anywhere."""
+        """Return True if the cell binds the name anywhere."""
         return name in self.bound or name in self.modules
 
     @classmethod
     def of(cls, seen: Seen) -> Bindings:
-        """Read them off a tree, following plain assignments such as `p = pathlib`."""
+        """Return the bindings of a tree, following plain assignments such as `p = pathlib`."""
         modules: dict[str, str] = {}
         stores = seen.stores
         for node in seen.in_order(seen.imports):
@@ -67,7 +67,7 @@ class Bindings:
 
 
 def chain(node: ast.expr) -> tuple[ast.expr, list[ast.Attribute]]:
-    """What an attribute chain hangs on, and its attributes in the order they are read."""
+    """Return the base of an attribute chain, and its attributes from left to right."""
     attributes: list[ast.Attribute] = []
     while isinstance(node, ast.Attribute):
         attributes.append(node)
@@ -77,22 +77,22 @@ def chain(node: ast.expr) -> tuple[ast.expr, list[ast.Attribute]]:
 
 
 def holds_columns(path: str) -> bool:
-    """Whether attributes of this object are names of columns."""
+    """Return True if attributes of the object at this path are column names."""
     return not _COLUMNS.isdisjoint(path.split("."))
 
 
 Place: TypeAlias = tuple[int, int, ast.stmt]
-"""A statement with its depth, and how many nodes were seen before it."""
+"""Depth of a statement in the tree, its number in the walk, and the statement."""
 
 
 @dataclass(slots=True)
 class Seen:
-    """What a walk through a tree has come by.
+    """Nodes that a walk through a tree has collected.
 
-    judged       nodes that rules are about, with how an import there would be taken
+    judged       nodes for the rules, with the severity of a refused import there; None for none
     imports      import statements
-    assignments  statements that give names to values, with one target each
-    stores       how often each name is given something else than a module
+    assignments  assignment statements
+    stores       number of times that each name is bound to something other than a module
     """
 
     judged: list[tuple[Any, Severity | None]] = field(default_factory=list)
@@ -102,16 +102,16 @@ class Seen:
 
     @staticmethod
     def in_order(places: list[Place]) -> list[ast.stmt]:
-        """Statements from the outermost to the innermost, and as they stand."""
+        """Return statements from the outermost to the innermost, each level in source order."""
         return [node for *_, node in sorted(places, key=lambda place: (place[0], -place[1]))]
 
 
 def survey(tree: ast.Module, names: Container[str]) -> Seen:
-    """Walk a tree once, from its end to its beginning; `names` are those that rules are about."""
+    """Walk a tree once, from its end to its beginning; `names` are those that rules refer to."""
     seen = Seen()
     judged, stores = seen.judged, seen.stores
     number = 0
-    waiting: list[tuple[Any, Severity | None, int]] = [(tree, "error", 0)]  # nodes by their class
+    waiting: list[tuple[Any, Severity | None, int]] = [(tree, "error", 0)]  # nodes, by class
     while waiting:
         node, severity, depth = waiting.pop()
         number += 1
@@ -162,12 +162,12 @@ _STORED = {
     ast.MatchStar: "name",
     ast.MatchMapping: "rest",
 }
-"""Kinds of nodes that give a name something, and where they have it."""
+"""Types of nodes that bind a name, and the field with the name."""
 _JUDGED = frozenset({ast.Import, ast.ImportFrom, ast.Call, ast.Subscript})
 _TURNS = frozenset(
     kind for kind in (ast.If, ast.Try, getattr(ast, "TryStar", None), ast.With) if kind is not None
 )
-"""Kinds in whose body imports may count otherwise."""
+"""Types of nodes in whose body refused imports may have another severity."""
 _LEAVES = frozenset(
     [
         *(str, int, float, complex, bytes, bool, type(None), type(...)),
@@ -179,12 +179,12 @@ _LEAVES = frozenset(
         *ast.cmpop.__subclasses__(),
     ]
 )
-"""Of what may be in a field of a node, that with nothing below it that a rule is about."""
+"""Types of field values below which there is nothing for a rule."""
 _NO_NODES = frozenset({"ctx", "op", "ops", "id", "attr", "arg", "type_comment", "kind", "level"})
 
 
 class _Fields(dict[type, tuple[str, ...]]):
-    """The fields of kinds of nodes that may hold others."""
+    """For each type of node, its fields that may contain nodes."""
 
     def __missing__(self, kind: type[ast.AST]) -> tuple[str, ...]:
         found = self[kind] = tuple(name for name in kind._fields if name not in _NO_NODES)
@@ -211,10 +211,13 @@ _INSIDES = words(
     ag_frame cr_frame f_builtins f_globals gi_frame
     """
 )
-"""Attributes through which code reaches the interpreter; no analysis needs them."""
+"""Attributes that give access to the interpreter; no data analysis needs them."""
 
 _MISTAKEN = HANDED_OUT - {"ctypes"}
-"""For names not imported in the cell: an array called `array` has `ctypes`, a module has not."""
+"""As HANDED_OUT, for names that the cell does not import.
+
+`array` may be a numpy array, whose attribute `ctypes` is harmless.
+"""
 
 _CATCHES_IMPORT_ERROR = frozenset(
     {"ImportError", "ModuleNotFoundError", "Exception", "BaseException"}
@@ -222,7 +225,7 @@ _CATCHES_IMPORT_ERROR = frozenset(
 _FROM = re.compile(r"from\s+")
 _BUILTIN_NAMES = frozenset(dir(builtins))
 _NAMED = _INSIDES | {"get_ipython", "__import__"}
-"""Names that rules are about, with those of builtins that a policy denies."""
+"""Names that rules refer to, beside the builtins that a policy denies."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,7 +237,7 @@ class Findings:
 
 
 def apply_rules(source: Source, tree: ast.Module, policy: Policy) -> Findings:
-    """Walk the tree once; nothing is refused when the policy allows everything."""
+    """Return imports and refusals in a tree; no refusals if the policy allows everything."""
     judge = _Judge(source, policy)
     judge.run(tree)
     return Findings(tuple(judge.diagnostics), tuple(dict.fromkeys(judge.imports)))
@@ -249,7 +252,7 @@ class _Judge:
     imports: list[ImportUse] = field(default_factory=list)
 
     def run(self, tree: ast.Module) -> None:
-        """Judge every node that rules are about."""
+        """Apply the rules to every node that they refer to."""
         free = self.policy.allow_all
         seen = survey(tree, () if free else _NAMED | self.policy.deny_builtins)
         passed: set[int] = set()
@@ -328,9 +331,9 @@ class _Judge:
             self._refuse_builtin(node, "")
 
     def _call(self, node: ast.Call, passed: set[int]) -> None:
-        """`__import__("math")` is an import and `getattr(x, "y")` an attribute.
+        """Handle `__import__("math")` as an import and `getattr(x, "y")` as an attribute.
 
-        Names that are judged by that are `passed`.
+        The id of an `__import__` name that is thereby allowed is added to `passed`.
         """
         function = node.func.id if node.func.__class__ is ast.Name else ""
         if function == "__import__" and node.args:
@@ -353,7 +356,7 @@ class _Judge:
             self._refuse_inside(str(key.value), key, key.col_offset)
 
     def _chain(self, base: ast.expr, steps: list[tuple[str, ast.expr]]) -> None:
-        """Judge attributes read one after another, such as `numpy.os.system`."""
+        """Check a chain of attributes such as `numpy.os.system`."""
         if self.policy.allow_all:
             return
         before = base.id if isinstance(base, ast.Name) else ""
@@ -378,7 +381,11 @@ class _Judge:
         steps: list[tuple[str, ast.expr]] | list[tuple[str, ast.alias]],
         names: frozenset[str] | None,
     ) -> None:
-        """Refuse a module reached through an allowed one; `names` is what counts as one."""
+        """Refuse a module that is reached as an attribute of an allowed one.
+
+        `names` are the attributes that count as modules. None stands for the default ones; members
+        that the policy does not allow are then refused, too.
+        """
         policy = self.policy
         if policy.allow_all or not policy.allows(path):
             return
@@ -432,14 +439,17 @@ class _Judge:
 
 
 def _offset(name: str, node: ast.expr | ast.alias) -> int:
-    """Where the name of an attribute begins: at the end of the expression that reads it."""
+    """Return the byte column at which the name of an attribute begins."""
     if isinstance(node, ast.Attribute) and node.end_col_offset is not None:
         return max(0, node.end_col_offset - len(name.encode()))
     return node.col_offset
 
 
 def _severity_inside(node: Any, severity: Severity | None) -> Severity | None:
-    """How an import in such a body counts: not at all, as a warning, or as around it."""
+    """Return the severity of refused imports in the body of a node; None if they are ignored.
+
+    They are ignored under `TYPE_CHECKING`, and warnings where the ImportError is caught.
+    """
     if severity is None:
         return None
     if isinstance(node, ast.If):

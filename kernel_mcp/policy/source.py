@@ -1,4 +1,7 @@
-"""`Source`: code as text, with places that survive rewriting lines of it."""
+"""`Source`: code as text, with positions that stay valid when lines are rewritten.
+
+Also script metadata (PEP 723), and checks of text before it is parsed.
+"""
 
 from __future__ import annotations
 
@@ -21,14 +24,14 @@ _TOML_LINE = re.compile(r"line (\d{1,9}), column")
 
 @dataclass(frozen=True, slots=True)
 class ScriptMetadata:
-    """What the PEP 723 block of a script names: packages and a Python."""
+    """Content of the PEP 723 block of a script. `requires_python` is None if not given."""
 
     dependencies: tuple[Requirement, ...] = ()
     requires_python: str | None = None
 
 
 class ScriptMetadataError(InputError):
-    """A metadata block that cannot be used. `line` counts from 1 in the script."""
+    """A metadata block is not valid. `line` counts from 1 in the script."""
 
     def __init__(self, line: int, reason: str) -> None:
         super().__init__(f"line {line} of the script: {reason}")
@@ -42,7 +45,7 @@ class _Block:
     lines: tuple[str, ...]
 
     def line_of(self, text: str) -> int:
-        """Where a quoted value stands in the script; the start of the block if it is not found."""
+        """Return the line of a quoted value in the script; the block's first if it is not found."""
         for number, line in enumerate(self.lines, start=self.start + 1):
             if f'"{text}"' in line or f"'{text}'" in line:
                 return number
@@ -50,10 +53,10 @@ class _Block:
 
 
 def script_metadata(script: str) -> ScriptMetadata | None:
-    """The metadata of a script, or None when it has no block.
+    """Return the metadata of a script, or None if it has no block.
 
-    Raises ScriptMetadataError for a block that is not closed, not TOML, there twice, or holds
-    dependencies or a Python version that cannot be read.
+    Raises ScriptMetadataError for a block that is not closed, not TOML, repeated, or has invalid
+    dependencies or an invalid Python version.
     """
     lines = _lines(script)
     block = _block(lines)
@@ -61,7 +64,7 @@ def script_metadata(script: str) -> ScriptMetadata | None:
 
 
 def line_of_key(script: str, key: str) -> int:
-    """Where a key of a script's metadata stands, or its block; 0 without one that can be read."""
+    """Return the line of a metadata key, or else of its block; 0 without a readable block."""
     try:
         block = _block(_lines(script))
     except ScriptMetadataError:
@@ -74,7 +77,10 @@ def _lines(script: str) -> list[str]:
 
 
 def _block(lines: list[str]) -> _Block | None:
-    """The one script block. A block ends at the last `# ///` of the comments that follow it."""
+    """Return the only script block, or None. Raises ScriptMetadataError.
+
+    A block ends at the last `# ///` of the comment lines that follow its start.
+    """
     found: _Block | None = None
     index = below = closing = 0
     while index < len(lines):
@@ -100,7 +106,7 @@ def _block(lines: list[str]) -> _Block | None:
 
 
 def _comments(lines: list[str], start: int) -> tuple[int, int]:
-    """Return where the comments from `start` on end, and the last `# ///` of them; 0 for none."""
+    """Return the index after the comments from `start` on, and that of their last `# ///`, or 0."""
     below, closing = start, 0
     while below < len(lines) and _COMMENT.match(lines[below]):
         closing = below if lines[below].rstrip() == "# ///" else closing
@@ -182,10 +188,10 @@ def _line_of_key(block: _Block, key: str) -> int:
 
 
 MAX_CODE = 256 * 1024
-"""Characters in one cell. Parsing the densest code of this length takes under a second."""
+"""Most characters in one cell. Parsing the densest code of this length takes under a second."""
 
 MAX_CHAIN = 10_000
-"""Operators, calls and attributes in one expression.
+"""Most operators, calls and attributes in one expression.
 
 Python 3.10 crashes on a syntax tree about 100 000 deep; later versions refuse a few thousand.
 """
@@ -196,7 +202,7 @@ STRING = (
     r'|"(?:[^"\\\n]|\\.)*(?:"|(?=\n)|\\?\Z)'
     r"|'(?:[^'\\\n]|\\.)*(?:'|(?=\n)|\\?\Z)"
 )
-"""A string literal, prefix left out, closed or not."""
+"""Pattern of a string literal without its prefix, closed or not."""
 
 _UNUSABLE = re.compile("[\0\ud800-\udfff]")
 _UNPRINTABLE = re.compile("[\0-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
@@ -208,16 +214,16 @@ _CHAINS = re.compile(
 
 
 _LINKS = ".+-*/%@&|^<>~!=([{"
-"""What a link of `_CHAINS` begins with."""
+"""First characters of the links in `_CHAINS`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
     """Code in two forms with the same number of lines.
 
-    original  the lines as they were sent, every line ending alike
-    lines     the same as plain Python
-    shifts    line number → characters that were taken from the start of the line
+    original  the lines as sent, with normalized line endings
+    lines     the lines as plain Python
+    shifts    line number → characters that were removed from the start of the line
     """
 
     original: tuple[str, ...]
@@ -226,7 +232,7 @@ class Source:
 
     @classmethod
     def of(cls, code: str) -> Source:
-        """Split code at the line ends Python knows."""
+        """Split code at LF, CR LF and CR."""
         lines = tuple(_lines(code))
         return cls(original=lines, lines=lines)
 
@@ -236,7 +242,10 @@ class Source:
         return "\n".join(self.lines)
 
     def rewritten(self, changes: dict[int, tuple[str, int]]) -> Source:
-        """With lines replaced: line number → new text and how much was cut from its start."""
+        """Return the source with lines replaced.
+
+        `changes` maps line numbers to the new text and the characters cut from its start.
+        """
         lines = list(self.lines)
         shifts = dict(self.shifts)
         for number, (text, cut) in changes.items():
@@ -245,7 +254,10 @@ class Source:
         return replace(self, lines=tuple(lines), shifts=shifts)
 
     def column_of_byte(self, line: int, offset: int) -> int:
-        """The column (from 1) of a UTF-8 offset into a line, as `ast` counts."""
+        """Return the column (from 1, in characters) of a UTF-8 offset into a line, as `ast` counts.
+
+        1 for a line that does not exist.
+        """
         if not 1 <= line <= len(self.lines):
             return 1
         text = self.lines[line - 1]
@@ -256,7 +268,7 @@ class Source:
     def diagnostic(
         self, kind: Kind, severity: Severity, message: str, line: int | None, column: int | None
     ) -> Diagnostic:
-        """A diagnostic at a place of the plain form, told in terms of the original."""
+        """Return a diagnostic for a position in the plain form, converted to the original."""
         number = min(max(line or 1, 1), len(self.original))
         shown = self.original[number - 1]
         place = (column or 1) + self.shifts.get(number, 0)
@@ -271,12 +283,12 @@ class Source:
 
 
 def _printable(text: str) -> str:
-    """The text with what cannot be shown or sent replaced, character by character."""
+    """Return the text with each character that cannot be shown or sent replaced."""
     return _UNPRINTABLE.sub("\N{REPLACEMENT CHARACTER}", text)
 
 
 def guard(source: Source, code: str) -> Diagnostic | None:
-    """The first reason not to hand the text to a parser at all, or None."""
+    """Return the first error for which the text is not given to a parser, or None."""
     if len(code) > MAX_CODE:
         return source.diagnostic(
             "size",
@@ -296,10 +308,10 @@ def guard(source: Source, code: str) -> Diagnostic | None:
 
 
 def deepest_chain(text: str) -> tuple[int, int]:
-    """The most links one expression can have in its syntax tree, and the line it ends on.
+    """Return an upper bound on the syntax-tree depth of the deepest expression, and its last line.
 
-    An estimate from above for expressions that nest to the left: attributes, calls, subscripts
-    and operators, added up over the brackets around them.
+    It counts attributes, calls, subscripts and operators, which nest to the left, and adds those
+    of enclosing brackets. (0, 1) for code that has too few of them to matter.
     """
     if sum(map(text.count, _LINKS)) < MAX_CHAIN:
         return 0, 1

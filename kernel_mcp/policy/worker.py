@@ -1,16 +1,16 @@
 """`worker FD`: a process that checks long code for the server, started by `bare_program`.
 
-Questions come over a socket and their answers go back in order: `{"id": n}` with a descriptor of
-the memory that has it, as JSON. `{"ping": n}` is answered by `{"pong": n}`. A question has the
-arguments of `check`:
+Requests arrive on a socket and are answered in order. Each message is `{"id": n}` with a descriptor
+of memory that contains JSON. `{"ping": n}` is answered by `{"pong": n}`. A request has the
+arguments of `check`; this is a request, then its response:
 
     {"code": …, "policy": {…}, "known_names": […] or null, "own_modules": […], "python": …,
-     "compiled": …, "imports": whether the answer is to have them,
-     "steps": what `NextStep` says of modules, as far as it was asked}
+     "compiled": …, "imports": true if the response is to list imports,
+     "steps": texts of `NextStep` by module, as far as they are known}
 
-    {"report": {…}, "asked": modules of which the report has to say the step}
+    {"report": {…}, "asked": modules whose step the report needs and `steps` lacks}
 
-It ends when the server has gone.
+The process exits when the server has gone.
 """
 
 from __future__ import annotations
@@ -32,21 +32,21 @@ from kernel_mcp.policy.check import check
 from kernel_specs.template import linux, packets
 
 MOST_BYTES = GIB
-"""Address space of the process: the densest code of `MAX_CODE` takes a quarter of it."""
+"""Address-space limit of the process; the densest code of `MAX_CODE` needs a quarter of it."""
 MOST_MESSAGE_BYTES = 1 << 24
 _FACTS = ("allow_all", "profile", "once", "tools", "confined", "network")
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A report. `asked` are the modules whose step it lacks."""
+    """Response of the process: a report, and in `asked` the modules whose step it lacks."""
 
     report: Report
     asked: tuple[str, ...]
 
     @classmethod
     def of(cls, message: bytes) -> Answer:
-        """Read what a process has answered."""
+        """Parse the response of the process."""
         told = json.loads(message)
         report = told["report"]
         return cls(
@@ -71,7 +71,11 @@ def question(
     imports: bool = True,
     steps: Mapping[str, str],
 ) -> bytes:
-    """What the process is sent to check code; see `check`."""
+    """Return the request to check code, as JSON; see `check`.
+
+    Without `imports` the response does not list imports. `steps` are the known texts of
+    `policy.step` by module.
+    """
     facts: dict[str, Any] = {name: getattr(policy, name) for name in _FACTS}
     facts["modules"] = list(policy.modules)
     facts["deny_builtins"] = list(policy.deny_builtins)
@@ -91,7 +95,7 @@ def question(
 
 @dataclass(slots=True)
 class _Steps:
-    """What the server has said of modules; it is asked about the others."""
+    """A `NextStep` that returns the texts in `known`, and collects other modules in `asked`."""
 
     known: Mapping[str, str]
     asked: dict[str, None] = field(default_factory=dict)
@@ -103,7 +107,7 @@ class _Steps:
 
 
 def answered(message: bytes) -> bytes:
-    """The answer to a question."""
+    """Check the code of a request; return the response. Both are JSON."""
     asked = json.loads(message)
     facts = asked["policy"]
     steps = _Steps(asked["steps"])
@@ -128,7 +132,7 @@ def answered(message: bytes) -> bytes:
 
 
 def written(content: bytes) -> int:
-    """Return a descriptor of memory with this content. Raises OSError."""
+    """Return a new descriptor of memory with this content. Raises OSError."""
     fd = os.memfd_create("code", os.MFD_CLOEXEC)
     with open(fd, "wb", closefd=False) as file:
         file.write(content)
@@ -136,7 +140,7 @@ def written(content: bytes) -> int:
 
 
 def content_of(fds: Sequence[int]) -> bytes:
-    """Read what `written` wrote, and close the descriptors. Raises ValueError for anything else."""
+    """Return the content of one descriptor of `written`, and close all. Raises ValueError."""
     try:
         (fd,) = fds
         status = os.fstat(fd)
@@ -148,7 +152,7 @@ def content_of(fds: Sequence[int]) -> bytes:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Answer the server whose socket is the descriptor `argv[0]` until it has gone."""
+    """Answer requests on the socket at descriptor `argv[0]` until the server closes it."""
     linux.set_name("kernel-check")
     keep_small()
     _, most = resource.getrlimit(resource.RLIMIT_AS)
