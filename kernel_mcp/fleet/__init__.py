@@ -1,5 +1,5 @@
-"""Many machines: sessions on the nodes of a Ray cluster, and fronts that reach all of them.
+"""Fleets: sessions on the nodes of a Ray cluster, and fronts through which clients reach them.
 
-A node is one process of a machine that has sessions as a server has them. What it saves goes to a
-store that all nodes share, so that another node goes on with a session whose node is lost.
+A node is one process on a machine, which runs sessions as a server does. It saves them to a store
+that all nodes share. If a node is lost, other nodes continue its sessions from there.
 """

@@ -1,4 +1,4 @@
-"""The Ray cluster that a fleet runs on: how one connects to it, and what it has to be like."""
+"""The Ray cluster that a fleet runs on: connecting to it, and checks of its security."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ AUTH, TOKEN, TOKEN_FILE, TLS = (
     "RAY_AUTH_TOKEN_PATH",
     "RAY_USE_TLS",
 )
-"""Variables of Ray."""
+"""Environment variables of Ray."""
 DEFAULT_TOKEN = Path("~/.ray/auth_token")
 _ADDRESS = re.compile(r"(?P<host>\[[0-9a-fA-F:]+\]|[A-Za-z0-9._-]+):(?P<port>\d{1,5})")
 LEAST_TOKEN_CHARS = 32
@@ -41,18 +41,18 @@ _STRANGER = (
     "else:\n"
     "    print('LET IN')\n"
 )
-"""What a program without a token may not do: read what the cluster's control store holds."""
+"""Program that tries to read the cluster's control store without a token, which must fail."""
 STRANGER_S = 60.0
 HELLO_S = 5.0
-"""How long the head may take to say whether it speaks TLS."""
+"""Timeout in seconds for probing whether the head speaks TLS."""
 
 
 class FleetUnavailable(KernelMcpError):
-    """The fleet cannot be reached, or cannot do it now; the text says what to do."""
+    """The fleet cannot be reached or cannot do this now; the message says what to do."""
 
 
 def import_ray() -> ModuleType:
-    """Ray, which is imported only here. Raises ConfigError where it is not installed."""
+    """Import Ray, which only this function does. Raises ConfigError if it is not installed."""
     for name, value in (("RAY_USAGE_STATS_ENABLED", "0"), ("RAY_DEDUP_LOGS", "0")):
         os.environ.setdefault(name, value)
     try:
@@ -67,7 +67,7 @@ def import_ray() -> ModuleType:
 
 
 def check_address(address: str) -> str:
-    """The address of a cluster. Raises ConfigError."""
+    """Return the host of a cluster's `HOST:PORT`, without brackets. Raises ConfigError."""
     found = _ADDRESS.fullmatch(address)
     if found is None or not 0 < int(found["port"]) < 65536:
         raise ConfigError(
@@ -78,9 +78,10 @@ def check_address(address: str) -> str:
 
 
 def secret_of(address: str) -> str:
-    """The token of the cluster, which is what its machines trust each other by.
+    """Return the token by which the machines of the cluster trust each other.
 
-    Raises ConfigError where the cluster would not ask for one, or where others could read it.
+    Raises ConfigError if there is none or it is too short, if authentication is off here, or if the
+    token would be sent to another machine without TLS.
     """
     host = check_address(address)
     if os.environ.get(AUTH, "").lower() != "token":
@@ -114,12 +115,13 @@ def secret_of(address: str) -> str:
 
 
 def check_tls(address: str) -> None:
-    """Raise ConfigError where the head of a cluster speaks TLS and this process not, or the other
-    way round: Ray would wait without a word.
+    """Raise ConfigError if only one of this process and the head of the cluster uses TLS.
+
+    Ray would hang then, without an error.
     """
     wanted = os.environ.get(TLS) == "1"
     if (speaks := _speaks_tls(check_address(address), int(address.rpartition(":")[2]))) is None:
-        return  # who connects hears what is wrong
+        return  # connecting reports what is wrong
     if speaks and not wanted:
         raise ConfigError(
             f"--fleet {address}: that cluster speaks TLS. Set {TLS}=1 and the certificates "
@@ -133,7 +135,10 @@ def check_tls(address: str) -> None:
 
 
 def _speaks_tls(host: str, port: int) -> bool | None:
-    """Whether a server speaks TLS; None where it says nothing. Whose it is does not matter."""
+    """Return True if a server speaks TLS, or None if it cannot be reached or does not answer.
+
+    Its certificate is not verified.
+    """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     try:
@@ -141,7 +146,7 @@ def _speaks_tls(host: str, port: int) -> bool | None:
             try:
                 context.wrap_socket(connection).close()
             except ssl.SSLError as error:
-                return "ALERT" in (error.reason or "")  # it misses a certificate
+                return "ALERT" in (error.reason or "")  # it wants a client certificate
             except ConnectionError:
                 return False
     except OSError:
@@ -150,10 +155,10 @@ def _speaks_tls(host: str, port: int) -> bool | None:
 
 
 def require_authentication(address: str) -> None:
-    """Raise ConfigError where the cluster lets in who has no token. Takes some seconds.
+    """Raise ConfigError if the cluster accepts programs without a token. Takes some seconds.
 
-    That a program has a token says nothing of that: a cluster without authentication takes any.
-    Raises FleetUnavailable where the cluster has said neither.
+    A successful connection with a token proves nothing: a cluster without authentication accepts
+    any token. Raises FleetUnavailable if the cluster could not be probed.
     """
     environ = {
         name: value
@@ -183,9 +188,9 @@ def require_authentication(address: str) -> None:
 
 
 def check_ways_out(hosts: Iterable[str], machines: Iterable[str]) -> None:
-    """Raise ConfigError where `--network` leads to a machine of the cluster, or to this one.
+    """Raise ConfigError if `--network` permits an address of the cluster or of this machine.
 
-    Ray listens on all their addresses. Names lead to no private address anyway.
+    Ray listens on all of them. Names need no check, as they are never followed to private ones.
     """
     theirs = {ipaddress.ip_address(each) for each in machines if is_address(each)}
     for entry in hosts:
@@ -206,9 +211,10 @@ def _is_here(address: Address) -> bool:
 
 
 def connect(address: str, *, place: str = "") -> Any:
-    """Connect this process to a cluster; `place` is this machine's address in it. Gives Ray.
+    """Connect this process to a cluster and return the `ray` module.
 
-    Raises ConfigError, FleetUnavailable.
+    `place` is this machine's IP address in the cluster; if empty, Ray chooses it. Raises
+    ConfigError, FleetUnavailable.
     """
     secret_of(address)
     if place and not is_address(place):
@@ -235,7 +241,7 @@ def connect(address: str, *, place: str = "") -> Any:
 
 
 def is_address(text: str) -> bool:
-    """Whether a text is an address of IP."""
+    """Return True if a text is an IP address."""
     try:
         ipaddress.ip_address(text)
     except ValueError:
@@ -244,5 +250,5 @@ def is_address(text: str) -> bool:
 
 
 async def awaited(reference: Any) -> Any:
-    """What a reference of Ray stands for, as a coroutine."""
+    """Await a Ray reference and return its value; asyncio functions need a coroutine."""
     return await reference

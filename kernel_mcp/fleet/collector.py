@@ -1,7 +1,7 @@
-"""Removes from the store of a fleet what nobody goes on with: one node at a time does it.
+"""Garbage collection in the store of a fleet, by one node at a time.
 
-A session that has ended leaves its last version, so that a node which still knows an earlier one
-cannot go on with it. That is needed as long as such a node may run: no longer than a lease.
+An ended session leaves its last version in the store, so that a node which knows an earlier version
+cannot continue it. This is needed as long as such a node may run: for a lease at most.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ from kernel_mcp.sessions.session import Clock
 logger = logging.getLogger(__name__)
 
 PASS_S = 1800.0
-"""Seconds between looks at all that is there."""
+"""Seconds between two passes."""
 SETTLED_S = 60 * LEASE_S
-"""After which nobody writes any more to what has ended."""
+"""Seconds after which nothing is written any more to an ended session."""
 
 IsOver = Callable[[str, str], Awaitable[bool]]
-"""Whether a life of a node is over for certain."""
+"""Function that returns True if an incarnation (`life`) of a node is certainly over."""
 Seen = dict[str, tuple[int, float]]
-"""In which version each name was seen, and when first."""
+"""For each name, the version in which it was seen, and since when."""
 Look = Callable[[str, Seen], Awaitable[bool]]
 
 
 class Collector:
-    """Looks at the whole store now and then.
+    """Garbage collector of the store.
 
-    `most_s` is how long a session is kept since no node has had it. For one of a node that is lost
-    that begins when it is seen here first, which its row says then.
+    `most_s` is the retention in seconds from when the last node released a session. If its node was
+    lost, the time begins when a pass first notices that, and is recorded in the row.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class Collector:
         self._seen: Seen = {}
 
     async def run(self, is_first: Callable[[], Awaitable[bool]]) -> None:
-        """Look until cancelled, whenever this node `is_first` of all."""
+        """Run passes until cancelled, as long as `is_first` is True for this node."""
         while True:
             await anyio.sleep(PASS_S)
             with Barrier("removing what nobody needs from the store of the fleet"):
@@ -64,7 +64,7 @@ class Collector:
                     await self.collect()
 
     async def collect(self) -> int:
-        """Look once; how many things were removed. Raises OSError."""
+        """Run one pass; return the number of removed things. Raises OSError."""
         before, self._seen = self._seen, {}
         removed = 0
         looks = {SESSIONS: self._session, NAMES: self._name, DATA: self._data}
@@ -104,7 +104,7 @@ class Collector:
         return version.value is None and await self._ended(place, version, before)
 
     async def _data(self, place: str, before: Seen) -> bool:
-        """What was saved of a session goes with its row."""
+        """Remove the saved data of a session whose row is gone. Return True if it was removed."""
         version = await self._latest(f"{SESSIONS}/{place.rpartition('/')[2]}")
         if version.value is not None or self._age_s(place, NOTHING, before) < SETTLED_S:
             return False
@@ -118,7 +118,7 @@ class Collector:
         return True
 
     def _age_s(self, place: str, version: Version, before: Seen) -> float:
-        """How long a name has been seen in this version."""
+        """Return the seconds for which a name has been seen in this version."""
         now = self._clock()
         number, since = before.get(place, (version.number, now))
         if number != version.number:

@@ -1,4 +1,4 @@
-"""The commands of a fleet: `kernel-mcp node`, `kernel-mcp --fleet`, `kernel-mcp fleet`."""
+"""Commands of a fleet: `kernel-mcp node`, `kernel-mcp --fleet`, `kernel-mcp fleet`."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ end.
 """
 _WITHIN = "30s"
 LAST_S = 15.0
-"""What the end of a node may take beyond the time that cells have."""
+"""Seconds that the end of a node may take beyond the time for running cells."""
 _USAGE = "fleet: expected one of status, drain; see kernel-mcp fleet --help"
 _HELP = """\
 usage: kernel-mcp fleet status|drain [flags]
@@ -78,7 +78,7 @@ Each has its own flags: kernel-mcp fleet drain --help"""
 
 
 def run_node(argv: Sequence[str]) -> int:
-    """Run `node`; its exit code. Raises KernelMcpError."""
+    """Run `kernel-mcp node` and return its exit code. Raises KernelMcpError."""
     parser = settings_parser("kernel-mcp node", _NODE, _NODE_EPILOG)
     parser.add_argument("--name", metavar="NAME", help="what handles call it (default: the host)")
     parser.add_argument("--within", metavar="TIME", help=f"for cells at its end ({_WITHIN})")
@@ -94,7 +94,7 @@ def run_node(argv: Sequence[str]) -> int:
     check_tls(settings.fleet)
     require_authentication(settings.fleet)
     given = _handed_over(settings)
-    os.chdir("/")  # Ray would have its workers look for modules in the current folder
+    os.chdir("/")  # else Ray's workers would import modules from the current folder
     sys.path[:] = [each for each in sys.path if each]
     try:
         ray = connect(settings.fleet, place=settings.fleet_place)
@@ -118,7 +118,7 @@ def _time(flags: dict[str, Any], name: str, default: str) -> float:
 
 
 def _check_node(settings: Settings) -> None:
-    """Raise ConfigError for what a node lacks, or cannot have."""
+    """Raise ConfigError for a missing setting, or one that a node may not have."""
     if not settings.fleet or not settings.fleet_store:
         lacks = "--fleet" if not settings.fleet else "--fleet-store"
         raise ConfigError(
@@ -143,7 +143,10 @@ def _check_node(settings: Settings) -> None:
 
 
 def _handed_over(settings: Settings) -> Path:
-    """A file for the node's process alone: what is in Ray's messages stays in its head."""
+    """Write the settings to a private file for the node's process, and return its path.
+
+    Ray's head would keep them if they were passed as an argument.
+    """
     folder = private_folder(settings.state_dir or default_base())
     path = folder / f"node-{secrets.token_hex(8)}"
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -195,10 +198,10 @@ async def _stay(
     watchdog: int,
     within_s: float,
 ) -> int:
-    """Wait until the node has ended, or end it at a signal; its exit code.
+    """Wait until the node has ended, or end it at a signal; return the exit code.
 
-    That nothing of it runs is known where its watchdog has ended after it. One whose watchdog has
-    ended before is ended, and others wait for its lease.
+    If its watchdog ends after it, no process of the node is left, and the registry is told so. If
+    the watchdog ends first, the node is killed, and others wait until its lease is over.
     """
     code = 0
     leaving = False
@@ -220,7 +223,7 @@ async def _stay(
                                 logger.warning("session %s was not given away: %s", handle, why)
                             if not kept:
                                 await registry.leave.remote(name, life)
-                        with anyio.move_on_after(LAST_S):  # what it has answered gets through
+                        with anyio.move_on_after(LAST_S):  # time for its last answers to arrive
                             actor.__ray_terminate__.remote()
                             await anyio.wait_readable(node)
                         ray.kill(actor)
@@ -250,7 +253,7 @@ DOING = "serving clients of a fleet"
 
 
 def run_front(settings: Settings) -> int:
-    """Serve clients on stdin and stdout, or over HTTP, with the sessions of a fleet; the exit code.
+    """Serve the sessions of a fleet on stdio or over HTTP, and return the exit code.
 
     Raises KernelMcpError.
     """
@@ -266,7 +269,7 @@ def run_front(settings: Settings) -> int:
         anyio.run(ending.during, serve)
     except KernelMcpError:
         raise
-    except Exception as error:  # often a group, of one
+    except Exception as error:  # often an ExceptionGroup of one
         told = explained(error, DOING)
         if isinstance(told, ServerFailure):
             log_failure(error, DOING)
@@ -300,7 +303,7 @@ async def _serve_stdio(ray: Any, registry: Any, ending: Ending) -> None:
 
 
 def run_fleet(argv: Sequence[str]) -> int:
-    """Run one `fleet` command; its exit code. Raises KernelMcpError."""
+    """Run one `fleet` command and return its exit code. Raises KernelMcpError."""
     command, rest = (argv[0], argv[1:]) if argv else ("", ())
     if command in HELP:
         print(_HELP)
@@ -334,7 +337,7 @@ def run_fleet(argv: Sequence[str]) -> int:
 
 
 def status(members: Sequence[Member]) -> str:
-    """The nodes of a fleet, a line for each."""
+    """Return a text with one line for each node, and a summary."""
     lines = []
     for each in members:
         load = each.load
@@ -351,7 +354,10 @@ def status(members: Sequence[Member]) -> str:
 
 
 def _drain(ray: Any, registry: Any, node: str, within_s: float, *, undo: bool) -> int:
-    """Drain a node, or end that; 1 where it keeps sessions."""
+    """Drain a node, or end that; return 1 if sessions are left, else 0.
+
+    Raises FleetUnavailable without such a node, and NodeLost.
+    """
     if not ray.get(registry.drain.remote(node, not undo)):
         there = ", ".join(
             str(row["name"]) for row in ray.get(registry.rows.remote()) if not row["lost"]

@@ -1,7 +1,7 @@
-"""Calls of clients, answered by whichever node of the fleet has their sessions.
+"""Routing of clients' calls to the nodes of a fleet that have their sessions.
 
-A front has no state that a call depends on: where a session is it learns from the handle, or from
-a node that knows better. So there may be any number of fronts, and none is missed.
+A front has no state that calls depend on: it learns the node of a session from the handle, or from
+another node. So there may be any number of fronts, and any of them may fail.
 """
 
 from __future__ import annotations
@@ -32,30 +32,32 @@ from kernel_mcp.tools.resources import session_of
 from kernel_mcp.tools.results import LOST_KEY, refusal, said
 
 MOST_PLACES = 100_000
-"""Sessions whose node a front remembers; others are asked for again."""
+"""Sessions whose node a front caches; others are looked up again."""
 MOST_HOPS = 8
 PATIENCE_S = LEASE_S + MARGIN_S + 1.0
-"""How long a node is given to find that another is over for certain."""
+"""Seconds that a node may wait until the lease of a lost node is certainly over."""
 RETRY_S = 0.5
 OPENS = "create_session"
-"""May be called again: of a session that was opened on a lost node nobody has heard, but for its
-name, by which it is found."""
+"""Tool whose call may be repeated after a node was lost.
+
+No client knows the handle of a session opened there; one with a name is found by it.
+"""
 
 
 class FleetCalls:
-    """See `SessionCalls`. `run` has to run meanwhile."""
+    """See `SessionCalls`. `run` has to run as a task meanwhile."""
 
     def __init__(self, ray: Any, registry: Any, *, seed: int | None = None) -> None:
         self._peers = Peers(ray, registry, Random(seed))
         self._where: OrderedDict[tuple[str, str], str] = OrderedDict()
         self._definitions: list[Definition] = []
         self._reading: frozenset[str] = frozenset()
-        """Tools that change nothing: their calls may be made again."""
+        """Read-only tools, whose calls may be repeated."""
         self.words = ""
         self.files = True
 
     async def run(self, *, task_status: anyio.abc.TaskStatus[None]) -> None:
-        """Follow who is in the fleet. Raises FleetUnavailable where there is no node at first."""
+        """Follow the membership of the fleet. Raises FleetUnavailable if it has no node yet."""
         await self._peers.follow()
         await self._learn()
         task_status.started()
@@ -116,7 +118,7 @@ class FleetCalls:
         content: str | bytes = reply["content"]
         return content, str(reply["mime"])
 
-    # Where a call goes.
+    # Routing of calls.
 
     async def _routed(
         self,
@@ -128,7 +130,11 @@ class FleetCalls:
         environment: str = "",
         again: bool = False,
     ) -> tuple[Peer, dict[str, Any]]:
-        """Ask the node that has the session, wherever it has moved; `again` after it was lost."""
+        """Send a request to the node that has the session, also if it moves; return node and reply.
+
+        With `again` it is repeated on another node if a node is lost. Raises NodeLost,
+        FleetUnavailable.
+        """
         refused: list[str] = []
         node = "" if name is None else self._place_of(caller, name)
         asked["patience_s"] = 0.0
@@ -136,7 +142,7 @@ class FleetCalls:
             peer = self._peers.find(node)
             if peer is None or peer.lost.is_set():
                 if node and self._peers.knows(node):
-                    asked["patience_s"] = PATIENCE_S  # until others may go on with its sessions
+                    asked["patience_s"] = PATIENCE_S  # until others may take its sessions
                 peer = await self._peers.chosen(environment, refused)
             try:
                 reply = await self._peers.ask(peer, asked, call)
@@ -152,9 +158,7 @@ class FleetCalls:
             node = str(reply["moved"])
             found = self._peers.find(node)
             if found is not None and found.lost.is_set() and asked["patience_s"]:
-                await self._peers.met(
-                    found.member
-                )  # its lease goes on: it only could not be reached
+                await self._peers.met(found.member)  # its lease is valid: it was only unreachable
             if not node:
                 refused.append(peer.member.name)
         raise FleetUnavailable(
@@ -177,14 +181,14 @@ class FleetCalls:
             self._where.popitem(last=False)
 
     def _expect(self, peer: Peer, number: str, caller: Caller) -> None:
-        """Have the node know whether its answer was delivered."""
+        """Report to the node, later, if its answer was delivered to the client."""
         tell = self._peers.tell
         caller.reply.receipt.then(
             lambda: tell(peer, "delivered", number), lambda: tell(peer, "revoked", number)
         )
 
     async def _list(self, call: Call) -> CallToolResult:
-        """The sessions that a caller has on all nodes."""
+        """Return the caller's sessions on all nodes."""
         answers: list[CallToolResult] = []
         quotas: list[int] = []
 
@@ -211,7 +215,7 @@ class FleetCalls:
         return _together(answers, max(quotas, default=0), lost)
 
     async def _learn(self) -> None:
-        """What clients are told, as one of the nodes tells it. Raises FleetUnavailable."""
+        """Get tool definitions and instructions from one of the nodes. Raises FleetUnavailable."""
         for member in alive(self._peers.members):
             if (peer := self._peers.find(member.name)) is None:
                 continue
@@ -232,14 +236,17 @@ class FleetCalls:
 
 
 def _lost(text: str, name: str) -> CallToolResult:
-    """The answer to a call whose node was lost."""
+    """Return the error result of a call whose node was lost."""
     cause = "the node of the session was lost"
     meta = {"session": name, "lost": [], "lost_omitted": 0, "state_kept": False, "cause": cause}
     return CallToolResult(content=[said(text)], is_error=True, _meta={LOST_KEY: meta})
 
 
 def _together(answers: Sequence[CallToolResult], quota: int, lost: Sequence[str]) -> CallToolResult:
-    """One list of sessions of those of all nodes, oldest first; `quota` of all, 0 for none."""
+    """Merge the session lists of all nodes, oldest first.
+
+    `quota` is the limit over all nodes, 0 for none; `lost` are names of lost nodes.
+    """
     found = [each.structured_content or {} for each in answers]
     sessions = [session for each in found for session in each.get("sessions", [])]
     sessions.sort(key=lambda each: -float(each["age_s"]))

@@ -1,7 +1,7 @@
-"""A front of a fleet that serves clients over HTTP: the gate of every such server, and no kernels.
+"""HTTP front of a fleet: behind the gate that every HTTP server has, but without kernels.
 
-Files of sessions go through tools and resources: the addresses that a server has for them are not
-there.
+Files of sessions are available through tools and resources only. The file routes of a server do
+not exist here.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ from kernel_mcp.tools.resources import ResourceServer
 from kernel_mcp.web import tell_when_cancelled
 
 SHARE_S = 0.25
-"""Seconds until a call at one front counts at the others."""
+"""Interval in seconds at which fronts share rate-limit counters."""
 
 
 class FleetBehind:
-    """See `Behind`: all principals have the same sessions behind them, those of the fleet."""
+    """See `Behind`. All calls go to the fleet; there are no wings."""
 
     def __init__(self, settings: Settings, ray: Any, registry: Any, callers: HttpCallers) -> None:
-        """Raises ConfigError."""
+        """Open meters and audit trail. Raises ConfigError."""
         self.meters = meters_of(settings)
         self.audit = Measured(open_audit(settings.audit_log, Masks(settings.hidden)), self.meters)
         self.readiness = Readiness()
@@ -103,7 +103,7 @@ class FleetBehind:
         return self._sessions.outbox(session) if self._sessions is not None else None
 
     async def share(self, rates: Rates) -> None:
-        """See `Behind`: any front of the fleet may be called."""
+        """See `Behind`. The counters are shared with the other fronts of the fleet."""
         shared = SharedRates(self._registry)
         while True:
             await anyio.sleep(SHARE_S)
@@ -111,9 +111,9 @@ class FleetBehind:
                 await shared.share(rates)
 
     async def levels(self, calls: int) -> Levels:
-        """See `Behind`: a front has calls, and nothing else of its own."""
+        """See `Behind`. A front has no gauges except the number of calls."""
         return Levels(calls=calls)
 
 
 def _forget(_principal: str, _session: str) -> None:
-    """An MCP session has ended; its default session has a handle, and stays."""
+    """Do nothing when an MCP session ends: its default session stays, by its handle."""

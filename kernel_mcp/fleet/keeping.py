@@ -1,4 +1,4 @@
-"""How the sessions of a node outlive it: all of them, by their handles."""
+"""Persistence of a node's sessions: all of them, by their handles."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from packaging.requirements import Requirement
 
 FLEET = "fleet"
-"""The folder of a node in that for state."""
+"""Subfolder of the state folder for nodes."""
 DEFAULT_PERSIST = Persist(2 * GIB, 7 * 24 * 3600.0)
 _CAUSE = "the node of this session was lost"
 _LOST = (
@@ -39,7 +39,10 @@ _LEFT_OUT = (
 
 
 class FleetKeeping(Keeping):
-    """Keeps every session that has a row; `came` is the row of one that another node had."""
+    """Persists every session that has a row.
+
+    `came` maps handles to the rows of sessions that were taken over from other nodes.
+    """
 
     store: SharedStore
 
@@ -62,15 +65,15 @@ class FleetKeeping(Keeping):
         self.came: dict[str, Row] = {}
 
     def key(self, principal: str, name: str, *, default: bool, handle: str = "") -> Key | None:
-        """See `Keeping`: a session is found by its handle."""
+        """See `Keeping`. The key contains the handle."""
         return key_of(principal, handle or name or DEFAULT_NAME)
 
     def has(self, principal: str, name: str) -> bool:
-        """False: which sessions have names is in the rows of the fleet."""
+        """Return False: names of sessions are looked up in the rows of the fleet."""
         return False
 
     def claim(self, key: Key, *, fresh: bool, resume: bool) -> Claim:
-        """See `Keeping`; says what is lost with the node that had the session."""
+        """See `Keeping`. The result also reports what was lost with the session's previous node."""
         claim = super().claim(key, fresh=fresh, resume=resume)
         row = self.came.pop(key.name, None)
         if row is None:
@@ -88,14 +91,17 @@ class FleetKeeping(Keeping):
 
 
 def key_of(principal: str, handle: str) -> Key:
-    """What finds a session on the disk of its node."""
+    """Return the key of a session on the disk of its node."""
     return Key(f"{OF_PRINCIPAL}{principal}", handle)
 
 
 def keep_with(
     make: Callable[[Path], SharedStore], kept: list[FleetKeeping]
 ) -> Callable[..., tuple[Keeping | None, str]]:
-    """As `keeping_of`, with a store that is made in the folder for state, and put into `kept`."""
+    """Return a function like `keeping_of` for a node of a fleet.
+
+    `make` makes its store in the state folder. The persistence object is appended to `kept`.
+    """
 
     def keep(
         settings: Settings,

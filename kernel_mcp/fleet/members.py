@@ -1,8 +1,8 @@
-"""Which nodes a fleet has: a node is a member while its lease lasts, and has sessions as long.
+"""Membership of a fleet: a node is a member, and may run sessions, while its lease lasts.
 
-A node counts the time of its lease from when it asked for it, the list of members from when it was
-asked: a node knows that its lease is over before anybody else goes on with its sessions. Both
-measure durations, so that it takes no clocks that agree.
+A node measures its lease from when it sent the request; the list of members measures from when it
+received it. So a node knows that its lease is over before another node continues its sessions.
+Both measure durations, so clocks need not agree.
 """
 
 from __future__ import annotations
@@ -18,21 +18,23 @@ from kernel_mcp.records import dataclass
 from kernel_mcp.sessions.principals import NOTHING, Use
 
 LEASE_S = 10.0
-"""How long a node goes on without hearing that it may: what ends it takes no longer than an answer
-may take (15 s)."""
+"""Seconds that a node runs without a renewal.
+
+A failover then takes no longer than an answer may (15 s).
+"""
 RENEW_S = 2.0
 MARGIN_S = 1.0
-"""What the list waits longer than a node: for the watchdog, which has to wake and end kernels."""
+"""Seconds by which the list extends a lease, in which the watchdog wakes and kills kernels."""
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What a node says of itself with each renewal.
+    """Load that a node reports with each renewal.
 
-    free_bytes    memory that programs could still have
-    sessions      open ones, `busy` of which run cells
-    most          sessions with a kernel that it has at once
-    environments  keys of environments that it has ready, see `placement`
+    free_bytes    memory that is available
+    sessions      open sessions, of which `busy` run cells
+    most          limit on sessions with a kernel
+    environments  keys of environments that are ready, see `placement`
     """
 
     free_bytes: int = 0
@@ -44,10 +46,13 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A node. `life` tells it from earlier ones of its name, `place` is the machine's address.
+    """A node.
 
-    A `draining` one takes no session and gives its own away. One that has `left` has answered all
-    calls that it had begun, and begins none. A `lost` one has no lease any more.
+    life      random id of this incarnation, which tells it from earlier nodes of the same name
+    place     IP address of its machine
+    draining  True if it accepts no sessions and gives its own to other nodes
+    left      True if it has answered all calls that it had begun, and will begin none
+    lost      True if its lease is over
     """
 
     name: str
@@ -60,19 +65,19 @@ class Member:
     load: Load = field(default_factory=Load)
 
     def row(self) -> dict[str, Any]:
-        """As plain values."""
+        """Return the member as plain values."""
         return dataclasses.asdict(self)
 
     @classmethod
     def of(cls, row: Mapping[str, Any]) -> Member:
-        """What `row` has made."""
+        """Return the member from the output of `row`."""
         load = dict(row["load"])
         load["environments"] = tuple(load["environments"])
         return cls(**{**row, "load": Load(**load)})
 
 
 class Members:
-    """The list of members; `clock` counts seconds, and does not stop with the machine."""
+    """The list of members. `clock` returns seconds, and counts on during suspend."""
 
     def __init__(self, clock: Callable[[], float], *, lease_s: float = LEASE_S) -> None:
         self._clock = clock
@@ -81,17 +86,17 @@ class Members:
         self._known: dict[str, Member] = {}
         self._until: dict[str, float] = {}
         self._uses: dict[str, dict[str, dict[str, int]]] = {}
-        """What principals with quotas have, by node and principal; see `Use`."""
+        """Usage of principals with quotas, by node and principal; see `Use`."""
         self.version = 0
-        """Counts changes in who is there, who drains and who is lost."""
+        """Number of changes in membership, draining and losses so far."""
 
     @property
     def age_s(self) -> float:
-        """Seconds since this list began."""
+        """Seconds since this list was created."""
         return self._clock() - self._began
 
     def join(self, member: Member) -> str:
-        """Take a node in; why not, where one of its name has a lease. Empty for success."""
+        """Add a node. Return empty, or why not: another one with this name has a lease."""
         there = self._known.get(member.name)
         if there is not None and there.life != member.life and not self._is_lost(there):
             return (
@@ -104,16 +109,16 @@ class Members:
         return ""
 
     def resume(self, member: Member) -> bool:
-        """Take a node in that has a lease of an earlier list; whether that goes on.
+        """Add a node with a lease of an earlier list. Return True if the lease continues.
 
-        It does while nobody can have been told that it was over; see `is_over`.
+        It does while nobody can have been told by this list that it was over; see `is_over`.
         """
         if member.name in self._known or self.age_s > self._lasts_s:
             return False
         return self.join(member) == ""
 
     def renew(self, name: str, life: str, load: Load) -> bool:
-        """Whether the lease of a node goes on: one that is over does not begin again."""
+        """Renew the lease of a node. Return False if it is over; it cannot begin again."""
         there = self._known.get(name)
         if there is None or there.life != life or self._is_lost(there):
             return False
@@ -122,9 +127,9 @@ class Members:
         return True
 
     def claim(self, name: str, principal: str, kind: str, own: int, most: int) -> bool:
-        """Whether a principal may have so many of its own on a node, with those on the others.
+        """Return True if a principal may have `own` on a node, by the limit `most` on all nodes.
 
-        `kind` is a field of `Use`. What is granted counts from now on.
+        `kind` is a field of `Use`. A granted claim is counted from now on.
         """
         there = sum(int(use[kind]) for use in self._elsewhere(name, principal))
         if there + own > most or not self._has_lease(name):
@@ -134,14 +139,15 @@ class Members:
         return True
 
     def use(self, name: str, uses: Mapping[str, Mapping[str, int]]) -> None:
-        """A node says what principals have there, by principal: all of it."""
+        """Replace the usage that a node reports, by principal."""
         if self._has_lease(name):
             self._uses[name] = {principal: dict(use) for principal, use in uses.items()}
 
     def gives_way(self, name: str, principal: str, use: Mapping[str, int], most: int) -> bool:
-        """Whether the largest kernel of a principal on a node has to end, as all take too much.
+        """Return True if a principal's largest kernel on a node has to be killed.
 
-        `use` has the memory there now. What is to end counts no more from now on.
+        That is so if all its kernels use more than `most` bytes, and no other node has a larger
+        one. `use` has the memory on this node. That kernel is no longer counted from now on.
         """
         if not self._has_lease(name):
             return False
@@ -156,7 +162,7 @@ class Members:
         return ends
 
     def others(self, name: str) -> dict[str, dict[str, int]]:
-        """What principals that a node knows of have on the others."""
+        """Return the usage on all other nodes of each principal that a node has reported."""
         found = {}
         for principal in self._uses.get(name, {}):
             if uses := [Use(**use) for use in self._elsewhere(name, principal)]:
@@ -164,27 +170,27 @@ class Members:
         return found
 
     def holders(self, name: str, principal: str) -> list[str]:
-        """The nodes but one where a principal has something."""
+        """Return the nodes, except `name`, on which a principal has any usage."""
         return [each for each, uses in self._uses.items() if each != name and principal in uses]
 
     def _elsewhere(self, name: str, principal: str) -> list[dict[str, int]]:
         return [self._uses[each][principal] for each in self.holders(name, principal)]
 
     def end(self, name: str, life: str) -> None:
-        """A node has ended, and nothing of it runs any more."""
+        """Note that a node has ended and none of its processes runs any more."""
         there = self._known.get(name)
         if there is not None and there.life == life and not there.lost:
             self._lose(there)
 
     def leave(self, name: str, life: str) -> None:
-        """A node has given everything away, and will end."""
+        """Note that a node has given all its sessions away and will end."""
         there = self._known.get(name)
         if there is not None and there.life == life and not there.lost:
             self._known[name] = replace(there, draining=True, left=True)
             self.version += 1
 
     def drain(self, name: str, *, draining: bool = True) -> bool:
-        """Have a node take no sessions; False where there is none."""
+        """Mark a node as draining, or undo that. Return False if there is no such node."""
         there = self._known.get(name)
         if there is None or self._is_lost(there):
             return False
@@ -193,9 +199,9 @@ class Members:
         return True
 
     def is_over(self, name: str, life: str) -> bool:
-        """Whether a life of a node is over for certain: nothing of it runs, nor will.
+        """Return True if it is certain that no process of a node's incarnation `life` runs.
 
-        Of one that is not known here that is certain once a lease of before would be over.
+        For an unknown one this is certain once any lease of an earlier list would be over.
         """
         there = self._known.get(name)
         if there is not None and there.life == life:
@@ -203,12 +209,15 @@ class Members:
         return self.age_s > self._lasts_s
 
     def expire(self) -> float | None:
-        """Note which leases are over; seconds until the next would be, None without any."""
+        """Mark nodes whose lease is over as lost.
+
+        Returns the seconds until the next lease ends, or None without leases.
+        """
         there = [each for each in list(self._known.values()) if not self._is_lost(each)]
         return min((self._until[each.name] - self._clock() for each in there), default=None)
 
     def rows(self) -> list[dict[str, Any]]:
-        """All that are known, as plain values, by name."""
+        """Return all known members as plain values, sorted by name."""
         self.expire()
         return [each.row() for _, each in sorted(self._known.items())]
 
@@ -228,5 +237,5 @@ class Members:
 
 
 def alive(members: Iterable[Member]) -> list[Member]:
-    """Those that have a lease."""
+    """Return the members that have a lease."""
     return [each for each in members if not each.lost]

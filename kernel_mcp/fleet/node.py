@@ -1,4 +1,4 @@
-"""A node of a fleet: an actor of Ray that has sessions as a server has them, on its machine."""
+"""A node of a fleet: a Ray actor that runs sessions on its machine, as a server does."""
 
 from __future__ import annotations
 
@@ -51,20 +51,20 @@ logger = logging.getLogger(__name__)
 
 WATCHDOG = "kernel_mcp.fleet.watchdog"
 AT_ONCE = 10_000
-"""Calls that a node answers at a time, most of which wait for cells."""
+"""Concurrent calls of a node, most of which wait for cells."""
 START_S = 120.0
 
 
 def actor_name(node: str) -> str:
-    """The name of a node's actor in the cluster."""
+    """Return the name of a node's actor in the cluster."""
     return f"node-{node}"
 
 
 class Node:
-    """See the module. Its methods are called from other machines, with plain values."""
+    """The actor. Its methods are called from other machines, with plain values."""
 
     def __init__(self, name: str, life: str, place: str, settings: str) -> None:
-        """`settings` is a file of this machine with the node's, which is removed here."""
+        """Read the settings from the file `settings` of this machine, and remove the file."""
         path = Path(settings)
         self._settings: Settings = pickle.loads(path.read_bytes())
         path.unlink()
@@ -82,9 +82,9 @@ class Node:
         self._until = 0.0
 
     async def start(self) -> tuple[int, int]:
-        """Begin; the process and its watchdog. Raises KernelMcpError."""
-        # Ray starts its workers with SIGINT blocked, and what they start would inherit that:
-        # no cell could be interrupted.
+        """Start the node; return the ids of its process and watchdog. Raises KernelMcpError."""
+        # Ray starts its workers with SIGINT blocked. Kernels would inherit that, and cells could
+        # not be interrupted.
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
         _be_nice_to_nobody()
         keep_small()
@@ -109,7 +109,10 @@ class Node:
         return os.getpid(), watching
 
     async def leave(self, within_s: float) -> dict[str, str]:
-        """Give all sessions away and end; what could not be given away stays as it was saved."""
+        """Give all sessions to other nodes and end.
+
+        Returns reasons by handle for sessions that could not be given away. Their last save stays.
+        """
         kept = await self.drain(within_s)
         self._over.set()
         await self._ended.wait()
@@ -120,11 +123,11 @@ class Node:
         return await self._own.drain(within_s)
 
     async def stop_draining(self) -> None:
-        """Take sessions again."""
+        """Accept sessions again."""
         self._own.draining = False
 
     async def about(self) -> dict[str, Any]:
-        """What fronts need to know before they serve: tools, instructions, version."""
+        """Return what fronts need before they serve: tools, instructions, version."""
         assert self._local is not None
         assert self._built is not None
         tools = await self._local.definitions()
@@ -138,26 +141,26 @@ class Node:
     async def call(
         self, asked: Mapping[str, Any], tell: ProgressCallback | None = None
     ) -> dict[str, Any]:
-        """See `NodeSessions.call`; one that has ended has given everything away."""
+        """See `NodeSessions.call`. A node that has ended answers that the session has moved."""
         if self._sessions is None:
             return {"moved": ""}
         return await self._sessions.call(asked, tell)
 
     async def follow(self, asked: Mapping[str, Any]) -> AsyncIterator[dict[str, Any]]:
-        """As `call`, with what tells of progress before the answer."""
+        """Do as `call`; yield progress messages, then the reply."""
         said: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
 
         async def tell(text: str) -> None:
             said.put_nowait({"progress": text})
 
         async def answer() -> None:
-            reply: dict[str, Any] = {"cancelled": True}  # and not to be made again
+            reply: dict[str, Any] = {"cancelled": True}  # and not to be repeated
             try:
                 reply = await self.call(asked, tell)
             finally:
                 said.put_nowait(reply)
 
-        self._spawn(answer())  # it goes on where nobody hears of it any more
+        self._spawn(answer())  # it continues if the stream is abandoned
         while True:
             one = await said.get()
             yield one
@@ -184,9 +187,10 @@ class Node:
             self._sessions.revoked(number)
 
     async def idle_s(self, principal: str, kind: str) -> float | None:
-        """How long the session of a principal was out of use that would give way to another.
+        """Return the idle seconds of the principal's session that would be evicted next.
 
-        See `Others`. The registry knows what the principal has here once this answers.
+        None without one; see `Others`. The registry has the current usage of this node when this
+        returns.
         """
         if self._sessions is None or self._built is None:
             return None
@@ -194,7 +198,7 @@ class Node:
         return self._built.manager.quota.idle_s(principal, kind)
 
     async def give_up(self, principal: str, kind: str) -> bool:
-        """Have that session give way; see `Others`."""
+        """Evict that session. Return True if it was done; see `Others`."""
         if self._sessions is None or self._built is None:
             return False
         done = await self._built.manager.quota.give_up(principal, kind)
@@ -216,7 +220,7 @@ class Node:
         task.add_done_callback(self._tasks.discard)
 
     async def _run(self, begun: asyncio.Event) -> None:
-        """The life of the node."""
+        """Run the node until it ends; a failure is stored."""
         with Barrier("running a node") as barrier:
             try:
                 await self._live(begun)
@@ -289,18 +293,21 @@ class Node:
             tasks.cancel_scope.cancel()
 
     async def _join(self, registry: Any) -> None:
-        """Have a lease from now on, as the list of members counts it. Raises KernelMcpError."""
+        """Join the fleet, which begins the lease. Raises KernelMcpError if it is refused."""
         asked = boottime()
         if refusal := await registry.join.remote(self._member.row()):
             raise KernelMcpError(refusal)
         self._go_on(asked + LEASE_S)
 
     async def _renew(self, registry: Any, others: FleetOthers) -> None:
-        """Have the lease go on while others hear of this node, and it of them."""
+        """Renew the lease until cancelled, and exchange load and usage with the registry.
+
+        Kills this process if the lease is over.
+        """
         member = self._member
         while True:
             asked = boottime()
-            if asked > self._until:  # a list that has begun since would not know of it
+            if asked > self._until:  # a newer list of members would not know it
                 self._end_all()
             with Barrier("renewing the lease of a node"):
                 now = replace(member, load=self._load(), draining=self._own.draining)
@@ -316,7 +323,10 @@ class Node:
             await anyio.sleep(RENEW_S)
 
     def _go_on(self, until: float) -> None:
-        """Have Linux and the watchdog let this node go on until a moment."""
+        """Extend the deadline of this process's timer and of the watchdog to `until`.
+
+        It is a time by CLOCK_BOOTTIME. After it, either of them kills the process.
+        """
         assert self._watchdog is not None
         assert self._deadline is not None
         self._deadline.set(until)
@@ -349,13 +359,13 @@ class Node:
 
 
 def _sees_no_more(settings: Settings, doors: tuple[str, ...]) -> bool:
-    """Whether principals with these doors may see all that sessions of a node do."""
+    """Return True if these doors include all doors of the node, which its sessions can use."""
     may = granted(settings, doors)
     return all(getattr(may, name) == getattr(settings, name) for name in DOORS)
 
 
 def _actor_of(ray: Any, node: str) -> Any:
-    """The actor of another node; None where it has ended."""
+    """Return the actor of another node, or None if it has ended."""
     try:
         return ray.get_actor(actor_name(node), NAMESPACE)
     except ValueError:
@@ -363,7 +373,7 @@ def _actor_of(ray: Any, node: str) -> Any:
 
 
 def _number_of(watchdog: subprocess.Popen[bytes]) -> int:
-    """The number of the process that watches, once the one that was started has ended."""
+    """Return the process id of the watchdog, which the started process forks before it exits."""
     assert watchdog.stdout is not None
     with watchdog.stdout as lines:
         pid = int(lines.readline())
@@ -372,7 +382,7 @@ def _number_of(watchdog: subprocess.Popen[bytes]) -> int:
 
 
 def _be_nice_to_nobody() -> None:
-    """Run cells at the priority that they have elsewhere: Ray gives its workers less."""
+    """Reset the niceness to 0, as Ray starts its workers with a lower priority."""
     if os.nice(0) > 0:
         try:
             os.setpriority(os.PRIO_PROCESS, 0, 0)
@@ -385,7 +395,7 @@ def _be_nice_to_nobody() -> None:
 
 
 def start_options(node_id: str, name: str) -> dict[str, Any]:
-    """How the actor of a node is started: on its machine and nowhere else, and once."""
+    """Return Ray's options for the actor of a node: only on its machine, and never restarted."""
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     return {

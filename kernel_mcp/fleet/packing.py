@@ -1,7 +1,7 @@
-"""Folders as tar files and back, of code that is not trusted.
+"""Packing of folders as tar files, and unpacking; their content is not trusted.
 
-A folder is read by descriptor while its owner may change it: no link is followed, and nothing but
-folders, files and links is taken. What is unpacked is made in a folder that nobody else has.
+A folder is read by descriptors, as its owner may change it meanwhile: no symlink is followed, and
+only folders, files and symlinks are included. Files are unpacked into a private folder.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from kernel_mcp.records import dataclass
 
 MOST_DEPTH = 100
 MOST_PATH = 3000
-"""Bytes of a path: Linux takes 4096, and the folder that it is unpacked in has some of those."""
+"""Most bytes of a path: Linux permits 4096, including the folder that it is unpacked into."""
 MOST_NAMED = 20
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
@@ -29,7 +29,7 @@ _RIGHTS = 0o777
 
 @dataclass(frozen=True, slots=True)
 class Packed:
-    """What has not been packed: some names, and how many there are."""
+    """Entries that were not packed: some of their paths, and their number."""
 
     left_out: tuple[str, ...] = ()
     count: int = 0
@@ -44,7 +44,7 @@ class _Packer:
         self.count = 0
 
     def folder(self, fd: int, path: str, depth: int) -> None:
-        """Add what an open folder holds."""
+        """Add the entries of an open folder."""
         with os.scandir(fd) as found:
             names = sorted(entry.name for entry in found)
         for name in names:
@@ -64,7 +64,7 @@ class _Packer:
             entry = _entry_of(path, info, tarfile.SYMTYPE)
             entry.linkname = os.readlink(name, dir_fd=folder)
             self._archive.addfile(entry)
-        else:  # a socket, a pipe: it ends with what has it open
+        else:  # a socket or pipe: useless without its process
             self._leave(path)
 
     def _folder(self, folder: int, name: str, path: str, depth: int) -> None:
@@ -102,14 +102,14 @@ class _Packer:
 
 
 class _Whole:
-    """A file of so many bytes, whatever becomes of it: what it has lost meanwhile are zeros."""
+    """Reader of exactly `size` bytes; bytes that the file lacks by then are zeros."""
 
     def __init__(self, file: IO[bytes], size: int) -> None:
         self._file = file
         self._left = size
 
     def read(self, size: int = -1) -> bytes:
-        """As a file does."""
+        """Read as a file does."""
         wanted = self._left if size < 0 else min(size, self._left)
         data = self._file.read(wanted)
         self._left -= wanted
@@ -125,7 +125,10 @@ def _entry_of(path: str, info: os.stat_result, kind: bytes) -> tarfile.TarInfo:
 
 
 def pack(folder: Path, file: IO[bytes], *, most_bytes: int, most_entries: int) -> Packed:
-    """Write a folder as a tar file; nothing where it is not there. Blocks; raises OSError."""
+    """Write a folder as a tar file, which is empty if there is no folder.
+
+    Returns what was left out. Blocking. Raises OSError.
+    """
     with tarfile.open(fileobj=file, mode="w|", format=tarfile.PAX_FORMAT) as archive:
         packer = _Packer(archive, most_bytes, most_entries)
         with contextlib.suppress(FileNotFoundError):
@@ -138,9 +141,9 @@ def pack(folder: Path, file: IO[bytes], *, most_bytes: int, most_entries: int) -
 
 
 def unpack(file: IO[bytes], folder: Path) -> None:
-    """Make a folder of what `pack` has written. Blocks; raises OSError, NotOurs for anything else.
+    """Create a folder from a tar file of `pack`. Blocking. Raises OSError, NotOurs.
 
-    Links come last, so that nothing is written through one.
+    Symlinks are created last, so that nothing is written through one.
     """
     make_private(folder)
     links: list[tuple[Path, str]] = []

@@ -1,4 +1,4 @@
-"""The nodes of a fleet, as a front sees them: which there are, and what one is asked."""
+"""The nodes of a fleet as a front sees them: membership, and requests to them."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from kernel_mcp.tools.calls import Call
 logger = logging.getLogger(__name__)
 
 HEAD_S = 10.0
-"""How long the head of the fleet may take to answer."""
+"""Timeout in seconds for the head of the fleet."""
 
 
 class NodeLost(KernelMcpError):
-    """A node was lost while it answered a call."""
+    """A node was lost before it had answered a call."""
 
 
 class Peer:
-    """A node as a front knows it: `lost` is set once nothing may be expected of it any more."""
+    """A node as a front knows it; `lost` is set once it will not answer any more."""
 
     def __init__(self, member: Member, actor: Any) -> None:
         self.member = member
@@ -40,34 +40,34 @@ class Peer:
 
 
 class Peers:
-    """All nodes of a fleet. `follow` has to be called again and again."""
+    """All nodes of a fleet. `follow` has to be called repeatedly."""
 
     def __init__(self, ray: Any, registry: Any, draw: Random) -> None:
-        """`draw` decides between nodes on which something new may begin."""
+        """`draw` is the source of randomness for placing new sessions."""
         self._ray = ray
         self._registry = registry
         self._draw = draw
         self._known: dict[str, Peer] = {}
         self._version = -1
         self._sent: Counter[str] = Counter()
-        """Sessions that were sent to nodes since those have last spoken of their load."""
+        """Sessions recently sent to each node, which its reported load may not include."""
         self.members: list[Member] = []
 
     def find(self, name: str) -> Peer | None:
-        """A node by its name; None where there is none now."""
+        """Return a node by its name, or None if there is none now."""
         return self._known.get(name)
 
     @property
     def there(self) -> list[Peer]:
-        """Those that are not lost."""
+        """Nodes that are not lost."""
         return [each for each in self._known.values() if not each.lost.is_set()]
 
     def knows(self, name: str) -> bool:
-        """Whether there is or was a node of this name."""
+        """Return True if there is or was a node of this name."""
         return name in self._known or any(each.name == name for each in self.members)
 
     async def follow(self) -> None:
-        """Take in the next change of who is in the fleet."""
+        """Wait for the next change of the membership, and apply it."""
         version, rows = await self._registry.changes.remote(self._version)
         self._version = version
         self.members = [Member.of(row) for row in rows]
@@ -82,7 +82,7 @@ class Peers:
                     await self.met(member)
 
     async def met(self, member: Member) -> Peer:
-        """A node, found by its name in the cluster. Raises FleetUnavailable."""
+        """Look up a member's actor by its name and add the node. Raises FleetUnavailable."""
         find = self._ray.get_actor
         try:
             actor = await anyio.to_thread.run_sync(find, actor_name(member.name), NAMESPACE)
@@ -94,7 +94,10 @@ class Peers:
         return peer
 
     async def chosen(self, environment: str, but: Sequence[str]) -> Peer:
-        """The node on which something new begins. Raises FleetUnavailable."""
+        """Return a node for a new session. Raises FleetUnavailable if none accepts one.
+
+        `environment` is the key of the environment that it needs; `but` names excluded nodes.
+        """
         members = await self._asked()
         lost = {each.member.life for each in self._known.values() if each.lost.is_set()}
         there = [each for each in members if each.life not in lost]
@@ -114,7 +117,7 @@ class Peers:
         return peer
 
     async def _asked(self) -> list[Member]:
-        """The members as they are now. Raises FleetUnavailable."""
+        """Return the current members, from the registry. Raises FleetUnavailable."""
         try:
             asked = awaited(self._registry.rows.remote())
             return [Member.of(row) for row in await asyncio.wait_for(asked, HEAD_S)]
@@ -125,12 +128,15 @@ class Peers:
             ) from error
 
     async def has_left(self, peer: Peer) -> bool:
-        """Whether a node that is lost had ended in order: it has begun nothing of a call then."""
+        """Return True if a lost node had left in order: it has not begun the call then."""
         members = await self._asked()
         return any(each.life == peer.member.life and each.left for each in members)
 
     async def ask(self, peer: Peer, asked: dict[str, Any], call: Call | None) -> dict[str, Any]:
-        """A node's reply. Raises NodeLost once it cannot come any more."""
+        """Send a request and return the reply; without `call` it reads a resource.
+
+        Raises NodeLost when no reply can come any more, and FleetUnavailable.
+        """
         reply: dict[str, Any]
         if call is None:
             reply = await self.reply(peer, peer.actor.read.remote(asked))
@@ -152,7 +158,7 @@ class Peers:
             raise
 
     async def reply(self, peer: Peer, reference: Any) -> Any:
-        """What is awaited of a node, unless that is lost first."""
+        """Await a reference of a node. Raises NodeLost if it is lost first, FleetUnavailable."""
         lost = asyncio.ensure_future(peer.lost.wait())
         reply = asyncio.ensure_future(awaited(reference))
         try:
@@ -165,7 +171,7 @@ class Peers:
             peer.lost.set()
             raise self._gone(peer) from error
         except self._ray.exceptions.RayError as error:
-            if isinstance(error, KernelMcpError):  # one of the node's own
+            if isinstance(error, KernelMcpError):  # raised by the node
                 raise
             logger.exception("a call of node %s has failed", peer.member.name)
             raise FleetUnavailable(
@@ -186,7 +192,10 @@ class Peers:
         )
 
     def tell(self, peer: Peer, what: str, number: str) -> None:
-        """Tell a node what became of a call, unless it is lost; `what` is a method of it."""
+        """Call the method `what` of a node with the id of a call, without waiting for the result.
+
+        Nothing happens if the node is lost.
+        """
         with contextlib.suppress(self._ray.exceptions.RayError):
             getattr(peer.actor, what).remote(number)
 
@@ -196,7 +205,7 @@ def _first_line(error: BaseException) -> str:
 
 
 def _states(members: Sequence[Member]) -> str:
-    """What each node does instead of taking sessions, in words."""
+    """Return a text that says for each node why it accepts no sessions."""
     return ", ".join(
         f"{each.name} is {'lost' if each.lost else 'being drained' if each.draining else 'full'}"
         for each in members

@@ -1,7 +1,7 @@
-"""On which node a session begins: the better of two that are drawn.
+"""Placement of new sessions: the better of two nodes chosen at random.
 
-Two draws keep the fullest node near the average without anybody knowing all of them at one moment,
-and fronts do not all run to the emptiest ("the power of two choices", Mitzenmacher 2001).
+Two choices keep the fullest node near the average, without exact knowledge of all nodes. Fronts do
+not all choose the emptiest one, either ("the power of two choices", Mitzenmacher 2001).
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from kernel_mcp.fleet.members import Member
 from kernel_mcp.records import dataclass
 
 SPARE_BYTES = 512 * 1024 * 1024
-"""Memory that a node keeps for itself; one with less takes a session only where all have less."""
+"""Free memory below which a node gets a session only if no other candidate has more."""
 
 
 def environment_of(arguments: Mapping[str, Any]) -> str:
-    """The key of the environment that a call of `create_session` or `run_script` asks for.
+    """Return the key of the environment that a `create_session` or `run_script` call needs.
 
-    Empty for the server's own, which every node has.
+    Empty for the default environment, which every node has.
     """
     names = arguments.get("packages") or arguments.get("dependencies") or []
     python = arguments.get("python") or ""
@@ -51,7 +51,7 @@ def _merit(member: Member, environment: str, ahead: Mapping[str, int]) -> _Merit
     return _Merit(
         roomy=load.free_bytes > SPARE_BYTES and room > 0,
         prepared=not environment or environment in load.environments,
-        slots=min(0, room),  # of nodes that are full, the one that is least so
+        slots=min(0, room),  # of full nodes, prefer the least full one
         free=load.free_bytes // max(1, taken + 1),
     )
 
@@ -64,10 +64,10 @@ def choose(
     but: Sequence[str] = (),
     ahead: Mapping[str, int] | None = None,
 ) -> Member | None:
-    """The node for a session that needs an environment; None where no node takes any.
+    """Return the node for a session that needs an environment, or None if no node accepts it.
 
-    `but` names nodes that have refused. `ahead` are sessions that were sent to nodes since they
-    last spoke of their load. Where a node has a needed environment ready, one of two is that.
+    `but` names excluded nodes. `ahead` counts sessions recently sent to nodes, which their load may
+    not include. If any node has the environment ready, at least one of the two candidates has it.
     """
     open_ = [each for each in members if not (each.lost or each.draining or each.name in but)]
     if not open_:

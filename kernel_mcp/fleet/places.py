@@ -1,7 +1,7 @@
-"""Where a fleet keeps what outlives its nodes: a folder that all of them have, or an object store.
+"""Storage shared by the nodes of a fleet: a folder that all of them mount, or an object store.
 
-What is there is read whole and never changed: a name is either created once, by whoever comes
-first, or filled with what is the same for all who write it.
+Values are never changed: a name is either created exactly once, by the first writer, or written
+with the same bytes by all writers.
 """
 
 from __future__ import annotations
@@ -24,26 +24,29 @@ _NEW = ".new-"
 
 
 class Place(Protocol):
-    """Names with bytes. A name has parts separated by `/`. All methods block, and raise OSError."""
+    """Store of bytes by name; parts of a name are separated by `/`.
+
+    All methods are blocking and raise OSError.
+    """
 
     def create(self, name: str, data: bytes) -> bool:
-        """Create a name with these bytes, whole or not at all; False where it is there already."""
+        """Create a name with these bytes atomically. Return False if it exists already."""
 
     def put(self, name: str, file: IO[bytes]) -> None:
-        """Give a name what is left of a file, whole or not at all."""
+        """Write the rest of a file under a name, atomically."""
 
     def open(self, name: str) -> IO[bytes]:
-        """Read what a name has piece by piece. Raises FileNotFoundError."""
+        """Open a name for reading. Raises FileNotFoundError."""
 
     def names(self, folder: str) -> list[str]:
-        """The last parts of all names in a folder, sorted."""
+        """Return the last parts of all names in a folder, sorted; empty without the folder."""
 
     def remove(self, name: str) -> None:
-        """Remove a name, if it is there."""
+        """Remove a name if it exists."""
 
 
 def read(place: Place, name: str, most: int) -> bytes | None:
-    """What a name has, at most so many bytes; None where it is not there. Raises OSError."""
+    """Return the first `most` bytes of a name, or None if it does not exist. Raises OSError."""
     try:
         with place.open(name) as file:
             return file.read(most)
@@ -52,14 +55,14 @@ def read(place: Place, name: str, most: int) -> bytes | None:
 
 
 class FolderPlace:
-    """A folder of this user alone, such as one of NFS that every node has mounted."""
+    """A private folder, for example on NFS, that every node mounts."""
 
     def __init__(self, folder: Path) -> None:
-        """Make the folder where it is missing. Raises OSError, PermissionError."""
+        """Create the folder if it is missing. Raises OSError, PermissionError."""
         self._folder = private_folder(folder)
 
     def create(self, name: str, data: bytes) -> bool:
-        """See `Place`: link(2) gives a name to what is on the disk, and to nobody else's."""
+        """See `Place`. link(2) makes the synced file visible, and fails if the name exists."""
         path = self._path(name)
         with self._written(path) as (file, new):
             file.write(data)
@@ -95,7 +98,7 @@ class FolderPlace:
         return sorted(name for name in found if not name.startswith(_NEW))
 
     def remove(self, name: str) -> None:
-        """See `Place`; a folder that is empty then goes too."""
+        """See `Place`. A folder that becomes empty is removed, too."""
         path = self._folder / name
         path.unlink(missing_ok=True)
         with contextlib.suppress(OSError):
@@ -107,12 +110,12 @@ class FolderPlace:
 
     @contextlib.contextmanager
     def _written(self, path: Path) -> Iterator[tuple[IO[bytes], Path]]:
-        """A file beside a path, which goes unless it was renamed."""
+        """Open a temporary file beside a path; it is removed afterwards unless it was renamed."""
         new = path.with_name(f"{_NEW}{secrets.token_hex(8)}")
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         while True:
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            with contextlib.suppress(FileNotFoundError):  # removed as empty meanwhile
+            with contextlib.suppress(FileNotFoundError):  # the empty folder was removed meanwhile
                 fd = os.open(new, flags, 0o600)
                 break
         try:
@@ -137,7 +140,7 @@ class FolderPlace:
 
 
 class ObjectPlace:
-    """A file system of fsspec that can create a file only where there is none, such as S3."""
+    """An fsspec file system that supports exclusive creation of files, such as S3."""
 
     def __init__(self, files: AbstractFileSystem, root: str) -> None:
         self._files = files
@@ -185,7 +188,7 @@ class ObjectPlace:
 
 
 def place_of(address: str) -> Place:
-    """The place at an address: a path, or what fsspec knows by its scheme (`s3://bucket/folder`).
+    """Return the storage at an absolute path, or at a URL of fsspec (`s3://bucket/folder`).
 
     Raises ConfigError, OSError.
     """

@@ -1,4 +1,4 @@
-"""Rates of principals over all fronts of a fleet: each counts what the others have answered."""
+"""Rate limits over all fronts of a fleet: each front counts the calls of the others, too."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from kernel_mcp.http.gate import Rates
 
 
 class SharedRates:
-    """Takes calls that other fronts have answered from the rates of principals at one front."""
+    """Deducts calls that other fronts have answered from the rates at this front."""
 
     def __init__(self, registry: Any) -> None:
         self._registry = registry
@@ -18,10 +18,11 @@ class SharedRates:
         self._known: Mapping[str, Mapping[str, int]] = {}
 
     async def share(self, rates: Rates) -> None:
-        """Tell the registry, and hear of it, what principals that call here have called.
+        """Report the calls at this front, and deduct new calls at the others.
 
-        What is heard of first is what counts begin with: those of a front go on as long as it runs,
-        and come again when a principal calls there again, or the registry has started again.
+        The first count received for a front and principal is the baseline, from which later ones
+        are measured. Counts grow as long as a front runs. They reappear when a principal calls
+        there again, or when the registry has restarted.
         """
         if not (own := rates.calls_made()):
             self._known = {}

@@ -1,7 +1,7 @@
-"""The one process of a fleet that knows its members: an actor on the head of the cluster.
+"""Registry of a fleet's members: one actor, on the head of the cluster.
 
-It holds nothing that has to outlive it. Where it starts again nodes join it again, and leases that
-it does not know of count as held for as long as one lasts.
+It has no state that has to survive it. If it restarts, nodes join again; leases that it does not
+know count as valid for the length of one lease.
 """
 
 from __future__ import annotations
@@ -15,26 +15,26 @@ from kernel_mcp.fleet.members import MARGIN_S, RENEW_S, Member, Members
 from kernel_mcp.fleet.watchdog import boottime
 
 LONGEST_WAIT_S = 30.0
-"""After which whoever waits for a change is answered and asks again."""
+"""Longest poll for changes, in seconds; the caller then asks again."""
 SILENT_S = 60.0
-"""After which what a front has answered is forgotten."""
+"""Seconds without a report after which the counts of a front are dropped."""
 HEAD = "node:__internal_head__"
-"""The resource that Ray gives its head: where the control store of the cluster is, too."""
+"""Ray's resource for its head, which also has the control store of the cluster."""
 
 
 class Registry:
-    """`Members` for all machines; see there for what its methods do."""
+    """`Members` as an actor for all machines; its methods are documented there."""
 
     def __init__(self) -> None:
         self._members = Members(boottime)
         self._changed = asyncio.Event()
         self._version = 0
         self._spent: dict[str, tuple[float, dict[str, int]]] = {}
-        """When each front has last said what calls of which principals it has answered."""
+        """For each front, the time of its last report, and its calls by principal."""
         self._expiring: asyncio.Task[None] | None = None
 
     async def join(self, row: Mapping[str, Any]) -> str:
-        """Take a node in; why not, or nothing."""
+        """Add a node. Return why not, or empty."""
         self._begin()
         refusal = self._members.join(Member.of(row))
         self._tell()
@@ -43,9 +43,10 @@ class Registry:
     async def renew(
         self, row: Mapping[str, Any], uses: Mapping[str, Mapping[str, int]]
     ) -> tuple[bool, dict[str, dict[str, int]]]:
-        """Whether the lease of a node goes on, also one from before this process began.
+        """Renew the lease of a node, also one from before this process started.
 
-        And what principals have elsewhere that have these `uses` of it; see `Members.others`.
+        Returns two values: False if the lease is over, and the usage on other nodes of the
+        principals in `uses`; see `Members.others`.
         """
         self._begin()
         member = Member.of(row)
@@ -61,7 +62,7 @@ class Registry:
         self._members.use(name, uses)
 
     async def claim(self, name: str, principal: str, kind: str, own: int, most: int) -> bool:
-        """See `Members`; answers once all nodes have had time to say what they have."""
+        """See `Members`. After a restart, wait first until all nodes could report their usage."""
         young_s = RENEW_S + MARGIN_S - self._members.age_s
         if young_s > 0:
             await asyncio.sleep(young_s)
@@ -72,9 +73,10 @@ class Registry:
         return self._members.gives_way(name, principal, use, most)
 
     async def spent(self, front: str, calls: Mapping[str, int]) -> dict[str, dict[str, int]]:
-        """Calls that other fronts have answered of these principals, by front and principal.
+        """Store the calls of a front by principal, and return those of other fronts.
 
-        Each counts from when it began, and tells of those alone who have called lately.
+        They are by front and principal, for these principals only. Each front counts from its
+        start, and reports only principals that have called recently.
         """
         now = boottime()
         self._spent[front] = now, dict(calls)
@@ -96,25 +98,26 @@ class Registry:
             self._expiring = asyncio.create_task(self._expire())
 
     async def end(self, name: str, life: str) -> None:
-        """Nothing of a node runs any more."""
+        """See `Members`."""
         self._members.end(name, life)
         self._tell()
 
     async def leave(self, name: str, life: str) -> None:
-        """A node has given everything away, and will end."""
+        """See `Members`."""
         self._members.leave(name, life)
         self._tell()
 
     async def drain(self, name: str, draining: bool = True) -> bool:
-        """Have a node take no sessions; False where there is none."""
+        """See `Members`."""
         done = self._members.drain(name, draining=draining)
         self._tell()
         return done
 
     async def until_over(self, name: str, life: str, most_s: float) -> bool:
-        """Whether a life of a node is over for certain, once it is, at the latest after a time.
+        """Wait up to `most_s` seconds until it is certain that a node's incarnation is over.
 
-        Answers at once where it has a lease and `most_s` is 0.
+        Returns True if it is, else False after the time; see `Members.is_over`. With 0 it returns
+        at once.
         """
         until = boottime() + most_s
         while not (over := self._members.is_over(name, life)):
@@ -126,13 +129,16 @@ class Registry:
         return over
 
     async def rows(self) -> list[dict[str, Any]]:
-        """All members, as plain values."""
+        """Return all members as plain values."""
         found = self._members.rows()
         self._tell()
         return found
 
     async def changes(self, seen: int) -> tuple[int, list[dict[str, Any]]]:
-        """The members, once something has changed since a version was seen; and which it is now."""
+        """Wait until the version differs from `seen`; return the version and the members.
+
+        After `LONGEST_WAIT_S` they are returned without a change.
+        """
         if seen == self._members.version:
             await self._change(LONGEST_WAIT_S)
         rows = self._members.rows()
@@ -140,7 +146,7 @@ class Registry:
         return self._members.version, rows
 
     async def _expire(self) -> None:
-        """Have leases end when nobody asks."""
+        """Expire leases in the background, until cancelled."""
         while True:
             left = self._members.expire()
             self._tell()
@@ -154,7 +160,7 @@ class Registry:
             return
 
     def _tell(self) -> None:
-        """Wake who waits for a change, if there was one."""
+        """Wake tasks that wait for a change, if there was one."""
         if self._version != self._members.version:
             self._version = self._members.version
             self._changed.set()
@@ -162,7 +168,10 @@ class Registry:
 
 
 def registry_of(ray: Any, *, make: bool = False) -> Any:
-    """The registry of the cluster, which the first node makes. Raises FleetUnavailable."""
+    """Return the registry of the cluster; with `make` create it if there is none.
+
+    Raises FleetUnavailable without one.
+    """
     options = {"name": REGISTRY, "namespace": NAMESPACE}
     if make:
         return (

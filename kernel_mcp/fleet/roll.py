@@ -1,4 +1,4 @@
-"""The handles of a fleet's sessions: a name leads to one session, on whichever node that is."""
+"""Session registry of a node: a name leads to one session in the whole fleet."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from kernel_mcp.sessions.keeping import Ask
 from kernel_mcp.sessions.storage import SCRIPT
 
 ATTEMPTS = 20
-"""Of nodes that open sessions of one name at one moment, each of which is overtaken by one."""
+"""Attempts to open a session under a name that other nodes open at the same time."""
 
 IsOver = Callable[[str, str], Awaitable[bool]]
-"""Whether a life of a node is over for certain."""
+"""Function that returns True if an incarnation (`life`) of a node is certainly over."""
 
 
 class Elsewhere(KernelMcpError):
-    """A session is open on another node, whose name is `node`."""
+    """A session is open on another node, `node`."""
 
     def __init__(self, node: str, handle: str) -> None:
         super().__init__(f"Session {handle} is on node {node}.")
@@ -33,7 +33,7 @@ class Elsewhere(KernelMcpError):
 
 
 class FleetRoll:
-    """See `Roll`, for one node. `keeping` has it once the node has one."""
+    """See `Roll`, for one node. `keeping` returns its persistence, once the node has that."""
 
     def __init__(self, node: str, is_over: IsOver, keeping: Callable[[], FleetKeeping]) -> None:
         self._node = node
@@ -46,7 +46,7 @@ class FleetRoll:
         return new_handle(self._node)
 
     async def enter(self, principal: str, ask: Ask, default: str) -> str:
-        """See `Roll`. Raises Elsewhere for a default session, InputError for a name."""
+        """See `Roll`. For an open session, raises Elsewhere (default one) or InputError."""
         if ask.name == SCRIPT:
             return self.handle()
         store = self._keeping().store
@@ -72,7 +72,10 @@ class FleetRoll:
         )
 
     async def take(self, known: Known) -> str:
-        """Go on with a session that is open nowhere: its handle. Raises Overtaken, NotOurs."""
+        """Take over a session that is not open on any node; return its handle.
+
+        Raises Overtaken, NotOurs.
+        """
         keeping, row = self._keeping(), known.row
         key = key_of(row.principal, row.handle)
         keeping.came[row.handle] = await anyio.to_thread.run_sync(keeping.store.take, known, key)
@@ -80,7 +83,7 @@ class FleetRoll:
         return row.handle
 
     async def strike(self, handle: str) -> None:
-        """See `Roll`: what was saved of a session stays for another node."""
+        """See `Roll`. The saved data of a session that was taken over stays for other nodes."""
         keeping = self._keeping()
         with Barrier("taking the handle of a session back", handle):
             row = keeping.came.pop(handle, None)
@@ -100,7 +103,7 @@ class FleetRoll:
         return not await self._is_over(row.node, row.life)
 
     async def _forget(self, store: SharedStore, known: Known) -> None:
-        """Forget what was kept under a name. Raises InputError where that is open."""
+        """Remove the session of a name. Raises Elsewhere or InputError if it is open."""
         if await self._is_open(known):
             raise self._elsewhere(known.row)
         await anyio.to_thread.run_sync(store.rows.forget, known)

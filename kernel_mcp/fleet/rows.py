@@ -1,7 +1,7 @@
-"""What a fleet knows of its sessions: a row for each, which the node that has the session writes.
+"""Table of a fleet's sessions: one row for each, written by the node that has the session.
 
-A row says which node that is, in which life of it, and what was saved. Its epoch counts how often
-another node has gone on with the session. All methods block, and raise OSError, NotOurs.
+A row has the node, its incarnation (`life`), and what was saved. Its epoch counts how often a node
+has taken the session. Methods of `Rows` are blocking and raise OSError and NotOurs.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ FORMAT = 1
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One thing that was saved: SHA-256 of its bytes, and how many there are."""
+    """Digest (SHA-256) and size in bytes of one saved part."""
 
     digest: str
     size: int
@@ -31,15 +31,16 @@ class Part:
 class Row:
     """A session as all nodes know it.
 
-    default   where its owner's default session is looked up; empty for one that is none
-    node      the node that has it, and in `life` which life of that; empty for none
-    epoch     how many times a node has taken it
-    ended     whether the last one has let go of it in order: all of it was saved
-    since     since when no node has had it, in seconds since 1970; 0 for one that a node has
-    saved     its manifest, as `sessions.store.Saved`; None before anything was saved
-    parts     `workspace`, `layer`, `records` and `dump`, as far as they are there
-    left_out  some of the files that were not saved, `omitted` are all
-    unheard   notices that no delivered answer has carried, and the loss that is in them, as `Loss`
+    default   key by which its owner's default session is found; empty if it is not one
+    node      node that has it, `life` its incarnation; both empty if no node has it
+    epoch     number of times that a node has taken it
+    ended     True if the last node released it in order, with everything saved
+    since     when the last node released it, in seconds since 1970; 0 while a node has it
+    saved     its manifest, as `sessions.store.Saved`; None before the first save
+    parts     the saved ones of `workspace`, `layer`, `records` and `dump`
+    branched  True if it had branches when it was last saved
+    left_out  names of some files that were not saved; `omitted` is the number of all
+    unheard   notices that were not delivered yet; `lost` is the loss in them, as `Loss`
     """
 
     handle: str
@@ -60,16 +61,16 @@ class Row:
     lost: Mapping[str, Any] | None = None
 
     def left(self, moment: float, *, ended: bool) -> Row:
-        """The row of a session that no node has from a moment on."""
+        """Return the row as released at `moment`; `ended` is True if everything was saved."""
         return replace(self, node="", life="", ended=ended, since=moment)
 
     def value(self) -> dict[str, Any]:
-        """As plain values."""
+        """Return the row as plain values."""
         return {"format": FORMAT, **dataclasses.asdict(self)}
 
     @classmethod
     def of(cls, value: Mapping[str, Any]) -> Row:
-        """What `value` has made. Raises ValueError for another format."""
+        """Return the row from the output of `value`. Raises ValueError for another format."""
         if value.get("format") != FORMAT:
             raise ValueError(
                 f"the row of a session has format {value.get('format')!r}, this node knows {FORMAT}"
@@ -83,14 +84,14 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """A row, and the version that it was read in."""
+    """A row, and the version of its value when it was read."""
 
     version: Version
     row: Row
 
 
 class Rows:
-    """The rows of a fleet, as one life of one node sees and writes them."""
+    """The rows of a fleet, for reading and writing by one incarnation of a node."""
 
     def __init__(self, signed: Signed, node: str, life: str) -> None:
         self.signed = signed
@@ -98,12 +99,12 @@ class Rows:
         self.life = life
 
     def find(self, handle: str) -> Known | None:
-        """The row of a session; None where there is none, or it has ended."""
+        """Return the row of a session, or None if there is none or it has ended."""
         version = self.signed.latest(_session(handle))
         return None if version.value is None else Known(version, Row.of(version.value))
 
     def named(self, principal: str, kind: str, name: str) -> Known | None:
-        """The row of the session that has a name, as `names` or as a default one; see `find`."""
+        """Return the row of the session with a name; `kind` is NAMED or DEFAULT. See `find`."""
         version = self.signed.latest(_name(principal, kind, name))
         if version.value is None:
             return None
@@ -111,9 +112,9 @@ class Rows:
         return found if found is not None and found.row.principal == principal else None
 
     def open(self, row: Row) -> Known:
-        """Enter a new session, and the name that it has.
+        """Add the row of a new session on this node, and its name.
 
-        Raises Overtaken where another session has got the name meanwhile.
+        Raises Overtaken if another session has taken the name meanwhile.
         """
         row = replace(row, node=self.node, life=self.life)
         known = Known(self.signed.advance(_session(row.handle), NOTHING, row.value()), row)
@@ -131,7 +132,10 @@ class Rows:
         return known
 
     def take(self, known: Known) -> Known:
-        """Have this node go on with a session; one node alone can. Raises Overtaken."""
+        """Assign a session to this node and return its new row.
+
+        Raises Overtaken if another node was first.
+        """
         row = replace(
             known.row,
             node=self.node,
@@ -143,12 +147,12 @@ class Rows:
         return self.write(Known(known.version, row))
 
     def write(self, known: Known) -> Known:
-        """Replace the row that was read in a version by another. Raises Overtaken."""
+        """Write a row, if its version is still the newest. Raises Overtaken."""
         name = _session(known.row.handle)
         return Known(self.signed.advance(name, known.version, known.row.value()), known.row)
 
     def forget(self, known: Known) -> None:
-        """A session has ended for good. Raises Overtaken."""
+        """Remove the row and names of a session that has ended for good. Raises Overtaken."""
         row = known.row
         self.signed.advance(_session(row.handle), known.version, None)
         for kind, name in _names(row):
@@ -158,12 +162,12 @@ class Rows:
                 self.signed.advance(place, before, None)
 
     def is_mine(self, row: Row) -> bool:
-        """Whether this life of this node has a session."""
+        """Return True if this incarnation of this node has the session."""
         return (row.node, row.life) == (self.node, self.life)
 
 
 SESSIONS, NAMES, DATA = "sessions", "names", "data"
-"""Folders of the store. What was saved of a session has the name of its row."""
+"""Folders of the store. The data of a session has the same name as its row."""
 
 
 def _session(handle: str) -> str:
@@ -175,7 +179,7 @@ def _name(principal: str, kind: str, name: str) -> str:
 
 
 def data_of(handle: str, digest: str = "") -> str:
-    """Where what was saved of a session is, or one part of that."""
+    """Return the path in the store of a session's data, or of one part by its digest."""
     folder = f"{DATA}/{_digest(handle)}"
     return f"{folder}/{digest}" if digest else folder
 
@@ -188,6 +192,6 @@ NAMED, DEFAULT = "name", "default"
 
 
 def _names(row: Row) -> list[tuple[str, str]]:
-    """What leads to a session besides its handle."""
+    """Return kind and name of each name by which a session is found, beside its handle."""
     given = ((NAMED, row.name), (DEFAULT, row.default))
     return [(kind, name) for kind, name in given if name]

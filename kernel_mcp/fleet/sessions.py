@@ -1,4 +1,4 @@
-"""The sessions of one node, for fronts that call: those that are here, and those that come here."""
+"""The sessions of one node: answers calls of fronts, and moves sessions between nodes."""
 
 from __future__ import annotations
 
@@ -30,22 +30,22 @@ from kernel_mcp.tools.calls import Call, SessionCalls
 from kernel_mcp.tools.results import refusal
 
 MOST_RECEIPTS = 10_000
-"""Answers whose delivery may still be told; the oldest count as not delivered."""
+"""Most answers whose delivery is pending; beyond it the oldest count as not delivered."""
 MOST_ENVIRONMENTS = 50
 ATTEMPTS = 5
 AT_ONCE = 4
-"""Sessions that are given away side by side."""
+"""Sessions that are given away concurrently."""
 NO_CHANGE = frozenset({"execute", "wait", "interrupt", "list_sessions"})
-"""Tools after which nothing has to be saved that is not seen to by itself."""
+"""Tools after whose calls no save is needed, or is triggered anyway."""
 
 logger = logging.getLogger(__name__)
 
 UntilOver = Callable[[str, str, float], Awaitable[bool]]
-"""Whether a life of a node is over for certain, once it is, at the latest after some seconds."""
+"""Function that waits until a node's incarnation is certainly over; see `Registry.until_over`."""
 
 
 class NodeSessions:
-    """Answers the calls of fronts, and says where a session is that is not here."""
+    """Answers calls of fronts, or says which node has the session."""
 
     def __init__(
         self,
@@ -56,7 +56,7 @@ class NodeSessions:
         until_over: UntilOver,
         admits: Callable[[tuple[str, ...]], bool] = lambda _doors: True,
     ) -> None:
-        """`admits` says whether principals with these doors may see what sessions here do."""
+        """`admits` returns True if principals with these doors may use sessions of this node."""
         self._admits = admits
         self._local = local
         self._manager = manager
@@ -67,28 +67,32 @@ class NodeSessions:
         self._receipts: OrderedDict[str, Awaited] = OrderedDict()
         self._scopes: dict[str, anyio.CancelScope] = {}
         self._running: Counter[str] = Counter()
-        """Calls on each session, by handle; those about none by an empty one."""
+        """Number of running calls by handle; calls without a session have an empty one."""
         self._changed = anyio.Event()
         self.leaving: dict[str, anyio.Event] = {}
-        """Sessions that are being given away: set once they are, or are not."""
+        """Events of sessions that are being given away, by handle; set when that is over."""
         self._locks: WeakValueDictionary[str, anyio.Lock] = WeakValueDictionary()
         self._environments: OrderedDict[str, None] = OrderedDict()
         self.draining = False
 
     @property
     def environments(self) -> tuple[str, ...]:
-        """Keys of environments that sessions here have asked for last; see `placement`."""
+        """Keys of the environments that were used here last; see `placement`."""
         return tuple(self._environments)
 
     @property
     def calls(self) -> int:
-        """How many calls are being answered."""
+        """Number of calls in progress."""
         return sum(self._running.values())
 
     async def call(
         self, asked: Mapping[str, Any], progress: ProgressCallback | None = None
     ) -> dict[str, Any]:
-        """The answer to a call of a front: `answer`, or where it has `moved`."""
+        """Answer a call of a front.
+
+        Returns a dict with `answer`, or with `moved`, the node that has the session: empty for any
+        other node. It has `cancelled` if the call was cancelled.
+        """
         number, tool = str(asked["id"]), str(asked["tool"])
         arguments: Mapping[str, Any] = asked["arguments"]
         receipt = Awaited()
@@ -124,7 +128,10 @@ class NodeSessions:
         return reply
 
     async def read(self, asked: Mapping[str, Any]) -> dict[str, Any]:
-        """A resource for a front: `content` and `mime`, an `error`, or where it has `moved`."""
+        """Read a resource for a front.
+
+        Returns a dict with `content` and `mime`, with `error`, or with `moved`; see `call`.
+        """
         caller = caller_of(asked["caller"], Reply())
         name = str(asked["session"])
         try:
@@ -142,26 +149,27 @@ class NodeSessions:
         return {"content": content, "mime": mime}
 
     def cancel(self, number: str) -> None:
-        """A call was given up by who had made it."""
+        """Cancel a call, as its client has given it up."""
         if (scope := self._scopes.get(number)) is not None:
             scope.cancel()
 
     def delivered(self, number: str) -> None:
-        """The answer to a call has reached who had made it."""
+        """Note that the answer to a call was delivered to the client."""
         if (receipt := self._receipts.get(number)) is not None:
             receipt.confirm()
             if not receipt.revocable:
                 del self._receipts[number]
 
     def revoked(self, number: str) -> None:
-        """It has not, or was given up before."""
+        """Note that the answer to a call was not delivered, or that the client had cancelled."""
         if (receipt := self._receipts.pop(number, None)) is not None:
             receipt.lose()
 
     async def drain(self, within_s: float) -> dict[str, str]:
-        """Give all sessions away; why not, for those that could not be, by handle.
+        """Give all sessions to other nodes, and accept none from now on.
 
-        Cells that run are waited for so long; who has waited in vain stays here.
+        Running cells are awaited for `within_s` seconds. Returns reasons by handle for sessions
+        that stay here.
         """
         self.draining = True
         until = anyio.current_time() + within_s
@@ -172,7 +180,7 @@ class NodeSessions:
                 continue
             if not self._running or anyio.current_time() >= until:
                 break
-            # Calls that had come before it begin sessions still, and bring some here.
+            # Calls that arrived earlier may still create sessions, or bring some here.
             with anyio.move_on_at(until):
                 await self._change()
         for session in self._manager.sessions:
@@ -180,14 +188,14 @@ class NodeSessions:
         return kept
 
     def overtaken(self, handle: str) -> None:
-        """Another node has a session of this one, which therefore ends here."""
+        """End a session here, as another node has taken it over."""
         for session in self._manager.sessions:
             if session.handle == handle:
                 logger.error("session %s was taken over by another node, and ends here", handle)
                 session.close()
 
     def _unheard(self, handle: str) -> Sequence[Notice]:
-        """What a session has still to say."""
+        """Return the pending notices of a session; empty without such a session."""
         for session in list(self._manager.sessions):
             if session.handle == handle:
                 return session.ledger.pending
@@ -197,7 +205,11 @@ class NodeSessions:
         return None if name is None else self._manager.find(caller, name)
 
     async def _here(self, caller: Caller, name: str | None, patience_s: float) -> Moved | None:
-        """Have the session of a call be here; else where it is, or that any other node takes it."""
+        """Bring the session of a call to this node if it is open nowhere.
+
+        Returns None if the call can be answered here, else where it is to go. For a session on a
+        lost node, wait up to `patience_s` seconds until its lease is over. Raises KernelMcpError.
+        """
         if not self._admits(caller.who.doors):
             raise KernelMcpError(
                 "Sessions of this fleet see mounts, network, devices, variables or secrets that "
@@ -218,7 +230,7 @@ class NodeSessions:
                 return await self._begun(caller, name)
             row = known.row
             if row.node and not self._store.rows.is_mine(row):
-                own = row.node == self._store.rows.node  # an earlier life of this node
+                own = row.node == self._store.rows.node  # an earlier incarnation of this node
                 longest_s = max(patience_s, LEASE_S + MARGIN_S) if own else patience_s
                 if not await self._until_over(row.node, row.life, longest_s):
                     return Moved(row.node)
@@ -229,7 +241,7 @@ class NodeSessions:
             except Overtaken:
                 continue  # another node was first
             except QuotaReached:
-                raise  # no other node would take it, either
+                raise  # no other node would accept it, either
             except SessionLimitReached:
                 return Moved()
         raise KernelMcpError(
@@ -237,13 +249,16 @@ class NodeSessions:
         )
 
     async def _begun(self, caller: Caller, name: str) -> Moved | None:
-        """Have a default session be here that is nowhere; a name that leads nowhere is refused."""
+        """Create a default session that does not exist yet; return where it is if not here.
+
+        Returns None for another name, which the call then refuses.
+        """
         if name and not self._is_default(name):
             return None
         if self.draining:
             return Moved()
         if not caller.default:
-            return None  # one whom nothing tells from others has a new one with each call
+            return None  # unidentified callers get a new session with each call
         try:
             await self._manager.resolve(caller, "")
         except Elsewhere as error:
@@ -265,7 +280,10 @@ class NodeSessions:
         return name == DEFAULT_NAME
 
     async def _bring(self, caller: Caller, known: Known) -> None:
-        """Go on with a session that is open nowhere. Raises Overtaken, SessionLimitReached."""
+        """Take over a session that is not open on any node.
+
+        Raises Overtaken, SessionLimitReached.
+        """
         row = known.row
         lock = self._locks.setdefault(row.handle, anyio.Lock())
         async with lock:
@@ -273,7 +291,7 @@ class NodeSessions:
                 return
             if self._store.rows.is_mine(row):
                 await anyio.to_thread.run_sync(self._store.forget_ended, row.handle)
-                raise Overtaken("it is closed")  # a moment ago: its row is about to go
+                raise Overtaken("it is closed")  # a moment ago: its row is about to be removed
             await self._roll.take(known)
             owner = Caller(
                 caller.principal, row.default or caller.default, caller.who, known=caller.known
@@ -301,7 +319,7 @@ class NodeSessions:
         return _Counted(self, session.handle if session is not None else "")
 
     def count(self, handle: str, more: int) -> None:
-        """So many more calls are about a session."""
+        """Add `more`, which may be negative, to the running calls of a session."""
         self._running[handle] += more
         if not self._running[handle]:
             del self._running[handle]
@@ -319,7 +337,10 @@ class NodeSessions:
         arguments: Mapping[str, Any],
         answer: CallToolResult,
     ) -> None:
-        """Have what a call has changed be saved, and remember what it has needed."""
+        """Schedule a save after a call that may have changed the session.
+
+        Also remember the environment that a new session needed.
+        """
         session = self._found(caller, name)
         if session is not None and tool not in NO_CHANGE:
             session.touch()
@@ -335,9 +356,9 @@ class NodeSessions:
             self._receipts.popitem(last=False)[1].lose()
 
     async def _give_all(self, until: float, seen: set[str], kept: dict[str, str]) -> bool:
-        """Give all sessions away that were not `seen`, and note in `kept` which stay, and why.
+        """Give away all sessions not in `seen`; add the reasons of failures to `kept`.
 
-        False where there was none.
+        Returns False if there was no such session.
         """
         limiter = anyio.CapacityLimiter(AT_ONCE)
 
@@ -361,7 +382,7 @@ class NodeSessions:
         return bool(found)
 
     async def _give(self, session: Session, until: float) -> str:
-        """Give one session away; why not, or nothing."""
+        """Give one session away. Return why not, or empty."""
         handle = session.handle
         leaving = self.leaving[handle] = anyio.Event()
         try:
@@ -385,7 +406,7 @@ class NodeSessions:
             leaving.set()
 
     async def _rested(self, session: Session) -> None:
-        """Wait until no call is about a session, and no cell runs in it or its branches."""
+        """Wait until no call, cell or installation runs in a session or its branches."""
         while True:
             members = session.family.members
             if any(self._running[each.handle] for each in members):
@@ -408,7 +429,7 @@ class NodeSessions:
                 await anyio.lowlevel.checkpoint()
 
     async def _saved(self, session: Session) -> bool:
-        """Save all of a session that rests; True once it is."""
+        """Save an idle session completely; retry while it becomes busy again. Returns True."""
         if session.state == "hibernated" and session.kept is not None:
             await session.kept.log()
             return True
@@ -423,7 +444,7 @@ class NodeSessions:
 
 
 class _Counted:
-    """Counts a call on a session while it runs."""
+    """Context manager that counts a call on a session."""
 
     def __init__(self, sessions: NodeSessions, handle: str) -> None:
         self._sessions = sessions

@@ -1,8 +1,8 @@
-"""The store of a node: what sessions leave is on its disk, and a copy of it where all nodes see it.
+"""Store of a node: persisted sessions on its disk, with a copy in the fleet's shared store.
 
-What a node has not copied is lost with it. A copy counts once the row of its session names it, so
-that one that was interrupted changes nothing. Its bytes are known by their SHA-256, which the row
-has, and the row is signed: nothing else is ever unpacked or loaded.
+Data that was not copied is lost with the node. A copy becomes valid when the session's row names
+it, so an interrupted copy changes nothing. The row is signed and contains the SHA-256 of each part.
+Only data with these digests is unpacked or loaded.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ logger = logging.getLogger(__name__)
 
 
 class SharedStore(SessionStore):
-    """The entries of one node's sessions, each of which has a copy in the fleet's store."""
+    """Entries of one node's sessions, each with a copy in the fleet's shared store."""
 
     def __init__(
         self,
@@ -52,9 +52,10 @@ class SharedStore(SessionStore):
         most_files_bytes: int,
         overtaken: Callable[[str], object] = lambda _handle: None,
     ) -> None:
-        """`most_files_bytes` are copied of each folder of a session, 0 for no bound.
+        """`most_files_bytes` is the limit on the copy of each folder of a session; 0 for none.
 
-        `overtaken` is called, in any thread, with the handle of a session that another node has.
+        `overtaken` is called, in any thread, with the handle of a session that another node has
+        taken over.
         """
         super().__init__(folder, most_bytes=most_bytes, most_s=most_s)
         self.rows = rows
@@ -62,33 +63,33 @@ class SharedStore(SessionStore):
         self.most_files_bytes = most_files_bytes or 2**62
         self.overtaken = overtaken
         self.unheard: Callable[[str], Sequence[Notice]] = lambda _handle: ()
-        """What a session still has to say, by its handle; called in any thread."""
+        """Function that returns the pending notices of a session; called in any thread."""
         self._known: dict[str, Known] = {}
         self._ended: dict[str, Known] = {}
-        """Rows of sessions that have ended, as long as they could not be removed."""
+        """Rows of ended sessions that are not removed from the shared store yet."""
         self._prints: dict[str, dict[str, bytes]] = {}
-        """What each folder of a session looked like when it was copied last."""
+        """Fingerprints of each session's folders when they were last copied."""
         self._lock = -1
 
     def make(self) -> None:
-        """Make its folders, and remove what an earlier life of the node has left in them.
+        """Create the folders, and remove what an earlier incarnation of the node left there.
 
-        Raises OSError, PermissionError where others could write to them, BlockingIOError where
-        another node of this name has them.
+        Raises OSError, PermissionError if others can write to them, and BlockingIOError if another
+        node of this name uses them.
         """
         super().make()
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
         held = try_lock(os.open(self.scratch.with_name(_LOCK), flags, 0o600))
         if held is None:
             raise BlockingIOError("another node of this name has its sessions in the same folder")
-        self._lock = held  # until the process ends, as that of an entry does
+        self._lock = held  # held until the process ends, as the lock of an entry
         remove_tree(self.former)
         for folder in (self.workspaces, self.layers, self.records, self.scratch):
             remove_tree(folder)
             folder.mkdir(mode=0o700)
 
     def close(self) -> None:
-        """Let another node of this name have its folders."""
+        """Release the folders for another node of this name."""
         if self._lock >= 0:
             os.close(self._lock)
             self._lock = -1
@@ -97,18 +98,18 @@ class SharedStore(SessionStore):
         return _SharedEntry(self, key, lock)
 
     def knows(self, handle: str) -> Known | None:
-        """The row of a session of this node as it was written last; None for one of others."""
+        """Return the last written row of a session of this node; None for any other session."""
         return self._known.get(handle)
 
     def open_row(self, row: Row) -> None:
-        """Enter a new session. Raises Overtaken where its name is another's meanwhile."""
+        """Add the row of a new session. Raises Overtaken if its name was taken meanwhile."""
         self._known[row.handle] = self.rows.open(row)
 
     def take(self, known: Known, key: Key) -> Row:
-        """Go on with a session whose node has ended: its copy is on this disk then.
+        """Copy a session that no node has to this disk, and take it over; return its old row.
 
-        Raises Overtaken where another node was first, NotOurs where the copy cannot be believed;
-        what is in the store stays as it is then.
+        Raises Overtaken if another node was first, and NotOurs if the copy is not authentic. The
+        shared store is unchanged then.
         """
         folders = self._places(key)
         work = {name: self.scratch / f"{key.id}-{name}" for name in folders}
@@ -135,7 +136,10 @@ class SharedStore(SessionStore):
         return known.row
 
     def copy(self, entry: Entry, saved: Saved) -> None:
-        """Have what is saved now where all nodes see it. Raises Overtaken."""
+        """Copy a saved session to the shared store and update its row. Raises Overtaken.
+
+        Folders that have not changed since the last copy are skipped.
+        """
         handle = entry.key.name
         if (known := self._known.get(handle)) is None:
             return  # it was given away
@@ -168,30 +172,30 @@ class SharedStore(SessionStore):
             self._tidy(handle, {each.digest for each in (*parts.values(), *before.values())})
 
     def let_go(self, handle: str, *, whole: bool = True) -> None:
-        """Let any node go on with a session; `whole` says that all of it was saved.
+        """Release a session, so that any node can take it over.
 
-        Raises Overtaken.
+        `whole` is True if everything was saved. Raises Overtaken.
         """
         if (known := self._known.get(handle)) is not None:
             self._write(known, known.row.left(self.now(), ended=whole))
             self.drop(handle)
 
     def clear(self, key: Key) -> None:
-        """Remove what is on this disk of a session that was let go."""
+        """Remove the data of a released session from this disk."""
         for place in (self.records / key.id, *self._places(key).values()):
             remove_tree(place)
 
     def make_room(self) -> list[Stored]:
-        """Remove nothing: what is here belongs to open sessions, and goes with them."""
+        """Remove nothing and return an empty list: all data here belongs to open sessions."""
         return []
 
     def drop(self, handle: str) -> None:
-        """Write nothing of a session any more: it is not this node's."""
+        """Write nothing more for a session, as this node does not have it any more."""
         self._known.pop(handle, None)
         self._prints.pop(handle, None)
 
     def forget_row(self, handle: str) -> None:
-        """A session has ended for good."""
+        """Remove a session that has ended for good from the shared store; see `forget_ended`."""
         if (known := self._known.get(handle)) is None:
             return
         self.drop(handle)
@@ -199,7 +203,7 @@ class SharedStore(SessionStore):
         self.forget_ended(handle)
 
     def forget_ended(self, handle: str) -> None:
-        """Forget a session that has ended for good, also where the store could not be written."""
+        """Remove a session that has ended, if an earlier attempt failed. Raises OSError."""
         if (known := self._ended.get(handle)) is None:
             return
         with contextlib.suppress(Overtaken):
@@ -215,7 +219,10 @@ class SharedStore(SessionStore):
         }
 
     def _write(self, known: Known, row: Row) -> None:
-        """Write a row, also where an earlier try had succeeded without a word of it."""
+        """Write a row, with the pending notices of its session. Raises Overtaken.
+
+        If an earlier write succeeded without confirmation, it is written after that version.
+        """
         handle = row.handle
         notices = self.unheard(handle)
         loss = together(each.loss for each in notices)
@@ -247,7 +254,7 @@ class SharedStore(SessionStore):
         if (part := row.parts.get(DUMP)) is not None and saved.get("dump"):
             with self._fetched(row.handle, part) as file:
                 os.link(file.name, record / Path(str(saved["dump"])).name)
-        Trace(record / TRACE).close()  # that of the other node is lost with it
+        Trace(record / TRACE).close()  # the trace on the other node's disk is lost
         manifest.write(record, saved)
 
     def _copy_folder(
@@ -262,7 +269,7 @@ class SharedStore(SessionStore):
             return self._put(handle, file, before)
 
     def _put(self, handle: str, file: IO[bytes], before: Part | None) -> Part:
-        """Have the bytes of a file in the store, unless they are there."""
+        """Write a file to the shared store, unless it equals the part `before`; return its part."""
         digest, size = hashlib.sha256(), 0
         while piece := file.read(READ_BYTES):
             digest.update(piece)
@@ -275,7 +282,7 @@ class SharedStore(SessionStore):
 
     @contextlib.contextmanager
     def _fetched(self, handle: str, part: Part) -> Any:
-        """A file of this disk with what was saved. Raises NotOurs for other bytes."""
+        """Download a part to a temporary file inside this block. Raises NotOurs if it differs."""
         digest, size = hashlib.sha256(), 0
         with self._temporary() as file:
             with self._opened(handle, part) as source:
@@ -318,7 +325,7 @@ class SharedStore(SessionStore):
 
 
 class _SharedEntry(Entry):
-    """See `SharedStore`."""
+    """An entry that is copied to the shared store with each commit."""
 
     def __init__(self, store: SharedStore, key: Key, lock: int) -> None:
         """See `Entry`."""
@@ -326,7 +333,7 @@ class _SharedEntry(Entry):
         self._store = store
 
     def commit(self, saved: Saved) -> None:
-        """See `Entry`; raises Overtaken, too."""
+        """See `Entry`. Also raises Overtaken."""
         super().commit(saved)
         self._store.copy(self, saved)
 
@@ -341,7 +348,10 @@ def _most_entries(name: str, most_bytes: int) -> int:
 
 
 def _print(folder: Path) -> bytes:
-    """What changes with a folder: names, kinds, sizes and moments of change of all it holds."""
+    """Return a fingerprint of a folder: a hash of names, modes, sizes, inodes and times.
+
+    File contents are not read.
+    """
     found = hashlib.sha256()
     for entry in sorted(everything(folder), key=lambda each: each.path) if folder.is_dir() else ():
         with contextlib.suppress(FileNotFoundError):

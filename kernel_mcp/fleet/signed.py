@@ -1,8 +1,8 @@
-"""Values that nodes of a fleet agree on: each has versions, and one node alone makes the next.
+"""Versioned, signed values in the shared store, changed by compare-and-set.
 
-A version is created where there is none, which a place does for one at a time: that is
-compare-and-set. It carries an HMAC of the fleet's key, its name and its number, so that who can
-write to the place can neither forge one nor pass off another for it.
+The storage creates a name only once, so only one node can make the next version. A version has an
+HMAC, by the fleet's key, of its name, number and content. Somebody who can write to the storage can
+neither forge a version nor replace one by another.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ from kernel_mcp.records import dataclass
 
 MOST_BYTES = 64 * 1024 * 1024
 KEPT = 2
-"""Versions that stay: who reads the last but one while another is made finds it whole."""
+"""Versions that are retained: a reader of the last but one still finds it complete."""
 _DIGITS = 10
 _MAC = "sha256"
 
 
 class NotOurs(KernelMcpError):
-    """What was read was not written with the key of this fleet; nothing of it is believed."""
+    """Data in the store was not written with the key of this fleet, and is not used."""
 
 
 class Overtaken(KernelMcpError):
-    """Another node has made the next version of a value: this one has lost the session."""
+    """Another node has written the next version of a value: this node has lost the session."""
 
 
 @dataclass(frozen=True, slots=True)
 class Version:
-    """One version of a value; version 0 is that of one that is not there."""
+    """One version of a value. Number 0 stands for a value that does not exist."""
 
     number: int = 0
     value: Mapping[str, Any] | None = None
@@ -44,9 +44,9 @@ NOTHING = Version()
 
 
 class Signed:
-    """The values in a place, for nodes that have the key of the fleet. All methods block.
+    """The values in a storage, for nodes with the fleet's key.
 
-    All raise OSError.
+    Methods that access it are blocking and raise OSError.
     """
 
     def __init__(self, place: Place, key: bytes) -> None:
@@ -54,7 +54,10 @@ class Signed:
         self._key = key
 
     def latest(self, name: str) -> Version:
-        """The newest version of a value. Raises NotOurs."""
+        """Return the newest version of a value, or NOTHING. Raises NotOurs.
+
+        The value of a version is None if it has ended.
+        """
         while numbers := self._numbers(name):
             number = numbers[-1]
             data = read(self.place, f"{name}/{number:0{_DIGITS}}", MOST_BYTES)
@@ -63,15 +66,15 @@ class Signed:
         return NOTHING
 
     def advance(self, name: str, before: Version, value: Mapping[str, Any] | None) -> Version:
-        """Make the next version of a value after the one that was read; None ends it.
+        """Write the version after `before` and return it; a value of None ends it.
 
-        Raises Overtaken where another has been made since.
+        Raises Overtaken if another version has been written since.
         """
         number = before.number + 1
         made = self.place.create(f"{name}/{number:0{_DIGITS}}", self._sealed(name, number, value))
         numbers = self._numbers(name)
         removed = before.number and before.number not in numbers
-        if made and removed:  # others may have begun with the first version again
+        if made and removed:  # others may have begun again at version 1
             self.place.remove(f"{name}/{number:0{_DIGITS}}")
         if not made or removed or numbers[-1:] != [number]:  # or it had been made and removed
             raise Overtaken(f"another node has changed {name} since version {before.number}")
@@ -80,14 +83,14 @@ class Signed:
         return Version(number, value)
 
     def remove(self, name: str, last: Version) -> None:
-        """Remove all versions of a value that has ended with this one, which nobody needs."""
+        """Remove all versions of a value if it has ended and `last` is its newest version."""
         numbers = self._numbers(name)
         if last.value is None and numbers[-1:] == [last.number]:
             for number in numbers:
                 self.place.remove(f"{name}/{number:0{_DIGITS}}")
 
     def mac(self, *parts: bytes) -> str:
-        """The HMAC of some bytes, each with its length, as hexadecimal digits."""
+        """Return the HMAC of `parts`, each preceded by its length, in hexadecimal."""
         found = hmac.new(self._key, digestmod=_MAC)
         for part in parts:
             found.update(len(part).to_bytes(8, "big"))
@@ -118,8 +121,8 @@ class Signed:
 
 
 def key_of(secret: str) -> bytes:
-    """The key of a fleet whose cluster has this token: who has that is obeyed by all nodes anyway.
+    """Derive the fleet's signing key from the cluster's token, by HMAC-SHA256 with a fixed label.
 
-    HMAC-SHA256 as a key derivation, with a fixed label.
+    Whoever has the token controls all nodes anyway.
     """
     return hmac.new(secret.encode(), b"kernel-mcp fleet store", hashlib.sha256).digest()

@@ -1,7 +1,7 @@
-"""Quotas of principals over all nodes of a fleet: what each of them has is counted by the registry.
+"""Quotas of principals over all nodes of a fleet, counted by the registry.
 
-Sessions are claimed before they begin, so that there are never too many. What else a principal has
-each node says with its renewals, and hears of the others by the answer: `members.RENEW_S` old.
+Sessions are claimed before they begin, so a quota is never exceeded. Nodes report other usage with
+each renewal, and the reply has that of the other nodes. It is `members.RENEW_S` seconds old.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from kernel_mcp.sessions.principals import NOTHING, Others, Use
 logger = logging.getLogger(__name__)
 
 ANSWER_S = 10.0
-"""How long the registry, or a node that is to name what is idle there, may take."""
+"""Timeout in seconds for the registry, and for a node that is asked for idle sessions."""
 GIVING_S = 30.0
-"""The same for one that is to hibernate a session."""
+"""Timeout in seconds for a node that is to hibernate a session."""
 
 
 class FleetOthers(Others):
-    """See `Others`, for one node. `find` has the actor of another by its name; None without."""
+    """See `Others`, for one node. `find` returns another node's actor by name, or None."""
 
     def __init__(self, node: str, registry: Any, ray: Any, find: Callable[[str], Any]) -> None:
         self._node = node
@@ -36,7 +36,7 @@ class FleetOthers(Others):
         self._uses: dict[str, Use] = {}
 
     def heard(self, uses: Mapping[str, Mapping[str, int]]) -> None:
-        """What principals have on other nodes now."""
+        """Store the usage of principals on other nodes, from the reply to a renewal."""
         self._uses = {principal: Use(**use) for principal, use in uses.items()}
 
     def use(self, principal: str) -> Use:
@@ -51,7 +51,7 @@ class FleetOthers(Others):
     async def idlest(
         self, principal: str, kind: str, without: Collection[str]
     ) -> tuple[str, float] | None:
-        """See `Others`: all nodes also tell the registry what they have."""
+        """See `Others`. The nodes that are asked also report their usage to the registry."""
         holders = await self._asked(self._registry.holders.remote(self._node, principal))
         found: dict[str, float] = {}
 
@@ -75,7 +75,7 @@ class FleetOthers(Others):
         )
 
     async def _asked(self, reference: Any) -> Any:
-        """What the registry answers. Raises FleetUnavailable."""
+        """Await a reply of the registry. Raises FleetUnavailable."""
         try:
             return await asyncio.wait_for(awaited(reference), ANSWER_S)
         except (asyncio.TimeoutError, self._ray.exceptions.RayError) as error:
@@ -85,7 +85,7 @@ class FleetOthers(Others):
             ) from error
 
     async def _of(self, node: str, method: str, *words: str, within_s: float) -> Any:
-        """What another node answers; None for one that does not."""
+        """Call a method of another node and return its reply; None if it does not answer."""
         try:
             actor = await anyio.to_thread.run_sync(self._find, node)
             if actor is None:
@@ -98,5 +98,5 @@ class FleetOthers(Others):
 
 
 def rows_of(uses: Mapping[str, Use]) -> dict[str, dict[str, int]]:
-    """As plain values."""
+    """Return usage by principal as plain values."""
     return {principal: dataclasses.asdict(use) for principal, use in uses.items()}

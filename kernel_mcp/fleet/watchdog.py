@@ -1,9 +1,8 @@
-"""The process that ends a node whose lease is over, whatever the node itself is doing.
+"""Watchdog: the process that kills a node whose lease is over, also one that hangs or is stopped.
 
-It has the standard library alone and does nothing but wait: the node may hang, be stopped or be
-killed. It is no child of the node, as Ray kills those of a worker that ends. It ends when nothing
-of the node runs any more, which is how others know. Lines on its stdin are the moments, by
-CLOCK_BOOTTIME, until which the node may go on.
+It uses only the standard library. It is not a child of the node, as Ray kills the children of a
+worker that ends. It exits when no process of the node is left, by which others know that. Each line
+on its stdin is the time, by CLOCK_BOOTTIME, until which the node may run.
 """
 
 from __future__ import annotations
@@ -18,25 +17,24 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 LOOK_S = 1.0
-"""How often the node's processes are looked at, as they are no longer its own after its death."""
+"""Seconds between scans for the node's descendants, which are reparented after its death."""
 DEPTH = 4
-"""Levels below the node on which processes are held: what is below those ends with the init of its
-pid namespace."""
+"""Levels of descendants that are tracked; deeper ones end with the init of their pid namespace."""
 
 
 def boottime() -> float:
-    """Seconds that count on while the machine sleeps."""
+    """Return CLOCK_BOOTTIME in seconds, which counts on during suspend."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 class Held:
-    """Processes by pidfd: what is killed and waited for is never another of the same number."""
+    """Processes held by pidfd, so that a reused process id is never killed or awaited."""
 
     def __init__(self) -> None:
         self._fds: dict[int, int] = {}
 
     def hold(self, pid: int) -> bool:
-        """Hold a process; False where there is none."""
+        """Add a process. Return False if there is none."""
         if pid not in self._fds:
             try:
                 self._fds[pid] = os.pidfd_open(pid)
@@ -45,26 +43,29 @@ class Held:
         return True
 
     def drop_ended(self) -> None:
-        """Let go of those that have ended."""
+        """Remove processes that have ended."""
         for pid, fd in list(self._fds.items()):
             if select.select([fd], [], [], 0)[0]:
                 os.close(self._fds.pop(pid))
 
     def send(self, number: int) -> None:
-        """Send all of them a signal."""
+        """Send a signal to all processes."""
         for fd in self._fds.values():
             with contextlib.suppress(OSError):
                 signal.pidfd_send_signal(fd, number)
 
     def wait(self) -> None:
-        """Wait until all have ended."""
+        """Wait until all processes have ended."""
         while self._fds:
             select.select(list(self._fds.values()), [], [], LOOK_S)
             self.drop_ended()
 
 
 def below(pid: int, depth: int = DEPTH) -> Iterator[int]:
-    """The processes below one, as /proc shows them; those that end meanwhile are left out."""
+    """Yield the ids of a process's descendants down to `depth`, from /proc.
+
+    Processes that end meanwhile are left out.
+    """
     if not depth:
         return
     with contextlib.suppress(OSError):
@@ -79,7 +80,7 @@ class Watchdog:
     """Watches one process until it or its lease ends; see `main`."""
 
     def __init__(self, pid: int, until: float, lines: int) -> None:
-        """`lines` is the descriptor that moments come from, `until` the first."""
+        """`until` is the first deadline; later ones are read from the descriptor `lines`."""
         self._pid = pid
         self._until = until
         self._lines = lines
@@ -88,13 +89,16 @@ class Watchdog:
         self._descendants = Held()
         self._rest = b""
         self._told = False
-        """Whether the node has a lease: before that it only has some time to start."""
+        """True once a deadline was read. The first one replaces `until`, which is for the start."""
 
     def run(self) -> str:
-        """Why it ended: `dead`, `left` or `expired`. Nothing of the node runs then."""
+        """Watch until the node ends; then kill all its processes and wait for their end.
+
+        Returns the reason: `dead` if it had ended, `left` if it closed the pipe, or `expired`.
+        """
         reason = "dead" if not self._there else self._watch()
         if reason == "expired":
-            self._node.send(signal.SIGSTOP)  # it starts nothing while its processes are counted
+            self._node.send(signal.SIGSTOP)  # it starts no processes while they are counted
         self._look()
         self._node.send(signal.SIGKILL)
         self._descendants.send(signal.SIGKILL)
@@ -116,38 +120,39 @@ class Watchdog:
             self._look()
 
     def _look(self) -> None:
-        """Hold what is below the node now, whose parent is another one after its death."""
+        """Track the current descendants of the node, as they are reparented after its death."""
         self._descendants.drop_ended()
         for pid in below(self._pid):
             self._descendants.hold(pid)
 
     def _read(self) -> bool:
-        """Take in what has come; False at its end, when the node has ended or closed it."""
+        """Read deadlines. Return False at the end of the pipe: the node has ended or closed it."""
         data = os.read(self._lines, 65536)
         *lines, self._rest = (self._rest + data).split(b"\n")
         for line in lines:
             with contextlib.suppress(ValueError):
                 moment = float(line)
-                if moment == moment:  # no number is not
+                if moment == moment:  # not NaN
                     self._until = max(self._until, moment) if self._told else moment
                     self._told = True
         return bool(data)
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Watch the process of the first argument until the moment of the second, or those of stdin.
+    """Start watching the process `arguments[0]` until `arguments[1]`, or the times on stdin.
 
-    Another process does, whose number is the first line of stdout.
+    A forked process does it. Its id is the first line on stdout, and the reason of its end the
+    second. Returns the exit status.
     """
     if pid := os.fork():
         print(pid, flush=True)
         return 0
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)  # it ends with what it watches
+        signal.signal(number, signal.SIG_IGN)  # it ends only after the node
     with contextlib.suppress(OSError):
         os.setpriority(os.PRIO_PROCESS, 0, -10)
     pid, until = int(arguments[0]), float(arguments[1])
     reason = Watchdog(pid, until, sys.stdin.fileno()).run()
-    with contextlib.suppress(OSError):  # nobody hears it but tests
+    with contextlib.suppress(OSError):  # only tests read it
         os.write(1, f"{reason}\n".encode())
     return 0

@@ -1,4 +1,4 @@
-"""What fronts and nodes say to each other, as plain values."""
+"""Messages between fronts and nodes, as plain values."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from kernel_mcp.sessions.manager import Caller
 
 @dataclass(frozen=True, slots=True)
 class Moved:
-    """A node that was called does not have the session: `node` has, empty for any that takes it."""
+    """A node does not have the session; `node` has it. Empty: any other node may take it."""
 
     node: str = ""
 
@@ -25,7 +25,7 @@ _FIELDS = ("principal", "default", "known", "client", "request")
 
 
 def caller_row(caller: Caller) -> dict[str, Any]:
-    """Who calls, without where the answer goes."""
+    """Return a caller as plain values, without the delivery of the answer."""
     who = caller.who
     found = {name: getattr(caller, name) for name in _FIELDS}
     return found | {
@@ -37,7 +37,7 @@ def caller_row(caller: Caller) -> dict[str, Any]:
 
 
 def caller_of(row: Mapping[str, Any], reply: Reply) -> Caller:
-    """What `caller_row` has made, with where the answer goes."""
+    """Return the caller from the output of `caller_row`; `reply` tracks the delivery."""
     who = Principal(
         name=str(row["principal"]),
         scopes=frozenset(map(str, row["scopes"])),
@@ -51,11 +51,11 @@ _KINDS: dict[str, type[KernelMcpError]] = {"missing": SessionNotFound, "input": 
 
 
 def error_row(error: KernelMcpError) -> dict[str, Any]:
-    """An error of a read, by what its reader makes of it."""
+    """Return an error of a read as plain values, by its kind for the client."""
     kind = next((kind for kind, each in _KINDS.items() if isinstance(error, each)), "")
     return {"error": kind, "text": str(error)}
 
 
 def error_of(row: Mapping[str, Any]) -> KernelMcpError:
-    """What `error_row` has made."""
+    """Return the error from the output of `error_row`."""
     return _KINDS.get(str(row["error"]), ServerFailure)(str(row["text"]))
