@@ -1,4 +1,4 @@
-"""The audit trail: one JSON line for what sessions are, do, write and are refused.
+"""The audit trail: one JSON line for each event of a session, refusals among them.
 
 Of code a line holds the SHA-256, of output the length in characters.
 """
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 MAX_TEXT = 500
-"""Characters of one text in a line, so that a line is written at once."""
+"""Characters of one text in a line: a short line is written by a single call."""
 MAX_TEXTS = 20
 
 
@@ -51,7 +51,7 @@ class Audit:
 
 
 class Journal:
-    """Takes the events of one session; this one drops them."""
+    """Records the events of one session; this class drops them."""
 
     def opened(self, *, name: str, packages: Iterable[str], python: str, attach: str = "") -> None:
         """The session exists."""
@@ -72,28 +72,28 @@ class Journal:
         """The kernel has died between cells."""
 
     def started(self, kind: str, seconds: float) -> None:
-        """The session has got a kernel after so long: pooled, forked, cold."""
+        """A kernel was started in so many seconds; `kind` says how, such as forked or cold."""
 
     def not_started(self) -> None:
-        """The session has got none."""
+        """No kernel could be started."""
 
     def checkpointed(self, cell: int) -> None:
-        """A copy of the kernel waits, with the variables as after that cell."""
+        """A checkpoint was made, which holds the variables as after that cell."""
 
     def revived(self, cell: int) -> None:
-        """The session goes on from the checkpoint after that cell."""
+        """The session was restored from the checkpoint after that cell."""
 
     def undone(self, cells: Iterable[int]) -> None:
-        """The work of these cells was taken back."""
+        """These cells were undone."""
 
     def branched(self, handles: Iterable[str]) -> None:
-        """These sessions go on from this moment of it."""
+        """Branches with these handles were made from its current state."""
 
     def joined(self) -> None:
-        """Programs of the server's user can work in it from now on."""
+        """Programs of the server's user can use its kernel from now on."""
 
     def adopted(self, handle: str) -> None:
-        """It goes on with what that branch has, which is closed with the others."""
+        """It takes over the kernel of that branch, which is closed with the others."""
 
     def hibernated(self, saved: int, lost: int, size: int, cause: str) -> None:
         """The kernel was ended; `saved` variables are on disk, `cause` says why none could be."""
@@ -136,7 +136,7 @@ class AuditLog(Audit):
         now: Callable[[], datetime] | None = None,
         masks: Masks | None = None,
     ) -> None:
-        """Open the file for adding; no line has what `masks` hide.
+        """Open the file for appending; values that `masks` hide are masked in every line.
 
         Raises ConfigError when that is not possible.
         """
@@ -285,7 +285,10 @@ class _SessionJournal(Journal):
         return Barrier("writing the audit log", self._head["session"])
 
     def _used(self) -> tuple[float | None, int | None]:
-        """Processor seconds of the cell and bytes at its end; None without a kernel."""
+        """Return processor seconds of the cell and memory at its end in bytes.
+
+        Both are None without a live kernel.
+        """
         handle, self._handle = self._handle, None
         if handle is None or handle.exit is not None:
             return None, None
@@ -294,7 +297,10 @@ class _SessionJournal(Journal):
 
 
 def open_audit(path: Path | None, masks: Masks | None = None) -> Audit:
-    """The trail of a server; one that keeps nothing for None. Raises ConfigError."""
+    """Return the audit trail of a server, which drops all events if `path` is None.
+
+    Raises ConfigError.
+    """
     return Audit() if path is None else AuditLog(path, masks=masks)
 
 
@@ -303,7 +309,7 @@ def _iso(moment: datetime) -> str:
 
 
 def _moment(seconds: float) -> str:
-    """Seconds since 1970 as in other lines; empty for 0."""
+    """Return seconds since 1970 in the format of the trail; empty for 0."""
     return _iso(datetime.fromtimestamp(seconds, timezone.utc)) if seconds else ""
 
 
@@ -316,7 +322,7 @@ def _sha256(data: bytes) -> str:
 
 
 def _bytes(content: str | bytes, encoding: str) -> bytes:
-    """What `write_file` has put into the file."""
+    """Return the bytes that `write_file` wrote; empty for content that is not valid base64."""
     if isinstance(content, bytes):
         return content
     try:

@@ -1,4 +1,4 @@
-"""The notebooks that a session works with: where its cells go, and cells as they were last read."""
+"""The notebooks of a session: where its cells are written, and cells as they were last read."""
 
 from __future__ import annotations
 
@@ -21,16 +21,19 @@ if TYPE_CHECKING:  # few sessions have notebooks, and the server is to start fas
     from kernel_mcp.notebooks.document import BookCell, Document
 
 MOST_WRITTEN = 10_000
-"""Cells of which a session remembers where it has written them, the last ones."""
+"""Cells for which a session remembers where they were written; the oldest are forgotten."""
 UNDONE = "undone"
-"""A tag of cells whose work the variables hold no more."""
+"""Tag of notebook cells whose effects on variables were undone."""
 MOST_KNOWN = 100_000
-"""Cells of all notebooks that a session remembers as they were read."""
+"""Notebook cells that a session remembers as they were read, in all notebooks together."""
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A cell of a notebook that is run: the source that it had then is `print`."""
+    """Where a cell is written: the notebook cell `id`, or a new one at the end if that is empty.
+
+    `print` is the fingerprint of the notebook cell's source when it was run.
+    """
 
     book: Book
     id: str
@@ -38,7 +41,7 @@ class Place:
 
 
 class Books:
-    """What one session has to do with notebooks."""
+    """The notebooks of one session: where its cells are written, and cells as they were read."""
 
     def __init__(self, workspace: Workspace, handle: str, journal: Journal) -> None:
         self.bound: Book | None = None
@@ -54,11 +57,11 @@ class Books:
 
     @property
     def path(self) -> str:
-        """That of the notebook to which cells are added; empty for none."""
+        """Path of the notebook to which cells are added; empty for none."""
         return "" if self.bound is None else self.bound.path
 
     def book(self, path: str) -> Book:
-        """The notebook at a path, which need not be there; reads the disk.
+        """Return the notebook at a path, where there may be no file yet. Reads the disk.
 
         Raises WorkspaceError, NotebookError.
         """
@@ -67,18 +70,18 @@ class Books:
         return Book(self._workspace, path, self._journal.wrote)
 
     def place(self, cell: Cell, place: Place) -> None:
-        """Have the outputs of a cell go to one that the notebook has."""
+        """Write the outputs of `cell` into an existing notebook cell once `cell` has ended."""
         self._places[cell.number] = place
         self._unsaved.append(cell)
 
     def begins(self, cell: Cell) -> None:
-        """A cell begins to run: it belongs into the notebook that is open then."""
+        """Choose the notebook of a cell that begins to run: the one that is open now, if any."""
         if cell.number not in self._places and self.bound is not None:
             self._places[cell.number] = Place(self.bound, "", "")
             self._unsaved.append(cell)
 
     async def save(self) -> None:
-        """Write the cells that have ended into their notebooks; each is told where that fails."""
+        """Write cells that have ended into their notebooks; a failure is a notice of its cell."""
         if not self._unsaved:
             return
         async with self._saving:
@@ -104,7 +107,7 @@ class Books:
                 del self._written[number]
 
     async def undone(self, numbers: Iterable[int]) -> list[str]:
-        """Tag cells that were taken back in the notebooks that have them; what is told of that."""
+        """Tag undone cells in their notebooks, and return a sentence for each notebook."""
         places = [self._written.pop(each) for each in numbers if each in self._written]
         told: list[str] = []
         for path in dict.fromkeys(place.book.path for place in places):
@@ -129,14 +132,17 @@ class Books:
         return told
 
     def read(self, path: str, cells: Iterable[BookCell]) -> None:
-        """Remember what the caller has been shown of a notebook."""
+        """Remember notebook cells as they were shown to the caller."""
         known = self._known.setdefault(path, {})
         known.update((cell.id, cell.print) for cell in cells)
         if sum(map(len, self._known.values())) > MOST_KNOWN:
             self._known = {path: known}
 
     def unchanged(self, path: str, document: Document, name: str) -> int:
-        """The place of a cell that is as it was read. Raises NotebookError."""
+        """Return the index of a notebook cell that has not changed since it was read.
+
+        Raises NotebookError where it was changed, or not read in this session.
+        """
         found = document.place(name)
         known = self._known.get(path, {}).get(name)
         if known is None:
@@ -165,7 +171,7 @@ def _tag(book: Book, names: Iterable[str]) -> None:
 
 
 def _tags(cell: BookCell) -> tuple[Mapping[str, Any], list[Any]]:
-    """The metadata of a cell, and its tags."""
+    """Return the metadata of a cell and its tags; empty where they are missing or malformed."""
     metadata = cell.value.get("metadata")
     metadata = metadata if isinstance(metadata, dict) else {}
     tags = metadata.get("tags")
@@ -173,7 +179,10 @@ def _tags(cell: BookCell) -> tuple[Mapping[str, Any], list[Any]]:
 
 
 def _write(cell: Cell, place: Place) -> str:
-    """Save a cell that has ended; its id. Raises NotebookError, WorkspaceError, OSError."""
+    """Write a cell that has ended into its notebook, and return its id there.
+
+    Raises NotebookError, WorkspaceError, OSError.
+    """
     from kernel_mcp.notebooks.document import code_cell
     from kernel_mcp.notebooks.jsontext import unlike
     from kernel_mcp.sessions.notebook import cell_as_json
@@ -206,7 +215,7 @@ def _write(cell: Cell, place: Place) -> str:
 
 
 def _by_lines(output: Mapping[str, Any]) -> dict[str, Any]:
-    """An output as notebooks have it on disk: texts as lists of lines."""
+    """Return an output in the format of notebook files: texts as lists of lines."""
     from kernel_mcp.notebooks.jsontext import lines
 
     made = dict(output)

@@ -25,16 +25,16 @@ RELIEF_S = 10.0
 """Pause when memory is beyond the bound and no session holds `LARGE_BYTES` of it."""
 OWN_BYTES = 256 * MIB
 SESSION_BYTES = 48 * MIB
-"""What the server needs: for itself some 80 MiB, and as much again for what it is asked; for each
-session that runs a message of 16 MiB as bytes and as text, and 8 MiB of displays."""
+"""Parts of the memory bound. The server itself uses some 80 MiB, and as much again for requests.
+Each running session may hold a message of 16 MiB as bytes and as text, and 8 MiB of displays."""
 NOTABLE_BYTES = 8 * MIB
-"""Growth after which memory is given back to the system."""
+"""Growth in bytes after which free memory is returned to the operating system."""
 REST_LOOKS = 10
-"""Idle looks until closed sessions have freed their memory."""
+"""Idle checks in a row after which closed sessions have freed their memory."""
 LARGE_BYTES = 16 * MIB
 """A session that holds less is never relieved."""
 RECORD_BYTES = 2 * GIB
-"""Cells and outputs on disk of all sessions: as much as the variables of those that sleep."""
+"""Cells and outputs on disk of all sessions: as much as the variables of hibernated ones."""
 
 
 MOST_OBJECTS = 300_000
@@ -54,7 +54,7 @@ _SHARED = (type, ModuleType, FunctionType, BuiltinFunctionType, MethodType)
 
 
 def size_of(*roots: object) -> int:
-    """Bytes of `roots` and of the objects of one session that they reach, each once."""
+    """Return the bytes of `roots` and of the session's objects that they reach, each once."""
     seen: set[int] = set()
     pending: list[object] = list(roots)
     total = 0
@@ -70,15 +70,15 @@ def size_of(*roots: object) -> int:
 
 
 def held_by(session: Session) -> int:
-    """Bytes of the server's memory that its cells and the messages of its kernel take."""
+    """Return the bytes of server memory held by a session's cells and its kernel's messages."""
     return size_of(session.queue, session.kernel)
 
 
 def relieve(session: Session, cause: str) -> str:
-    """Let go of what the server holds for it, as little as will do; what was done, in words.
+    """Free half of the memory that the server holds for a session; return the last step taken.
 
-    Cells that have ended go to disk first. Then those that wait are ended with `cause`, then the
-    kernel is. The next answer tells of it.
+    Ended cells go to disk first. Then waiting cells are ended with `cause`, then the kernel is.
+    The next answer reports it.
     """
     enough = held_by(session) // 2
     done, refused = "had its ended cells moved to disk", list[int]()
@@ -111,7 +111,7 @@ class OwnMemory:
         self._page = os.sysconf("SC_PAGE_SIZE")
 
     def __call__(self) -> int:
-        """Raises OSError."""
+        """Return resident bytes that are not shared. Raises OSError."""
         _, resident, shared, *_ = map(int, os.pread(self._fd, 256, 0).split())
         return (resident - shared) * self._page
 
@@ -131,7 +131,7 @@ class ServerBounds:
         most_memory: int,
         most_records: int = RECORD_BYTES,
     ) -> None:
-        """`memory` returns the bytes that the server holds; the bounds are bytes too."""
+        """`memory` returns the bytes that the server holds; both bounds are in bytes too."""
         self._sessions = sessions
         self._memory = memory
         self._most_memory = most_memory
@@ -142,10 +142,10 @@ class ServerBounds:
         self._untidy = False
         self._known: frozenset[Session] = frozenset()
         self._ended = False
-        """Whether sessions have ended since cycles were collected: what they leave has some."""
+        """True if sessions have ended since the last garbage collection: they leave cycles."""
 
     async def run(self) -> None:
-        """Look for ever; has to be run as a task."""
+        """Check the bounds until cancelled."""
         while True:
             await anyio.sleep(PAUSE_S)
             with Barrier("comparing the records of sessions with their bound"):
@@ -159,10 +159,10 @@ class ServerBounds:
                 await anyio.sleep(RELIEF_S)
 
     def check_memory(self) -> bool:
-        """Have a session that holds much let go of it, if the server holds too much: the largest
-        of the principal whose sessions hold most.
+        """Relieve a session if the server holds more memory than its bound.
 
-        False when there is too much and no session that holds a notable part of it.
+        It is the largest session of the principal whose sessions hold most. Returns False when the
+        bound is exceeded, but no session holds `LARGE_BYTES`.
         """
         if self._memory() <= self._most_memory:
             self._told = False
@@ -197,10 +197,10 @@ class ServerBounds:
         return True
 
     def tidy(self) -> None:
-        """Give memory back to the system when no session is in use and there may be much to give.
+        """Return free memory to the operating system, if no session is busy and it has grown.
 
-        Takes some 40 ms where sessions have ended, so it is done again once when all has come to
-        rest, and then not before the server has grown by as much again.
+        Takes some 40 ms after sessions have ended. So it is repeated once, after `REST_LOOKS` idle
+        checks, and then not before the server has grown by `NOTABLE_BYTES` again.
         """
         held, sessions = self._memory(), frozenset(self._sessions())
         self._ended = self._ended or bool(self._known - sessions)
@@ -218,7 +218,11 @@ class ServerBounds:
             self._ended = False
 
     def check_records(self) -> None:
-        """Have the owners with the largest records lose the oldest outputs of the largest."""
+        """Remove the oldest outputs of the largest records if all together exceed the bound.
+
+        The bound is shared equally by owners, then by the sessions of each; a record within its
+        share loses nothing.
+        """
         sizes = {session: session.cells.disk_bytes for session in self._sessions()}
         if sum(sizes.values()) <= self._most_records:
             return
@@ -233,5 +237,5 @@ class ServerBounds:
 
 
 def memory_bound(sessions: int) -> int:
-    """Bytes of memory for a server with so many sessions that may run at once."""
+    """Return the memory bound, in bytes, of a server that may run so many sessions at once."""
     return OWN_BYTES + sessions * SESSION_BYTES

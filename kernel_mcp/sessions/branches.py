@@ -1,4 +1,4 @@
-"""Sessions that go on side by side from one moment, and how one of them takes the place of all."""
+"""Branches: sessions that continue from one state of another, and adopting one of them."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 MOST = 16
 """Branches of a session at a time."""
 FOLDER = ".branches"
-"""Below the workspace: the folders that branches have for themselves."""
+"""Folder in the workspace that holds a private folder for each branch."""
 
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """What a branch begins with: its kernel, the checkpoint that this comes of, and its folder."""
+    """The start of a branch: its kernel, the checkpoint that was restored, and its own folder."""
 
     kernel: Kernel
     checkpoint: Checkpoint
@@ -34,10 +34,10 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """What a branch came of: the session of this handle, or a branch of that.
+    """Origin of a branch: the handle of the session, or of the branch, that it was made from.
 
-    `folder` is the branch's own, below the workspace; `worked` are the cells of the family's root
-    whose work it began with.
+    `folder` is the branch's own, relative to the workspace. `worked` are the cells of the family's
+    root whose effects the branch began with.
     """
 
     handle: str
@@ -58,11 +58,11 @@ class Member(Protocol):
         """One of new, idle, busy, hibernated, closed."""
 
     def needed(self) -> AbstractContextManager[None]:
-        """Refuse hibernation inside this block."""
+        """Prevent hibernation inside this block."""
 
     @property
     def kernel(self) -> Kernel | None:
-        """The live kernel."""
+        """The live kernel; None without one."""
 
 
 S = TypeVar("S", bound=Member)
@@ -72,8 +72,9 @@ S = TypeVar("S", bound=Member)
 class Family(Generic[S]):
     """A session and its branches, which have one sandbox, working folder and memory limit.
 
-    They count as one: `last_used` is when any of them was. `root` is the session that keeps its
-    handle and outlives the server. While one is `adopting`, no other is.
+    Quotas count them as one session, and `last_used` is that of any of them. `root` is the session
+    that keeps its handle and outlives the server, None once it has ended. `adopting` is True while
+    a branch is being adopted.
     """
 
     last_used: float
@@ -83,7 +84,10 @@ class Family(Generic[S]):
     adopting: bool = False
 
     def leave(self, session: S) -> list[S]:
-        """Note its end; the sessions whose files nobody needs any more, all with the last one."""
+        """Remove a session that has ended, and return those whose files are no longer needed.
+
+        These are all members once the last has ended, and none before.
+        """
         self.members.remove(session)
         self.ended.append(session)
         if self.root is session:
@@ -92,14 +96,14 @@ class Family(Generic[S]):
 
 
 def folder_of(handle: str) -> str:
-    """The folder of a branch of this handle, below the workspace."""
+    """Return the folder of the branch with this handle, relative to the workspace."""
     return f"{FOLDER}/{handle}"
 
 
 async def begin(session: Member, handles: Sequence[str]) -> list[tuple[Start, Origin]]:
-    """Kernels that go on from this moment of a session, one for each handle.
+    """Start kernels that continue from a session's current state, one for each handle.
 
-    Raises BranchError, and LaunchError; no kernel of them is left then.
+    Raises BranchError, LaunchError, or SessionNotFound; none of these kernels is left then.
     """
     idle(session, "branch")
     with session.needed():
@@ -110,7 +114,7 @@ async def begin(session: Member, handles: Sequence[str]) -> list[tuple[Start, Or
 
 
 async def _begin(session: Member, handles: Sequence[str]) -> list[tuple[Start, Origin]]:
-    """As `begin`, for whoever holds the turn."""
+    """Do the work of `begin`; the caller holds the turn."""
     lifecycle = session.lifecycle
     kernel = await lifecycle.ensure()
     woken = _Woken()
@@ -139,14 +143,14 @@ async def _begin(session: Member, handles: Sequence[str]) -> list[tuple[Start, O
 
 
 class _Woken:
-    """Kernels of branches, which are woken at once."""
+    """Kernels of branches, which are started side by side."""
 
     def __init__(self) -> None:
         self.found: dict[str, Start] = {}
         self.failure: KernelMcpError | None = None
 
     async def add(self, kernel: Kernel, checkpoint: Checkpoint, handle: str) -> None:
-        """Have one for a branch of this handle."""
+        """Start the kernel of the branch with this handle; an error is stored in `failure`."""
         folder = folder_of(handle)
         try:
             self.found[handle] = Start(await kernel.wake(checkpoint, folder), checkpoint, folder)
@@ -154,14 +158,14 @@ class _Woken:
             self.failure = error
 
     async def aclose(self) -> None:
-        """End them."""
+        """End the kernels."""
         with anyio.CancelScope(shield=True):
             for start in self.found.values():
                 await start.kernel.aclose()
 
 
 async def adopt(branch: Member, root: Member, origin: Origin) -> list[int]:
-    """Have `root` go on with the kernel of a branch; its own cells that are gone with that.
+    """Replace the kernel of `root` by that of a branch, and return the cells that this undoes.
 
     Raises BranchError, LaunchError.
     """
@@ -175,7 +179,7 @@ async def adopt(branch: Member, root: Member, origin: Origin) -> list[int]:
 
 
 async def _adopt(branch: Member, root: Member, origin: Origin) -> list[int]:
-    """As `adopt`, for whoever holds both turns."""
+    """Do the work of `adopt`; the caller holds both turns."""
     kernel = await branch.lifecycle.ensure() if branch.lifecycle.holds else None
     if kernel is None or not branch.lifecycle.used:
         raise BranchError(
@@ -191,7 +195,10 @@ async def _adopt(branch: Member, root: Member, origin: Origin) -> list[int]:
 
 
 def idle(session: Member, what: str) -> None:
-    """Raises BranchError for a session in which a cell runs or waits."""
+    """Raise BranchError for a session in which a cell or an install is under way.
+
+    `what` is the tool that the text names.
+    """
     if session.state == "busy":
         raise BranchError(
             f"A cell or an install is under way in session {session.handle}: wait for its end, or "

@@ -1,4 +1,4 @@
-"""A cell: its code, output, remarks and outcome, and progress reports while it runs."""
+"""A cell: its code, output, notices and outcome, and progress reports while it runs."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ class Status(str, Enum):
 
 
 class Phase(str, Enum):
-    """How far a cell came: what it is in, or was in when it ended."""
+    """Phases of a cell; one that has ended keeps the phase in which it ended."""
 
     QUEUE = "queue"
     START = "start"
-    """Its kernel is being started or brought back."""
+    """Its kernel is being started or restored."""
     CHECK = "check"
-    """Syntax and policy are looked at; a cell that ended here was refused."""
+    """Syntax and policy are checked; a cell that ended here was refused."""
     INSTALL = "install"
     """Packages that it needs are being added."""
     RUN = "run"
@@ -93,16 +93,16 @@ PERSON = "person"
 
 
 class Watcher(Protocol):
-    """What follows the cells of a session; it raises nothing."""
+    """An observer of the cells of a session. Its methods raise nothing."""
 
     def begun(self, cell: Cell) -> None:
-        """A cell is the running one now."""
+        """Note that a cell has begun to run."""
 
     def shown(self, cell: Cell, event: Event) -> None:
-        """A cell has put something out, perhaps after its end."""
+        """Note an output of a cell, which may have ended already."""
 
     def ended(self, cell: Cell) -> None:
-        """A cell has its outcome; one that was taken from the queue has never begun."""
+        """Note that a cell has ended; one that was withdrawn from the queue never began."""
 
 
 class Cell:
@@ -165,7 +165,7 @@ class Cell:
         self.stop_reason: StopReason | None = None
         self.missing = ""
         self.removed: tuple[int, list[str]] = (0, [])
-        """How many variables it removed otherwise than by a `del` that names them; the first."""
+        """Count of variables removed other than by a `del` of them, and the first names."""
         self.ahead = Ahead.NO
         self.back = ""
         self.origin = NOWHERE
@@ -193,11 +193,11 @@ class Cell:
 
     @property
     def execution_count(self) -> int | None:
-        """Its number in the kernel: its own; None when it was not handed over."""
+        """Its number if the kernel was given the code, else None."""
         return self.number if self.numbered else None
 
     def begin(self, now: float) -> None:
-        """It is the running one from now on."""
+        """Mark the cell as running since `now`."""
         self.started = now
         for each in self._watchers:
             each.begun(self)
@@ -229,13 +229,16 @@ class Cell:
                 self._scope.cancel()
 
     def watch_stop(self, scope: anyio.CancelScope | None, known: StopReason | None = None) -> None:
-        """Have `stop` cancel `scope`; cancel it now when the reason is not the `known` one."""
+        """Set the scope that `stop` cancels; None unsets it.
+
+        It is cancelled at once if the cell has a stop reason other than `known`.
+        """
         self._scope = scope
         if scope is not None and self.stop_reason is not known:
             scope.cancel()
 
     def listen(self) -> Callable[[Event], None]:
-        """The callback for a kernel's output, until another cell listens."""
+        """Return the callback for the kernel's output, which goes to this cell from now on."""
         self.listens = True
         return self.take
 
@@ -259,13 +262,16 @@ class Cell:
         self._note_change()
 
     def run_after(self, losses: list[Notice]) -> None:
-        """Add what was lost before it began to the answers about this cell."""
+        """Report losses from before this cell began in the answers about it."""
         self.before = losses
         self.unsaid = list(losses)
         self._note_change()
 
     def delivered(self, *, ended: bool, to: Position, notices: int, said: Sequence[Notice]) -> None:
-        """Record a delivered answer: output up to `to`, the end or not, and so many notices."""
+        """Record a delivered answer: its output went up to `to`, and it had so many `notices`.
+
+        `ended` says whether it reported the end of the cell, `said` which losses it reported.
+        """
         self.told = self.told or ended
         self.abandoned = self.abandoned and not ended
         self.reported = to
@@ -274,7 +280,7 @@ class Cell:
 
     @property
     def losses(self) -> list[Loss]:
-        """The losses before it and its own."""
+        """Losses from before the cell, and the one that it caused."""
         found = [*self.before, *([self.own] if self.own is not None else [])]
         return [notice.loss for notice in found if notice.loss is not None]
 
@@ -284,7 +290,10 @@ class Cell:
         self._note_change()
 
     async def changed(self, changes: int = 0) -> int:
-        """Wait for more than `changes` changes (output, remark, end); how many there are."""
+        """Wait for a change (output, notice, end) after the first `changes`; return their count.
+
+        Returns at once when the cell has ended.
+        """
         while changes == self._changes and not self.finished.is_set():
             self._changed = self._changed or anyio.Event()
             await self._changed.wait()
@@ -325,11 +334,11 @@ class Cell:
 
 SHOWN_ENDS = 5
 SHOWN_CHARS = 80
-"""Of the first line of a cell that a person ran."""
+"""Characters shown of the first line of a cell that a person ran."""
 
 
 class News:
-    """Tells of cells that ended after their calls had gone, in one notice of `ledger` for all."""
+    """Reports cells that ended after their calls had returned, in one notice for all."""
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
@@ -337,7 +346,7 @@ class News:
         self._notice: Notice | None = None
 
     def ended(self, cell: Cell) -> None:
-        """Tell of `cell` if it has ended and no call will; a loss that it caused does so too."""
+        """Report the end of `cell`, unless a call or the notice of a loss that it caused does."""
         elsewhere = cell.calls or cell.telling or not cell.called or cell.own is not None
         known = cell.told and not cell.abandoned
         if cell.finished.is_set() and not (elsewhere or known):
@@ -346,13 +355,13 @@ class News:
             self._tell({**self._untold(), cell.number: end})
 
     def ran(self, cell: Cell) -> None:
-        """Tell of a cell of another author, which has ended just now."""
+        """Report a cell of another author that has just ended."""
         first = one_line(cell.code.strip().partition("\n")[0])[:SHOWN_CHARS]
         end = f"a {cell.author} ran cell {cell.number} ({cell.status.value}): {first}"
         self._tell({**self._untold(), cell.number: end})
 
     def retract(self, cell: Cell) -> None:
-        """Do not tell of `cell`: an answer does."""
+        """Withdraw the report of `cell`, whose end another answer reports."""
         if cell.number in (ends := self._untold()):
             self._tell({number: end for number, end in ends.items() if number != cell.number})
 

@@ -1,7 +1,7 @@
-"""When copies of a session's kernel are made, which are kept, and which one it goes back to.
+"""Checkpoints of a session's kernel: when they are made, which are kept, and which is restored.
 
-A copy costs the time of a fork, and afterwards one page fault for each page that either changes.
-Both together stay below a twentieth of the work that they save.
+A checkpoint is a forked copy. It costs the time of the fork, and afterwards one page fault for each
+page that either process changes. Both together stay below 5 % of the work that they protect.
 """
 
 from __future__ import annotations
@@ -31,52 +31,52 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 LEAST_WORK_S = 1.0
-"""Work that is worth a copy."""
+"""Seconds of work that are worth a copy."""
 PART = 20
-"""What a copy has to save, as a multiple of what it costs."""
+"""Work that a copy has to protect, as a multiple of its cost."""
 FAULT_S = 3e-6
-"""Of one page that is copied on write, measured in a virtual machine; less on real hardware."""
+"""Seconds to copy one page on write, measured in a virtual machine; less on real hardware."""
 TRIFLE_S = 0.025
-"""A cost at which a pause is used in any case."""
+"""Cost in seconds up to which a copy is made in any pause."""
 SMALL = 256 * 1024 * 1024
-"""Bytes in memory of a kernel whose first fork takes no longer: 512 MiB in small pages take 21 ms,
-measured."""
+"""Resident bytes of a kernel whose first fork takes at most `TRIFLE_S`: 512 MiB in small pages take
+21 ms, measured."""
 PAUSE_S = 1.0
-"""Without a cell, after which a copy is made of what has changed."""
+"""Seconds without a cell after which a changed kernel is copied."""
 PACE_S = 0.04
-"""Between copies that are made in pauses which begin together: a fork and what is copied on write
-afterwards take some 20 ms of a processor."""
+"""Seconds between copies of sessions whose pauses begin together: a fork and the page faults after
+it take some 20 ms of a processor."""
 IDLE_S = 600.0
-"""Without a cell, after which copies are given up."""
+"""Seconds without a cell after which copies are given up."""
 RESTING = 2
-"""Sessions without a cell that keep copies which could be made anew in no time, at least."""
+"""Least number of idle sessions that keep copies which are cheap to make again."""
 RESTING_MEMORY = 1 / 16
-"""Part of the free memory of the machine that copies of more sessions may hold."""
+"""Fraction of the machine's free memory that the copies of further idle sessions may hold."""
 RESTING_BYTES = 16 * 1024 * 1024
-"""Of one such copy: more than it holds as a rule."""
+"""Estimated bytes of one such copy: more than it usually holds."""
 CROWD = 8
-"""Sessions that run cells, for each processor, beyond which copies wait."""
+"""Sessions that run cells, per processor, above which copies wait."""
 MOST = 3
 SHARED = 0.8
-"""Part of its memory that an older copy has to share, or it is given up."""
+"""Fraction of its memory that an older copy has to share, or it is given up."""
 MEMORY = 0.5
-"""Part of the free memory of the machine that a copy may come to hold."""
+"""Fraction of the machine's free memory that a copy may come to hold."""
 PROCESSORS = os.cpu_count() or 1
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
 def most_resting() -> int:
-    """How many sessions without a cell may keep copies that could be made anew in no time."""
+    """Return how many idle sessions may keep copies that are cheap to make again."""
     with suppress(OSError):
         return max(RESTING, int(available_memory() * RESTING_MEMORY) // RESTING_BYTES)
     return RESTING
 
 
 class Resting:
-    """Sessions without a cell that have copies: of many, those used last keep theirs.
+    """Idle sessions that have copies: only those used last keep theirs.
 
-    A copy that waits takes some 3 MB, a tenth of a small kernel or more: both write to memory that
-    they had shared, if only to count references.
+    A waiting copy takes some 3 MB, a tenth of a small kernel or more: both processes write to
+    memory that they shared, if only to count references.
     """
 
     def __init__(
@@ -84,42 +84,43 @@ class Resting:
         most: Callable[[], int] = most_resting,
         busy: Callable[[], float] = lambda: 0.0,
     ) -> None:
-        """`busy` says how many sessions run cells, for each processor."""
+        """`most` returns how many may keep copies, `busy` how many run cells per processor."""
         self._busy = busy
         self._most = most
         self._turns = anyio.Semaphore(PROCESSORS)
         self._waiting: set[anyio.CancelScope] = set()
         self._known: OrderedDict[Checkpoints, Callable[[], None]] = OrderedDict()
         self._used: OrderedDict[Checkpoints, None] = OrderedDict()
-        """In the order in which they ran their last cells."""
+        """Sessions in the order in which they ran their last cells."""
         self._refused: set[Checkpoints] = set()
 
     @property
     def crowded(self) -> bool:
-        """Whether so many cells wait for processors that copies would take much of those."""
+        """True if more than `CROWD` sessions per processor run cells: copies have to wait."""
         return self._busy() > CROWD
 
     @property
     def part(self) -> float:
-        """The part of a processor that a cell has."""
+        """Fraction of a processor that each running cell has, up to 1."""
         return 1 / max(1.0, self._busy())
 
     def worked(self, session: Checkpoints) -> None:
-        """A session has run a cell."""
+        """Note that a session has run a cell."""
         self._used[session] = None
         self._used.move_to_end(session)
 
     def forget(self, session: Checkpoints) -> None:
-        """It has no kernel any more."""
+        """Remove a session that has no kernel any more."""
         self._used.pop(session, None)
 
     def keeps(self, session: Checkpoints) -> bool:
-        """Whether a session would keep a copy: not where enough others were used after it."""
+        """Return True if a session is among those used last, which keep their copies."""
         return any(each is session for each in islice(reversed(self._used), self._most()))
 
     def pause_s(self, session: Checkpoints) -> float:
-        """Seconds without a cell until a session may ask `at_once`: those that were refused that
-        ask one after the other.
+        """Return idle seconds before a session may ask `at_once`.
+
+        Sessions that were refused retry one at a time, `PACE_S` apart.
         """
         if session not in self._refused or self.crowded:
             return PAUSE_S
@@ -127,7 +128,10 @@ class Resting:
 
     @contextmanager
     def at_once(self, session: Checkpoints) -> Iterator[bool]:
-        """Whether a copy may be made in a pause: cells are no crowd, and few others make one."""
+        """Yield True if a copy may be made in this pause.
+
+        Yields False while `crowded`, or while a copy per processor is being made already.
+        """
         free = not self.crowded
         if free:
             try:
@@ -146,7 +150,10 @@ class Resting:
 
     @asynccontextmanager
     async def turn(self) -> AsyncIterator[bool]:
-        """Wait until few make a copy before a cell; False as soon as cells have become a crowd."""
+        """Wait for a turn to make a copy before a cell; one per processor is made at a time.
+
+        Yields False instead where it is `crowded` then, or becomes so during the wait.
+        """
         with anyio.CancelScope() as waiting:
             self._waiting.add(waiting)
             try:
@@ -162,7 +169,7 @@ class Resting:
             self._turns.release()
 
     def add(self, session: Checkpoints, give_up: Callable[[], None]) -> None:
-        """A session begins to rest; `give_up` is called when others have rested less long."""
+        """Add a session that became idle; `give_up` is called once too many were added later."""
         self._known.pop(session, None)
         self._known[session] = give_up
         most = self._most()
@@ -170,7 +177,7 @@ class Resting:
             self._known.popitem(last=False)[1]()
 
     def remove(self, session: Checkpoints) -> None:
-        """It is used again, or has no copies any more."""
+        """Remove a session that is used again or has no copies; it may end waits for a `turn`."""
         self._known.pop(session, None)
         self._refused.discard(session)
         if self._waiting and self.crowded:
@@ -179,10 +186,7 @@ class Resting:
 
 
 class Checkpoints:
-    """The copies of one session's kernel, each with the last cell whose work it holds.
-
-    `words` say why there can be none, once that is known; `news` takes what has to be told.
-    """
+    """The copies of one session's kernel, each with the last cell whose effects it holds."""
 
     def __init__(
         self,
@@ -192,10 +196,10 @@ class Checkpoints:
         saved: Callable[[], bool] = lambda: False,
         resting: Resting | None = None,
     ) -> None:
-        """`mode` is that of `--checkpoints`; `clock` in seconds.
+        """`mode` is that of `--checkpoints`, `clock` returns seconds, `news` adds a notice.
 
-        `saved` says whether the variables are written in the background as well. `resting` are all
-        sessions of its principal.
+        `saved` returns True if the variables are saved in the background too. `resting` is shared
+        by all sessions of the principal.
         """
         self._mode = mode
         self._clock = clock
@@ -212,13 +216,13 @@ class Checkpoints:
         self._useless: Kernel | None = None
 
     def worked(self, seconds: float) -> None:
-        """A cell has run for so long."""
+        """Note that a cell has run for so long, perhaps with a fraction of a processor."""
         self._work_s += seconds * self._resting.part
         self._stale = True
         self._resting.worked(self)
 
     def pause_s(self, kernel: Kernel | None) -> float | None:
-        """Seconds without a cell until `pause` is to be called; None for never."""
+        """Return seconds without a cell after which `pause` is to be called; None for never."""
         if kernel is None or kernel.exit is not None or self._mode == "off":
             return None
         possible = kernel.handle.enclosure is not None and kernel is not self._useless
@@ -227,7 +231,10 @@ class Checkpoints:
         return IDLE_S if self._as_of else None
 
     async def pause(self, kernel: Kernel, as_of: int) -> None:
-        """Use the time in which there is no cell."""
+        """Make a copy while no cell runs, if that is cheap or protects much; or give copies up.
+
+        They are given up where nothing has changed, or others were used after this session.
+        """
         if not self._stale:
             self._give_up(kernel)
             return
@@ -247,11 +254,11 @@ class Checkpoints:
             self._resting.add(self, partial(self._give_up, kernel))
 
     def stir(self) -> None:
-        """The session is used: its copies are given up for no other."""
+        """Note that the session is used: its copies are not given up for other sessions."""
         self._resting.remove(self)
 
     async def after(self, kernel: Kernel, as_of: int) -> None:
-        """Make a copy after a cell if that saves much work."""
+        """Make a copy after a cell if that protects enough work."""
         if self._mode == "always" and self._stale:
             await self.take(kernel, as_of)
         elif kernel.handle.enclosure is None:
@@ -260,17 +267,17 @@ class Checkpoints:
             await self.take(kernel, as_of)
 
     async def ahead(self, kernel: Kernel, as_of: int) -> None:
-        """Make a copy before a cell that may take long, unless there is one of this moment."""
+        """Make a copy before a cell that may take long, unless there is one of this state."""
         if self._stale or self._given_up:
             await self.take(kernel, as_of)
 
     @property
     def owed(self) -> bool:
-        """Whether one was given up that costs next to nothing: it is made before the next cell."""
+        """True if a cheap copy was given up and is to be made again before the next cell."""
         return self._given_up and not self._resting.crowded
 
     async def pay(self, kernel: Kernel, as_of: int) -> None:
-        """Make the one that is owed, unless cells become a crowd before it has its turn."""
+        """Make the copy that is `owed`, unless it is crowded before its turn comes."""
         async with self._resting.turn() as free:
             if free:
                 await self.take(kernel, as_of)
@@ -282,10 +289,10 @@ class Checkpoints:
     async def take(
         self, kernel: Kernel, as_of: int, *, asked: bool = False, hurry: bool = False
     ) -> Checkpoint | None:
-        """Make a copy; None where there can be none. What is in the way is told once by name.
+        """Make a copy and return it; None where none can be made.
 
-        In a `hurry` what older ones share is looked at next time. Raises LaunchError instead when
-        it was `asked` for.
+        Objects that prevent it are named in a notice, each once. In a `hurry` the memory of older
+        copies is not measured. Raises LaunchError instead of returning None if it was `asked` for.
         """
         if not asked and (self._mode == "off" or kernel is self._useless):
             return None
@@ -315,17 +322,20 @@ class Checkpoints:
         return made
 
     def at(self, as_of: int) -> Checkpoint | None:
-        """The newest copy that holds the work of no cell after `as_of`."""
+        """Return the newest usable copy that holds no effects of cells after `as_of`, or None."""
         found = [each for each, cell in self._as_of.items() if each.usable and cell <= as_of]
         return found[-1] if found else None
 
     @property
     def newest(self) -> Checkpoint | None:
-        """The last copy."""
+        """The last usable copy; None without one."""
         return self.at(sys.maxsize)
 
     def words(self, kernel: Kernel | None) -> str:
-        """Whether there are any, and what they hold, for `info`."""
+        """Return, for `info`, the mode and the cells after which copies were made.
+
+        Where none can be made, it is the reason.
+        """
         if self._mode == "off":
             return OFF
         if kernel is not None and kernel.handle.enclosure is None:
@@ -334,7 +344,7 @@ class Checkpoints:
         return f"{self._mode}; {f'as after cell {cells}' if cells else 'none now'}"
 
     def advice(self, kernel: Kernel) -> str:
-        """A sentence on how to have one in time; empty where there can be none."""
+        """Return a sentence on when checkpoints are made; empty where none can be."""
         if self._mode == "off" or kernel.handle.enclosure is None:
             return ""
         return (
@@ -343,16 +353,16 @@ class Checkpoints:
         )
 
     def state_of(self, checkpoint: Checkpoint) -> int:
-        """The last cell whose work a copy holds; 0 for none."""
+        """Return the last cell whose effects a copy holds; 0 for none."""
         return self._as_of.get(checkpoint, 0)
 
     def share(self, checkpoint: Checkpoint, as_of: int) -> None:
-        """Be a further user of a copy."""
+        """Add a copy that another session made; its state counts as that after cell `as_of`."""
         checkpoint.users += 1
         self._as_of[checkpoint] = as_of
 
     def back_at(self, kernel: Kernel, checkpoint: Checkpoint) -> None:
-        """The kernel now is what that copy is; later ones are of no use."""
+        """Drop all copies later than the one from which the kernel was restored."""
         later = False
         for each in list(self._as_of):
             if later:
@@ -378,13 +388,16 @@ class Checkpoints:
             self.drop(kernel, each)
 
     def _give_up(self, kernel: Kernel) -> None:
-        """Do without copies of a session that rests; a dead kernel comes back from them."""
+        """Drop the copies of an idle session, except those from which a dead kernel is restored."""
         if kernel.exit is None and self._as_of:
             self._drop_copies(kernel)
             self._given_up = self._fork_s <= TRIFLE_S
 
     def _trifling(self, kernel: Kernel) -> bool:
-        """Whether a copy can be made anew before the next cell in no time."""
+        """Return True if a copy is cheap to make again before the next cell.
+
+        That is one whose fork takes at most `TRIFLE_S`; never in the mode `always`.
+        """
         if self._mode == "always":
             return False
         return self._fork_s <= TRIFLE_S if self._fork_s else _resident(kernel) <= SMALL
@@ -398,9 +411,9 @@ class Checkpoints:
         return made
 
     async def _thin_out(self, kernel: Kernel, *, look: bool) -> None:
-        """Give up copies that have ended, all but the last, and older ones that share little.
+        """Drop copies that have ended, older than `MOST`, or that share little; never the last.
 
-        The `look` at what they share takes some 10 ms for each gigabyte of each.
+        With `look` the shared memory is measured, which takes some 10 ms a gigabyte and copy.
         """
         former = list(self._as_of)[:-1]
         for number, each in enumerate(former):
@@ -420,7 +433,10 @@ class Checkpoints:
         return False
 
     async def _cost_s(self) -> float:
-        """What the last copy has cost: the fork, and each page that it has alone by now."""
+        """Return seconds that the last copy has cost: its fork and a fault per unshared page.
+
+        Without a copy now it is the last known cost, at first 0.
+        """
         if (last := self.newest) is not None:
             with Barrier("looking at the memory of a checkpoint"):
                 own, _ = await anyio.to_thread.run_sync(_memory, last.pid)
@@ -428,7 +444,7 @@ class Checkpoints:
         return self._cost
 
     def _tell(self, words: Sequence[str]) -> None:
-        """Name what is in the way, once each."""
+        """Add a notice of what prevents a checkpoint, once for each of `words`."""
         if news := [word for word in words if word not in self._told]:
             self._told.update(news)
             self._news(
@@ -446,7 +462,7 @@ NONE_ATTACHED = "there are no checkpoints of a kernel that is somebody else's"
 
 
 def none_of(kernel: Kernel) -> str:
-    """Why there are no checkpoints of a kernel that was not forked from a template."""
+    """Return why a kernel that was not forked from a template has no checkpoints."""
     return NONE_ATTACHED if kernel.attached else NONE_HERE
 
 
@@ -458,14 +474,17 @@ SAVED = (
 
 
 def _resident(kernel: Kernel) -> float:
-    """Bytes that a kernel has in memory; infinite where that cannot be told."""
+    """Return the resident bytes of a kernel; infinite where they cannot be read."""
     with suppress(OSError):
         return int(Path(f"/proc/{kernel.handle.pid}/statm").read_bytes().split()[1]) * _PAGE
     return math.inf
 
 
 def _memory(pid: int) -> tuple[int, int]:
-    """Bytes in memory that a process shares with no other, and all; some 10 ms for a gigabyte."""
+    """Return resident bytes of a process that it does not share, and all resident bytes.
+
+    Takes some 10 ms a gigabyte.
+    """
     names = (b"Rss:", b"Private_Clean:", b"Private_Dirty:")
     found = memory_lines(pid, "smaps_rollup", names)
     own = found.get(b"Private_Clean:", 0) + found.get(b"Private_Dirty:", 0)

@@ -1,4 +1,4 @@
-"""Sessions that have ended, of which their owners have not heard yet."""
+"""Ended sessions whose end was not reported to their owners yet."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from kernel_mcp.records import dataclass
 from kernel_mcp.sessions.losses import Loss
 
 MOST = 500
-"""Ended sessions that are kept for their owners' next call; whose are most loses the oldest."""
+"""Most ended sessions that are kept; the owner with the most of them loses the oldest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,14 +27,14 @@ class Ended:
 
 
 class Ends:
-    """Ended sessions, each found by its owner alone, in as many steps as one that never was."""
+    """Ended sessions. Only the owner finds one: for others it looks like one that never existed."""
 
     def __init__(self) -> None:
         self._untold: dict[str, OrderedDict[str, Ended]] = {}
         self._told: OrderedDict[str, Ended] = OrderedDict()
 
     def add(self, ended: Ended) -> None:
-        """Keep the end of a session, unless it is there."""
+        """Add the end of a session, unless it is known."""
         own = self._untold.setdefault(ended.owner, OrderedDict())
         if ended.handle not in own and ended.handle not in self._told:
             own[ended.handle] = ended
@@ -43,18 +43,18 @@ class Ends:
         self._tidy(ended.owner)
 
     def find(self, owner: str, key: str) -> Ended | None:
-        """The session of this handle or name whose end its owner does not know of."""
+        """Return the session of this handle or name whose end was not reported; None for none."""
         own = self._untold.get(owner, OrderedDict())
         return own.get(key) or next((e for e in reversed(own.values()) if e.name == key), None)
 
     def pop(self, owner: str, handle: str) -> Ended | None:
-        """The end of a session, which is told with what its owner hears next."""
+        """Remove and return the end of a session, which the caller reports; None for none."""
         found = self._untold.get(owner, OrderedDict()).pop(handle, None)
         self._tidy(owner)
         return found
 
     def give_name(self, owner: str, name: str) -> None:
-        """A later session has this name of its owner's."""
+        """Note that a later session of the owner has this name: no ended one is found by it."""
         own = self._untold.get(owner, OrderedDict())
         for former in [each for each in own.values() if each.name == name]:
             own[former.handle] = replace(former, name="")

@@ -59,17 +59,17 @@ class _State(Enum):
     WORKS = auto()
     IDLE = auto()
     UNRESPONSIVE = auto()
-    """It takes requests and answers none."""
+    """It reads requests and answers none."""
     BLOCKED = auto()
-    """It does neither, and sleeps."""
+    """It does neither, and uses no processor time."""
 
 
 async def ended(
     kernel: Kernel, run: Run, tick: Callable[[], None] | None, tell: Callable[[str], None]
 ) -> bool:
-    """Wait for the end of a cell; False when the kernel is idle and will not answer.
+    """Wait for the end of a cell; return False when its kernel is idle and will not answer.
 
-    Calls `tick` every `TICK_S` seconds, and `tell` once when the kernel does not answer.
+    Calls `tick` every `TICK_S` seconds, and `tell` with a notice when the kernel is blocked.
     """
     pause = LOOK_S
     found: list[_State] = []
@@ -101,7 +101,10 @@ async def ended(
 
 
 async def broken(kernel: Kernel, run: Run) -> bool:
-    """Whether every cell fails; probed only when the traceback has no line of this cell."""
+    """Return True, and mark the kernel as broken, if an empty cell fails in it too.
+
+    It is probed only when the traceback has no line of the cell of `run`.
+    """
     failure = run.failure
     if failure is not None and any("Cell In[" in line for line in failure.traceback):
         return False
@@ -110,14 +113,14 @@ async def broken(kernel: Kernel, run: Run) -> bool:
 
 
 async def still_broken(kernel: Kernel) -> bool:
-    """Whether a kernel marked broken still is; probed before each cell."""
+    """Probe a kernel marked as broken, and return True if it still is."""
     if kernel.broken:
         kernel.broken = await _trial(kernel, AGAIN_S) != "ok"
     return kernel.broken
 
 
 async def _trial(kernel: Kernel, timeout: float) -> str:
-    """The status of an empty cell; "" when there is none within `timeout` seconds."""
+    """Run an empty cell, and return its status; "" when there is none in `timeout` seconds."""
     content = {"code": "pass", "silent": True, "store_history": False, "allow_stdin": False}
     try:
         with kernel.asking("shell", "execute_request", content) as answer:
@@ -155,7 +158,7 @@ def _has_to_wait(kernel: Kernel) -> bool:
 
 
 async def _takes_requests(kernel: Kernel) -> bool:
-    """Whether the main thread takes a request within `AGAIN_S`."""
+    """Return True if the main thread reads a request within `AGAIN_S` seconds."""
     try:
         if kernel.taken:
             kernel.send_probe()
@@ -167,7 +170,7 @@ async def _takes_requests(kernel: Kernel) -> bool:
 
 FAILED = 1
 SIGNALLED = 128
-"""Exit codes of shells: of a program that fails, and of one that signal 0 would end."""
+"""Exit codes as in a shell: of a program that fails, and the base for one ended by a signal."""
 INTERRUPT_EVERY_S = 0.5
 """A kernel ignores an interrupt that arrives just before the cell begins, hence several."""
 DEATH_TIMEOUT_S = 5.0
@@ -246,7 +249,10 @@ _MOST_GRACE_S = {**dict.fromkeys(AT_ONCE, 0.0), StopReason.DISK: 1.0}
 
 
 async def _end_or_stop(kernel: Kernel, run: Run, cell: Cell, cpu_s: float) -> StopReason | None:
-    """Why the cell has to be stopped; None when it ended or its kernel lost it."""
+    """Wait for the end of a cell, and return why it has to be stopped.
+
+    None when it has ended, or its kernel will not answer.
+    """
     began = kernel.handle.usage() if cpu_s else Usage()
 
     def check_cpu() -> None:
@@ -269,10 +275,10 @@ async def _end_or_stop(kernel: Kernel, run: Run, cell: Cell, cpu_s: float) -> St
 
 
 async def stop(kernel: Kernel, run: Run, grace_s: float, cell: Cell) -> bool:
-    """Interrupt the cell for `grace_s` seconds, then kill its kernel; whether it was killed.
+    """Interrupt the cell for `grace_s` seconds, then kill its kernel; return True if it was.
 
-    While it waits for the machine, the processor time of all its processes counts: those that keep
-    it waiting may be its own. A reset or close meanwhile kills it at once.
+    While it waits for a processor, the processor time of all its processes counts: it may be its
+    own processes that keep it waiting. A reset or close meanwhile kills it at once.
     """
     pids = [] if kernel.attached else [kernel.handle.pid]
     left, latest = grace_s, anyio.current_time() + silence.PATIENCE * grace_s

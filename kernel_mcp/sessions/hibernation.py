@@ -43,9 +43,9 @@ if TYPE_CHECKING:
 
 MAKE_ROOM = "to make room for another session"
 ROUNDS = 4
-"""Dumps that are tried, each without the variables that failed in the trial before."""
+"""Most dumps that are tried, each without the variables that failed in the trial before."""
 TRIALS = 24
-"""Kernels that may be started, and lost, to find the variables that end them."""
+"""Most kernels that are started, and lost, to find the variables that end them."""
 BEHIND = "shares objects with one that ended the kernel"
 UNTRIED = "could not be tried: others had ended too many kernels"
 START_ANEW = (
@@ -96,17 +96,17 @@ class Sleep:
 
     @property
     def back(self) -> list[str]:
-        """Names of those that come back."""
+        """Names of the variables that will be restored."""
         return [] if self.failure else self.names
 
     @property
     def variables(self) -> list[Mapping[str, Any]]:
-        """Descriptions of those that come back, as `snapshot.descriptions`."""
+        """Descriptions of the variables that will be restored, as `snapshot.descriptions`."""
         described = self.dump.variables if self.dump is not None and not self.failure else ()
         return [item for item in described if item["name"] not in self.lost]
 
     def remark(self) -> str:
-        """The state as sentences, for answers of a hibernated session."""
+        """Return the state as sentences, for answers of a hibernated session."""
         text = "This session is hibernated: its next cell brings these variables back."
         if self.kept:
             names = described(self.back, self.variables)
@@ -125,7 +125,7 @@ class Sleep:
         return f"{text} {self.after}".rstrip()
 
     def began(self) -> str:
-        """The first words of every notice."""
+        """Return the first words of every notice."""
         if self.kept:
             return f"Continued from {self.kept}"
         purpose = f" {self.purpose}" if self.purpose else ""
@@ -134,12 +134,12 @@ class Sleep:
 
 @dataclass(frozen=True, slots=True)
 class Waking:
-    """What loading brought back.
+    """The result of restoring a hibernated session.
 
-    `notice` is for the answer of the next cell, empty when there was nothing to save; `loss` is the
-    cause of a loss in short. `back` names variables. `lost` maps names of variables and paths of
-    files to reasons, uncut, and is empty when the names are lost too. `restored` says whether the
-    kernel holds variables of an earlier one.
+    `notice` is for the answer of the next cell, empty when there was nothing to save. `loss` is the
+    short cause of a loss, None without one. `back` are the names of restored variables. `lost` maps
+    names of variables and paths of files to reasons, and is empty when the names are unknown.
+    `restored` is True if a dump was loaded.
     """
 
     notice: str = ""
@@ -165,7 +165,8 @@ class Hibernation:
     ) -> Sleep:
         """Save the variables of `kernel`, which stays, and return `sleep` with the result.
 
-        What was `saved` of it as it is now does for a forced sleep that would lose some of that.
+        `saved` is an earlier save of the same state. It is used instead where a `forced` save
+        would lose variables that it holds, or fails with OSError.
 
         Raises HibernationError when something would be lost and it is not `forced`, or nothing can
         be saved, KernelMcpError or OSError when the server cannot save.
@@ -198,7 +199,7 @@ class Hibernation:
     async def bring_back(
         self, kernel: Kernel, leave: Mapping[str, str] = MappingProxyType({})
     ) -> Waking:
-        """Load the dump into `kernel`, but for what to `leave`, with reasons.
+        """Load the dump into `kernel`, except the names in `leave`, which maps them to reasons.
 
         Raises HibernationError when that kernel is lost.
         """
@@ -220,10 +221,12 @@ class Hibernation:
         return came_back(there, loaded.names, {**leave, **unread(loaded)}, changes)
 
     async def deadly(self) -> dict[str, str]:
-        """Return what of the dump ends a kernel that loads it, and what is behind, with reasons.
+        """Return names of variables that end a kernel which loads them, with reasons.
 
-        What does so twice: once may be the doing of others, as where the machine has no memory.
-        After `TRIALS` kernels those that are left count, too. Raises KernelMcpError, OSError.
+        A group counts when it does so twice, as the first time may have another cause, such as a
+        lack of memory. Then its variables are loaded one by one; those behind the one that ends the
+        kernel count too, and after `TRIALS` kernels all untried ones. Raises KernelMcpError,
+        OSError.
         """
         dump = self.sleep.dump if self.sleep is not None else None
         failed: dict[str, str] = {}
@@ -258,12 +261,12 @@ class Hibernation:
         return failed | dict.fromkeys(untried, UNTRIED)
 
     async def give_up(self) -> None:
-        """Note that the kernel which `prepare` was called for stays."""
+        """Note that the kernel for which `prepare` was called is not ended."""
         with anyio.CancelScope(shield=True):
             await anyio.to_thread.run_sync(self._shelf.unneeded)
 
     async def end(self, *, used: bool = False) -> None:
-        """Clear `sleep` and remove the save, unless it was `used` and lasts."""
+        """Clear `sleep` and remove the save; one that was `used` and outlives the server stays."""
         self.sleep = None
         with anyio.CancelScope(shield=True):
             await anyio.to_thread.run_sync(self._shelf.used if used else self._shelf.drop)
@@ -272,7 +275,7 @@ class Hibernation:
         """Write a dump that a kernel beside can load, and return it with all that is lost.
 
         Forced, what cannot be read is left out of the next dump, so that it costs nothing that it
-        shares objects with. What ends kernels, and what fails after `ROUNDS`, is left to waking.
+        shares objects with. What ends kernels, or fails after `ROUNDS`, is left out when restoring.
         """
         lost: Mapping[str, str] = {}
         for _ in range(ROUNDS):
@@ -293,7 +296,7 @@ class Hibernation:
         return replace(dump, lost=lost, files=files)
 
     async def _write(self, kernel: Kernel, *, forced: bool, leave: Mapping[str, str]) -> Dump:
-        """Write a dump without what to `leave`. Raises OSError where the disk is the bound."""
+        """Write a dump without the names in `leave`. Raises OSError where the disk is too full."""
         room = await anyio.to_thread.run_sync(partial(self._shelf.room, asleep=True))
         dump = await self._written(kernel, room.size, forced=forced, leave=leave)
         if room.free < room.bound and any(why.startswith(TOO_LARGE) for why in dump.lost.values()):
@@ -303,7 +306,10 @@ class Hibernation:
     async def _written(
         self, kernel: Kernel, max_bytes: int, *, forced: bool, leave: Mapping[str, str]
     ) -> Dump:
-        """Let a child write it; the kernel itself where that cannot be, or where it is forced."""
+        """Let a forked child write the dump, or the kernel itself.
+
+        The kernel does so where it must not be forked, and where `forced` after a child failed.
+        """
         try:
             written = await write_forked(
                 kernel,
@@ -331,17 +337,17 @@ class Hibernation:
 
 @asynccontextmanager
 async def _at_once() -> AsyncIterator[bool]:
-    """The turn of who has it."""
+    """Yield True at once: the caller holds the turn already."""
     yield True
 
 
 def _instead(saved: Sleep, sleep: Sleep) -> Sleep:
-    """A sleep with what was saved before."""
+    """Return `sleep` with the earlier save `saved` as its result."""
     return replace(saved, since=sleep.since, idle_s=sleep.idle_s, purpose=sleep.purpose, kept="")
 
 
 def unread(loaded: Loaded) -> dict[str, str]:
-    """The variables of a dump that were not loaded, with reasons."""
+    """Return the names of a dump's variables that were not loaded, with reasons."""
     behind = dict.fromkeys(loaded.behind, "was stored behind one that could not be read")
     return {**loaded.lost, **behind}
 
@@ -349,9 +355,9 @@ def unread(loaded: Loaded) -> dict[str, str]:
 def came_back(
     sleep: Sleep, names: Sequence[str], failed: Mapping[str, str], changes: str = ""
 ) -> Waking:
-    """The result for loaded `names`; `failed` maps names that could not be read to reasons.
+    """Return the result for loaded `names`; `failed` maps names that were not loaded to reasons.
 
-    `changes` are those of what they were saved in.
+    `changes` tells of packages that have other versions than at the save; empty for none.
     """
     parts = [sleep.began()]
     lost = {**sleep.lost, **failed}
@@ -381,7 +387,10 @@ def came_back(
 
 
 def nothing_back(sleep: Sleep, failure: str) -> Waking:
-    """The result for a session that lost all variables, or had none."""
+    """Return the result for a session that lost all variables, or that had none.
+
+    `failure` is why they are lost, empty for none.
+    """
     if failure:
         could = "brought back" if sleep.kept else "saved"
         text = f"{sleep.began()}, but its variables could not be {could}: {failure}. All variables"

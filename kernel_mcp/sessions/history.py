@@ -1,4 +1,4 @@
-"""All cells of a session: what may still change in memory, the rest as rows on disk."""
+"""All cells of a session: those that may still change in memory, the others as rows on disk."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ READ_BYTES = 4 * KIB
 """First read of a row; most are shorter."""
 
 _SPAN = 2**32
-"""A place is the number of a segment times this, plus where the row begins in it."""
+"""A place is the number of a file times this, plus the offset of the row in it."""
 
 
 def _line(text: bytes) -> bytes:
@@ -39,7 +39,7 @@ def _line(text: bytes) -> bytes:
 
 
 def _text(line: bytes) -> bytes:
-    """Return the text of a row. Raises ValueError for one that was changed since.
+    """Return the text of a row. Raises ValueError where it is not what was written.
 
     Format 1 of `manifest` has no checksums.
     """
@@ -54,7 +54,7 @@ def _text(line: bytes) -> bytes:
 class RowFiles:
     """JSON rows in files `cells-<k>.jsonl` of `folder`; no file is held open.
 
-    A line is the checksum of a row, and that.
+    A line is the checksum of a row, followed by the row.
 
     Any thread may read. Every method raises OSError.
     """
@@ -75,12 +75,12 @@ class RowFiles:
         return {str(segment): size for segment, size in self._sizes.items()}
 
     def restore(self, sizes: Mapping[str, int]) -> None:
-        """Have the rows that another had when its `sizes` were these; later ones are replaced."""
+        """Take over the rows that the files had at these `sizes`; later rows are overwritten."""
         self._sizes = {int(segment): int(size) for segment, size in sizes.items()}
         self._newest = max(self._sizes, default=0)
 
     def append(self, rows: Sequence[dict[str, Any]]) -> list[int]:
-        """Write rows at the end; their places. A part that was written by a failed call is lost."""
+        """Append rows and return their places; what a failed call has written is overwritten."""
         if self._sizes.get(self._newest, 0) >= SEGMENT_BYTES:
             self._newest += 1
         offset = self._sizes.get(self._newest, 0)
@@ -94,7 +94,7 @@ class RowFiles:
         return places
 
     def read(self, place: int) -> dict[str, Any]:
-        """The row at a place."""
+        """Return the row at a place. Raises OSError for one that is damaged, too."""
         segment, offset = divmod(place, _SPAN)
         fd = os.open(self._path(segment), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
         try:
@@ -140,7 +140,7 @@ class RowFiles:
 BATCH = 16
 """Ended cells between two calls of `settle`."""
 ROWS_SHARE = 4
-"""Rows get one part in so many of a record, files of outputs the rest."""
+"""Rows may take 1 / `ROWS_SHARE` of a record's bytes, files of outputs the rest."""
 
 _STATUSES = tuple(Status)
 _ABSENT = 2**64 - 1
@@ -151,8 +151,8 @@ logger = logging.getLogger(__name__)
 class History(Sequence[Cell]):
     """The cells of a session in order, number n at index n - 1.
 
-    A cell stays in memory until its end was told, output goes to a later cell, no update can reach
-    its displays and another cell has followed. Then it is a row on disk, restored at each access,
+    A cell stays in memory until its end was reported, output goes to a later cell, no update can
+    reach its displays and another cell has followed. Then it is a row on disk, read at each access,
     and some 20 bytes in memory. Any thread may read.
     """
 
@@ -168,7 +168,7 @@ class History(Sequence[Cell]):
         self._statuses = bytearray()
         self._ended = 0
         self.undone: set[int] = set()
-        """Cells of which the variables hold nothing any more, as was asked for."""
+        """Numbers of cells that were undone."""
         self._emptied = 0
         """Files of cells up to this number have been removed."""
         self._begin = 0
@@ -212,9 +212,10 @@ class History(Sequence[Cell]):
         self._live[cell.number] = cell
 
     def state(self) -> dict[str, Any]:
-        """What `restore` makes it from again, with the same folder; JSON. Cells that run are left.
+        """Return, as JSON values, the state from which `restore` makes the history again.
 
-        What is in memory is a row of it, the rest are the places of rows in files.
+        It holds cells in memory as rows, and of the others the places of their rows in the folder.
+        Cells from the first unfinished one on are left out.
         """
         done = next((n - 1 for n, cell in self._live.items() if cell.outcome is None), len(self))
         live = {number: cell for number, cell in self._live.items() if number <= done}
@@ -233,9 +234,10 @@ class History(Sequence[Cell]):
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Have the cells of an earlier history that had this folder. Blocks.
+        """Take over the cells of an earlier history in this folder. Blocking.
 
-        Raises OSError, and ValueError for what is no such state.
+        Outputs of cells after those are removed. Raises OSError, and ValueError for a `state` that
+        is none.
         """
         try:
             places, sizes = array("Q", state["places"]), array("Q", state["bytes"])
@@ -264,7 +266,7 @@ class History(Sequence[Cell]):
                 path.unlink(missing_ok=True)  # of a cell that came after
 
     def ended(self, cell: Cell, limit: int) -> None:
-        """Move earlier cells to disk, and keep the record within `limit` bytes."""
+        """Count a cell that has ended; move others to disk, and keep within `limit` bytes."""
         self._ended += 1
         if self._ended % BATCH == 0:
             self.settle()
@@ -272,7 +274,11 @@ class History(Sequence[Cell]):
             self.make_room(limit, before=cell.number)
 
     def settle(self, *, kernel_gone: bool = False) -> None:
-        """Move unchanging cells to disk; with `kernel_gone` all but the newest."""
+        """Move cells that change no more to disk: they have ended, and an answer has said so.
+
+        The newest stays, and the last one that takes output, unless the kernel is gone. Where the
+        write fails, all stay in memory, which is logged.
+        """
         if kernel_gone:
             self._displays.clear()
         listening = [number for number, cell in self._live.items() if cell.listens]
@@ -303,10 +309,10 @@ class History(Sequence[Cell]):
             del self._live[cell.number]
 
     def make_room(self, limit: int, *, before: int = 0) -> None:
-        """Remove the oldest outputs, then the oldest rows, until all take at most `limit` bytes.
+        """Remove the oldest rows and outputs until all take at most `limit` bytes.
 
-        What is in memory stays in the record, and outputs from cell `before` on: by default those
-        of the newest.
+        Cells in memory stay in the record, and so do outputs from cell `before` on: by default
+        those of the newest.
         """
         rows = limit // ROWS_SHARE
         while self._rows.disk_bytes > rows and (end := self._rows.oldest_end) is not None:
@@ -340,7 +346,7 @@ class History(Sequence[Cell]):
         return self._filed_bytes + sum(cell.log.disk_bytes for cell in self._live.values())
 
     def _restored(self, number: int) -> Cell:
-        """A cell from its row; one with a remark when the row is gone."""
+        """Return a cell from its row; without a row, one with a remark and the status alone."""
         place, filed = self._places[number - 1], self._file_bytes[number - 1]
         outcome = Outcome(_STATUSES[self._statuses[number - 1]])
         log = OutputLog(self._folder, number)
@@ -389,9 +395,9 @@ def _row(cell: Cell) -> dict[str, Any]:
 
 KEPT_S = 600.0
 MOST_KEPT = 50
-"""Records of one owner; the oldest go first."""
+"""Records of one owner; the oldest are removed first."""
 KEPT_BYTES = 512 * MIB
-"""All their outputs on disk; the oldest go first of the owner who has most."""
+"""Bytes of all records on disk; the oldest of the owner who has most are removed first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -416,14 +422,14 @@ class ClosedRecords:
         self._kept: OrderedDict[str, _Kept] = OrderedDict()
 
     def find(self, owner: str, handle: str) -> History | None:
-        """The cells of a closed session of this owner's, while they are kept."""
+        """Return the cells of this owner's closed session; None once they have expired."""
         kept = self._kept.get(handle)
         if kept is None or kept.owner != owner or kept.until <= self._clock():
             return None
         return kept.cells
 
     async def keep(self, owner: str, handle: str, cells: History) -> None:
-        """Keep them for `KEPT_S`, and remove what is too much."""
+        """Keep cells for `KEPT_S` seconds, and remove records beyond the bounds."""
         cells.settle(kernel_gone=True)
         if not self._kept:
             self._spawn(self._expire)
@@ -449,5 +455,5 @@ class ClosedRecords:
         return [handle for handle, kept in self._kept.items() if kept.owner == owner]
 
     def _bytes(self) -> dict[str, int]:
-        """What records of each owner take on disk."""
+        """Return the bytes on disk of each owner's records."""
         return totals((kept.owner, kept.cells.disk_bytes) for kept in self._kept.values())

@@ -1,7 +1,7 @@
-"""Which sessions outlive the server, what of them comes back, and the words for both.
+"""Persistence of sessions beyond the server's end: which are persisted, and what is restored.
 
-Loading variables runs code that the session left. So a session comes back by itself only where
-nothing is open that was closed when it was saved; else its caller has to ask for it.
+Loading variables runs code that the session left. So a session is restored by itself only if the
+server grants nothing that it did not grant at the save; else its caller has to ask for it.
 """
 
 from __future__ import annotations
@@ -39,21 +39,21 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 KEPT = "kept"
-"""The folder of the store in that for state."""
+"""Name of the store's folder in the state folder."""
 DEFAULT_NAME = "default"
-"""What the default session is called in a store."""
+"""Name of the default session in a store."""
 _FULL = ("bwrap", "container")
-"""Sandboxes without gaps."""
+"""Sandboxes that isolate fully: changing to one of these grants nothing."""
 
 
 @dataclass(frozen=True, slots=True)
 class Past:
-    """What comes back of an earlier server's session.
+    """A persisted session of an earlier server.
 
-    when     when that was, in words
+    when     time of the save, in words
     dump     its variables; None for none
-    failure  why they cannot be had
-    cells    those that began after the variables were saved, by number
+    failure  why they cannot be restored; empty where they can
+    cells    code of cells that began after the variables were saved, by number
     """
 
     saved: Saved
@@ -65,9 +65,9 @@ class Past:
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """Which session a caller wants, and what is to become of its past.
+    """A request for a session, and what becomes of its persisted state.
 
-    `fresh` forgets it, `resume` takes it whatever is open now.
+    `fresh` discards that, `resume` restores it whatever the server grants now.
     """
 
     name: str
@@ -77,11 +77,11 @@ class Ask:
 
     @property
     def takes(self) -> bool:
-        """Whether it says what is to become of a past that was held back."""
+        """True if it says what becomes of persisted state that was held back."""
         return self.fresh or self.resume
 
     def check(self) -> None:
-        """Raise InputError for what contradicts itself."""
+        """Raise InputError where the arguments contradict each other."""
         if self.fresh and self.resume:
             raise InputError(
                 "fresh=true forgets what was kept, resume=true brings it back: pass one of them. "
@@ -96,10 +96,11 @@ class Ask:
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """What a new session has of its past: `entry` None for one that is not kept.
+    """Persisted state that was found for a new session.
 
-    `note` is for its first answer, empty for none, and `loss` what it says is lost. With
-    `held_back` there is a past, which only who asks for it can have.
+    `entry` is its place in the store, None if the session is not persisted; `past` is the state to
+    restore, None for none. `note` is for its first answer, empty for none, and `loss` is the loss
+    which that reports. With `held_back` there is state that is restored only on request.
     """
 
     entry: Entry | None = None
@@ -113,7 +114,7 @@ UNKEPT = Claim()
 
 
 class Keeping:
-    """Finds what was kept of sessions; `doors` are what is open in this server, by kind."""
+    """Finds persisted sessions; `doors` are the grants of this server, by kind."""
 
     def __init__(
         self,
@@ -126,9 +127,9 @@ class Keeping:
         settings: Settings,
         permits: Callable[[Sequence[str]], tuple[Requirement, ...]],
     ) -> None:
-        """`folder` is where the server works; a `bare` one keeps sessions with names alone.
+        """`folder` is the server's working directory; if `bare`, only named sessions are kept.
 
-        With `by_principal` sessions are those of principals, wherever the server works.
+        With `by_principal` sessions belong to principals, whatever the working directory.
 
         `permits` raises KernelMcpError for packages that no session may ask for.
         """
@@ -141,22 +142,23 @@ class Keeping:
         self._permits = permits
 
     def key(self, principal: str, name: str, *, default: bool, handle: str = "") -> Key | None:
-        """What finds a session of a principal again; None for one that is not kept."""
+        """Return the key of a principal's session in the store; None if it is not persisted."""
         if not name and (self.bare or not default):
             return None
         return Key(self._place(principal), name or DEFAULT_NAME)
 
     def has(self, principal: str, name: str) -> bool:
-        """Whether a session of this name was kept."""
+        """Return True if the principal has a persisted session of this name."""
         return self.store.has(Key(self._place(principal), name))
 
     def _place(self, principal: str) -> str:
         return f"{OF_PRINCIPAL}{principal}" if self.by_principal else self.folder
 
     def claim(self, key: Key, *, fresh: bool, resume: bool) -> Claim:
-        """Take the entry of a key for a new session; blocks.
+        """Lock the entry of a key for a new session, and return what was found. Blocking.
 
-        With `fresh` it is emptied first, with `resume` it is taken whatever is open. Raises
+        With `fresh` the entry is emptied first; with `resume` it is restored whatever is granted
+        now. Without persistence `entry` is None: another server has it, or it is held back. Raises
         OSError.
         """
         entry = self.store.open(key)
@@ -178,14 +180,17 @@ class Keeping:
         return claim
 
     def doors(self, network: tuple[str, ...] | None) -> dict[str, tuple[str, ...]]:
-        """What is open to a session that has asked for so much of the network."""
+        """Return the grants of a session that has asked for this `network`, by kind.
+
+        None stands for all hosts that the server allows.
+        """
         return {**self._doors, "network": self._doors["network"] if network is None else network}
 
     def request(self, request: KernelRequest, saved: Saved) -> KernelRequest:
-        """A request with what the session had asked for before, as far as that is permitted.
+        """Return `request`, completed by what the persisted session had asked for.
 
-        What `request` asks for itself stays. Raises KernelMcpError for packages that are not, and
-        for a Python that cannot have the variables. Blocks.
+        Hosts and limits that are no longer allowed are left out. Raises KernelMcpError for packages
+        that are not allowed, and for a Python that cannot load the variables. Blocking.
         """
         asked, then = saved.asked, _minor(saved.python[0])
         if saved.dump and request.python[:1].isdigit() and _minor(request.python) != then:
@@ -214,14 +219,17 @@ class Keeping:
         )
 
     def timeout_s(self, saved: Saved) -> float:
-        """The limit of cells that the session had asked for, as far as it may; 0 for none."""
+        """Return seconds that the session had asked for as limit of cells; 0 for none.
+
+        They are at most what the settings allow.
+        """
         asked = saved.asked.get("timeout_s")
         if not isinstance(asked, (int, float)) or not asked > 0:
             return 0.0
         return min(float(asked), self._settings.max_timeout_s)
 
     def _own_python(self) -> str:
-        """Return the version of the server's own environment; empty where no file tells. Blocks.
+        """Return the Python version of the server's own environment; empty if unknown. Blocking.
 
         Raises EnvironmentBuildError for an environment that cannot be used.
         """
@@ -229,7 +237,10 @@ class Keeping:
         return own_version(given) if given else platform.python_version()
 
     def _moved(self, saved: Saved) -> str:
-        """Return why variables have to wait: the operator's environment has another Python now."""
+        """Return why variables are held back: the operator's environment has another Python now.
+
+        Empty where it has the same, or is not used.
+        """
         if "/" not in self._settings.python or saved.asked.get("python"):
             return ""
         try:
@@ -301,13 +312,13 @@ class Keeping:
         return Claim(entry, Past(saved, when, dump, failure, cells), note, loss=loss)
 
     def _waits(self, saved: Saved) -> str:
-        """Return why variables are not brought back until somebody asks for them."""
+        """Return why variables are restored only on request; empty where they need not be."""
         if wider := self._wider(saved):
             return _OPENED.format("; ".join(wider))
         return _UNDONE.format(saved.cell) if saved.undone else self._moved(saved)
 
     def _wider(self, saved: Saved) -> list[str]:
-        """What is open now and was not at the save, in words."""
+        """Return grants, in words, that hold now and did not at the save."""
         found = []
         network = saved.asked.get("network")
         now = self.doors(None if network is None else tuple(map(str, network)))
@@ -368,7 +379,7 @@ _HELD = (
 
 
 def open_doors(settings: Settings, sandbox: str) -> dict[str, tuple[str, ...]]:
-    """What is open to the sessions of a server, by kind; `*` stands for all of a kind."""
+    """Return the grants of a server's sessions, by kind; `*` stands for all of a kind."""
     mounts = []
     for each in settings.mounts if sandbox != "none" else ():
         place = str(each.host) if str(each.host) == each.guest else f"{each.host} at {each.guest}"
@@ -389,7 +400,7 @@ def open_doors(settings: Settings, sandbox: str) -> dict[str, tuple[str, ...]]:
 def saved_of(
     entry: Entry, request: KernelRequest, timeout_s: float, doors: Mapping[str, tuple[str, ...]]
 ) -> Saved:
-    """The manifest of a session before anything of it was saved."""
+    """Return the manifest of a session of which nothing was saved yet."""
     limits = request.limits
     asked = {
         "python": request.python,
@@ -402,23 +413,23 @@ def saved_of(
 
 
 def python_of(version: str) -> tuple[str, str, str]:
-    """What a dump made by a kernel of this version needs."""
+    """Return the Python version, implementation and machine that a dump made here requires."""
     return version, _IMPLEMENTATION, platform.machine()
 
 
 def unlike(version: str, saved: Saved) -> str:
-    """Why a kernel of this version may not load what was saved; empty where it may."""
+    """Return why a kernel of this Python version cannot load the save; empty where it can."""
     if not version or _minor(version) == _minor(saved.python[0]):
         return ""
     return f"they were saved by Python {_minor(saved.python[0])} and cannot be read by {version}"
 
 
 Judge: TypeAlias = "Callable[[Kernel], tuple[str, str]]"
-"""Says why a kernel may not load what was saved, and what is not as it was."""
+"""Returns why a kernel cannot load a save, and its packages that have changed; empty for none."""
 
 
 def judge_of(saved: Saved) -> Judge:
-    """Return what judges kernels by what they were saved in."""
+    """Return a function that compares kernels with the environment of the save."""
 
     def judge(kernel: Kernel) -> tuple[str, str]:
         environment = kernel.environment
@@ -428,7 +439,7 @@ def judge_of(saved: Saved) -> Judge:
 
 
 def changed(packages: Sequence[str], saved: Saved) -> str:
-    """Packages of the environment that are other versions than at the save, in words."""
+    """Return packages that have other versions than at the save, in words; up to 10."""
     then = dict(each.partition("==")[::2] for each in saved.environment)
     now = dict(each.partition("==")[::2] for each in packages)
     found = [
@@ -440,7 +451,7 @@ def changed(packages: Sequence[str], saved: Saved) -> str:
 
 
 def lost_with(saved: Saved, ran: Sequence[int]) -> str:
-    """A sentence on the cells that ran after the variables were saved; empty without any."""
+    """Return a sentence on the cells that ran after the save; empty without any."""
     since = [number for number in ran if number > saved.through]
     if not since:
         return ""
@@ -454,7 +465,7 @@ def lost_with(saved: Saved, ran: Sequence[int]) -> str:
 
 
 def moment(then: float, now: float) -> str:
-    """When something was, as a person says it: `today 17:40`, `yesterday 17:40`, `Friday 17:40`."""
+    """Return a local time in words: `today 17:40`, `yesterday 17:40`, `Friday 17:40`, or a date."""
     at, today = (datetime.fromtimestamp(each, timezone.utc).astimezone() for each in (then, now))
     days = (today.date() - at.date()).days
     day = {0: "today", 1: "yesterday"}.get(days, at.strftime("%A"))
@@ -492,7 +503,7 @@ def _minor(version: str) -> str:
 
 
 def _within(asked: Mapping[str, Any], own: Limits) -> Limits | None:
-    """Limits that a session had asked for, or None where the operator now permits less."""
+    """Return limits that a session had asked for; None where the operator now permits less."""
     try:
         wanted = Limits(**asked)
     except TypeError:
@@ -513,7 +524,7 @@ def _within(asked: Mapping[str, Any], own: Limits) -> Limits | None:
 
 
 def store_of(settings: Settings) -> SessionStore:
-    """The store of servers with these settings; it may not be there."""
+    """Return the store of servers with these settings; its folder may not exist."""
     persist = settings.persist or Persist(0, math.inf)
     state = settings.state_dir or default_base()
     return SessionStore(
@@ -522,7 +533,7 @@ def store_of(settings: Settings) -> SessionStore:
 
 
 def kept_in_words(keeping: Keeping | None, why: str) -> str:
-    """What is kept of sessions beyond the server's end, for `info`; `why` nothing is."""
+    """Return, for `info`, which sessions are persisted and how long; `why` where none are."""
     if keeping is None:
         return why
     size = format_bytes(keeping.store.most_bytes) if keeping.store.most_bytes else "no bound"
@@ -539,7 +550,10 @@ def keeping_of(
     sandbox: str,
     permits: Callable[[Sequence[str]], tuple[Requirement, ...]],
 ) -> tuple[Keeping | None, str]:
-    """What keeps the sessions of a server whose folder for state this is; or why nothing does."""
+    """Return the persistence of a server with the state folder `state`, and an empty reason.
+
+    Where nothing is persisted, return None and why.
+    """
     if settings.persist is None:
         return None, "off (--persist off)"
     by_principal = settings.http is not None

@@ -52,7 +52,7 @@ REMOVED = "The workspace folder of this session has been removed from outside"
 
 
 def restore(request: KernelRequest) -> list[str]:
-    """Make missing folders of a session again; a sentence for each. Raises OSError."""
+    """Create missing folders of a session, and return a sentence for each. Raises OSError."""
     lost = []
     if not request.workspace.exists():
         make_private(request.workspace)
@@ -67,7 +67,7 @@ def restore(request: KernelRequest) -> list[str]:
 
 
 class Overheard:
-    """Tells of code that other clients of an attached kernel have run, in one notice for all."""
+    """Reports code that other clients of an attached kernel have run, in one notice for all."""
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
@@ -76,7 +76,7 @@ class Overheard:
         self._last: deque[str] = deque(maxlen=SHOWN_OVERHEARD)
 
     def ran(self, code: str) -> None:
-        """Another client has run this."""
+        """Report code that another client has run."""
         if self._notice not in self._ledger.pending:
             self._count = 0
             self._last.clear()
@@ -91,15 +91,15 @@ class Overheard:
 
 
 DEATH_S = 5.0
-"""Seconds until a kernel that was killed has ended."""
+"""Longest wait, in seconds, for the end of a kernel that was killed."""
 WAKES = 2
-"""Kernels of one checkpoint that may die before they are ready, until it is given up."""
+"""Failed starts from one checkpoint after which it is given up."""
 NOT_ROLLED_BACK = "Files were not rolled back; programs that code had started have ended"
 MOST_RUNS = 12
 SHOWN_OVERHEARD = 5
 OVERHEARD_CHARS = 120
 MOST_READ = 10 * OVERHEARD_CHARS
-"""Characters of other clients' code that are looked at; some are not shown."""
+"""Characters of other clients' code that are searched for its first line."""
 FILES_KEPT = "files in the workspace are kept"
 SHOWN_NAMES = 50
 """Names of lost variables in a notice; the structured result has up to `losses.MOST_NAMES`."""
@@ -107,10 +107,10 @@ SHOWN_NAMES = 50
 
 @dataclass(frozen=True, slots=True)
 class Return:
-    """That a kernel went back to a checkpoint: as after cell `as_of`, 0 for before all.
+    """The return of a kernel to an earlier state: that after cell `as_of`, 0 for before all cells.
 
-    `undone` are the cells whose work is gone with it, `names` those that are defined no more,
-    `closed` files that libraries had open and that have changed since.
+    `undone` are the cells whose effects are gone with it, `names` the variables that no longer
+    exist, `closed` files that libraries had open and that have changed since.
     """
 
     as_of: int
@@ -119,7 +119,7 @@ class Return:
     closed: tuple[str, ...] = ()
 
     def words(self, killed: int | None = None) -> str:
-        """What stands, and what to run again, the `killed` cell with it."""
+        """Return which state the variables have and which cells to run again, `killed` included."""
         where = f"as after cell {self.as_of}" if self.as_of else "as before the first cell"
         again = [*self.undone, *([killed] if killed is not None else [])]
         text = f"Variables are {where}"
@@ -129,12 +129,12 @@ class Return:
         return f"{text}. {NOT_ROLLED_BACK}.{names}{closed_words(self.closed)}"
 
     def loss(self, cause: str) -> Loss | None:
-        """What cells that were to follow build on without having it; None for nothing."""
+        """Return the loss that waiting cells would run after; None if no cell was undone."""
         return Loss(cause, self.names, kept=True) if self.undone else None
 
 
 def closed_words(paths: Sequence[str]) -> str:
-    """That a library has files open no more, and what to do; empty for none."""
+    """Return a sentence on files that libraries no longer have open; empty for none."""
     if not paths:
         return ""
     why = "they have changed since or will change, and what had them open does not know of that"
@@ -142,7 +142,7 @@ def closed_words(paths: Sequence[str]) -> str:
 
 
 def cells_in_words(numbers: Sequence[int]) -> str:
-    """Numbers of cells, neighbours joined."""
+    """Return numbers of cells in words, neighbours joined to ranges."""
     runs: list[list[int]] = []
     for number in numbers:
         if runs and number == runs[-1][-1] + 1:
@@ -176,10 +176,10 @@ class KernelLifecycle:
         last_save: Callable[[], tuple[Sleep, int] | None] = lambda: None,
         on_return: Callable[[], None] = lambda: None,
     ) -> None:
-        """`on_death` is called when a kernel has died between cells that can come back.
+        """`on_death` is called when a kernel has died between cells and can be restored.
 
-        `on_return` is called when the variables are as they were before some cells. `last_save` is
-        what was saved of the kernel while it lived, and the last cell in that.
+        `on_return` is called when the variables went back to an earlier state. `last_save` returns
+        the last save of the kernel and the last cell in it; None for none.
         """
         self._last_save = last_save
         self._on_return = on_return
@@ -206,21 +206,21 @@ class KernelLifecycle:
 
     @property
     def sleep(self) -> Sleep | None:
-        """The saved state of a hibernated session."""
+        """The saved state of a hibernated session; None for others."""
         return self._hibernation.sleep
 
     @property
     def holds(self) -> bool:
-        """Whether there are variables of cells, in a kernel or saved."""
+        """True if there are variables of cells, in a kernel or saved."""
         return self.used or self.sleep is not None
 
     @property
     def state_as_of(self) -> int | None:
-        """The last cell whose work the variables hold; None when there are none."""
+        """The last cell whose effects the variables hold; None when there are none."""
         return self._worked[-1] if self.holds and self._worked else None
 
     def note_work(self, cell: int, seconds: float) -> None:
-        """The variables hold what this cell has done in that time."""
+        """Note that the variables hold the effects of a cell, which ran for so many seconds."""
         self._worked.append(cell)
         self.checkpoints.worked(seconds)
 
@@ -240,7 +240,7 @@ class KernelLifecycle:
         cell.notice(text)
 
     def lost_state(self, cause: str) -> Loss:
-        """The variables that an end now, because of `cause`, would lose."""
+        """Return the variables that would be lost if the session ended now, because of `cause`."""
         if self.sleep is not None:
             untold = self.sleep.gone if self._asleep in self.ledger.pending else ()
             return Loss.of(cause, dict.fromkeys((*untold, *self.sleep.names)))
@@ -264,13 +264,13 @@ class KernelLifecycle:
                 self._miss(self.kernel)
 
     def watch_in(self, tasks: anyio.abc.TaskGroup) -> None:
-        """Wait in this task group for the death of each kernel."""
+        """Watch each kernel for its death, in this task group."""
         self._tasks = tasks
         if self.kernel is not None:
             tasks.start_soon(self._watch, self.kernel)
 
     async def ensure(self, progress: ProgressCallback = silence) -> Kernel:
-        """The live kernel, a fresh one, or one with the saved variables.
+        """Return the live kernel, or start one, which loads the variables if some were saved.
 
         Raises KernelMcpError; a hibernated session then stays hibernated.
         """
@@ -306,7 +306,7 @@ class KernelLifecycle:
                 await kernel.aclose()
 
     async def start_fresh(self) -> Kernel:
-        """A second kernel, to replace the live one or the saved variables.
+        """Start a second kernel, to replace the live one or the saved variables.
 
         Raises KernelMcpError; nothing has changed then.
         """
@@ -372,7 +372,7 @@ class KernelLifecycle:
         return True
 
     async def _prepare(self, sleep: Sleep, *, forced: bool, saved: Sleep | None) -> Sleep:
-        """Save the variables; forced, what was saved last has to do for a kernel that is lost."""
+        """Save the variables; if `forced`, use a checkpoint or the last save of a lost kernel."""
         kernel = self.kernel if self.used else None
         if kernel is None:
             return sleep
@@ -395,9 +395,9 @@ class KernelLifecycle:
             return self.sleep
 
     def continue_from(self, sleep: Sleep, cell: int | None) -> None:
-        """Have the next kernel load what an earlier one has left, with a notice of that.
+        """Let the next kernel load an earlier save, `sleep`, and add a notice of it.
 
-        `cell` is the last one whose work the variables hold.
+        `cell` is the last one whose effects the variables hold; None for none.
         """
         self._hibernation.sleep = sleep
         self._worked = [] if cell is None else [cell]
@@ -405,7 +405,7 @@ class KernelLifecycle:
         self._asleep = self._tell_sleep(sleep)
 
     async def unless_needed(self, work: Callable[[], Awaitable[T]]) -> T | None:
-        """The result of `work` with the idle kernel; None when `cancel_hibernation` came before."""
+        """Return the result of `work`; None if `cancel_hibernation` was called before its end."""
         with self.giving_way():
             return await work()
         return None
@@ -431,7 +431,10 @@ class KernelLifecycle:
         return self.ledger.add(f"{text}.{lost_names(loss)}", loss)
 
     async def note_death(self) -> None:
-        """Have a kernel that died between cells come back, or drop it; with a notice."""
+        """Restore a kernel that died between cells, or drop it, and add a notice.
+
+        It is restored from a checkpoint, else from the last save. Does nothing for a live kernel.
+        """
         kernel = self.kernel
         if kernel is None or kernel.exit is None:
             return
@@ -445,7 +448,10 @@ class KernelLifecycle:
         await self.drop()
 
     async def checkpoint_ahead(self, cell: Cell) -> None:
-        """Make a copy before a cell where one is wanted; the cell is told if there can be none."""
+        """Make a checkpoint before a cell where one is wanted.
+
+        If one was asked for and none can be made, that is a notice of the cell.
+        """
         self.checkpoints.stir()
         if cell.ahead is Ahead.NO:
             if self.checkpoints.owed:
@@ -460,9 +466,9 @@ class KernelLifecycle:
             cell.notice(f"No checkpoint was made before this cell: {error}")
 
     async def checkpoint(self, when: Callable[[Kernel, int], Awaitable[object]]) -> None:
-        """Have a method of `checkpoints` make a copy of the kernel if it holds variables of cells.
+        """Call `when`, a method of `checkpoints` that may copy the kernel, if that is alive.
 
-        Raises LaunchError where that does.
+        A checkpoint that it makes is recorded in the journal. Raises LaunchError where `when` does.
         """
         kernel = self.kernel
         if kernel is None or kernel.exit is not None:
@@ -479,16 +485,19 @@ class KernelLifecycle:
             self._miss(kernel)
 
     def holds_cell(self, number: int) -> bool:
-        """Whether the variables hold the work of a cell."""
+        """Return True if the variables hold the effects of a cell."""
         return self.holds and number in self._worked
 
     @property
     def cells_held(self) -> list[int]:
-        """The cells whose work the variables hold."""
+        """The cells whose effects the variables hold, in order."""
         return list(self._worked)
 
     def begin_as_branch(self, kernel: Kernel, checkpoint: Checkpoint, folder: str) -> None:
-        """Have a kernel that goes on from a checkpoint of another session, with a folder."""
+        """Take over a kernel that was restored from another session's `checkpoint`.
+
+        `folder` is the branch's own, relative to the workspace.
+        """
         self.kernel, self.used = kernel, True
         self.checkpoints.share(checkpoint, 0)
         self._begun, self._folder = checkpoint, folder
@@ -496,14 +505,17 @@ class KernelLifecycle:
             self.ledger.add(words.strip(), None)
 
     def give_away(self) -> None:
-        """Another session goes on with the kernel."""
+        """Give up the kernel, which another session takes over."""
         assert self.kernel is not None
         self.checkpoints.drop_all(self.kernel)
         self.kernel, self.used = None, False
         self._worked.clear()
 
     async def go_on_with(self, kernel: Kernel, worked: Sequence[int]) -> list[int]:
-        """Use a branch's kernel from now on; cells not in `worked` that are gone with that."""
+        """Use a branch's kernel from now on, and return the cells that this undoes.
+
+        `worked` are the cells whose effects the branch began with.
+        """
         gone = [cell for cell in self._worked if cell not in worked]
         await self.drop()
         if self.sleep is not None:
@@ -519,9 +531,9 @@ class KernelLifecycle:
         return gone
 
     async def undo(self, cells: int) -> Return:
-        """Go back to before the last `cells` cells, or further if there is no checkpoint of then.
+        """Go back to before the last `cells` cells, or further to the next earlier checkpoint.
 
-        Raises UndoError, and LaunchError when the variables were lost over it.
+        Raises UndoError, and LaunchError when the variables were lost in the attempt.
         """
         self.checkpoints.stir()
         await self.note_death()
@@ -564,9 +576,9 @@ class KernelLifecycle:
         return back
 
     async def revive(self, not_after: int | None = None) -> Return | None:
-        """Go on from the newest checkpoint of a dead kernel; None where that cannot be.
+        """Restore a dead kernel from its newest checkpoint; return None where none can be used.
 
-        The state of no cell after `not_after` comes back, if that is given.
+        With `not_after` it is the newest one without effects of cells after that.
         """
         kernel, known = self.kernel, self.checkpoints
         if kernel is None or kernel.exit is None or kernel.handle.enclosure is None:
@@ -600,7 +612,10 @@ class KernelLifecycle:
         return Return(as_of, undone, tuple(gone), fresh.closed_files)
 
     async def fall_back(self) -> Return | None:
-        """Have the next kernel load what was saved last of a dead one; None where nothing was."""
+        """Drop a dead kernel, and let the next one load its last save.
+
+        Returns None, and drops nothing, where there is no save or its file is damaged.
+        """
         found = self._saved()
         if found is None or self.kernel is None:
             return None
@@ -615,7 +630,7 @@ class KernelLifecycle:
         return Return(as_of, undone, tuple(gone))
 
     def _saved(self) -> tuple[Sleep, int] | None:
-        """What was saved last, and the cell that it is as of, unless that was undone since."""
+        """Return the last save and the last cell in it; None if that was undone, or none exists."""
         found = self._last_save() if self.used else None
         return found if found is not None and found[1] in self._worked else None
 
@@ -634,7 +649,7 @@ class KernelLifecycle:
         self.used = False
 
     def _tell_sleep(self, sleep: Sleep) -> Notice:
-        """Add a notice of what hibernation lost, or of what continues."""
+        """Add a notice of a hibernated or persisted session, with the loss if there is one."""
         loss: Loss | None
         if sleep.failure:
             loss = self.lost_state(f"the session was hibernated, and {sleep.failure}")
@@ -677,7 +692,10 @@ class KernelLifecycle:
     async def _bring_back_some(
         self, sleep: Sleep, failure: str, progress: ProgressCallback
     ) -> tuple[Kernel, Waking]:
-        """A kernel with what does not end kernels, or with nothing because of `failure`."""
+        """Start a kernel with the variables that do not end it, or with none.
+
+        `failure` is the reason of the last attempt, which is reported where none are loaded.
+        """
         deadly: dict[str, str] | None = None
         with suppress(HibernationError):
             deadly = await self._hibernation.deadly()
@@ -742,7 +760,7 @@ class KernelLifecycle:
 
 
 def lost_names(loss: Loss) -> str:
-    """A sentence with up to `SHOWN_NAMES` names; empty without names."""
+    """Return a sentence with up to `SHOWN_NAMES` names; empty without names."""
     if not loss.names:
         return ""
     more = loss.more + max(0, len(loss.names) - SHOWN_NAMES)
@@ -751,7 +769,11 @@ def lost_names(loss: Loss) -> str:
 
 
 def _loss_of(waking: Waking, known: Loss | None) -> Loss | None:
-    """What hibernation lost; `known` is the loss of the notice from its beginning."""
+    """Return the loss of a restored session; None where nothing is lost.
+
+    `known` is the loss that was reported when it hibernated, whose names are used where `waking`
+    has none.
+    """
     if waking.loss is None:
         return None
     if known is not None and not waking.lost:

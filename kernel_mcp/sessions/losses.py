@@ -25,12 +25,12 @@ MOST_RECENT = 32
 
 
 class Receipt(Protocol):
-    """Whether one answer was delivered."""
+    """A delivery receipt of one answer."""
 
     def then(
         self, delivered: Callable[[], object], revoked: Callable[[], object] | None = None
     ) -> None:
-        """Call `delivered` once the answer was written, `revoked` when the client had cancelled."""
+        """Call `delivered` once the answer was written, `revoked` if the client had cancelled."""
 
 
 class Unread:
@@ -73,7 +73,7 @@ class Awaited:
 
     @property
     def revocable(self) -> bool:
-        """Whether `revoke` would do anything."""
+        """True if `revoke` would call anything."""
         return bool(self._revoked)
 
     def revoke(self) -> None:
@@ -82,7 +82,7 @@ class Awaited:
             call()
 
     def lose(self) -> None:
-        """Revoke what there is and what comes: nobody waits for the answer any more."""
+        """Call the `revoked` callbacks, now and when added later: the client has hung up."""
         self._delivered, self._lost = [], True
         self.revoke()
 
@@ -95,7 +95,7 @@ class Outbox:
         self._recent: OrderedDict[str, Awaited] = OrderedDict()
 
     def expect(self, request: RequestId | None) -> Receipt:
-        """A new receipt for the answer to `request`."""
+        """Return a new receipt for the answer to `request`; without an id it is never confirmed."""
         receipt = Awaited()
         if request is not None:
             self._open[str(request)] = receipt
@@ -126,7 +126,7 @@ class Outbox:
             self._recent.popitem(last=False)
 
     def lost(self, request: RequestId | None) -> None:
-        """The client hung up before the answer to `request` was written."""
+        """Note that the client hung up before the answer to `request` was written."""
         receipt = self._open.pop(str(request), None)
         if receipt is not None:
             receipt.lose()
@@ -150,7 +150,7 @@ MOST_LOSSES = 8
 class Loss:
     """Lost variables: the cause, known names, and in `more` the count of further ones.
 
-    With `kept` the others are there, as they were at a checkpoint.
+    With `kept` the other variables exist, as they were at an earlier state.
     """
 
     cause: str
@@ -160,13 +160,13 @@ class Loss:
 
     @classmethod
     def of(cls, cause: str, names: Iterable[str], more: int = 0) -> Loss:
-        """A loss with at most `MOST_NAMES` names."""
+        """Return a loss with at most `MOST_NAMES` names; further ones are counted."""
         known = tuple(names)
         return cls(cause, known[:MOST_NAMES], more + max(0, len(known) - MOST_NAMES))
 
 
 def together(losses: Iterable[Loss | None]) -> Loss | None:
-    """One loss with the cause of the last and the names of all; None for none."""
+    """Return one loss with the cause of the last and the names of all; None for none."""
     found = [each for each in losses if each is not None]
     if not found:
         return None
@@ -197,14 +197,14 @@ class Ledger:
 
     @property
     def pending(self) -> tuple[Notice, ...]:
-        """Notices in no delivered answer, oldest first."""
+        """Notices that no delivered answer has carried, oldest first."""
         if not self._forgotten:
             return tuple(self._pending)
         text = f"{self._forgotten} earlier notices of this session were never delivered"
         return (Notice(0, text), *self._pending)
 
     def with_pending(self, loss: Loss) -> Loss:
-        """`loss` with the names of all pending losses before it."""
+        """Return `loss` with the names of all pending losses before it."""
         losses = [*(notice.loss for notice in self._pending if notice.loss is not None), loss]
         names = dict.fromkeys(name for each in losses for name in each.names)
         return Loss.of(loss.cause, names, sum(each.more for each in losses))
@@ -222,17 +222,17 @@ class Ledger:
         return notice
 
     def place(self, since: int) -> list[Notice]:
-        """The losses that a cell which begins now runs after.
+        """Return the losses that the answer to a cell which begins now has to name.
 
-        Those after which no cell has run and which their own cell has not reported, and all since
-        the notice `since`, the last one when the cell was submitted.
+        These are losses after which no cell has run and which their own cell has not reported, and
+        all after notice `since`, which was the last one when the cell was submitted.
         """
         first = min(since, max(self._placed, self._settled))
         self._placed = self.number
         return [notice for notice in self._losses if notice.number > first]
 
     def losses_after(self, number: int) -> list[Notice]:
-        """The losses since the notice `number`, in whatever answers they were."""
+        """Return the losses after notice `number`, whether they were delivered or not."""
         return [notice for notice in self._losses if notice.number > number]
 
     def told(self, notices: Iterable[Notice]) -> None:
@@ -252,7 +252,7 @@ class Ledger:
         self._pending = sorted([*self._pending, *back], key=lambda notice: notice.number)
 
     def told_by_its_cell(self, notice: Notice) -> None:
-        """Keep cells submitted from now on from reporting a loss that its own cell reported."""
+        """Note that the cell which caused a loss reported it: later cells need not."""
         self._settled = max(self._settled, notice.number)
 
     def withdraw(self, notice: Notice | None) -> None:
@@ -261,9 +261,9 @@ class Ledger:
         self._losses = [each for each in self._losses if each is not notice]
 
     def replaced(self, by: Ledger, name: str) -> None:
-        """Other variables take the place of these: what `by` has to tell of them, not of its own.
+        """Drop pending losses and take over the notices of `by`, whose variables are used now.
 
-        `name` is whose they were.
+        `name` says whose they were; each notice begins with it.
         """
         self._pending = [each for each in self._pending if each.loss is None]
         self.forgive()
@@ -272,7 +272,7 @@ class Ledger:
             self.add(f"Of {name}: {notice.text}", notice.loss)
 
     def forgive(self) -> None:
-        """Keep later cells from running after the losses so far, which were asked for."""
+        """Note that the losses so far were asked for: later cells need not report them."""
         self._placed = self.number
 
 
@@ -284,15 +284,15 @@ class Reply:
         self.lead = ""
         """The first words of the answer, if it has any."""
         self.remarks: list[str] = []
-        """What the answer says besides, of the caller and not of the session."""
+        """Further sentences of the answer, on the caller and not on the session."""
         self._carried: list[Notice] = []
 
     def carry(self, ledger: Ledger, notices: Sequence[Notice]) -> None:
-        """Add `notices`; they count as told when this answer is delivered."""
+        """Add `notices`, which count as delivered once this answer is."""
         if notices:
             self._carried += notices
             self.receipt.then(lambda: ledger.told(notices), lambda: ledger.untold(notices))
 
     def carries(self, notice: Notice) -> bool:
-        """Whether this answer carries `notice`."""
+        """Return True if this answer carries `notice`."""
         return notice in self._carried

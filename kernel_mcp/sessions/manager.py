@@ -60,12 +60,12 @@ if TYPE_CHECKING:
     from packaging.requirements import Requirement
 
 AT_WORK = 1
-"""Calls of one of several principals for which the server itself computes at a time."""
+"""Calls of one principal, of several, that may use the server's own processor time at once."""
 JUST_NOW_S = 0.5
-"""In which what code has done on the disk is heard of, on a busy machine too."""
+"""Upper bound on the delay of file-system events, in seconds, on a busy machine too."""
 CLOSE_TIMEOUT_S = 2.0
 NAME = re.compile(r"(?!\.+$)[A-Za-z0-9._-]{1,64}")
-"""What a session can be called; `--workspace` may have a folder of that name."""
+"""Names that a session can have; `--workspace` may have a folder of that name."""
 HANDLE = re.compile(r"s-[A-Za-z0-9_-]{12}(\.[a-z0-9-]{1,32})?")
 """Handles of a fleet end with the name of a node."""
 LEAD = '[session {0}: pass session="{0}" to keep using these variables]'
@@ -75,7 +75,7 @@ SHARED = (
 )
 _GAVE_WAY = "was closed, as you asked for what was kept under its name"
 MOST_CLIENTS = 50
-"""Clients of a default session that are told apart; those that were longest away are forgotten."""
+"""Clients of a default session that are distinguished; the least recent are forgotten."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,9 +83,9 @@ class Caller:
     """Who is calling: the owner of sessions, and where their default session is looked up.
 
     `default` is empty when this caller has no default session, as over HTTP without a session id.
-    `known` is false for one whom nothing tells from others, who is given a handle to pass on.
-    `client` tells clients of one principal apart, as far as that is known. `request` is the id of
-    the request of HTTP. `reply` is the answer that the call will have.
+    `known` is False for one who cannot be distinguished from others, and gets a handle to pass on.
+    `client` identifies a client among those of its principal, empty if unknown. `request` is the id
+    of the HTTP request. `reply` is the answer that the call will have.
     """
 
     principal: str = LOCAL
@@ -98,7 +98,7 @@ class Caller:
 
 
 def ago(seconds: float) -> str:
-    """How long ago something was, in words."""
+    """Return a duration in words, such as `5 min ago`."""
     if seconds < 60:
         return "less than a minute ago"
     unit, count = ("min", seconds / 60) if seconds < 3600 else ("h", seconds / 3600)
@@ -129,11 +129,11 @@ class SessionManager:
         roll: Roll | None = None,
         others: Others | None = None,
     ) -> None:
-        """Without a `capacity` only the settings bound how many sessions there may be.
+        """Without a `capacity` only the settings limit how many sessions there are.
 
-        Without `keeping` no session outlives the server. `everyone` has the sessions of other
-        managers of the server, too. `roll` gives out handles. `others` are servers that count as
-        one with this one where a principal has quotas.
+        Without `keeping` no session outlives the server. `everyone` returns the sessions of all
+        managers of the server. `roll` makes handles. `others` are the servers that share the quotas
+        of principals with this one.
         """
         self._roll = roll or OwnRoll()
         self._settings = settings
@@ -146,18 +146,18 @@ class SessionManager:
         self._cell_turns = turns or Turns()
         self._preparation = preparation
         self._resting: WeakValueDictionary[str, Resting] = WeakValueDictionary()
-        """Sessions at rest that have copies, by principal."""
+        """Idle sessions that have checkpoints, by principal."""
         self._keeping = keeping
         self._audit = audit or Audit()
         self._saver = Saver(clock, lambda: keeping.store.make_room() if keeping else None)
         self._sessions: dict[str, Session] = {}
         self._defaults: dict[tuple[str, str], str] = {}
         self._held: dict[str, ExitStack] = {}
-        """What keeps the workspaces of sessions for them, by handle."""
+        """Locks on workspaces and persisted entries, by the handle of the session that has them."""
         self._ends = Ends()
         self._records = ClosedRecords(folders.records, clock, self._spawn)
         self._dismissed: set[str] = set()
-        """Principals whose sessions are in another manager now."""
+        """Principals whose sessions belong to another manager now."""
         self._shares: WeakValueDictionary[str, DiskShare] = WeakValueDictionary()
         self._default_locks: WeakValueDictionary[str, anyio.Lock] = WeakValueDictionary()
         self._turns: WeakValueDictionary[str, anyio.CapacityLimiter] = WeakValueDictionary()
@@ -175,7 +175,7 @@ class SessionManager:
             principals=self.principals,
         )
         self._opening = 0
-        """Calls that are to open a session."""
+        """Number of calls that are opening a session."""
         self._tasks: anyio.abc.TaskGroup | None = None
 
     @asynccontextmanager
@@ -218,13 +218,13 @@ class SessionManager:
         return list(self._sessions.values())
 
     def _busy(self) -> float:
-        """Sessions that run cells or begin, for each processor."""
+        """Return the sessions that run cells, start or are opened, per processor."""
         there = sum(each.state == "busy" or each.starting for each in self._sessions.values())
         return (self._opening + there) / PROCESSORS
 
     @property
     def at_work(self) -> list[Session]:
-        """Those in which code runs, or did `JUST_NOW_S` ago."""
+        """Sessions in which code runs, or ran less than `JUST_NOW_S` seconds ago."""
         last = self._clock() - JUST_NOW_S
         return [each for each in self.sessions if each.state == "busy" or each.last_ran > last]
 
@@ -234,7 +234,7 @@ class SessionManager:
             session.ledger.add(text)
 
     def _share_of(self, principal: str) -> DiskShare:
-        """What the workspaces of a principal may hold together."""
+        """Return the disk quota that the workspaces of a principal share."""
 
         def workspaces() -> list[Workspace]:
             own = (each for each in self.sessions if each.owner == principal)
@@ -247,18 +247,18 @@ class SessionManager:
         return found
 
     def _disk_of(self, principal: str) -> int:
-        """What the workspaces of a principal may hold here, 0 for any number of bytes."""
+        """Return the bytes that a principal's workspaces may hold on this server; 0 is no limit."""
         most = self.principals.quotas(principal).disk
         return max(1, most - self.principals.others.use(principal).disk) if most else 0
 
     def uses(self) -> dict[str, Use]:
-        """What principals have here whose quotas hold for all servers together."""
+        """Return the use, on this server, of principals whose quotas span all servers."""
         owners = {each.owner for each in self._sessions.values()} | self.quota.awaited
         shared = self.principals.shared
         return {each: self.quota.use(each) for each in owners if shared(each) != Quotas()}
 
     def turns(self, caller: Caller) -> anyio.CapacityLimiter:
-        """Held by calls for which the server itself computes: those of one principal take turns."""
+        """Return the limiter for calls that use the server's processor time, by principal."""
         most = AT_WORK if self.principals.several else sys.maxsize
         return self._turns.setdefault(caller.principal, anyio.CapacityLimiter(most))
 
@@ -294,13 +294,12 @@ class SessionManager:
         attach: str = "",
         handle: str = "",
     ) -> Session:
-        """Open a session, for which the longest idle one may have to hibernate.
+        """Open a session; the longest idle one may be hibernated for it.
 
-        With a `handle` it is one that has had that already.
-        `limits`, `timeout_s` and `network` are those of the settings where it has none of its own.
-        What was kept of an earlier one comes back, unless it is to be `fresh`; with `resume` also
-        where more is open now: the session that began in its place ends. One that is to `attach`
-        to a kernel outlives no server, and is never the default one.
+        A `handle` is given to a session that had it before. Empty or None `limits`, `timeout_s` and
+        `network` are those of the settings. Persisted state is restored unless `fresh`; with
+        `resume` even if more is granted now, and the session that began in its place is closed. A
+        session that is to `attach` to a kernel is not persisted, and is never the default one.
 
         Raises SessionLimitReached, and InputError for a `name` that is taken or none.
         """
@@ -335,7 +334,7 @@ class SessionManager:
 
     @asynccontextmanager
     async def _entered(self, caller: Caller, ask: Ask, handle: str) -> AsyncIterator[str]:
-        """The handle of a session that is opened in this block, which it loses where it is not."""
+        """Yield the handle of a session to be opened in this block; it is removed on failure."""
         if handle:
             yield handle
             return
@@ -351,7 +350,7 @@ class SessionManager:
     async def _create(
         self, caller: Caller, ask: Ask, request: KernelRequest, timeout_s: float
     ) -> Session:
-        """Open a session that asks for this, with a workspace and what was kept of it."""
+        """Open the requested session, with its workspace and persisted state."""
         handle = request.session
         with ExitStack() as undo:
             claim = UNKEPT
@@ -387,7 +386,7 @@ class SessionManager:
 
     @asynccontextmanager
     async def _being_opened(self) -> AsyncIterator[None]:
-        """Inside this block a session is about to be there."""
+        """Count a session that is opened inside this block."""
         self._opening += 1
         try:
             yield
@@ -396,9 +395,10 @@ class SessionManager:
 
     @asynccontextmanager
     async def _way(self, caller: Caller, ask: Ask) -> AsyncIterator[Ask]:
-        """What is to be opened, once what began in its place has ended.
+        """Close the session that began in place of the requested one, and yield the request.
 
-        What is kept as `DEFAULT_NAME` is the default session. Raises InputError.
+        A request for the name of the default session is one for that. Raises InputError where the
+        session exists and its state was not held back.
         """
         ask.check()
         if ask.default or not self._is_default(caller, ask.name):
@@ -419,7 +419,10 @@ class SessionManager:
             yield replace(ask, name="", default=True)
 
     def _succeed(self, caller: Caller, session: Session, *, default: bool) -> None:
-        """Have a session be found as the default one or by its name, and tell of the one before."""
+        """Register a session as the default one or by its name.
+
+        If an earlier one had that place, and its end was not reported, a notice says so.
+        """
         owner, name, ended = caller.principal, session.name, None
         if default:
             which, new = "default session", "default session"
@@ -435,13 +438,16 @@ class SessionManager:
             session.ledger.add(text, ended.loss)
 
     def _is_default(self, caller: Caller, name: str) -> bool:
-        """Whether what is kept under this name is the caller's default session."""
+        """Return True if this name is that of the caller's default session in the store."""
         if name != DEFAULT_NAME or self._keeping is None or not caller.default:
             return False
         return self._keeping.key(caller.principal, "", default=True) is not None
 
     async def _claim(self, caller: Caller, ask: Ask, handle: str, undo: ExitStack) -> Claim:
-        """What was kept of a session, which `undo` lets go of."""
+        """Return the persisted state of a session; `undo` releases it.
+
+        A failure is reported by the `note` of the result.
+        """
         keeping = self._keeping
         key = None
         if keeping is not None and ask.name != SCRIPT:
@@ -525,15 +531,16 @@ class SessionManager:
         return session
 
     def _shelf(self, handle: str) -> Shelf:
-        """Where a session is saved that is not kept."""
+        """Return the place for the saves of a session that is not persisted."""
         most = self._settings.hibernate_bytes
         folder = SaveFolder(self._folders.save_of(handle), most)
         return Shelf(folder, asleep_bytes=most, masks=self._masks)
 
     async def branch(self, session: Session, count: int) -> list[tuple[Session, str]]:
-        """Sessions that go on from this moment of another, with a folder for each of them alone.
+        """Open `count` sessions that continue from the current state of another.
 
-        Raises InputError, BranchError, SessionLimitReached.
+        Returns each with its own folder, relative to the workspace. Raises InputError, BranchError,
+        SessionLimitReached.
         """
         if not 1 <= count <= branches.MOST:
             raise InputError(f"n={count} is not usable: pass 1 to {branches.MOST} branches.")
@@ -554,7 +561,7 @@ class SessionManager:
         return made
 
     async def _tell_of_branches(self, family: branches.Family[Session]) -> None:
-        """Have a later server know whether there were branches that it has not."""
+        """Note in the store whether a family has branches, for a later server without them."""
         for each in (*family.members, *family.ended):
             there = len(family.members) > 1
             if each.kept is not None and each.kept.entry.branched != there:
@@ -562,7 +569,7 @@ class SessionManager:
                     await surely(partial(each.kept.entry.branch, there))
 
     async def _remove_folder(self, session: Session, folder: str) -> None:
-        """Remove what a branch had for itself."""
+        """Remove a branch's own folder."""
         with Barrier("removing a branch's folder", session.handle):
             await surely(partial(session.workspace.remove_folder, folder))
 
@@ -603,10 +610,10 @@ class SessionManager:
         return session
 
     async def adopt(self, branch: Session) -> tuple[Session, list[int]]:
-        """Make a branch the session that it came of, and close the others; that, and its cells
-        which are gone.
+        """Replace the session that a branch was made from by the branch, and close the others.
 
-        Raises BranchError.
+        Returns that session and its cells that were undone. If it has ended, the branch takes its
+        place. Raises BranchError.
         """
         family = branch.family
         root = family.root
@@ -648,7 +655,7 @@ class SessionManager:
         return root, gone
 
     async def _continue(self, session: Session, kept: Kept, claim: Claim) -> None:
-        """Give a session what was kept of it."""
+        """Restore the cells of a persisted session, and let its next kernel load the variables."""
         past, note = claim.past, claim.note
         if past is not None:
             with Barrier("bringing back a kept session", session.handle) as barrier:
@@ -666,9 +673,9 @@ class SessionManager:
             session.ledger.add(note, claim.loss)
 
     def _check_name(self, caller: Caller, name: str, *, but_held_back: bool = False) -> None:
-        """Raise InputError for a name that no further session of this caller can have.
+        """Raise InputError for a name that is malformed, or that of a session of this caller.
 
-        With `but_held_back` it can have that of a session whose past was held back.
+        With `but_held_back` that session's name is allowed if its persisted state was held back.
         """
         if name in ("", SCRIPT):
             return
@@ -691,15 +698,17 @@ class SessionManager:
         return next((each for each in found if not each.closing.is_set()), None)
 
     def _own(self, caller: Caller, session: str) -> Session | None:
-        """The caller's session of this handle or name."""
+        """Return the caller's session of this handle or name; None without one."""
         found = self._sessions.get(session)
         own = found is not None and found.owner == caller.principal
         return found if own else self._named(caller, session)
 
     async def resolve(self, caller: Caller, session: str) -> Session:
-        """The caller's session of this handle or name; `""` is its default one, made if missing.
+        """Return the caller's session of this handle or name; `""` is the default one.
 
-        Raises SessionNotFound with one text for unknown, foreign and expired ones.
+        The default session, and a persisted one of this name, are opened if missing. Raises
+        SessionGone for one whose end its owner has not heard of, and SessionNotFound with one text
+        for unknown, foreign and expired ones.
         """
         if session and not self._is_default(caller, session):
             if (found := self._own(caller, session)) is not None:
@@ -736,11 +745,11 @@ class SessionManager:
         return default
 
     def _lock_of(self, principal: str) -> anyio.Lock:
-        """Held while a default session is opened: others do not wait for that of a principal."""
+        """Return the lock that is held while a default session of a principal is opened."""
         return self._default_locks.setdefault(principal, anyio.Lock())
 
     def _note_client(self, caller: Caller, session: Session) -> None:
-        """Tell a client, once, that another one of its principal has used this session."""
+        """Tell a client, at its first call, that another one of its principal used the session."""
         if not caller.client:
             return
         now, known = self._clock(), self._clients.setdefault(session.handle, OrderedDict())
@@ -757,9 +766,9 @@ class SessionManager:
         self._dismissed.discard(principal)
 
     def dismiss(self, principal: str) -> None:
-        """End the sessions of a principal whose doors are others now; what is kept stays.
+        """Close the sessions of a principal whose grants have changed; persisted state stays.
 
-        Those that are being opened end with them.
+        Sessions that are being opened are closed too.
         """
         self._dismissed.add(principal)
         for session in [each for each in self.sessions if each.owner == principal]:
@@ -767,17 +776,17 @@ class SessionManager:
             session.close()
 
     def forget_default(self, principal: str, default: str) -> None:
-        """Have no call find a default session there any more; it is open, and has its handle."""
+        """Forget which session is a default one; it stays open and is found by its handle."""
         self._defaults.pop((principal, default), None)
 
     def find(self, caller: Caller, session: str) -> Session | None:
-        """The session that `resolve` would find, if there is one."""
+        """Return the open session that `resolve` would return; None without one."""
         if not session or self._is_default(caller, session):
             session = self._defaults.get((caller.principal, caller.default), "")
         return self._own(caller, session) if session else None
 
     async def retire(self, session: Session) -> None:
-        """Hibernate an idle session, or end it where hibernated sessions are not kept."""
+        """Hibernate an idle session, or close it where hibernation is off."""
         if self._settings.hibernate_sessions:
             await self.quota.hibernate(session)
         else:
@@ -798,7 +807,7 @@ class SessionManager:
         return f"{ended.why}: its variables{files} are gone.{lost_names(ended.loss)}"
 
     async def cells_of(self, caller: Caller, handle: str) -> tuple[str, History]:
-        """Handle and cells of a session, or of a closed one whose record is kept.
+        """Return handle and cells of a session, or of a closed one whose record is kept.
 
         Raises SessionNotFound.
         """
@@ -811,9 +820,10 @@ class SessionManager:
     async def close(
         self, session: Session, why: str = "was closed", *, keep_record: bool = False
     ) -> None:
-        """End a session with its kernel and, unless they are kept, its files.
+        """End a session with its kernel and persisted state and, unless those are kept, its files.
 
-        With `keep_record` its cells can be read for `records.KEPT_S`.
+        `why` is reported to its owner. With `keep_record` its cells can be read for
+        `history.KEPT_S` seconds. Waits for the end for at most `CLOSE_TIMEOUT_S` seconds.
         """
         session.keep_record = session.keep_record or keep_record
         session.forgotten = True
@@ -827,14 +837,14 @@ class SessionManager:
         self._tasks.start_soon(work)
 
     async def _drop(self, session: Session) -> None:
-        """End an idle session that its owner has not asked to end."""
+        """Close a session to make room for others; its owner is told why at the next call."""
         why = "had been idle for long, has expired and was ended: this server keeps only so many"
         if session.state == "hibernated":
             why = "had been hibernated, has expired and was dropped: this server keeps only so many"
         await self.close(session, why)
 
     def _remember(self, session: Session, why: str) -> None:
-        """Keep the end of a session for its owner's next call."""
+        """Record the end of a session, with what it lost, for its owner's next call."""
         if session.handle in self._sessions:
             loss = session.lost_state(f"it {why}")
             self._ends.add(Ended(session.owner, session.handle, session.name, why, loss))
@@ -862,7 +872,10 @@ class SessionManager:
             session.ended.set()
 
     async def _put_away(self, session: Session) -> None:
-        """Remove a session's files; cells of a script stay readable for a time."""
+        """Remove the files of a session that has ended, or release its persisted entry.
+
+        With `keep_record` its cells stay readable for a time.
+        """
         if (kept := session.kept) is not None:
             with Barrier("putting a kept session away", session.handle):
                 await session.stop_saving()

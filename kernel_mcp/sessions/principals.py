@@ -1,7 +1,7 @@
-"""What each principal may have, what it has, and what is taken from it when that is too much.
+"""Quotas of principals: their bounds, their current use, and what is ended beyond them.
 
 Limits of one kernel are in `limits`; here are those of all kernels of one principal together, and
-its part of the processors.
+its share of the processors.
 """
 
 from __future__ import annotations
@@ -24,21 +24,22 @@ from kernel_mcp.sessions.session import Session
 logger = logging.getLogger(__name__)
 
 CHECK_S = 0.25
-"""Seconds between looks at principals whose code runs."""
+"""Seconds between comparisons of principals with their quotas while code of any runs."""
 REST_S = 1.0
-"""The same for the others."""
+"""The same while no code runs."""
 MOST_KNOWN = 10_000
 
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """What one principal has of what quotas bound.
+    """The use that one principal makes of its quotas.
 
-    sessions   with a kernel, a session with its branches being one
-    asleep     hibernated ones
-    cells      that run or wait
+    sessions   sessions with a kernel; one with its branches counts once
+    asleep     hibernated sessions
+    cells      cells that run or wait
     computing  kernels that compute
-    memory     bytes of all kernels, `largest` of which the one has that would be stopped
+    memory     bytes of all kernels
+    largest    bytes of the kernel that would be stopped for a lack of memory
     disk       bytes of all workspaces and added packages
     """
 
@@ -51,7 +52,7 @@ class Use:
     disk: int = 0
 
     def __add__(self, other: Use) -> Use:
-        """What both are together."""
+        """Return the sum of both; `largest` is the larger one."""
         return Use(
             **{
                 each.name: (max if each.name == "largest" else _sum)(
@@ -70,40 +71,43 @@ NOTHING = Use()
 
 
 class Others:
-    """What principals have on other servers that count as one with this one: here, there is none.
+    """The use of quotas on other servers that share them with this one; here there are none.
 
-    `kind` is "sessions" or "asleep" throughout.
+    `kind` is "sessions" or "asleep" in all methods.
     """
 
     def use(self, principal: str) -> Use:
-        """What a principal had there a moment ago."""
+        """Return a principal's use on the other servers, as they reported it last."""
         return NOTHING
 
     async def claim(self, principal: str, kind: str, own: int, most: int) -> bool:
-        """Whether so many of a principal's own here are not too many with those of the others.
+        """Return True if `own` sessions here and those on other servers are at most `most`.
 
-        Others that claim some know of them from now on. Raises KernelMcpError where nobody knows.
+        Later claims of other servers count them. Raises KernelMcpError if nobody can tell.
         """
         return True
 
     async def idlest(
         self, principal: str, kind: str, without: Collection[str]
     ) -> tuple[str, float] | None:
-        """The server where one has been out of use for longest, and for how many seconds.
+        """Return the server with the session that is idle for longest, and its idle seconds.
 
-        Of those that are not left out.
+        Servers in `without` are left out. None where no other has any.
         """
         return None
 
     async def give_up(self, where: str, principal: str, kind: str) -> bool:
-        """Have the one of a server that was out of use for longest hibernate, or be dropped."""
+        """Let the server `where` hibernate its longest idle session, or drop a hibernated one.
+
+        Return False where it did not.
+        """
         return False
 
     async def gives_way(self, principal: str, use: Use, most: int) -> bool:
-        """Whether the largest kernel of a principal here has to end for it to have enough memory.
+        """Return True if a principal's largest kernel here has to end to keep within `most` bytes.
 
-        What ends counts no more for the others, so that one does at a time. Raises KernelMcpError
-        where nobody knows.
+        A kernel that is to end no longer counts on the other servers, so that only one ends at a
+        time. Raises KernelMcpError if nobody can tell.
         """
         return True
 
@@ -122,24 +126,27 @@ class Principals:
         self.several = settings.several
 
     def seen(self, who: Principal) -> None:
-        """A principal calls, with the quotas that hold for it from now on."""
+        """Note a call of a principal, whose quotas hold from now on."""
         self._known[who.name] = who
         self._known.move_to_end(who.name)
         if len(self._known) > MOST_KNOWN:
             self._known.popitem(last=False)
 
     def quotas(self, name: str) -> Quotas:
-        """The quotas of a principal; `sessions` and `asleep` are never None."""
+        """Return the quotas of a principal; `sessions` and `asleep` are never None."""
         who = self._known.get(name)
         return self._default if who is None else who.quotas.over(self._default)
 
     def shared(self, name: str) -> Quotas:
-        """Those of a principal that hold for all servers together: which somebody has given it."""
+        """Return the quotas that hold on all servers together: those set by an operator."""
         who = self._known.get(name)
         return self._given if who is None else who.quotas.over(self._given)
 
     def limits(self, name: str, wanted: Limits | None, own: Limits) -> Limits | None:
-        """Limits of one session within the quotas of its principal; None for `own`."""
+        """Return the limits of one session, cut to its principal's quotas.
+
+        They are None if equal to `own`, the limits of the settings.
+        """
         quotas, limits = self.quotas(name), wanted or own
         memory, cpus = limits.memory_bytes, limits.cpus
         if quotas.memory:
@@ -162,15 +169,15 @@ class Principals:
 
 
 def cells_of(session: Session) -> int:
-    """Cells that run or wait in a session."""
+    """Return the number of cells that run or wait in a session."""
     return len(session.queue) + (session.queue.current is not None)
 
 
 def weights(kernels: Mapping[str, Sequence[tuple[Session, float]]]) -> dict[str, float]:
-    """The weight of each session's kernel by handle, so that principals have equal parts.
+    """Return processor weights of kernels by session handle, so that principals get equal shares.
 
-    Each kernel comes with what it would weigh among those of its principal. A principal weighs as
-    much as the heaviest of its kernels, which share that.
+    `kernels` has the kernels of each principal with their own weights. A principal weighs as much
+    as the heaviest of its kernels, which share that.
     """
     found = {}
     for own in kernels.values():
@@ -182,19 +189,20 @@ def weights(kernels: Mapping[str, Sequence[tuple[Session, float]]]) -> dict[str,
 
 
 class Overseer:
-    """Looks at what the kernels of each principal use together."""
+    """Compares the use of each principal with its quotas, and ends what exceeds them."""
 
     def __init__(self, principals: Principals, sessions: Callable[[], Iterable[Session]]) -> None:
         self._principals = principals
         self._sessions = sessions
         self._disk: dict[str, int] = {}
-        """Bytes of each session by the last look but one, by handle."""
+        """Bytes on disk of each session at the last look, by handle."""
         self._shared: dict[str, tuple[Session, Use]] = {}
-        """Principals that have too much memory with what they have elsewhere: what would end."""
+        """Principals over their memory quota on all servers together: the session that would end,
+        and the use here."""
         self._asking: set[str] = set()
 
     async def run(self) -> None:
-        """Look until cancelled."""
+        """Compare until cancelled."""
         async with anyio.create_task_group() as tasks:
             while True:
                 busy = self.look()
@@ -207,7 +215,10 @@ class Overseer:
                 await anyio.sleep(CHECK_S if busy else REST_S)
 
     async def _settle(self, name: str, session: Session, use: Use) -> None:
-        """Have the largest kernel of a principal end, unless one on another server does."""
+        """End the largest kernel of a principal here, unless one on another server is to end.
+
+        Where the other servers cannot be asked, the use here alone decides.
+        """
         most = self._principals.quotas(name).memory or 0
         others = self._principals.others
         elsewhere = others.use(name).memory
@@ -222,7 +233,7 @@ class Overseer:
             self._asking.discard(name)
 
     def look(self) -> bool:
-        """Compare each principal with its quotas; whether code of any runs."""
+        """Compare each principal with its quotas, and return True if code of any runs."""
         busy = False
         there = {each.handle for each in self._sessions()}
         self._shared = {}
@@ -255,7 +266,7 @@ class Overseer:
             self._compare_disk(own, quotas.disk, others.disk)
 
     def _compare_disk(self, own: Sequence[Session], most: int, elsewhere: int) -> None:
-        """Interrupt the cell that writes when there is too much: others may make room."""
+        """Interrupt the cell that writes most if the disk quota is exceeded; others may remove."""
         taken = {each.handle: disk_of(each) for each in own}
         grown = {
             each: taken[each.handle] - self._disk.get(each.handle, 0)
@@ -277,7 +288,10 @@ class Overseer:
             session.kernel.handle.limits.give_up(cause)
 
     def share(self) -> None:
-        """Have the kernels that compute share the processors by principal."""
+        """Set the processor weight and bound of each kernel that computes.
+
+        Principals get equal shares. The quota `cpu` is divided equally among a principal's kernels.
+        """
         awake = {
             name: [
                 (each, each.kernel.handle.limits.weight)
@@ -310,12 +324,15 @@ def _memory(session: Session) -> int:
 
 
 def is_running(session: Session) -> bool:
-    """Whether it has a kernel that has not ended: of one that has, figures are as they were."""
+    """Return True if a session has a live kernel; the figures of an ended one are out of date."""
     return session.kernel is not None and session.kernel.handle.exit is None
 
 
 def memory_of(sessions: Sequence[Session]) -> tuple[Session | None, int, int]:
-    """The session of some that is stopped where they have too much, its bytes, and all bytes."""
+    """Return the session to stop when memory is exceeded, its bytes, and the bytes of all.
+
+    It is the largest busy one, else the largest; None where there are no sessions.
+    """
     held = {each.handle: _memory(each) for each in sessions}
     largest = max(
         sessions, key=lambda each: (each.state == "busy", held[each.handle]), default=None
@@ -325,6 +342,6 @@ def memory_of(sessions: Sequence[Session]) -> tuple[Session | None, int, int]:
 
 
 def disk_of(session: Session) -> int:
-    """Bytes of a session's workspace and packages, as they were measured last."""
+    """Return the bytes of a session's workspace and packages, as measured last; 0 if never."""
     limits = session.kernel.handle.limits if session.kernel is not None else None
     return limits.quotas[0].measured.bytes if limits is not None and limits.quotas else 0

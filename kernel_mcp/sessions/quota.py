@@ -1,6 +1,6 @@
-"""Which sessions may have a kernel: idle ones are hibernated for others, surplus ones dropped.
+"""Places for kernels: idle sessions are hibernated for others, surplus hibernated ones dropped.
 
-How many fit is what the quotas of a principal and the server's own limits allow.
+The quotas of a principal and the server's own limits say how many fit.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ from kernel_mcp.sessions.session import Clock, Session
 logger = logging.getLogger(__name__)
 
 ROOM_S = 30.0
-"""How long a new session may wait until others have been hibernated for it."""
+"""Longest wait of a new session, in seconds, for the hibernation of others."""
 SLOW_S = 10.0
-"""How long one session may take until the next one is hibernated as well."""
+"""Longest wait for one hibernation, in seconds, before the next session is hibernated as well."""
 AWAKE, ASLEEP = "sessions", "asleep"
-"""What is counted of all servers together; see `Others`."""
+"""Kinds of sessions that are counted on all servers together; see `Others`."""
 
 
 class SessionQuota:
-    """Keeps the sessions of a server within its limits. `drop` closes a hibernated one."""
+    """Keeps the sessions of a server within its limits. `drop` closes a session."""
 
     def __init__(
         self,
@@ -57,7 +57,10 @@ class SessionQuota:
         capacity: Capacity,
         principals: Principals,
     ) -> None:
-        """`everyone` has all sessions of the server, `spawn` starts a task of the manager's."""
+        """`everyone` returns all sessions of the server, `sessions` those of its manager.
+
+        `spawn` starts a task of the manager's.
+        """
         self._settings = settings
         self._capacity = capacity
         self._principals = principals
@@ -75,9 +78,10 @@ class SessionQuota:
 
     @asynccontextmanager
     async def reserve(self, owner: str) -> AsyncIterator[None]:
-        """Inside this block one more session of `owner` may have a kernel; no call takes its place.
+        """Reserve a kernel for one more session of `owner`, inside this block.
 
-        Raises SessionLimitReached when all sessions are in use, or the system has no room.
+        Idle sessions are hibernated for it, for at most `ROOM_S` seconds. Raises
+        SessionLimitReached when all are in use, or the system has no room.
         """
         turn = self._turns.setdefault(owner, anyio.Lock())
         async with turn:  # others do not wait for what is hibernated for this one
@@ -95,7 +99,7 @@ class SessionQuota:
                 self._coming += Counter()  # forgets who has none
 
     def check_branches(self, count: int, session: Session) -> None:
-        """Raise SessionLimitReached where a session or the system has no room for so many more."""
+        """Raise SessionLimitReached if the session or the system has no room for `count` more."""
         there = len(session.family.members) - 1
         if there + count > MOST_BRANCHES:
             raise SessionLimitReached(
@@ -121,7 +125,11 @@ class SessionQuota:
             session.lifecycle.awake = True
 
     async def hibernate(self, session: Session, purpose: str = "") -> bool:
-        """Hibernate a session unless it is in use; whether it sleeps now."""
+        """Hibernate a session unless it is in use; return True if it is hibernated now.
+
+        A `purpose` forces it, see `Session.hibernate`. After a failure the session is spared for a
+        time. Then surplus hibernated sessions are dropped.
+        """
         asleep = False
         with (
             self._leaves(session.owner),
@@ -141,7 +149,7 @@ class SessionQuota:
 
     @contextmanager
     def _leaves(self, owner: str) -> Iterator[None]:
-        """Inside this block a session of `owner` may be about to give up its kernel."""
+        """Note that inside this block a session of `owner` may give up its kernel."""
         ended = anyio.Event()
         self._leaving[owner].append(ended)
         try:
@@ -167,14 +175,14 @@ class SessionQuota:
                 await _one_of(leaving)
 
     async def _freed(self, owner: str) -> bool:
-        """Wait for saves, checkpoints and the like of idle sessions: whether there were any."""
+        """Wait for saves, checkpoints and the like of an idle session; False if there were none."""
         for session in self._of(owner):
             if session.lifecycle.awake and await session.freed():
                 return True
         return False
 
     async def _make_room_elsewhere(self, owner: str) -> None:
-        """Have one more session of a principal fit in with what it has on other servers.
+        """Free a place for one more session of a principal within its quota on all servers.
 
         Raises QuotaReached.
         """
@@ -185,10 +193,13 @@ class SessionQuota:
         raise QuotaReached(self._too_many(owner, most))
 
     async def _fits(self, owner: str, kind: str, most: int) -> bool:
-        """End what was out of use for longest, wherever it is, until all is no more than `most`."""
+        """End the longest idle sessions, on any server, until there are at most `most`.
+
+        Return False when none of the rest can end. With `most` 0 there is no limit.
+        """
         others = self._principals.others
         without: set[str] = set()
-        """Servers where none can end; "" is this one."""
+        """Servers on which no session can end; "" is this one."""
         while most and not await others.claim(owner, kind, self._count(owner, kind), most):
             there = await others.idlest(owner, kind, without)
             # They have said anew what they have, which may be less.
@@ -212,11 +223,11 @@ class SessionQuota:
 
     @property
     def awaited(self) -> set[str]:
-        """Principals for whom room is made or was made, also where they have no session yet."""
+        """Principals for whom a place is being freed or is reserved; they may have no session."""
         return set(self._coming)
 
     def use(self, owner: str) -> Use:
-        """What a principal has here, with what there is about to be."""
+        """Return a principal's use on this server, including sessions that are being opened."""
         own = self._of(owner)
         kernels = [each for each in own if each.kernel is not None]
         running = [each for each in kernels if is_running(each)]
@@ -234,7 +245,7 @@ class SessionQuota:
         )
 
     def idle_s(self, owner: str, kind: str) -> float | None:
-        """How long the one of a principal was out of use that goes first; None without any."""
+        """Return idle seconds of the principal's session that would end first; None without any."""
         if kind == ASLEEP:
             found = min(self._asleep(owner), key=_first_to_drop, default=None)
         else:
@@ -242,9 +253,9 @@ class SessionQuota:
         return None if found is None else self._clock() - found.last_used
 
     async def give_up(self, owner: str, kind: str) -> bool:
-        """Hibernate the one of a principal that goes first, or drop it where that sleeps.
+        """Hibernate the principal's longest idle session, or drop its oldest hibernated one.
 
-        One that cannot be hibernated stays, and the next one is.
+        One that cannot be hibernated stays, and the next one is tried. Return True if one ended.
         """
         if kind == ASLEEP:
             asleep = min(self._asleep(owner), key=_first_to_drop, default=None)
@@ -272,7 +283,10 @@ class SessionQuota:
         return [session for session in self._sessions() if session.owner == owner]
 
     def _longest_idle(self, owner: str, without: set[str]) -> Session | None:
-        """The one of the same owner that goes first: nobody makes room for another principal."""
+        """Return the session of `owner` to hibernate first, a blank one if there is any.
+
+        Sessions of other principals are not considered. None where hibernation is off, too.
+        """
         if not self._settings.hibernate_sessions:
             return None
         found = [s for s in self._of(owner) if s.restful and s.handle not in without]
@@ -292,12 +306,15 @@ class SessionQuota:
 
     @property
     def _kept_bytes(self) -> int:
-        """Bytes that the variables of sleeping sessions may take which outlive the server."""
+        """Bound on the variables of hibernated sessions that outlive the server, in bytes.
+
+        0 is no bound.
+        """
         persist, most = self._settings.persist, self._settings.hibernate_total_bytes
         return max(most, persist.bytes) if persist and persist.bytes and most else 0
 
     def _lack(self, owner: str) -> str:
-        """Why no further session of `owner` may have a kernel; empty when one may."""
+        """Return why no further session of `owner` may have a kernel; empty when one may."""
         awake = [session for session in self._sessions() if session.lifecycle.awake]
         most, all_most = self._principals.quotas(owner).sessions or 0, self._settings.max_sessions
         own = len({id(session.family) for session in awake if session.owner == owner})
@@ -313,10 +330,10 @@ class SessionQuota:
         return self._shortage()
 
     def _shortage(self) -> str:
-        """Why the system has no room for one more kernel; empty when it has.
+        """Return why the system has no room for one more kernel; empty when it has.
 
-        The start of the server has found room for one. Without any, what takes it now ends soon,
-        such as the threads of uv, which builds the environment.
+        Without any session there is room: the server's start has checked it. Processes that take it
+        at the moment end soon, such as the threads of uv, which builds the environment.
         """
         if not any(session.lifecycle.awake for session in self._everyone()):
             return ""
@@ -358,11 +375,11 @@ def _first_to_drop(session: Session) -> tuple[bool, float]:
 def surplus(
     asleep: Sequence[Session], *, most: int, most_bytes: int, kept_bytes: int
 ) -> list[Session]:
-    """The hibernated sessions to drop: beyond `most`, beyond `most_bytes`, and beyond `kept_bytes`
-    of those that outlive the server.
+    """Return the hibernated sessions to drop, so that at most `most` of them are left.
 
-    Those that were never used go first, then the oldest sleep. 0 bytes are no limit; they are
-    never a reason to drop a session that has saved nothing.
+    Saves of sessions that end with the server may take `most_bytes` together, those of others
+    `kept_bytes`; 0 is no limit. Sessions that were never used go first, then those that were
+    hibernated first. One that has saved nothing is not dropped for its size.
     """
     oldest_first = sorted(asleep, key=_first_to_drop)
     dropped = oldest_first[: max(0, len(oldest_first) - most)]

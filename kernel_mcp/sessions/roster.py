@@ -1,6 +1,6 @@
-"""What a running server tells its operator of its sessions, on a socket in its folder.
+"""The operator's view of the sessions of a running server, on a Unix socket in its folder.
 
-Who asks has to be the server's user or root, and to send the key that lies beside the socket: code
+A client has to be the server's user or root, and to send the key that lies beside the socket: code
 in a sandbox can open no file of that folder, even where it could connect to a socket in it.
 """
 
@@ -28,25 +28,26 @@ if TYPE_CHECKING:
     from kernel_mcp.sessions.session import Session
 
 SOCKET, KEY = "operator", "operator.key"
-"""In the folder of a running server, which nobody else may enter."""
+"""File names in the folder of a running server, which no other user may enter."""
 ANSWER_S = 2.0
 """Seconds for a question and its answer."""
 WORK_S = 20.0
-"""The same where the answer takes work, on a busy machine."""
+"""Further seconds for a question that is not empty, as its answer takes work."""
 MOST_BYTES = 16 * MIB
 MOST_ASKED = 4096
-"""Bytes of a key and a question."""
+"""Most bytes of a key and a question."""
 _KEY_BYTES = 32
 _CREDENTIALS = struct.Struct("3i")
 
 Facts = Callable[[Mapping[str, Any]], Awaitable[Mapping[str, Any]]]
-"""From a question to its answer; the empty one is for what the server has now."""
+"""A function from a question to its answer; the empty question lists the server's sessions."""
 
 
 async def described(session: Session, now: float) -> dict[str, Any]:
-    """A session in a few words; its age in seconds by a clock that shows `now`.
+    """Return a summary of a session; `now` is the time by the clock of sessions, in seconds.
 
-    `kept` is the same for a session that comes back with another server.
+    `kept` in it is the id of its persisted entry, which stays the same on later servers; empty for
+    none.
     """
     kernel, used = session.kernel, 0
     if kernel is not None and kernel.exit is None:
@@ -66,9 +67,10 @@ async def described(session: Session, now: float) -> dict[str, Any]:
 
 @asynccontextmanager
 async def answering(folder: Path, facts: Facts) -> AsyncIterator[None]:
-    """Tell who asks what `facts` has then, inside this block; it costs no more when it fails.
+    """Answer questions by `facts` inside this block.
 
-    A question is the key and an object of JSON in a line.
+    A question is one line: the key and a JSON object. If the socket cannot be opened, that is
+    logged, and the block runs without it.
     """
     key = secrets.token_hex(_KEY_BYTES // 2)
     with Barrier("offering a list of sessions to the operator") as barrier:
@@ -96,7 +98,7 @@ async def answering(folder: Path, facts: Facts) -> AsyncIterator[None]:
 
 
 def _entitled(stream: anyio.abc.SocketStream) -> bool:
-    """Whether the user at the other end is the server's, or root."""
+    """Return True if the peer process runs as the server's user or as root."""
     raw: socket.socket = stream.extra(anyio.abc.SocketAttribute.raw_socket)
     given = raw.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     _, uid, _ = _CREDENTIALS.unpack(given)
@@ -104,7 +106,7 @@ def _entitled(stream: anyio.abc.SocketStream) -> bool:
 
 
 async def _received(stream: anyio.abc.SocketStream) -> tuple[bytes, bytes]:
-    """A key and a question, or what came in their place."""
+    """Return the key and the question as received; neither is checked."""
     found = b""
     with suppress(anyio.EndOfStream, anyio.BrokenResourceError):
         while b"\n" not in found and len(found) < MOST_ASKED:
@@ -113,7 +115,11 @@ async def _received(stream: anyio.abc.SocketStream) -> tuple[bytes, bytes]:
 
 
 def ask_all(state: Path, question: Mapping[str, Any] | None = None) -> Iterator[Mapping[str, Any]]:
-    """What each running server answers that keeps its files below `state`; others are left out."""
+    """Yield the answer of each running server whose folder is in `state`.
+
+    A server that does not answer in time, or not in JSON, is left out. An empty question asks for
+    the sessions.
+    """
     for folder in sorted(state.glob("s-*")):
         with suppress(OSError, ValueError):
             answer = json.loads(_ask(folder, json.dumps(question or {}).encode()))
@@ -122,7 +128,7 @@ def ask_all(state: Path, question: Mapping[str, Any] | None = None) -> Iterator[
 
 
 def _ask(folder: Path, question: bytes) -> bytes:
-    """The answer of one server. Raises OSError, also when it takes too long."""
+    """Return the answer of one server. Raises OSError, also when it takes too long."""
     key = (folder / KEY).read_bytes()
     ends = time.monotonic() + ANSWER_S + (WORK_S if len(question) > len("{}") else 0)
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as asked:

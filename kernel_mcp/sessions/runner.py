@@ -56,7 +56,7 @@ class CellQueue:
         ledger: Ledger,
         masks: Masks | None = None,
     ) -> None:
-        """`masks` are put over code that is written to disk."""
+        """`masks` hide values in code that is written to disk."""
         self._masks = masks or Masks()
         self.news = News(ledger)
         self._displays: DisplayIndex[OutputLog] = DisplayIndex()
@@ -72,11 +72,11 @@ class CellQueue:
 
     @property
     def busy(self) -> bool:
-        """Whether a cell runs or waits."""
+        """True if a cell runs or waits."""
         return self.current is not None or bool(self._waiting)
 
     def add(self, code: str, timeout_s: float, author: str = "") -> Cell:
-        """Make a cell that waits behind all others."""
+        """Append a cell to the queue, and return it."""
         number = len(self.cells) + 1
         log = OutputLog(self._folder, number, index=self._displays)
         cell = Cell(
@@ -93,7 +93,7 @@ class CellQueue:
         return cell
 
     def remember(self, code: str, cause: str) -> None:
-        """Add a cell that an earlier server ran, and of which no more is known."""
+        """Add a cell that an earlier server ran, with no output and the status killed."""
         number = len(self.cells) + 1
         log = OutputLog(self._folder, number)
         log.evict(f"[… {cause} …]")

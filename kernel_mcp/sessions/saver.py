@@ -1,7 +1,7 @@
-"""Saves what sessions hold before the server ends, however it ends: in the background, by itself.
+"""Background saves of sessions, so that they survive any end of the server.
 
-A session is saved once it was idle for a moment after it has changed, and between two of its cells
-where it never is. What a save costs bounds how often there is one.
+A session is saved once it was idle for a moment after a change, or between two of its cells if it
+is never idle. The cost of a save limits how often there is one.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """A save: its bytes, and the seconds of processor time that it has used."""
+    """The size of a save in bytes, and the processor time that it has used, in seconds."""
 
     size: int = 0
     cpu_s: float = 0.0
@@ -41,7 +41,7 @@ class Saveable(Protocol):
 
     @property
     def changed(self) -> bool:
-        """Whether there is something that was not saved."""
+        """True if it has changed since its last save."""
 
     async def save(self, *, urgent: bool = False, most_bytes: int | None = None) -> Written | None:
         """Save what it holds, or return None while it is in use.
@@ -52,19 +52,19 @@ class Saveable(Protocol):
         """
 
     async def settle(self) -> bool:
-        """Stop its cells and wait until it can be saved; False where nothing was under way."""
+        """Stop its cells and wait until it can be saved; return False if none was under way."""
 
     def unsaved(self, reason: str) -> None:
-        """The last save has failed for a reason; an empty one: it has not."""
+        """Note why the last save has failed; an empty reason: it has not."""
 
     def rarely_saved(self, pause_s: float) -> None:
-        """Report that what it holds can be saved every `pause_s` seconds only; 0 for as usual."""
+        """Report that it can be saved only every `pause_s` seconds; 0: as often as others."""
 
 
 IDLE_S = 2.0
 """Seconds without a cell after which what has changed is saved."""
 LONGEST_S = 30.0
-"""Seconds after the first unsaved change at which a session is saved that is never idle."""
+"""Seconds after the first unsaved change at which a session is saved even if never idle."""
 RETRY_S = 60.0
 RETRY_MOST_S = 3600.0
 AT_ONCE = 2
@@ -79,16 +79,16 @@ SMALL_BYTES = 20 * MIB
 
 
 class Saver:
-    """Saves sessions that have changed; `clock` is theirs, `after` is called behind each save."""
+    """Saves changed sessions. `clock` is that of sessions; `after` is called after each save."""
 
     def __init__(self, clock: Callable[[], float], after: Callable[[], object]) -> None:
         self._clock = clock
         self._after = after
         self._waiting: dict[str, Saveable] = {}
         self._since: dict[str, float] = {}
-        """The first unsaved change."""
+        """Time of the first unsaved change, by handle."""
         self._looks: dict[str, tuple[Saveable, float]] = {}
-        """When to look for what has changed without a cell."""
+        """Time at which to look for changes that were made without a cell, by handle."""
         self._not_before: dict[str, float] = {}
         self._failures: dict[str, int] = {}
         self._hurried: set[str] = set()
@@ -96,7 +96,7 @@ class Saver:
         self._wake = anyio.Event()
 
     def touch(self, session: Saveable, *, at_once: bool = False) -> None:
-        """A session has changed; `at_once` where what was saved before is of no use."""
+        """Plan a save of a session that has changed; `at_once` if its last save is obsolete."""
         if at_once:
             self._hurried.add(session.handle)
             self._not_before.pop(session.handle, None)
@@ -106,7 +106,7 @@ class Saver:
             self._wake.set()
 
     def forget(self, session: Saveable) -> None:
-        """A session has ended."""
+        """Remove a session that has ended."""
         for known in (
             self._waiting,
             self._since,
@@ -118,7 +118,7 @@ class Saver:
         self._hurried.discard(session.handle)
 
     def due(self) -> dict[str, float]:
-        """When each session that has changed is to be saved, by handle."""
+        """Return when each changed session is to be saved, by handle."""
         return {
             handle: max(self._wanted(session), self._not_before.get(handle, 0.0))
             for handle, session in self._waiting.items()
@@ -134,7 +134,7 @@ class Saver:
         return self._since[session.handle] + LONGEST_S
 
     async def run(self) -> None:
-        """Save for ever; has to be run as a task."""
+        """Save until cancelled."""
         limiter = anyio.CapacityLimiter(AT_ONCE)
         async with anyio.create_task_group() as tasks:
             while True:
@@ -151,7 +151,7 @@ class Saver:
                     await self._wake.wait()
 
     def _look(self) -> None:
-        """Look for what threads, tasks and timers of code have changed between cells."""
+        """Find sessions that threads, tasks and timers of code have changed between cells."""
         now = self._clock()
         due = {name: each for name, (each, moment) in self._looks.items() if moment <= now}
         for handle, session in due.items():
@@ -162,7 +162,7 @@ class Saver:
                 self._looks[handle] = (session, now + LONGEST_S)
 
     async def finish(self) -> None:
-        """Save what has changed at the server's end, in `LAST_S`: small sessions first."""
+        """Save changed sessions at the server's end, within `LAST_S` seconds: small ones first."""
         found = dict(self._waiting)
         found |= {name: each for name, (each, _) in self._looks.items() if each.changed}
         left, self._waiting, self._looks = list(found.values()), {}, {}
@@ -229,7 +229,7 @@ class Saver:
         limiter: anyio.CapacityLimiter,
         left: list[Saveable],
     ) -> None:
-        """Stop the cells of a session and save it; add it to `left` where it is too large."""
+        """Stop the cells of a session and save it; append it to `left` if it is too large."""
         with Barrier("keeping a session at the end", session.handle):
             with anyio.move_on_after(SETTLE_S) as settling:
                 await session.settle()

@@ -1,4 +1,4 @@
-"""What a child of a kernel writes of its variables, while cells go on: the host's half of `saving`.
+"""Dumps of variables by a forked child of the kernel, while cells go on: the host's half.
 
 As with any dump all of it is hostile: it is bounded, stored and never parsed.
 """
@@ -31,11 +31,11 @@ if TYPE_CHECKING:
     from kernel_mcp.kernels.kernel import Kernel
 
 SECONDS = 60.0
-"""Processor time of the child for all variables."""
+"""Processor seconds of the child for all variables."""
 PATIENCE_S = 300.0
-"""Wall-clock time in which it has to be done, for a busy machine."""
+"""Wall-clock seconds of the whole save, for a busy machine."""
 FORK_S = 5.0
-"""Processor time in which the kernel has to fork it: the memory of one of 6 GB takes 7 ms."""
+"""Processor seconds of the kernel for the fork, which takes 7 ms for 6 GB of memory."""
 READ_BYTES = 1 * MIB
 REPORT_BYTES = 4 * MIB
 _BLOCK = struct.Struct("<cQ")
@@ -44,13 +44,13 @@ _CLOSED = "the process that stored them ended too early"
 
 
 class UnfitToFork(HibernationError):
-    """The kernel may not be forked: the text says why."""
+    """The kernel must not be forked; the text says why."""
 
 
 class Saving:
-    """A child of a kernel that writes its variables; `begin` needs an idle kernel, `finish` none.
+    """A child of a kernel that writes its variables. Leaving the block kills the child.
 
-    Leaving the block ends the child.
+    `begin` requires an idle kernel, `finish` does not.
     """
 
     def __init__(self) -> None:
@@ -59,9 +59,9 @@ class Saving:
         self._spared = {os.getpid()}
         self._kept = bytearray()
         self.last = ""
-        """The variable that it had in hand when it ended."""
+        """The variable that the child was writing last; empty once it has written all."""
         self.cpu_s = 0.0
-        """Processor time that it says it has used, at most `SECONDS`."""
+        """Processor seconds that the child reports, at most `SECONDS`."""
         with contextlib.ExitStack() as undo:
             undo.callback(self.close)
             self._host.setblocking(False)
@@ -99,9 +99,10 @@ class Saving:
         hurry: bool = False,
         leave: Iterable[str] = (),
     ) -> None:
-        """Have the kernel fork it. With `whole` it writes all variables or nothing.
+        """Let the kernel fork the child. With `whole` it writes all variables or nothing.
 
-        Without `hurry` it has the lowest priority. Raises UnfitToFork, HibernationError.
+        Names in `leave` are left out. Without `hurry` the child has the lowest priority. Raises
+        UnfitToFork, HibernationError.
         """
         self._spared.add(kernel.handle.pid)
         content = {
@@ -130,9 +131,9 @@ class Saving:
             raise UnfitToFork(one_line(str(unfit), 200))
 
     async def finish(self, path: Path, *, max_bytes: int) -> Dump:
-        """Write what it sends to `path`, which is on the disk then.
+        """Write the dump that the child sends to `path`, sync it to disk, and return it.
 
-        Raises HibernationError for its faults, OSError.
+        Raises HibernationError for faults of the child, OSError.
         """
         with anyio.move_on_after(PATIENCE_S):
             report = await self._report()
@@ -146,7 +147,7 @@ class Saving:
         raise HibernationError(f"it was not done within {PATIENCE_S:g} s")
 
     async def _report(self) -> Mapping[str, Any]:
-        """Read what comes before the dump."""
+        """Read the names in progress, then the report that precedes the dump, and return that."""
         names = 0
         while True:
             tag, size = await self._head()
@@ -194,7 +195,7 @@ class Saving:
         return found
 
     async def _receive(self) -> None:
-        """Take in what has come. Raises HibernationError at its end."""
+        """Wait for data and store it. Raises HibernationError at the end of the stream."""
         while True:
             await anyio.wait_readable(self._host)
             try:
@@ -213,7 +214,10 @@ class Saving:
         self._kept += data
 
     def _know(self, facts: Iterable[tuple[int, int, bytes]]) -> None:
-        """Have a handle of the child, which Linux names, and let it be the first without memory."""
+        """Open a pidfd of the child, and let it be killed first when memory runs out.
+
+        Its pid is taken from the credentials that Linux attaches to the message.
+        """
         for level, kind, said in facts:
             pid = 0
             if (level, kind) == (socket.SOL_SOCKET, socket.SCM_CREDENTIALS):
@@ -236,9 +240,9 @@ def _seconds(said: object) -> float:
 
 
 BYTES_PER_S = 10 * MIB
-"""Most that saves of one session write on average."""
+"""Most bytes a second that saves of one session write on average."""
 CPU_SHARE = 20
-"""Saves of one session use one part in so many of a processor at most."""
+"""Saves of one session use at most 1 / `CPU_SHARE` of a processor on average."""
 
 
 def pause_after(size: int, cpu_s: float) -> float:

@@ -78,13 +78,16 @@ AGAIN = (
 
 
 class Preparation(Protocol):
-    """What is done for some cells before they run: installations written into them."""
+    """Work before some cells run: installing the packages that their code asks for."""
 
     def concerns(self, code: str) -> bool:
-        """Whether a cell may need it."""
+        """Return True if a cell with this code may need preparation."""
 
     async def prepare(self, session: Session, cell: Cell) -> None:
-        """Do it, and set `plain` and `installed`. Raises KernelMcpError: the cell may not run."""
+        """Prepare a cell, and set its `plain` and `installed`.
+
+        Raises KernelMcpError if the cell must not run.
+        """
 
 
 OWN_KERNEL = "create_session without attach gives one with a kernel of its own."
@@ -95,22 +98,22 @@ INSTEAD = {
     "write_file": "Write files by code: it runs where that kernel runs.",
     "list_files": "List folders by code: it runs where that kernel runs.",
 }
-"""What to do in an attached kernel, by tool."""
+"""Alternatives to tools that are not available with an attached kernel, by tool."""
 ENDED = "the server ended before this cell began"
 NOT_SAVED = "the server ended before what this cell did was saved"
 VARIABLES_TIMEOUT_S = 5.0
 INQUIRY_S = 2.0
-"""What code of values may take to tell a front end of them."""
+"""Seconds after which a kernel that answers a front end's request is interrupted."""
 SERVICE_THREAD = "kernel-service"
-"""The thread of a kernel that runs no code of cells, as it is named there."""
+"""Name of the kernel's thread that runs no code of cells."""
 STILL_S = 0.5
-"""Longest wait for a kernel to rest that has just answered."""
+"""Longest wait, in seconds, for a kernel that has just answered to become idle."""
 LOOK_S = 0.002
-"""Seconds between two looks at that."""
+"""Seconds between two checks of that."""
 COARSE_S = 0.01
-"""Unit of processor time where the threads of a kernel cannot be seen."""
+"""Unit of processor time, in seconds, where the threads of a kernel cannot be read."""
 WAKE_DESCRIPTORS = 24
-"""Files that a server opens at most at the start of a kernel that loads what was saved."""
+"""Most files that the server opens to start a kernel that loads a save."""
 RETRY_S = 60.0
 """Pause after a failed hibernation; each further failure doubles it up to `RETRY_MOST_S`."""
 RETRY_MOST_S = 3600.0
@@ -149,7 +152,7 @@ class Session:
         """`admit` reserves a kernel for a hibernated session. Times are seconds of `clock`.
 
         `timeout_s` is the limit of cells whose calls name none. A `shelf` that outlives the server
-        is written by `saver`. `masks` are put over code that is written to disk.
+        is written by `saver`. `masks` hide values in code that is written to disk.
         """
         self.request = request
         self.timeout_s = timeout_s
@@ -174,9 +177,9 @@ class Session:
         self.trouble = ""
         """Why the last save in the background has failed; empty when it has not."""
         self.saved_every_s = 0.0
-        """Seconds between two saves of what it holds, where that is long; else 0."""
+        """Seconds between two saves, if they are rare because of its size; else 0."""
         self.forgotten = False
-        """Whether what is kept of it goes with its end."""
+        """True if its persisted state is removed when it ends."""
         self.spared_until = 0.0
         self._spared_s = 0.0
         self.ledger = Ledger()
@@ -213,27 +216,27 @@ class Session:
             kept.notebook = lambda: self.books.path
         self._saver = saver
         self._returned = False
-        """Whether its variables are as before cells that may have been saved."""
+        """True if its variables went back to before cells that may have been saved."""
         self._left_out: set[str] = set()
-        """Variables that the last save had no room for."""
+        """Names of variables for which the last save had no room."""
         self._needs = 0
-        """Calls that use or replace the kernel, or wait for that."""
+        """Number of calls that use or replace the kernel, or wait for that."""
         self._shelving = anyio.Lock()
         self._disowning = anyio.Lock()
         self._saving: anyio.CancelScope | None = None
         self._queued: anyio.CancelScope | None = None
-        """Of a save that waits for the end of a cell."""
+        """Scope of a save that waits for the end of a cell."""
         self._computed: tuple[Kernel | None, Mapping[int, int]] = (None, {})
-        """The kernel that was saved last, and the times of its threads in that save."""
+        """The kernel that was saved last, and processor times of its threads at that save."""
         self._clock = clock
         self._turn = self.turn = anyio.Lock(fast_acquire=True)
-        """Held by whoever uses or changes the kernel."""
+        """Lock of the kernel: held while it is used or replaced."""
         self._ahead: anyio.CancelScope | None = None
         self._wake = anyio.Event()
         self._closed = False
         self._gone: Loss | None = None
         self.held_back = False
-        """Whether there is a past of this session that its owner has to ask for."""
+        """True if it has persisted state that is restored only when its owner asks for it."""
         self._touched = False
 
     @property
@@ -249,14 +252,14 @@ class Session:
 
     @property
     def starting(self) -> bool:
-        """Whether its kernel is being started before there is a cell."""
+        """True while its kernel is being started, by `begin`, before there is a cell."""
         return self._ahead is not None
 
     @property
     def restful(self) -> bool:
-        """Whether it could be hibernated: awake, no cell, no install, no start under way.
+        """True if it can be hibernated: not hibernated, no cell, install or start under way.
 
-        The variables of an attached kernel are not this server's to put away.
+        False with an attached kernel, whose variables this server must not save.
         """
         return not self.turn.locked() and not self.starting and self._at_rest
 
@@ -267,7 +270,7 @@ class Session:
 
     @property
     def _at_rest(self) -> bool:
-        """As `restful`, for whoever holds the turn."""
+        """The same as `restful` for a caller that holds the turn."""
         others = [each for each in self.family.members if each is not self]
         return (
             not self.request.attach
@@ -278,7 +281,7 @@ class Session:
 
     @property
     def last_used(self) -> float:
-        """When it or a branch was."""
+        """Time of the last use of it or a branch, in seconds of its clock."""
         return self.family.last_used
 
     @last_used.setter
@@ -286,7 +289,7 @@ class Session:
         self.family.last_used = moment
 
     def join(self, family: Family[Session], start: Start, origin: Origin) -> None:
-        """Begin as a branch, before `serve`."""
+        """Make it a branch of `family`, before `serve` is called."""
         self.family, self.origin = family, origin
         family.members.append(self)
         self.lifecycle.begin_as_branch(start.kernel, start.checkpoint, start.folder)
@@ -294,7 +297,7 @@ class Session:
 
     @property
     def blank(self) -> bool:
-        """Whether its end would lose nothing: no cell was run, and there is no file."""
+        """True if its end would lose nothing: it was not used, and its workspace is empty."""
         if self._touched:
             return False
         try:
@@ -304,7 +307,7 @@ class Session:
 
     @property
     def changed(self) -> bool:
-        """Whether there is something that outlives the server and was not saved."""
+        """True if it is persisted and has changed since its last save."""
         if self.kept is None or self._closed:
             return False
         return self.kept.dirty or self._has_computed()
@@ -318,12 +321,12 @@ class Session:
 
     @property
     def sleep(self) -> Sleep | None:
-        """What a hibernated session has saved."""
+        """The saved state of a hibernated session; None for others."""
         return self.lifecycle.sleep
 
     @property
     def kernel(self) -> Kernel | None:
-        """The live kernel, if one has been started."""
+        """The kernel; None before its start and while hibernated."""
         return self.lifecycle.kernel
 
     async def serve(self, *, task_status: anyio.abc.TaskStatus[None]) -> None:
@@ -418,7 +421,7 @@ class Session:
     async def reset(
         self, *, packages: bool, files: bool, progress: ProgressCallback = silence
     ) -> Notice | None:
-        """Empty the queue and replace the kernel; the notice of the loss, if there was one.
+        """Empty the queue and replace the kernel; return the notice of the loss, None for none.
 
         `packages` removes the installed packages too, `files` the files of the workspace. The old
         kernel ends once the fresh one has started. Raises KernelMcpError when none can be started,
@@ -474,7 +477,7 @@ class Session:
 
     @contextmanager
     def needed(self) -> Iterator[None]:
-        """Cancel a running hibernation, and refuse others inside this block."""
+        """Cancel a running hibernation, and prevent others inside this block."""
         self._needs += 1
         self.lifecycle.cancel_hibernation()
         try:
@@ -483,14 +486,17 @@ class Session:
             self._needs -= 1
 
     async def attach(self, progress: ProgressCallback = silence) -> None:
-        """Join the kernel that was asked for, and only that one from now on. Raises LaunchError."""
+        """Connect to the external kernel that was asked for, and to no other from now on.
+
+        Raises LaunchError.
+        """
         kernel = await self.ensure_kernel(progress)
         self.request = replace(self.request, attach=kernel.place)
         self.lifecycle.request = self.request
         self.lifecycle.used = True  # its variables are there before the first cell
 
     def require_own(self, what: str) -> None:
-        """Raise InputError where the kernel is attached, and `what` would need one of its own."""
+        """Raise InputError if the kernel is attached; `what` is the tool that requires its own."""
         if self.request.attach:
             raise InputError(
                 f"{what} is not to be had here: this session has joined a kernel that is somebody "
@@ -498,7 +504,10 @@ class Session:
             )
 
     async def ensure_kernel(self, progress: ProgressCallback = silence) -> Kernel:
-        """The live kernel, or a new one; waits for no running cell. Raises KernelMcpError."""
+        """Return the live kernel, or start one. Does not wait for a running cell.
+
+        Raises KernelMcpError, SessionNotFound.
+        """
         self._touched = True
         with self.needed():
             kernel = self.kernel
@@ -511,9 +520,10 @@ class Session:
                 return await self.lifecycle.ensure(progress)
 
     async def inquire(self, kind: str, content: dict[str, Any]) -> dict[str, Any] | None:
-        """The reply to a request such as for completions; None while the kernel is in use or away.
+        """Send the kernel a shell request, such as one for completions, and return the reply.
 
-        A kernel that takes longer than `INQUIRY_S` is interrupted.
+        None while the kernel is in use or there is none, and when it does not answer. It is
+        interrupted after `INQUIRY_S` seconds.
         """
         kernel = self.kernel
         if kernel is None or self.queue.busy or self.turn.locked():
@@ -531,7 +541,7 @@ class Session:
         return None if answer.message is None else answer.message.content
 
     async def bind(self, book: Book | None) -> None:
-        """Have cells added to a notebook from now on; later servers go on with that."""
+        """Append cells to a notebook from now on, also on later servers; None ends that."""
         self.books.bound = book
         self._touched = True
         if self.kept is not None:
@@ -541,7 +551,7 @@ class Session:
                     await self.kept.log()
 
     async def hibernate(self, purpose: str = "") -> bool:
-        """Save the variables and end the kernel; False when the session is or comes into use.
+        """Save the variables and end the kernel; return False if the session is or comes into use.
 
         A `purpose` forces it, whatever is lost. Raises HibernationError when it is empty and
         something would be lost, KernelMcpError or OSError when the server cannot save; the session
@@ -574,7 +584,7 @@ class Session:
         return False
 
     async def save(self, *, urgent: bool = False, most_bytes: int | None = None) -> Written | None:
-        """Save what it holds for a later server, or return None while it is in use.
+        """Save cells and variables for a later server, or return None while it is in use.
 
         Cells go on meanwhile. An `urgent` save waits for the cell that runs, and the next cell
         waits for it. With `most_bytes`, at the server's end, all variables are saved, or none where
@@ -611,14 +621,14 @@ class Session:
         return None
 
     def _tell_left_out(self, dump: Dump) -> None:
-        """Tell, once, which variables there was no room for in a save."""
+        """Add a notice of variables for which a save had no room, once for each."""
         names = {name for name, why in dump.lost.items() if why.startswith(TOO_LARGE)}
         if names - self._left_out:
             self.ledger.add(NO_ROOM.format(listing(sorted(names))))
         self._left_out = names
 
     async def settle(self) -> bool:
-        """Stop the cells of its family, as the server ends, and wait until all are at rest.
+        """Stop the cells of its family, as the server ends, and wait for their end.
 
         Running cells are interrupted, waiting ones are not run. Return False where nothing was
         under way.
@@ -637,9 +647,9 @@ class Session:
         return bool(held)
 
     async def freed(self) -> bool:
-        """Wait for work of its own that keeps it from being saved, such as a checkpoint.
+        """Wait for the server's own work on it that prevents hibernation, such as a checkpoint.
 
-        Return True if there was any. Code that runs may never end, and is not waited for.
+        Return True if there was any. It does not wait for cells, which may never end.
         """
         members = self.family.members
         if any(each.state == "busy" for each in members):
@@ -651,13 +661,13 @@ class Session:
         return bool(held)
 
     def unsaved(self, reason: str) -> None:
-        """The last save in the background has failed for a reason; an empty one: it has not."""
+        """Note why the last save in the background has failed; an empty reason: it has not."""
         if reason and not self.trouble:
             self.ledger.add(f"This session could not be saved in the background: {reason}. {AGAIN}")
         self.trouble = reason
 
     def rarely_saved(self, pause_s: float) -> None:
-        """Report, once, that what it holds can be saved every `pause_s` seconds only."""
+        """Report, once, that it can be saved only every `pause_s` seconds."""
         if pause_s and not self.saved_every_s:
             self.ledger.add(RARELY.format(duration(pause_s)))
         self.saved_every_s = pause_s
@@ -685,7 +695,7 @@ class Session:
 
     @asynccontextmanager
     async def _between_cells(self, kernel: Kernel, urgent: bool) -> AsyncIterator[bool]:
-        """Hold the turn, and return True if the kernel may be saved now."""
+        """Hold the turn inside this block, and yield True if the kernel may be saved now."""
         if not urgent and not self.restful:
             yield False
             return
@@ -708,7 +718,7 @@ class Session:
             self._turn.release()
 
     def _last_save(self) -> tuple[Sleep, int] | None:
-        """What was saved of its kernel while that lived, and the last cell in it."""
+        """Return the last save of its kernel and the last cell in it; None for none."""
         if self.kept is None or (past := self.kept.past()) is None or past.saved.cell is None:
             return None
         return self._sleep(past, ""), past.saved.cell
@@ -730,7 +740,7 @@ class Session:
         )
 
     async def stop_saving(self) -> None:
-        """Give up a running `save`; nothing is written any more."""
+        """Cancel a running `save`, and wait until it writes nothing any more."""
         self._give_up_saving()
         async with self._shelving:
             pass
@@ -754,14 +764,14 @@ class Session:
         return back
 
     def touch(self) -> None:
-        """There may be something to save."""
+        """Plan a save in the background, if it is persisted."""
         if self._saver is not None and self.kept is not None:
             self._saver.touch(self)
 
     async def disown(self) -> None:
-        """Have nothing bring back what was saved where it has gone back behind that, and save it.
+        """Mark the last save as obsolete if the variables went back behind it, and plan a new one.
 
-        A kernel that was killed over it may have been replaced before.
+        Until then a later server restores no variables from it by itself.
         """
         if self.kept is None or not (self._returned or self._disowning.locked()):
             return
@@ -776,7 +786,7 @@ class Session:
                         self._saver.touch(self, at_once=True)
 
     async def note_adoption(self) -> None:
-        """Note that it goes on with the kernel of a branch, of which nothing was saved."""
+        """Note in the store that it took over the kernel of a branch, which was not saved."""
         if self.kept is None:
             return
         with anyio.CancelScope(shield=True), Barrier("noting an adoption", self.handle):
@@ -793,16 +803,20 @@ class Session:
             self._saving.cancel()
 
     def spare(self) -> None:
-        """Set `spared_until` after a failed hibernation; the pause doubles while it is unused."""
+        """Put off the next hibernation after a failed one, until `spared_until`.
+
+        The pause doubles each time, as long as the session is not used.
+        """
         now = self._clock()
         unused = self.last_used < self.spared_until
         self._spared_s = min(2 * self._spared_s, RETRY_MOST_S) if unused else RETRY_S
         self.spared_until = now + self._spared_s
 
     def remember(self, past: Past) -> None:
-        """Have the cells of an earlier server's session; before others use this one. Blocks.
+        """Take over the cells and the open notebook of an earlier server's session. Blocking.
 
-        Raises OSError, ValueError for what cannot be read.
+        To be called before anything else uses this session. Raises OSError, and ValueError for a
+        history that cannot be read.
         """
         if path := str(past.saved.asked.get(NOTEBOOK, "")):
             with Barrier("opening the notebook of a session again", self.handle) as barrier:
@@ -821,7 +835,7 @@ class Session:
                 self.queue.remember(code, NOT_SAVED)
 
     def continue_from(self, past: Past) -> None:
-        """Have the next cell bring back the variables of an earlier server's session."""
+        """Let the next cell restore the variables of an earlier server's session."""
         saved = past.saved
         ran = {cell.number for cell in self.cells[saved.through :] if cell.numbered}
         sleep = self._sleep(past, lost_with(saved, sorted(ran.union(past.cells))))
@@ -829,31 +843,34 @@ class Session:
         self.lifecycle.continue_from(sleep, saved.cell)
 
     def lost_state(self, cause: str) -> Loss:
-        """What its end loses: its variables, and losses of which no notice was delivered."""
+        """Return what its end, because of `cause`, loses: variables, and undelivered losses.
+
+        Of a closed session it is what that lost. `kept` is set if the kernel is attached.
+        """
         if self._gone is not None:
             return replace(self._gone, cause=cause)
         loss = self.ledger.with_pending(self.lifecycle.lost_state(cause))
         return replace(loss, kept=bool(self.request.attach))
 
     def remark(self, text: str) -> None:
-        """Say this in the next answer."""
+        """Add a text to the next answer."""
         self.ledger.add(text)
 
     @property
     def user(self) -> int:
-        """The user to whom its workspace belongs, as whom a root server's kernels run."""
+        """Uid of the workspace's owner, as whom a root server runs the kernel; -1 if unknown."""
         try:
             return self.workspace.root.stat().st_uid
         except OSError:  # removed meanwhile
             return -1
 
     def end_kernel(self, cause: str) -> None:
-        """Kill the kernel, with `cause` as the reason; that of others is left alone."""
+        """Kill the kernel, with `cause` as the reason; an attached one is left alone."""
         if self.kernel is not None and not self.request.attach:
             self.kernel.handle.limits.give_up(cause)
 
     def close(self) -> None:
-        """Stop everything; `serve` returns soon after."""
+        """Stop all cells and refuse further ones; `serve` returns soon after."""
         notice = None
         if self.request.attach:  # whose variables stay where they are
             self.lifecycle.used = False
@@ -868,10 +885,10 @@ class Session:
         self._wake.set()
 
     async def variables(self) -> dict[str, Any]:
-        """The user's variables as the kernel describes them; no variables without a kernel.
+        """Return descriptions of the user's variables, and in `omitted` how many are left out.
 
-        Those of a hibernated session are described as they were. Raises LaunchError when the kernel
-        cannot answer because the running cell blocks it.
+        There are none without a kernel; those of a hibernated session are described as they were
+        saved. Raises LaunchError when the kernel cannot answer because the running cell blocks it.
         """
         if self.sleep is not None:
             return {"variables": self.sleep.variables, "omitted": 0}

@@ -1,4 +1,4 @@
-"""What all sessions of a server share, divided so that who has little keeps it."""
+"""Fair division of a resource that all sessions share: small parts are not cut."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 
 def level(sizes: Iterable[int], most: int) -> int:
-    """The size at which to cut each of them so that the sum is `most`."""
+    """Return the size to which each one is to be cut so that their sum is at most `most`."""
     ascending = sorted(sizes)
     for place, size in enumerate(ascending):
         fair = most // (len(ascending) - place)
@@ -18,7 +18,7 @@ def level(sizes: Iterable[int], most: int) -> int:
 
 
 def totals(parts: Iterable[tuple[str, int]]) -> dict[str, int]:
-    """The sum of the sizes of each owner."""
+    """Return the sum of the sizes of each owner."""
     found: defaultdict[str, int] = defaultdict(int)
     for owner, size in parts:
         found[owner] += size

@@ -1,4 +1,4 @@
-"""A kernel's variables written to a file and loaded again: the host's half of guest `snapshot`.
+"""Dumps of a kernel's variables, written to a file and loaded again: the host's half.
 
 A dump is hostile data. The host bounds it, stores it and sends it to another sandboxed kernel, but
 never parses it. Every reply of the kernel is checked before it is shown or kept.
@@ -33,13 +33,16 @@ MAX_DIMENSIONS = 32
 
 
 def descriptions(value: object) -> tuple[dict[str, Any], ...]:
-    """At most `MAX_DESCRIBED` descriptions with the fields of `models.Variable`, from any value."""
+    """Return up to `MAX_DESCRIBED` descriptions with the fields of `models.Variable`.
+
+    `value` may be anything; malformed parts are left out.
+    """
     items = value[:MAX_DESCRIBED] if isinstance(value, list) else []
     return tuple(_description(item) for item in items if isinstance(item, dict))
 
 
 def counted(value: object) -> int | None:
-    """A count from 0 to 2**63 - 1, else None."""
+    """Return `value` if it is a count from 0 to 2**63 - 1, else None."""
     if isinstance(value, bool) or not isinstance(value, int):
         return None
     return value if 0 <= value < 2**63 else None
@@ -63,38 +66,38 @@ def _text(value: object) -> str:
 
 
 SECONDS = 20.0
-"""Processor time of the kernel for all variables, and again for imports."""
+"""Processor seconds of the kernel for all variables, and again for imports."""
 PASSES = 6
-"""Times that for an answer with them: forked children try first, then come `PASSES` of the guest's
-`attempt_limits`."""
+"""An answer with variables may take this many times `SECONDS`: forked children try first, then come
+`PASSES` of the guest's `attempt_limits`."""
 ANSWER_S = 5.0
-"""Further processor time of that answer, and that of every other answer."""
+"""Further processor seconds of that answer, and those of every other answer."""
 PATIENCE = 10
 """Wall-clock bound as a multiple of the processor time, for a busy machine."""
 LOOK_S = 0.5
-"""Pause between two readings of a late kernel's processor time."""
+"""Seconds between two readings of a late kernel's processor time."""
 TRANSFER_S = 600.0
-"""Wall-clock bound of all parts of a dump together."""
+"""Wall-clock bound, in seconds, of all parts of a dump together."""
 SETTLE_S = 0.2
 INTERRUPTS = 4
 """A kernel ignores an interrupt that arrives just before the request begins, hence several."""
 PART_BYTES = 4 * MIB
 PIPED_PER_S = 50 * MIB
-"""What a kernel reads or writes of a pipe in a second of its processor time, at the least."""
+"""Bytes that a kernel passes through a pipe in a second of processor time, at the least."""
 DUMP_PIPE = "kernel_mcp_dump_pipe_request"
 LOAD_PIPE = "kernel_mcp_load_pipe_request"
 UNLIKE = "its kernel sent something else than it had announced"
 COPIED = "a copy now: it shared memory with another object"
-"""Why an array changes, in records that only name it."""
+"""Reason why an array changes, for records that only name it."""
 EXTRA_BYTES = 32 * MIB
-"""Allowance beyond the variables, for code of cells and names."""
+"""Bytes allowed beyond the variables, for code of cells and names."""
 MAX_NAMES = 25_000
 MAX_NAME_CHARS = 200
 MAX_REASON_CHARS = 200
 
 
 class UnsavableError(HibernationError):
-    """The kernel is well and says so, but what it holds cannot be saved as it is now."""
+    """The kernel works, but reports that its variables cannot be saved as they are now."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +123,10 @@ class Dump:
 
     @classmethod
     def of(cls, path: Path, size: int, reply: Mapping[str, Any], checksum: str = "") -> Dump:
-        """The dump that a kernel, or a record of one, describes so. Raises HibernationError."""
+        """Return the dump that a kernel's reply, or its `row`, describes.
+
+        Raises HibernationError for a malformed one.
+        """
         return cls(
             path=path,
             size=size,
@@ -135,7 +141,7 @@ class Dump:
         )
 
     def row(self) -> dict[str, Any]:
-        """Return what `of` makes it from again, but for the checksum."""
+        """Return the fields from which `of` makes it again, without the checksum."""
         return {
             "names": [*self.names],
             "lost": {**self.lost},
@@ -153,7 +159,7 @@ CHANGED = "they were changed on the disk: their checksum is not that of the save
 
 
 def missing(dump: Dump) -> str:
-    """Return why a dump cannot be read, as far as its folder tells; empty where it may. Blocks."""
+    """Return why a dump's file is missing or has another size; empty where not. Blocking."""
     try:
         found = dump.path.lstat()
     except OSError as error:
@@ -162,7 +168,7 @@ def missing(dump: Dump) -> str:
 
 
 async def damage(dump: Dump) -> str:
-    """Return why a file is not what was written; empty where it is."""
+    """Return why a dump's file is not as written, by size and checksum; empty where it is."""
     failure = await anyio.to_thread.run_sync(missing, dump)
     if failure or not dump.checksum:
         return failure
@@ -177,9 +183,10 @@ async def damage(dump: Dump) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """What a kernel has loaded. `lost` maps names to reasons, `behind` lay after a lost one.
+    """The result of loading a dump: `names` were loaded, `lost` maps the others to reasons.
 
-    `missing` are files of the dump that do not exist in this kernel.
+    `behind` are names stored after a lost one, which could not be read. `missing` are files of the
+    dump that do not exist in this kernel.
     """
 
     names: tuple[str, ...]
@@ -198,7 +205,7 @@ async def take(
 ) -> Dump:
     """Write the variables of an idle kernel to `path`, except those in `leave`.
 
-    `seconds` of its processor time are for all of them, 0 for `SECONDS`. Raises HibernationError
+    They may take `seconds` of its processor time, 0 stands for `SECONDS`. Raises HibernationError
     for a fault of the kernel, OSError.
     """
     seconds = seconds or SECONDS
@@ -233,10 +240,10 @@ async def give(kernel: Kernel, dump: Dump, leave: Iterable[str] = ()) -> Loaded:
 
 @asynccontextmanager
 async def handed_over(kernel: Kernel, dump: Dump) -> AsyncIterator[None]:
-    """Have `kernel` get a dump, which it can `load` within the block.
+    """Send a dump to `kernel`, which can `load` it inside the block.
 
-    A large one flows through a pipe while it is loaded: a descriptor of the file could be opened
-    again to write to it. Raises HibernationError for a fault of the kernel, OSError.
+    A large one is piped while it is loaded. The kernel gets no descriptor of the file, which it
+    could reopen to write to it. Raises HibernationError for a fault of the kernel, OSError.
     """
     descriptor = os.open(dump.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     with open(descriptor, "rb", buffering=0) as file:
@@ -258,7 +265,7 @@ async def handed_over(kernel: Kernel, dump: Dump) -> AsyncIterator[None]:
 
 @asynccontextmanager
 async def _beside(work: Callable[[], Awaitable[None]]) -> AsyncIterator[None]:
-    """Run `work` until the block ends. Raises what both do: its OSError, if there is one."""
+    """Run `work` until the block ends. Raises an OSError of `work`, else the block's error."""
     failure: KernelMcpError | OSError | None = None
 
     async def run() -> None:
@@ -327,8 +334,9 @@ async def _store(kernel: Kernel, path: Path, size: int) -> str:
 
 
 async def _piped(kernel: Kernel, file: FileIO, size: int, passed: Checksum) -> int:
-    """Have the kernel write its dump into a pipe: `size`, or 0 where it gets no descriptors.
+    """Receive the dump through a pipe into `file`, and return its `size`.
 
+    Returns 0 where the kernel cannot be given a descriptor: the dump has to be asked for in parts.
     Raises HibernationError, OSError.
     """
     reader, writer = make_pipe()
@@ -354,7 +362,7 @@ async def _piped(kernel: Kernel, file: FileIO, size: int, passed: Checksum) -> i
 
 
 def _let_go(kernel: Kernel) -> None:
-    """Make the kernel free its dump, whose buffers are the variables' memory; no wait."""
+    """Ask the kernel to free its dump, whose buffers are the variables' memory; do not wait."""
     with (
         suppress(LaunchError),
         kernel.asking("shell", "kernel_mcp_dump_part_request", {"bytes": 0}),
@@ -377,7 +385,11 @@ async def _ask(
     *buffers: bytes,
     given: int | None = None,
 ) -> Message:
-    """The answer to a shell request, which is interrupted when late. Raises HibernationError."""
+    """Send a shell request and return the reply; the kernel is interrupted when it is late.
+
+    `seconds` are processor time. Raises UnsavableError for a reply that reports a failure,
+    HibernationError for none.
+    """
     try:
         with kernel.asking("shell", kind, content, buffers, given) as answer:
             try:
@@ -400,7 +412,10 @@ async def _ask(
 
 
 async def _patience(kernel: Kernel, answer: Answer, seconds: float) -> None:
-    """Wait until `seconds` have passed on the clock and as processor time of the kernel."""
+    """Wait for an answer until the kernel has used `seconds` of processor time.
+
+    At least `seconds`, at most `PATIENCE` times that, pass on the clock.
+    """
     with anyio.move_on_after(seconds):
         before = kernel.handle.usage().cpu_s
         await answer.done.wait()
@@ -431,7 +446,7 @@ def _names(value: object) -> tuple[str, ...]:
 
 
 def _changes(reply: Mapping[str, Any]) -> dict[str, str]:
-    """Names with reasons; records of earlier versions have a list of copied arrays."""
+    """Return names with reasons; records of earlier versions have a list of copied arrays."""
     copies = dict.fromkeys(_names(reply.get("copies", [])), COPIED)
     return {**copies, **_reasons(reply.get("changed", {}))}
 

@@ -1,10 +1,11 @@
-"""What sessions leave for later servers: an entry for each, written so that a crash leaves a whole.
+"""On-disk store of persisted sessions. A crash during a write leaves the old save or the new one.
 
-In a folder of this user alone, which no session sees, an entry has a workspace in `w`, packages in
-`p`, and in `r` its record and the newest dump of its variables, which are named by a manifest that
-is replaced in one step. Who uses an entry holds flock(2) on a file in `l`, which ends with it.
+It is a folder of this user alone, which no session sees. An entry has its workspace in `w`, its
+packages in `p`, and in `r` its record and the newest dump of its variables. Both are named by a
+manifest that is replaced atomically. A server that uses an entry holds flock(2) on a file in `l`,
+which is released when the process ends.
 
-Versions that know format 1 alone have records in `k`, where they overwrite what they cannot read.
+Versions that know only format 1 have records in `k`, where they overwrite what they cannot read.
 """
 
 from __future__ import annotations
@@ -43,10 +44,10 @@ from kernel_mcp.sessions.trace import traced
 from kernel_mcp.sessions.words import duration
 
 MOST_ENTRIES = 200_000
-"""Files that are counted of one entry."""
+"""Most files that are counted of one entry."""
 _ID = re.compile(rf"[0-9a-f]{{{ID_CHARS}}}")
 ENDING_S = 5.0
-"""How long one waits for a server that is about to end: clients start the next one meanwhile."""
+"""Longest wait, in seconds, for a server that is ending: clients start the next one meanwhile."""
 LOOKING_S = 0.1
 PAUSE_S = 0.01
 _DUMP = "variables-"
@@ -54,11 +55,11 @@ _BRANCHED = "branched"
 _ADOPTED = "adopted"
 TRACE = "cells.now"
 _GONE = ".gone"
-"""How the record of an entry ends whose removal has begun."""
+"""Suffix of the record's folder of an entry whose removal has begun."""
 _WAS = ".was"
-"""How the file ends that tells the next session of an entry what was removed, and why."""
+"""Suffix of the file that tells the next session of an entry what was removed, and why."""
 WORD = b'{"format": 2}'
-"""The manifest that tells an older version why it does not have a session."""
+"""A manifest for older versions, which report its format as the reason why a session is missing."""
 
 ROOM = "others took the room that kept sessions have (--persist)"
 
@@ -67,7 +68,10 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """An entry as a list of them shows it: `used` is when a server last wrote to it."""
+    """An entry as it is listed. `used` is the time of the last write; `held` says if it is locked.
+
+    `saved` is None where nothing was saved or it cannot be read.
+    """
 
     id: str
     saved: Saved | None
@@ -77,30 +81,30 @@ class Stored:
 
     @property
     def owner(self) -> str:
-        """The principal of its session; those of no principal have one owner."""
+        """The principal of its session; empty for sessions of no principal."""
         folder = self.saved.folder if self.saved is not None else ""
         return folder if folder.startswith(OF_PRINCIPAL) else ""
 
 
 BESIDE_BYTES = 2 * MIB
-"""Of the disk that variables leave free: the manifest and the history of cells are written after
-them."""
+"""Free bytes of the disk that variables must leave: the manifest and the history of cells are
+written after them."""
 
 
 class SaveFolder:
-    """Where the variables of one session lie: the newest dump, and manifests that name it.
+    """The saved variables of one session: the newest dump, and manifests that name it.
 
-    `saved` is None where nothing was saved. All methods block, and raise OSError.
+    `saved` is None where nothing was saved. All methods are blocking, and raise OSError.
     """
 
     def __init__(self, folder: Path, most_bytes: int) -> None:
-        """Variables may take `most_bytes`; 0 is no bound."""
+        """Variables may take `most_bytes`; 0 is no limit."""
         self.folder = folder
         self.saved: Saved | None = None
         self._most_bytes = most_bytes
 
     def dump(self) -> Dump | None:
-        """Return the variables that were saved. Raises HibernationError for impossible ones."""
+        """Return the saved dump; None for none. Raises HibernationError for a malformed record."""
         saved = self.saved
         if saved is None or not saved.dump:
             return None
@@ -108,7 +112,7 @@ class SaveFolder:
         return Dump.of(path, saved.size, saved.variables, saved.checksum)
 
     def fresh(self) -> Path:
-        """Where to write the next dump; what a failed one left there is replaced."""
+        """Return the path for the next dump; a file that a failed one left there is overwritten."""
         return self.folder / (
             _DUMP + ("b" if self.saved and self.saved.dump == _DUMP + "a" else "a")
         )
@@ -120,22 +124,25 @@ class SaveFolder:
         return max(0, self._most_bytes - self._beside())
 
     def free(self) -> int:
-        """Return how many bytes the disk has for the variables."""
+        """Return how many bytes of the disk are free for the variables."""
         disk = os.statvfs(self.folder)
         return max(0, disk.f_bavail * disk.f_frsize - BESIDE_BYTES)
 
     def _beside(self) -> int:
-        """Bytes of what shares the bound with the variables."""
+        """Return the bytes of other files that count towards the same bound."""
         return 0
 
     def commit(self, saved: Saved) -> None:
-        """Make this what was saved. What was saved before stays where that fails."""
+        """Replace the manifest by `saved`, and remove older dumps.
+
+        The former save stays where that fails.
+        """
         manifest.write(self.folder, saved.data())
         self.saved = saved
         self.tidy()
 
     def tidy(self) -> None:
-        """Remove dumps that were not saved."""
+        """Remove dumps that the manifest does not name."""
         there = self.saved.dump if self.saved is not None else ""
         for old in self.folder.glob(f"{_DUMP}*"):
             if old.name != there:
@@ -148,16 +155,17 @@ class SaveFolder:
 
 
 class Entry(SaveFolder):
-    """One session's place in a store, for the server that holds it. All methods block.
+    """The entry of one session in a store, for the server that has locked it.
+
+    All methods are blocking.
 
     `saved` is None, too, where it cannot be read: `problem` says why. `unknown` is set for an entry
-    of another version of this server, in which nothing may be written, and `other` for one with the
-    save of another session, in which nothing may, either. `repaired` says why the copy
-    of the manifest was read. `overtaken` names the variables that an older version has kept of the
-    session since, None for nothing. `removed` says why the store has removed what was there, and
-    which variables. `branched` says that the session had branches when its last
-    server was killed, or has some now, and `adopted` that it has adopted one since its variables
-    were saved.
+    of another version of this server, and `other` for one with the save of another session; nothing
+    may be written to either. `repaired` says why the copy of the manifest was read. `overtaken`
+    names the variables that an older version has saved of the session since, None if it has not.
+    `removed` says why the store has removed an earlier save, and which variables. `branched` says
+    that the session had branches when its last server was killed, or has some now, and `adopted`
+    that it has adopted one since its variables were saved.
     """
 
     def __init__(self, store: SessionStore, key: Key, lock: int, id: str = "") -> None:  # noqa: A002  # what it is
@@ -179,7 +187,7 @@ class Entry(SaveFolder):
 
     @property
     def used(self) -> float:
-        """When something was last written to it, in seconds since 1970."""
+        """Time of the last write to it, in seconds since 1970."""
         return _used(self.folder)
 
     @property
@@ -193,7 +201,7 @@ class Entry(SaveFolder):
         return self.folder / TRACE
 
     def make(self) -> None:
-        """Make what is missing of its folders, and read what was saved. Raises OSError."""
+        """Create its missing folders, and read what was saved. Raises OSError."""
         self.saved, self.problem, self.repaired = None, "", ""
         self.unknown = self.other = None
         for folder in (self.folder, self.records):
@@ -211,7 +219,10 @@ class Entry(SaveFolder):
         self.overtaken = self._overtaken()
 
     def _overtaken(self) -> tuple[str, ...] | None:
-        """Names of what an older version has kept since the last save. Leave a word for it."""
+        """Return names of variables that an older version has saved since the last save.
+
+        None where it has saved nothing. Then a manifest is written for it, see `WORD`.
+        """
         place = self.former / MANIFEST
         try:
             private_folder(self.former)
@@ -230,13 +241,13 @@ class Entry(SaveFolder):
             return None
 
     def branch(self, branched: bool) -> None:
-        """Tell the next server whether there are branches. Raises OSError."""
+        """Record, for the next server, whether there are branches. Raises OSError."""
         mark = self.folder / _BRANCHED
         mark.touch() if branched else mark.unlink(missing_ok=True)
         self.branched = branched
 
     def adopt(self, adopted: bool) -> None:
-        """Tell the next server whether variables of a branch were not saved. Raises OSError."""
+        """Record, for the next server, whether an adopted branch is unsaved. Raises OSError."""
         mark = self.folder / _ADOPTED
         mark.touch() if adopted else mark.unlink(missing_ok=True)
         self.adopted = adopted
@@ -245,7 +256,7 @@ class Entry(SaveFolder):
         return _holds(self.workspace) + _holds(self.layer) + _holds(self.records)
 
     def drop_variables(self, cell: int) -> None:
-        """Forget the variables that were saved: after this cell there are none."""
+        """Forget the saved variables: after `cell` there are none."""
         if self.saved is not None:
             none = dataclasses.replace(
                 self.saved, dump="", size=0, checksum="", variables={}, moment=0.0
@@ -253,9 +264,9 @@ class Entry(SaveFolder):
             self.commit(dataclasses.replace(none, cell=cell, through=cell, undone=False))
 
     def remove(self) -> None:
-        """Remove all of it. Raises OSError when something stays.
+        """Remove the entry. Raises OSError when something stays.
 
-        From its first step on there is nothing to come back, and `finish_removal` can go on.
+        After the first step nothing can be restored, and `finish_removal` can complete it.
         """
         with contextlib.suppress(FileNotFoundError):
             self.folder.rename(self._gone)
@@ -271,12 +282,12 @@ class Entry(SaveFolder):
         return self.folder.with_name(self.folder.name + _GONE)
 
     def ends(self) -> None:
-        """Have others wait for it: it is about to be closed."""
+        """Mark the entry as about to be closed, so that other servers wait for it."""
         if self._lock >= 0:
             os.pwrite(self._lock, b"ends", 0)
 
     def close(self) -> None:
-        """Let others have it."""
+        """Release the lock of the entry."""
         if self._lock >= 0:
             os.close(self._lock)
             self._lock = -1
@@ -285,8 +296,8 @@ class Entry(SaveFolder):
 class SessionStore:
     """The entries of this user's sessions below `folder`, which is made where it is missing.
 
-    They may hold `most_bytes` together, 0 for no bound, and last `most_s` seconds after their last
-    use; `now` is the time in seconds since 1970. All methods block.
+    They may hold `most_bytes` together, 0 for no limit, and expire `most_s` seconds after their
+    last use; `now` returns the time in seconds since 1970. All methods are blocking.
     """
 
     def __init__(
@@ -308,14 +319,14 @@ class SessionStore:
         self._locks = folder / "l"
 
     def make(self) -> None:
-        """Make its folders. Raises OSError, PermissionError where others could write to them."""
+        """Create its folders. Raises OSError, PermissionError if others could write to them."""
         private_folder(self._folder)
         for folder in (self.workspaces, self.layers, self.records, self.former, self._locks):
             folder.mkdir(mode=0o700, exist_ok=True)
         self._take_all_over()
 
     def open(self, key: Key) -> Entry | None:
-        """The entry of a key, empty where there is none; None while another server has it.
+        """Lock and return the entry of a key, empty if it is new; None while another server has it.
 
         One that has expired is removed first. Raises OSError.
         """
@@ -347,7 +358,7 @@ class SessionStore:
         return (saved or bool(traced(folder / TRACE))) and not self._expired(folder)
 
     def _take_all_over(self) -> None:
-        """Take over what older versions have saved, but for what a server has. Raises OSError."""
+        """Take over all saves of older versions that no server has locked. Raises OSError."""
         for id in _names(self.former):  # noqa: A001
             if not (self.records / id).exists() and (lock := self._hold(id)) is not None:
                 try:
@@ -356,7 +367,7 @@ class SessionStore:
                     os.close(lock)
 
     def _take_over(self, id: str) -> None:  # noqa: A002  # what it is
-        """Take over what an older version has saved of an entry that is held. Raises OSError."""
+        """Take over an older version's save of an entry that is locked here. Raises OSError."""
         former, place = self.former / id, self.records / id
         if not former.is_dir() or place.exists() or place.with_name(id + _GONE).exists():
             return
@@ -367,14 +378,14 @@ class SessionStore:
         former.rename(place)
 
     def entries(self) -> list[Stored]:
-        """All entries, the one used last first. Raises OSError."""
+        """Return all entries, the most recently used first. Raises OSError."""
         self._take_all_over()
         return sorted(self._entries(), key=lambda each: -each.used)
 
     def forget(self, id: str, why: str = "") -> bool:  # noqa: A002  # what it is
-        """Remove an entry; False while a server has it. Raises OSError.
+        """Remove an entry; return False while a server has it. Raises OSError.
 
-        The next session that would have had it is told `why`, unless that is empty.
+        The next session with its key gets `why` in a notice, unless that is empty.
         """
         lock = self._hold(id)
         if lock is None:
@@ -393,7 +404,7 @@ class SessionStore:
         return f"it was not used for {duration(self.most_s)} (--persist)"
 
     def _leave_word(self, folder: Path, why: str) -> None:
-        """Write what is about to be removed of an entry, and why; nothing without a reason."""
+        """Write the names of variables about to be removed, and why; nothing if `why` is empty."""
         word = folder.with_name(folder.name + _WAS)
         word.unlink(missing_ok=True)
         saved = None
@@ -405,7 +416,7 @@ class SessionStore:
                 word.write_text(text)
 
     def _take_word(self, id: str) -> tuple[str, tuple[str, ...]] | None:  # noqa: A002
-        """Read why an entry was removed and its variables, once; None where nothing was."""
+        """Read, once, why an entry was removed and its variables; None if it was not removed."""
         word = self.records / f"{id}{_WAS}"
         try:
             said = json.loads(word.read_text())
@@ -417,7 +428,7 @@ class SessionStore:
             return "no reason can be read", ()
 
     def drop_words(self, older_s: float = 0.0) -> None:
-        """Remove what tells of removed entries, written so many seconds ago or longer."""
+        """Remove the files that `_leave_word` wrote `older_s` seconds ago or earlier."""
         for word in self.records.glob(f"*{_WAS}"):
             with contextlib.suppress(OSError):
                 if self.now() - word.stat().st_mtime >= older_s:
@@ -448,10 +459,10 @@ class SessionStore:
         return {id for id in found if not (self.records / id).exists()}  # noqa: A001
 
     def make_room(self) -> list[Stored]:
-        """Remove what has expired, then the longest unused until all fit; what was removed.
+        """Remove expired entries, then the least recently used until all fit; return the removed.
 
-        Of principals, those go first that have the most, and nothing of one that has no more than
-        an equal part.
+        Entries of the principal with the most bytes go first; a principal that has no more than an
+        equal share loses none. Locked entries stay.
         """
         removed: list[Stored] = []
         found = self.entries()
@@ -505,7 +516,10 @@ class SessionStore:
         return bool(used) and self.now() - used > self.most_s
 
     def _hold_in_time(self, name: str) -> int | None:
-        """As `_hold`, but wait for who says that it ends, and for who only looks."""
+        """Lock an entry like `_hold`, but wait for a server that is ending or only lists it.
+
+        None where another server still has it after `ENDING_S` or `LOOKING_S` seconds.
+        """
         began = time.monotonic()
         while (lock := self._hold(name)) is None:
             with contextlib.suppress(OSError):
@@ -517,7 +531,7 @@ class SessionStore:
         return lock
 
     def _hold(self, name: str) -> int | None:
-        """A descriptor with the lock of an entry; None while another process has that."""
+        """Lock an entry and return the descriptor; None while another process has the lock."""
         path = self._locks / name
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
         while (fd := try_lock(os.open(path, flags, 0o600))) is not None:
@@ -529,7 +543,7 @@ class SessionStore:
 
 
 def _names(folder: Path) -> set[str]:
-    """The entries that have something in a folder."""
+    """Return the ids of entries that have something in a folder."""
     try:
         found = {path.name.removesuffix(_GONE) for path in folder.iterdir()}
     except FileNotFoundError:
@@ -538,7 +552,7 @@ def _names(folder: Path) -> set[str]:
 
 
 def _used(folder: Path) -> float:
-    """When something was last written to an entry; 0 for one that is not there."""
+    """Return the time of the last write to an entry, in seconds since 1970; 0 without one."""
     times = [0.0]
     for path in (folder, folder / MANIFEST, folder / TRACE):
         with contextlib.suppress(OSError):
@@ -547,7 +561,7 @@ def _used(folder: Path) -> float:
 
 
 def _holds(folder: Path) -> int:
-    """Bytes in a folder; 0 where there is none."""
+    """Return the bytes in a folder; 0 where there is none."""
     try:
         fd = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:

@@ -1,7 +1,7 @@
-"""Cells of many busy sessions begin in the order in which they came, a few at a time.
+"""A fair queue: cells of many busy sessions begin in the order of their arrival, a few at a time.
 
-Kernels that are all handed their cells at once get processors in an order of the operating
-system's: of 64 sessions with quick cells, the busiest ran an eighth more than the least busy.
+Without it the operating system chooses which kernel gets a processor: of 64 sessions with quick
+cells, the busiest ran an eighth more cells than the least busy.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ import anyio
 MOST = os.cpu_count() or 1
 """Cells that have just begun: one for each processor."""
 HOLD_S = 0.005
-"""After which a cell that still runs is no quick one, and the next may begin."""
+"""Seconds after which a cell that still runs does not count as quick, and the next may begin."""
 
 
 class Turns:
-    """One for a server; for its event loop alone."""
+    """The fair queue of a server, for use in its event loop only."""
 
     def __init__(self, most: int = MOST, hold_s: float = HOLD_S) -> None:
         self._free = most
