@@ -25,19 +25,19 @@ from kernel_mcp.policy.worker import Answer, content_of, question, written
 from kernel_specs.template import linux
 
 LONG_CODE_CHARS = 2_000
-"""Longer code is checked elsewhere: 60 lines take half a millisecond, a message a quarter."""
+"""Longer code is checked in a process: 60 lines take 0.5 ms, a message to the process 0.25 ms."""
 IDLE_S = 600.0
-"""After which a process is ended, which takes 18 MiB, and 70 ms to start."""
+"""Idle seconds after which the process is ended; it takes 18 MiB, and 70 ms to start."""
 ATTEMPTS = 2
 
 logger = logging.getLogger(__name__)
 
 
 class Checks:
-    """One for a server; its process starts when it is needed."""
+    """The checks of a server; their process starts when it is needed."""
 
     def __init__(self, remark: Callable[[str], None] = lambda _text: None) -> None:
-        """`remark` takes what the next answers are to say."""
+        """`remark` adds a text to the next answers."""
         self._remark = remark
         self._turn = anyio.Lock()
         self._idle: asyncio.TimerHandle | None = None
@@ -61,9 +61,10 @@ class Checks:
         compiled: bool = True,
         imports: bool = True,
     ) -> Report:
-        """As `policy.check.check`; without `imports` those may be left out of the report.
+        """Check code as `policy.check.check` does, and return its report.
 
-        Raises ServerFailure: the code must not run.
+        Without `imports` the report may lack those. Raises ServerFailure if the check failed: the
+        code must not run.
         """
         here = partial(
             check,
@@ -104,7 +105,7 @@ class Checks:
         await self._process.aclose()
 
     async def _ask(self, message: bytes) -> bytes | None:
-        """Return the answer, None where no process can be started. Raises ServerFailure."""
+        """Return the answer of the process; None if it cannot be started. Raises ServerFailure."""
         async with self._turn:
             if self._idle is not None:
                 self._idle.cancel()

@@ -1,6 +1,6 @@
-"""The manifest of a persisted session: a record that proves itself whole, and lies there twice.
+"""The manifest of a persisted session, which is written twice and carries its own digest.
 
-It ends with a digest of all that stands before, and has the checksum of the dump. `FORMAT` is the
+It ends with a digest of its content, which includes the checksum of the dump. `FORMAT` is the
 format of everything in an entry: manifest, rows of cells, cells since the save, dumps.
 """
 
@@ -19,21 +19,21 @@ from kernel_mcp.config.values import MIB
 from kernel_mcp.records import dataclass
 
 FORMAT = 2
-"""Raise it with every change of what an entry holds, which older servers would misread."""
+"""To be raised with every change of an entry that older servers would misread."""
 READABLE = (1, 2)
 """Formats that this server reads; 1 has no checksums."""
 MANIFEST = "manifest.json"
 COPY = "manifest.copy.json"
 MOST_BYTES = 64 * MIB
 OF_PRINCIPAL = "principal "
-"""How the place of a key begins that is a principal and no folder."""
+"""Prefix of `Key.folder` for a session that belongs to a principal, not to a folder."""
 ID_CHARS = 32
 _DIGEST = b', "kernel-mcp/digest": "'
 _NEW = ".new"
 
 
 class UnknownFormat(ValueError):
-    """A manifest that another version of this server has written; `names` are its variables."""
+    """Raised for a manifest of another version of this server; `names` are its variables."""
 
     def __init__(self, known: object, names: tuple[str, ...]) -> None:
         super().__init__(
@@ -44,7 +44,7 @@ class UnknownFormat(ValueError):
 
 
 class OtherSession(ValueError):
-    """A manifest that lies where that of another session belongs."""
+    """Raised for a manifest in the folder of another session."""
 
     def __init__(self) -> None:
         super().__init__("its folder has the save of another session")
@@ -52,14 +52,14 @@ class OtherSession(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """Key of a stored entry: the working folder of the server and a session's name."""
+    """Key of a stored entry: the server's working folder, or a principal, and a session's name."""
 
     folder: str
     name: str
 
     @property
     def id(self) -> str:
-        """The name of its folders."""
+        """Name of the entry's folders."""
         text = json.dumps([self.folder, self.name])
         return hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()[:ID_CHARS]
 
@@ -68,14 +68,14 @@ class Key:
 class Saved:
     """The content of a manifest.
 
-    moment       when the variables were saved, in seconds since 1970; 0 for never
-    cell         the last cell whose work they hold
-    through      the last cell when they were saved, which may have been undone
+    moment       time of the save of the variables, in seconds since 1970; 0 for never
+    cell         the last cell whose effects they hold; None for none
+    through      the last cell at the time of the save, which may have been undone
     python       version, implementation and machine of the kernel that saved them
     environment  its packages, as `name==version`
-    doors        what was open, by kind
-    undone       whether the session has gone back behind `cell` since
-    asked        what the session had asked for of its kernels
+    doors        grants of the session, by kind
+    undone       True if the session has gone back to before `cell` since
+    asked        requests of the session for its kernels, such as python and packages
     dump, size, checksum  the file of the variables, as `Dump`
     variables    what the dump holds, as `Dump.row`
     history      the cells, as `History.state`
@@ -99,7 +99,7 @@ class Saved:
 
     @classmethod
     def of(cls, data: Mapping[str, Any]) -> Saved:
-        """Return what a manifest says. Raises ValueError, UnknownFormat."""
+        """Return the content of a manifest. Raises ValueError if malformed, UnknownFormat."""
         if data.get("format") not in READABLE:
             raise UnknownFormat(data.get("format"), tuple(_names(data.get("variables"))))
         try:
@@ -126,7 +126,7 @@ class Saved:
             raise ValueError(f"it is damaged ({type(error).__name__}: {error})") from None
 
     def data(self) -> dict[str, Any]:
-        """Return what `of` makes it from again."""
+        """Return the JSON object from which `of` makes it again."""
         return {"format": FORMAT, **dataclasses.asdict(self)}
 
     @property
@@ -156,7 +156,7 @@ def _seal(body: bytes) -> bytes:
 
 
 def decode(text: bytes) -> Saved:
-    """Return what a manifest says. Raises ValueError where it is damaged, UnknownFormat."""
+    """Return the content of a manifest. Raises ValueError where it is damaged, UnknownFormat."""
     body, mark, _ = text.rpartition(_DIGEST)
     if mark and text[len(body) :] != _seal(body):
         raise ValueError("it is damaged: its digest is not that of its content")
@@ -173,10 +173,10 @@ def decode(text: bytes) -> Saved:
 
 
 def read(folder: Path, id: str = "") -> tuple[Saved | None, str]:  # noqa: A002  # what it is
-    """Return what the manifest in a folder says, and why its copy was read; empty for the first.
+    """Return the manifest in a folder, and why its copy was read; empty if it was not.
 
-    With an `id` it has to be that of its key. None where there is no manifest. Raises ValueError
-    where both are damaged, OtherSession, UnknownFormat, OSError.
+    With an `id` its key has to have that. None where there is no manifest. Raises ValueError where
+    both are damaged, OtherSession, UnknownFormat, OSError.
     """
     problems: list[str] = []
     failure: OSError | None = None
@@ -239,7 +239,7 @@ def write(folder: Path, data: Mapping[str, Any]) -> None:
 
 
 def sync(path: Path) -> None:
-    """Write a file, or the names in a folder, to the disk."""
+    """Flush a file, or the names in a folder, to the disk. Raises OSError."""
     fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         os.fsync(fd)

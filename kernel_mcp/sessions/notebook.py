@@ -188,7 +188,7 @@ class _Writer:
         return pieces
 
     def _value(self, part: Part) -> list[bytes] | str:
-        """A value for the schema, objects for JSON types only; or the reason without one."""
+        """Return a value that the schema allows, objects for JSON types only; or why none is."""
         if part.problem:
             return part.problem
         try:
@@ -203,7 +203,10 @@ class _Writer:
         return _FULL if pieces is None else pieces
 
     def _json(self, part: Part) -> list[bytes] | None:
-        """As `_kept`. Raises NotJson, OSError; refused values count towards `JSON_VALUES` too."""
+        """Return the checked JSON of a part, or None when it does not fit. Raises NotJson, OSError.
+
+        A refused part counts towards `JSON_VALUES` too.
+        """
         shape = Shape()
         try:
             return self._kept(checked(part.raw(), shape, self._values_left, JSON_DEPTH))
@@ -211,7 +214,7 @@ class _Writer:
             self._values_left = max(0, self._values_left - shape.values)
 
     def _kept(self, pieces: Iterable[bytes]) -> list[bytes] | None:
-        """All pieces, or None when they do not fit."""
+        """Return all pieces, or None when they do not fit."""
         kept: list[bytes] = []
         size = 0
         for piece in pieces:

@@ -1,9 +1,9 @@
-"""Kernels started ahead of need, so that a new session gets one by a hand-over.
+"""Pooled kernels: started ahead of need, so that a new session gets one without waiting.
 
-A spare is complete: in its sandbox, its channels connected, waiting in an empty workspace of its
-own, with an empty package layer. The session that takes it gets these folders with it, by renames
-that the kernel does not notice because it holds the folders themselves and not their names. No user
-code runs before that.
+A pooled kernel, or spare, is complete: in its sandbox, its channels connected, waiting in an empty
+workspace of its own, with an empty package layer. The session that takes it gets these folders with
+it. They are renamed, which the kernel does not notice: it holds the folders themselves and not
+their names. No user code runs before that.
 """
 
 from __future__ import annotations
@@ -39,20 +39,20 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 NAME_BYTES = 8
-"""Of the random names of spares."""
+"""Random bytes in the name of a spare."""
 _HIDDEN = ".kernel-mcp-"
 _OURS = re.compile(rf"{re.escape(_HIDDEN)}[0-9a-f]{{8}}")
 _LOCK = "lock"
 _SPARE = re.compile(rf"\.?[0-9a-f]{{{2 * NAME_BYTES}}}(-\d+)?")
-"""With the names that a removal gives to what it has not got to."""
+"""Names of spares, and those that an unfinished removal has given to files."""
 
 
 @contextlib.contextmanager
 def spare_folder(parent: Path) -> Iterator[Path]:
-    """A hidden folder for spares in the operator's `parent`, on its file system for renames.
+    """Create a hidden folder for spares in the operator's `parent`, and yield it.
 
-    The end of the server removes it; the next server removes that of a killed one. Raises
-    ConfigError.
+    It is on the same file system as workspaces, so that a rename moves them. It is removed at the
+    end of the block, and that of a killed server by the next one. Raises ConfigError.
     """
     path = parent / f"{_HIDDEN}{secrets.token_hex(4)}"
     try:
@@ -73,7 +73,7 @@ def spare_folder(parent: Path) -> Iterator[Path]:
 
 
 def sweep_spares(parent: Path) -> None:
-    """Remove what killed servers have left in `parent`, as far as it is surely theirs."""
+    """Remove folders of killed servers from `parent`: those with nothing but a lock and spares."""
     for path in parent.glob(f"{_HIDDEN}*"):
         if _OURS.fullmatch(path.name):
             _remove_if_left(path)
@@ -115,7 +115,7 @@ def _remove_spare(path: Path) -> None:
 
 
 REFILL_DELAY_S = 0.02
-"""A pause before a spare is replaced, in which the session that took it can run its cell."""
+"""Seconds before a spare is replaced, in which the session that took it can run its cell."""
 RETRY_S = 30.0
 REHEARSAL_S = 5.0
 
@@ -146,10 +146,10 @@ class WarmPool:
         mark: Callable[[], object] = lambda: None,
         at_first: int | None = None,
     ) -> None:
-        """A spare never takes the last room that `capacity` leaves for a session.
+        """No spare is started if `capacity` then had no room for a session.
 
-        Until a second kernel begins there are `at_first` spares, `size` by default. `mark` tells
-        what spares are made for; when it has changed they are not used.
+        Until sessions have asked for two kernels there are `at_first` spares, `size` by default. A
+        spare is not used if the value of `mark` has changed since its start.
         """
         self._mark = mark
         self._source = source
@@ -160,10 +160,10 @@ class WarmPool:
         self._layers = layers
         self._spares: deque[_Spare] = deque()
         self._replaced: list[tuple[Path, Path]] = []
-        """Folders of sessions under their new names, and those that are in their place now."""
+        """Replaced folders of sessions under their new names, and the places that they had."""
         self._taken = anyio.Event()
         self._begun = 0
-        """Kernels that sessions have had."""
+        """Number of kernels for which sessions have asked."""
 
     @property
     def _wanted(self) -> int:
@@ -171,11 +171,11 @@ class WarmPool:
 
     @property
     def ready(self) -> int:
-        """Spares that can be taken now."""
+        """Number of spares that can be taken now."""
         return len(self._spares)
 
     async def fill(self) -> None:
-        """Keep the pool filled for ever; has to be run as a task."""
+        """Keep the pool filled until cancelled."""
         while self._size:
             self._taken = anyio.Event()
             with Barrier("keeping kernels in reserve") as barrier:
@@ -196,7 +196,7 @@ class WarmPool:
                 await self._drop(self._spares.popleft())
 
     async def start(self, request: KernelRequest, progress: ProgressCallback) -> Kernel:
-        """A spare when one fits the request, else a kernel started now. Raises KernelMcpError."""
+        """Return a spare that fits the request, else start a kernel. Raises KernelMcpError."""
         self._begun += 1
         if len(self._spares) < self._wanted:
             self._taken.set()
@@ -233,7 +233,7 @@ class WarmPool:
         return _Spare(kernel, workspace, layer, mark)
 
     async def _hand_over(self, spare: _Spare, request: KernelRequest) -> bool:
-        """Rename a spare's folders to the session's; whether the spare can be used."""
+        """Rename a spare's folders to the session's; return False if it cannot be used."""
         handle = spare.kernel.handle
         if handle.exit is not None or handle.stopped or spare.mark != self._mark():
             return False
@@ -243,7 +243,7 @@ class WarmPool:
         return True
 
     def _hand_over_layer(self, spare: _Spare, layer: Path | None) -> bool:
-        """Rename the spare's layer to the session's; False when that has content."""
+        """Rename the spare's layer to the session's; return False if that has content."""
         if layer is None:
             return True
         try:
@@ -259,7 +259,7 @@ class WarmPool:
         return True
 
     async def _hand_over_workspace(self, spare: _Spare, workspace: Path) -> None:
-        """Rename the spare's folder to the session's and move what is there into it."""
+        """Rename the spare's workspace to the session's, with the files of that."""
         filled = any(workspace.iterdir())
         try:
             if filled:
@@ -296,14 +296,14 @@ def _adds_nothing(layer: Path | None) -> bool:
 
 
 async def _prewarm(kernel: Kernel) -> None:
-    """Run a cell that leaves no trace: it faults the pages in that the first real one needs."""
+    """Run a cell that leaves no trace, so that the pages a first cell needs are in memory."""
     run = kernel.prewarm("print(1)\n1")
     with anyio.move_on_after(REHEARSAL_S):
         await run.finished.wait()
 
 
 def _dissolve(old: Path, place: Path) -> None:
-    """Remove a replaced folder; move what arrived meanwhile to `place`."""
+    """Remove a replaced folder, and move files that were written to it meanwhile to `place`."""
     with contextlib.suppress(FileNotFoundError):  # already removed
         if any(old.iterdir()) and place.is_dir():
             _move_content(old, place)

@@ -1,4 +1,4 @@
-"""Collection of idle sessions: their kernels hibernate once nobody has called for a time."""
+"""Hibernation of sessions that were idle for a time."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ AT_ONCE = 4
 
 
 class Reaper:
-    """Hibernates idle sessions; none where `idle_timeout_s` is infinite. A busy one is not idle."""
+    """Hibernates sessions idle for `idle_timeout_s` seconds; none where that is infinite."""
 
     def __init__(self, manager: SessionManager, idle_timeout_s: float, clock: Clock) -> None:
         self._manager = manager
@@ -29,7 +29,7 @@ class Reaper:
         self._clock = clock
 
     def expired(self) -> list[Session]:
-        """The sessions whose time is over now, longest idle first."""
+        """Return the sessions to retire now, longest idle first."""
         now = self._clock()
         found = [
             session
@@ -41,7 +41,7 @@ class Reaper:
         return sorted(found, key=lambda session: session.last_used)
 
     async def collect(self) -> None:
-        """Retire what has expired."""
+        """Retire expired sessions."""
         limiter = anyio.CapacityLimiter(AT_ONCE)
         async with anyio.create_task_group() as tasks:
             for session in self.expired():
@@ -56,7 +56,7 @@ class Reaper:
                     await self._manager.retire(session)
 
     async def run(self) -> None:
-        """Collect for ever, looking often enough to be late by a twentieth of the timeout."""
+        """Collect until cancelled, so often that it is late by a twentieth of the timeout."""
         if math.isinf(self._idle_timeout_s):
             return
         pause = max(MIN_PAUSE_S, min(MAX_PAUSE_S, self._idle_timeout_s / LOOKS_PER_TIMEOUT))

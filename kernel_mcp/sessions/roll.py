@@ -1,4 +1,4 @@
-"""Which handle a new session has: a server makes it up, a fleet has one roll for all nodes."""
+"""Handles of new sessions: a server makes its own, a fleet has one registry for all nodes."""
 
 from __future__ import annotations
 
@@ -10,25 +10,26 @@ if TYPE_CHECKING:
 
 
 def new_handle() -> str:
-    """A handle that nobody guesses: 72 random bits."""
+    """Return an unguessable handle of 72 random bits."""
     return "s-" + secrets.token_urlsafe(9)
 
 
 class Roll(Protocol):
-    """The handles of sessions, and who has which."""
+    """The registry of session handles and their owners."""
 
     def handle(self) -> str:
-        """A handle for a session that nothing but itself leads to, such as a branch."""
+        """Return a handle for a session that is found only by it, such as a branch."""
 
     async def enter(self, principal: str, ask: Ask, default: str) -> str:
-        """The handle of a session that is to be opened; `default` is where a default one is found.
+        """Register a session that is about to be opened, and return its handle.
 
-        It is that of one kept under its name, which is open nowhere, if there is one. Raises
-        KernelMcpError where it is open elsewhere.
+        `default` is the key by which the default session is found; empty for other sessions. A
+        persisted session that is open nowhere gets its former handle. Raises KernelMcpError if it
+        is open elsewhere.
         """
 
     async def strike(self, handle: str) -> None:
-        """The session of a handle from `enter` was not opened."""
+        """Remove a handle from `enter` whose session was not opened."""
 
 
 class OwnRoll:

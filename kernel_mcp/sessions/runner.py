@@ -131,19 +131,22 @@ class CellQueue:
         self.cells.ended(cell, RECORD_BYTES)
 
     def place(self, cell: Cell) -> int:
-        """How many cells have to end before `cell` begins; 0 once it runs."""
+        """Return how many cells have to end before `cell` begins; 0 once it runs."""
         if cell not in self._waiting:
             return 0
         return self._waiting.index(cell) + (self.current is not None)
 
     def withdraw(self, cause: str, cell: Cell | None = None) -> Cell | None:
-        """End `cell` if it waits, or the first waiting one; None when there is none."""
+        """End `cell` if it waits, by default the first waiting one; return it, None for none."""
         cell = cell or self.first
         return self._drop(cell, cause) if cell is not None and cell in self._waiting else None
 
     @contextmanager
     def attending(self, cell: Cell) -> Iterator[None]:
-        """Inside this block a call waits for `cell`, whose end it tells if it can."""
+        """Count a call that waits for `cell` inside this block.
+
+        If it leaves before the end of the cell, the session's next answer reports that.
+        """
         cell.called = True
         cell.calls += 1
         try:
@@ -174,7 +177,7 @@ class CellQueue:
             self.current.told = True
 
     def file_away(self) -> list[int]:
-        """Move ended cells to disk; the numbers of those without a delivered answer."""
+        """Move ended cells to disk; return the numbers of those without a delivered answer."""
         ended = [cell for cell in self.cells.untold if cell.finished.is_set()]
         for cell in ended:
             cell.told = True
@@ -183,7 +186,7 @@ class CellQueue:
         return [cell.number for cell in ended]
 
     def refuse(self, cause: str) -> list[int]:
-        """End every waiting cell with `cause` and move it to disk; the numbers."""
+        """End every waiting cell with `cause`, move ended cells to disk, return their numbers."""
         while self._waiting:
             self._drop(self._waiting[0], f"it was not run: {cause}")
         return self.file_away()
@@ -197,7 +200,7 @@ class CellQueue:
 async def refuse(
     code: str, policy: Policy, workspace: Path, *, checks: Checks, python: str = ""
 ) -> Failure | None:
-    """The policy's refusal as a cell's failure, or None when the code may run.
+    """Check code by the policy, and return the failure of a refused cell; None if it may run.
 
     Modules in `workspace` may be imported. Code that does not parse is refused, unless the kernel's
     `python` is newer than the server's and may know more syntax; then only its guard applies.
@@ -220,7 +223,7 @@ async def refuse(
 
 
 RESTART_S = 0.7
-"""Longest delay of an answer about a death until a fresh kernel is up."""
+"""Longest wait, in seconds, for a fresh kernel before the death of one is reported."""
 
 
 NOT_PREPARED = "it was stopped while packages were being installed; no line of it was run"
@@ -254,7 +257,7 @@ class CellRunner:
         self._turns = turns
 
     async def prepare(self, cell: Cell, work: Callable[[Cell], Awaitable[None]]) -> None:
-        """Do what a cell needs before it runs; it ends where that fails or is stopped."""
+        """Call `work` before a cell runs; the cell ends if that fails or is stopped."""
         handle, scope = self._lifecycle.request.session, anyio.CancelScope()
         cell.phase, cell.state_as_of = Phase.INSTALL, self._lifecycle.state_as_of
         doing = f"installing for cell {cell.number}"
@@ -342,7 +345,10 @@ class CellRunner:
         return outcome
 
     async def _settle(self, cell: Cell) -> str:
-        """Stop the cell after a failure of the server; a sentence on what was lost."""
+        """Stop the cell after a failure of the server; return a sentence on what was lost.
+
+        Empty without a live kernel.
+        """
         kernel = self._lifecycle.kernel
         if kernel is None or kernel.exit is not None:
             return ""
@@ -369,9 +375,10 @@ class CellRunner:
         return Outcome(Status.ERROR, cause="refused by the import policy; nothing was run")
 
     async def _after_kill(self, cell: Cell, outcome: Outcome) -> Outcome:
-        """Go on from a checkpoint, else drop the dead kernel and start a fresh one.
+        """Restore a killed kernel from a checkpoint or the last save, else start a fresh one.
 
-        Neither when the session is reset or closed.
+        Neither when the session is reset or closed. Returns the outcome, with `state_kept` set if
+        variables were restored.
         """
         if cell.stop_reason in AT_ONCE:  # reset and close report the loss
             await self._lifecycle.drop()

@@ -32,7 +32,7 @@ NOTEBOOK = "notebook"
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """Bytes that variables are allowed to take, and that the disk has."""
+    """Room for variables in bytes: `bound` is the limit, `free` is the space on the disk."""
 
     bound: int
     free: int
@@ -44,9 +44,9 @@ class Room:
 
 
 class Shelf:
-    """The save of a session that ends with its use, or at last with the session.
+    """The save of a session that is not persisted; it is removed once a kernel has loaded it.
 
-    All methods block, and raise OSError.
+    All methods are blocking, and raise OSError.
     """
 
     def __init__(
@@ -57,20 +57,20 @@ class Shelf:
         masks: Masks | None = None,
         now: Callable[[], float] = time.time,
     ) -> None:
-        """A session that sleeps may have `asleep_bytes` in any case; 0 is no bound.
+        """A hibernated session may take `asleep_bytes` in any case; 0 is no limit.
 
-        `masks` are put over previews of variables.
+        `masks` hide values in previews of variables.
         """
         self.entry = entry
         self.late = 0
-        """Attempts of the kernel itself in a row that ran out of time."""
+        """Saves by the kernel itself, in a row, that ran out of time."""
         self._asleep_bytes = asleep_bytes
         self._masks = masks or Masks()
         self._now = now
         self._next = Saved("", "")
 
     def room(self, *, asleep: bool = False) -> Room:
-        """Return the room for variables, of a session that is about to sleep or goes on."""
+        """Return the room for variables; `asleep` is for a session that is being hibernated."""
         private_folder(self.entry.folder)
         bound = self.entry.bound()
         if asleep:
@@ -78,7 +78,7 @@ class Shelf:
         return Room(bound, self.entry.free())
 
     def fresh(self, kernel: Kernel) -> Path:
-        """Return where to write what this kernel holds now."""
+        """Return the path for a dump of this kernel, and note what the kernel is."""
         environment = kernel.environment
         self._next = replace(
             self._logged(),
@@ -90,7 +90,10 @@ class Shelf:
         return self.entry.fresh()
 
     def keep(self, dump: Dump) -> Judge:
-        """Make the dump that was written there the save; return what judges its readers."""
+        """Commit a dump that was written to `fresh`.
+
+        Return the function that says which kernels can load it.
+        """
         lost = {name: self._masks.masked(reason) for name, reason in dump.lost.items()}
         saved = replace(self._next, dump="", size=0, checksum="", variables={"lost": lost})
         if dump.stored:
@@ -108,15 +111,15 @@ class Shelf:
         return judge_of(saved)
 
     def had(self, names: Iterable[str]) -> list[str]:
-        """Return those of some names that are among the variables saved, and held by the kernel."""
+        """Return those names that the last save of this kernel holds."""
         return []
 
     def unneeded(self) -> None:
-        """Note that the kernel stays that was to sleep."""
+        """Note that the kernel was not ended: the save is not needed."""
         self.entry.clear()
 
     def used(self) -> None:
-        """Note that a kernel has the variables."""
+        """Note that a kernel has loaded the variables."""
         self.entry.clear()
 
     def drop(self) -> None:
@@ -124,14 +127,14 @@ class Shelf:
         self.entry.clear()
 
     def _logged(self) -> Saved:
-        """Return what is known of the session besides its variables."""
+        """Return the manifest of the session without variables."""
         return Saved("", "")
 
 
 class Kept(Shelf):
-    """The save of a session that outlives the server: with its cells, and a trace of those since.
+    """The save of a persisted session: variables, cells, and a journal of cells since the save.
 
-    All methods block but for what is async.
+    All methods are blocking, except those that are async.
     """
 
     entry: Entry
@@ -150,37 +153,37 @@ class Kept(Shelf):
         super().__init__(entry, asleep_bytes=asleep_bytes, masks=masks, now=keeping.store.now)
         self.cells: History | None = None
         self.cell: Callable[[], int | None] = lambda: None
-        """The last cell whose work the variables hold."""
+        """Returns the last cell whose effects the variables hold; None for none."""
         self.holds: Callable[[int], bool] = lambda _cell: True
-        """Returns True if the variables hold the work of a cell."""
+        """Returns True if the variables hold the effects of a cell."""
         self.notebook: Callable[[], str] = str
-        """The path of the notebook to which cells are added, if there is one."""
+        """Returns the path of the notebook to which cells are added; empty for none."""
         self._base = saved_of(entry, request, timeout_s, keeping.doors(request.network))
         self._next = self._base
         self._count = 0
         self._kept = -1
-        """The count of cells that the entry has."""
+        """Number of cells that the entry holds."""
         self._live = False
-        """True if the save is of the kernel that lives, or was loaded into it."""
+        """True if the save was made of the live kernel, or loaded into it."""
         self._known = (-1, -1)
         self._trace = Trace(entry.trace)
 
     @property
     def unlogged(self) -> bool:
-        """Return True if there are cells that were not saved."""
+        """True if there are cells that were not saved."""
         return len(self.cells or ()) != self._known[0]
 
     @property
     def dirty(self) -> bool:
-        """Return True if there are cells or variables that were not saved."""
+        """True if there are cells or variables that were not saved."""
         return (len(self.cells or ()), self.cell() or 0) != self._known
 
     def clear(self) -> None:
-        """Forget the cells in the trace: they are saved, or of no use."""
+        """Remove the cells from the journal: they are saved, or of no use."""
         self._trace.forget(self._count)
 
     def begins(self, number: int, code: str) -> None:
-        """Write to the trace that a cell begins."""
+        """Write to the journal that a cell begins."""
         self._trace.add(number, code)
 
     def fresh(self, kernel: Kernel) -> Path:
@@ -201,15 +204,15 @@ class Kept(Shelf):
         return judge
 
     def adopted(self) -> None:
-        """Note that the kernel is that of a branch: nothing of it was saved. Raises OSError."""
+        """Note that the kernel is that of a branch, and was not saved. Raises OSError."""
         self._live, self._known = False, (-1, -1)
         self.entry.adopt(True)
 
     def unneeded(self) -> None:
-        """See `Shelf`: what was saved stays so."""
+        """See `Shelf`: the save stays."""
 
     def used(self) -> None:
-        """See `Shelf`: the variables stay saved, and are those of the kernel."""
+        """See `Shelf`: the save stays, and is that of the live kernel."""
         self._live = True
 
     def drop(self) -> None:
@@ -224,9 +227,9 @@ class Kept(Shelf):
         await self._log(self._logged())
 
     async def disown(self) -> bool:
-        """Note that the session has gone back behind what is saved; False where it has not.
+        """Mark the save as undone if the variables went back behind it; return False if not.
 
-        Nothing brings that back by itself any more. Raises OSError.
+        It is restored only on request from then on. Raises OSError.
         """
         saved = self.entry.saved
         if not self._live or saved is None or saved.cell is None or self.holds(saved.cell):
@@ -242,7 +245,7 @@ class Kept(Shelf):
         self.settled()
 
     def settled(self) -> None:
-        """Forget the cells of what was written last in the trace; nothing where that has failed."""
+        """Remove the saved cells from the journal, unless the last save has failed."""
         if self._kept == self._count:
             self._known = (self._count, self._next.cell or 0)
             self._trace.forget(self._count)
@@ -254,7 +257,7 @@ class Kept(Shelf):
         return [name for name in names if name in there]
 
     def past(self) -> Past | None:
-        """Return what this server saved of the variables that the kernel holds, if anything."""
+        """Return the last save of the live kernel; None for none."""
         saved = self.entry.saved
         if not self._live or saved is None or not saved.dump:
             return None
@@ -265,12 +268,12 @@ class Kept(Shelf):
         return Past(saved, moment(saved.moment, self._now()), dump)
 
     def close(self) -> None:
-        """Let others have the entry."""
+        """Close the journal and release the entry."""
         self._trace.close()
         self.entry.close()
 
     def _logged(self) -> Saved:
-        """Return the last save with the cells of now."""
+        """Return the last manifest with the present cells."""
         assert self.cells is not None
         history = self.cells.state()
         self._count = len(history["places"])

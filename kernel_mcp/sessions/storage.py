@@ -1,4 +1,4 @@
-"""Where sessions keep files: which folders a session gets, and which of them outlive it."""
+"""Folders of sessions: which ones a session gets, and which of them outlive it."""
 
 from __future__ import annotations
 
@@ -16,19 +16,18 @@ from kernel_mcp.linux.safe_tree import make_private, remove_tree
 from kernel_mcp.records import dataclass
 
 SCRIPT = "(script)"
-"""What sessions of `run_script` are called: no name, so that none is found by it."""
+"""Name of sessions of `run_script`. It cannot be a session's name, so none is found by it."""
 MOST_NUMBERED = 500
-"""Kept workspaces of sessions without a name."""
+"""Most workspaces that are kept of sessions without a name."""
 
 
 @dataclass(frozen=True, slots=True)
 class SessionFolders:
-    """Where sessions keep files: `workspaces` for the kernels', `records` for the server's own.
+    """Parent folders of sessions' files: `workspaces` for kernels, `records` for the server.
 
-    `layers` are for the packages they add. Only workspaces outlive their sessions, when `keep` is
-    set; they are called as their sessions then, that of the default session `default`. Those of
-    scripts do not: no later session could have them. With `by_principal` those that are kept are in
-    a folder of their owner.
+    `layers` are for the packages they add. With `keep` workspaces outlive their sessions and are
+    named like them, that of the default session `default`. Those of scripts do not, as no later
+    session could have them. With `by_principal` kept workspaces are in a folder of their owner.
     """
 
     workspaces: Path
@@ -40,7 +39,7 @@ class SessionFolders:
     def place(
         self, handle: str, name: str, undo: ExitStack, *, default: bool, principal: str = LOCAL
     ) -> tuple[str, Path]:
-        """The name of a session, and its workspace: where they are kept, one of its name.
+        """Return the name of a session and its workspace; `undo` unlocks a kept workspace.
 
         Raises InputError for one that another session or server uses.
         """
@@ -73,7 +72,7 @@ class SessionFolders:
         )
 
     def make(self, workspace: Path, layer: Path, records: Path) -> None:
-        """Make the folders of a session; what is kept is taken as it is."""
+        """Create the folders of a session; existing ones stay as they are."""
         for folder in (workspace, records):
             if not folder.is_dir():
                 make_private(folder)
@@ -81,11 +80,11 @@ class SessionFolders:
             Layer(layer).make()
 
     def save_of(self, handle: str) -> Path:
-        """Where the variables of a session lie while it sleeps, if it is not kept."""
+        """Return the folder for a hibernated session's variables, if it is not persisted."""
         return self.records / handle / "saved"
 
     async def remove(self, handle: str, *, script: bool, recorded: bool) -> None:
-        """Remove what does not outlive the session; with `recorded` its records do."""
+        """Remove the folders that do not outlive the session; with `recorded` its records do."""
         places = [self.layers / handle]
         if script or not self.keep:
             places.append(self.workspaces / handle)

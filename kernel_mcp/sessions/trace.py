@@ -1,7 +1,7 @@
-"""The cells since the last save, in memory that a killed server leaves in a file.
+"""The cell journal: cells since the last save, in mapped memory that outlives a killed server.
 
-A line is the checksum of a JSON list, and that: the number and the code of a cell. An empty line
-follows it, so that a damaged end joins no two of them.
+A line is the checksum of a JSON list, followed by the list: number and code of a cell. An empty
+line follows, so that a damaged end does not join two lines.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from kernel_mcp.linux.pouring import checksum
 
 TRACE_BYTES = 256 * KIB
 MOST_CODE_CHARS = 20_000
-"""Of one cell since the last save."""
+"""Characters that are written of the code of one cell."""
 NUMBERS_BYTES = 64 * KIB
-"""Of a trace, for the numbers of cells whose code has no room: some 2,000."""
+"""Bytes reserved for the numbers of cells whose code has no room: some 2,000."""
 LEAST_CHARS = 9
-"""A line is longer: a checksum, a blank and a list. Less is what damage has left of its end."""
+"""A shorter line is the damaged end of another: a whole one has a checksum, a blank and a list."""
 _NO_ROOM = "# not kept"
 DAMAGED = "# damaged on the disk"
 
 
 class Trace:
-    """The cells since the last save, in memory that a killed server leaves in a file."""
+    """The journal of one session, in memory that is mapped to a file."""
 
     def __init__(self, path: Path) -> None:
         """Open or create the file, whose content stays until `forget`. Raises OSError."""
@@ -41,7 +41,7 @@ class Trace:
         self._end = len(self._memory[:].rstrip(b"\0"))
 
     def add(self, number: int, code: str) -> None:
-        """A cell begins."""
+        """Add a cell that begins."""
         cell = _line(number, code[:MOST_CODE_CHARS])
         if self._end + len(cell) > TRACE_BYTES - NUMBERS_BYTES:
             cell = _line(number, _NO_ROOM)
@@ -51,7 +51,7 @@ class Trace:
             self._end += len(cell)
 
     def forget(self, last: int) -> None:
-        """Cells up to this number have been saved."""
+        """Remove cells up to this number, which have been saved."""
         cells = [cell for number, cell in self._cells.items() if number > last]
         self._cells = {number: cell for number, cell in self._cells.items() if number > last}
         text = b"".join(cells)[: TRACE_BYTES - 1]
@@ -59,14 +59,15 @@ class Trace:
         self._end = len(text)
 
     def close(self) -> None:
-        """Let go of the memory."""
+        """Unmap the memory; the file stays."""
         self._memory.close()
 
 
 def traced(path: Path, after: int = 0) -> dict[int, str]:
-    """Return the cells in a trace, which are `after` a number, by number. Raises OSError.
+    """Return the code of cells in a journal by their numbers. Raises OSError.
 
-    One that is damaged has the number that follows, and no code.
+    `after` is the last cell of the save. A damaged line counts as the cell that follows the one
+    before, with `DAMAGED` as code.
     """
     try:
         data = path.read_bytes().rstrip(b"\0")
@@ -86,7 +87,7 @@ def traced(path: Path, after: int = 0) -> dict[int, str]:
 
 
 def whole(path: Path) -> bool:
-    """Return False for a trace that has lost a part, or is not there. Raises OSError."""
+    """Return False for a journal that was cut short or does not exist. Raises OSError."""
     try:
         return path.stat().st_size >= TRACE_BYTES
     except FileNotFoundError:
@@ -99,7 +100,7 @@ def _line(number: int, code: str) -> bytes:
 
 
 def _read(line: bytes) -> tuple[int, str] | None:
-    """Return the cell of a line; None for one that is not whole. Format 1 has no checksums."""
+    """Return the cell of a line; None for a damaged one. Format 1 has no checksums."""
     given, _, text = line.partition(b" ")
     if line[:1] == b"[":
         text = line

@@ -9,17 +9,17 @@ from typing import Any
 from kernel_mcp.output.text import one_line
 
 LISTED_CHARS = 8000
-"""Characters of names in one notice; the other names are counted."""
+"""Most characters of names in one notice; the other names are counted."""
 TIMES = " \N{MULTIPLICATION SIGN} "
 MAX_RESULTS = 5
-"""Results of cells (`Out[n]`) that are named one by one."""
+"""Most results of cells (`Out[n]`) that are named one by one."""
 _RESULT = re.compile(r"Out\[\d+\]")
 _PLAIN = re.compile(r"[\w/\[\]@+~-][^\s()'\"\\,;:]*|(Out\[\d+\], )+…|[\d,]+ more")
-"""Names of variables, of results, of files, and what stands for many."""
+"""Names of variables, results and files, and the words that stand for many names."""
 
 
 def duration(seconds: float) -> str:
-    """Seconds as text: `40 s`, `12 min`, `1 h`, `1 h 30 min`, `3 days`."""
+    """Return seconds as text: `40 s`, `12 min`, `1 h`, `1 h 30 min`, `3 days`."""
     minutes = round(seconds / 60)
     if seconds < 60:
         return f"{seconds:.0f} s"
@@ -31,7 +31,7 @@ def duration(seconds: float) -> str:
 
 
 def described(names: Iterable[str], variables: Iterable[Mapping[str, Any]]) -> str:
-    """Names with the shape of those that have one, as in `df (1.2 M \N{MULTIPLICATION SIGN} 7)`."""
+    """Return names, with shapes where known: `df (1.2 M \N{MULTIPLICATION SIGN} 7)`."""
     shapes = {each["name"]: each["shape"] for each in variables if each.get("shape")}
     return _joined(
         [
@@ -42,7 +42,7 @@ def described(names: Iterable[str], variables: Iterable[Mapping[str, Any]]) -> s
 
 
 def rounded(count: int) -> str:
-    """A count in three characters or so: `7`, `950`, `1.2 M`."""
+    """Return a count with about three digits: `7`, `950`, `1.2 M`."""
     for size, unit in ((10**9, "G"), (10**6, "M"), (10**4, "k")):
         if count >= size:
             return f"{count / (1000 if unit == 'k' else size):.3g} {unit}"
@@ -50,18 +50,18 @@ def rounded(count: int) -> str:
 
 
 def listing(names: Iterable[str]) -> str:
-    """Names with commas, up to `LISTED_CHARS`; the others are counted."""
+    """Return names with commas, up to `LISTED_CHARS` characters; the others are counted."""
     return _joined([shown(name) for name in names])
 
 
 def shown(name: str) -> str:
-    """A name on one line; in quotes where it could be taken for the words around it."""
+    """Return a name on one line, in quotes if it could be taken for the words around it."""
     text = one_line(name)
     return text if _PLAIN.fullmatch(text) else repr(text)
 
 
 def reasons(lost: Mapping[str, str]) -> str:
-    """Names with reasons in brackets; more than `MAX_RESULTS` results of cells count as one."""
+    """Return names with reasons in brackets; results beyond `MAX_RESULTS` become one item."""
     results = [name for name in lost if _RESULT.fullmatch(name)]
     if len(results) > MAX_RESULTS:
         short = ", ".join([*results[:MAX_RESULTS], "…"])
@@ -70,7 +70,7 @@ def reasons(lost: Mapping[str, str]) -> str:
 
 
 def _within(reason: str) -> str:
-    """A reason for brackets, which it does not close."""
+    """Return a reason to be put in brackets; in quotes if it would close them."""
     text, depth = one_line(reason), 0
     for each in text:
         depth += (each == "(") - (each == ")")

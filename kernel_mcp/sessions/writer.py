@@ -1,6 +1,6 @@
-"""Writes the variables of a kernel into its save: a child of the kernel, or the kernel itself.
+"""Saves of a kernel's variables, written by a forked child of the kernel or by the kernel itself.
 
-A child costs the kernel the fork, and what ends the child costs the kernel nothing.
+A child costs the kernel only the fork, and its crash does not affect the kernel.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ if TYPE_CHECKING:
     from kernel_mcp.sessions.shelf import Shelf
 
 TOO_LARGE = "too large"
-"""How the reason begins why a value without room was left out."""
+"""Prefix of the reason why a value was left out for lack of room."""
 ATTEMPTS = 24
-"""Children in one save, each without the variable that ended the one before."""
+"""Most children in one save, each without the variable that ended the one before."""
 HERE_S = 2.0
-"""Processor time of a kernel that may not be forked, for its own saving; twice as much with each
-attempt that left out for lack of it what was saved before, up to `snapshot.SECONDS`."""
+"""Processor seconds of a kernel that must not be forked, for saving itself. They double with each
+attempt that left out, for lack of time, what was saved before; up to `snapshot.SECONDS`."""
 LATE = ("took longer than ", "there was no time left")
-"""How the reasons begin why a value was left out for lack of time."""
+"""Prefixes of the reason why a value was left out for lack of time."""
 NOTHING: Mapping[str, str] = MappingProxyType({})
 
 Turn = Callable[[], AbstractAsyncContextManager[bool]]
-"""Holds a kernel between two cells, and says whether it may be saved now."""
+"""A block in which the kernel runs no cell; it yields True if the kernel may be saved now."""
 
 
 async def write_forked(
@@ -50,9 +50,9 @@ async def write_forked(
 ) -> tuple[Dump, float] | None:
     """Let forked children of a kernel write its variables; return None when it may not be saved.
 
-    Names in `leave` are lost for these reasons. With `whole` all are written or none, and without
-    `hurry` at the lowest priority. The second value is the processor time in seconds. Raises
-    UnfitToFork, HibernationError, OSError.
+    Names in `leave`, which maps them to reasons, count as lost. With `whole` all are written or
+    none; without `hurry` the priority is the lowest. The second value is the processor time of the
+    child in seconds. Raises UnfitToFork, HibernationError, OSError.
     """
     left = dict(leave)
     failure = HibernationError("nothing was tried")
@@ -90,8 +90,8 @@ async def write_here(
 ) -> tuple[Dump, float]:
     """Let the kernel itself write its variables, while no cell runs in it; see `write_forked`.
 
-    `seconds` of its processor time are for that, 0 for all that there are. Raises HibernationError,
-    OSError.
+    It may use `seconds` of processor time, 0 stands for `snapshot.SECONDS`. Raises
+    HibernationError, OSError.
     """
     before, began = kernel.handle.usage().cpu_s, anyio.current_time()
     path = shelf.fresh(kernel)
