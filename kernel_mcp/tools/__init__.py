@@ -1,8 +1,8 @@
-"""What a client sees: tools, resources, and the words of their answers.
+"""The interface for clients: tools, resources, and the texts of their answers.
 
-Here stands what all tools share: what they work with, arguments, and how an answer is finished. The
-tools themselves are in `cells`, `sessions`, `files` and `packages`; their names and arguments are
-the public contract of the server.
+This file has what all tools share: types of arguments, the context of a call, and the completion of
+answers. The tools themselves are in `cells`, `sessions`, `files`, `packages`, `branches`,
+`notebooks` and `views`; their names and arguments are the public contract of the server.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ from kernel_mcp.tools.results import finished, linked, refusal
 
 
 def _one_each_host(given: object) -> object:
-    """Hosts of an argument, also of one that is a comma list."""
+    """Return the hosts of an argument as a list, also of a comma list; None for None."""
     return None if given is None else list(hosts(given))
 
 
 P = ParamSpec("P")
 AnyContext: TypeAlias = Call
-"""What a tool is given of its call."""
+"""Type of the parameter `ctx` of tools, by which they are given their call."""
 
 SessionArg = Annotated[str, Field(description="Handle or name, if not the default")]
 CodeArg = Annotated[str, Field(description="Python code, as in a notebook cell")]
@@ -88,7 +88,7 @@ WaitArg = Annotated[
 
 
 def _one_each(given: object) -> object:
-    """One entry for each package of an argument; one of another shape as it is."""
+    """Return a list with one entry per package; an argument of another type is left as it is."""
     texts = [given] if isinstance(given, str) else given
     if isinstance(texts, list) and all(isinstance(each, str) for each in texts):
         return listed(texts)
@@ -96,7 +96,7 @@ def _one_each(given: object) -> object:
 
 
 def _no_truth(given: object) -> object:
-    """What is given for a number. Raises ValueError for true and false, which count as 1 and 0."""
+    """Return the argument as it is. Raises ValueError for a boolean, which counts as 0 or 1."""
     if isinstance(given, bool):
         raise ValueError("expected a whole number")
     return given
@@ -109,18 +109,18 @@ ALWAYS_LOADED = {"anthropic/alwaysLoad": True}
 
 
 def progress_of(ctx: AnyContext) -> ProgressCallback | None:
-    """What tells the client of progress; None unless it asked for that."""
+    """Return the callback that reports progress to the client; None unless it asked for that."""
     return ctx.progress
 
 
 def _bounded(error: KernelMcpError) -> bool:
-    """Whether it says that something is used up, of a session, a principal or the server."""
+    """Return True if the error says that a quota of a session, principal or server is used up."""
     full = isinstance(error, WorkspaceError) and error.code == errno.EDQUOT
     return full or isinstance(error, SessionLimitReached)
 
 
 class Toolbox:
-    """Collects `tools` and finishes their answers."""
+    """Collects `tools` and completes their answers."""
 
     def __init__(
         self,
@@ -129,7 +129,7 @@ class Toolbox:
         settings: Settings,
         links: Callable[[str], str] | None = None,
     ) -> None:
-        """`links` has the address of a session by its handle, where clients reach one by HTTP."""
+        """`links` returns the HTTP address of a session by its handle; None without HTTP."""
         self._settings = settings
         self.tools: list[Tool] = []
         self._links = links
@@ -137,11 +137,11 @@ class Toolbox:
         self._manager = manager
 
     def caller(self, ctx: AnyContext) -> Caller:
-        """Who makes the call that a tool is working on."""
+        """Return the caller of the call that a tool is working on."""
         return ctx.caller
 
     async def resolve(self, ctx: AnyContext, handle: str) -> tuple[Caller, Session]:
-        """Who makes that call, and the session it is about. Raises SessionNotFound."""
+        """Return the caller and the session that the call is about. Raises SessionNotFound."""
         session = await self._manager.resolve(ctx.caller, handle)
         in_session(session.handle)
         return ctx.caller, session
@@ -155,9 +155,10 @@ class Toolbox:
         structured_output: bool | None = None,
         computes: bool = False,
     ) -> Callable[[Callable[P, Awaitable[BaseModel]]], None]:
-        """Adds the function it decorates, described by its docstring; `title` is for people.
+        """Return a decorator that adds a function as a tool, described by its docstring.
 
-        One that `computes` takes processor time of the server itself.
+        `title` is shown to people. A tool that `computes` uses the server's own processor time:
+        such calls of one principal take turns.
         """
 
         def add(function: Callable[P, Awaitable[BaseModel]]) -> None:
@@ -175,14 +176,17 @@ class Toolbox:
         return add
 
     def _not_called(self, result: CallToolResult, ctx: AnyContext, handle: str) -> BaseModel:
-        """Finish the answer of a call whose arguments were not those of its tool."""
+        """Complete the answer of a call whose arguments were refused."""
         session = self._manager.find(ctx.caller, handle)
         return finished(result, session, ctx.caller.reply, about=False)
 
     def _finished(
         self, tool: Callable[P, Awaitable[BaseModel]], *, computes: bool
     ) -> Callable[P, Awaitable[BaseModel]]:
-        """Guard the answer of a tool; KernelMcpErrors keep their text, others are explained."""
+        """Wrap a tool, so that its answers are complete and its errors become answers.
+
+        KernelMcpErrors keep their text, others are logged and explained.
+        """
         about = "session" in inspect.signature(tool).parameters
 
         @functools.wraps(tool)

@@ -1,4 +1,4 @@
-"""Arguments of tools: schemas without ornament, and one line for each argument that is wrong."""
+"""Arguments of tools: short schemas, and an error with one line for each wrong argument."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _ALSO = {
     "timeout": ("second", "limit"),
     "wait": ("timeout", "second", "duration"),
 }
-"""Parts of other names for arguments, as other servers have them."""
+"""Parts of names that other servers use for an argument, by our name of it."""
 
 _TYPES = {
     "string": "a string",
@@ -47,11 +47,11 @@ _TYPES = {
 
 
 Finish: TypeAlias = Callable[[CallToolResult, Call, str], BaseModel]
-"""Adds to the answer of a call what the session that it named has to tell."""
+"""Adds pending notices to an answer; takes the answer, the call, and the session it named."""
 
 
 class CheckedTool(Tool):
-    """A tool that takes the arguments of its schema and no others.
+    """A tool that accepts the arguments of its schema and no others.
 
     `finish` completes the answer about arguments that cannot be used.
     """
@@ -59,7 +59,7 @@ class CheckedTool(Tool):
     finish: Finish = Field(default=lambda result, _context, _session: result, exclude=True)
 
     def model_post_init(self, context: Any, /) -> None:
-        """Take the titles out of both schemas, and say that there are no other arguments."""
+        """Remove the titles from both schemas, and forbid further arguments."""
         super().model_post_init(context)
         self.parameters = {**plain_schema(self.parameters), "additionalProperties": False}
         if (output := self.fn_metadata.output_schema) is not None:
@@ -68,7 +68,7 @@ class CheckedTool(Tool):
     async def run(
         self, arguments: dict[str, Any], context: Any, convert_result: bool = False
     ) -> Any:
-        """The result of the tool for a `Call`; arguments that cannot be used are answered."""
+        """Run the tool for a `Call`, and return its answer, or the error about its arguments."""
         unknown = [name for name in arguments if name not in self.parameters["properties"]]
         errors: list[ErrorDetails] = []
         try:
@@ -89,14 +89,14 @@ class CheckedTool(Tool):
 
 
 def no_such_tool(name: str, known: Sequence[str]) -> InputError:
-    """The error of a call of a tool that is not there."""
+    """Return the error for a call of an unknown tool, with the name that was perhaps meant."""
     meant = nearest(name, known)
     hint = f"; did you mean {meant}?" if meant else "."
     return InputError(f"There is no tool {_cut(name)!r}{hint} There are {', '.join(known)}.")
 
 
 def plain_schema(schema: Any) -> Any:
-    """A JSON schema without titles, and without defaults that say nothing but `may be left out`."""
+    """Return a JSON schema without titles, and without defaults that are empty."""
     if isinstance(schema, list):
         return [plain_schema(each) for each in schema]
     if not isinstance(schema, dict):
@@ -110,7 +110,7 @@ def plain_schema(schema: Any) -> Any:
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """The name in `known` that was perhaps meant; empty for none."""
+    """Return the name in `known` that was perhaps meant; empty for none."""
     plainly = {_folded(each): each for each in known}
     given = _folded(name[:SHOWN_CHARS])
     for each in plainly:
@@ -121,7 +121,7 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
 
 def _also(name: str, known: Iterable[str]) -> str:
-    """The argument in `known` that others call so; empty for none."""
+    """Return the argument in `known` that other servers call `name`; empty for none."""
     given = _folded(name[:SHOWN_CHARS])
     found = (each for each in known if any(part in given for part in _ALSO.get(each, ())))
     return next(found, "")
@@ -134,7 +134,10 @@ def _folded(name: str) -> str:
 def complaint(
     tool: str, schema: Mapping[str, Any], unknown: Sequence[str], errors: Sequence[ErrorDetails]
 ) -> str:
-    """What was wrong with the arguments of a call, a line for each, and that it did nothing."""
+    """Return an error text with a line for each wrong argument, which says that nothing was done.
+
+    `unknown` are names that the tool does not have. At most `MOST_LINES` faults are described.
+    """
     takes: Mapping[str, Any] = schema["properties"]
     missing = [str(error["loc"][0]) for error in errors if error["type"] == "missing"]
     told = []
@@ -165,7 +168,7 @@ def _fault(place: str, schema: Mapping[str, Any], error: ErrorDetails) -> str:
 
 
 def expected(schema: Mapping[str, Any]) -> str:
-    """What a JSON schema accepts, in words."""
+    """Return in words which values a JSON schema accepts."""
     if "anyOf" in schema:
         return " or ".join(expected(each) for each in schema["anyOf"])
     if schema.get("type") == "array":
@@ -175,7 +178,7 @@ def expected(schema: Mapping[str, Any]) -> str:
 
 
 def _inside(schema: Mapping[str, Any], path: Sequence[int | str]) -> Mapping[str, Any]:
-    """The schema of an item of a list; that of the whole where the path leads to none."""
+    """Return the schema of list items if `path` leads to one, else `schema` itself."""
     if not any(isinstance(step, int) for step in path):
         return schema
     lists = [each for each in schema.get("anyOf", [schema]) if "items" in each]
@@ -183,7 +186,7 @@ def _inside(schema: Mapping[str, Any], path: Sequence[int | str]) -> Mapping[str
 
 
 def _place(path: Sequence[int | str]) -> str:
-    """An argument or an item of it, such as `packages[1]`."""
+    """Return the name of an argument or of an item of it, such as `packages[1]`."""
     items = "".join(f"[{each}]" for each in path[1:] if isinstance(each, int))
     return f"{_cut(str(path[0]))}{items}"
 

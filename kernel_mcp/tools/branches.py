@@ -74,9 +74,9 @@ def register(box: Toolbox, services: Services) -> None:
         ctx: AnyContext,
         branch: Annotated[str, Field(description="Handle of the branch")],
     ) -> Annotated[CallToolResult, Adopted]:
-        """Have the session that a branch came of go on with the variables of the branch.
+        """Replace the variables of a branch's original session by those of the branch.
 
-        Its own since the branching are gone, and all branches are closed.
+        Its own since the branching are lost, and all branches are closed.
         """
         if not branch:
             raise InputError("Pass the handle of a branch, as branch has given it.")

@@ -1,7 +1,7 @@
-"""The seam between clients and sessions: who calls what with which plain values, and who answers.
+"""The interface between the server of a client and the sessions, which takes plain values.
 
-The server of a client knows `SessionCalls` alone: whether the sessions are in its own process
-(`local`) or on another machine of a fleet makes no difference to it.
+That server uses only `SessionCalls`: the sessions are in its own process (`local`), or on another
+machine of a fleet.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from kernel_mcp.records import dataclass
 from kernel_mcp.sessions.manager import Caller
 
 OF_VIEW = "kernel-mcp/view"
-"""In the `_meta` of a call that a view makes."""
+"""Key in the `_meta` of a call that a view makes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """What a tool is given of its call: who makes it, and what hears of its progress, if anybody.
+    """The context of a tool call: its caller, and a callback for progress, None for no reports.
 
-    `request_id` is that of its request. One `of_view` has an answer that no model reads: what that
-    carries is still to be told.
+    `request_id` is that of its request. No model reads the answer to a call `of_view`: notices in
+    it do not count as delivered.
     """
 
     caller: Caller = field(default_factory=Caller)
@@ -36,22 +36,22 @@ class Call:
 
 
 class SessionCalls(Protocol):
-    """Answers calls on sessions, wherever those are.
+    """Answers calls on sessions, in this process or elsewhere.
 
-    A cancelled call ends as the tool says: the cell that it had begun is interrupted.
+    A cancelled call interrupts the cell that it has started.
     """
 
     async def definitions(self) -> Sequence[Definition]:
-        """The tools, in the order in which clients list them."""
+        """Return the definitions of tools, in the order in which clients list them."""
 
     async def call(self, tool: str, arguments: Mapping[str, Any], call: Call) -> CallToolResult:
-        """The answer of a tool, also to arguments that are not its own, and for one unknown.
+        """Call a tool and return its answer; unknown tools and wrong arguments are answered, too.
 
-        Its receipt is that of `call.caller.reply`.
+        Its delivery receipt is that of `call.caller.reply`.
         """
 
     async def read(self, uri: str, caller: Caller) -> tuple[str | bytes, str]:
-        """A resource of a session and its MIME type.
+        """Return a resource of a session and its MIME type.
 
-        Raises SessionNotFound, and InputError for an address that names nothing; KernelMcpError.
+        Raises SessionNotFound, InputError for an address without a resource, KernelMcpError.
         """

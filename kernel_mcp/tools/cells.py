@@ -242,7 +242,7 @@ def register(box: Toolbox, services: Services) -> None:
 async def _run_once(
     services: Services, opened: Session, script: str, reply: Reply, report: ProgressCallback
 ) -> CallToolResult:
-    """Run a script in a session that is closed then; its record stays for a while."""
+    """Run a script in its session, close that and return the answer; the record stays a while."""
     try:
         await expect_script(opened, report)
         cell = opened.submit(script, opened.timeout_s)
@@ -288,7 +288,7 @@ def check_seconds(name: str, value: float, *, least: float) -> None:
 
 
 def _earlier(session: Session, cell: Cell) -> str:
-    """A heading for an answer about a cell other than the last one started."""
+    """Return a heading for an answer about a cell other than the last one started."""
     later = [other for other in session.cells.untold if other.number > cell.number]
     others = [f"cell {other.number}" for other in later]
     more = f". Call wait again for {', '.join(others)}" if others else ""
@@ -296,14 +296,14 @@ def _earlier(session: Session, cell: Cell) -> str:
 
 
 def _next_to_tell(session: Session) -> Cell | None:
-    """The running cell, the one that runs next, or the first whose end was in no answer."""
+    """Return the running cell, else the next one, else the first whose end was not reported."""
     untold = session.cells.untold
     going = (cell for cell in untold if not cell.finished.is_set())
     return next(going, None) or next(iter(untold), None)
 
 
 async def _said_again(session: Session, reply: Reply, settings: Settings) -> CallToolResult:
-    """That nothing runs, and the last answer: the one who asks may not have received it."""
+    """Return a notice that nothing runs, with the last answer again: it may not have arrived."""
     last = _last(session)
     if last is None or last.outcome is None:
         return say(_nothing_runs(session))
@@ -312,7 +312,7 @@ async def _said_again(session: Session, reply: Reply, settings: Settings) -> Cal
 
 
 def _last(session: Session) -> Cell | None:
-    """The last cell of the agent."""
+    """Return the last cell of the agent; None if it is not among the last `MOST_LOOKED_AT`."""
     last = islice(reversed(session.cells), MOST_LOOKED_AT)
     return next((cell for cell in last if not cell.author), None)
 
@@ -336,7 +336,10 @@ def _nothing_runs(session: Session) -> str:
 async def _judged(
     services: Services, session: Session, code: str, dependencies: list[str], python: str
 ) -> Report:
-    """What `execute` would say of code, or `run_script` of a script with metadata or arguments."""
+    """Check code as `execute` would, and return the report; nothing is run.
+
+    With `dependencies`, `python` or metadata in the code it is checked as a script of `run_script`.
+    """
     planned = await anyio.to_thread.run_sync(plan, code, services.installer.rules)
     problems = [Problem(planned.line, planned.problem)] if planned.problem else []
     request, modules = session.request, planned.modules
@@ -366,7 +369,7 @@ async def _judged(
 
 
 async def _known_names(session: Session) -> frozenset[str] | None:
-    """The names the session defines; None when its kernel does not answer."""
+    """Return the names of the session's variables; None if they cannot all be listed."""
     try:
         found = await session.variables()
     except LaunchError:

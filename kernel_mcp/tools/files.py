@@ -115,7 +115,10 @@ def register(box: Toolbox, services: Services) -> None:
 
 
 class _Part(TypedDict):
-    """What is read of a text: so many lines from one on (0: as many as fit into `characters`)."""
+    """The page of a text to read: `limit` lines from line `offset` on, at most `characters`.
+
+    With `limit` 0 it has as many lines as fit.
+    """
 
     offset: int
     limit: int
@@ -123,7 +126,7 @@ class _Part(TypedDict):
 
 
 def _opened(path: str, document: Document, part: _Part) -> FileContent:
-    """A document as a file, of text the part that is asked for."""
+    """Return a document as a file; of a text only the page that is asked for."""
     if document.text is None:
         return FileContent(path, document.mime, len(document.data), data=document.data)
     return FileContent(path, document.mime, 0, page=page_of(document.text, **part))
@@ -134,7 +137,7 @@ def _export(session: Session, path: str) -> int:
 
 
 def _write(session: Session, path: str, content: str | bytes, encoding: str = "utf-8") -> int:
-    """Write a file and the audit entry; its size in bytes."""
+    """Write a file and its audit entry; return its size in bytes."""
     size = session.workspace.write_file(path, content, encoding=encoding)
     session.journal.wrote(path, size, content, encoding)
     return size
@@ -161,7 +164,7 @@ def _page(page: Page) -> CallToolResult:
 
 
 def _file(found: FileContent) -> CallToolResult:
-    """A file as text, image or base64; seconds for a large image."""
+    """Return a file as text, image or base64. Takes seconds for a large image."""
     if found.page is not None:
         return _page(found.page)
     about = f"{found.path}: {found.mime}, {found.size:,} bytes"

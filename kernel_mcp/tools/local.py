@@ -24,10 +24,10 @@ from kernel_mcp.tools.results import masked, masked_document, refusal, with_rema
 
 
 class LocalCalls:
-    """See `SessionCalls`; `links` as in `Toolbox`. The tools are made when they are first needed.
+    """Implements `SessionCalls`; `links` as in `Toolbox`. Tools are made at their first use.
 
-    Every answer has the remarks of the kernels' factory. No answer, no text and no progress has
-    what the settings hide.
+    Every answer has the remarks of the kernels' factory. Values that the settings hide are masked
+    in answers, resources and progress.
     """
 
     def __init__(self, services: Services, links: Callable[[str], str] | None = None) -> None:
@@ -87,7 +87,7 @@ class LocalCalls:
         return content, mime
 
     def _told(self, progress: ProgressCallback | None) -> ProgressCallback | None:
-        """What tells of progress, without what is hidden."""
+        """Return a callback that masks hidden values in progress reports; None for None."""
         if progress is None:
             return None
         tell, masks = progress, self._masks

@@ -111,7 +111,7 @@ class ImportModel(Result):
 
 
 class SyntaxReport(Told):
-    """What `check_syntax` found. `valid` is False when `execute` would refuse the code."""
+    """Result of `check_syntax`. `valid` is False when `execute` would refuse the code."""
 
     session: str
     valid: bool
@@ -148,7 +148,7 @@ class Written(Told):
 
 
 class LimitsModel(Result):
-    """What one kernel may use; 0 means no limit."""
+    """Limits of one kernel; 0 means no limit."""
 
     memory_mb: int
     cpu_s: float
@@ -237,7 +237,7 @@ class PackageState(Result):
 
 
 class Installed(Told):
-    """What an installation has brought, as the live session sees it."""
+    """Result of an installation, as the live session sees it."""
 
     session: str
     summary: str

@@ -35,10 +35,10 @@ from kernel_mcp.tools.results import NoticeContent, answer, said, say, with_noti
 
 BookArg = Annotated[str, Field(description="Path of an .ipynb")]
 LEAST_CHARS = 500
-"""Of a cell's output in an answer about many."""
+"""Characters that a cell's output may have, at the least, in an answer about many cells."""
 MOST_NAMED = 20
 MOST_CELLS = 50
-"""Cells that one answer shows whole."""
+"""Most cells that one answer shows whole."""
 
 
 def register(box: Toolbox, services: Services) -> None:
@@ -50,7 +50,7 @@ def register(box: Toolbox, services: Services) -> None:
     async def open_notebook(
         path: BookArg, ctx: AnyContext, session: SessionArg = ""
     ) -> CallToolResult:
-        """Have cells that `execute` runs from now on appended to a notebook, made if missing.
+        """Append cells that `execute` runs from now on to a notebook, made if missing.
 
         Answers with its outline. An empty path ends that.
         """
@@ -240,7 +240,7 @@ def _chosen(session: Session, path: str, cells: str | list[str]) -> tuple[Book, 
 
 
 class _Run:
-    """Cells of a notebook that are run one after the other, and the one answer about them."""
+    """Runs cells of a notebook one after the other, and makes one answer about all."""
 
     def __init__(
         self,
@@ -263,7 +263,10 @@ class _Run:
     async def through(
         self, end: float, report: ProgressCallback | None, who: Principal
     ) -> CallToolResult:
-        """Run them until the moment `end`, or the first that does not end well, as it should."""
+        """Run the cells until the time `end`, or the first failure, and return the answer.
+
+        An error in a cell that is tagged to raise one is no failure.
+        """
         failed = False
         meta: dict[str, Any] = {}
         while self._left:
@@ -284,7 +287,11 @@ class _Run:
     def _fitting(
         self, name: str, cell: Cell, content: Sequence[ContentBlock]
     ) -> Iterator[ContentBlock]:
-        """What of a cell's blocks there is room for; notices always, and how the last one ended."""
+        """Yield the blocks of a cell for which the answer has room.
+
+        Notices always have, and so has text of a cell that has not ended well. A cell of which
+        something was left out is noted in `_hidden`.
+        """
         crowded, hidden = self._characters <= 0 and cell.status is Status.OK, False
         for block in content:
             if isinstance(block, ImageContent):
@@ -323,7 +330,7 @@ class _Run:
             return shown, cell
 
     def _rest(self) -> list[str]:
-        """What is told of outputs that are not shown, and of cells that were not run."""
+        """Return notices of outputs that are not shown, and of cells that were not run."""
         told = []
         if self._hidden:
             told.append(

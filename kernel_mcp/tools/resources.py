@@ -1,4 +1,4 @@
-"""The MCP server over calls on sessions; as resources files, outputs of cells and notebooks."""
+"""The MCP server over `SessionCalls`, with files, outputs of cells and notebooks as resources."""
 
 from __future__ import annotations
 
@@ -68,9 +68,9 @@ TEMPLATES = {
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """What an address names: `text` in pieces that are read from files one by one, or `data`.
+    """The content at an address: `text` in pieces, which are read from files one by one, or `data`.
 
-    A text in `pages` may be of any length.
+    `text` is None for bytes. With `pages` it may be of any length.
     """
 
     mime: str
@@ -80,12 +80,12 @@ class Document:
 
     @classmethod
     def of(cls, content: str | bytes, mime: str) -> Document:
-        """A document that is in memory."""
+        """Return a document of content that is in memory."""
         return cls(mime, [content]) if isinstance(content, str) else cls(mime, data=content)
 
 
 class Documents:
-    """Finds what addresses name; without `files` only what belongs to cells."""
+    """Finds documents by their addresses; without `files` only those of cells."""
 
     def __init__(self, manager: SessionManager, *, files: bool) -> None:
         self._files = files
@@ -94,7 +94,7 @@ class Documents:
         self._one_notebook = anyio.CapacityLimiter(1)
 
     async def find(self, caller: Caller, uri: str) -> Document:
-        """The document at `uri`. Raises KernelMcpError; InputError where `uri` names none."""
+        """Return the document at `uri`. Raises KernelMcpError, InputError where there is none."""
         match = _URI.fullmatch(uri)
         if match is None or not (self._files or match["cell"]):
             there = ", ".join(templates(files=self._files))
@@ -117,7 +117,10 @@ class Documents:
         return Document("text/plain", cell.log.text(), pages=True)
 
     async def read(self, caller: Caller, uri: str) -> tuple[str | bytes, str]:
-        """The whole of the document at `uri`, cut where it is too long. Raises as `find`."""
+        """Return the content at `uri` and its MIME type. Raises as `find`.
+
+        A text of any length is cut after `MAX_TEXT_CHARS`.
+        """
         document = await self.find(caller, uri)
         if document.text is None:
             return document.data, document.mime
@@ -127,30 +130,30 @@ class Documents:
 
 
 def templates(*, files: bool) -> dict[str, tuple[str, str]]:
-    """Addresses with names and words for each; without `files` only what belongs to cells."""
+    """Return URI templates with name and description; without `files` only those of cells."""
     return {uri: words for uri, words in TEMPLATES.items() if files or "/cells/" in uri}
 
 
 def is_own(uri: str) -> bool:
-    """Whether what is at this address is a document that the server itself has written."""
+    """Return True if the address is that of a JSON document that the server itself writes."""
     match = _URI.fullmatch(uri)
     return match is not None and bool(match["record"] or match["notebook"])
 
 
 def file_of(uri: str) -> tuple[str, str] | None:
-    """The session and the path that the address of a file names; None for other addresses."""
+    """Return the session and the path in the address of a file; None for other addresses."""
     match = _URI.fullmatch(uri)
     return (match["session"], unquote(match["path"])) if match and match["path"] else None
 
 
 def session_of(uri: str) -> str:
-    """The handle or name of the session that an address names; empty for what is no address."""
+    """Return the handle or name of the session in an address; empty for a malformed one."""
     match = _URI.fullmatch(uri)
     return match["session"] if match else ""
 
 
 class NoRequestState:
-    """Seals nothing: no tool leaves a state with its client. The SDK's own codec takes 1 MB."""
+    """A codec for no state: no tool leaves state with its client. The SDK's codec takes 1 MB."""
 
     def seal(self, payload: bytes) -> NoReturn:
         """Raise NotImplementedError."""
@@ -162,9 +165,9 @@ class NoRequestState:
 
 
 class ResourceServer(MCPServer[Any]):
-    """An MCP server of sessions, wherever those are: its tools and resources are what `calls` has.
+    """An MCP server whose tools and resources are those of `calls`.
 
-    Each resource has a MIME type of its own.
+    Each resource has its own MIME type.
     """
 
     def __init__(
@@ -176,9 +179,9 @@ class ResourceServer(MCPServer[Any]):
         pages: Mapping[str, tuple[str, Callable[[], str]]] = MappingProxyType({}),
         **kwargs: Any,
     ) -> None:
-        """`caller` says who makes a call. Without `files` cells are the only resources.
+        """`caller` returns the caller of a request. Without `files` cells are the only resources.
 
-        `pages` are views of tools by their address: MIME type and content.
+        `pages` are the views of tools, by their addresses, as MIME type and content.
         """
         self._pages = pages
         state = RequestStateSecurity(codec=NoRequestState())
@@ -189,13 +192,13 @@ class ResourceServer(MCPServer[Any]):
         self._running: set[anyio.CancelScope] = set()
 
     async def list_tools(self) -> list[Definition]:
-        """What can be called."""
+        """Return the definitions of all tools."""
         return [*await self._calls.definitions(), *await super().list_tools()]
 
     async def call_tool(
         self, name: str, arguments: dict[str, Any], context: Context[Any, Any] | None = None
     ) -> CallToolResult | InputRequiredResult:
-        """The answer of a tool."""
+        """Call a tool, and return its answer; an error that says so if the server stops."""
         assert context is not None  # the SDK has one for each request
         caller, of_view = self._caller(context), OF_VIEW in (context.request_context.meta or {})
         if of_view:
@@ -211,24 +214,27 @@ class ResourceServer(MCPServer[Any]):
         return refusal(ServerStops(STOPS)) if answer is None else answer
 
     def end_calls(self) -> int:
-        """Have every call that runs be answered: the server stops. How many there were."""
+        """Cancel all running calls, which are answered with an error; return their number.
+
+        To be called when the server stops.
+        """
         for scope in self._running:
             scope.cancel()
         return len(self._running)
 
     async def get_prompt(self, name: str, *_: Any, **__: Any) -> NoReturn:
-        """There are no prompts. Raises MCPError."""
+        """Raise MCPError: there are no prompts."""
         raise MCPError(INVALID_PARAMS, guarded(clean(f"This server has no prompt {name!r}.")))
 
     async def list_resources(self) -> list[Resource]:
-        """What is there without a session: views of tools."""
+        """Return the resources that belong to no session: the views of tools."""
         return [
             Resource(uri=uri, name=uri.rpartition("/")[2], mime_type=mime)
             for uri, (mime, _) in self._pages.items()
         ]
 
     async def list_resource_templates(self) -> list[ResourceTemplate]:
-        """What can be read."""
+        """Return the URI templates of the resources of sessions."""
         return [
             ResourceTemplate(uri_template=template, name=name, description=description)
             for template, (name, description) in self._templates.items()
@@ -255,7 +261,10 @@ class ResourceServer(MCPServer[Any]):
 
 
 def progress_of(context: Context[Any, Any]) -> ProgressCallback | None:
-    """Sends progress messages with a rising counter; None unless the client asked for them."""
+    """Return a callback that sends progress messages; None unless the client asked for them.
+
+    Their counter rises by 1 with each.
+    """
     if "progress_token" not in (context.request_context.meta or {}):
         return None
     count = 0
@@ -269,7 +278,7 @@ def progress_of(context: Context[Any, Any]) -> ProgressCallback | None:
 
 
 def cell_of(cells: History, number: int) -> Cell:
-    """A cell by number. Raises InputError."""
+    """Return a cell by its number. Raises InputError where there is none."""
     if not 1 <= number <= len(cells):
         raise InputError(f"This session has no cell {number}: {_there(cells)}.")
     return cells[number - 1]
@@ -283,7 +292,7 @@ def _there(cells: History) -> str:
 
 
 def cell_record(session: str, cell: Cell) -> dict[str, Any]:
-    """The outcome of a cell with its streams, which are read from files."""
+    """Return the outcome of a cell with its streams, which are read from files."""
     streams, omitted = apart(cell.log)
     outputs = mime_types(cell.log.since())
     return {**cell.meta(session, omitted=omitted, outputs=outputs), **streams}

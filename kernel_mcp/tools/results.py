@@ -1,7 +1,7 @@
-"""From a cell, a notice or an error to the answer a model reads.
+"""Answers for the model, made of cells, notices and errors.
 
 A notice of the server is a content block of its own, and nothing else in an answer can look like
-one. The answer of every tool carries what its session has to tell and no delivered answer has told.
+one. The answer of every tool carries the notices of its session that were not delivered yet.
 """
 
 from __future__ import annotations
@@ -37,33 +37,33 @@ ERROR_CHARS = 10_000
 """An answer that is an error, links included: Claude Code 2.1.197 cuts the middle out of longer
 ones (measured), and leaves out their pictures."""
 FAILED_OUTPUT_CHARS = 7500
-"""Output in such an answer; the rest is for notices and links."""
+"""Characters of output in such an answer; the rest is for notices and links."""
 _HANDLES = ("session", "status", "phase", "state")
-"""Fields that clients work with."""
+"""Fields with which clients work, and which are never masked."""
 _FURNITURE = (*_HANDLES, "cell_type", "output_type", "name", "mimetype")
-"""The same of documents, notebooks among them."""
+"""The same fields of documents, notebooks among them."""
 OMISSION_CHARS = 60
-"""Room for the line that stands for what is left out."""
+"""Characters for the line that replaces omitted text."""
 
 M = TypeVar("M", bound=BaseModel)
 
 
 class NoticeContent(TextContent):
-    """A block that the server speaks in."""
+    """A content block with a notice of the server."""
 
 
 def spoken(text: str) -> str:
-    """A notice as a text of its own, for `said` and for the field `notices` of results."""
+    """Return a notice with its prefix, for `said` and for the field `notices` of results."""
     return notice(visible(text))
 
 
 def said(text: str) -> NoticeContent:
-    """A notice as a content block."""
+    """Return a notice as a content block."""
     return NoticeContent(text=spoken(text))
 
 
 def say(text: str, meta: dict[str, Any] | None = None) -> CallToolResult:
-    """A result that is one notice."""
+    """Return an answer that is one notice."""
     return CallToolResult(content=[said(text)], _meta=meta or None)
 
 
@@ -76,10 +76,11 @@ async def answer(
     settings: Settings,
     closing: str | None = None,
 ) -> CallToolResult:
-    """What `cell` has put out after `since`, and where it stands now: in the words of `closing`.
+    """Return the answer about a cell: its output after `since`, its notices, and its status.
 
-    All that counts as told when `reply` is delivered. An error when the cell has not ended well,
-    unless there are pictures.
+    `closing` is the sentence on the status, None for the usual one, empty for none. All of it
+    counts as delivered once `reply` is. It is an error if the cell has not ended well, unless there
+    are pictures.
     """
     ended, unsaid = cell.finished.is_set(), cell.unsaid
     if ended:
@@ -122,7 +123,7 @@ async def answer(
 
 
 def _untold(answered: weakref.ref[Session], number: int) -> None:
-    """The client had given up the call whose answer told the end of a cell."""
+    """Note that the client cancelled the call whose answer reported the end of a cell."""
     if (session := answered()) is not None:
         cell = session.cells[number - 1]
         cell.told, cell.telling, cell.called = False, False, True
@@ -130,9 +131,9 @@ def _untold(answered: weakref.ref[Session], number: int) -> None:
 
 
 def closing_line(session: Session, cell: Cell, most_s: float) -> str:
-    """The sentence that says how things stand; empty when the output says it all.
+    """Return the sentence on the status of a cell; empty when its output says enough.
 
-    `most_s` is the longest time that a call may ask for.
+    `most_s` is the longest timeout, in seconds, that a call may ask for.
     """
     match cell.status:
         case Status.QUEUED:
@@ -191,7 +192,7 @@ def closing_line(session: Session, cell: Cell, most_s: float) -> str:
 
 
 def next_step(session: Session, cell: Cell) -> str:
-    """How to get what `cell`, or a program that it started, was missing; empty for nothing."""
+    """Return advice on a module or program that `cell` lacked; empty if it lacked none."""
     kernel = session.kernel
     if not cell.missing or kernel is None:
         return ""
@@ -235,9 +236,9 @@ def _made_anew(session: Session, cell: Cell) -> frozenset[str]:
 def finished(
     result: BaseModel, session: Session | None, reply: Reply, *, about: bool = True
 ) -> BaseModel:
-    """`result` with what the session has to tell, and everything else guarded.
+    """Return `result` with the pending notices of its session; everything else is escaped.
 
-    Where the result is not `about` that session its notices say whose they are.
+    If the result is not `about` that session, its notices name it.
     """
     pending: tuple[Notice, ...] = ()
     if session is not None:
@@ -260,7 +261,7 @@ def finished(
 
 
 def linked(result: BaseModel, handle: str, address: str) -> BaseModel:
-    """`result` with the HTTP address of its session where it names resources of that."""
+    """Return `result` with the HTTP address of its session, if it names resources of that."""
     if not isinstance(result, CallToolResult):
         return result
     texts = (each.text for each in result.content if isinstance(each, TextContent))
@@ -272,7 +273,7 @@ def linked(result: BaseModel, handle: str, address: str) -> BaseModel:
 
 
 def not_begun(error: KernelMcpError, phase: Phase) -> CallToolResult:
-    """The answer that an error is which kept a script from running."""
+    """Return the answer for an error that kept a script from running in this phase."""
     cell = Cell(0, "", 0.0, OutputLog(Path(), 0))
     cell.phase = phase
     cell.finish(Outcome(Status.ERROR, cause=str(error)), 0.0)
@@ -283,7 +284,7 @@ def not_begun(error: KernelMcpError, phase: Phase) -> CallToolResult:
 
 
 def with_remarks(result: CallToolResult, remarks: Sequence[str]) -> CallToolResult:
-    """A whole answer with what the server has to tell of itself."""
+    """Return a complete answer with remarks of the server as notices."""
     if not remarks:
         return result
     result = _told(result, remarks)
@@ -291,7 +292,10 @@ def with_remarks(result: CallToolResult, remarks: Sequence[str]) -> CallToolResu
 
 
 def masked(result: CallToolResult, masks: Masks) -> CallToolResult:
-    """A whole answer without what `masks` hide; of links only the names, and no handle."""
+    """Return a complete answer in which values that `masks` hide are masked.
+
+    Fields in `_HANDLES` are left as they are, and so are the addresses of links.
+    """
     structured = result.structured_content
     content: list[ContentBlock] = []
     for block in result.content:
@@ -313,7 +317,7 @@ def masked(result: CallToolResult, masks: Masks) -> CallToolResult:
 def masked_document(
     masks: Masks, text: str, *, but: Container[str] = _FURNITURE, indent: int = 1
 ) -> str:
-    """JSON of this server without what `masks` hide; its keys stay, and what is below `but`."""
+    """Return JSON of this server with hidden values masked; keys and fields in `but` stay."""
     shown = masks.masked(text)
     if shown == text:
         return text
@@ -325,7 +329,7 @@ def masked_document(
 
 
 def refusal(error: KernelMcpError) -> CallToolResult:
-    """The answer that an error is."""
+    """Return the answer for an error."""
     text = _guarded(clean(str(error)))
     result = CallToolResult(content=[TextContent(text=text)], is_error=True)
     if isinstance(error, SessionGone):
@@ -335,7 +339,7 @@ def refusal(error: KernelMcpError) -> CallToolResult:
 
 
 def _short(error: CallToolResult) -> CallToolResult:
-    """An error of at most `ERROR_CHARS`: what is no notice gives way, the longest text first."""
+    """Return an error cut to `ERROR_CHARS`: the longest texts are cut first, notices never."""
     content = list(error.content)
     surplus = _length(content) - ERROR_CHARS
     texts = [block for block in content if isinstance(block, TextContent)]
@@ -354,7 +358,7 @@ def _has_picture(content: Iterable[ContentBlock]) -> bool:
 
 
 def _length(content: Iterable[ContentBlock]) -> int:
-    """Characters of content blocks as Claude Code puts them into one text."""
+    """Return the characters of content blocks when Claude Code joins them to one text."""
     total = 0
     for block in content:
         if isinstance(block, TextContent):
@@ -365,7 +369,7 @@ def _length(content: Iterable[ContentBlock]) -> int:
 
 
 def with_notices(content: Sequence[ContentBlock], texts: Iterable[str]) -> list[ContentBlock]:
-    """`content` with notices behind what is shown, before links to more of it."""
+    """Return `content` with notices after the output and before links to more of it."""
     place = next((i for i, block in enumerate(content) if isinstance(block, ResourceLink)), None)
     place = len(content) if place is None else place
     return [*content[:place], *map(said, texts), *content[place:]]
@@ -374,7 +378,7 @@ def with_notices(content: Sequence[ContentBlock], texts: Iterable[str]) -> list[
 def with_pending(
     result: BaseModel, session: Session, pending: Sequence[Notice], *, about: bool = True
 ) -> CallToolResult:
-    """`result` with notices of a session."""
+    """Return `result` with notices of a session, and their losses in its `_meta`."""
     whose = "" if about else f"Session {session.handle}: "
     texts = [f"{whose}{each.text}" for each in pending]
     losses = [each.loss for each in pending if each.loss is not None]
@@ -388,7 +392,7 @@ def with_pending(
 
 
 def _told(result: BaseModel, texts: Sequence[str]) -> CallToolResult:
-    """`result` with notices, for readers of its text and for those of its structured part once."""
+    """Return `result` with notices, once in its text and once in its structured part."""
     if not isinstance(result, CallToolResult):
         text = result.model_dump_json(indent=2, exclude={"notices"})
         if "notices" in type(result).model_fields:
@@ -405,7 +409,7 @@ def _told(result: BaseModel, texts: Sequence[str]) -> CallToolResult:
 
 
 def _led(result: BaseModel, lead: str) -> CallToolResult:
-    """`result` with `lead` as its first words, for readers of its text and of its structure."""
+    """Return `result` with `lead` as the first words of its text and its structured part."""
     result = _told(result, [])
     structured = result.structured_content
     if structured is not None and "notices" in structured:
@@ -415,7 +419,7 @@ def _led(result: BaseModel, lead: str) -> CallToolResult:
 
 
 def lost_meta(handle: str, losses: Sequence[Loss]) -> dict[str, Any]:
-    """The machine-readable part of an answer that is not about a cell."""
+    """Return the machine-readable losses of an answer that is not about a cell."""
     return {
         "session": handle,
         "lost": names_of(losses),
@@ -426,7 +430,7 @@ def lost_meta(handle: str, losses: Sequence[Loss]) -> dict[str, Any]:
 
 
 def _marked(outcome: dict[str, Any], losses: Sequence[Loss]) -> dict[str, Any]:
-    """The outcome of a cell, with losses that came after it began."""
+    """Return the outcome of a cell, with further losses added."""
     return {
         **outcome,
         "state_kept": False,
@@ -437,7 +441,7 @@ def _marked(outcome: dict[str, Any], losses: Sequence[Loss]) -> dict[str, Any]:
 
 
 def names_of(losses: Iterable[Loss]) -> list[str]:
-    """The names of all that was lost, each once."""
+    """Return the names of all lost variables, each once."""
     return list(dict.fromkeys(guarded(name) for loss in losses for name in loss.names))
 
 
@@ -468,16 +472,16 @@ def _guarded_model(model: M) -> M:
 
 
 _ESCAPED_IN_JSON = ("\\u00", "\\b", "\\f", "\\r")
-"""How JSON writes control characters."""
+"""Escapes by which JSON writes control characters."""
 
 
 def _guarded(text: str) -> str:
-    """Text with control characters and notice markers made visible."""
+    """Return text with control characters and notice markers escaped."""
     return guarded(visible(text))
 
 
 def _guarded_value(value: Any) -> Any:
-    """`value` guarded, except for `notices`, which only the server writes."""
+    """Return `value` with its texts escaped, except `notices`, which only the server writes."""
     if isinstance(value, str):
         return _guarded(value)
     if isinstance(value, dict):

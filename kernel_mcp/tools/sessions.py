@@ -64,8 +64,8 @@ ATTACHED = (
     "know it. close_session leaves the kernel and its variables as they are."
 )
 HEAD_START_S = 0.002
-"""What the answer to create_session leaves its kernel, whose start takes longer than telling of it:
-a spare is there by then, a fork is on its way."""
+"""Grace period in seconds before `create_session` answers: a pooled kernel is usually ready by
+then, and a fork is under way."""
 
 
 def register(box: Toolbox, services: Services) -> None:
@@ -201,7 +201,10 @@ async def _attached(
     no_use: Sequence[object],
     report: ProgressCallback,
 ) -> CallToolResult:
-    """The answer to create_session with a kernel of somebody else's, once it is joined."""
+    """Open a session attached to an external kernel, and return the answer.
+
+    Raises InputError if one of `no_use` is given: they do not go with `attach`.
+    """
     settings, manager = services.settings, services.manager
     if any(no_use):
         raise InputError(
@@ -226,7 +229,7 @@ async def _attached(
 
 
 def _own_words(limits: Limits | None, timeout_s: float) -> str:
-    """What a session has asked for, to add to what is said of it."""
+    """Return a sentence on the limits that a session has asked for; empty for none."""
     words = [f"{timeout_s:g} s for a cell"] if timeout_s else []
     if limits is not None:
         time = f"{limits.cpu_seconds:g} s of their time for a cell" if limits.cpu_seconds else ""
@@ -237,7 +240,7 @@ def _own_words(limits: Limits | None, timeout_s: float) -> str:
 
 
 def own_timeout(settings: Settings, timeout_s: float | None) -> float:
-    """Seconds that a call has asked for, 0 for none. Raises InputError beyond `--max-timeout`."""
+    """Return the seconds a call has asked for, 0 for none. Raises InputError if too many."""
     if timeout_s is not None and timeout_s > settings.max_timeout_s:
         raise _too_much(
             "timeout", f"{timeout_s:g} s", f"{settings.max_timeout_s:g} s", "max-timeout"
@@ -246,9 +249,9 @@ def own_timeout(settings: Settings, timeout_s: float | None) -> float:
 
 
 def own_network(services: Services, network: list[str] | None) -> tuple[str, ...] | None:
-    """Where a session that asks for this may connect, None where it asks for nothing.
+    """Return the hosts to which a session that asks for these may connect; None for no request.
 
-    Raises InputError for more than the operator's, and where nothing limits it.
+    Raises InputError for hosts that the operator has not granted, and without a sandbox.
     """
     if network is None:
         return None
@@ -444,7 +447,10 @@ def _saving(session: Session) -> str:
 
 
 def _of_attached(info: ServerInfo, session: Session) -> ServerInfo:
-    """What of it holds for a session in a kernel that is somebody else's."""
+    """Return `info` for a session that is attached to an external kernel.
+
+    Fields that would describe this server's own kernels are replaced or emptied.
+    """
     kernel = session.kernel
     unlimited = {"memory_mb": 0, "cpu_s": 0.0, "cpus": 0.0, "processes": 0, "disk_mb": 0}
     return info.model_copy(

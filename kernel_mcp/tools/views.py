@@ -37,7 +37,7 @@ from kernel_mcp.tools.results import closing_line, with_notices
 _MOMENT = re.compile(r"\d{4}-\d\d-\d\d(T[\d:.]+)?")
 VIEW_KEY = "kernel-mcp/view"
 MOST_BYTES = 600_000
-"""What a view is given: hosts bound messages at a megabyte."""
+"""Most bytes of outputs for one view: hosts limit messages to a megabyte."""
 MOST_TEXT = 100_000
 ROOM = 2000
 """Characters of an output besides its picture."""
@@ -82,7 +82,7 @@ def register(box: Toolbox, services: Services) -> None:
 
 
 def _view(cell: Cell, items: Sequence[Item]) -> list[dict[str, Any]]:
-    """The outputs of a cell as the view draws them, within `MOST_BYTES`. Reads files."""
+    """Return the outputs of a cell as the view draws them, within `MOST_BYTES`. Reads files."""
     found: list[dict[str, Any]] = []
     left = MOST_BYTES
     for item in items:
@@ -98,7 +98,7 @@ def _view(cell: Cell, items: Sequence[Item]) -> list[dict[str, Any]]:
 
 
 def _drawn_item(item: Item, left: int) -> list[tuple[dict[str, Any], int]]:
-    """The outputs of an item, each with the characters that it takes."""
+    """Return the outputs of an item, each with its number of characters as JSON."""
     return [(output, len(json.dumps(output))) for output in _outputs(item, left)]
 
 
@@ -139,7 +139,7 @@ def _display(parts: dict[str, Part], left: int) -> Iterator[dict[str, Any]]:
 
 
 def _picture(part: Part, left: int) -> dict[str, str]:
-    """A picture, made smaller where it has more than `left` characters; empty for none."""
+    """Return a picture, shrunk to `left` characters of base64; empty where that fails."""
     if part.size < left:
         return {"mime": part.mime, "data": part.read()}
     try:
@@ -150,7 +150,7 @@ def _picture(part: Part, left: int) -> dict[str, str]:
 
 
 def _drawn(chart: Any) -> bool:
-    """Whether the view draws a chart as the figure has it; of the others it has a picture."""
+    """Return True if the view can draw a chart itself; others are shown as a picture."""
     if not isinstance(chart, dict) or not isinstance(chart.get("elements"), list):
         return False
     elements, kind = chart["elements"], chart.get("type")
@@ -167,7 +167,7 @@ def _drawn(chart: Any) -> bool:
 
 
 def _in_order(series: dict[str, Any]) -> bool:
-    """Whether the points of a series are at numbers or moments, not at categories."""
+    """Return True if all points of a series are at numbers or times, not at categories."""
     points = series.get("points")
     return isinstance(points, list) and all(
         isinstance(point, list) and len(point) == 2 and all(map(_is_place, point))
@@ -182,7 +182,7 @@ def _is_place(value: Any) -> bool:
 
 
 def _json(part: Part | None) -> Any:
-    """The value of a part that every reader of JSON takes; None for any other."""
+    """Return the value of a part that is strict JSON; None for any other, or a large one."""
     if part is None or part.problem or part.size > MOST_BYTES:
         return None
     text, shape = part.read(), Shape()
