@@ -1,8 +1,8 @@
 """A kernel's channels on the event loop: no thread, no polling, no reading ahead, no reconnect.
 
-Flooding kernels get `SHARE` of the loop's time together, and each `BURST_S` at once. Then nothing
-of it is read until other sessions had their turn: its sockets fill up and block it. What they take
-is processor time: on a busy machine, the waiting in between is none of their doing.
+All flooding kernels together get `SHARE` of the loop's time, and each up to `BURST_S` at once. Then
+its messages are not read until other sessions had their turn: its sockets fill up and block it.
+Only processor time counts: waiting on a busy machine is not the kernel's fault.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _INT_BYTES = 4
 class Connection:
     """A ZMTP client on a Unix socket, without reconnects. Raises OSError when connect(2) fails.
 
-    `unread`: the other end closed with data unread, which Linux reports as ECONNRESET.
+    `unread` is True if the kernel closed it with data unread, which Linux reports as ECONNRESET.
     """
 
     def __init__(
@@ -49,16 +49,16 @@ class Connection:
         loop: asyncio.AbstractEventLoop,
         opened: bool = False,
     ) -> None:
-        """`place` is where the kernel listens, or a socket whose other end it has; taken over.
+        """`place` is the path on which the kernel listens, or a socket that is connected to it.
 
-        Where that is `opened`, `opening` was sent. Other kernels hang up on who does not wait for
-        their handshake.
+        The socket is closed with the connection. If it is `opened`, the greeting was sent already.
+        Other kernels disconnect a client that does not wait for their handshake.
         """
         self.unread = False
         self._loop = loop
         self._decoder = Decoder(max_bytes)
         self._held: list[bytes] = []
-        """Messages for after the handshake; first the subscription to all topics."""
+        """Messages to be sent after the handshake; first the subscription to all topics."""
         if socket_type == b"SUB" and not opened:
             self._held.append(encode([b"\x01"]))
         self._out = bytearray()
@@ -78,12 +78,12 @@ class Connection:
             raise
 
     def fileno(self) -> int:
-        """The descriptor that becomes readable."""
+        """Return the descriptor of the socket."""
         return self._socket.fileno()
 
     @property
     def taken(self) -> bool:
-        """Whether the kernel has read all that was sent; False also where the ioctl fails."""
+        """True if the kernel has read everything sent; False also if the ioctl fails."""
         if self._out or self._held:
             return False
         with suppress(OSError):
@@ -92,7 +92,7 @@ class Connection:
         return False
 
     def read(self) -> bool:
-        """recv(2) some bytes; True when there may be more. Raises EOFError at the end."""
+        """Receive some bytes; return True if there may be more. Raises EOFError at the end."""
         try:
             data = self._socket.recv(READ_BYTES)
         except BlockingIOError:
@@ -108,7 +108,7 @@ class Connection:
         return len(data) == READ_BYTES
 
     def message(self) -> list[bytes] | None:
-        """The next complete message. Raises ProtocolError."""
+        """Return the next complete message, None without one. Raises ProtocolError."""
         found = self._decoder.message()
         if self._held and self._decoder.ready:
             held, self._held = self._held, []
@@ -118,7 +118,7 @@ class Connection:
     def send(self, frames: Sequence[bytes], given: int | None = None) -> None:
         """Send or queue a message. Raises OSError when disconnected or over MAX_WAITING_BYTES.
 
-        With `given` that descriptor goes with it, at once or not at all.
+        The descriptor `given` is sent with it, at once or not at all.
         """
         data = encode(frames)
         waiting = len(self._out) + sum(map(len, self._held))
@@ -168,9 +168,9 @@ Channel: TypeAlias = Literal["shell", "iopub", "control"]
 
 BURST_S = 0.003
 SHARE = 1 / 3
-"""Part of the loop's time that all floods together get."""
+"""Fraction of the event loop's time that all flooding kernels together get."""
 LONGEST_READ_S = 1.0
-"""For what a dead kernel has sent."""
+"""Processor seconds to read the remaining messages of a dead kernel."""
 AGAIN_S = 0.1
 """Seconds until the next attempt when the event loop refuses a reader."""
 CLOSED_GRACE_S = 0.5
@@ -180,31 +180,31 @@ OVERHEAD_BYTES = 64 * KIB
 
 
 class Floods:
-    """The kernels of a server that have used up their time and are read again later."""
+    """The flooding kernels of a server, which have used up their time and are read again later."""
 
     def __init__(self) -> None:
         self._resting: set[object] = set()
 
     def add(self, one: object) -> None:
-        """One more rests."""
+        """Add a kernel that is not read for now."""
         self._resting.add(one)
 
     def discard(self, one: object) -> None:
-        """It is read again, or has ended."""
+        """Remove a kernel that is read again or has ended."""
         self._resting.discard(one)
 
     def pays(self, one: object) -> float:
-        """Part of the elapsed time that pays off the debt of one, so that all get `SHARE`."""
+        """Return the fraction of elapsed time by which a kernel's debt falls: all get `SHARE`."""
         return 1 / (len(self._resting | {one}) / SHARE - 1)
 
 
 @dataclass(frozen=True, slots=True)
 class Hearer:
-    """Who takes what comes of a kernel.
+    """Callbacks for the messages of a kernel.
 
-    message  each valid message, in order per channel
-    refused  the reason, for each that would take too long to decode
-    broken   the reason, when the connection is lost
+    message  is called with each valid message, in order per channel
+    refused  is called with the reason, for each that would take too long to decode
+    broken   is called with the reason, when the connection is lost
     """
 
     message: Callable[[Channel, Message], None]
@@ -220,17 +220,20 @@ class KernelChannels(ABC):
         self._hearer = hearer
         self._loop = asyncio.get_running_loop()
         self.greeted = anyio.Event()
-        """Set once the other ends have, or will never be there."""
+        """Set once the kernel has answered the subscription, or its connection is lost."""
         self._welcome = False
         self._reason = ""
         self._closed = False
         self.received = self.rests = 0
-        """Messages so far, and times that no more were read, for others to have their turn."""
+        """Number of messages so far, and how often reading paused to let other kernels go first."""
         self.unread: set[Channel] = set()
         """Channels that the kernel closed with requests unread."""
 
     async def ready(self, timeout: float) -> None:
-        """Wait until no output can be lost; `timeout` in seconds. Raises LaunchError."""
+        """Wait for the subscription, after which no output is lost; `timeout` in seconds.
+
+        Raises LaunchError.
+        """
         with anyio.move_on_after(timeout):
             await self.greeted.wait()
         if self._welcome:
@@ -247,30 +250,30 @@ class KernelChannels(ABC):
         buffers: Sequence[bytes] = (),
         given: int | None = None,
     ) -> str:
-        """Send a request, and a descriptor with it, and return its id.
+        """Send a request, with the descriptor `given` if there is one, and return its id.
 
-        Raises LaunchError when disconnected or full.
+        Raises LaunchError when disconnected, or when too many requests wait unread.
         """
 
     @abstractmethod
     def taken(self, channel: Channel) -> bool:
-        """Whether the kernel has read all requests of a channel."""
+        """Return True if the kernel has read all requests of a channel."""
 
     @property
     def resting(self) -> bool:
-        """Whether messages may wait unread, as others have their turn first."""
+        """True while reading pauses to let other kernels go first: messages may wait unread."""
         return False
 
     @abstractmethod
     async def drained(self, timeout: float) -> None:
-        """Deliver what a dead kernel sent before, for at most `timeout` seconds."""
+        """Deliver the remaining messages of a dead kernel, for at most `timeout` seconds."""
 
     @abstractmethod
     def close(self) -> None:
         """Close all connections; undelivered messages are dropped."""
 
     def call_later(self, delay: float, callback: Callable[[], object]) -> None:
-        """`loop.call_later`; `delay` in seconds."""
+        """Call `callback` after `delay` seconds, on the event loop."""
         self._loop.call_later(delay, callback)
 
     def _deliver(self, channel: Channel, frames: Sequence[bytes]) -> None:
@@ -303,7 +306,7 @@ class KernelChannels(ABC):
 
 
 class Channels(KernelChannels):
-    """Those of a kernel whose sockets this process has."""
+    """The channels of a kernel to whose sockets this process connects."""
 
     def __init__(
         self,
@@ -315,10 +318,10 @@ class Channels(KernelChannels):
         floods: Floods | None = None,
         wire: Wire | None = None,
     ) -> None:
-        """`ends` are sockets for shell, control and iopub, to be used instead of connecting; where
-        they are `opened`, `opening` was sent over them.
+        """`ends` are connected sockets for shell, control and iopub, to be used if there are any.
 
-        `floods` are those of all kernels that the loop reads.
+        If they are `opened`, the greeting was sent over them. `floods` is shared by all kernels of
+        the event loop.
         """
         super().__init__(wire or Wire(connection.key), hearer)
         self._floods = floods or Floods()
@@ -367,7 +370,8 @@ class Channels(KernelChannels):
     async def drained(self, timeout: float) -> None:
         """See `KernelChannels`.
 
-        What can be read at once is all; who has an end of it still, a child, is not waited for.
+        Everything that the kernel sent can be read at once. A child that still has the sockets is
+        not waited for.
         """
         if self.resting:
             self._timers.pop("rest").cancel()
@@ -403,7 +407,10 @@ class Channels(KernelChannels):
         self._loop.add_reader(line, self._read, channel)
 
     def _read(self, channel: Channel, *, rest: bool = True) -> None:
-        """Take messages until there are none or the kernel's time is used up."""
+        """Deliver messages until there are none or the kernel's time is used up.
+
+        Without `rest` it has `LONGEST_READ_S` seconds, and no pause follows.
+        """
         now, began = perf_counter(), thread_time()
         self._debt = max(0.0, self._debt - (now - self._settled) * self._floods.pays(self))
         self._settled = now

@@ -43,12 +43,12 @@ from kernel_mcp.kernels.kernel import Kernel
 
 @dataclass(frozen=True, slots=True)
 class KernelRequest:
-    """What a session asks of its kernels; python and packages are empty for the server's own.
+    """A session's request for its kernels; `python` and `packages` are empty for the server's own.
 
-    `beside` allows a workspace that another kernel uses; `layer` is the folder of the session's own
-    packages, None where it can add none; `limits` are its own, None for the server's. `network` is
-    what it has asked for of the operator's, None for all of it. With `attach` it joins a kernel
-    that the operator has named, instead of having its own.
+    `beside` allows a workspace that another kernel uses. `layer` is the folder of the session's own
+    packages, None if it can add none. `limits` are its own, None for the server's. `network` are
+    the hosts that it has asked for, None for all that the operator grants. With `attach` it is
+    attached to an external kernel that the operator has named, instead of starting one.
     """
 
     session: str
@@ -63,18 +63,18 @@ class KernelRequest:
 
     @property
     def at_home(self) -> bool:
-        """Whether the server's own environment satisfies it."""
+        """True if the server's own environment satisfies it."""
         return not (self.python or self.packages)
 
     @property
     def ordinary(self) -> bool:
-        """Whether any of the server's kernels satisfies it."""
+        """True if any kernel of the server satisfies it, such as a pooled one."""
         own = self.beside or self.attach or self.limits is not None
         return self.at_home and not own
 
 
 async def log_progress(text: str) -> None:
-    """A ProgressCallback that writes to the log."""
+    """Write a progress report to the log."""
     logger.info(text)
 
 
@@ -86,7 +86,7 @@ class KernelSource(Protocol):
 
 
 KERNEL_MODULE = "kernel_mcp.kernels.kernel"
-"""Imported in a thread by the first start: it would delay the server's first answer."""
+"""Module that the first start imports in a thread: it would delay the server's first answer."""
 
 FRESH_S = 600.0
 """Seconds before a used environment is looked up in the store again."""
@@ -113,8 +113,9 @@ class _Built:
 
     @property
     def whole(self) -> list[str]:
-        """The modules that a template imports: those without a dot; of an environment of the
-        operator's also what most analyses begin with.
+        """Modules that a template imports: the top-level ones of the packages.
+
+        Of an operator's own environment also those of `DATA_MODULES` that it has.
         """
         support = self.environment.support
         there = chain.from_iterable(support.modules.values()) if support is not None else ()
@@ -124,16 +125,16 @@ class _Built:
 
 
 class Templates(Protocol):
-    """Processes that have imported everything and fork kernels, one per environment."""
+    """Template processes, one per environment, which import modules ahead and fork kernels."""
 
     def prepare(self, environment: KernelEnvironment, preload: Sequence[str] = ()) -> None:
         """Start a template of `environment` that imports `preload`; returns at once."""
 
     async def ready(self, environment: KernelEnvironment) -> bool:
-        """Wait until that template is ready or has failed; True when it can fork."""
+        """Wait until that template is ready or has failed; return True when it can fork."""
 
     def refusal(self, environment: KernelEnvironment) -> str:
-        """Why that template is refused: what it forks is not confined. Empty if it is not."""
+        """Return why that template is refused: its kernels are not confined. Empty if it is not."""
 
 
 class KernelFactory:
@@ -154,9 +155,9 @@ class KernelFactory:
     ) -> None:
         """`templates` prepares the server's own environment; `launcher` forks from it.
 
-        `requests` lists those of all sessions: other environments may be removed. `variables` are
-        what code of every kernel finds in its environment, `vault` has whom they trust, and
-        `listed` what files of the operator's ask for.
+        `requests` returns those of all sessions: other environments may be removed. `variables` are
+        environment variables of every kernel. `vault` has the certificates that kernels trust, and
+        `listed` the packages that files of the operator's list.
         """
         self._listed = listed
         self._variables = tuple(variables.items())
@@ -172,13 +173,14 @@ class KernelFactory:
         self._masks = Masks(settings.hidden)
         self._floods = Floods()
         self.begun = anyio.Event()
-        """A first template has been started, or there will be none for now."""
+        """Set once the first template was started, or that has failed."""
 
     async def environment(
         self, request: KernelRequest, progress: ProgressCallback
     ) -> tuple[KernelEnvironment, Policy]:
-        """The environment of a request, built if missing, with its policy. Raises
-        EnvironmentBuildError.
+        """Return the environment of a request, built if missing, and its policy.
+
+        Raises EnvironmentBuildError.
         """
         spec = self.spec(request)
         built = self._built.get(spec)
@@ -249,17 +251,17 @@ class KernelFactory:
         await anyio.to_thread.run_sync(self._environments.evict)
 
     def refusal(self, environment: KernelEnvironment) -> str:
-        """Why kernels of `environment` are not forked from its template; empty if they are."""
+        """Return why kernels of `environment` are not forked from a template; empty if they are."""
         return "" if self._templates is None else self._templates.refusal(environment)
 
     @property
     def missing(self) -> Iterable[str]:
-        """Packages of the operator's that cannot be had, as far as that is known."""
+        """The operator's packages that are not available, as far as that is known."""
         return self._own.unfit
 
     @property
     def remarks(self) -> list[str]:
-        """What a model is told of each package of the operator's that cannot be had."""
+        """Sentences for the model on the operator's packages that are not available."""
         return self._own.remarks
 
     @property
@@ -268,20 +270,20 @@ class KernelFactory:
         return self._listed.origins
 
     async def uv_version(self) -> str:
-        """The version of uv that builds environments; empty where it does not tell."""
+        """Return the version of uv that builds environments; empty if unknown."""
         return await self._environments.uv_version()
 
     def prepared(self, request: KernelRequest) -> bool:
-        """Whether a kernel can start without building an environment."""
+        """Return True if a kernel can start without building an environment."""
         return self.spec(request) in self._built
 
     def version(self, request: KernelRequest) -> str:
-        """Of the Python that a request's code runs on; empty before that is known."""
+        """Return the version of Python that runs a request's code; empty before it is known."""
         built = self._built.get(self.spec(request))
         return "" if built is None else built.environment.version
 
     def policy(self, request: KernelRequest) -> Policy:
-        """What a request's code may import; never builds an environment."""
+        """Return the import policy for a request's code; never builds an environment."""
         spec = self.spec(request)
         built = self._built.get(spec)
         if built is None:
@@ -324,7 +326,7 @@ class KernelFactory:
         )
 
     def spec(self, request: KernelRequest) -> EnvironmentSpec:
-        """The Python and packages that a request needs."""
+        """Return the Python and packages that a request requires."""
         if request.python or request.packages:
             return self._spec(request).without(self._own.unfit)
         return self._own.spec
@@ -340,7 +342,7 @@ class KernelFactory:
 
 @dataclass(frozen=True, slots=True)
 class _MountFirst:
-    """The next step to modules that an environment has elsewhere is a mount."""
+    """The advice on missing modules that an environment has in folders which are not mounted."""
 
     hidden: Mapping[str, str]
     otherwise: NextStep

@@ -35,12 +35,12 @@ Sink: TypeAlias = Callable[[Event], None]
 class Run:
     """One execute request in flight; `finished` is set when it ended or the kernel died.
 
-    The first reply counts. `outputs` counts its messages, `unsure` means that no `idle` came. What
-    is not `compiled` has not run.
+    The first reply counts. `outputs` counts its messages. `unsure` means that no `idle` came.
+    `compiled` is False if the code was refused before it ran.
     """
 
     def __init__(self, sink: Sink, lift: Callable[[], None] = lambda: None) -> None:
-        """`lift` has `sink` pass on what it kept back."""
+        """`lift` makes `sink` pass on the output that it kept back."""
         self.msg_id = ""
         self.sink = sink
         self.lift = lift
@@ -48,7 +48,7 @@ class Run:
         self.exit_code: int | None = None
         self.compiled = True
         self.removed: tuple[int, list[str]] = (0, [])
-        """How many names the cell removed without saying which, and the first of them."""
+        """Number of variables that the cell removed without naming them, and the first names."""
         self.failure: Failure | None = None
         self.finished = anyio.Event()
         self.begun = False
@@ -72,21 +72,21 @@ class Run:
             self.end()
 
     def on_idle(self) -> None:
-        """No more output of this request can follow."""
+        """Note that no more output of this request can follow."""
         self._idle = True
         if self.status is not None:
             self.end()
 
     def end(self) -> None:
-        """Tell that it has ended."""
+        """Pass on remaining output, and set `finished`."""
         self.lift()
         self.finished.set()
 
 
 LOOK_S = 2.0
-"""Seconds to wait for the `idle` before a control request, and between later looks."""
+"""Seconds to wait for the `idle` before a control request, and between later checks."""
 MOST_LOOKS = 30
-"""Looks after which a kernel that keeps sending, or does not answer, has its cell ended."""
+"""Checks after which a cell is ended whose kernel keeps sending or does not answer."""
 UNSURE = (
     "The kernel did not say where the output of this cell ends: some of it may be missing here, or "
     "come with a later cell"
@@ -106,7 +106,7 @@ class Ending:
         self._look_later()
 
     def hear(self, channel: Channel, message: Message) -> None:
-        """Take the answer to the control request."""
+        """Handle a message, which may be the answer to the control request."""
         if not self._asked or message.parent != self._asked or self._run.finished.is_set():
             return
         if channel == "control":
@@ -126,7 +126,7 @@ class Ending:
         self._look_later()
 
     def _ask(self) -> bool:
-        """Send the control request; False when the kernel takes none."""
+        """Send the control request, once; return False when the kernel takes none."""
         if not self._asked:
             try:
                 self._asked = self._channels.send("control", "kernel_info_request", {})
@@ -182,7 +182,7 @@ class KnownNames:
 
 
 def _removed(value: object) -> tuple[int, list[str]]:
-    """The `removed` of an execute reply: a count and names; hostile data."""
+    """Return the `removed` of an execute reply, a count and names; zero for malformed data."""
     if not isinstance(value, list) or len(value) != 2:
         return 0, []
     count, names = whole_number(value[0]), _texts(value[1])
@@ -198,17 +198,17 @@ def _texts(value: object) -> list[str]:
 
 
 DRAIN_S = 0.25
-"""Seconds after a death to wait for data the kernel had sent."""
+"""Seconds after a death to wait for data that the kernel had sent."""
 
 
 CHECKPOINT_S = 10.0
-"""Processor time of a checkpoint: it takes some 10 ms for a gigabyte."""
+"""Processor seconds that a checkpoint may use: it takes some 10 ms for a gigabyte."""
 MOST_WORDS = 8
 WORD_CHARS = 80
 
 
 def _words(value: object) -> tuple[str, ...]:
-    """What a kernel names as in the way of a checkpoint; hostile data."""
+    """Return texts that a kernel sent, bounded in number and length; `value` is hostile data."""
     found = value if isinstance(value, list) else []
     return tuple(
         one_line(each)[:WORD_CHARS] for each in found[:MOST_WORDS] if isinstance(each, str)
@@ -224,7 +224,7 @@ class Answer:
 
 
 def _unheard(_text: str) -> None:
-    """Nobody is there to be told."""
+    """Do nothing: the default of callbacks."""
 
 
 class Kernel:
@@ -234,9 +234,9 @@ class Kernel:
     """
 
     attached = False
-    """Whether it is somebody else's kernel, which understands Jupyter's protocol alone."""
+    """True for an external kernel, which understands only Jupyter's own protocol."""
     place = ""
-    """Where such a kernel is, as `create_session` takes it."""
+    """Address of such a kernel, as `create_session` takes it in `attach`."""
 
     def __init__(
         self,
@@ -247,12 +247,12 @@ class Kernel:
         masks: Masks | None = None,
         floods: Floods | None = None,
     ) -> None:
-        """`masks` are put over what cells put out; `floods` are those of all kernels."""
+        """`masks` hide values in the output of cells; `floods` is shared by all kernels."""
         self._floods = floods
         self.tell: Callable[[str], object] = _unheard
-        """Takes a sentence that the owner of the session is to be told."""
+        """Callback for a sentence that the session's owner is to read."""
         self.overheard: Callable[[str], object] = _unheard
-        """Takes code that another client has run."""
+        """Callback for code that another client has run."""
         self.handle = handle
         self._masks = masks or Masks()
         self.environment = environment
@@ -260,11 +260,12 @@ class Kernel:
         self.dead = anyio.Event()
         self.names = KnownNames()
         self.known: dict[Checkpoint, KnownNames] = {}
-        """The names at each of its checkpoints."""
+        """Names of variables at each of its checkpoints."""
         self.closed_files: tuple[str, ...] = ()
-        """What the checkpoint that it came of had open and it has not; hostile data."""
+        """Files that were open at the checkpoint from which it was restored, and no longer are;
+        hostile data."""
         self.broken = False
-        """Whether a trial cell failed: the kernel's own code does not work any more."""
+        """True if a trial cell failed: the kernel's own code does not work any more."""
         self._run: Run | None = None
         self._ending: Ending | None = None
         self._stray: Sink | None = None
@@ -282,12 +283,12 @@ class Kernel:
         )
 
     async def ready(self, timeout: float) -> None:
-        """Wait until no output can be lost; `timeout` in seconds. Raises LaunchError."""
+        """Wait until no output can be lost, at most `timeout` seconds. Raises LaunchError."""
         await self._channels.ready(timeout)
 
     @property
     def exit(self) -> ExitStatus | None:
-        """The exit status, None while it lives."""
+        """The exit status; None while it runs."""
         status = self.handle.exit
         if status is not None and self._broken and status.signal == signal.SIGKILL:
             return replace(status, cause=status.cause or self._broken)
@@ -295,11 +296,11 @@ class Kernel:
 
     @property
     def running(self) -> Run | None:
-        """The cell in flight, None when idle."""
+        """The cell in flight; None when idle."""
         return self._run if self._run is not None and not self._run.finished.is_set() else None
 
     async def watch(self) -> None:
-        """Return when the kernel has ended, after delivering what it had sent."""
+        """Wait for the end of the kernel, deliver its last output and end what is in flight."""
         await self.handle.wait()
         with Barrier("reading the last output of a kernel"):
             await self._channels.drained(DRAIN_S)
@@ -350,9 +351,9 @@ class Kernel:
         run.msg_id = self._channels.send("shell", kind, content)
 
     async def ask(self, kind: str, content: dict[str, Any], *, timeout: float) -> dict[str, Any]:
-        """The reply to a control request, within `timeout` seconds. Raises LaunchError.
+        """Send a control request, and return the reply. Raises LaunchError after `timeout` seconds.
 
-        While the kernel waits for the machine, its processor time counts.
+        While the kernel waits for a processor, only its processor time counts.
         """
         with self.asking("control", kind, content) as answer:
             await silence.patient(answer.done, lambda: [self.handle.pid], timeout)
@@ -377,7 +378,7 @@ class Kernel:
     ) -> Iterator[Answer]:
         """Send a request and receive its reply inside the block. Raises LaunchError.
 
-        Requests on the shell channel wait for the running cell. A `given` descriptor goes with it.
+        Requests on the shell channel wait for the running cell. The descriptor `given` is sent too.
         """
         answer = Answer()
         msg_id = self._channels.send(channel, kind, content, buffers, given)
@@ -389,12 +390,12 @@ class Kernel:
 
     @property
     def taken(self) -> bool:
-        """Whether the main thread has read all cells and other shell requests."""
+        """True if the main thread has read all cells and other shell requests."""
         return self._channels.taken("shell")
 
     @property
     def rests(self) -> int:
-        """Times that no more of its messages were read, for others to have their turn."""
+        """How often reading its messages paused to let other kernels go first."""
         return self._channels.rests
 
     def send_probe(self) -> None:
@@ -402,7 +403,7 @@ class Kernel:
         self._channels.send("shell", "kernel_info_request", {})
 
     def missed(self, run: Run) -> bool:
-        """Whether the kernel ended without reading the request of `run`."""
+        """Return True if the kernel ended without reading the request of `run`."""
         return self.exit is not None and not run.begun and "shell" in self._channels.unread
 
     def interrupt(self, *, alone: bool = False) -> None:
@@ -418,15 +419,18 @@ class Kernel:
         self.handle.kill()
 
     def give_up(self, run: Run) -> str | None:
-        """End a cell that does not stop; what became of it, None where the kernel is killed."""
+        """End a cell that does not stop: kill the kernel, and return None.
+
+        An attached kernel is not killed: the result is a sentence on its cell, or empty.
+        """
         self.kill()
         return None
 
     async def checkpoint(self) -> tuple[Checkpoint, float]:
-        """A copy of this kernel, which waits between cells, and the seconds that making it took.
+        """Make a forked copy of this kernel, which is idle; return it and the seconds it took.
 
-        Raises Uncopyable when there is something that a copy would lack,
-        LaunchError when there is none for another reason.
+        Raises Uncopyable if a copy would lack something that the kernel has, LaunchError if it
+        cannot be made for another reason.
         """
         enclosure = self.handle.enclosure
         if enclosure is None:
@@ -454,11 +458,11 @@ class Kernel:
         return made, seconds if isinstance(seconds, float) and seconds > 0 else 0.0
 
     async def _answer_to(self, answer: anyio.Event, cpu_s: float) -> str:
-        """Wait for an answer for so much processor time; return why there is none, else nothing."""
+        """Wait for an answer; return why there is none after `cpu_s` processor seconds, or ""."""
         return await silence.heard(answer, lambda: [self.handle.pid], cpu_s)
 
     async def become_branch(self, folder: str) -> None:
-        """Have a fresh kernel find the folder of a branch. Raises LaunchError."""
+        """Tell a fresh kernel the folder of its branch. Raises LaunchError without an answer."""
         order = {"folder": folder}
         with self.asking("shell", "kernel_mcp_branch_request", order) as answer:
             await self._answer_to(answer.done, CHECKPOINT_S)
@@ -466,9 +470,9 @@ class Kernel:
             raise LaunchError("The kernel did not take the folder of its branch.")
 
     async def wake(self, checkpoint: Checkpoint, folder: str = "") -> Kernel:
-        """A kernel that goes on from a checkpoint of this one; `folder` is that of a branch.
+        """Start a kernel from a checkpoint of this one, and return it once it is ready.
 
-        Raises LaunchError, BoundaryBroken.
+        `folder` is that of a branch, empty for none. Raises LaunchError, BoundaryBroken.
         """
         assert self.handle.enclosure is not None
         try:
@@ -498,7 +502,7 @@ class Kernel:
     async def aclose(self) -> None:
         """Close the channels, end the process and remove its files.
 
-        What other kernels share with it stays.
+        Files that other kernels share with it stay.
         """
         self._closing = True
         self._channels.close()
@@ -532,10 +536,10 @@ class Kernel:
             self._take_output(message, run if mine else None)
 
     def _take_output(self, message: Message, run: Run | None) -> None:
-        """Hand output to the cell it belongs to, else to the one that runs or ran last.
+        """Pass output to the cell it belongs to, else to the one that runs or ran last.
 
-        That one gets late output of threads and children, and text without a parent, from file
-        descriptors. `Wire` drops messages of foreign requests.
+        That one also gets late output of threads and children, and text without a parent, which
+        comes from file descriptors. `Wire` drops messages of other clients' requests.
         """
         if run is not None:
             run.outputs += 1

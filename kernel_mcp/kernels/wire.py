@@ -19,34 +19,34 @@ from kernel_mcp.records import dataclass
 PROTOCOL_VERSION = "5.4"
 """Version in requests, as `jupyter_client._version.protocol_version`."""
 DELIM = b"<IDS|MSG>"
-"""Between routing identities and signature, as `jupyter_client.session.DELIM`; importing that
+"""Delimiter of routing identities and signature, as `jupyter_client.session.DELIM`; importing that
 package would take 6 MB."""
 MAX_MESSAGE_BYTES = 16 * 1024 * 1024
-"""Bytes of a kernel's message at most: decoding 16 MiB holds up other sessions by some 50 ms."""
+"""Most bytes of a kernel's message: decoding 16 MiB delays other sessions by some 50 ms."""
 MAX_HEADER_BYTES = 64 * 1024
 MAX_VALUES = 200_000
-"""JSON values in one message at most: 16 MiB of `[],` would take a second."""
+"""Most JSON values in one message: 16 MiB of `[],` would take a second."""
 UNSUSPICIOUS_BYTES = 128 * 1024
 MAX_ENTRIES = 256
-"""Entries of a MIME bundle at most; an honest one has a handful."""
+"""Most entries of a MIME bundle; a usual one has a handful."""
 MAX_ID_CHARS = 256
 MAX_FRAMES = 2000
-"""Frames of a traceback at most, half of them from its end."""
+"""Most frames of a traceback, half of them from its end."""
 MAX_COUNT = 2**53
 
 
 _NUMBER = re.compile(r"[0-9]{1,18}")
 _encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False).encode
 _decode = json.JSONDecoder(parse_constant=lambda _word: None).decode
-"""NaN and infinities, which are no JSON, become null as in Jupyter's front ends."""
+"""Decodes JSON; NaN and infinities, which are no JSON, become null as in Jupyter's front ends."""
 
 
 class WireError(ValueError):
-    """A message without a valid signature, JSON or the protocol's shape."""
+    """Raised for a message without a valid signature, JSON or the protocol's shape."""
 
 
 class Overload(WireError):
-    """A signed message that would hold up the server."""
+    """Raised for a signed message that would take the server too long to decode."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ class Message:
 
 
 def header(kind: str, msg_id: str, session: str, username: str = "kernel-mcp") -> dict[str, Any]:
-    """The header of a message that is sent now; `session` is that of the sender."""
+    """Return the header of a message that is sent now; `session` identifies the sender."""
     return {
         "msg_id": msg_id,
         "msg_type": kind,
@@ -84,14 +84,14 @@ class Signer:
         self._digest = hmac.new(key.encode(), digestmod="sha256")
 
     def sign(self, parts: Sequence[bytes]) -> bytes:
-        """The signature of header, parent, metadata and content, in hexadecimal digits."""
+        """Return the signature of header, parent, metadata and content, in hexadecimal digits."""
         digest = self._digest.copy()
         for part in parts:
             digest.update(part)
         return digest.hexdigest().encode()
 
     def signed(self, frames: Sequence[bytes]) -> tuple[int, Sequence[bytes], Sequence[bytes]]:
-        """How many identities come first, the four signed parts, and the buffers.
+        """Check the signature; return the number of identities, the four parts, and the buffers.
 
         Raises WireError.
         """
@@ -113,7 +113,7 @@ class Signer:
 class Wire:
     """Encodes requests and decodes messages of one kernel connection.
 
-    Those of requests that other clients have sent are refused, unless the kernel is `shared`.
+    Answers to requests of other clients are refused, unless the kernel is `shared`.
     """
 
     def __init__(self, key: str, *, shared: bool = False) -> None:
@@ -122,12 +122,12 @@ class Wire:
         self._signer = Signer(key)
         self._shared = shared
         self._foreign = ""
-        """The type of the request, where that of the last parent is another client's."""
+        """Type of the last parent request if another client sent it; else empty."""
         self._parent, self._parent_id = b"{}", ""
         """Cache of the last parent header, which all messages of a cell share."""
 
     def request(self, kind: str, content: dict[str, Any]) -> tuple[str, list[bytes]]:
-        """The id and the frames of a new request."""
+        """Return the id and the frames of a new request."""
         msg_id = f"{self._name}_{self._sent}"
         self._sent += 1
         head = header(kind, msg_id, self._name)
@@ -153,16 +153,19 @@ class Wire:
         )
 
     def _sealed(self, parts: Sequence[bytes]) -> list[bytes]:
-        """The frames of a message with these four parts."""
+        """Return the frames of a message with these four parts."""
         return [DELIM, self._signer.sign(parts), *parts]
 
     def _opened(self, frames: Sequence[bytes]) -> tuple[Sequence[bytes], Sequence[bytes]]:
-        """The four parts of a message and its buffers. Raises WireError."""
+        """Return the four parts of a message and its buffers. Raises WireError."""
         _, parts, buffers = self._signer.signed(frames)
         return parts, buffers
 
     def _request_of(self, parent: dict[str, Any]) -> str:
-        """The id of a request, empty for no parent. Raises WireError for a foreign one."""
+        """Return the id of the request; empty for no parent.
+
+        Raises WireError for a request of another client, unless the kernel is shared.
+        """
         self._foreign = ""
         if not parent:
             return ""
@@ -182,7 +185,7 @@ class Wire:
 
 
 def event_from(message: Message) -> Event | None:
-    """The output event of a message, None for other messages. Raises WireError."""
+    """Return the output event of a message; None for other messages. Raises WireError."""
     content = message.content
     if message.kind == "stream":
         return Stream(_stream_name(content.get("name")), text_of(content, "text"))
@@ -204,7 +207,7 @@ def event_from(message: Message) -> Event | None:
 
 
 def failure_from(content: dict[str, Any]) -> Failure:
-    """The exception in an `error` message or error reply. Raises WireError."""
+    """Return the exception in an `error` message or error reply. Raises WireError."""
     traceback = content.get("traceback", [])
     if not isinstance(traceback, list):
         raise WireError("traceback is not a list")
@@ -217,14 +220,14 @@ def failure_from(content: dict[str, Any]) -> Failure:
 
 
 def whole_number(value: object) -> int | None:
-    """A count of the protocol, None for anything else."""
+    """Return `value` if it is a count from 0 to `MAX_COUNT`, else None."""
     if isinstance(value, bool) or not isinstance(value, int):
         return None
     return value if 0 <= value < MAX_COUNT else None
 
 
 def packed(value: dict[str, Any]) -> bytes:
-    """One message part as JSON; lone surrogates become question marks."""
+    """Return a message part as JSON; lone surrogates become question marks."""
     return _encode(value).encode("utf-8", "replace")
 
 
@@ -252,7 +255,7 @@ def _stream_name(value: object) -> Literal["stdout", "stderr"]:
 
 
 def text_of(content: dict[str, Any], field: str, default: str | None = None) -> str:
-    """A field that has to be text. Raises WireError."""
+    """Return a field that has to be text. Raises WireError."""
     value = content.get(field, default)
     if not isinstance(value, str):
         raise WireError(f"{field} is not a string")
@@ -260,7 +263,7 @@ def text_of(content: dict[str, Any], field: str, default: str | None = None) -> 
 
 
 def json_object(data: bytes) -> dict[str, Any]:
-    """The object that a part of a message holds. Raises WireError."""
+    """Return the JSON object in a part of a message. Raises WireError."""
     try:
         value = _decode(str(data, "utf-8"))
     except RecursionError as error:
@@ -277,7 +280,7 @@ def _object(value: object) -> dict[str, Any]:
 
 
 def _bundle(value: object) -> dict[str, Any]:
-    """A MIME bundle; refuses entries that are neither text nor of a JSON type."""
+    """Return a MIME bundle. Raises WireError for entries that are neither text nor JSON."""
     bundle = _object(value)
     if len(bundle) > MAX_ENTRIES:
         raise WireError("too many entries in a MIME bundle")
