@@ -1,8 +1,8 @@
-"""A front: the endpoint where people's programs meet a session as if it were a kernel.
+"""A front: a Jupyter endpoint by which people's programs use a session like a kernel.
 
-JupyterLab and `jupyter console` connect to it. What they run goes through the session's
-queue like cells of its agent, and what any cell puts out comes on iopub under the request of that
-cell. The sockets stay while kernels of the session come and go.
+JupyterLab and `jupyter console` connect to it. Their code goes through the session's queue like
+cells of its agent, and the output of every cell is published on iopub with the request of that
+cell as parent. The sockets stay open when a kernel of the session is replaced.
 """
 
 from __future__ import annotations
@@ -39,21 +39,21 @@ from kernel_mcp.sessions.notebook import cell_as_json
 from kernel_mcp.sessions.session import Session
 
 SHELL, IOPUB, STDIN, CONTROL, HEARTBEAT = 1, 2, 3, 4, 5
-"""The numbers of sockets, which Jupyter adds to the path in a connection file."""
+"""Numbers of sockets, which Jupyter appends to the path in a connection file."""
 MOST_PATH_BYTES = 107
-"""Of a socket's path in unix(7)."""
+"""Most bytes of a socket's path, see unix(7)."""
 MOST_BYTES = 32 * 1024 * 1024
-"""A message of a client; a cell has a million characters at most."""
+"""Most bytes of a client's message; a cell has a million characters at most."""
 MOST_CODE_CHARS = 1_000_000
 LINGER_MS = 100
-"""For the last messages to clients when a session ends."""
+"""Milliseconds for the last messages to clients when a session ends."""
 MOST_CELLS = 1000
-"""The last cells, in an answer about the history or the record."""
+"""Most cells, the last ones, in an answer about the history or the record."""
 MOST_CELL_BYTES = 2 * 1024 * 1024
-"""A cell in the record."""
+"""Most bytes of a cell in the record."""
 MOST_RECORD_BYTES = 8 * 1024 * 1024
 MEANT_S = 2.0
-"""An interrupt so soon after the end of a person's own cell was meant for that one."""
+"""Seconds after the end of a person's cell in which an interrupt was meant for that cell."""
 _NOT_HERE = "A session has one kernel, which its server starts and ends"
 TOO_LATE = (
     "Nothing was stopped: your cell had ended, and cell {number}, not yours, runs now. Interrupt "
@@ -61,14 +61,14 @@ TOO_LATE = (
 )
 NOT_EVALUATED = "A session evaluates no user expressions: put them into the code of a cell"
 LEAVING = ("exit", "exit()", "quit", "quit()")
-"""What people type to leave `jupyter console`, which asks the kernel whether it may."""
+"""Lines by which people leave `jupyter console`, which sends them to the kernel."""
 _LEAVE = {"source": "ask_exit", "keepkernel": True}
 _STOPPED = (Status.INTERRUPTED, Status.TIMEOUT, Status.KILLED)
 
 
 @dataclass(frozen=True, slots=True)
 class _Parent:
-    """What messages belong to: the header of a request, and what is told about the cell of it."""
+    """The parent of published messages: a request's header, and metadata about its cell."""
 
     header: Mapping[str, Any]
     about: Mapping[str, Any] = field(default_factory=dict)
@@ -85,9 +85,9 @@ class Front:
         *,
         only_plain: bool = False,
     ) -> None:
-        """Files and sockets are made in `folder`. Raises InputError for too long a path.
+        """Files and sockets are created in `folder`. Raises InputError if its path is too long.
 
-        With `only_plain` clients receive nothing that a web page could run.
+        With `only_plain` clients receive nothing that a web page could execute.
         """
         self.session = session
         self._plain = only_plain
@@ -106,14 +106,14 @@ class Front:
         self._sockets: dict[int, zmq.asyncio.Socket] = {}
         self._iopub: IOPub | None = None
         self._asked: dict[Cell, tuple[int, Request]] = {}
-        """The cells of people that have not ended, by socket and request."""
+        """People's cells that have not ended, with the number of the socket and the request."""
         self._ended_at = -math.inf
-        """When the last one of them did."""
+        """When a person's cell ended last, by the monotonic clock."""
         self._parents: WeakKeyDictionary[Cell, _Parent] = WeakKeyDictionary()
         self._silent: WeakSet[Cell] = WeakSet()
         self._agent = secrets.token_hex(16)
         self._told = session.ledger.number
-        """The last notice whose loss an answer to a person has told."""
+        """Number of the last notice whose loss was reported to a person."""
 
     async def serve(self) -> None:
         """Answer clients until the session has ended, after `open`."""
@@ -142,7 +142,7 @@ class Front:
         self.file.unlink(missing_ok=True)
 
     def open(self) -> None:
-        """Make the sockets and the connection file. Raises OSError, ZMQError."""
+        """Create the sockets and the connection file. Raises OSError, ZMQError."""
         for number in (SHELL, STDIN, CONTROL, HEARTBEAT):
             each = self._sockets[number] = self._context.socket(zmq.ROUTER)
             each.setsockopt(zmq.MAXMSGSIZE, MOST_BYTES)
@@ -172,9 +172,9 @@ class Front:
         self.file.write_text(json.dumps(facts, indent=2), encoding="utf-8")
 
     async def record(self) -> dict[str, Any]:
-        """The cells of the session as those of a notebook, without what could run.
+        """Return the session's last cells as notebook cells, without active content. Reads files.
 
-        `seen` is the number of the last message that tells of them. Reads files.
+        `left_out` is the number of the others, `seen` that of the last message about these cells.
         """
         cells = self.session.cells
         begun = [cell for cell in cells[-MOST_CELLS:] if cell.started is not None or cell.outcome]
@@ -222,7 +222,7 @@ class Front:
                 self._give_up_after(asked[1])
 
     def _remark(self, cell: Cell, parent: _Parent) -> None:
-        """Tell what an answer of a tool says beside the output."""
+        """Publish, as text on stderr, the notices that a tool's answer has beside the output."""
         said = list(cell.notices)
         if cell.author == PERSON:
             losses = self.session.ledger.losses_after(self._told)
@@ -238,7 +238,7 @@ class Front:
             self._publish("error", failure(cell.status.value.title(), cause), parent)
 
     def _outcome(self, cell: Cell, request: Request) -> dict[str, Any]:
-        """The content of an execute reply."""
+        """Return the content of the execute reply for a cell that has ended."""
         if cell.started is None:
             return {"status": "aborted"}
         count = {"execution_count": cell.number}
@@ -254,7 +254,7 @@ class Front:
         return {"status": "error", **count, **how}
 
     def _give_up_after(self, failed: Request) -> None:
-        """Take what the same client has queued behind a cell that failed from the queue."""
+        """Withdraw the cells that the same client has queued behind one that failed."""
         if failed.content.get("stop_on_error") is False:
             return
         for cell, (_, request) in list(self._asked.items()):
@@ -262,7 +262,7 @@ class Front:
                 self.session.queue.withdraw("a cell before it failed", cell)
 
     def _parent(self, cell: Cell) -> _Parent:
-        """The request that a cell came with; one is made for a cell of the agent."""
+        """Return the request of a cell; one is made up for a cell of the agent."""
         found = self._parents.get(cell)
         if found is None:
             name = f"{self._agent}_{cell.number}"
@@ -363,9 +363,9 @@ class Front:
         }
 
     async def _interrupt(self, request: Request) -> dict[str, Any]:
-        """Stop what a person runs or has queued; the agent's cell only where there is none.
+        """Stop the cells of people that run or wait; the agent's cell only if there are none.
 
-        Who presses stop twice does not stop what has begun in between.
+        Shortly after a person's cell has ended nothing is stopped: the interrupt was meant for it.
         """
         queue, own = self.session.queue, list(self._asked)
         running = queue.current
@@ -400,7 +400,7 @@ class Front:
         return await self._of_kernel(request, {"status": "unknown"})
 
     async def _of_kernel(self, request: Request, otherwise: dict[str, Any]) -> dict[str, Any]:
-        """What the kernel answers; `otherwise` while it is in use or there is none."""
+        """Return the kernel's reply; `otherwise` while it is in use, or there is none."""
         found = await self.session.inquire(request.kind, request.content)
         if found is None or found.get("status") in ("error", "aborted"):
             return otherwise
@@ -411,7 +411,7 @@ class Front:
         return {"status": "ok", "history": found}
 
     def _recorded(self, wanted: Mapping[str, Any]) -> list[Any]:
-        """Cells of the session as Jupyter wants its history: session, number, code."""
+        """Return cells in the format of Jupyter's history: session, number, code."""
         cells = self.session.cells
         last, first = len(cells), max(0, len(cells) - MOST_CELLS)
         if wanted.get("hist_access_type") == "range":
@@ -449,7 +449,7 @@ class Front:
             await socket.send_multipart(await socket.recv_multipart())
 
     def _tell_state(self) -> None:
-        """Somebody has begun to listen: a cell may be running."""
+        """Publish the status of the running cell, for a client that has just subscribed."""
         if (cell := self.session.queue.current) is not None:
             self._status("busy", self._parent(cell))
 
@@ -461,7 +461,7 @@ class Front:
             self._iopub.add(kind, content, parent.header, parent.about)
 
     def _reply(self, number: int, request: Request, content: Mapping[str, Any]) -> None:
-        """Answer without waiting for who asks, after what was published before."""
+        """Send a reply without waiting for the client, after everything published before."""
         if self._iopub is not None:
             self._iopub.flush()
         kind = f"{request.kind.removesuffix('_request')}_reply"
@@ -474,7 +474,7 @@ class Front:
 
 
 def _last_of(cells: Sequence[Cell], known: Mapping[int, dict[str, Any]]) -> list[dict[str, Any]]:
-    """The last cells as JSON, within `MOST_RECORD_BYTES`; those that are `known` as they are."""
+    """Return the last cells as JSON, within `MOST_RECORD_BYTES`; `known` ones as given there."""
     found: list[dict[str, Any]] = []
     left = MOST_RECORD_BYTES
     for cell in reversed(cells):
@@ -487,7 +487,7 @@ def _last_of(cells: Sequence[Cell], known: Mapping[int, dict[str, Any]]) -> list
 
 
 def _besides(request: Request) -> dict[str, Any]:
-    """What an execute reply has for payloads and user expressions, which are not evaluated."""
+    """Return payloads and user expressions for an execute reply: no expression is evaluated."""
     asked = request.content.get("user_expressions")
     refusal = {"status": "error", **failure("NotEvaluated", NOT_EVALUATED)}
     names = asked if isinstance(asked, dict) else ()
@@ -495,7 +495,7 @@ def _besides(request: Request) -> dict[str, Any]:
 
 
 def _about(cell: Cell, *, written: bool) -> dict[str, Any]:
-    """Metadata of messages; `written` says that the client itself writes down what comes."""
+    """Return metadata for messages; `written` says that the client writes down the outputs."""
     return {"kernel-mcp": {"cell": cell.number, "written": written}}
 
 
@@ -504,6 +504,6 @@ def _as_json(cell: Cell) -> dict[str, Any]:
 
 
 def _seen(sent: asyncio.Future[Any]) -> None:
-    """Take note that a message could not be sent, as when a front closes."""
+    """Retrieve the error of a message that could not be sent, as when a front closes."""
     if not sent.cancelled():
         sent.exception()

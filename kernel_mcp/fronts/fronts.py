@@ -1,4 +1,4 @@
-"""The fronts of a server's sessions, each opened when somebody asks for it first."""
+"""The fronts of a server's sessions, each opened at the first request for it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Fronts:
-    """Opens fronts in `folder` while `running`; `sessions` are those of the server."""
+    """Opens fronts in `folder` while `running`; `sessions` returns those of the server."""
 
     def __init__(self, folder: Path, sessions: Callable[[], Sequence[Session]]) -> None:
         self._folder = folder
@@ -32,7 +32,7 @@ class Fronts:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Serve the fronts that are asked for inside this block."""
+        """Serve the fronts that are requested inside this block."""
         try:
             async with anyio.create_task_group() as tasks:
                 self._tasks = tasks
@@ -44,12 +44,12 @@ class Fronts:
                 self._context.destroy(linger=0)
 
     async def answer(self, question: Mapping[str, Any]) -> Mapping[str, Any] | None:
-        """The answer to a question about the front of a session, None for others.
+        """Open the front of a session, and return its connection file; None for other questions.
 
-        `join` names a session, the only one where it is empty; with `plain` nothing that a web page
-        could run goes through the front, and with `record` the answer has the session's cells.
-        Raises InputError where there is no such session, and what the system says where it can have
-        no front.
+        `join` in the question names a session, empty for the only one. With `plain` nothing that a
+        web page could execute goes through the front, and with `record` the answer has the
+        session's cells. Raises InputError if there is no such session, and OSError or ZMQError if
+        the front cannot be opened.
         """
         if not isinstance(name := question.get("join"), str):
             return None
@@ -87,7 +87,7 @@ class Fronts:
             del self._open[front.session.handle, only_plain]
 
     def _find(self, name: str) -> Session:
-        """A session by its handle or name. Raises InputError."""
+        """Return a session by its handle or name. Raises InputError."""
         sessions = self._sessions()
         found = [each for each in sessions if name in ("", each.handle)]
         found = found or [each for each in sessions if each.name == name]

@@ -1,4 +1,4 @@
-"""What a front publishes: messages in order, some milliseconds late, in few system calls."""
+"""The iopub socket of a front: messages are published in order, and collected for some ms."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from kernel_mcp.config.values import KIB
 from kernel_mcp.fronts.messages import Messages
 
 LATE_S = 0.005
-"""How long a message may wait for others, so that it holds up no answer to the agent."""
+"""Seconds that a message may wait for others: sending them together takes less time of the loop."""
 MOST_TEXT = 64 * KIB
-"""Characters of pieces of text that become one message."""
+"""Characters of a message after which further text begins a new one."""
 MOST_QUEUED = 10_000
-"""Messages that wait for a client that does not read; it misses those after them."""
+"""Most messages that wait for a client which does not read; it misses later ones."""
 
 
 class IOPub:
-    """The publishing socket of a front. Its methods do not wait."""
+    """The publishing socket of a front. Its methods do not block."""
 
     def __init__(
         self,
@@ -31,7 +31,7 @@ class IOPub:
         handle: str,
         on_subscription: Callable[[], None],
     ) -> None:
-        """`on_subscription` is called when somebody listens. Raises ZMQError."""
+        """`on_subscription` is called when a client has subscribed. Raises ZMQError."""
         self._messages = messages
         self._handle = handle
         self._on_subscription = on_subscription
@@ -53,9 +53,9 @@ class IOPub:
         parent: Mapping[str, Any],
         metadata: Mapping[str, Any],
     ) -> None:
-        """Publish a message soon; pieces of text that follow each other become one.
+        """Publish a message within `LATE_S` seconds; consecutive texts of a stream become one.
 
-        Nothing is done while nobody listens.
+        Does nothing while no client has subscribed.
         """
         if not self._topics:
             return
@@ -74,7 +74,7 @@ class IOPub:
             self._timer = self._loop.call_later(LATE_S, self.flush)
 
     def flush(self) -> None:
-        """Publish all that waits now."""
+        """Publish all waiting messages now."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -86,7 +86,7 @@ class IOPub:
         self._listen()
 
     def close(self, linger_ms: int) -> None:
-        """Publish what waits; messages on their way have `linger_ms` to arrive."""
+        """Publish waiting messages and close; they have `linger_ms` milliseconds to be sent."""
         self.flush()
         if self._timer is not None:  # for who has subscribed just now
             self._timer.cancel()
@@ -105,7 +105,7 @@ class IOPub:
         self._socket.send_multipart(frames, flags=zmq.NOBLOCK)
 
     def _listen(self) -> None:
-        """Welcome who has subscribed: the descriptor tells once that there is something to read."""
+        """Read all subscriptions, and welcome new ones: the descriptor signals only once."""
         with self._barrier():
             while (topic := self._subscription()) is not None:
                 if topic[:1] == b"\x00":

@@ -1,4 +1,4 @@
-"""Jupyter's messages as a kernel reads and writes them: requests of clients in, answers out."""
+"""Jupyter's messages on the kernel's side: requests of clients in, replies and outputs out."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from kernel_mcp.records import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A message of a client: who is to be answered, its header, metadata, type and content.
+    """A client's message: routing identities for the reply, header, metadata, type and content.
 
-    The header has no more than single values, as all that Jupyter's protocol names are.
+    Lists and objects are left out of the header: all fields of Jupyter's protocol are scalars.
     """
 
     identities: tuple[bytes, ...]
@@ -34,7 +34,7 @@ class Request:
 
     @property
     def client(self) -> str:
-        """The session of Jupyter that has sent it."""
+        """Id of the Jupyter session that has sent it; empty without one."""
         found = self.header.get("session")
         return found if isinstance(found, str) else ""
 
@@ -46,12 +46,12 @@ class Messages:
         self._signer = Signer(key)
         self._session = secrets.token_hex(16)
         self.sent = 0
-        """How many messages were written; the number of each is the end of its id."""
+        """Number of messages written; each has its number at the end of its id."""
         self._parent: tuple[Mapping[str, Any], bytes] = {}, b"{}"
         """Cache of the last parent, which all messages of a cell share."""
 
     def read(self, frames: Sequence[bytes]) -> Request:
-        """The message in `frames`. Raises WireError."""
+        """Return the message in `frames`. Raises WireError for a bad signature or shape."""
         identities, parts, _ = self._signer.signed(frames)
         head = json_object(parts[0])
         text_of(head, "msg_id")
@@ -71,7 +71,7 @@ class Messages:
         identities: Sequence[bytes] = (),
         metadata: Mapping[str, Any] | None = None,
     ) -> list[bytes]:
-        """The frames of a message."""
+        """Return the frames of a signed message."""
         if parent is not self._parent[0]:
             self._parent = parent, packed(dict(parent))
         self.sent += 1
@@ -81,7 +81,7 @@ class Messages:
 
 
 def shown(event: Event, count: int) -> tuple[str, dict[str, Any]]:
-    """The type and content of the message for an output of the cell with the number `count`."""
+    """Return type and content of the message for an output; `count` is the cell's number."""
     if isinstance(event, Stream):
         return "stream", {"name": event.name, "text": event.text}
     if isinstance(event, Clear):
@@ -99,7 +99,7 @@ def shown(event: Event, count: int) -> tuple[str, dict[str, Any]]:
 
 
 def failure(name: str, value: str, traceback: Sequence[str] = ()) -> dict[str, Any]:
-    """What an exception is in messages."""
+    """Return the fields of an exception for messages; without a traceback it is one line."""
     return {"ename": name, "evalue": value, "traceback": list(traceback) or [f"{name}: {value}"]}
 
 

@@ -1,8 +1,8 @@
-"""Outputs of which a web page of its reader's rights may show all: nothing in them can run.
+"""Plain outputs: a web page can show them with its reader's rights, as nothing in them can run.
 
-JupyterLab trusts what a person's own cell puts out, and it has the rights of whoever has started
-it. So what reaches it is words, raster pictures, JSON and tables that are written anew; SVG, LaTeX,
-Markdown, scripts, widgets and types of other libraries are left out.
+JupyterLab trusts the outputs of a person's own cells, and it has the rights of the user who has
+started it. So it gets only text, raster pictures, JSON and sanitised tables; SVG, LaTeX, Markdown,
+scripts, widgets and types of other libraries are left out.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from kernel_mcp.output.markup import bare_html
 
 PICTURES = ("image/png", "image/jpeg", "image/gif")
 MOST_HTML = MIB
-"""Characters of a page that are read."""
+"""Characters of an HTML page that are read."""
 _BASE64 = re.compile(r"[A-Za-z0-9+/=\s]*")
 
 
 def plain(event: Event) -> Event:
-    """An output without what could run."""
+    """Return an output without active content."""
     if not isinstance(event, Display):
         return event
     return Display(
@@ -40,7 +40,7 @@ def _shown(data: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def plain_data(data: Mapping[str, Any]) -> dict[str, Any]:
-    """The types of a MIME bundle that are shown; words for none."""
+    """Return the plain types of a MIME bundle; a text that names the others if there are none."""
     shown: dict[str, Any] = {}
     for mime in PICTURES:
         picture = _text(data.get(mime))
@@ -58,7 +58,7 @@ def plain_data(data: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def plain_metadata(metadata: Mapping[str, Any]) -> dict[str, Any]:
-    """The sizes of pictures."""
+    """Return width and height of pictures, the only metadata that is passed on."""
     found: dict[str, Any] = {}
     for mime in PICTURES:
         given = metadata.get(mime)
@@ -69,7 +69,7 @@ def plain_metadata(metadata: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def plain_cell(cell: Mapping[str, Any]) -> dict[str, Any]:
-    """A code cell of a notebook, its outputs likewise and its metadata empty."""
+    """Return a notebook's code cell with plain outputs and without metadata."""
     outputs: list[dict[str, Any]] = []
     for each in cell["outputs"]:
         output = dict(each)
@@ -81,7 +81,7 @@ def plain_cell(cell: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def plain_reply(kind: str, content: dict[str, Any]) -> dict[str, Any]:
-    """What a kernel answers to a request for completions or a description."""
+    """Return a kernel's reply to a completion or inspection request, with texts only."""
     if kind == "inspect_request":
         words = _text(content.get("data", {}).get("text/plain"))
         return {**content, "data": {"text/plain": words} if words else {}, "metadata": {}}
