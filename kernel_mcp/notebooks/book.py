@@ -1,7 +1,7 @@
 """A notebook as a file of a workspace that other programs change, too.
 
-A change begins with the file as it is then and is put in its place only if that is still so: what
-others have done since stays. Everything here blocks and belongs in a thread.
+A change reads the file and replaces it only if it is still the same: changes by others meanwhile
+are kept. Everything here is blocking, and is to be run in a thread.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from kernel_mcp.files.workspace import Workspace
 from kernel_mcp.notebooks.document import MOST_BYTES, Document
 
 TRIES = 20
-"""Attempts to change a file that another program goes on changing."""
+"""Attempts to change a file that another program keeps changing."""
 SETTLED_S = 1.0
-"""For so long after its last change, what cannot be read may be a file that is being written."""
+"""Seconds after its last change in which an unreadable file may still be being written."""
 PAUSE_S = 0.02
-"""Between two looks at such a file: nothing tells when its writer is done."""
+"""Seconds between two reads of such a file: nothing signals the end of the write."""
 SUFFIX = ".ipynb"
 _WRITABLE = stat.S_IWUSR | stat.S_IWGRP | stat.S_IWOTH
 
@@ -31,14 +31,17 @@ T = TypeVar("T")
 
 
 class Book:
-    """The notebook at a `path`, as answers name it. Raises WorkspaceError, NotebookError."""
+    """The notebook at `path`, as answers name it.
+
+    All methods raise WorkspaceError and NotebookError.
+    """
 
     def __init__(
         self, workspace: Workspace, path: str, wrote: Callable[[str, int, bytes], None]
     ) -> None:
-        """`wrote` is told the path, size and content of each version that is saved.
+        """`wrote` is called with path, size and content of each saved version.
 
-        Raises NotebookError for a name that no notebook has.
+        Raises NotebookError for a name that does not end in `SUFFIX`.
         """
         if not path.endswith(SUFFIX):
             raise NotebookError(f"{path!r} is no name for a notebook: let it end in {SUFFIX}.")
@@ -47,11 +50,15 @@ class Book:
         self.path = workspace.name_of(path)
 
     def read(self) -> Document:
-        """The notebook as it is now."""
+        """Return the notebook as it is now."""
         return self._settled()[0]
 
     def change(self, work: Callable[[Document], T]) -> T:
-        """Have `work` change the notebook as it is now, and save it; what that returns."""
+        """Let `work` change the present notebook, save it, and return the result of `work`.
+
+        It is called again with the new content if another program has changed the file meanwhile,
+        up to `TRIES` times.
+        """
         for _ in range(TRIES):
             document, info = self._settled()
             self._check_mode(info)
@@ -64,9 +71,9 @@ class Book:
         )
 
     def _settled(self) -> tuple[Document, os.stat_result]:
-        """The notebook as it is once no program is in the middle of writing it, and its file.
+        """Return the notebook and the status of its file, once it is written completely.
 
-        Editors write files in place, too: half of one is no reason to give up.
+        Some editors write in place: an incomplete file that was changed just now is read again.
         """
         end = time.monotonic() + SETTLED_S
         while True:
@@ -81,7 +88,7 @@ class Book:
             time.sleep(PAUSE_S)
 
     def create(self) -> bool:
-        """Make a notebook without cells unless there is a file; whether there was none."""
+        """Create a notebook without cells if there is no file; return True if there was none."""
         try:
             self._content()
         except WorkspaceError as missing:
@@ -91,7 +98,7 @@ class Book:
         return False
 
     def check_writable(self) -> None:
-        """Raise WorkspaceError, NotebookError where it may not be written, before it has to be."""
+        """Raise WorkspaceError or NotebookError if the file cannot be written."""
         self._check_mode(self._content()[1])
         self._workspace.begin_upload(self.path, 0, lambda _: True).close()
 
@@ -103,7 +110,7 @@ class Book:
             )
 
     def _content(self) -> tuple[bytes, os.stat_result]:
-        """All bytes, and what is known of the file that has them."""
+        """Return the bytes of the file and its status."""
         found = self._workspace.open_file(self.path)
         try:
             if found.info.st_size > MOST_BYTES:
@@ -117,7 +124,7 @@ class Book:
         return data, found.info
 
     def _put(self, data: bytes, tag: str) -> bool:
-        """Replace the file that has this tag, the empty one for none; False if another is there."""
+        """Replace the file with this tag, empty for no file; return False if it has another."""
         if len(data) > MOST_BYTES:
             raise NotebookError(
                 f"{self.path!r} was not changed: it would have {len(data):,} bytes, and "

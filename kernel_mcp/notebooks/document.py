@@ -1,7 +1,7 @@
 """A Jupyter notebook (nbformat 4) as the text of its file, cell by cell.
 
-A change touches the text of what it changes. Everything else, fields that other tools know among
-it, stays byte for byte.
+A change rewrites only the text of the changed fields. Everything else, such as fields of other
+tools, stays byte for byte.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from kernel_mcp.output.markup import NotJson, utf8
 from kernel_mcp.records import dataclass
 
 MOST_BYTES = 50_000_000
-"""Of a notebook that is opened: what files of a workspace may have."""
+"""Most bytes of a notebook that is opened; the limit of files in a workspace."""
 _ID = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 _BOM = "\ufeff"
 _MINOR = 5
@@ -37,10 +37,9 @@ _NEW = {
 
 @dataclass(frozen=True, slots=True)
 class BookCell:
-    """A cell of a notebook: its text in the file and what it means.
+    """A cell of a notebook: its text in the file and its parsed value.
 
-    `id` is its own, or one made of what it holds where it has none that can be used; `named` says
-    which.
+    `id` is its own if `named`, else one made from its content, as it has none or an unusable one.
     """
 
     id: str
@@ -60,7 +59,7 @@ class BookCell:
 
     @property
     def may_raise(self) -> bool:
-        """Whether it is tagged as one whose exception is part of the notebook, as nbclient has it.
+        """True if it has nbclient's tag for cells that are meant to raise an exception.
 
         Source: https://nbclient.readthedocs.io/en/latest/client.html
         """
@@ -76,13 +75,13 @@ class BookCell:
 
     @property
     def count(self) -> int | None:
-        """The number that its last run has in its kernel."""
+        """Execution count of its last run; None for none."""
         found = self.value.get("execution_count")
         return found if isinstance(found, int) else None
 
     @property
     def print(self) -> str:
-        """What tells this source from every other."""
+        """Fingerprint of its type and source: SHA-256 in hexadecimal digits."""
         return hashlib.sha256(f"{self.kind}\n{self.source}".encode(errors="replace")).hexdigest()
 
 
@@ -90,7 +89,7 @@ class Document:
     """One notebook; `cells` are in order."""
 
     def __init__(self, text: str, path: str = "") -> None:
-        """Raises NotJson for what is no notebook of format 4; `path` is for errors."""
+        """Raises NotJson for a text that is no notebook of format 4; `path` is for errors."""
         self._path = path
         self._mark = text[: text.startswith(_BOM)]
         text = text[len(self._mark) :]
@@ -126,7 +125,7 @@ class Document:
 
     @classmethod
     def read(cls, path: str, data: bytes) -> Document:
-        """From the bytes of a file. Raises NotebookError."""
+        """Return the notebook in the bytes of a file. Raises NotebookError."""
         try:
             return cls(data.decode("utf-8"), path)
         except UnicodeDecodeError as error:
@@ -137,11 +136,11 @@ class Document:
 
     @classmethod
     def new(cls) -> Document:
-        """One without cells."""
+        """Return a notebook without cells."""
         return cls(json.dumps(_NEW, indent=1) + "\n")
 
     def bytes(self) -> bytes:
-        """The content of its file."""
+        """Return the content of its file."""
         body = ",".join(
             lead + cell.text for lead, cell in zip(self._leads, self.cells, strict=True)
         )
@@ -149,11 +148,11 @@ class Document:
         return utf8(f"{self._mark}{self._head}{body}{closing}{self._tail}")
 
     def find(self, name: str) -> int | None:
-        """The place of the cell with an id."""
+        """Return the index of the cell with this id; None without one."""
         return next((place for place, cell in enumerate(self.cells) if cell.id == name), None)
 
     def place(self, name: str) -> int:
-        """The place of the cell with an id. Raises NotebookError."""
+        """Return the index of the cell with this id. Raises NotebookError without one."""
         place = self.find(name)
         if place is None:
             raise NotebookError(
@@ -163,9 +162,9 @@ class Document:
         return place
 
     def insert(self, place: int, value: Mapping[str, Any]) -> None:
-        """Put a new cell before the one at `place`; at the end where that is their number.
+        """Insert a new cell before index `place`, which is the number of cells for the end.
 
-        Raises NotebookError where it would be too much to be read again.
+        Raises NotebookError if the notebook would be too large to be read again.
         """
         self.name_all()
         text = dumped(value, self._indent, self._indent * 2, self._newline)
@@ -177,7 +176,7 @@ class Document:
         )
 
     def change(self, place: int, values: Mapping[str, Any]) -> None:
-        """Give other values to members of a cell, and leave the text of all others.
+        """Replace fields of the cell at index `place`; the text of all others stays.
 
         Raises NotebookError as `insert`.
         """
@@ -193,7 +192,7 @@ class Document:
         self.cells[place] = BookCell(cell.id, text, {**cell.value, **values})
 
     def remove(self, place: int) -> None:
-        """Take a cell out."""
+        """Remove the cell at index `place`."""
         self.name_all()
         self._count(self.cells.pop(place).text, "")
         lead = self._leads.pop(place)
@@ -201,7 +200,7 @@ class Document:
             self._leads[0] = lead
 
     def name_all(self) -> None:
-        """Write an id into every cell that has none, in the version of the format that has them."""
+        """Write an id into every cell without one, and raise the minor version of the format."""
         for place, cell in enumerate(self.cells):
             if not cell.named:
                 text = jsontext.changed(cell.text, {"id": json.dumps(cell.id)})
@@ -211,7 +210,10 @@ class Document:
             self._upgrade()
 
     def _count(self, before: str, after: str) -> None:
-        """Raise NotebookError where a cell's new text makes more of the notebook than is read."""
+        """Count the JSON values after a cell's text has changed.
+
+        Raises NotebookError if the notebook would have more than can be read.
+        """
         try:
             values = self._values + jsontext.bounded(after) - jsontext.bounded(before)
         except NotJson as error:
@@ -239,7 +241,7 @@ class Document:
 
 
 def _cell(text: str, value: Mapping[str, Any], place: int, taken: Set[str]) -> BookCell:
-    """A cell with an id that is not `taken` by one before it."""
+    """Return a cell whose id is not in `taken`, the ids of cells before it."""
     own = value.get("id")
     if isinstance(own, str) and _ID.fullmatch(own) and own not in taken:
         return BookCell(own, text, value)
@@ -248,7 +250,7 @@ def _cell(text: str, value: Mapping[str, Any], place: int, taken: Set[str]) -> B
 
 
 def code_cell(name: str, source: str, outputs: Sequence[Any], count: int | None) -> dict[str, Any]:
-    """A new code cell, its members in the order in which Jupyter writes them."""
+    """Return a new code cell, with its fields in the order in which Jupyter writes them."""
     return {
         "cell_type": "code",
         "execution_count": count,
@@ -260,18 +262,18 @@ def code_cell(name: str, source: str, outputs: Sequence[Any], count: int | None)
 
 
 def text_cell(name: str, kind: str, source: str) -> dict[str, Any]:
-    """A new cell of another kind."""
+    """Return a new cell of another type, such as markdown."""
     return {"cell_type": kind, "id": name, "metadata": {}, "source": lines(source)}
 
 
 def _indent(text: str, top: Sequence[Span]) -> str:
-    """What a level is indented by; empty where all of it stands on one line."""
+    """Return the indentation of one level; empty where the whole file is on one line."""
     before = text[: text.find('"')] if top else ""
     return before.rpartition("\n")[2] if "\n" in before else ""
 
 
 def _gaps(text: str, start: int, found: Sequence[Span]) -> list[tuple[int, int]]:
-    """The space before each element, without the comma."""
+    """Return start and end of the white space before each element, after the comma."""
     gaps: list[tuple[int, int]] = []
     for each in found:
         comma = text.find(",", start, each.start) if gaps else -1
@@ -281,6 +283,6 @@ def _gaps(text: str, start: int, found: Sequence[Span]) -> list[tuple[int, int]]
 
 
 def _parts(text: str) -> tuple[str, str]:
-    """What stands before and behind the cells of a notebook that has none."""
+    """Return the text before and after the place for cells, of a notebook without cells."""
     span = next(each for each in members(text)[0] if each.name == "cells")
     return text[: span.start + 1], text[span.end - 1 :]

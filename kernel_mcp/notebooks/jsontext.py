@@ -1,4 +1,4 @@
-"""JSON text with the places of its values, so that a change leaves all other bytes as they are."""
+"""JSON text with the positions of its values, so that a change leaves all other bytes alone."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from kernel_mcp.output.markup import NotJson, Shape, slices
 from kernel_mcp.records import dataclass
 
 MOST_VALUES = 1_000_000
-"""Values of a text that is parsed: an object of some 60 bytes is made of each."""
+"""Most values of a text that is parsed: each becomes an object of some 60 bytes."""
 MOST_LEVELS = 200
 MOST_LINES = 10_000
-"""Of a text that is written as a list of lines, each of which is a value."""
+"""Most lines of a text that is written as a list of lines, each of which is a value."""
 
 _SPACE = re.compile(r"[ \t\n\r]*")
 _DECODER = json.JSONDecoder(strict=False)
@@ -22,7 +22,7 @@ _DECODER = json.JSONDecoder(strict=False)
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """A value and where its text begins and ends; `name` where it is a member of an object."""
+    """A value, and start and end of its text; `name` is its key if it is a member of an object."""
 
     start: int
     end: int
@@ -31,9 +31,9 @@ class Span:
 
 
 def bounded(text: str) -> int:
-    """How many values a text has.
+    """Return the number of values in a text.
 
-    Raises NotJson for one that would take too much memory, or too many levels, to parse.
+    Raises NotJson if it has too many values or levels to be parsed.
     """
     shape = Shape()
     for piece in slices(text):
@@ -46,7 +46,7 @@ def bounded(text: str) -> int:
 
 
 def members(text: str, start: int = 0, apart: str = "") -> tuple[list[Span], int]:
-    """The members of the object that begins at `start`, and where it ends. Raises NotJson.
+    """Return the members of the object at `start`, and where it ends. Raises NotJson.
 
     The value of the member `apart`, if that is an array, is a list of the spans of its elements.
     """
@@ -64,7 +64,7 @@ def members(text: str, start: int = 0, apart: str = "") -> tuple[list[Span], int
 
 
 def elements(text: str, start: int) -> tuple[list[Span], int]:
-    """The elements of the array that begins at `start`, and where it ends. Raises NotJson."""
+    """Return the elements of the array at `start`, and where it ends. Raises NotJson."""
 
     def element(at: int) -> Span:
         value, end = _value(text, at)
@@ -74,7 +74,10 @@ def elements(text: str, start: int) -> tuple[list[Span], int]:
 
 
 def _all(text: str, start: int, marks: str, one: Callable[[int], Span]) -> tuple[list[Span], int]:
-    """What `one` reads between two marks, with commas between, and where that ends."""
+    """Read items by `one`, separated by commas, between the two `marks`.
+
+    Return them and the position after the second mark. Raises NotJson.
+    """
     found: list[Span] = []
     at = after(text, start, marks[0])
     if text[at : at + 1] == marks[1]:
@@ -88,7 +91,7 @@ def _all(text: str, start: int, marks: str, one: Callable[[int], Span]) -> tuple
 
 
 def after(text: str, at: int, mark: str) -> int:
-    """Where the next value begins, behind `mark`. Raises NotJson where something else stands."""
+    """Return the position of the value after `mark`. Raises NotJson if `mark` is missing."""
     at = _skipped(text, at)
     if text[at : at + 1] != mark:
         raise NotJson(f"{mark!r} is missing at character {at:,}")
@@ -96,7 +99,7 @@ def after(text: str, at: int, mark: str) -> int:
 
 
 def changed(text: str, values: Mapping[str, str]) -> str:
-    """The text of an object with other values, as JSON, of some members; new ones come first.
+    """Return the text of an object with other values, given as JSON; new members come first.
 
     Raises NotJson.
     """
@@ -115,21 +118,24 @@ def changed(text: str, values: Mapping[str, str]) -> str:
 
 
 def dumped(value: Any, indent: str, margin: str, newline: str = "\n") -> str:
-    """A value as text: on lines of their own below `margin`, or on one where `indent` is empty."""
+    """Return a value as JSON, on indented lines that follow `margin`.
+
+    It is on one line if `indent` is empty.
+    """
     if not indent:
         return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
     return json.dumps(value, ensure_ascii=False, indent=indent).replace("\n", newline + margin)
 
 
 def joined(value: object) -> str:
-    """A text that nbformat allows to be a list of lines; empty for anything else."""
+    """Return a text, which nbformat allows to be a list of lines; empty for anything else."""
     if isinstance(value, list):
         return "".join(each for each in value if isinstance(each, str))
     return value if isinstance(value, str) else ""
 
 
 def lines(text: str) -> list[str] | str:
-    """A text as nbformat writes it to files: cut behind each line feed, or whole if it is long."""
+    """Return a text as nbformat writes it: split after each line feed, or whole if it is long."""
     if text.count("\n") > MOST_LINES:
         return text
     pieces = text.split("\n")
@@ -138,7 +144,7 @@ def lines(text: str) -> list[str] | str:
 
 
 def unlike(name: str, taken: Iterable[str]) -> str:
-    """`name`, with a number behind it if another has it."""
+    """Return `name`, with a number appended if it is in `taken`."""
     known = taken if isinstance(taken, Set) else set(taken)
     number, made = 1, name
     while made in known:

@@ -1,4 +1,4 @@
-"""What a model is shown of a notebook: an outline, or single cells as text and pictures."""
+"""Views of a notebook for a model: an outline, or single cells as text and pictures."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from kernel_mcp.output.text import cut, one_line
 from kernel_mcp.records import dataclass
 
 LINE_CHARS = 72
-"""Of a cell's first line in an outline."""
+"""Characters of a cell's first line in an outline."""
 TEXT_CHARS = 8000
-"""Of one text of a cell that is shown whole."""
+"""Most characters of one text of a cell that is shown whole."""
 LEAST_CHARS = 200
-"""Of a cell's source where there is no room left."""
+"""Characters of a cell's source that are shown even without room."""
 OUTPUT_CHARS = 20
-"""What an output counts for at least."""
+"""Characters that each output counts in addition to its text."""
 MOST_PICTURES = 8
 HTML_CHARS = 200_000
 _PICTURES = ("image/png", "image/jpeg")
@@ -32,7 +32,7 @@ _PICTURES = ("image/png", "image/jpeg")
 
 @dataclass(frozen=True, slots=True)
 class Outline:
-    """Lines for cells from number `first` to `last` of `total`."""
+    """An outline: a line for each cell from number `first` to `last` of `total`."""
 
     lines: tuple[str, ...]
     first: int
@@ -41,7 +41,7 @@ class Outline:
 
 
 def outline(cells: Sequence[BookCell], first: int, characters: int) -> Outline:
-    """A line for each cell from number `first` on, as many as fit into `characters`."""
+    """Return an outline from cell number `first` on, with as many cells as fit, at least one."""
     found: list[str] = []
     left = characters
     for cell in cells[first - 1 :]:
@@ -54,7 +54,7 @@ def outline(cells: Sequence[BookCell], first: int, characters: int) -> Outline:
 
 
 class Room:
-    """What one answer about whole cells may still hold: `characters`, and pictures."""
+    """Remaining room of one answer about whole cells: `characters` of text, and pictures."""
 
     def __init__(self, characters: int) -> None:
         self.characters = characters
@@ -62,14 +62,17 @@ class Room:
         self._pictures = MOST_PICTURES
 
     def text(self, text: str, least: int = 0) -> str:
-        """A text with its middle cut out where it is longer than there is room."""
+        """Return a text, with its middle cut out if it is longer than the room; use up the room.
+
+        `least` characters are shown in any case.
+        """
         most = max(least, min(TEXT_CHARS, self.characters))
         found = cut(text, most // 2, most - most // 2).joined()
         self.characters -= len(found)
         return found
 
     def picture(self, data: bytes) -> Picture:
-        """A picture that fits. Raises ImageError."""
+        """Return a picture, shrunk if needed; use up the room. Raises ImageError without room."""
         if not self._pictures:
             raise ImageError("an answer has no more pictures")
         found = fit(data, self._bytes)
@@ -79,7 +82,7 @@ class Room:
 
 
 def whole(cell: BookCell, room: Room) -> Iterator[str | Picture]:
-    """The source of a cell, then of its outputs what there is room for."""
+    """Yield the source of a cell, then its outputs as far as there is room."""
     yield room.text(cell.source, LEAST_CHARS)
     outputs = cell.outputs
     for number, output in enumerate(outputs):
