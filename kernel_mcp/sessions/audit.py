@@ -40,7 +40,7 @@ class Audit:
     """For `info`: off, on, or what is wrong."""
 
     def journal(self, who: str, session: str) -> Journal:
-        """The journal of a session; `who` is the principal that owns it."""
+        """Return the journal of a session; `who` is the principal that owns it."""
         return SILENT
 
     def note(self, event: str, facts: Mapping[str, Any]) -> None:
@@ -63,7 +63,7 @@ class Journal:
         """A cell is about to run on this kernel."""
 
     def ran(self, cell: Cell) -> None:
-        """A cell has ended, whatever way."""
+        """A cell has ended, with any status."""
 
     def refused(self, cell: Cell, reasons: str) -> None:
         """The policy has refused a cell, of which nothing ran."""
@@ -111,13 +111,13 @@ class Journal:
         """A tool has written a file of `size` bytes."""
 
     def uploaded(self, path: str, size: int, sha256: str) -> None:
-        """A file of `size` bytes has come by HTTP."""
+        """A file of `size` bytes was uploaded by HTTP."""
 
     def removed(self, path: str) -> None:
         """A file was removed by HTTP."""
 
     def connected(self, facts: Mapping[str, Any]) -> None:
-        """A connection to another machine has ended, or was refused, or several that are alike."""
+        """A connection to another machine, or several alike, has ended or was refused."""
 
 
 SILENT = Journal()
@@ -156,7 +156,7 @@ class AuditLog(Audit):
             raise ConfigError(f"--audit-log {path}: it is not a regular file")
 
     def journal(self, who: str, session: str) -> Journal:
-        """The journal of a session, which writes to this file."""
+        """Return the journal of a session, which writes to this file."""
         return _SessionJournal(self, who, session)
 
     def note(self, event: str, facts: Mapping[str, Any]) -> None:
@@ -281,7 +281,7 @@ class _SessionJournal(Journal):
             self._audit.note(event, {**self._head, **facts})
 
     def _barrier(self) -> Barrier:
-        """A failed write never stops the session."""
+        """Return the barrier for writes: a failed one never stops the session."""
         return Barrier("writing the audit log", self._head["session"])
 
     def _used(self) -> tuple[float | None, int | None]:

@@ -39,7 +39,7 @@ class Bound:
     remedy: str
 
     def kernels(self) -> int:
-        """Kernels that still fit; below 0 where not even the spare is free."""
+        """Return how many kernels still fit; below 0 if even `spare` is partly used."""
         return (self.most - self.used() - self.spare) // self.each
 
     def __str__(self) -> str:
@@ -57,18 +57,18 @@ class Capacity:
 
     @classmethod
     def of_this_process(cls) -> Capacity:
-        """RLIMIT_NOFILE, RLIMIT_NPROC and the pids controllers of this process."""
+        """Return the limits by RLIMIT_NOFILE, RLIMIT_NPROC and the pids controllers."""
         return cls([*_descriptors(), *_processes(), *_groups()])
 
     def shortage(self, kernels: int) -> str:
-        """Why `kernels` more do not fit, with the remedy; empty where they do."""
+        """Return why `kernels` more do not fit, with the remedy; empty where they do."""
         fits, tight = self._tightest()
         if tight is None or fits >= kernels:
             return ""
         return f"{tight}. For more sessions {tight.remedy}"
 
     def kernels(self) -> int | None:
-        """Kernels that still fit; None where nothing limits them."""
+        """Return how many kernels still fit; None where nothing limits them."""
         fits, tight = self._tightest()
         return None if tight is None else max(0, fits)
 
@@ -96,7 +96,7 @@ def _open_files() -> int:
 
 
 def _processes() -> Sequence[Bound]:
-    """RLIMIT_NPROC, which does not hold for root."""
+    """Return the bound by RLIMIT_NPROC; none for root, to whom it does not apply."""
     most, _ = resource.getrlimit(resource.RLIMIT_NPROC)
     if most == resource.RLIM_INFINITY or os.geteuid() == 0:
         return ()
@@ -112,7 +112,7 @@ def _processes() -> Sequence[Bound]:
 
 
 def _everyones_tasks() -> int:
-    """Processes and threads of the machine: the fourth field of /proc/loadavg, `running/all`."""
+    """Return the machine's processes and threads: `all` in the field `running/all` of loadavg."""
     return int(Path("/proc/loadavg").read_text().split()[3].rpartition("/")[2])
 
 
@@ -127,13 +127,13 @@ def _tasks_of(uid: int) -> int:
 
 
 def _tasks(status: str, uid: int) -> int:
-    """Threads of a process of this user from /proc/PID/status; 0 for other users'."""
+    """Return the threads in a /proc/PID/status of this user's process; 0 for other users'."""
     facts = dict(line.split(":", 1) for line in status.splitlines() if ":" in line)
     return int(facts["Threads"]) if int(facts["Uid"].split()[0]) == uid else 0
 
 
 def _groups() -> Sequence[Bound]:
-    """`pids.max` of the control groups above the server."""
+    """Return the bounds by `pids.max` of the server's control group and those above it."""
     found = []
     for tree in find_hierarchies():
         if "pids" in tree.controllers:
@@ -154,7 +154,7 @@ def _group(folder: Path, most: int) -> Bound:
 
 
 def _number(path: Path) -> int | None:
-    """The number in a file; None for `max` and where there is no such file."""
+    """Return the number in a file; None for `max` and where there is no such file."""
     try:
         return int(path.read_text())
     except (OSError, ValueError):

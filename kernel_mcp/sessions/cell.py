@@ -178,7 +178,7 @@ class Cell:
     def ended(
         cls, number: int, code: str, log: OutputLog, outcome: Outcome, duration_s: float
     ) -> Cell:
-        """A finished cell, restored from its row."""
+        """Return a finished cell, restored from its row."""
         cell = cls(number, code, 0.0, log)
         cell.outcome, cell.duration_s, cell.told = outcome, duration_s, True
         cell.finished.set()
@@ -306,7 +306,7 @@ class Cell:
             self._changed = None
 
     def meta(self, session: str, *, omitted: int, outputs: list[str]) -> dict[str, Any]:
-        """The structured outcome under `kernel-mcp/cell`; `duration_s` in seconds, 0 till its end.
+        """Return the outcome under `kernel-mcp/cell`; `duration_s` in seconds, 0 until its end.
 
         `lost` names lost variables, `lost_omitted` counts further ones. `execution_count` is the
         number again where the kernel has got the code.

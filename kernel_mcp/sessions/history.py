@@ -113,7 +113,7 @@ class RowFiles:
 
     @property
     def oldest_end(self) -> int | None:
-        """The place at which the oldest file ends; None when it is the one that is written."""
+        """The place at which the oldest file ends; None if it is the newest one too."""
         oldest = min(self._sizes, default=self._newest)
         return None if oldest == self._newest else (oldest + 1) * _SPAN
 

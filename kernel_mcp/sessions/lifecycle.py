@@ -250,7 +250,7 @@ class KernelLifecycle:
 
     @contextmanager
     def engaged(self) -> Iterator[None]:
-        """Inside this block the running cell reports a death of the kernel."""
+        """Leave it to the running cell to report a death of the kernel inside this block."""
         used, self.used = self.used, True
         self._engaged = True
         try:

@@ -258,7 +258,10 @@ class SessionManager:
         return {each: self.quota.use(each) for each in owners if shared(each) != Quotas()}
 
     def turns(self, caller: Caller) -> anyio.CapacityLimiter:
-        """Return the limiter for calls that use the server's processor time, by principal."""
+        """Return the limiter of the caller's principal for calls that the server computes itself.
+
+        With several principals `AT_WORK` calls of each run at a time.
+        """
         most = AT_WORK if self.principals.several else sys.maxsize
         return self._turns.setdefault(caller.principal, anyio.CapacityLimiter(most))
 
@@ -275,7 +278,7 @@ class SessionManager:
         self.principals.check_cells(caller.principal, own)
 
     def owned_by(self, caller: Caller) -> list[Session]:
-        """The caller's own sessions, oldest first."""
+        """Return the caller's own sessions, oldest first."""
         return [s for s in self._sessions.values() if s.owner == caller.principal]
 
     async def create(

@@ -1,4 +1,4 @@
-"""A second listener of the events that the audit trail hears: meters count them."""
+"""Meters that count the events of the audit trail."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _STOPPED = {
 
 
 class Measured(Audit):
-    """An audit trail whose events `meters` hear, too."""
+    """An audit trail whose events are counted by `meters`, too."""
 
     def __init__(self, audit: Audit, meters: Meters) -> None:
         self._audit = audit
@@ -50,7 +50,7 @@ class Measured(Audit):
 
 
 class MeasuredJournal(Journal):
-    """A journal whose events `meters` hear, too."""
+    """A journal whose events are counted by `meters`, too."""
 
     def __init__(self, journal: Journal, meters: Meters) -> None:
         self._meters = meters
@@ -109,7 +109,7 @@ class MeasuredJournal(Journal):
 
 
 def cause_of(reason: StopReason | None, words: str) -> str:
-    """One of `Meters.kill`, for a kernel that was stopped for a reason or ended as words say."""
+    """Return the cause that `Meters.kill` counts, for a stop reason, or for the words of an end."""
     if reason is not None:
         return _STOPPED[reason]
     return "memory" if "memory" in words else "lost"
@@ -118,4 +118,4 @@ def cause_of(reason: StopReason | None, words: str) -> str:
 _ONLY_WRITTEN = [
     name for name in vars(Journal) if not name.startswith("_") and name not in vars(MeasuredJournal)
 ]
-"""Events that no meter counts."""
+"""Names of events that no meter counts."""

@@ -1,7 +1,7 @@
 """A session's cells as a Jupyter notebook (nbformat 4.5), written as text, cell by cell.
 
-Its size, the values of its JSON and their depth are bounded, so that a reader can open it. What
-does not fit is named in its place.
+Its size, the values of its JSON and their depth are bounded, so that a reader can open it. A remark
+takes the place of everything that does not fit.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from kernel_mcp.sessions.cell import Cell
 
 NOTEBOOK_MIME = "application/x-ipynb+json"
 FILE_BYTES = 48_000_000
-"""The notebook as a file; `write_file` takes 50 MiB."""
+"""Most bytes of a notebook that is written as a file; `write_file` accepts 50 MiB."""
 RESOURCE_BYTES = 16_000_000
-"""The notebook as a resource, of which the SDK makes several copies."""
+"""Most bytes of a notebook as a resource, of which the SDK makes several copies."""
 CELL_BYTES = 16_000_000
-"""One cell of a notebook that others write to, too."""
+"""Most bytes of one cell that is written to a notebook of the workspace."""
 STREAM_CHARS = 500_000
-"""Text of one cell's streams at either end that goes into the notebook."""
+"""Characters of a cell's streams that go into the notebook, from the start and from the end."""
 JSON_VALUES = 1_000_000
-"""Values of all JSON displays that are parsed: a reader makes an object of each."""
+"""Most values of all JSON displays together: a reader makes an object of each."""
 
 _END_BYTES = 2048
-"""Reserved for the end of the file, which names what was left out."""
+"""Bytes reserved for the end of the file, which names the cells that were left out."""
 _JSON = re.compile(r"application/(.*\+)?json")
 _FULL = "the notebook is full"
 
@@ -44,9 +44,9 @@ _FULL = "the notebook is full"
 def notebook(
     cells: Sequence[Cell], most: int = FILE_BYTES, *, undone: Container[int] = ()
 ) -> bytes:
-    """The notebook as an .ipynb file of at most `most` bytes; takes a moment, so use a thread.
+    """Return the cells as an .ipynb file of at most `most` bytes. Blocking: run it in a thread.
 
-    Cells whose numbers are in `undone` have that as a tag: the variables hold nothing of them.
+    Cells whose numbers are in `undone` are tagged as undone.
     """
     written = BytesIO()
     for piece in notebook_pieces(cells, most, undone=undone):
@@ -55,7 +55,10 @@ def notebook(
 
 
 def cell_as_json(cell: Cell, most: int = CELL_BYTES) -> dict[str, Any]:
-    """One cell as an object, its outputs within half of `most` bytes. Reads files."""
+    """Return a cell as a JSON object, with outputs of at most half of `most` bytes. Reads files.
+
+    Raises NotebookError if its code is longer than `most` bytes.
+    """
     pieces = _Writer(most, ()).cell(cell)
     if pieces is None:
         raise NotebookError(f"its code has more than {most:,} bytes.")
@@ -70,7 +73,7 @@ def notebook_pieces(
     undone: Container[int] = (),
     shown: Callable[[bytes], bytes] = bytes,
 ) -> Iterator[bytes]:
-    """The same cell by cell; `shown` changes the JSON of each. Reads files."""
+    """Yield the file of `notebook` cell by cell; `shown` changes the JSON of each. Reads files."""
     yield b'{"cells":[\n'
     writer = _Writer(most - _END_BYTES, undone)
     count, written = len(cells), 0
@@ -106,7 +109,7 @@ class _Writer:
         self._values_left = JSON_VALUES
 
     def cell(self, cell: Cell) -> list[bytes] | None:
-        """One code cell with its outputs; None when there is no room for it."""
+        """Return a code cell with its outputs; None when there is no room for it."""
         outcome = cell.outcome
         count = cell.execution_count
         outputs = self._outputs(cell, count)
@@ -150,7 +153,7 @@ class _Writer:
         return outputs
 
     def _output(self, item: Item, stream: StreamName, count: int | None) -> list[bytes] | None:
-        """One output; None when there is no room for any of it."""
+        """Return an output; None when there is no room for any of it."""
         if isinstance(item, DisplayItem):
             return self._display(item, count)
         if isinstance(item, TextItem):

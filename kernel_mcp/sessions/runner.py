@@ -104,13 +104,13 @@ class CellQueue:
 
     @property
     def of_agent(self) -> Cell | None:
-        """The running cell, or the first waiting one, that no person has started."""
+        """The agent's running cell, else its first waiting one; None for none."""
         there = [*([] if self.current is None else [self.current]), *self._waiting]
         return next((cell for cell in there if not cell.author), None)
 
     @property
     def first(self) -> Cell | None:
-        """The cell that begins next."""
+        """The cell that begins next; None for none."""
         return self._waiting[0] if self._waiting else None
 
     def begin(self) -> Cell | None:

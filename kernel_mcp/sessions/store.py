@@ -197,7 +197,7 @@ class Entry(SaveFolder):
 
     @property
     def trace(self) -> Path:
-        """The file that names the cells since the last save."""
+        """Path of the journal of cells since the last save."""
         return self.folder / TRACE
 
     def make(self) -> None:

@@ -72,7 +72,7 @@ MAX_CODE_CHARS = 1_000_000
 MAX_SECONDS = 7 * 24 * 3600.0
 MOST_FILES = 10
 MOST_LOOKED_AT = 1000
-"""Cells among which the last one of the agent is searched."""
+"""Number of cells, from the end, in which the agent's last one is searched."""
 
 
 def register(box: Toolbox, services: Services) -> None:
@@ -417,14 +417,14 @@ def _files(session: Session) -> list[str]:
 
 
 def _script_end(session: Session, cell: Cell) -> str:
-    """The end of a script, where its output does not show it, or what it lacked."""
+    """Return a sentence on the end of a script, or advice on a missing module; may be empty."""
     if cell.outcome is None or cell.status in (Status.OK, Status.ERROR):
         return next_step(session, cell)
     return f"{cell.status.value}: {cell.outcome.cause or 'stopped'}"
 
 
 def _closed(result: CallToolResult, files: list[str]) -> CallToolResult:
-    """An answer with what its session's end means for links and files."""
+    """Return an answer with notices on its links and files, as its session was closed."""
     notes = []
     if any(isinstance(block, ResourceLink) for block in result.content):
         notes.append(f"the addresses in this answer can be read for {KEPT_S / 60:.0f} minutes")

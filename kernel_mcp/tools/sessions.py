@@ -265,9 +265,10 @@ def own_network(services: Services, network: list[str] | None) -> tuple[str, ...
 
 
 def own_limits(services: Services, memory: int | None, cpu: Share | None) -> Limits | None:
-    """The limits of a session that asks for these, None for the server's own.
+    """Return the limits of a session that asks for these; None if they are the server's own.
 
-    Raises InputError for more than the operator's, and for what cannot be enforced.
+    `memory` is in bytes. Raises InputError for more than the operator permits, and for limits that
+    cannot be enforced.
     """
     own = services.settings.limits
     cpu = cpu or Share()
@@ -312,7 +313,10 @@ async def open_session(
     fresh: bool = False,
     resume: bool = False,
 ) -> Session:
-    """A session whose environment is there, or none. Raises EnvironmentBuildError, Forbidden."""
+    """Open a session and build its environment; the session is closed if that fails.
+
+    Raises EnvironmentBuildError, Forbidden, and the errors of `SessionManager.create`.
+    """
     if needs.packages:
         caller.who.require(INSTALL, "A session with further packages")
     session = await services.manager.create(
@@ -337,7 +341,7 @@ async def open_session(
 
 
 def _state(session: Session, now: float) -> SessionState:
-    """One row of `list_sessions`; `now` is a time of the session's clock."""
+    """Return a row of `list_sessions`; `now` is the present time by the session's clock."""
     current, kernel = session.queue.current, session.kernel
     usage = kernel.handle.usage() if kernel is not None else None
     running_s = None

@@ -15,7 +15,7 @@ TOPICS = {
 
 
 def register(box: Toolbox, services: Services) -> None:
-    """Put the tools of the groups that the settings name into a box."""
+    """Add the tools of the groups that the settings name to `box`."""
     for group, topics in TOPICS.items():
         if group in services.settings.tools:
             for topic in topics:

@@ -17,5 +17,5 @@ class Views(Extension):
 
 
 def page() -> str:
-    """The HTML of the view."""
+    """Return the HTML of the view."""
     return Path(__file__).with_name("cell.html").read_text(encoding="utf-8")
