@@ -1,7 +1,8 @@
-"""Builds one environment, without those of the operator's packages that cannot be had.
+"""Build one environment, without those of the operator's packages that cannot be resolved.
 
-Each is tried alone when they cannot be had together, and takes down only itself. What was found is
-kept beside the environment for `KEPT_S`, so that a server that starts again knows it at once.
+When the packages have no common solution, each is resolved alone, so that only those at fault are
+left out. They are recorded beside the environment for `KEPT_S`: a restarted server reads them
+there instead of asking uv again.
 """
 
 from __future__ import annotations
@@ -60,14 +61,17 @@ _DRAWN_BY = {
     "": "resvg-py",  # SVG, in every environment
     "altair": "vl-convert-python",  # its charts; 35 MB, with a JavaScript engine
 }
-"""What draws pictures that else take a browser, by the package it comes with."""
+"""Packages that draw pictures which otherwise need a browser, by the package they accompany."""
 TRIALS_AT_ONCE = 4
 _EXCLUDES = "excludes.txt"
 MOST_PLACES = 5
 
 
 def implied(names: Iterable[str]) -> list[str]:
-    """What comes with packages of these names where it can be had; `""` is the kernel itself."""
+    """Return the optional packages that accompany `names`, sorted; `""` stands for the kernel.
+
+    They are left out where the index has none for this Python.
+    """
     return sorted({_DRAWN_BY[name] for name in names if name in _DRAWN_BY})
 
 
@@ -175,7 +179,7 @@ class Build:
         return (*self._packages, *self._listed.origins)
 
     async def _write_listed(self, folder: Path, lock: int) -> list[str]:
-        """Put what files list where uv reads it; the options that name it.
+        """Write the listed requirements into `folder` and return the uv options that name them.
 
         Raises EnvironmentBuildError.
         """
@@ -206,7 +210,7 @@ class Build:
         return error
 
     async def _sort_out(self, folder: Path, result: UvResult, progress: ProgressCallback) -> None:
-        """Raise UnfitPackages when packages of the operator's cannot be had even alone."""
+        """Raise UnfitPackages if some of the operator's packages cannot be resolved even alone."""
         if self._terms.agent or not self._packages or not result.conflict:
             return
         await progress("Trying each package alone")
@@ -232,7 +236,10 @@ class Build:
             raise UnfitPackages(unfit)
 
     async def _alone(self, folder: Path, package: str) -> UvResult | None:
-        """What uv says of one package; of none for the kernels' own when it is empty."""
+        """Return uv's result for a dry run with `package` and the kernel's own packages.
+
+        An empty `package` tries the kernel's packages only.
+        """
         python = self._interpreter.executable
         return await self._workshop.run(
             [
@@ -259,7 +266,7 @@ class Build:
 
 
 KEPT_S = 3600.0
-"""Seconds after which packages that could not be had are asked for again."""
+"""Seconds after which packages that could not be resolved are asked for again."""
 _LIKENESS = 0.75
 FAMILIAR = sorted(
     {
@@ -301,13 +308,16 @@ FAMILIAR = sorted(
 
 
 def note_unfit(file: Path, sight: str, unfit: Mapping[str, str]) -> None:
-    """Keep which packages cannot be had where uv sees `sight`."""
+    """Record the packages that cannot be resolved, with the reasons, for the uv digest `sight`."""
     with suppress(OSError):  # the next start asks again
         file.write_text(json.dumps({"sight": sight, "unfit": dict(unfit)}), encoding="utf-8")
 
 
 def noted_unfit(file: Path, sight: str, *, ever: bool = False) -> dict[str, str]:
-    """What was kept under the same `sight`: within `KEPT_S`, or `ever`."""
+    """Return the packages recorded by `note_unfit` under the same `sight`, with the reasons.
+
+    Empty when the record is missing, unreadable or, unless `ever`, older than `KEPT_S`.
+    """
     try:
         if not ever and time.time() - file.stat().st_mtime > KEPT_S:
             return {}
@@ -320,12 +330,12 @@ def noted_unfit(file: Path, sight: str, *, ever: bool = False) -> dict[str, str]
 
 
 def remark(package: str, why: str) -> str:
-    """What is said of a package that is missing, to the operator."""
+    """Return the sentence that tells the operator why a package is left out."""
     return f"{package} of --allow or --profile is left out: {why}{_meant(package, why)}"
 
 
 def brief(package: str, why: str) -> str:
-    """The same for a model, whose operator can correct it."""
+    """Return the sentence that tells a model why a package is not installed."""
     first, _, _ = why.partition(". ")
     return (
         f"{package} of --allow or --profile is not installed: {first}.{_meant(package, why)} The "
@@ -342,21 +352,21 @@ def _meant(package: str, why: str) -> str:
 
 
 class Store(Protocol):
-    """What builds environments and knows what could not be had."""
+    """The store that builds environments and records the packages that cannot be resolved."""
 
     async def ensure(
         self, spec: EnvironmentSpec, progress: ProgressCallback, terms: Terms
     ) -> KernelEnvironment:
-        """The environment of `spec`. Raises EnvironmentBuildError."""
+        """Return the environment of `spec`, built if missing. Raises EnvironmentBuildError."""
 
     def unfit(self, spec: EnvironmentSpec) -> Mapping[str, str]:
-        """What is known to be missing of `spec`, with the reasons."""
+        """Return the packages of `spec` that are known to be unavailable, with the reasons."""
 
 
 class Fitting:
-    """The environment of `wanted`, as far as it can be had.
+    """The environment of `wanted`, without the packages that cannot be resolved.
 
-    `spec` is what is there of it, `unfit` the reason for each package that is not.
+    `spec` is what remains of it, `unfit` the reason for each package that was dropped.
     """
 
     def __init__(self, store: Store, wanted: EnvironmentSpec) -> None:
@@ -367,13 +377,16 @@ class Fitting:
 
     @property
     def remarks(self) -> list[str]:
-        """What a model is told of each package that is missing."""
+        """Sentences for a model, one for each package that was dropped."""
         return [brief(name, why) for name, why in self.unfit.items()]
 
     async def ensure(
         self, progress: ProgressCallback, terms: Terms = OPERATORS
     ) -> KernelEnvironment:
-        """The environment of `spec`, which may lose packages. Raises EnvironmentBuildError."""
+        """Return the environment of `spec`, from which unavailable packages are dropped first.
+
+        Raises EnvironmentBuildError.
+        """
         try:
             return await self._store.ensure(self.spec, progress, terms)
         except UnfitPackages as error:

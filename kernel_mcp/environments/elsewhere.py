@@ -1,4 +1,7 @@
-"""What code of an operator's environment or project is elsewhere: modules, and what shows them."""
+"""Find modules of an operator's environment or project that lie outside of it.
+
+For each the model learns which flag makes it visible to sessions.
+"""
 
 from __future__ import annotations
 
@@ -21,8 +24,9 @@ _MOST_MODULES = 1000
 
 
 def unseen(environment: KernelEnvironment, mounts: Sequence[Mount]) -> dict[str, str]:
-    """Modules of an environment that sessions do not see, and the flag that shows them; names of
-    packages and of `.pth` files stand for what is not known by module.
+    """Return the modules of an environment that sessions do not see, each with a sentence that
+    names the flag which shows it. Where the modules are not known, the name of the package or of
+    the `.pth` file stands for them.
     """
     support = environment.support
     return {
@@ -35,7 +39,7 @@ def unseen(environment: KernelEnvironment, mounts: Sequence[Mount]) -> dict[str,
 
 
 def unseen_code(code: Mapping[str, Path], mounts: Sequence[Mount]) -> dict[str, str]:
-    """Modules of a project of the operator's, as `code_of`, and how code can import them."""
+    """Return a sentence on how to import each module of a project; `code` is that of `code_of`."""
     told = {}
     for module, folder in code.items():
         mount = f"the operator can start the server with --mount {folder}, and "
@@ -48,13 +52,14 @@ def unseen_code(code: Mapping[str, Path], mounts: Sequence[Mount]) -> dict[str, 
 
 
 def _shown(place: Path, mounts: Sequence[Mount]) -> bool:
-    """Whether sessions see a place of the host under its own path."""
+    """Return True if a mount shows a host path to sessions under the same path."""
     return any(place.is_relative_to(each.host) for each in mounts if each.guest == str(each.host))
 
 
 def code_of(folder: Path, name: str) -> dict[str, Path]:
-    """Modules of a project, as most lay them out, and the folders that they are imported from;
-    `name` is that of its package.
+    """Return the modules of a project with the folders that they are imported from.
+
+    Looks in `folder` and its `src`; `name` is the project's own package.
     """
     found: dict[str, Path] = {}
     for place in (folder, folder / "src"):
@@ -68,7 +73,12 @@ def code_of(folder: Path, name: str) -> dict[str, Path]:
 
 
 def outside_of(site: Path, shown: Sequence[Path]) -> dict[str, Outside]:
-    """What is imported from elsewhere, by the package or the `.pth` file that says so."""
+    """Return the code imported from outside `site`, by the name of what leads to it.
+
+    That is an editable package, a `.pth` file or a symlink. Code below one of the folders `shown`
+    or of the system is left out. Raises OSError, and ValueError for a `.pth` that is no regular
+    file.
+    """
     found: dict[str, Outside] = {}
     exact: set[str] = set()
     for info in sorted(site.glob("*.dist-info")):
@@ -109,7 +119,7 @@ def outside_of(site: Path, shown: Sequence[Path]) -> dict[str, Outside]:
 
 
 def modules_in(folder: Path) -> set[str]:
-    """Modules in a folder, by their names. Raises OSError."""
+    """Return the names of the importable modules in a folder. Raises OSError."""
     with os.scandir(folder) as entries:
         names = [
             entry.name.removesuffix(".py")
@@ -120,12 +130,12 @@ def modules_in(folder: Path) -> set[str]:
 
 
 def is_below(path: Path, folders: Iterable[Path]) -> bool:
-    """Whether a path is one of `folders` or below one."""
+    """Return True if a path is one of `folders` or below one."""
     return any(path.is_relative_to(each) for each in folders)
 
 
 def small_text(path: Path) -> str:
-    """A small text. Raises OSError, ValueError."""
+    """Return the first 64 KiB of a regular file. Raises OSError, and ValueError for others."""
     with open(os.open(path, OPEN), "rb") as file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             raise ValueError("not a regular file")

@@ -87,8 +87,7 @@ def _locked(descriptor: int, kind: int) -> bool:
 FORMAT = 2
 _CONFIG = "pyvenv.cfg"
 _LEFTOVERS = (".lock", "excludes.txt", "listed", f"bin/{_CONFIG}")
-"""What installers leave and no kernel needs, and the `pyvenv.cfg` that Python would read in `bin`.
-"""
+"""Leftovers of installers that no kernel needs, and a `bin/pyvenv.cfg`, which Python would read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -328,7 +327,7 @@ class Spending:
                 await anyio.sleep(LOOK_S)
 
     def exceeded(self) -> bool:
-        """Whether a limit is exceeded; blocks."""
+        """Return True if the folders, or the writes elsewhere, exceed `most_bytes`. Blocks."""
         if not self.most_bytes:
             return False
         written = self._written()

@@ -61,7 +61,7 @@ class _Found:
 
     @property
     def holds(self) -> bool:
-        """Whether the executable is unchanged."""
+        """True if the executable is unchanged since the probe."""
         try:
             return _stamp(self.path) == self.stamp
         except OSError:

@@ -64,7 +64,7 @@ def _script(path: Path) -> bytes | None:
 
 
 def _body(content: bytes, base: Path) -> bytes | None:
-    """What follows the lines that start `base`, None for another program.
+    """Return a script without the first lines, which start `base`; None if they do not start it.
 
     For paths that are long or have spaces uv writes `/bin/sh` lines, which Python reads as a
     string.
@@ -98,17 +98,17 @@ SCRIPTS = "bin"
 """The folder of a generation for the programs of its packages."""
 _ASIDE = ".aside-"
 _LEFTOVERS = (".lock",)
-"""What installers leave beside the packages and no kernel needs."""
+"""Leftovers of installers beside the packages, which no kernel needs."""
 
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """What one `install` brought.
+    """The packages that one `install` added.
 
     requested  its requirements, also those already met
     packages   contents, as `name==version`
     modules    top-level modules by package
-    permitted  modules that code may import since
+    permitted  modules that code may import from then on
     """
 
     requested: tuple[Requirement, ...]
@@ -130,7 +130,7 @@ class Layer:
 
     @property
     def empty(self) -> bool:
-        """Whether nothing is installed."""
+        """True if nothing is installed."""
         return not self._numbers()
 
     @property
@@ -172,7 +172,7 @@ class Layer:
         return frozenset(name for each in self.generations() for name in each.permitted)
 
     def stage(self) -> Path:
-        """An empty folder for the next generation; removes what a failed one left."""
+        """Return an empty folder for the next generation; the remains of a failed one go first."""
         self.discard()
         staging = self.folder / STAGING
         staging.mkdir(mode=0o755)

@@ -1,4 +1,4 @@
-"""What files of the user's list for the kernels: `--requirements FILE` and `--project DIR`.
+"""Read the requirements of `--requirements FILE` and of the project and lock of `--project DIR`.
 
 A file may come with a clone of anything, so it names packages and versions, and nothing else: no
 address, path, version control or index but those of the operator's flags. Of a lock, versions and
@@ -74,11 +74,13 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """What is to be installed besides the operator's packages.
+    """Requirements from files, installed besides the operator's packages.
 
-    `limits` bind packages that something else asks for. `project` and `lock` are the texts of
-    pyproject.toml and uv.lock, `direct` the names of the project's own dependencies. `code` has the
-    project's own modules, which are not installed, and the folder that each is imported from.
+    `lines` are requirements, `limits` constraints. `project` and `lock` are the texts of
+    pyproject.toml and uv.lock; `shape` is a digest input: the parts of pyproject.toml that decide
+    what is installed. `direct` has the names of the project's own dependencies. `origins` name the
+    flags and files for people. `code` has the project's own modules, which are not installed, and
+    the folder that each is imported from.
     """
 
     lines: tuple[Line, ...] = ()
@@ -107,7 +109,7 @@ class Listed:
         return sha256(json.dumps([*parts, self.lock, self.shape]).encode()).hexdigest()
 
     def named_in(self, output: str) -> list[str]:
-        """The lines whose packages uv speaks of."""
+        """Return the lines whose packages occur in uv's output."""
         return [
             str(line)
             for line in self.lines
@@ -119,9 +121,10 @@ NOTHING = Listed()
 
 
 def listed(settings: Settings, default_index: str, environ: Mapping[str, str]) -> Listed:
-    """What the files of these settings list; `default_index` is the one that uv has by itself.
+    """Return the requirements in the files that `settings` name; blocks.
 
-    Raises ConfigError that names the line or the entry which is refused.
+    `default_index` is the address of uv's own default index, `environ` may name others. Raises
+    ConfigError that names the line or the entry which is refused.
     """
     own = [settings.index_url, *settings.find_links]
     own += [each for name in _UV_VARIABLES for each in environ.get(name, "").split()]
@@ -161,7 +164,7 @@ def listed(settings: Settings, default_index: str, environ: Mapping[str, str]) -
 
 
 def exported(text: str) -> list[Line]:
-    """The lines of what uv made of a lock. Raises ConfigError for what is no pinned package."""
+    """Return the lines that uv exported from a lock. Raises ConfigError for other than packages."""
     reader = _Reader(Path("uv.lock"), ())
     reader.take(text, Path("uv.lock"), "lines")
     return reader.found["lines"]
@@ -178,7 +181,7 @@ class _Reader:
         self.found: dict[str, list[Line]] = {"lines": [], "limits": []}
 
     def read(self, file: Path, kind: str, place: str) -> None:
-        """Take a file; `place` is the line that includes it."""
+        """Read a file; `place` is the line that includes it, empty for the top file."""
         key = (Path(os.path.realpath(file)), kind)
         if key in self._files:
             return
@@ -285,7 +288,10 @@ def _check_project(project: Mapping[str, Any], folder: Path, known: Collection[s
 
 
 def _check_lock(lock: Mapping[str, Any], folder: Path, known: Collection[str]) -> Mapping[str, Any]:
-    """The entry of the project itself; nothing else may come from a place."""
+    """Return the lock's entry of the project itself; empty when there is none.
+
+    Raises ConfigError for packages from a path, an address or an index that is not known.
+    """
     place = str(folder / "uv.lock")
     root: Mapping[str, Any] = {}
     packages = lock.get("package", [])
@@ -305,7 +311,7 @@ def _check_lock(lock: Mapping[str, Any], folder: Path, known: Collection[str]) -
 
 
 def _newer(project: Mapping[str, Any], locked: Mapping[str, Any]) -> str:
-    """Words on dependencies of a project that its lock has not; empty where it has all."""
+    """Return a remark on dependencies of a project that its lock lacks; empty when it has all."""
     known = {normalised(str(each.get("name"))) for each in _tables(locked.get("dependencies"))}
     asked = project.get("dependencies")
     asked = asked if isinstance(asked, list) else []
@@ -318,7 +324,7 @@ def _newer(project: Mapping[str, Any], locked: Mapping[str, Any]) -> str:
 
 
 def _foreign(place: str, flag: str) -> str:
-    """Words for an index that the operator has not named."""
+    """Return the reason for refusing an index that the operator has not named."""
     return (
         f"{_shown(place)}, an index that the operator has not named: if it is trusted, start the "
         f"server with {flag} {shlex.quote(_shown(place))}"
@@ -326,7 +332,7 @@ def _foreign(place: str, flag: str) -> str:
 
 
 def _placed(kind: str) -> str:
-    """Words for what is no release of an index."""
+    """Return the reason for refusing a package that is no release of an index."""
     return (
         f"comes from a place ({_shown(kind)}), and packages are taken by name from the operator's "
         "index alone: depend on a release of it, or make a wheel of it, name its folder as "
@@ -360,7 +366,10 @@ def _check_python(wanted: str, python: str, folder: Path) -> None:
 
 
 def _content(file: Path, folder: Path | None = None, place: str = "") -> str:
-    """The text of a regular file, which has to lie in `folder` whatever links lead to it."""
+    """Return the text of a regular file, which has to lie in `folder` after links are resolved.
+
+    Raises ConfigError.
+    """
     real = Path(os.path.realpath(file))
     place = place or ("--requirements" if folder is None else "--project")
     named = _shown(str(file))

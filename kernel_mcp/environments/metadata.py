@@ -1,7 +1,7 @@
-"""What an environment holds, from its `*.dist-info`; and the distribution that provides a module.
+"""Read an environment's packages from its `*.dist-info`; map modules to their distributions.
 
-Packages choose those names: invalid ones are skipped, so the list is safe to show, and a package
-with a module `subprocess` does not open the standard library's.
+Packages choose those names. Invalid ones are skipped, so the list is safe to show, and a package
+with a module `subprocess` does not permit the import of the standard library's.
 """
 
 from __future__ import annotations
@@ -194,7 +194,10 @@ def distribution_for(name: str) -> str | None:
 
 
 def modules_of(packages: Iterable[str]) -> tuple[str, ...]:
-    """Modules that packages which are not there yet are known to provide, or named like."""
+    """Return the modules that packages are expected to provide: their names and known aliases.
+
+    For packages that are not installed yet.
+    """
     names = set(packages)
     return (*names, *(module for module, package in DISTRIBUTIONS.items() if package in names))
 
@@ -300,7 +303,7 @@ def installed_versions(site_packages: Path) -> tuple[str, ...]:
 
 
 def installed_needs(site_packages: Path) -> Iterator[Requirement]:
-    """What distributions need of others, as far as it can be read."""
+    """Yield the dependencies of all distributions; those that cannot be read are skipped."""
     from packaging.requirements import InvalidRequirement, Requirement
 
     for folder in _distributions(site_packages).values():

@@ -1,10 +1,11 @@
-"""Reads a virtual or conda environment of the operator's, which kernels then use as it is.
+"""Read a virtual or conda environment of the operator's, which kernels then use unchanged.
 
-What is in it may come with a repository: nothing of it is started, nor imported, outside the
-sandbox of a kernel. Version, base and packages are read from files, and none of those says what
-else becomes readable: that takes the standard library of a Python.
+Its content may come from a cloned repository, so nothing of it is run or imported outside the
+sandbox of a kernel. Version, base and packages are read from files. A base that these name becomes
+readable to kernels only if it holds the standard library of a Python.
 
-Below it lies an environment of ours for the same minor version, with what the kernel itself needs.
+A second environment, built by this server for the same minor version, supplies the packages that
+the kernel itself needs.
 """
 
 from __future__ import annotations
@@ -46,13 +47,14 @@ if TYPE_CHECKING:
 
 _VENV, _CONDA = "pyvenv.cfg", "conda-meta"
 _OF_A_VENV = (_VENV, "bin", "include", "lib", "lib64", "libexec", "share", "ssl")
-"""Of a virtual environment: it may be the folder of a project, and `pip.conf` in it holds keys."""
+"""Entries of a virtual environment that kernels see. It may be the folder of a project, and a
+`pip.conf` in it holds keys."""
 _OF_A_BASE = ("bin", "include", "lib", "lib64", "libexec", "openssl", "ssl")
-"""Of a base, which `pyvenv.cfg` names: a Python may be installed into a home folder, or lie in a
-project so that its folder be shown. What is in `share` is no Python's need, and in `~/.local` of
-others."""
+"""Entries that kernels see of the base that `pyvenv.cfg` names. That may be a home folder, or be
+made up by a project to expose a folder. `share` is left out: no Python needs it, and in `~/.local`
+other programs use it."""
 _HIDDEN = frozenset((_CONDA, "conda-bld", "condabin", "envs", "etc", "pkgs", "shell"))
-"""Of a conda environment: others, and what its variables are set by."""
+"""Entries of a conda environment that kernels do not see: other environments, caches, settings."""
 _MACHINES = {"x86_64": 62, "aarch64": 183}
 """e_machine of elf(5)."""
 _MOST_LINKS = 20
@@ -67,17 +69,17 @@ _SLOW = (
     "at each import: `uv pip install --compile-bytecode`, or `python -m compileall` in it, helps"
 )
 _KERNELS_OWN = ("cloudpickle", "ipykernel", "ipython", "jupyter-client", "traitlets")
-"""What the kernel is written against: other major versions are not tried."""
+"""Packages that the kernel is written against: other major versions are untested."""
 
 
 @dataclass(frozen=True, slots=True)
 class OwnEnvironment:
     """One environment as its files describe it.
 
-    sites     folders of packages: its own, then those of its base where it takes these in
-    readonly  what kernels see: of it what is needed, its base, links on the way there
-    outside   packages that are elsewhere, by name
-    links     what leads to its interpreter and to its base
+    sites     folders of packages: its own, then those of its base if it includes them
+    readonly  paths that kernels see: its own entries, its base, links on the way to that
+    outside   packages that lie outside of it, by name
+    links     symlinks on the way to its interpreter and to its base
     """
 
     root: Path
@@ -94,11 +96,11 @@ class OwnEnvironment:
 
     @property
     def fixed(self) -> tuple[Path, ...]:
-        """What sessions may not change: kernels run it, and see what its links lead to."""
+        """Folders that sessions may not change, as kernels run the programs in them."""
         return tuple(dict.fromkeys([self.root, Path(self.interpreter.prefix)]))
 
     def require_steady(self, mounts: Iterable[Mount]) -> None:
-        """Raise ConfigError where sessions could lead kernels to another interpreter."""
+        """Raise ConfigError if a mount lets sessions redirect a link to the interpreter."""
         for mount in mounts:
             for link in self.links:
                 if (
@@ -113,7 +115,7 @@ class OwnEnvironment:
                     )
 
     def versions(self) -> dict[str, str]:
-        """Its packages; the first place of one counts."""
+        """Return its packages with their versions; the first of `sites` that has one counts."""
         found: dict[str, str] = {}
         for site in reversed(self.sites):
             found |= versions(installed_versions(site))
@@ -131,7 +133,7 @@ class OwnEnvironment:
         )
 
     def _needs(self, needs: Iterable[Requirement], there: Mapping[str, str]) -> dict[str, bool]:
-        """Those of `needs` that name what is `there`, and whether that meets them."""
+        """Return the applicable `needs` whose package is in `there`: True if its version fits."""
         version = self.interpreter.version
         here = {"extra": "", "python_version": self.minor, "python_full_version": version}
         found: dict[str, bool] = {}
@@ -144,10 +146,10 @@ class OwnEnvironment:
         return found
 
     def above(self, ours: KernelEnvironment, wanted: Iterable[Requirement]) -> KernelEnvironment:
-        """What kernels run in: this, with an environment of ours behind it, or before; blocks.
+        """Return the combination that kernels run in: this one and `ours` on one sys.path. Blocks.
 
-        `wanted` are the requirements that ours was built for. Ours is before where its packages, or
-        the kernel, would not work with the versions that are here.
+        `wanted` are the requirements that `ours` was built for. `ours` comes last, but first where
+        its packages or the kernel would not work with the versions of this environment.
         """
         site = _site_of(ours)
         theirs, added = self.versions(), versions(ours.packages)
@@ -191,8 +193,9 @@ class OwnEnvironment:
 
 
 def own_folder(given: str) -> Path | None:
-    """The folder of the environment that `--python` names by it or by its `bin/python`; None for
-    no path, and for an interpreter that is in none. Raises OSError.
+    """Return the environment's folder that `--python` names, as such or by its `bin/python`.
+
+    None for a version, and for an interpreter outside of any environment. Raises OSError.
     """
     if "/" not in given:
         return None
@@ -217,10 +220,10 @@ def own_version(given: str) -> str:
 
 
 def own_environment(given: str, *, apart: bool | None = None) -> OwnEnvironment | None:
-    """The environment that `--python` names; None where it names none. Blocks.
+    """Return the environment that `--python` names; None if it names none. Blocks.
 
-    `apart` says whether kernels run as users of their own; None: those of a root server do. Raises
-    EnvironmentBuildError for one that cannot be used.
+    With `apart`, kernels run as other users and need its files readable by all; by default those
+    of a root server do. Raises EnvironmentBuildError for an environment that cannot be used.
     """
     path = Path(given)
     try:
@@ -243,7 +246,7 @@ def own_environment(given: str, *, apart: bool | None = None) -> OwnEnvironment 
 
 
 def remarks(environment: KernelEnvironment, mounts: Sequence[Mount]) -> list[str]:
-    """What there is to say about an environment of the operator's; nothing about others."""
+    """Return remarks for the operator on an environment of theirs; none for one built here."""
     support = environment.support
     if support is None:
         return []
@@ -331,7 +334,10 @@ def _checked(root: Path, version: str) -> str:
 
 
 def _prefix(root: Path, real: Path, version: str) -> Path:
-    """Where the base interpreter is installed."""
+    """Return the folder that the base interpreter `real` is installed in.
+
+    Raises OSError, and EnvironmentBuildError for a program that kernels cannot run on.
+    """
     with open(os.open(real, OPEN), "rb") as file:
         head = file.read(20)
     machine = _MACHINES.get(platform.machine())
@@ -356,7 +362,10 @@ def _system_sites(prefix: Path, minor: str) -> list[Path]:
 
 
 def _seen(prefix: Path) -> list[Path]:
-    """What of a Python's folder is seen: of one of conda, not its settings and environments."""
+    """Return the entries of a Python's installation that kernels see.
+
+    Settings and environments of conda are left out. Raises OSError.
+    """
     if is_below(prefix, SYSTEM):
         return [prefix]
     if not (prefix / _CONDA).is_dir():
@@ -366,14 +375,14 @@ def _seen(prefix: Path) -> list[Path]:
 
 
 def _shown(root: Path, names: Iterable[str]) -> list[Path]:
-    """Those of `names` that are there, without links to what is not among them."""
+    """Return the paths of those `names` that exist, without links to anything outside of them."""
     found = {root / name: Path(os.path.realpath(root / name)) for name in names}
     own = [path for path, real in found.items() if path == real and path.exists()]
     return [path for path, real in found.items() if path.exists() and is_below(real, own)]
 
 
 def _ways(path: Path) -> Iterator[Path]:
-    """The names by which links lead from a path to a file, that of the file itself not."""
+    """Yield the paths that a chain of symlinks passes from `path` on, without the final file."""
     for _ in range(_MOST_LINKS):
         if os.path.realpath(path) == str(path):
             return
@@ -384,7 +393,7 @@ def _ways(path: Path) -> Iterator[Path]:
 
 
 def _links(path: Path) -> Iterator[Path]:
-    """The links on the way to a file, each in the folder that it really lies in."""
+    """Yield each symlink met while resolving `path`, folders included, by its resolved location."""
     place, left = Path("/"), [*reversed(path.parts)]
     for _ in range(_MOST_LINKS * len(left)):
         if not left:
@@ -397,8 +406,9 @@ def _links(path: Path) -> Iterator[Path]:
 
 
 def _named(prefix: Path, links: Iterable[Path]) -> list[Path]:
-    """Links to a program as they are; where they are in a folder that is one to `prefix`, what is
-    seen of that.
+    """Return the paths that kernels need to follow `links` to a program.
+
+    A link below an alias of `prefix` gives that alias's entries; others stay as they are.
     """
     found: list[Path] = []
     for link in links:
@@ -411,13 +421,13 @@ def _named(prefix: Path, links: Iterable[Path]) -> list[Path]:
 
 
 def _compiled(site: Path) -> bool:
-    """Whether most packages have bytecode."""
+    """Return True if at least half of the packages have bytecode."""
     folders = [path.parent for path in site.glob("*/__init__.py")]
     return sum((folder / "__pycache__").is_dir() for folder in folders) * 2 >= len(folders)
 
 
 def _readable(found: OwnEnvironment, apart: bool) -> None:
-    """Raises EnvironmentBuildError when kernels may not read it, as far as a glance shows."""
+    """Raise EnvironmentBuildError if kernels may not read it, judged by the upper folders."""
     real = Path(found.interpreter.executable)
     site = found.sites[0]
     entries = [Path(entry) for entry in os.scandir(site)]

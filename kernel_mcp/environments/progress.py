@@ -1,7 +1,7 @@
-"""What is told while packages are fetched: uv's lines as counts and sizes, and signs of life.
+"""Report progress while packages are fetched: uv's lines as counts and sizes, and heartbeats.
 
-Whoever builds writes each line into the lock file of the environment too, where all others that
-wait for it read it: further calls, the server's warm-up, other servers.
+The builder also writes each line into the environment's lock file. All that wait for the build
+read it there: further calls, the server's warm-up, other servers.
 """
 
 from __future__ import annotations
@@ -134,13 +134,13 @@ class Bulletin:
     """The last line about a build, in the file whose exclusive lock its builder holds."""
 
     def __init__(self, file: Path, report: ProgressCallback) -> None:
-        """`report` gets what this builder or another one tells."""
+        """`report` is called with the lines of this builder or of another one."""
         self._file = file
         self._report = report
         self._last = b""
 
     def written(self, descriptor: int) -> ProgressCallback:
-        """A callback for the builder, which holds the lock by this descriptor."""
+        """Return the progress callback of the builder, which holds the lock by `descriptor`."""
 
         async def tell(text: str) -> None:
             _write(descriptor, text)
@@ -149,7 +149,7 @@ class Bulletin:
         return tell
 
     async def read(self) -> None:
-        """Report what another builder has written since the last time, if that can be read."""
+        """Report the line of another builder if it has changed; an unreadable file has none."""
         line = b""
         with suppress(OSError):
             line = self._file.read_bytes().rstrip(b"\0")
@@ -158,7 +158,7 @@ class Bulletin:
             await self._report(line.decode(errors="replace"))
 
     def clear(self, descriptor: int) -> None:
-        """Leave no line to those who find the file locked for something else."""
+        """Erase the line, so that it is not reported when the lock is held for another purpose."""
         _write(descriptor, "")
 
 

@@ -94,9 +94,9 @@ class EnvironmentStore:
     ) -> None:
         """`cache_dir` defaults to that of `default_cache`. Raises EnvironmentBuildError.
 
-        `apart` is that of `own_environment`. Without a `builder` the machine's best confines uv.
-        Agents' environments and uv's cache take at most `most_bytes` (0 for no limit) beyond what
-        is in use.
+        `apart` is that of `own_environment`. Without a `builder` uv runs in the best sandbox of
+        this machine. Agents' environments and uv's cache may hold `most_bytes` (0 for no limit)
+        besides those in use.
         """
         self._root = _writable(cache_dir or default_cache())
         if cache_dir is None and self._root == _beside_state().resolve():
@@ -112,7 +112,7 @@ class EnvironmentStore:
         self._apart = apart
         self._leases: dict[EnvironmentSpec, Lease] = {}
         self._below: dict[EnvironmentSpec, EnvironmentSpec] = {}
-        """What lies below environments of the operator's."""
+        """Environments built here that supplement the operator's own, by the operator's spec."""
 
     async def ensure(
         self, spec: EnvironmentSpec, progress: ProgressCallback = silence, terms: Terms = OPERATORS
@@ -171,7 +171,10 @@ class EnvironmentStore:
         return ready
 
     def unfit(self, spec: EnvironmentSpec) -> dict[str, str]:
-        """Packages of `spec` that could not be had lately, with the reasons; starts no process."""
+        """Return the packages of `spec` that were recently unavailable, with the reasons.
+
+        Starts no process.
+        """
         spec = self._below.get(spec, spec)
         interpreter = self.interpreters.recalled(spec.python)
         if interpreter is None:
@@ -180,7 +183,7 @@ class EnvironmentStore:
         return noted_unfit(note, self.workshop.uv.sight)
 
     def forget_unfit(self) -> None:
-        """Ask again for all packages that could not be had."""
+        """Delete the records of unavailable packages: the next build asks for them again."""
         for file in self._envs.glob(f"*{_UNFIT}"):
             with suppress(OSError):  # another user's cache
                 file.unlink()
@@ -207,7 +210,10 @@ class EnvironmentStore:
             self._end_lease(below)
 
     async def listed(self, settings: Settings) -> Listed:
-        """What the files of these settings list. Raises ConfigError."""
+        """Return the requirements in the files that these settings name; empty without files.
+
+        Raises ConfigError, also where `--python` names an environment of the operator's.
+        """
         if settings.requirements is None and settings.project is None:
             return NOTHING
         wanted = EnvironmentSpec(settings.python)
@@ -370,7 +376,10 @@ def _name(interpreter: Interpreter, spec: EnvironmentSpec) -> str:
 
 
 def _being_built(folder: Path) -> bool:
-    """Whether the exclusive lock is held; otherwise an unfinished environment is in use."""
+    """Return True if a builder holds the exclusive lock of an environment.
+
+    False for an unfinished one that others use under a shared lock.
+    """
     lease = Lease.taken(_lock_file(folder))
     if lease is not None:
         lease.close()

@@ -89,16 +89,16 @@ class UvResult:
 
     @property
     def lacks_wheel(self) -> bool:
-        """Whether it failed because source builds are off."""
+        """True if it failed because a package has no wheel and source builds are off."""
         return bool(self.code and _NO_WHEEL.search(self.output))
 
     @property
     def conflict(self) -> bool:
-        """Whether the requirements have no solution."""
+        """True if the requirements have no solution."""
         return bool(self.code and "No solution found" in self.output)
 
     def names(self, requirement: str) -> bool:
-        """Whether the output speaks of the package of a requirement."""
+        """Return True if the output names the package of a requirement."""
         name = re.match(r"[\w.-]*", requirement)
         assert name is not None  # which may be empty
         return bool(re.search(rf"(?<![\w.-]){re.escape(name[0])}(?![\w-])", self.output))
@@ -260,7 +260,7 @@ class Uv:
         return self._version
 
     async def default_index(self) -> str:
-        """The address that uv asks by itself, as its help has it; empty where that is not said."""
+        """Return the address of uv's default index, as its help text says; empty if it does not."""
         told = " ".join((await self.query(["pip", "install", "--help"])).output.split())
         found = re.search(r"default package index \(by default: <(\S+?)>\)", told)
         return found[1] if found else ""

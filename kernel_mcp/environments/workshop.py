@@ -48,9 +48,10 @@ with ProcessPoolExecutor(jobs) as pool:
     done = list(pool.map(work, even, chunksize=len(even) // parts + 1))
 sys.exit(not all(done))
 """
-"""As compileall, without one request per file: a tenth of the time."""
+"""Compiler of all files below a folder. Files go to the pool in chunks: a tenth of compileall's
+time."""
 _TEMPORARY = ".tmp*"
-"""What a killed uv leaves in its cache."""
+"""Pattern of the leftovers of a killed uv in its cache."""
 _LOCK = ".lock"
 """The file in uv's cache that each uv holds a shared lock on."""
 
@@ -121,9 +122,10 @@ class Workshop:
     async def export(
         self, folder: Path, python: str, *, readonly: Sequence[Path], keep: int = -1
     ) -> UvResult:
-        """What the lock in `folder` has for the interpreter `python`, as a file of requirements.
+        """Write the packages that the lock in `folder` pins for `python` to its file `EXPORTED`.
 
-        `uv export` reads two files, without network; nothing of the project is there to run.
+        `uv export` reads pyproject.toml and uv.lock, without network; no code of the project is
+        there to run. Return how uv ended.
         """
         builder = await self.builder()
         words = [
