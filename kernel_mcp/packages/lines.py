@@ -85,7 +85,7 @@ class LineError(InputError):
 
 @dataclass(frozen=True, slots=True)
 class InstallLine:
-    """One installation of a cell: its place, the packages and whether newer ones are wished."""
+    """One installation of a cell: its place and packages; `renew` if newer releases are wanted."""
 
     place: Command
     packages: tuple[str, ...]
@@ -101,13 +101,13 @@ class InstallCell:
 
     @property
     def packages(self) -> tuple[str, ...]:
-        """All of them, in order."""
+        """The packages of all lines, in order."""
         return tuple(name for line in self.lines for name in line.packages)
 
     def code(self, say: Callable[[InstallLine], str]) -> str:
-        """The code with the word on each installation printed in its place.
+        """Return the code with each installation replaced by a `print` of `say(line)`.
 
-        It has as many lines as before.
+        The number of lines stays the same.
         """
         changes: dict[int, tuple[str, int]] = {}
         for line in self.lines:
@@ -119,12 +119,12 @@ class InstallCell:
 
     @property
     def rest(self) -> str:
-        """The code without them, with as many lines."""
+        """The code without the installations; the number of lines stays the same."""
         return self.code(lambda _line: "")
 
 
 def may_install(code: str) -> bool:
-    """A quick look: False for most cells that install nothing."""
+    """Return False for code without an installation, judged by two words; True may be wrong."""
     return "install" in code and "pip" in code
 
 
@@ -224,11 +224,11 @@ def _name(word: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What `execute` would do about the installations of a cell.
+    """The treatment that `execute` would give to the installations of a cell.
 
-    code     the cell without them, with as many lines
-    modules  those that come with the packages
-    problem  why they would be refused, at `line`; empty when they would not
+    code     the cell without them; the number of lines stays the same
+    modules  modules that the packages are expected to provide
+    problem  the reason for refusing them, at `line`; empty if they would be accepted
     """
 
     code: str
@@ -254,26 +254,27 @@ def plan(code: str, rules: InstallRules) -> Plan:
 
 
 async def runs(code: str, checks: Checks) -> bool:
-    """Whether Python can read code. Raises ServerFailure."""
+    """Return True if code has no syntax error and is not refused. Raises ServerFailure."""
     report = await checks.check(code, _EVERYTHING, imports=False)
     return not report.syntax_errors and not report.refusals
 
 
 class CellInstallations:
-    """Does the installations of cells, by `install`'s rules, before they run."""
+    """Installs the packages that cells name, by the rules of `install`, before the cells run."""
 
     def __init__(self, installer: Installer, checks: Checks) -> None:
         self._installer = installer
         self._checks = checks
 
     def concerns(self, code: str) -> bool:
-        """Whether a cell may hold an installation."""
+        """Return True if a cell may contain an installation; a quick look that can be wrong."""
         return may_install(code)
 
     async def prepare(self, session: Session, cell: Cell) -> None:
-        """Install what a cell names and print what came of it in the places of the lines.
+        """Install the packages that a cell names; replace the lines by prints of the outcome.
 
-        Raises KernelMcpError when something cannot be installed or used.
+        Does nothing for a cell with a syntax error. Raises KernelMcpError when a package cannot be
+        installed or does not work.
         """
         if len(cell.code) > LONG_CODE_CHARS:
             found = await anyio.to_thread.run_sync(install_cell, cell.code)
@@ -298,7 +299,7 @@ class CellInstallations:
 
 
 def _told(outcome: Outcome, rules: InstallRules, line: InstallLine) -> str:
-    """What became of the packages of a line, in one line."""
+    """Return the outcome for the packages of a line, as one line of text."""
     asked = rules.admit(line.packages)
     names = {each.name for each in asked}
     told = outcome.told(names)

@@ -1,4 +1,4 @@
-"""Requested packages checked against `--allow-install`, and what a script needs to run."""
+"""Check requested packages against `--allow-install`; find the packages and Python of a script."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ MAX_LIST_CHARS = 8192
 
 
 def listed(packages: str | Sequence[str]) -> list[str]:
-    """One entry for each package: of a list, or of texts such as `pandas>=2, matplotlib`.
+    """Return one entry per package; texts such as `pandas>=2, matplotlib` are split.
 
     A text that is not such a list stays as it is.
     """
@@ -89,8 +89,8 @@ class InstallRules:
     """Which packages agents may add: by `install`, `create_session` and `run_script`.
 
     permitted   names of packages, each with the version specifier the operator gave or ""
-    everything  whether all others may be added too
-    tool        whether agents have the tool `install`
+    everything  True if all others may be added too
+    tool        True if agents have the tool `install`
     """
 
     permitted: MappingProxyType[str, str]
@@ -145,7 +145,7 @@ class InstallRules:
         return tuple(admitted.values())
 
     def describe(self) -> str:
-        """What may be installed, in few words."""
+        """Return the permitted packages for people: at most 30 names, or "any package"."""
         if self.everything:
             return "any package"
         names = sorted(self.permitted)
@@ -153,7 +153,10 @@ class InstallRules:
         return f"{shown} and {len(names) - _SHOWN} more" if len(names) > _SHOWN else shown
 
     def step(self, module: str, *, once: bool) -> str:
-        """How a model gets a module, as `NextStep` says; of an installer, how it gets others."""
+        """Return a sentence on how a model gets a module, as `NextStep` does; empty if built in.
+
+        For an installer such as pip it says how to get other packages. `once` is for `run_script`.
+        """
         if module.partition(".")[0] in INSTALLERS:
             return self._installers_step(once=once)
         name = distribution_for(module)
@@ -227,7 +230,9 @@ class ScriptReader:
     async def needs(
         self, script: str, dependencies: Sequence[str], python: str, progress: ProgressCallback
     ) -> Needs:
-        """What a script with these further dependencies needs; `python` empty for any that fits.
+        """Return the packages and Python that a script with these further dependencies needs.
+
+        An empty `python` accepts every version that fits the script.
 
         Raises InputError for metadata or arguments that cannot be used, InstallError for packages
         the operator does not permit, EnvironmentBuildError when no Python fits.
@@ -239,9 +244,9 @@ class ScriptReader:
     async def judge(
         self, script: str, dependencies: Sequence[str], python: str
     ) -> tuple[Needs, list[Problem]]:
-        """What `needs` would answer, and all for which it would raise but metadata out of form.
+        """Return the answer of `needs` and the problems for which that would raise.
 
-        Nothing is fetched.
+        Malformed metadata is not among them: it counts as none. Nothing is fetched.
         """
         problems: list[Problem] = []
         packages: tuple[Requirement, ...] = ()
@@ -289,7 +294,7 @@ class ScriptReader:
         return tuple(sorted(set(admitted) - set(own), key=str))
 
     async def python(self, wanted: str, progress: ProgressCallback | None) -> str:
-        """A version, checked; empty for the server's own. Without `progress` none is fetched.
+        """Return a checked version; empty for the server's own. Without `progress` none is fetched.
 
         Raises InputError, EnvironmentBuildError.
         """
@@ -356,7 +361,7 @@ class ScriptReader:
 
 
 async def expect_script(session: Session, progress: ProgressCallback) -> None:
-    """Let the next cell of a fresh session begin and end as `python script.py` does.
+    """Make the next cell of a fresh session begin and end as `python script.py` does.
 
     Raises KernelMcpError when there is no kernel.
     """
@@ -366,12 +371,12 @@ async def expect_script(session: Session, progress: ProgressCallback) -> None:
 
 
 def plain(script: str) -> str:
-    """A script without the mark that some editors begin a file with."""
+    """Return a script without the byte order mark."""
     return script.removeprefix("\ufeff")
 
 
 def _may_fit(fits: SpecifierSet, minor: int) -> bool:
-    """Whether some release of Python 3.`minor` meets the specifier; none has 40 of them."""
+    """Return True if a release of Python 3.`minor` meets the specifier; none has 40 releases."""
     return any(fits.contains(f"3.{minor}.{patch}") for patch in range(40))
 
 

@@ -1,4 +1,4 @@
-"""What a session has before an installation, and the result of it package by package."""
+"""The packages of a session before an installation, and the outcome for each package after it."""
 
 from __future__ import annotations
 
@@ -45,14 +45,14 @@ class Present:
         )
 
     def satisfies(self, requirement: Requirement) -> bool:
-        """Whether a requirement is certain to be met; with extras or markers it never is."""
+        """Return True if a requirement is surely met; those with extras or markers never are."""
         version = self.versions.get(requirement.name)
         if version is None or requirement.extras or requirement.marker is not None:
             return False
         return requirement.specifier.contains(version, prereleases=True)
 
     def lacks(self, generation: Generation) -> bool:
-        """Whether a generation would add anything."""
+        """Return True if a generation would add a package, a requirement or a permitted module."""
         return bool(
             generation.packages
             or not set(generation.requested) <= set(self.requested)
@@ -61,7 +61,7 @@ class Present:
 
 
 def all_versions(environment: KernelEnvironment, layer: Path | None) -> dict[str, str]:
-    """The version of every package that a session's next kernel will have, by name. Blocks."""
+    """Return the packages that a session's next kernel will have: version by name. Blocks."""
     added = {} if layer is None else Layer(layer).packages()
     return dict(sorted({**versions(environment.packages), **added}.items()))
 
@@ -73,7 +73,7 @@ _MOST_MODULES = 3
 
 
 class State(str, Enum):
-    """How a package stands in the live session; the later, the worse."""
+    """State of a package in the live session, from best to worst."""
 
     NO_MODULE = "has no module to import"
     WORKS = "works"
@@ -84,7 +84,7 @@ class State(str, Enum):
 
 
 Verdicts: TypeAlias = Mapping[str, tuple[str, str]]
-"""What a kernel says about modules: a word for how it went, and details."""
+"""A kernel's report on trial imports: by module, one of the words of `_STATES`, and details."""
 _STATES = {
     "imported": State.WORKS,
     "earlier": State.NEEDS_RESET,
@@ -108,7 +108,7 @@ class PackageOutcome:
 
     @property
     def changed(self) -> bool:
-        """Whether this version was not there before."""
+        """True if this version was not installed before."""
         return self.previous != self.version
 
 
@@ -118,8 +118,8 @@ class Outcome:
 
     unfit      packages that were asked for, but not for this Python or platform
     permitted  modules that code may import from now on
-    confined   whether the installer was in a sandbox
-    trouble    why the imports could not be tried; empty when they were
+    confined   True if the installer ran in a sandbox
+    trouble    the reason why the imports could not be tried; empty when they were
     """
 
     packages: tuple[PackageOutcome, ...]
@@ -130,13 +130,13 @@ class Outcome:
 
     @property
     def failed(self) -> bool:
-        """Whether something that was asked for is not sure to work."""
+        """True if a requested package does not work, or its import could not be tried."""
         bad = (State.FAILS, State.NOT_TRIED)
         return bool(self.trouble) or any(each.asked and each.state in bad for each in self.packages)
 
     @property
     def needs_reset(self) -> bool:
-        """Whether older versions stay in use until a reset."""
+        """True if the session goes on with an older version of a package until a reset."""
         return any(each.state is State.NEEDS_RESET for each in self.packages)
 
     def summary(self) -> str:
@@ -159,13 +159,16 @@ class Outcome:
         return "\n".join(lines)
 
     def told(self, names: Collection[str]) -> list[str]:
-        """A sentence on each package of these names that was asked for."""
+        """Return a sentence on each requested package among these names."""
         asked = [each for each in self.packages if each.asked and each.name in names]
         return [*map(_sentence, asked), *(_unfit(name) for name in self.unfit if name in names)]
 
 
 def principal(package: str, modules: Iterable[str]) -> tuple[str, ...]:
-    """The modules that show whether a package works: those with its name, else the public ones."""
+    """Return up to three modules whose import shows that a package works.
+
+    Those with its name come first, else the public ones.
+    """
     known = [name for name in modules if name.split(".")[0].lower() not in _NOT_THE_POINT]
     exact = [
         name for name in known if normalised(name) == package or DISTRIBUTIONS.get(name) == package
@@ -183,7 +186,7 @@ def judge(
     modules: Sequence[str],
     verdicts: Verdicts,
 ) -> PackageOutcome:
-    """Sum up what became of a package's modules: the worst of them counts."""
+    """Return the outcome for a package: the worst state of its modules counts."""
     state, detail = State.WORKS if modules else State.NO_MODULE, ""
     if any(module not in verdicts for module in modules):
         state = State.NOT_TRIED
