@@ -28,15 +28,15 @@ from kernel_mcp.records import dataclass
 MAX_TYPES = 16
 """MIME types kept of one bundle."""
 SMALL_BYTES = 8 * KIB
-"""What stays in memory for good of one value."""
+"""Size of one value up to which it stays in memory for good."""
 SETTLED_BYTES = 256 * KIB
-"""What stays in memory for good of one cell, when it is more than a few small values."""
+"""Size of a cell's values up to which each one below `SMALL_BYTES` stays in memory for good."""
 
 METADATA_CHARS = 4 * KIB
 BLOCK_BYTES = 48 * KIB
-"""What is read of a file at a time; base64 of it needs no padding."""
+"""Size of the blocks that files are read in; base64 of a whole block needs no padding."""
 HTML_CHARS = 256 * KIB
-"""What is read of an HTML document for its words."""
+"""Characters of an HTML document that are searched for words."""
 
 _EXTENSIONS = {
     "image/png": "png",
@@ -73,11 +73,11 @@ CHART = "application/vnd.kernel-mcp.chart+json"
 INLINE_IMAGES = ("image/png", "image/jpeg", "image/gif", "image/webp")
 """Pictures that can be shown to a model, some of them after conversion."""
 _PLACEHOLDER = re.compile(r"<[\w.]+ object>|<[\w.<>]+(?: object)? at 0x[0-9a-f]+>|<Figure size .*>")
-"""What stands for an object whose other representation says more."""
+"""The plain text of an object that has a better representation, such as `<Axes object>`."""
 
 
 def is_binary(mime: str) -> bool:
-    """Whether Jupyter carries this type as base64."""
+    """Return True if Jupyter carries this MIME type as base64."""
     return (
         mime.startswith(("image/", "audio/", "video/")) and mime != "image/svg+xml"
     ) or mime in ("application/pdf", "application/octet-stream", "application/zip")
@@ -108,7 +108,7 @@ class Part:
 
     @property
     def byte_size(self) -> int:
-        """About how many bytes the value has as a file."""
+        """Approximate size of the value as a file, in bytes."""
         return self.size * 3 // 4 if is_binary(self.mime) else self.size
 
     def read(self) -> str:
@@ -198,9 +198,9 @@ class Shelf:
         return tuple(kept)
 
     def settle(self, number: int, parts: tuple[Part, ...]) -> tuple[Part, ...]:
-        """The same parts with every value that is not small moved to a file.
+        """Move every value above `SMALL_BYTES` to a file; return the parts.
 
-        Small ones too when there are very many of them.
+        When the cell has more than `SETTLED_BYTES` in memory, smaller values are moved too.
         """
         settled: list[Part] = []
         for part in parts:
@@ -213,7 +213,7 @@ class Shelf:
         return tuple(settled)
 
     def drop(self, parts: tuple[Part, ...]) -> None:
-        """Give back what `parts` hold."""
+        """Release the memory and remove the files of `parts`."""
         for part in parts:
             if part.text is not None:
                 self.in_memory -= part.size

@@ -1,4 +1,4 @@
-"""The displays of one cell: how many there may be, what is kept of each, and their updates."""
+"""The displays of one cell: their number, their bundles and their updates."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from kernel_mcp.output.textstore import Failed, Segment, Shown, Transcript
 
 
 def row_of(entry: Segment | Shown | Failed) -> list[Any]:
-    """An entry of a cell that has ended; values in files stay there."""
+    """Return an entry of a finished cell as a JSON value; values in files stay there."""
     if isinstance(entry, Segment):
         return ["text", entry.name, entry.start, entry.end]
     if isinstance(entry, Failed):
@@ -56,7 +56,7 @@ LogT = TypeVar("LogT")
 
 
 class DisplayIndex(Generic[LogT]):
-    """Which of the newest cells of a session show which display id."""
+    """Index from display ids to the logs of the newest cells that show them."""
 
     def __init__(self) -> None:
         self._logs: dict[str, list[LogT]] = {}
@@ -91,7 +91,7 @@ class DisplayIndex(Generic[LogT]):
         return [other for other in self._logs.get(display_id, []) if other is not log]
 
     def holds(self, log: LogT) -> bool:
-        """Whether `log` shows an id that an update may still name."""
+        """Return True if `log` shows an id that an update may still name."""
         return log in self._ids
 
     def clear(self) -> None:
@@ -123,7 +123,7 @@ class Displays:
 
     @property
     def full(self) -> bool:
-        """Whether there is no room for another, unless it is a result."""
+        """True if no further display is accepted, except a result."""
         return self._count >= self.most
 
     @property
@@ -132,7 +132,7 @@ class Displays:
         return self._shelf.on_disk
 
     def admit(self, event: Display) -> bool:
-        """Whether there is room for `event`; it counts as dropped when there is none."""
+        """Return True if there is room for `event`; otherwise count it as dropped."""
         if self._count < self.most + (MAX_RESULTS if event.result else 0):
             return True
         self.dropped += 1
@@ -167,14 +167,14 @@ class Displays:
             )
 
     def settle(self) -> None:
-        """Move all that is not small to files, from now on at once."""
+        """Move all large values to files; those of later displays go there immediately."""
         self._settled = True
         for shown in self._transcript.displays:
             parts = self._shelf.settle(shown.item.number, shown.item.parts)
             shown.item = replace(shown.item, parts=parts)
 
     def clear(self) -> list[str]:
-        """Give back what the displays hold; the ids they had. Their numbers are not used again."""
+        """Release all displays and return the ids they had. Their numbers are not used again."""
         displays = self._transcript.displays
         for shown in displays:
             self._shelf.drop(shown.item.parts)
@@ -182,7 +182,7 @@ class Displays:
         return [shown.display_id for shown in displays if shown.display_id is not None]
 
     def row(self) -> dict[str, int]:
-        """What is counted, as a JSON value; the displays themselves are in the transcript."""
+        """Return the counters as a JSON value; the displays themselves are in the transcript."""
         shelf = self._shelf
         return {
             "dropped": self.dropped,
@@ -193,7 +193,7 @@ class Displays:
         }
 
     def restore(self, row: dict[str, int]) -> None:
-        """Take the counts and displays of a row that `row` gave."""
+        """Restore the counters from a value that `row` returned."""
         self._settled = True
         self.dropped, self._count, self._numbers = row["dropped"], row["count"], row["numbers"]
         self._shelf.in_memory, self._shelf.on_disk = row["in_memory"], row["on_disk"]

@@ -1,4 +1,4 @@
-"""What an answer is made of: pieces of a cell's output in the order a reader should see them."""
+"""The pieces of a cell's output, in the order in which an answer shows them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from kernel_mcp.output.text import Masks, cut, omission
 from kernel_mcp.records import dataclass
 
 
-# What a cell produces while it runs, as typed values in the order they happened.
+# Output events of a running cell, as typed values in the order in which they happened.
 #
 # Events are built only from validated iopub messages (see `channels`), so every field has the type
 # stated here whatever the kernel sent.
@@ -52,7 +52,7 @@ class Clear:
 class Failure:
     """An exception that ended the cell. `traceback` has one string a frame, with ANSI codes.
 
-    `lacks` is what the kernel says that it shows to be missing, as `console.lacks` names it.
+    `lacks` names what is missing according to the kernel, in the form of `console.lacks`.
     """
 
     name: str
@@ -65,9 +65,9 @@ Event: TypeAlias = Stream | Display | Clear | Failure
 
 
 class Veil:
-    """Masks values in the events of one cell, also where they are split over several of a stream.
+    """Masks secret values in the events of one cell, also if split over several stream events.
 
-    What may be the beginning of a value waits for more, or for `lift` at the end of the cell.
+    Text that may be the beginning of a value is held back until more arrives or `lift` is called.
     """
 
     def __init__(self, masks: Masks, sink: Callable[[Event], None]) -> None:
@@ -76,7 +76,7 @@ class Veil:
         self._kept: dict[StreamName, str] = {"stdout": "", "stderr": ""}
 
     def __call__(self, event: Event) -> None:
-        """Take an event."""
+        """Mask an event and pass it on, or hold back the end of a stream's text."""
         masks = self._masks
         if isinstance(event, Stream):
             shown, self._kept[event.name] = masks.taken(self._kept[event.name] + event.text)
@@ -88,7 +88,7 @@ class Veil:
         self._sink(attempted(partial(_masked, masks, event), _in_place))
 
     def lift(self) -> None:
-        """Pass on what waits."""
+        """Pass on the text that is held back. Call this at the end of the cell."""
         for name, text in self._kept.items():
             self._kept[name] = ""
             if text:
@@ -126,7 +126,7 @@ MAX_FRAMES = 40
 FRAME_CHARS = 4 * KIB
 MESSAGE_CHARS = 16 * KIB
 READABLE_CHARS = 16 * MIB
-"""What is read of a display for the whole text of a cell: more than one message can bring."""
+"""Characters of a display in the whole text of a cell: more than one message can carry."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,7 +221,7 @@ def without_shown(items: list[Item], shown: dict[StreamName, str]) -> list[Item]
 
 
 def _common_length(first: str, second: str) -> int:
-    """How many characters two texts begin with in common."""
+    """Return the length of the common prefix of two texts."""
     low, high = 0, min(len(first), len(second))
     while low < high:
         middle = (low + high + 1) // 2

@@ -1,4 +1,4 @@
-"""How an answer is laid out: which text is shown, which is left out, where pictures stand."""
+"""Lay out an answer: choose the text that is shown or left out, and place the pictures."""
 
 from __future__ import annotations
 
@@ -65,9 +65,10 @@ class _Frame:
 
 
 def shortened(failure: Failure, workspace: str = "/workspace") -> tuple[str, str]:
-    """The user's own frames, and the exception itself.
+    """Return the traceback with the user's own frames, and the exception's message.
 
-    Frames outside cells and the folder `workspace` are counted, not shown.
+    Frames outside cells and the folder `workspace` are counted, not shown. The traceback is empty
+    when there is no frame.
     """
     parts = _parsed(failure, workspace)
     end = max((i + 1 for i, part in enumerate(parts) if isinstance(part, _Frame)), default=0)
@@ -141,7 +142,7 @@ def _told(parts: list[_Frame | str]) -> list[str]:
 
 
 def _shown(frame: _Frame) -> list[str]:
-    """The header and the line of code it stands for, or all lines when none is marked."""
+    """Return the frame's header and its marked line of code, or all lines when none is marked."""
     source = [line[match.end() :].strip() for line in frame.body if (match := _ARROW.match(line))]
     if not source:
         source = [line for line in frame.body if line.strip()]
@@ -174,7 +175,7 @@ _UNLINKED = (
     "application/vnd.jupyter.widget-view+json",
     CHART,
 )
-"""What is shown as it is, and what means nothing outside the session."""
+"""Types without a link: their text is shown in full, or they are useless outside the session."""
 _UNSAID = re.compile(r"<(?:script|iframe|img|svg|canvas|object|embed|video|audio)\b", re.I)
 _OBJECT = re.compile(r"<[^\n]*>")
 
@@ -296,7 +297,10 @@ def _lay_out_display(layout: Layout, item: DisplayItem, cell: int, uri: str) -> 
 
 
 def _is_said(part: Part, text: Cut, plain: Part | None) -> bool:
-    """Whether the shown `text` says all of a part: its own, or that of HTML with words alone."""
+    """Return True if the shown `text` already has the whole content of a part.
+
+    Of HTML that is so when it has only words, and `plain` has the same ones.
+    """
     if text.omitted or part.size > READ_CHARS or is_binary(part.mime):
         return False
     own = part.read()

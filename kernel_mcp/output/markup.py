@@ -16,15 +16,15 @@ from typing import Any
 from kernel_mcp.config.values import KIB
 
 SLICE_CHARS = 64 * KIB
-"""What is worked on between two moments at which other threads may run."""
+"""Characters handled in one step; between two steps other threads may run."""
 JSON_DEPTH = 100
-"""Levels that are kept of a value; nbformat's own reader takes some 300."""
+"""Maximal nesting of a value that is kept; nbformat's own reader accepts some 300 levels."""
 
 _OTHER = re.compile(r"[^\[\]{}]+")
 
 
 class NotJson(ValueError):
-    """Text that is no JSON, or more of it than a reader can take."""
+    """Text that is no JSON, or that has too many values or levels for a reader."""
 
 
 def slices(text: str) -> Iterator[str]:
@@ -74,7 +74,7 @@ def checked(pieces: Iterable[bytes], shape: Shape, values: int, depth: int) -> I
 
 
 class Shape:
-    """How many values JSON text has and how deep they are nested, as far as it has been fed."""
+    """Counter of the values and nesting levels of a JSON text that arrives in pieces."""
 
     def __init__(self) -> None:
         self.values = 1
@@ -85,7 +85,7 @@ class Shape:
 
     @property
     def whole(self) -> bool:
-        """Whether every string and bracket that was opened is closed."""
+        """True if every string and bracket that was opened is closed."""
         return not (self._inside or self._depth or self._escape)
 
     def feed(self, text: str) -> None:
@@ -183,10 +183,10 @@ _SPAN = re.compile(r"\b(colspan|rowspan)\s*=\s*[\"']?([1-9][0-9]{0,3})\b", re.I)
 
 
 def bare_html(source: str, limit: int) -> str:
-    """An HTML document as words, tables, lists and emphasis alone, which can do nothing.
+    """Return an HTML document reduced to words, tables, lists and emphasis, without active content.
 
-    Written anew: of each element its name, of table cells how many rows and columns they span, and
-    words with all that could be markup escaped. Reads at most `limit` characters of the source.
+    It is rebuilt from element names, the spans of table cells, and escaped text; all other
+    attributes are dropped. Reads at most `limit` characters of the source.
     """
     found: list[str] = []
     for words, name, tag in _pieces(source[:limit]):
@@ -205,9 +205,9 @@ MOST_ELEMENTS = 8
 
 
 def html_outline(source: str, limit: int) -> str:
-    """What an HTML document without words is made of: its first kinds of elements, with addresses.
+    """Return one line on an HTML document without words: its first elements with their addresses.
 
-    Empty where there is no element within `limit` characters.
+    At most `MOST_ELEMENTS` kinds of them; empty if `limit` characters contain no element.
     """
     found: dict[str, None] = {}
     source, size = source[:limit], len(source)
@@ -254,7 +254,7 @@ class _Reader:
             self._line.append(f"[{unescaped(alt.group(1) or alt.group(2) or '')}]")
 
     def words(self, text: str) -> None:
-        """Add what stands between two tags."""
+        """Add the text between two tags."""
         if self._verbatim:
             *lines, text = unescaped(text).split("\n")
             for line in lines:

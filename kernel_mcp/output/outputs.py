@@ -33,7 +33,7 @@ from kernel_mcp.output.textstore import Failed, Streams, TextStore, Transcript
 from kernel_mcp.records import dataclass
 
 SHOWN_CHARS = 64 * KIB
-"""Text at each end of a range that `since` reads; more than any answer shows."""
+"""Characters that `since` reads at each end of a range; more than any answer shows."""
 MAX_FAILURES = 4
 """Failures that are kept; an honest cell has one."""
 EVICTED = "[… this output was removed to make room for later cells …]"
@@ -41,14 +41,14 @@ EVICTED = "[… this output was removed to make room for later cells …]"
 
 @dataclass(frozen=True, slots=True)
 class LogCaps:
-    """What the log of one cell may hold.
+    """Limits of one cell's log.
 
-    text_chars       in memory before text goes to the file
-    file_bytes       text in the file; beyond it only the end is kept
-    bundle_bytes     one bundle in memory; larger ones become files
-    displays_bytes   all bundles in memory
-    spill_bytes      all bundle files
-    displays         bundles; later ones are counted and dropped
+    text_chars       characters of text in memory; beyond them text goes to the file
+    file_bytes       size of that file; beyond it only the end is kept
+    bundle_bytes     size of one bundle in memory; larger ones become files
+    displays_bytes   size of all bundles in memory
+    spill_bytes      size of all bundle files
+    displays         number of bundles; later ones are counted and dropped
     """
 
     text_chars: int = 256 * KIB
@@ -116,7 +116,7 @@ class OutputLog:
 
     @property
     def closed(self) -> bool:
-        """Whether the cell has ended."""
+        """True if the cell has ended."""
         return self._closed
 
     @property
@@ -125,7 +125,7 @@ class OutputLog:
         return self._transcript.text.disk_bytes + self._displays.disk_bytes
 
     def add(self, event: Event) -> tuple[int, ...]:
-        """Add what the cell put out; returns the numbers of earlier cells it changed."""
+        """Add an output event; return the numbers of earlier cells whose displays it changed."""
         with self._lock:
             return attempted(partial(self._add, event), self._add_reason)
 
@@ -140,9 +140,10 @@ class OutputLog:
             return Position(self._generation, total, self._tick, shown)
 
     def since(self, position: Position | None = None, limit: int = SHOWN_CHARS) -> list[Item]:
-        """What came after `position`, and what changed, in order.
+        """Return the output after `position` and the displays changed since then, in order.
 
-        Text beyond `limit` characters at either end of the new part becomes a gap.
+        None means the start. Only the first and last `limit` characters of the new text are read;
+        a gap stands for the rest.
         """
         with self._lock:
             mark = position or Position()
@@ -198,7 +199,10 @@ class OutputLog:
             yield f"{self._lost}\n"
 
     def output(self, key: str) -> Part | None:
-        """The display `k`'s richest representation, or with `k.ext` the one of that kind."""
+        """Return a representation of a display: the richest for the key `k`, one type for `k.ext`.
+
+        None if there is no such display or type.
+        """
         number, _, ending = key.partition(".")
         with self._lock:
             shown = self._transcript.displays
@@ -208,7 +212,7 @@ class OutputLog:
         return primary(parts)
 
     def close(self) -> None:
-        """Make the output final and move all that is not small to files; it stays readable."""
+        """Make the output final and move large parts to files; it stays readable."""
         with self._lock:
             self._streams.settle(force=True)
             self._transcript.text.close()
@@ -216,13 +220,13 @@ class OutputLog:
             self._displays.settle()
 
     def evict(self, why: str = EVICTED) -> None:
-        """Forget everything, remove the files and say why to later readers."""
+        """Drop all output and its files; later readers see `why` in its place."""
         with self._lock:
             self._clear()
             self._lost = why
 
     def row(self) -> dict[str, Any]:
-        """A log that is closed as a JSON value, from which `restored` makes it again."""
+        """Return a closed log as a JSON value, which `restored` reads."""
         with self._lock:
             return {
                 "text": self._transcript.text.row(),
@@ -233,7 +237,7 @@ class OutputLog:
 
     @classmethod
     def restored(cls, folder: Path, number: int, row: dict[str, Any]) -> OutputLog:
-        """The closed log that gave this row, with the same files; for reading."""
+        """Return the closed log that `row` described, with the same files; for reading only."""
         log = cls(folder, number)
         log._transcript.text.restore(row["text"])
         log._transcript.entries = [entry_from(entry, folder) for entry in row["entries"]]

@@ -1,4 +1,4 @@
-"""A cell's output as MCP content, within the budgets of what clients take and models read."""
+"""Render a cell's output as MCP content, within the limits of clients and models."""
 
 from __future__ import annotations
 
@@ -47,14 +47,14 @@ class Rendered:
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """What one answer may hold: characters of text, bytes of pictures."""
+    """Limits of one answer: characters of text, bytes of pictures."""
 
     characters: int = OUTPUT_CHARS
     picture_bytes: int = PICTURE_BYTES
 
 
 def cell_uri(session: str, cell: int) -> str:
-    """The resource that holds the whole text of a cell's output."""
+    """Return the URI of the resource with the whole text of a cell's output."""
     return f"kernel://{session}/cells/{cell}"
 
 
@@ -66,10 +66,10 @@ async def render(
     budget: Budget | None = None,
     silence: str = "(no output)",
 ) -> Rendered:
-    """What a client shows for `items` of one cell.
+    """Return the content blocks for `items` of one cell.
 
-    Pictures are checked and shrunk in a thread. Text beyond the budget is left out in the middle,
-    with its exact length and a link to the whole. `silence` stands where there is none.
+    Pictures are checked and shrunk in a thread. Text beyond the budget is left out in the middle;
+    its exact length and a link to the whole replace it. `silence` is the text if there is none.
     """
     budget = budget or Budget()
     uri = cell_uri(session, cell)
@@ -87,9 +87,10 @@ async def render(
 
 
 def apart(log: OutputLog) -> tuple[dict[str, str], int]:
-    """stdout, and stderr with what ended the cell, and how many characters of both are left out.
+    """Return the text of each stream, and the number of characters left out of both.
 
-    Each has at most about `STREAM_CHARS`. Reads files.
+    stderr ends with the exceptions that ended the cell. Each text has about `STREAM_CHARS` at
+    most. Blocks.
     """
     streams: dict[str, str] = {}
     omitted = 0
@@ -135,7 +136,7 @@ def _face(parts: tuple[Part, ...]) -> Part | None:
 
 
 def _prepare(wanted: Sequence[PictureAt], total: int) -> dict[PictureAt, Picture | str]:
-    """Each picture ready to show, or why it cannot be. Runs in a thread."""
+    """Return each picture ready to show, or the reason why it cannot be shown. Blocks."""
     data = [attempted(partial(_data, place.part), _said) for place in wanted]
     limits = shares([len(raw) if isinstance(raw, bytes) else 0 for raw in data], total)
     deadline = time.monotonic() + PICTURES_S
@@ -157,7 +158,10 @@ def _data(part: Part) -> bytes | str:
 
 
 def _fitted(raw: bytes | str, limit: int, deadline: float, others: Sequence[Part]) -> Picture | str:
-    """A picture ready to show, or one of `others` that says the same, or why there is none."""
+    """Return a picture ready to show: `raw`, or one of `others` with the same content.
+
+    If none of them can be shown, the reason.
+    """
     if time.monotonic() > deadline:
         return "there was no time left to prepare it"
     if isinstance(raw, str):
@@ -200,7 +204,7 @@ def _content(
 
 
 def _show(page: _Page, place: PictureAt, picture: Picture | str) -> Link | None:
-    """Put a picture on the page; returns a link when the original is more than what is shown."""
+    """Put a picture on the page; return a link to the original if that has more than is shown."""
     part = place.part
     link = Link(place.uri, f"original picture ({part.mime})", part.mime, part.byte_size)
     if isinstance(picture, Picture):

@@ -1,4 +1,4 @@
-"""What a terminal does to text: cursor movements applied, colours and titles removed.
+"""Terminal emulation for output text: apply cursor movements, remove colours and titles.
 
 A `Screen` follows one stream. Progress bars end up as their last state, however often they were
 redrawn, and the work per character stays small whatever a hostile kernel prints.
@@ -15,7 +15,7 @@ LIVE_ROWS = 16
 LIVE_CHARS = 16 * 1024
 """Characters those rows may hold; longer ones become final."""
 SEQUENCE_CHARS = 4096
-"""Length at which an escape sequence that does not end is taken as text."""
+"""Length above which an unfinished escape sequence is treated as text."""
 MAX_COLUMN = 512
 """Cursor movements do not pad a row beyond this column."""
 
@@ -63,11 +63,11 @@ class Screen:
 
     @property
     def redrawing(self) -> bool:
-        """Whether the live rows are a progress bar that is being rewritten."""
+        """True if the live rows belong to a progress bar that is being rewritten."""
         return self._redrawn is not None
 
     def feed(self, text: str) -> str:
-        """Apply `text`; return what scrolled out of the live rows and is final."""
+        """Apply `text`; return the text that has scrolled out of the live rows and is final."""
         if not self._unfinished and is_plain(text):
             return self._append(text) if self._at_end() else self._type(text)
         text = self._unfinished + text
@@ -86,13 +86,13 @@ class Screen:
         return self._append(text)
 
     def settle(self) -> str:
-        """Make final what no progress bar is rewriting, because other output comes after it."""
+        """Make all rows final but those of a progress bar, as other output follows; return them."""
         if self._redrawn is None:
             return self.flush()
         return self._scroll(self._redrawn)
 
     def flush(self) -> str:
-        """Make everything final and begin with an empty row."""
+        """Make all rows final and return them; begin with an empty row."""
         rest, self._unfinished = self._unfinished, ""
         return self._apply(rest) + self._scroll(len(self._rows))
 
@@ -237,7 +237,7 @@ def _movement(match: re.Match[str]) -> str:
 
 
 def _shown(line: str) -> str:
-    """What an empty row shows after `line`, whose only movements are carriage returns."""
+    """Return the row that a terminal shows after `line`, which moves by carriage returns only."""
     shown = ""
     for part in reversed(line.split("\r")):
         if len(part) > len(shown):

@@ -28,7 +28,7 @@ from kernel_mcp.records import dataclass
 
 
 class Pattern:
-    """A pattern that is compiled once it is needed: one with parts of Unicode takes 1.5 ms."""
+    """A regular expression compiled on first use: one with ranges of Unicode takes 1.5 ms."""
 
     def __init__(self, pattern: str, flags: int = 0) -> None:
         self.pattern = pattern
@@ -73,20 +73,20 @@ _TWINS = {
     "p": "\u0440\u03c1\u0420\u03a1\u1d18",
     "r": "\u0433\u0280\u1d26",
 }
-"""Characters that look like those of the prefix; a fold of Unicode's does not know them."""
+"""Characters that look like those of the prefix, but are not folded to them by Unicode."""
 _FOLDED = ((0xFF01, 0xFF5F), (0x1D400, 0x1D800), (0x2100, 0x2150), (0x2460, 0x2500))
-"""Where characters lie whose compatibility form is one ASCII character."""
+"""Ranges of characters whose compatibility form is one ASCII character."""
 
 
 def guarded(text: str) -> str:
-    """`text` of others, with everything escaped that could pass for the prefix of a notice."""
+    """Return untrusted `text` with everything escaped that looks like the prefix of a notice."""
     return _without(text, lambda folded: (each.start() for each in _LIKE.compiled.finditer(folded)))
 
 
 def guarded_lines(text: str) -> str:
-    """`text` of others, with what could pass for that prefix escaped where a line begins with it.
+    """Return untrusted `text` with what looks like that prefix escaped at the start of lines.
 
-    Blanks and what is not seen may stand before it.
+    Blanks and invisible characters may precede it.
     """
     return _without(text, lambda folded: (each.end() for each in _BEGINS.compiled.finditer(folded)))
 
@@ -105,7 +105,7 @@ def _without(text: str, brackets: Callable[[str], Iterable[int]]) -> str:
 
 
 def notice(text: str) -> str:
-    """What the server says, as the text of a block of its own; `text` may quote others."""
+    """Return the text of a content block in which the server speaks; look-alikes are escaped."""
     return PREFIX + guarded(text)
 
 
@@ -115,7 +115,7 @@ def _escaped_prefix(char: str) -> str:
 
 @cache
 def _fold() -> dict[int, str]:
-    """From look-alikes to what they look like, one character each, so that positions hold."""
+    """Return a table from look-alikes to ASCII, one character each, so that positions hold."""
     table = {ord(char): plain for plain, chars in _TWINS.items() for char in chars}
     for first, last in _FOLDED:
         for code in range(first, last):
@@ -132,11 +132,11 @@ _UNSHOWN = re.compile(r"\x1b\[[0-?]*[ -/]*(?:[@-~]|\Z)|[\x00-\x07\x0e-\x1f\x7f-\
 
 
 class Masks:
-    """Puts words in the place of values that are not to be shown, in the forms that they take.
+    """Replaces secret values in text by their names, in all forms in which output may write them.
 
-    Those are as they are, escaped as by `repr`, in JSON, in HTML and in addresses, each also with
-    what terminals do not show between its characters, and what `Encoded` finds. What was cut (`…`)
-    within a value loses the beginning of it, too.
+    The forms are: verbatim, escaped as by `repr`, in JSON, HTML and URLs, and those that `Encoded`
+    finds. Characters that terminals do not show may stand within each. The beginning of a value
+    that is cut off by `…` is masked, too.
     """
 
     def __init__(self, values: Iterable[tuple[str, str]] = ()) -> None:
@@ -169,7 +169,10 @@ class Masks:
         return self._without_beginnings("".join([*parts, text[done:]]) if parts else text)
 
     def anywhere(self, value: Any, but: Container[str] = (), *, keys: bool = False) -> Any:
-        """A JSON value without them; what is below the keys in `but` stays as it is."""
+        """Return a JSON value with all its strings masked.
+
+        What lies below the keys in `but` stays as it is. With `keys`, keys are masked too.
+        """
         if isinstance(value, str):
             return self.masked(value)
         if isinstance(value, (list, tuple)):
@@ -184,9 +187,9 @@ class Masks:
         return value
 
     def taken(self, text: str) -> tuple[str, str]:
-        """What can be masked now, masked; and the end, which may be the beginning of a value.
+        """Return the masked text, and the unmasked rest that may be the beginning of a value.
 
-        That is shorter than the longest form with `MOST_UNSEEN` more, whatever a text is made of.
+        The rest is shorter than the longest form and `MOST_UNSEEN` characters, whatever the text.
         """
         text = self._encoded.masked(text)
         whole = self._encoded.beginning(text)
@@ -211,7 +214,7 @@ class Masks:
         return self._without_beginnings("".join(parts)), kept
 
     def pieces(self, pieces: Iterable[str]) -> Iterator[str]:
-        """A text that comes in pieces, without the values that lie across them."""
+        """Yield a text that arrives in pieces, with values masked also where they span pieces."""
         kept = ""
         for piece in pieces:
             shown, kept = self.taken(kept + piece)
@@ -233,7 +236,10 @@ class Masks:
             ]
 
     def _beginning(self, text: str, first: int) -> int:
-        """Where at `first` or behind it a value begins that the end of a text cuts off."""
+        """Return the position from `first` on where a value begins that the end cuts off.
+
+        The length of the text if there is none.
+        """
         found = len(text)
         for form, word in self._words:
             start = max(first, len(text) - len(form) + 1) if form != word else found
@@ -264,7 +270,7 @@ class Masks:
 
 
 def _shown(text: str) -> tuple[str, Callable[[int], int]]:
-    """What terminals show of a text that only moves forward, and where in it a character is."""
+    """Return the text without what terminals do not show, and a map of its positions to `text`."""
     gaps = [match.span() for match in _UNSHOWN.finditer(text)]
     if not gaps:
         return text, int
@@ -276,7 +282,7 @@ def _shown(text: str) -> tuple[str, Callable[[int], int]]:
 
 
 def _forms(value: str) -> set[str]:
-    """How output may write a value; none that is too short to look for."""
+    """Return the forms in which output may write a value, without those too short to search for."""
     forms = {
         value,
         value.replace("\r\n", "\n"),
@@ -347,7 +353,7 @@ _LATIN_SPECIAL = bytes((*_ASCII_SPECIAL, *range(128, 160), 0xAD))
 
 
 def is_plain(text: str) -> bool:
-    """Whether `text` can be shown as it is, where only LF ends a line."""
+    """Return True if `text` has nothing to escape. Only LF is accepted as the end of a line."""
     try:
         raw = text.encode("latin-1")
     except UnicodeEncodeError:
@@ -363,7 +369,7 @@ def _is_plain_unicode(text: str) -> bool:
 
 
 def visible(text: str) -> str:
-    """`text` with what would hide or reorder it written as escapes; ends of lines may be CR LF."""
+    """Return `text` with characters that hide or reorder it as escapes; CR LF may end lines."""
     return text if is_plain(text) else _UNSAFE.compiled.sub(_escaped, text)
 
 

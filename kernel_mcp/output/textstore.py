@@ -1,7 +1,7 @@
 """The text of one cell: a bounded part in memory, the rest in a file, all of it by position.
 
-Positions count characters from the start of the text. Beyond the cap of the file only the end of
-the text is kept; what lies between is counted and gone.
+Positions count characters from the start of the text. Beyond the size limit of the file only the
+end of the text is kept; of the part between only the length is known.
 """
 
 from __future__ import annotations
@@ -190,7 +190,7 @@ def _start(block: _Block) -> int:
 
 
 MAX_SEGMENTS = 4096
-"""Changes between stdout and stderr that are told apart in one cell."""
+"""Maximal number of entries; beyond it text of stdout and stderr is no longer distinguished."""
 PIECE_CHARS = 64 * KIB
 """Text that is handled at a time."""
 
@@ -222,7 +222,7 @@ class Failed:
 
 
 class Transcript:
-    """What has become final of a cell's output, in order: its `entries`."""
+    """The final part of a cell's output, in order: its `entries`."""
 
     def __init__(self, text: TextStore) -> None:
         self.text = text
@@ -255,9 +255,9 @@ class Transcript:
         self.text.discard()
 
     def items(self, characters: int, tick: int, limit: int) -> list[Item]:
-        """Text after a position and what changed after a tick, in order.
+        """Return the text after a position and the entries changed after a tick, in order.
 
-        Text beyond `limit` characters at either end of the range becomes a gap.
+        Only the first and last `limit` characters of the text are read; a gap stands for the rest.
         """
         first, last = characters + limit, self.text.total - limit
         if first >= last:
@@ -320,7 +320,7 @@ class Transcript:
 
 
 WORK_S = 0.05
-"""Time that one event may take; of what is left of it, control codes are dropped unread."""
+"""Seconds that one event may take; the control codes in the rest of its text are dropped."""
 
 
 class Streams:
