@@ -1,4 +1,4 @@
-"""Folders of the host that the operator shows to sessions: which may be, and what is left out."""
+"""Check the folders and devices of the host that the operator exposes to sessions."""
 
 from __future__ import annotations
 
@@ -20,33 +20,34 @@ from kernel_mcp.records import dataclass
 from kernel_specs.landlock import calls
 
 MOST_MOUNTS = 40
-"""Their descriptors travel to a template in one message."""
+"""Maximal number of mounts: their descriptors travel to a template in one message."""
 _CLOSED = (
     *("/bin", "/boot", "/dev", "/etc", "/lib", "/lib32", "/lib64", "/libx32"),
     *("/proc", "/run", "/sbin", "/sys", "/usr", "/var/run"),
 )
-"""The system's, with all below."""
+"""Folders of the system, refused with all below them."""
 _SHARED = (
     *("/", "/home", "/lost+found", "/opt", "/root", "/tmp", "/var"),
     *("/var/cache", "/var/lib", "/var/log", "/var/spool", "/var/tmp"),
 )
-"""Folders of all users and programs; what is in them may be shown by its own name."""
+"""Folders of all users and programs: refused themselves, but entries of them may be mounted."""
 _DRIVERS = ("/usr/local/nvidia", "/usr/lib64-nvidia", "/usr/lib/wsl")
-"""Of a GPU: what of the system may be shown, where it is."""
+"""Folders of GPU drivers: the exception among system folders, at their own path and read-only."""
 _TAKEN = ("/opt/kernel_specs", "/packages", "/sessions", "/workspace", *_CLOSED)
-"""Places of the sandbox itself."""
+"""Paths in the sandbox that the sandbox itself uses."""
 logger = logging.getLogger(__name__)
 
 _LEAST_ABI = 2
-"""Of Landlock: the first that can allow files to be moved to other folders."""
+"""The first ABI of Landlock that can allow files to be moved to other folders."""
 _FIRST_USER, _NOBODY = 1000, 65534
 NO_EFFECT = "without a sandbox it has no effect: code has all files of this user where they are"
 
 
 def shown_folders(settings: Settings, sandbox: str, state: Path, cache: Path) -> tuple[Mount, ...]:
-    """The mounts of a server as `checked`; `state` and `cache` are folders of its own.
+    """Return the mounts of a server as `checked` does; none without a sandbox.
 
-    Raises ConfigError, also for what this sandbox cannot show.
+    `state` and `cache` are the server's own folders. Raises ConfigError, also for a mount that this
+    sandbox cannot provide.
     """
     if settings.mounts and sandbox == "none":
         logger.warning("--mount: %s", NO_EFFECT)
@@ -66,9 +67,9 @@ def shown_folders(settings: Settings, sandbox: str, state: Path, cache: Path) ->
 
 
 def checked(mounts: Iterable[Mount], own: Iterable[tuple[str, Path]]) -> tuple[Mount, ...]:
-    """These mounts, outer ones first. Raises ConfigError for what may not be shown.
+    """Return these mounts, outer ones first. Raises ConfigError for one that is not permitted.
 
-    `own` are the server's places, each after the words for it.
+    `own` are the server's paths, each after a name for it.
     """
     found: dict[str, Mount] = {}
     for mount in mounts:
@@ -92,7 +93,7 @@ def checked(mounts: Iterable[Mount], own: Iterable[tuple[str, Path]]) -> tuple[M
 
 
 def _no_place(mount: Mount, outer: Mount) -> str:
-    """Why a mount cannot be shown in another one; empty when it can."""
+    """Return the reason why a mount cannot lie in another one; empty when it can."""
     parts = Path(mount.guest).relative_to(outer.guest).parts
     place = outer.host.joinpath(*parts)
     instead = f"give it another place, as in {mount.host}:/data"
@@ -108,7 +109,10 @@ def _no_place(mount: Mount, outer: Mount) -> str:
 
 
 def _at_its_place(mount: Mount) -> None:
-    """Raise ConfigError for what takes a file namespace or a user of its own."""
+    """Raise ConfigError for a mount that Landlock cannot provide.
+
+    That is one at another path, or a writable one whose sessions run as other users.
+    """
     if os.path.realpath(mount.guest) != str(mount.host):
         raise ConfigError(
             f"--mount {mount}: under Landlock a folder is seen where it is, at {mount.host}; leave "
@@ -139,7 +143,7 @@ def _require_landlock() -> None:
 
 
 def _refusal(mount: Mount, own: Iterable[tuple[str, Path]]) -> str:
-    """Why a mount may not be; empty when it may."""
+    """Return the reason for refusing a mount; empty when it is permitted."""
     host, guest = str(mount.host), mount.guest
     if not os.path.exists(host):  # noqa: PTH110  # pathlib raises where this user may not look
         return "there is no such folder or file; make it, or name another, best by its whole path"
@@ -178,9 +182,9 @@ def _refusal(mount: Mount, own: Iterable[tuple[str, Path]]) -> str:
 
 
 def _same(path: str) -> set[tuple[int, int]]:
-    """What a folder is under all its names, as mounts give it more of them; nothing if it is not.
+    """Return device and inode of a path, which bind mounts do not change; empty if it is missing.
 
-    Other names for what is in a folder of the system are found by `_around`.
+    `_around` compares the folders above a path, too.
     """
     return _identities((path,))
 
@@ -199,7 +203,7 @@ def _identities(paths: Iterable[str]) -> set[tuple[int, int]]:
 
 
 def within(path: str, folders: Sequence[str]) -> bool:
-    """Whether a path is one of `folders` or below one."""
+    """Return True if a path is one of `folders` or below one."""
     return any(path == each or path.startswith(f"{each.rstrip('/')}/") for each in folders)
 
 
@@ -292,7 +296,7 @@ def usable_devices(paths: Iterable[Path], folder: Path, sandbox: str) -> tuple[D
 
 
 def _unfit_device(path: Path) -> str:
-    """Why a path is no device for kernels; empty when it is."""
+    """Return the reason for refusing a device; empty when kernels may use it."""
     try:
         info = path.lstat()
     except OSError as reason:
@@ -325,7 +329,10 @@ def _unfit_device(path: Path) -> str:
 
 
 def _opened_to_kernels(path: Path, copy: Path, sandbox: str) -> Device:
-    """How kernels get at a device with the rights of this server. Raises ConfigError."""
+    """Return the device for kernels: itself, or a copy of its node that their users may open.
+
+    Raises ConfigError if kernels could not use it.
+    """
     info = path.lstat()
     everyone = info.st_mode & 0o006 == 0o006
     if everyone or (os.geteuid() != 0 and os.access(path, os.R_OK | os.W_OK)):
@@ -351,7 +358,7 @@ def _opened_to_kernels(path: Path, copy: Path, sandbox: str) -> Device:
 
 
 def _allowing(path: Path, info: os.stat_result) -> str:
-    """What to do about a device that kernels may not open."""
+    """Return the step by which the operator lets kernels open a device."""
     step = f"Allow it with `chmod o+rw {path}`"
     if not info.st_gid or not info.st_mode & 0o060:
         return step

@@ -1,4 +1,7 @@
-"""The way into sandboxes that run, to cover there what the host would show."""
+"""Enter the mount namespaces of running sandboxes to cover paths of the host's folders there.
+
+A cover is a mount over a path below a mounted folder: it hides the path, or makes it read-only.
+"""
 
 from __future__ import annotations
 
@@ -22,13 +25,14 @@ from kernel_specs.template import linux, packets
 
 T = TypeVar("T")
 BLANK = "/run/blank"
-"""Where every sandbox with mounts has an empty `file` and an empty `folder`."""
+"""Folder in every sandbox with mounts that holds an empty `file` and an empty `folder`."""
 PINS = "pins"
-"""Beside these a folder that code cannot enter, in which each mount has one (`pins_of`)."""
+"""Folder beside these that code cannot enter; it has a folder for each mount (`pins_of`)."""
 Work = tuple[str, Parts, str]
-"""A mount, a path below it, and the kind of its cover; without a path DEVICE:INODE of the mount."""
+"""A mount, a path below it and the kind of its cover. Without a path the last item is
+DEVICE:INODE that the mount must have."""
 _MOST_NAMESPACES = 50
-"""Of one message to a helper."""
+"""Namespaces in one message to a helper."""
 _PASSED = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _NS_GET_USERNS = 0xB701  # <linux/nsfs.h>
 
@@ -39,12 +43,12 @@ def pins_of(guest: str) -> str:
 
 
 def weight(path: Parts) -> int:
-    """The most bytes that a path takes in a message, and what goes with it."""
+    """Return an upper bound of the bytes that a path and its cover take in a message."""
     return 6 * sum(map(len, path)) + 4 * len(path) + 100
 
 
 def parts_of(items: Sequence[T], weigh: Callable[[T], int]) -> Iterator[list[T]]:
-    """These in lists that each fit into a message."""
+    """Yield the items in lists that each fit into one message; `weigh` returns bytes."""
     part: list[T] = []
     total = 0
     for item in items:
@@ -60,22 +64,22 @@ def parts_of(items: Sequence[T], weigh: Callable[[T], int]) -> Iterator[list[T]]
 
 @dataclass(frozen=True)
 class Sandbox:
-    """A sandbox that runs: its mount namespace, and a pidfd that is readable once it has ended."""
+    """A running sandbox: descriptors of its mount namespace and of its first process (a pidfd)."""
 
     namespace: int
     process: int
 
     @property
     def ended(self) -> bool:
-        """Whether its process has."""
+        """True if its process has ended."""
         return bool(select.select([self.process], [], [], 0)[0])
 
 
 class Entering:
-    """Knows the sandboxes that run, and covers in all of them at once.
+    """The running sandboxes with mounts; applies covers in all of them.
 
-    A root server's process enters their mount namespaces itself. An ordinary user's has to enter
-    their user namespace for good before: a helper for each does, which has been forked then.
+    A root server's process enters their mount namespaces itself. That of an ordinary user must
+    first enter their user namespace and cannot leave it, so a forked helper does this for each.
     """
 
     def __init__(self) -> None:
@@ -83,11 +87,14 @@ class Entering:
         self._direct = os.geteuid() == 0
         self._sandboxes: dict[int, Sandbox] = {}
         self._users: dict[int, int] = {}
-        """The user namespace of each, by inode."""
+        """Inode of the user namespace of each sandbox."""
         self._helpers: dict[int, Helper] = {}
 
     def hold(self, held: Sandbox, work: Sequence[Work]) -> str:
-        """Cover this in a new sandbox and remember that; else why not."""
+        """Cover these paths in a new sandbox and register it; return the error, empty on success.
+
+        On an error the descriptors are closed.
+        """
         failed = [error for _, error in self._all([held], work)] if work else []
         if failed:
             linux.close_all([held.namespace, held.process])
@@ -96,11 +103,11 @@ class Entering:
         return ""
 
     def prepare(self) -> None:
-        """Have a helper for each user namespace, and one at most that has nothing to do."""
+        """Start a helper for each user namespace in use; keep one unused helper at most."""
         if self._direct:
             return
         for held in self._sandboxes.values():
-            self._helper(held)  # why there can be none, the next cover tells
+            self._helper(held)  # the next cover reports why there can be none
         used = set(self._users.values())
         for user in [each for each in self._helpers if each not in used][:-1]:
             self._helpers.pop(user).close()
@@ -115,7 +122,7 @@ class Entering:
         return True
 
     def cover(self, work: Sequence[Work]) -> list[str]:
-        """Cover this in all sandboxes; what went wrong in those that have not ended."""
+        """Cover these paths in all sandboxes; return the errors of those still running."""
         failed = self._all(list(self._sandboxes.values()), work)
         return [error for held, error in failed if not held.ended]
 
@@ -144,7 +151,7 @@ class Entering:
         return failed
 
     def _helper(self, held: Sandbox) -> Helper | str:
-        """The helper for a sandbox, which is made where there is none; or why there is none."""
+        """Return the helper for a sandbox, started if missing; or the reason why there is none."""
         user = self._users.get(held.process)
         if user in self._helpers and self._helpers[user].alive:
             return self._helpers[user]
@@ -168,10 +175,10 @@ def _failed(group: Sequence[Sandbox], errors: Sequence[str]) -> list[tuple[Sandb
 
 
 class Helper:
-    """A process in a user namespace, which enters the mount namespaces that this one owns."""
+    """A process in a user namespace, which enters the mount namespaces owned by that one."""
 
     def __init__(self, space: int) -> None:
-        """Raises OSError where there can be no process."""
+        """Raises OSError if no process can be started."""
         self.alive = True
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
@@ -180,14 +187,14 @@ class Helper:
                 _help(space, theirs)
 
     def send(self, namespaces: Sequence[int], work: Sequence[Work]) -> None:
-        """Have it cover this in some namespaces."""
-        with suppress(OSError):  # `answers` tells
+        """Ask it to cover these paths in some namespaces; `answers` has the result."""
+        with suppress(OSError):  # `answers` reports it
             for first in range(0, len(namespaces), _MOST_NAMESPACES):
                 some = namespaces[first : first + _MOST_NAMESPACES]
                 packets.send(self._socket, {"work": work}, some)
 
     def answers(self, count: int) -> list[str]:
-        """What went wrong in each of the last `count` namespaces."""
+        """Return the error of each of the last `count` namespaces, empty where all is covered."""
         errors: list[str] = []
         while len(errors) < count:
             received = packets.receive(self._socket)
@@ -198,7 +205,7 @@ class Helper:
         return errors
 
     def close(self) -> None:
-        """End it."""
+        """Kill and reap the process."""
         self.alive = False
         self._socket.close()
         os.kill(self._pid, signal.SIGKILL)
@@ -206,7 +213,7 @@ class Helper:
 
 
 def _help(space: int, server: socket.socket) -> NoReturn:
-    """Be a helper until the keeper has gone."""
+    """Run as a helper until the server's process has closed its socket."""
     code = 1
     with suppress(Exception):
         linux.prctl(linux.PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -223,7 +230,10 @@ def _help(space: int, server: socket.socket) -> NoReturn:
 
 
 def cover_in(namespaces: Sequence[int], work: Sequence[Work]) -> Iterator[str]:
-    """Enter each mount namespace, cover there what is not, and stay; what went wrong in each."""
+    """Enter each mount namespace and apply missing covers there; yield the error of each, or "".
+
+    The process stays in the last namespace.
+    """
     for namespace in namespaces:
         errors = []
         try:
@@ -247,9 +257,9 @@ def _tried(guest: str, path: Parts, kind: str) -> list[str]:
 
 
 def _check_place(guest: str, wanted: str) -> None:
-    """Raise OSError unless this is what the mount shows here; have no mounts of the host follow.
+    """Raise OSError unless the mount shows the folder `wanted`; detach it from the host's mounts.
 
-    Who starts a sandbox may name the folder by a path, in which code could have put a link.
+    A sandbox may be started with the folder's path, in which code could have put a link.
     """
     fd = os.open(guest, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
@@ -262,11 +272,12 @@ def _check_place(guest: str, wanted: str) -> None:
 
 
 def put(guest: str, path: Parts, kind: str) -> None:
-    """Cover a path below a mount in this mount namespace, unless something does. Raises OSError.
+    """Cover a path below a mount in this mount namespace, unless it is covered. Raises OSError.
 
-    A folder that is `KEPT` is not covered: what is covered in it later would be open to code that
-    is in the folder. Linux moves no folder on which anything is mounted in this namespace, through
-    whichever mount that is: here it is another copy of the mount, which code cannot reach.
+    A `KEPT` folder, which must not be moved, is not covered itself: code whose current folder it
+    is would not see later covers inside. Linux refuses to move a folder that is a mount point in
+    this namespace, through whichever mount. So the cover lies in a second copy of the mount, which
+    code cannot reach.
     """
     target = _uncovered(guest, path, kind)
     if target >= 0 and kind == secrets.KEPT:
@@ -283,14 +294,14 @@ def put(guest: str, path: Parts, kind: str) -> None:
         finally:
             os.close(tree)
     except OSError as reason:
-        if reason.errno != errno.ENOENT:  # removed meanwhile; what comes after it is told
+        if reason.errno != errno.ENOENT:  # removed meanwhile; a successor is reported
             raise
     finally:
         os.close(target)
 
 
 def _pins(guest: str) -> str:
-    """Return where the other copy of a mount is; attach it where it is not. Raises OSError."""
+    """Return the path of the second copy of a mount, attached if missing. Raises OSError."""
     place = f"{BLANK}/{PINS}/{pins_of(guest)}"
     folder = os.open(f"{BLANK}/{PINS}", _PASSED)
     try:
@@ -314,10 +325,10 @@ def _pins(guest: str) -> str:
 
 
 def _uncovered(guest: str, path: Parts, kind: str) -> int:
-    """Return an entry below a mount; -1 where it is gone, covered or another mount.
+    """Return a descriptor of an entry below a mount; -1 if it is gone or needs no cover.
 
-    What hides comes over what is fixed, and over file systems that the host has mounted; what is
-    fixed comes over what can be written to. Raises OSError.
+    A cover that hides goes over read-only covers and over other file systems of the host; a
+    read-only cover goes over what is writable. Raises OSError.
     """
     folder = os.open(guest, _PASSED)
     try:
@@ -355,7 +366,7 @@ def _cover_of(kind: str, target: int) -> int:
 
 
 def _read_only(target: int) -> int:
-    """Return a detached copy of what is at an open place, read-only. Raises OSError."""
+    """Return a detached read-only copy of the mount tree at an open path. Raises OSError."""
     tree = linux.open_tree(target, recursive=True)
     try:
         linux.set_attributes(tree, linux.MOUNT_ATTR_RDONLY, recursive=True)

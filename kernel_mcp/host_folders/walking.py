@@ -1,4 +1,7 @@
-"""The walk through a mounted folder that finds what has to be covered, and keeps count of it."""
+"""Walk through a mounted folder and record the paths that must be covered.
+
+A cover hides a path, makes it read-only (`FIXED`) or keeps a folder in its place (`KEPT`).
+"""
 
 from __future__ import annotations
 
@@ -33,7 +36,7 @@ from kernel_mcp.host_folders.secrets import (
 from kernel_mcp.linux.safe_tree import open_beneath
 
 _LONGEST = 4096
-"""Characters of a path below a mount, as Linux takes no longer one: deeper folders are covered."""
+"""Characters of a path below a mount (PATH_MAX): folders with longer paths are covered."""
 _FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY
 
 
@@ -41,14 +44,15 @@ _OWN_OBJECTS = frozenset(("objects", "refs"))
 
 
 class Walk:
-    """Looks through a mount whose folder is open as `root`; `visit` gets each folder and its fd,
-    `obeys` each file of a writable one that agents obey.
+    """Searches a mount, whose folder is open as `root`, for paths to cover.
 
-    `above` is the path of the mount itself, as names are judged with those of folders around them.
-    `own` are covers that the server wants besides, `inner` places of other mounts, by path. With
-    `strict` what is judged by its content is covered whatever that is, as it may change. Walks may
-    share `inodes`: what one has found another covers under its own names; and `twins`, files that
-    are fixed and have further names, which are looked for until the walk is `done`.
+    `visit` is called with each folder and its descriptor, `obeys` with each file of a writable
+    mount that agents obey. `above` is the path of the mount itself: rules for names may depend on
+    the folders above. `own` are further covers that the server asks for, `inner` the paths of
+    other mounts in this one. With `strict`, settings files are covered whatever they contain, as
+    the content may change. Walks may share `inodes`, so that one covers the hard links of secrets
+    that another found, and `twins`: read-only files with hard links, which are searched for until
+    the walk is `done`.
     """
 
     def __init__(
@@ -78,10 +82,10 @@ class Walk:
         self.found = Found(inodes={} if inodes is None else inodes)
         self.named = Named()
         self._awaited: set[Parts] = set()
-        """Where links named as secrets lead and nothing is."""
+        """Missing targets of links that have a secret's name."""
         self._touched: dict[Parts, None] = {}
         self._replaced: dict[tuple[int, int], int] = {}
-        """Files that were fixed since the first walk, with their birth times."""
+        """Birth times of files made read-only since the first walk, by device and inode."""
 
     def all(self) -> Found:
         """Walk from the top. Raises OSError when that cannot be read, TooManySecrets."""
@@ -92,7 +96,7 @@ class Walk:
         return self.found
 
     def below(self, start: Parts) -> Iterator[list[Parts]]:
-        """Walk a part of it; what has to be covered there, as it is found. Raises as `all`."""
+        """Walk a part of it; yield the paths to cover as they are found. Raises as `all`."""
         links: dict[Parts, tuple[str | None, bool]] = {}
         pending = [start]
         while pending or links:
@@ -131,7 +135,7 @@ class Walk:
         return list(touched)
 
     def left(self, parts: Parts) -> bool:
-        """Note that an entry has gone from its place; whether something fixed has with it."""
+        """Note that an entry has left its path; return True if that ends read-only covers."""
         covers = self.found.covers
         if covers.get(parts) in (FIXED, KEPT):
             gone = [path for path in covers if path[: len(parts)] == parts]
@@ -166,7 +170,7 @@ class Walk:
         )
 
     def hides(self, parts: Parts) -> bool:
-        """Whether a path is a secret's by its name, or in what is covered."""
+        """Return True if a path has a secret's name or lies in a hidden folder."""
         return secret_by_name(parts, self._above_all) or self._inside(parts)
 
     def _inside(self, parts: Parts) -> bool:
@@ -174,9 +178,9 @@ class Walk:
         return any(covers.get(parts[:end]) in HIDING for end in range(1, len(parts)))
 
     def one(self, parts: Parts, *, hidden: bool = False) -> Iterator[list[Parts]]:
-        """Look at one entry that is new or was changed; what has to be covered now.
+        """Examine one entry that is new or has changed; yield the paths to cover now.
 
-        It is where it is `hidden`, as it had a secret's name before.
+        A `hidden` entry had a secret's name before and is covered in any case.
         """
         if self._inside(parts):
             self._know_below(parts)
@@ -222,7 +226,10 @@ class Walk:
             yield from self.below(start)
 
     def _note_replaced(self, fd: int, info: os.stat_result, *, fixed: bool) -> bool:
-        """Note a file that is fixed now, which code could have linked before; whether one is."""
+        """Note a file that is read-only now, but that code could have linked before.
+
+        Return True if the file, by this or another name, is read-only.
+        """
         key = (info.st_dev, info.st_ino)
         if fixed:
             self._replaced.pop(key, None)
@@ -235,7 +242,7 @@ class Walk:
         return fixed or (info.st_nlink > 1 and self._replaced.get(key) == born(fd))
 
     def fix(self, asked: Iterable[Parts]) -> Iterator[list[Parts]]:
-        """Fix what is at paths that the server names, in the stead of those before."""
+        """Make the paths `asked` read-only, instead of those asked for before; yield the covers."""
         for parts in self.named.ask(asked):
             self.done, done = False, self.done  # with its other names
             try:
@@ -245,11 +252,11 @@ class Walk:
                 self.done = done
 
     def closed(self) -> set[Parts]:
-        """Folders that hold what is covered or another mount, at whatever depth."""
+        """Return the folders that contain a covered path or another mount, at any depth."""
         return around(self.found.covers) | around(dict.fromkeys(self._inner, FOLDER))
 
     def shows(self, parts: Parts, fd: int, info: os.stat_result) -> str | None:
-        """Whether an open entry is shown: None if not, else `FIXED` or empty."""
+        """Return None if an open entry is hidden, `FIXED` if it is read-only, else ""."""
         if parts in self._inner or self._known(fd, info):
             return None
         known = self.found.covers.get(parts, "")
@@ -261,7 +268,10 @@ class Walk:
     def _entries(
         self, parts: Parts, fd: int, links: dict[Parts, tuple[str | None, bool]]
     ) -> Iterator[Parts]:
-        """Cover what has to be; the folders to walk, and into `links` what leads elsewhere."""
+        """Cover entries of a folder; yield the folders to walk and put its symlinks into `links`.
+
+        Only links that have to be followed are put there, with the cover of their target.
+        """
         within = self._writable and self._fixed(parts)
         all_obeyed = obeyed((*self._above_all[-1:], *parts, ""))
         signs = set()
@@ -294,7 +304,7 @@ class Walk:
             yield parts  # with what its links lead to, and other names
 
     def _verdict(self, parts: Parts, mode: int) -> tuple[str | None, bool]:
-        """Return the cover that hides an entry, and whether it is fixed or a name for it to be."""
+        """Return the cover that hides an entry (None for none), and True if it is read-only."""
         usual = stat.S_ISREG(mode) or stat.S_ISDIR(mode) or stat.S_ISLNK(mode)
         known = parts in self._own or parts in self._awaited or self.named.executes(parts, mode)
         if usual and not (known or remarkable(parts[-1])):
@@ -317,7 +327,10 @@ class Walk:
         return always or holds_credentials(self._root, parts, named)
 
     def _note_signs(self, folder: Parts, seen: set[str], *, by_siblings: bool = False) -> bool:
-        """Fix a folder for what is in it: an environment, a repository. Whether one was."""
+        """Make a folder read-only if it is an environment or a repository; return True if so.
+
+        `seen` are names in the folder.
+        """
         signs = seen.intersection(names.SIGNS)
         if not (self._writable and signs):
             return False
@@ -343,7 +356,7 @@ class Walk:
         return environment, names.GIT_SIGN in signs and whole
 
     def _fix_entry(self, parts: Parts, *, hidden: bool, link: bool) -> None:
-        """Fix one entry as far as Linux can: no link, and nothing that has a cover already."""
+        """Make one entry read-only; of a link or a hidden entry only keep the folders in place."""
         if self.found.covers.get(parts) is None:
             self.found.asks = True
         if not (hidden or link):
@@ -354,12 +367,12 @@ class Walk:
             self._cover(parts, FIXED, None)
 
     def _fix(self, parts: Parts) -> None:
-        """Keep it from being changed, and what it is in from being moved away."""
+        """Make a path read-only and keep the folders above it in place."""
         self._keep(parts[:-1])
         self._cover(parts, FIXED, None)
 
     def _keep(self, parts: Parts) -> None:
-        """Keep folders from being moved away."""
+        """Keep a folder and those above it from being moved away."""
         for path in self._above(parts):
             self._cover(path, self.found.covers.get(path, KEPT), None)
 
@@ -373,7 +386,7 @@ class Walk:
             self.found.linked = True
 
     def _fix_too(self, parts: Parts) -> None:
-        """Fix another path to what is fixed, as far as there is room."""
+        """Cover a further name of a read-only file; past half of the limit only count it."""
         if self._fixed(parts):
             return
         if len(self.found.covers) < MOST_COVERS // 2:
@@ -411,7 +424,7 @@ class Walk:
             self.found.linked = True
 
     def _know_below(self, start: Parts) -> None:
-        """Know what is in a covered folder, or one file there, under other names."""
+        """Register the inodes in a covered folder, or of one file there, to find other names."""
         pending = [start]
         while pending:
             parts = pending.pop()
@@ -442,7 +455,10 @@ class Walk:
                 os.close(fd)
 
     def _known(self, fd: int, info: os.stat_result) -> bool:
-        """Whether an open file is covered under another name; numbers of inodes are used again."""
+        """Return True if an open file is covered under another name.
+
+        The birth time is compared as well, since inode numbers are reused.
+        """
         key = (info.st_dev, info.st_ino)
         before = self.found.inodes.get(key)
         if before is None or born(fd) in (before, 0):
@@ -473,7 +489,7 @@ class Walk:
                 del self.found.covers[parts]
 
     def _follow(self, parts: Parts, hides: str | None, *, fixed: bool) -> list[Parts]:
-        """Cover and fix what a link leads to, if that is below the mount; what to walk for it."""
+        """Cover the target of a link if it is below the mount; return the folders to walk then."""
         links, goal = self._way(parts)
         if goal is None or goal == ():
             return []
@@ -493,11 +509,11 @@ class Walk:
         return [goal] if stat.S_ISDIR(info.st_mode) else []
 
     def goal(self, parts: Parts) -> Parts | None:
-        """Return where a path leads, None for elsewhere than below the mount."""
+        """Return the target of a path with links resolved; None if it is not below the mount."""
         return self._way(parts)[1]
 
     def _way(self, parts: Parts) -> tuple[list[Parts | None], Parts | None]:
-        """Return the links that a path goes over, and its end, as far as they are below."""
+        """Return the links on the way of a path and its target; None for each outside the mount."""
         top = os.path.realpath(f"/proc/self/fd/{self._root}")
         links, end = way("/".join((top, *parts)))
         return [below(link, top) for link in links], below(end, top)
@@ -513,7 +529,10 @@ class Walk:
             os.close(fd)
 
     def linked(self, *, anyway: bool = False) -> list[Parts]:
-        """Cover other names of the files found last: a walk that asks for every file's inode."""
+        """Cover the hard links of files found since the last call; return the paths covered.
+
+        This looks at the inode of every file, so it is done only if files have links, or `anyway`.
+        """
         if not (self.found.linked or anyway):
             return []
         self.found.linked = False
@@ -532,7 +551,7 @@ class Walk:
         return self._taken()
 
     def _other_names(self, parts: Parts, entries: Iterable[os.DirEntry[str]]) -> Iterator[Parts]:
-        """Cover those in one folder; the folders to go on with."""
+        """Cover the hard links in one folder; yield the folders to continue with."""
         for entry in entries:
             path = (*parts, entry.name)
             if path in self._inner or self.found.covers.get(path) in HIDING:

@@ -1,4 +1,4 @@
-"""The mounted folders as the keeper watches them: what is in each, what changes, and who did it."""
+"""Watch the mounted folders for changes, and determine whether code or the host made them."""
 
 from __future__ import annotations
 
@@ -58,24 +58,25 @@ _HANDLE = struct.Struct("=Ii")
 _HANDLE_BYTES = 128
 _AT_EMPTY_PATH, _AT_FDCWD = 0x1000, -100
 _MOST_MADE = 1 << 16
-"""Entries whose makers are known; of older ones nobody knows any more."""
+"""Maximal number of entries whose makers are recorded; the oldest are dropped."""
 _MOST_MISSED = 64
-"""Spans of time in which the makers of some entries were lost."""
+"""Maximal number of recorded time spans in which the makers of entries were lost."""
 _NEAR_NS = 10**9 // 20
 """Linux notes the times of files by a clock that goes in steps of up to 10 ms."""
 _MOST_WRITTEN = 1 << 10
-"""Files of which it is known who wrote them last."""
+"""Maximal number of files whose last writer is recorded."""
 _MOST_OBEYED = 1000
 """Files that are watched for changes in place, which agents obey. Code can make any number."""
 _RECENT_NS = 10**9
-"""A write counts for a file that has just been changed if it was noted so long before, at most."""
+"""Age up to which a recorded write explains a change that has just been reported."""
 _LATE_MS = 1
-"""An event is told to inotify some microseconds before or after it is told here."""
+"""Wait for a fanotify event: inotify reports the same change microseconds earlier or later."""
 HOST, CODE, LOST, LIKELY, NAMED = "host", "code", "lost", "likely", "named"
 """Makers of an entry: a program of the host, one of a sandbox, or one that has exited already.
 
-`LIKELY` means that code made so much at the time that some of it was not noted. `NAMED` means that
-the entry may be older than the settings that name it. The user that code ran as follows `CODE`."""
+`LIKELY` means that code made so much at the time that some of it was not recorded. `NAMED` means
+that the entry may be older than the settings that name it. The user that code ran as follows
+`CODE`."""
 _MOST_MOVED = 64
 """Renames of secrets that are under way; more have left what is watched."""
 
@@ -89,7 +90,7 @@ def by_code(maker: str) -> bool:
 
 
 def held_for_code(maker: str) -> bool:
-    """Return whether what somebody made is taken for made by code, whatever runs by now."""
+    """Return True if an entry of this maker is treated as made by code."""
     return by_code(maker) or maker == LIKELY
 
 
@@ -101,16 +102,16 @@ def user_of(maker: str) -> int | None:
 
 @dataclass(frozen=True)
 class Change:
-    """An entry that is new, was replaced, written or removed; without parts, any may be."""
+    """An entry that was created, replaced, written or removed; without parts it may be any."""
 
     ground: Ground
     parts: Parts = ()
     hidden: bool = False
-    """Whether it had a secret's name before."""
+    """True if it had a secret's name before."""
 
     @property
     def urgent(self) -> bool:
-        """Whether it may have to be covered for its name."""
+        """True if it may have to be covered because of its name."""
         path = (*self.ground.above, *self.parts)
         named = (secrets.secret(path, kind) for kind in (stat.S_IFREG, stat.S_IFDIR))
         return self.hidden or secrets.judged_by_content(path) or any(named)
@@ -133,7 +134,7 @@ class Ground:
         self._own = {tuple(path): str(kind) for path, kind in data["own"]}
         self.writable = data["writable"] is True
         self.tells_makers = self.writable
-        """Whether it is known who makes what in it."""
+        """True if the makers of its entries are known."""
         self._strict = data["strict"] is True
         self._inner = [tuple(path) for path in data["inner"]]
         self._watches = watches
@@ -148,7 +149,7 @@ class Ground:
 
         True if all that is known is that the file holds something else."""
         self._led: set[Parts] = set()
-        """Where links of such names lead."""
+        """Targets of links that have a name which agents obey."""
         self.asked: list[Parts] = []
         """Paths that the server has named so far; `coming` are the next ones."""
         self.coming: list[Parts] = []
@@ -176,14 +177,14 @@ class Ground:
 
     @property
     def place(self) -> Work:
-        """What sandboxes have to have at its place."""
+        """The check that a sandbox shows this folder: its path there, with device and inode."""
         info = os.fstat(self._root)
         return self.guest, (), f"{info.st_dev}:{info.st_ino}"
 
     def maker(self, parts: Parts) -> str:
-        """Who made an entry that hosts execute; empty where that cannot be known, or matters not.
+        """Return the maker of an entry that programs of the host execute.
 
-        A cover of what is no such entry has none.
+        Empty if that is unknown, or if the host does not execute the entry.
         """
         covers = self.walk.found.covers
         named = secrets.executed((*self.above, *parts))
@@ -211,10 +212,10 @@ class Ground:
             os.close(fd)
 
     def writer(self, parts: Parts, *, modified: bool) -> str:
-        """Return who wrote a file last, or made or removed it; empty where that cannot be known.
+        """Return who last wrote, created or removed a file; empty if makers are not known here.
 
-        Of one that was `modified`, by whatever name, only what was noted just now counts, and
-        nothing if it has several names.
+        For a file `modified` in place only a write of the last second counts; `LOST` if it has
+        several names.
         """
         if not self.tells_makers:
             return ""
@@ -232,11 +233,14 @@ class Ground:
         return False
 
     def obeys(self, parts: Parts) -> bool:
-        """Return whether agents obey what is at a path, or a link leads there from such a name."""
+        """Return True if agents obey the file at a path, or a link of such a name leads to it."""
         return parts in self._led or secrets.obeyed((*self.above[-1:], *parts))
 
     def note_obeyed(self, parts: Parts) -> None:
-        """Watch what such a file holds, and where such a link leads; a later one has changed."""
+        """Watch a file that agents obey, or the target of such a link.
+
+        After the first walk such a file counts as changed.
+        """
         if self.walk.done:
             self.obeyed.setdefault(parts, False)
         goal = self.walk.goal(parts)
@@ -253,16 +257,16 @@ class Ground:
                 os.close(fd)
 
     def reads(self, parts: Parts) -> bool:
-        """Return whether what a file holds matters."""
+        """Return True if the content of a file decides about covers."""
         return parts in self.sources or secrets.judged_by_content((*self.above, *parts))
 
     @property
     def is_folder(self) -> bool:
-        """Whether it is no single file."""
+        """True if a folder is mounted, False for a single file."""
         return stat.S_ISDIR(os.fstat(self._root).st_mode)
 
     def again(self) -> None:
-        """Open and walk the folder that is at the place now."""
+        """Open and walk the folder that is at the path now."""
         self.walk = self._fresh()
         self.rights = Rights(self._root)
         if self.is_folder:
@@ -304,7 +308,10 @@ class Ground:
         rights: tuple[int, int],
         closed: Collection[Parts],
     ) -> int:
-        """Allow one entry `rights`, or those to read; what to allow in it if it is closed."""
+        """Add the rule for one entry: `rights` are those to write and those to read only.
+
+        Return 0, or the rights for the entries of a folder that contains covered paths.
+        """
         try:
             place = os.open(path[-1], os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
         except OSError:
@@ -327,10 +334,10 @@ class Ground:
 
 
 class Makers:
-    """Knows which entries of folders processes of sandboxes have made, and which the host's.
+    """Records which entries were made by processes of sandboxes and which by the host's.
 
-    By fanotify(7), which tells a root server's process (Linux 5.15): processes of sandboxes have
-    a namespace of their own for their numbers.
+    Uses fanotify(7), which a root server may (Linux 5.15): processes of sandboxes are recognised
+    by their pid namespace.
     """
 
     def __init__(self) -> None:
@@ -342,30 +349,30 @@ class Makers:
             self._fd = init(ctypes.c_uint(flags | report), ctypes.c_uint(os.O_RDONLY))
         self._made: dict[tuple[bytes, str], str] = {}
         self._noted: dict[tuple[bytes, str], int] = {}
-        """When those were noted that code may have made."""
+        """Times (ns) at which entries that code may have made were recorded."""
         self._wrote: dict[tuple[bytes, str], tuple[str, int]] = {}
-        """Who changed an entry last, and when that was noted."""
+        """The last writer of an entry, and the time (ns) at which that was recorded."""
         self._names: set[str] = set()
         self._of_others = False
         """True if programs in sandboxes made some of the entries that are being read."""
         self._drained_ns = time.time_ns()
-        """When there was nothing more to read."""
+        """Time (ns) at which all events had been read."""
         self._spans: deque[tuple[int, int]] = deque(maxlen=_MOST_MISSED)
-        """When entries were made whose makers were lost among what code made."""
+        """Time spans (ns) in which makers were lost because code made too many entries."""
 
     def fileno(self) -> int:
-        """What to poll; -1 where Linux gives none."""
+        """Return the descriptor to poll; -1 if fanotify is not available."""
         return int(self._fd)
 
     def add(self, folder: int) -> bool:
-        """Have an open folder watched; False where the makers in it cannot be known."""
+        """Watch an open folder; return False if the makers of its entries cannot be known."""
         changes = _FAN_CHANGES & ~_FAN_MODIFY
         mask = ctypes.c_uint64(changes | _FAN_ONDIR | _FAN_EVENT_ON_CHILD)
         arguments = (ctypes.c_uint(_FAN_MARK_ADD), mask, ctypes.c_int(folder), None)
         return self._fd >= 0 and _libc.fanotify_mark(self._fd, *arguments) == 0
 
     def add_file(self, file: int) -> None:
-        """Have an open file watched, by whatever name it is changed."""
+        """Watch an open file for writes through any of its names."""
         arguments = (ctypes.c_uint64(_FAN_MODIFY), ctypes.c_int(_AT_FDCWD))
         if self._fd >= 0:
             path = f"/proc/self/fd/{file}".encode()
@@ -387,7 +394,7 @@ class Makers:
         return LIKELY if self._missed(root, parts) else LOST
 
     def _missed(self, root: int, parts: Parts) -> bool:
-        """Return whether who made an entry may have been lost among what code made."""
+        """Return True if the entry was made in a time span in which makers were lost."""
         if not self._spans:
             return False
         try:
@@ -402,7 +409,10 @@ class Makers:
         return any(begin <= changed and made <= end for begin, end in self._spans)
 
     def writer(self, root: int, parts: Parts, *, recently: bool) -> str:
-        """Return who changed a file last, as far as that is known, or made it."""
+        """Return the last writer of a file, else its maker; `LOST` if neither is known.
+
+        With `recently` only a write of the last second counts.
+        """
         self.note()
         key = self._key(root, parts)
         if key is None:  # it has gone with its folder
@@ -413,7 +423,7 @@ class Makers:
         return maker or self.of(root, parts)
 
     def look_for(self, names: Iterable[str]) -> None:
-        """Note who makes entries of these names, too."""
+        """Record the makers of entries of these names, too."""
         self._names.update(names)
 
     @staticmethod
@@ -443,7 +453,7 @@ class Makers:
         return known or secrets.executed((last,)) or secrets.obeyed((last,))
 
     def note(self) -> None:
-        """Take what there is to know, while those that made the entries live."""
+        """Read all pending events, while the processes that caused them still exist."""
         while self._fd >= 0:
             try:
                 data = os.read(self._fd, 1 << 16)
@@ -477,7 +487,7 @@ class Makers:
         self._spans.append((begin, max(end, moment)))
 
     def _note(self, records: bytes, mask: int, pid: int, known: dict[int, str]) -> None:
-        """Take one event; of the same batch those are `known` by number who are not the host's."""
+        """Record one event; `known` has the makers in the same batch that are not the host's."""
         key, process, place = None, -1, 0
         while place < len(records):
             kind, _, length = _FAN_INFO.unpack_from(records, place)
@@ -508,7 +518,7 @@ class Makers:
 def _keep(
     known: dict[tuple[bytes, str], T], key: tuple[bytes, str], maker: T, most: int
 ) -> tuple[bytes, str] | None:
-    """Note a maker; return the oldest key where there are too many."""
+    """Record a maker as the newest; return the oldest key if it had to be dropped, else None."""
     known.pop(key, None)
     oldest = next(iter(known)) if len(known) >= most else None
     if oldest is not None:
@@ -518,7 +528,7 @@ def _keep(
 
 
 def _maker(pid: int, process: int) -> str:
-    """Which side a process is of, by its number and pidfd."""
+    """Return `HOST`, `CODE` with its user, or `LOST` for a process, by its pid and pidfd."""
     if pid == 0:
         return HOST  # outside of what this process sees, in which all sandboxes are
     with suppress(OSError, ValueError):
@@ -538,7 +548,7 @@ def _code(pid: str) -> str:
 
 
 class Watches:
-    """The folders that inotify watches, by its numbers."""
+    """The inotify watches on mounted folders, on files that agents obey, and on files elsewhere."""
 
     def __init__(self) -> None:
         self.makers = Makers()
@@ -546,12 +556,12 @@ class Watches:
         self._places: dict[int, tuple[Ground, Parts]] = {}
         limit = Path("/proc/sys/fs/inotify/max_user_watches")
         self._most = int(limit.read_text(encoding="ascii")) // 2 if limit.exists() else 0
-        """Programs of this user share them, and code can make any number of folders."""
+        """Half of the user's watches: other programs share them, and code can make many folders."""
         self._files: dict[int, dict[tuple[Ground, Parts], None]] = {}
-        """What agents obey: the names of files that are watched themselves."""
+        """Names of the watched files that agents obey, by watch."""
         self._file_at: dict[tuple[Ground, Parts], int] = {}
         self._outside: dict[int, set[str]] = {}
-        """Names that matter in folders elsewhere."""
+        """Watched file names in folders outside of the mounts, by watch."""
         self.outside_changed = False
         """True if one of these has changed since the last look."""
         self._moved: set[int] = set()
@@ -559,7 +569,7 @@ class Watches:
         self.lacking = 0
 
     def fileno(self) -> int:
-        """What to poll; -1 where Linux gives none."""
+        """Return the descriptor to poll; -1 if inotify is not available."""
         return int(self._fd)
 
     def add(self, ground: Ground, parts: Parts, folder: int) -> None:
@@ -577,7 +587,7 @@ class Watches:
             ground.tells_makers = False
 
     def add_file(self, ground: Ground, parts: Parts, file: int) -> None:
-        """Watch what an open file holds."""
+        """Watch the content of an open file."""
         self._forget_file(ground, parts)
         if len(self._file_at) >= _MOST_OBEYED:
             return
@@ -600,7 +610,7 @@ class Watches:
             _libc.inotify_rm_watch(self._fd, number)
 
     def watch_outside(self, paths: Iterable[str]) -> None:
-        """Watch files elsewhere, as far as their folders are there."""
+        """Watch files outside of the mounts, if their folders exist."""
         for path in paths:
             folder, _, name = path.rpartition("/")
             flags = _MASK | _IN_ONLYDIR | _IN_MASK_ADD
@@ -609,7 +619,7 @@ class Watches:
                 self._outside.setdefault(number, set()).add(name)
 
     def events(self) -> Iterator[Change | None]:
-        """What has changed; None when some of it is not known any more."""
+        """Yield the pending changes; None if the queue overflowed and changes were lost."""
         try:
             data = os.read(self._fd, 1 << 16)
         except (BlockingIOError, InterruptedError):
@@ -637,7 +647,7 @@ class Watches:
     def _happened(
         self, ground: Ground, parts: Parts, name: str, mask: int, cookie: int
     ) -> Iterator[Change]:
-        """One event in a watched folder."""
+        """Yield the changes that one event in a watched folder means."""
         if not name or mask & ~_IN_ISDIR == _IN_ATTRIB:
             ground.rights_changed |= not name
             return
@@ -661,7 +671,7 @@ class Watches:
             yield Change(ground, path)
 
     def _note_obeyed(self, ground: Ground, path: Parts, mask: int) -> None:
-        """Note a change of what agents obey, or a folder with some that has been moved away."""
+        """Note a change of a file that agents obey, or the removal of a folder with such files."""
         left = mask & (_IN_MOVED_FROM | _IN_DELETE)
         if mask & _IN_ISDIR and left:
             for each, parts in list(self._file_at):
