@@ -13,13 +13,13 @@ from kernel_mcp.barriers import absences
 from kernel_mcp.records import dataclass
 
 MOST_BYTES = 64 * 1024
-"""Of a file with figures; those of memory.stat have some 2 KiB."""
+"""Bytes read of a control file; memory.stat has some 2 KiB."""
 ROUNDS = 8
 """Passes over a group whose processes may start others meanwhile."""
 
 
 def move_all(source: Path, target: Path) -> bool:
-    """Move all processes of a group; whether it is empty now."""
+    """Move all processes of a group to another; return True if it is empty now."""
     for _ in range(ROUNDS):
         members = processes(source)
         if not members:
@@ -31,7 +31,7 @@ def move_all(source: Path, target: Path) -> bool:
 
 
 def remove_with_children(top: Path, keep: str = "") -> bool:
-    """Remove a group and its children, killing their processes; whether it is gone.
+    """Remove a group and its children, killing their processes; return True if it is gone.
 
     With a child called `keep` only the other children are removed.
     """
@@ -46,7 +46,7 @@ def remove_with_children(top: Path, keep: str = "") -> bool:
 
 
 def remove(folder: Path) -> bool:
-    """Remove a group, killing its processes; whether it is gone."""
+    """Remove a group, killing its processes; return True if it is gone."""
     if _removed(folder):
         return True
     with contextlib.suppress(OSError):  # of descriptors, for example: there is another time
@@ -123,7 +123,7 @@ def write(file: Path, value: int | str) -> None:
 
 
 CONTROLLERS = frozenset({"memory", "pids", "cpu", "cpuacct"})
-"""What is of use here; version 2 counts processor time without `cpuacct`."""
+"""Controllers that are used here; version 2 counts processor time without `cpuacct`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +136,7 @@ class Hierarchy:
 
 
 def find_hierarchies(process: Path = Path("/proc/self")) -> tuple[Hierarchy, ...]:
-    """The trees whose controllers are of use; empty where there are none.
+    """Return the mounted trees that have one of `CONTROLLERS`; empty if there are none.
 
     `process` is a folder of /proc with the files `mountinfo` and `cgroup` (see cgroups(7)).
     """
@@ -160,7 +160,7 @@ def find_hierarchies(process: Path = Path("/proc/self")) -> tuple[Hierarchy, ...
 
 
 def is_group(folder: Path, process: Path = Path("/proc/self")) -> bool:
-    """Whether a folder is a control group: below a mounted tree of them, by no link or detour."""
+    """Return True if a folder is a control group: in a mounted tree, by a path without links."""
     try:
         mounts = (process / "mountinfo").read_text()
         device = folder.lstat().st_dev
@@ -196,7 +196,7 @@ def _plain(text: str) -> str:
 
 
 def _within(path: str, root: str, point: Path) -> Path | None:
-    """The folder of a group, or None where this mount does not show it."""
+    """Return the folder of a group, or None if this mount does not show it."""
     relative = os.path.relpath(path, root)
     if relative.startswith(".."):
         return None

@@ -1,4 +1,4 @@
-"""A moment at which Linux ends this process by itself, whatever it and all others do."""
+"""A deadline at which Linux kills this process, even if all processes are stuck."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class _TimerSpec(ctypes.Structure):
 
 
 class Deadline:
-    """SIGKILL for this process at a moment, also while it is stopped; children do not have it."""
+    """A timer that kills this process, also while it is stopped. Children do not inherit it."""
 
     def __init__(self) -> None:
         """Raises OSError."""
@@ -43,7 +43,7 @@ class Deadline:
         )
 
     def set(self, moment: float) -> None:
-        """Have it be another moment, in seconds of CLOCK_BOOTTIME. Raises OSError."""
+        """Set the deadline, in seconds of CLOCK_BOOTTIME. Raises OSError."""
         seconds = int(moment)
         value = _TimeSpec(seconds, int((moment - seconds) * 1e9) or 1)  # 0.0 would end it
         spec = _TimerSpec(_TimeSpec(0, 0), value)

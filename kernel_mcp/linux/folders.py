@@ -28,9 +28,9 @@ class Identity:
 
 
 SCRATCH = "tmp"
-"""What the folder for a kernel's temporary files is called, beside its sockets."""
+"""Name of the folder for a kernel's temporary files, beside its sockets."""
 MOST_LINKS = 40
-"""As Linux follows in one path."""
+"""Symlinks that Linux follows in one path."""
 _SYSTEM = ("/bin", "/dev", "/etc", "/lib", "/lib64", "/proc", "/run", "/sbin", "/sys", "/usr")
 """Folders of the system, which are nobody's home."""
 _WHOLE_MACHINE = ["0", "0", "4294967295"]
@@ -90,9 +90,9 @@ def scratch_folder(sockets: Path, owner: Identity | None = None) -> Path:
 
 
 def runtime_folder(name: str = "") -> Path:
-    """Where this user's servers meet: /run for root, else XDG_RUNTIME_DIR, else below /tmp.
+    """Return the private folder that this user's servers share, or its subfolder `name`.
 
-    With `name`, a private folder in there. Raises SandboxUnavailable.
+    It lies in /run for root, else in XDG_RUNTIME_DIR, else in /tmp. Raises SandboxUnavailable.
     """
     user = os.geteuid()
     given = "/run" if user == 0 else os.environ.get("XDG_RUNTIME_DIR", "")
@@ -152,9 +152,9 @@ def lasting_folder() -> Path:
 
 
 def hold_name(path: Path) -> int | None:
-    """Keep a path for this process: a descriptor to close, None while another server has it.
+    """Lock a path for this process; return the descriptor to close, None if another server has it.
 
-    The lock lies where this user's servers meet. Raises SandboxUnavailable, OSError.
+    The lock file lies in `runtime_folder`. Raises SandboxUnavailable, OSError.
     """
     name = hashlib.sha256(os.fsencode(os.path.realpath(path))).hexdigest()[:32]
     flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
@@ -162,9 +162,10 @@ def hold_name(path: Path) -> int | None:
 
 
 def try_lock(fd: int) -> int | None:
-    """A descriptor with flock(2) on it; closed, and None, while another process has that.
+    """Lock an open file exclusively with flock(2) and return `fd`.
 
-    Raises PermissionError for what is not this user's, and OSError; it is closed then, too.
+    Return None if another process holds the lock. Raises PermissionError for a file of another
+    user, and OSError. In all these cases `fd` is closed.
     """
     try:
         if os.fstat(fd).st_uid != os.geteuid():
@@ -180,14 +181,14 @@ def try_lock(fd: int) -> int | None:
 
 
 def require_unshared(path: Path) -> None:
-    """Raises PermissionError when another user could replace `path`, OSError."""
+    """Raise PermissionError if another user could replace `path`, or OSError."""
     reason = _danger(path, MOST_LINKS)
     if reason:
         raise PermissionError(f"other users could replace {path}: {reason}")
 
 
 def _danger(path: Path, links: int, *, whole: bool = False) -> str:
-    """What lets another user redirect `path`, or with `whole` write to it; empty for nothing."""
+    """Return how another user could replace `path`, or with `whole` write to it; else ""."""
     trusted = trusted_users()
     place = Path(path.anchor)
     parts = ["", *path.parts[1:]]
@@ -215,14 +216,14 @@ def _danger(path: Path, links: int, *, whole: bool = False) -> str:
 
 
 def _shared(found: os.stat_result) -> bool:
-    """Whether others than this user and root may write to a folder."""
+    """Return True if users other than this one and root may write to a folder."""
     if found.st_mode & stat.S_IWOTH:
         return True
     return bool(found.st_mode & stat.S_IWGRP) and not _of_one(found.st_gid)
 
 
 def _of_one(group: int) -> bool:
-    """Whether a group is root's, or that of this user alone, as many systems give each user one."""
+    """Return True if a group is root's or has this user as its only member, as is usual."""
     if group == 0:
         return True
     try:
@@ -238,9 +239,9 @@ def _of_one(group: int) -> bool:
 
 
 def trusted_users() -> frozenset[int]:
-    """Whose files the server believes: root's and this user's.
+    """Return the ids of the users whose files the server trusts: root and this user.
 
-    In a user namespace also those of the overflow id, which stands for root outside.
+    In a user namespace also the overflow id, which stands for root outside.
     """
     users = {0, os.geteuid()}
     if Path("/proc/self/uid_map").read_text().split() != _WHOLE_MACHINE:

@@ -1,4 +1,4 @@
-"""Processes: held by pidfd, and what /proc tells of what they and all they started use."""
+"""Processes held by pidfd; the state, memory and processor time of process trees from /proc."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Watched:
 
     @property
     def stopped(self) -> bool:
-        """Whether a signal has stopped it, so that it does nothing until it is continued."""
+        """True if a signal has stopped it, until it is continued."""
         try:
             return _stat(self.pid)[0] in _STOPPED
         except ProcessLookupError:
@@ -81,7 +81,7 @@ class Watched:
             os.kill(parent, signal.SIGCONT)
 
     def reap(self) -> None:
-        """Reap an orphan, where this server is the machine's process 1."""
+        """Reap the process if it is a child, as orphans are where the server is process 1."""
         with contextlib.suppress(ChildProcessError):
             os.waitid(os.P_PIDFD, self._fd, os.WEXITED | os.WNOHANG)
 
@@ -120,9 +120,9 @@ _PIDFD_INFO = struct.Struct("=QQ11Ii")
 
 
 def wait_status(pidfd: int) -> int | None:
-    """How a process that has ended did so (wait(2)), of whomever it was the child.
+    """Return the wait(2) status of an ended process, which need not be a child.
 
-    None while it is not reaped, and before Linux 6.15.
+    None until it is reaped, and before Linux 6.15.
     """
     content = bytearray(_PIDFD_INFO.size)
     struct.pack_into("=Q", content, 0, _PIDFD_INFO_EXIT)
@@ -135,7 +135,10 @@ def wait_status(pidfd: int) -> int | None:
 
 
 def pids_of_namespace(name: str, among: Iterable[int] | None = None) -> list[int]:
-    """Processes of a pid namespace by its name, as /proc/PID/ns/pid has it; all for None."""
+    """Return the processes in the pid namespace `name`, in the form of /proc/PID/ns/pid.
+
+    Only those `among` are examined; None examines all.
+    """
     found = []
     for pid in _all_pids() if among is None else among:
         with absences, contextlib.suppress(PermissionError):
@@ -154,7 +157,10 @@ def _all_pids() -> list[int]:
 
 
 def _stat(pid: int) -> list[bytes]:
-    """What follows the name in /proc/PID/stat: the state, the parent. Raises ProcessLookupError."""
+    """Return the fields of /proc/PID/stat after the name: state, parent and so on.
+
+    Raises ProcessLookupError.
+    """
     try:
         stat = Path(f"/proc/{pid}/stat").read_bytes()
     except FileNotFoundError:
@@ -203,9 +209,10 @@ def thread_times(pid: int, *, besides: str = "") -> dict[int, int]:
 
 @dataclass(frozen=True, slots=True)
 class ExitStatus:
-    """The exit code or killing signal of a kernel; `detail` is its output, `cause` the server's.
+    """The exit code or killing signal of a kernel.
 
-    `words` say how one ended of which neither is known, such as `was restarted`.
+    `detail` is the end of its output, `cause` the reason known to the server. `words` describe an
+    end of which neither code nor signal is known, such as `was restarted`.
     """
 
     code: int | None = None
@@ -240,7 +247,7 @@ class ExitStatus:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Processor seconds so far and resident bytes now; older figures if not `measured`."""
+    """Processor seconds so far and resident bytes now; older values if not `measured`."""
 
     cpu_s: float = 0.0
     memory_bytes: int = 0
@@ -376,7 +383,7 @@ def orphans(roots: Iterable[int]) -> Iterator[int]:
 
 
 def _children(pid: int) -> Iterator[int]:
-    """What the threads of a process have started or taken in."""
+    """Yield the ids of a process's children, including orphans that it adopted."""
     for thread in threads(pid):
         with absences:
             yield from map(int, Path(f"/proc/{pid}/task/{thread}/children").read_bytes().split())

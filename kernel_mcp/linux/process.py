@@ -1,4 +1,4 @@
-"""The own process: its signals, its C heap, and the programs that it starts."""
+"""The server's own process: its signals, its C heap, and the programs that it starts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pathlib import Path
 
 
 def tie_to_server() -> list[str]:
-    """The words that have a command end with the server, where there is setpriv."""
+    """Return a command prefix that kills a program when the server ends; empty without setpriv."""
     setpriv = find_program("setpriv")
     return [] if setpriv is None else [setpriv, "--pdeathsig", "KILL", "--"]
 
@@ -29,15 +29,15 @@ def free_descriptors() -> int:
 
 # The C heap: unused memory goes back to the system. glibc by default keeps a heap per thread.
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8
-"""Of mallopt(3)."""
+"""Parameters of mallopt(3)."""
 SWITCH_S = 0.0005
-"""Seconds that a thread keeps others waiting, ten times less than Python has it."""
+"""Thread switch interval in seconds, a tenth of Python's default."""
 _LARGE_BYTES = 1 << 20
-"""Blocks of this size are the system's again when they are given back, and so is the heap's end."""
+"""Size in bytes from which freed blocks, or a free end of the heap, return to the system."""
 
 
 def keep_small() -> None:
-    """Have one heap for all threads, and large blocks outside it; before other threads begin."""
+    """Use one heap for all threads, with large blocks outside; call it before threads start."""
     setting = getattr(ctypes.CDLL(None), "mallopt", None)
     if setting is not None:
         setting(_M_ARENA_MAX, 1)
@@ -52,14 +52,14 @@ def allow_many_files() -> None:
 
 
 def switch_often() -> None:
-    """Have no thread keep the event loop, or a proof, waiting for longer than `SWITCH_S`."""
+    """Let other threads delay the event loop or a check by at most `SWITCH_S`."""
     sys.setswitchinterval(SWITCH_S)
 
 
 def trim(*, collect: bool = True) -> None:
-    """Give back to the system what is in use no more, a few milliseconds.
+    """Return unused memory to the system, which takes a few milliseconds.
 
-    To `collect` cycles as well takes some 40 ms, and 0.3 ms more for each session.
+    With `collect` garbage cycles are freed first: some 40 ms, and 0.3 ms more for each session.
     """
     if collect:
         gc.collect()
@@ -69,9 +69,10 @@ def trim(*, collect: bool = True) -> None:
 
 
 def overwrite_arguments(given: Sequence[tuple[str, str]]) -> None:
-    """Put asterisks over the second of what two make a part of this process's command line.
+    """Hide secrets in this process's command line, which /proc shows to every user.
 
-    /proc shows that to every user. Raises OSError.
+    `given` has pairs of a prefix and a secret; where both follow each other, asterisks replace the
+    secret. Raises OSError.
     """
     if not any(begin + rest in argument for begin, rest in given for argument in sys.orig_argv):
         return
@@ -79,9 +80,9 @@ def overwrite_arguments(given: Sequence[tuple[str, str]]) -> None:
 
 
 def take_variable(name: str) -> str | None:
-    """Take a variable out of this process's environment, also as /proc/PID/environ shows it.
+    """Remove a variable from this process's environment and from /proc/PID/environ.
 
-    Its value; None where it is not set. Raises OSError.
+    Return its value, None if it is not set. Raises OSError.
     """
     value = os.environ.pop(name, None)
     if value is not None:
@@ -115,10 +116,11 @@ def find_program(name: str) -> str | None:
 
 
 def search_path(environ: Mapping[str, str]) -> str:
-    """The entries of PATH that mean the same in every folder, and lead nowhere into this one.
+    """Return PATH without relative entries, and without those of projects and environments.
 
-    A shell adds those of the project it is in: `.venv/bin`, `node_modules/.bin`. The home folder,
-    and what it lies in, is no project. A virtual environment may be that of a project above.
+    A shell adds entries of the project it is in: `.venv/bin`, `node_modules/.bin`. The current
+    folder counts as a project unless it is the home folder or above it. Virtual environments are
+    left out wherever they are, as they may belong to a project above.
     """
     project = _project(environ)
     entries = environ.get("PATH", os.defpath).split(os.pathsep)
@@ -130,12 +132,12 @@ def search_path(environ: Mapping[str, str]) -> str:
 
 
 def foreign_environment() -> dict[str, str]:
-    """The server's own variables for programs of the system, which look for others on PATH."""
+    """Return this process's environment with a safe PATH, for programs that start others."""
     return {**os.environ, "PATH": search_path(os.environ)}
 
 
 def _project(environ: Mapping[str, str]) -> str:
-    """The current folder where it may be a project's; else nothing."""
+    """Return the current folder if it may be a project's; else ""."""
     try:
         folder = os.path.realpath(Path.cwd())
     except OSError:  # it was removed
@@ -145,7 +147,7 @@ def _project(environ: Mapping[str, str]) -> str:
 
 
 def _of_a_venv(entry: str) -> bool:
-    """Whether a path is the folder of programs of a virtual environment, whatever links lead to."""
+    """Return True if a path, before or after links, is the `bin` of a virtual environment."""
     try:
         places = (Path(os.path.normpath(entry)), Path(os.path.realpath(entry)))
         return any(place.with_name("pyvenv.cfg").exists() for place in places)
@@ -154,7 +156,7 @@ def _of_a_venv(entry: str) -> bool:
 
 
 def _leads_into(project: str, entry: str) -> bool:
-    """Whether a path is below the project, by its name or by where its links lead."""
+    """Return True if a path, before or after links are resolved, is below the project."""
     places = (Path(os.path.normpath(entry)), Path(os.path.realpath(entry)))
     return bool(project) and any(place.is_relative_to(project) for place in places)
 
@@ -172,9 +174,9 @@ _BARE = (
 )
 _LIBRARIES = ("site-packages", "dist-packages")
 _REQUIRED = "anyio"
-"""What is wherever the packages that this project requires are."""
+"""A package that marks the folders in which this project's requirements are installed."""
 _OBEYED = ("SSL_CERT_FILE", "SSL_CERT_DIR", "UV_CONFIG_FILE", "NETRC")
-"""Variables of files that say whom to trust, and where packages come from."""
+"""Variables that name files with trusted certificates, package sources or credentials."""
 
 
 def bare_program(module: str, *arguments: str, packages: bool = False) -> list[str]:
@@ -190,7 +192,10 @@ def bare_program(module: str, *arguments: str, packages: bool = False) -> list[s
 
 
 def own_places() -> tuple[Path, ...]:
-    """What this process and the programs that it starts run or obey: no session may change it."""
+    """Return the paths of what this process and its programs run or obey.
+
+    No session may change them.
+    """
     folder = Path(__file__).parents[2]
     found = [folder / "kernel_mcp", folder / "kernel_specs"]
     found += map(Path, (sys.prefix, sys.base_prefix, *_libraries()))
@@ -200,7 +205,7 @@ def own_places() -> tuple[Path, ...]:
 
 
 def import_nothing_from(folders: Sequence[Path]) -> None:
-    """Take what is in `folders` off the places that modules come from, but for `own_places`."""
+    """Remove the entries of sys.path that lie in `folders`, except those in `own_places`."""
     own = own_places()
 
     def changing(place: str) -> bool:
@@ -212,7 +217,7 @@ def import_nothing_from(folders: Sequence[Path]) -> None:
 
 
 def _libraries() -> list[str]:
-    """Where packages are installed."""
+    """Return the entries of sys.path in which packages are installed."""
     return [
         place for place in sys.path if place.endswith(_LIBRARIES) or Path(place, _REQUIRED).is_dir()
     ]

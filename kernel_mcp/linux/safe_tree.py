@@ -67,7 +67,10 @@ def open_beneath(
 
 
 def open_place(path: Path) -> int:
-    """What is at an absolute path that no link is a part of, as it is (O_PATH). Raises OSError."""
+    """Open an absolute path that contains no symlink, as O_PATH; return the descriptor.
+
+    Raises OSError, with ELOOP or ENOTDIR for a link.
+    """
     current = os.open("/", _PATH_ONLY)
     for name in path.parts[1:]:
         try:
@@ -164,15 +167,15 @@ def _c_library() -> ctypes.CDLL:
 _AT_FDCWD = -100  # <fcntl.h>
 _RENAME_EXCHANGE = 2  # <linux/fs.h>
 _NOT_HERE = (errno.EINVAL, errno.ENOSYS, errno.EPERM)
-"""What renameat2(2) says on file systems without exchange, old systems and under filters."""
+"""Errors of renameat2(2) on file systems without exchange, on old systems and under filters."""
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def take_place(newcomer: Path, place: Path) -> Path | None:
-    """Move the folder `newcomer` to `place`; where the folder that was there is now.
+    """Move the folder `newcomer` to `place`; return the path of the folder that was there.
 
-    RENAME_EXCHANGE takes a tenth of the time of replacing. Without it an empty folder is replaced:
-    None. Raises OSError.
+    The two are exchanged, which takes a tenth of the time of replacing. Where Linux cannot do that,
+    `place` must be empty, is replaced, and None is returned. Raises OSError.
     """
     paths = os.fsencode(newcomer), os.fsencode(place)
     if not _renameat2(_AT_FDCWD, paths[0], _AT_FDCWD, paths[1], _RENAME_EXCHANGE):
@@ -279,7 +282,7 @@ def give_tree(path: Path, *, uid: int, gid: int) -> None:
 
 
 def _give_entries(fd: int, uid: int, gid: int) -> list[str]:
-    """Hand over the entries of one folder; the names of those that are folders."""
+    """Change the owner of the entries of one folder; return the names of its folders."""
     folders: list[str] = []
     with os.scandir(fd) as entries:
         for entry in entries:

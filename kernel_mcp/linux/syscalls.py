@@ -184,7 +184,7 @@ _OF_LANDLOCK: _Table = {
     "utimensat": (280, 88),
     "utimes": (235, None),
 }
-"""What the second filter of a kernel under Landlock treats specially besides."""
+"""Further calls that the second filter of a kernel under Landlock treats specially."""
 
 REFUSED = frozenset(_REFUSED)
 """Calls that are refused whatever their arguments."""
@@ -200,7 +200,7 @@ def _column(index: int) -> dict[str, int]:
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
-    """What a filter has to know of a machine."""
+    """System call numbers and ABI of a machine, as seccomp filters need them."""
 
     machine: str
     audit_arch: int

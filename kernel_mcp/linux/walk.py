@@ -1,7 +1,7 @@
-"""How much a folder holds, measured while hostile code changes it: the one walk over such a tree.
+"""Measure the size of a folder while hostile code changes it.
 
-Everything is reached by descriptor and one name at a time, so that no link is followed, nothing
-depends on the depth, and few descriptors are open at once.
+Everything is reached by descriptor and one name at a time. So no link is followed, any depth
+works, and few descriptors are open at once.
 """
 
 from __future__ import annotations
@@ -55,9 +55,10 @@ File = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class Holding:
-    """Bytes on disk and number of files and folders; `complete` unless there was too much.
+    """Bytes on disk and number of files and folders; not `complete` past a limit of the walk.
 
-    `crowded`: processes hold too many files to look at. `unseen`: unreadable folders, not counted.
+    `crowded` means that processes have too many files open to examine. `unseen` is the number of
+    unreadable folders, which are not counted.
     """
 
     bytes: int = 0
@@ -68,7 +69,7 @@ class Holding:
 
 
 def entries_within(size: int) -> int:
-    """How many files and folders a folder may hold that may hold `size` bytes."""
+    """Return the maximal number of entries for a folder that may hold `size` bytes."""
     return min(max(size // BYTES_PER_ENTRY, LEAST_ENTRIES), MOST_ENTRIES)
 
 
@@ -111,7 +112,7 @@ def measure(
 
 
 class _TooMuch(Exception):
-    """There is more than one walk takes in, or code that works against it."""
+    """The tree exceeds a limit of the walk, or code keeps interfering with it."""
 
 
 @dataclass(slots=True)
@@ -135,7 +136,7 @@ class _Walk:
         self._seen: set[File] = set()
 
     def run(self) -> Iterator[os.stat_result]:
-        """What is known of each entry. Raises _TooMuch and OSError."""
+        """Yield the lstat of each entry below the root. Raises _TooMuch and OSError."""
         with _moving():
             yield from self._visit(self._root, "")
         while self._levels:
@@ -155,7 +156,7 @@ class _Walk:
             self._close(level)
 
     def _visit(self, parent: int, name: str) -> Iterator[os.stat_result]:
-        """The entries of a folder, which becomes the last level."""
+        """Yield the lstat of each entry of a folder, which becomes the last level."""
         if (fd := self._opened(parent, name)) < 0:
             self.unseen += 1
             return
