@@ -1,4 +1,4 @@
-"""What is in a file that is open: lines of text or all its bytes, and how callers encode them.
+"""Read an open file as lines of text or as bytes; decode content that callers write.
 
 The file may change or grow while it is read.
 """
@@ -19,7 +19,7 @@ from kernel_mcp.output.images import sniff
 from kernel_mcp.records import dataclass
 
 PROBE_BYTES = 8 * 1024
-"""How much of a file the functions here want to see."""
+"""Bytes from the beginning of a file that the functions on `head` need."""
 
 _MAGIC = (
     (b"PK\x03\x04", "a ZIP archive (.xlsx, .docx and .npz are ZIP archives too)"),
@@ -43,7 +43,7 @@ _TEXT_CONTROLS = frozenset(b"\t\n\r\f\b\x1b")
 
 
 def foreign_encoding(head: bytes) -> str | None:
-    """The likely encoding of text that is not UTF-8; None for UTF-8 and for what is no text."""
+    """Return the likely encoding of text that is not UTF-8; None for UTF-8 and for binary data."""
     for bom, name in _BOMS:
         if head.startswith(bom):
             return name
@@ -55,7 +55,7 @@ def foreign_encoding(head: bytes) -> str | None:
 
 
 def is_text(head: bytes) -> bool:
-    """Whether `head` begins a UTF-8 text; an incomplete character at its end is fine."""
+    """Return True if `head` begins a UTF-8 text; an incomplete character at its end is accepted."""
     if b"\0" in head:
         return False
     try:
@@ -66,7 +66,7 @@ def is_text(head: bytes) -> bool:
 
 
 def binary_kind(head: bytes) -> str | None:
-    """What binary data is, in words, if its first bytes tell."""
+    """Return a description of binary data by its first bytes, such as "gzip data"; else None."""
     return next((words for magic, words in _MAGIC if head.startswith(magic)), None)
 
 
@@ -104,9 +104,10 @@ class Page:
 
 
 def page_of(pieces: Iterable[str], *, offset: int, limit: int, characters: int) -> Page:
-    """At most `limit` lines (0: as many as fit) from line `offset` on, in `characters` characters.
+    """Return at most `limit` lines from line `offset` on; 0 for as many as fit.
 
-    Whole lines only, but for one that is too long on its own. Reads all pieces to count the lines.
+    The page has at most `characters` characters and whole lines only, except a single line that is
+    too long. All pieces are read to count the lines.
     """
     window: list[str] = []
     size = skipped = found = total = after = 0
@@ -145,7 +146,7 @@ def page_of(pieces: Iterable[str], *, offset: int, limit: int, characters: int) 
 
 
 def _after_breaks(text: str, count: int) -> int:
-    """Where the line begins that follows `count` line ends; the end of the text when too few."""
+    """Return the position after `count` line ends; the end of the text if it has fewer."""
     position = 0
     for _ in range(count):
         position = text.find("\n", position) + 1
@@ -225,7 +226,7 @@ def encoding_of(name: str) -> str:
 
 
 def _blocks(fd: int, most: int) -> Iterator[bytes]:
-    """What a file holds, up to `most` bytes."""
+    """Yield the content of a file in blocks, up to `most` bytes."""
     offset = 0
     while offset < most and (data := os.pread(fd, min(_BLOCK, most - offset), offset)):
         yield data

@@ -1,4 +1,4 @@
-"""Reading and changing folders by descriptor, while hostile code changes them too.
+"""Read and change folders by descriptor, while hostile code changes them too.
 
 Nothing here follows a link or grows with the depth of a tree. Everything blocks and raises OSError.
 """
@@ -72,7 +72,7 @@ def listing_of(path: str, fd: int) -> Listing:
 
 
 def entry_of(path: str, info: os.stat_result) -> Entry:
-    """What a listing shows of `path`, as `info` describes it."""
+    """Return the listing's entry for `path`, from its lstat `info`."""
     kind: Literal["file", "folder", "link", "other"] = "other"
     if stat.S_ISREG(info.st_mode):
         kind = "file"
@@ -86,7 +86,7 @@ def entry_of(path: str, info: os.stat_result) -> Entry:
 def make_folders(
     root: int, parts: Sequence[str], owner: tuple[int, int], opener: Opener | None = None
 ) -> int:
-    """A descriptor of the folder `parts` below `root`, made with those above it where missing."""
+    """Return a descriptor of the folder `parts` below `root`; missing folders are created."""
     current = open_beneath(root, (), FOLDER, opener=opener)
     try:
         for part in parts:
@@ -116,18 +116,18 @@ def owner_of(fd: int) -> tuple[int, int]:
 
 
 def give(fd: int, owner: tuple[int, int]) -> None:
-    """Make a file or folder that of `owner`. Raises OSError."""
+    """Change the owner of an open file or folder to `owner`. Raises OSError."""
     if owner_of(fd) != owner:
         os.fchown(fd, *owner)
 
 
 def temporary_name() -> str:
-    """A name that nothing has."""
+    """Return a random file name."""
     return f".{secrets.token_hex(8)}.tmp"
 
 
 def mode_for(folder: int, name: str) -> int:
-    """The mode of what replaces `name`. Raises OSError, EISDIR for a folder."""
+    """Return the mode for a file that replaces `name`. Raises OSError, with EISDIR for a folder."""
     with contextlib.suppress(FileNotFoundError):
         info = os.stat(name, dir_fd=folder, follow_symlinks=False)
         if stat.S_ISDIR(info.st_mode):
@@ -212,7 +212,7 @@ def explained(path: str) -> Iterator[None]:
 
 
 def explanation(error: OSError, path: str) -> WorkspaceError:
-    """Why something failed; `path` is empty for the workspace as a whole."""
+    """Return the error for a failed operation; `path` is empty for the workspace as a whole."""
     reasons = {
         errno.ELOOP: "it is a symbolic link, or leads through one, and the file tools follow none",
         errno.EXDEV: "it leads out of the workspace",

@@ -1,6 +1,7 @@
-"""Files of any size, piece by piece: one that is read, and one that is there once it is whole.
+"""Read and write files of any size in pieces; an upload becomes visible once it is complete.
 
-Everything here blocks and belongs in a thread; what hostile code does meanwhile leads nowhere else.
+Everything here blocks and belongs in a thread. Hostile code that changes the folders meanwhile
+cannot redirect it.
 """
 
 from __future__ import annotations
@@ -19,29 +20,30 @@ from kernel_mcp.linux.safe_tree import Opener, open_beneath
 from kernel_mcp.records import dataclass
 
 Condition = Callable[[str], bool]
-"""Whether a file with this `tag_of` may be replaced or removed; an empty one stands for no file."""
+"""Returns True if a file with this `tag_of` may be replaced or removed; "" means no file."""
 Room = Callable[[int, int], int]
-"""Sets aside as many bytes as the first number says, up to the second if there are, or gives a
-negative first back; how many. Raises WorkspaceError.
+"""Reserves disk space: at least the first number of bytes, up to the second if available.
+
+A negative first number releases bytes. Returns the number of bytes reserved; raises WorkspaceError.
 """
 STEP = 64 * MIB
-"""What an upload of unknown size sets aside at a time."""
+"""Bytes that an upload of unknown size reserves at a time."""
 _NO_NAMELESS = (errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL)
-"""What open(2) says where there are no files without a name."""
+"""Errors of open(2) on file systems without unnamed files (O_TMPFILE)."""
 
 
 class Changed(WorkspaceError):
-    """A file is not as the caller knows it."""
+    """The file has changed since the caller read it."""
 
 
 def tag_of(info: os.stat_result) -> str:
-    """What tells one state of a file from all others, as far as the clock of the system does."""
+    """Return a tag of a file's state, which changes with each write that the clock can separate."""
     return f"{info.st_ino:x}-{info.st_size:x}-{info.st_mtime_ns:x}-{info.st_ctime_ns:x}"
 
 
 @dataclass(frozen=True, slots=True)
 class OpenFile:
-    """A regular file that is open; `info` is as it was then, `text` whether it begins as UTF-8."""
+    """An open regular file, with its stat at that time; `text` is True if it begins as UTF-8."""
 
     fd: int
     name: str
@@ -50,18 +52,18 @@ class OpenFile:
     text: bool
 
     def read(self, offset: int, count: int) -> bytes:
-        """At most `count` bytes; none at the end. Raises OSError."""
+        """Return at most `count` bytes from `offset`; none at the end. Raises OSError."""
         return os.pread(self.fd, count, offset)
 
     def close(self) -> None:
-        """Let go of it."""
+        """Close the descriptor."""
         os.close(self.fd)
 
 
 class Upload:
-    """A file without a name, which is written and then put in a place. One thread at a time.
+    """An unnamed file that is written first and then moved to its path. One thread at a time.
 
-    `size` counts the bytes written, `sha256` is theirs, `promised` were set aside for it.
+    `size` counts the bytes written, `sha256` is their digest, `promised` bytes are reserved for it.
     """
 
     def __init__(
@@ -72,7 +74,7 @@ class Upload:
         room: Room | None,
         acting: Callable[[], contextlib.AbstractContextManager[None]],
     ) -> None:
-        """Make it in `folder`. Raises OSError, and WorkspaceError where `size` bytes do not fit."""
+        """Create it in `folder`. Raises OSError, and WorkspaceError if `size` bytes do not fit."""
         self.path = path
         self.size = 0
         self.promised = 0
@@ -107,12 +109,12 @@ class Upload:
 
     @property
     def sha256(self) -> str:
-        """Of what was written."""
+        """Hexadecimal digest of the bytes written."""
         return self._hash.hexdigest()
 
     @property
     def tag(self) -> str:
-        """Its `tag_of`."""
+        """The `tag_of` its present state."""
         return tag_of(os.fstat(self._fd))
 
     def write(self, data: bytes) -> None:
@@ -128,7 +130,7 @@ class Upload:
         self._hash.update(data)
 
     def put(self, folder: int, name: str, owner: tuple[int, int]) -> None:
-        """Give it to `owner`, and its place. Raises OSError."""
+        """Set the owner and move the file to `name` in `folder`, in one step. Raises OSError."""
         mode = folders.mode_for(folder, name)
         folders.give(self._fd, owner)
         os.fchmod(self._fd, mode)
@@ -146,7 +148,7 @@ class Upload:
             raise
 
     def close(self) -> None:
-        """Let go of it; without a place it is gone."""
+        """Close it and release reserved space; a file that was not `put` is deleted."""
         self._give_back()
         if self._name:
             with contextlib.suppress(OSError), self._acting():
@@ -163,14 +165,14 @@ class Upload:
 
 @dataclass(frozen=True, slots=True)
 class Nearest:
-    """The folder that exists on the way to another, and how many below it do not."""
+    """The lowest existing folder above a path, and the number of missing folders below it."""
 
     fd: int
     missing: int
 
 
 def nearest(root: int, parts: Sequence[str], opener: Opener | None) -> Nearest:
-    """The lowest folder of `parts` below `root` that is there. Raises OSError."""
+    """Return the lowest existing folder of `parts` below `root`, open. Raises OSError."""
     current = open_beneath(root, (), FOLDER, opener=opener)
     for depth, part in enumerate(parts):
         try:
@@ -186,7 +188,7 @@ def nearest(root: int, parts: Sequence[str], opener: Opener | None) -> Nearest:
 
 
 def check(folder: int, name: str, allowed: Condition) -> str:
-    """The `tag_of` what is there, or an empty one. Raises Changed unless `allowed`."""
+    """Return the tag of the entry `name`, "" if missing. Raises Changed unless it is `allowed`."""
     found = ""
     with contextlib.suppress(FileNotFoundError):
         found = tag_of(os.stat(name, dir_fd=folder, follow_symlinks=False))
@@ -195,6 +197,6 @@ def check(folder: int, name: str, allowed: Condition) -> str:
 
 
 def require(allowed: bool) -> None:
-    """Raise Changed unless it is."""
+    """Raise Changed unless `allowed`."""
     if not allowed:
         raise Changed("The file is not as the request expects it: nothing was done. Read it anew.")

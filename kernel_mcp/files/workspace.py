@@ -45,7 +45,7 @@ from kernel_mcp.output.text import one_line
 from kernel_mcp.records import dataclass
 
 GUEST_ROOT = "/workspace"
-"""Where kernels see the folder."""
+"""Path of the folder inside the sandbox."""
 PAGE_CHARS = 30_000
 BINARY_BYTES = 48 * KIB
 """Largest binary file that is returned whole in an answer; pictures have the limit of files."""
@@ -53,7 +53,7 @@ BINARY_BYTES = 48 * KIB
 
 @dataclass(frozen=True, slots=True)
 class FileContent:
-    """What a reader gets of a file of `size` bytes: a page of text, or `data`."""
+    """The part of a file of `size` bytes that was read: a page of text, or all bytes in `data`."""
 
     path: str
     mime: str
@@ -63,18 +63,18 @@ class FileContent:
 
 
 class DiskShare:
-    """What several workspaces may hold together; `lock` is held while one of them takes more."""
+    """Disk quota shared by several workspaces; `lock` is held while one of them grows."""
 
     def __init__(
         self, most: Callable[[], int | None], workspaces: Callable[[], Iterable[Workspace]]
     ) -> None:
-        """`most` is in bytes, 0 and None for no bound."""
+        """`most` returns bytes, 0 and None for no limit."""
         self.lock = Lock()
         self._most = most
         self._workspaces = workspaces
 
     def left(self, mine: Workspace) -> int:
-        """Bytes that `mine` and what it has promised may have, as the others are now."""
+        """Return the bytes that `mine` may have, uploads included, beside what the others hold."""
         if not (most := self._most()):
             return sys.maxsize
         return most - sum(each.claimed for each in self._workspaces() if each is not mine)
@@ -111,17 +111,17 @@ class Workspace:
         self._opener = opener
         self._writing = Lock()
         self.share = DiskShare(lambda: None, tuple)
-        """That of the session's principal."""
+        """Quota of the session's principal."""
         self._promised = 0
-        """Bytes that uploads may take, those that they have taken among them."""
+        """Bytes reserved for uploads, including those already written."""
 
     def name_of(self, path: str) -> str:
-        """What answers call the file or folder that `path` names, whether it is there or not."""
+        """Return the name that answers use for the file or folder at `path`, existing or not."""
         with self._place(path) as place:
             return place.name
 
     def list_files(self, path: str = "") -> Listing:
-        """The entries of a folder, or the one file `path` names."""
+        """Return the entries of a folder, or the one file that `path` names."""
         with self._place(path) as place:
             with self._opened(place, os.O_PATH | os.O_NOFOLLOW) as found:
                 info = os.fstat(found)
@@ -139,10 +139,10 @@ class Workspace:
         encoding: str = "",
         characters: int = PAGE_CHARS,
     ) -> FileContent:
-        """Lines of a UTF-8 text, a whole picture, or the bytes of another file if it is small.
+        """Return lines of a UTF-8 text, a whole picture, or the bytes of another small file.
 
         `offset` is the first line, from 0; `limit` the number of lines, 0 for as many as fit into
-        `characters`. `encoding` utf-8 insists on text, base64 on bytes.
+        `characters`. `encoding` utf-8 accepts text only, base64 returns bytes.
         """
         encoding = contents.encoding_of(encoding) if encoding else ""
         with self._place(path) as place, self._file(place) as (fd, info):
@@ -165,7 +165,7 @@ class Workspace:
             return FileContent(name, mime, info.st_size, data=data)
 
     def read_resource(self, path: str) -> tuple[str | bytes, str]:
-        """A whole file with its MIME type, as text when it is UTF-8."""
+        """Return a whole file and its MIME type; as text when it is UTF-8, else as bytes."""
         with self._place(path) as place, self._file(place) as (fd, info):
             data = contents.bytes_of(fd, info, path, self._file_bytes, self._file_bytes)
         mime = mime_of(place.parts[-1], data[:PROBE_BYTES])
@@ -175,9 +175,9 @@ class Workspace:
         return data, mime
 
     def write_file(self, path: str, content: str | bytes, *, encoding: str = "utf-8") -> int:
-        """Put `content` into a file, new or replaced as a whole; returns its size in bytes.
+        """Write a file, new or replaced as a whole; return its size in bytes.
 
-        Folders on the way are made. `encoding` base64 writes the bytes that text encodes.
+        Missing folders are created. With `encoding` base64 `content` is decoded first.
         """
         data = content if isinstance(content, bytes) else contents.decoded(content, encoding)
         if len(data) > self._file_bytes:
@@ -199,17 +199,17 @@ class Workspace:
         return len(data)
 
     def open_file(self, path: str) -> OpenFile:
-        """A regular file of any size, open for reading; whoever gets it closes it."""
+        """Open a regular file of any size for reading; the caller closes it."""
         with self._place(path) as place, self._file(place) as (fd, info):
             head = os.pread(fd, PROBE_BYTES, 0)
             mime = mime_of(place.name, head)
             return OpenFile(os.dup(fd), place.parts[-1], mime, info, is_text(head))
 
     def begin_upload(self, path: str, size: int | None, allowed: Condition) -> Upload:
-        """Begin a file of `size` bytes, None while that is not known; its owner closes it.
+        """Begin an upload of `size` bytes, None if that is unknown; the caller closes it.
 
-        Nothing of it is seen before `finish_upload`. Its bytes count towards `disk_bytes` with
-        those of all uploads, from now on or, where their number is not known, as they come.
+        The file appears with `finish_upload`. Its bytes count towards `disk_bytes` from now on or,
+        if their number is unknown, as they are written.
         """
         with self._place(path) as place:
             self._check_target(path, place)
@@ -228,7 +228,7 @@ class Workspace:
                     os.close(folder.fd)
 
     def finish_upload(self, upload: Upload, allowed: Condition) -> bool:
-        """Put a file in its place, in one step; whether there was none before."""
+        """Move a complete upload to its path, in one step; return True if no file was there."""
         path = upload.path
         with self._place(path) as place, self._writing, self.share.lock:
             self._check_target(path, place)
@@ -273,9 +273,9 @@ class Workspace:
             _check_writable(place.shown, place)
 
     def _promise(self, more: int, some: int) -> int:
-        """Set room aside for `more` bytes of an upload, and for up to `some` if there is; how much.
+        """Reserve `more` bytes for an upload, up to `some` if available; return the number.
 
-        Negative gives it back.
+        A negative number releases bytes.
         """
         with self._writing, self.share.lock:
             granted = more
@@ -293,13 +293,13 @@ class Workspace:
             return granted
 
     def usage(self) -> Holding:
-        """Bytes of disk that the folder takes up; the count ends once it exceeds `disk_bytes`."""
+        """Return the disk space that the folder uses; the count ends once past `disk_bytes`."""
         with self._root() as root:
             return self._measured(root)
 
     @property
     def claimed(self) -> int:
-        """Bytes of disk that it takes up or has promised; 0 where it is gone."""
+        """Bytes of disk that it uses or has reserved; 0 if it no longer exists."""
         with contextlib.suppress(WorkspaceError):
             return self.usage().bytes + self._promised
         return 0
@@ -330,7 +330,7 @@ class Workspace:
                 os.rmdir(above, dir_fd=root)
 
     def _parts(self, path: str) -> tuple[str, ...]:
-        """The components of a path as a caller wrote it."""
+        """Return the components of a caller's path, relative to the workspace."""
         if "\0" in path or len(path) > 4096:
             raise WorkspaceError("The path is too long or contains a NUL character.")
         try:
@@ -361,9 +361,9 @@ class Workspace:
         return tuple(parts)
 
     def _check_room(self, root: int, size: int, names: int) -> int:
-        """Raise WorkspaceError unless a file of `size` bytes with `names` folders fits in.
+        """Raise WorkspaceError unless `size` bytes and `names` more files and folders fit.
 
-        Bytes that are left, but for those that uploads have been promised.
+        Return the bytes that are left, without those reserved for uploads.
         """
         held, entries = self._measured(root), entries_within(self._disk_bytes)
         left = self._disk_bytes - held.bytes - self._promised
@@ -406,7 +406,7 @@ class Workspace:
 
     @contextlib.contextmanager
     def _root(self) -> Iterator[int]:
-        """A descriptor of the folder itself, closed at the end. Raises WorkspaceError."""
+        """Yield a descriptor of the folder itself, closed at the end. Raises WorkspaceError."""
         try:
             fd = os.open(self.root, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
         except FileNotFoundError:
@@ -425,7 +425,7 @@ class Workspace:
 
     @contextlib.contextmanager
     def _place(self, path: str) -> Iterator[_Place]:
-        """Where a path leads: below the workspace, or a mounted folder for an absolute one."""
+        """Resolve a path: below the workspace, or for an absolute one below a mounted folder."""
         absolute = os.path.normpath(path) if path.startswith("/") and "\0" not in path else ""
         for shown in reversed(self._mounts):
             parts = shown.parts(absolute) if absolute else None
@@ -458,7 +458,7 @@ class Workspace:
 
     @contextlib.contextmanager
     def _file(self, place: _Place) -> Iterator[tuple[int, os.stat_result]]:
-        """A regular file opened for reading, with what is known of it."""
+        """Yield a descriptor of a regular file, open for reading, and its stat."""
         with self._opened(place, os.O_RDONLY) as fd:
             info = os.fstat(fd)
             if not stat.S_ISREG(info.st_mode):
@@ -482,7 +482,7 @@ class Workspace:
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """What a caller's `path` means: `parts` below the open folder `root`, of a mount if `shown`."""
+    """A caller's `path` resolved to `parts` below the open folder `root`, of a mount if `shown`."""
 
     path: str
     root: int
@@ -491,24 +491,27 @@ class _Place:
 
     @property
     def on_disk(self) -> tuple[str, ...]:
-        """The same below `root`, which for a single mounted file is the folder it is in."""
+        """The parts below `root`, which for a single mounted file is the folder it is in."""
         single = self.shown is not None and self.shown.single
         return (self.shown.mount.host.name,) if self.shown and single else self.parts
 
     def acting(self) -> contextlib.AbstractContextManager[None]:
-        """What a root server opens and makes in a mount, it does with the rights of its owner."""
+        """Return a context in which a root server acts with the rights of the mount's owner.
+
+        Outside of mounts the context does nothing.
+        """
         if self.shown is None:
             return contextlib.nullcontext()
         return acting_as_owner(self.shown.mount.host)
 
     @property
     def prefix(self) -> str:
-        """What stands before paths below `root` in answers."""
+        """Prefix of paths below `root` in answers."""
         return "" if self.shown is None else f"{self.shown.mount.guest}/"
 
     @property
     def name(self) -> str:
-        """What answers call it."""
+        """Name of the file or folder in answers."""
         return (self.prefix + "/".join(self.parts)).rstrip("/")
 
 
