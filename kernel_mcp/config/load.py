@@ -1,12 +1,12 @@
-"""Flags, environment variables and TOML become one `Settings`.
+"""Merge flags, environment variables and TOML into one `Settings`.
 
 Every setting has one name. `idle-timeout` is the flag `--idle-timeout`, the variable
 `KERNEL_MCP_IDLE_TIMEOUT` and the key `idle-timeout` of a TOML file; a flag wins over a variable,
 a variable over a file, a file over the default.
 
 A file in the current folder that no flag names came with that folder, which may be a clone of
-anything. It may only narrow what holds without it (`Option.narrows`); the keys that would do
-more are left out and told.
+anything. It may only narrow the operator's settings (`Option.narrows`); the keys that would do
+more are ignored and reported.
 """
 
 from __future__ import annotations
@@ -56,9 +56,9 @@ from kernel_mcp.linux.process import overwrite_arguments, take_variable
 CONFIG_NAME = "kernel-mcp.toml"
 TABLE = "kernel-mcp"
 MAX_FILE_BYTES = 1024 * 1024
-"""Of a configuration file: those of projects have some KiB."""
+"""Largest configuration file that is read; those of projects have some KiB."""
 MAX_VARIABLES = 16 * 1024
-"""Characters of the values of `--env`: they travel to a template in one packet."""
+"""Characters of all values of `--env` together: they travel to a template in one packet."""
 MAX_SHOWN = 100
 """Characters of a key or a value in an error, which is one line."""
 
@@ -74,7 +74,7 @@ _NO_GPU = {
     "landlock": "CUDA names its threads in /proc, where code under Landlock may write nothing",
     "container": "kernels have the libraries of their image, not those of this machine's driver",
 }
-"""Why code of a sandbox cannot use a GPU."""
+"""Reasons why code in a sandbox of this kind cannot use a GPU."""
 
 
 def load(flags: Mapping[str, str | list[str]], environ: Mapping[str, str], cwd: Path) -> Settings:
@@ -105,7 +105,7 @@ def load(flags: Mapping[str, str | list[str]], environ: Mapping[str, str], cwd: 
 
 
 def _with_gpu(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Add what the driver of this machine's GPUs has. Raises ConfigError without any."""
+    """Add devices, mount and libraries of this machine's GPU driver. Raises ConfigError."""
     sandbox = values.get("sandbox", Settings().sandbox)
     if reason := _NO_GPU.get(sandbox[0]):
         raise ConfigError(f"--gpu and --sandbox {sandbox[0]}: {reason}. Take --sandbox bwrap")
@@ -132,7 +132,10 @@ def _settings(values: Mapping[str, Any]) -> Settings:
 
 
 def spellings(form: Callable[[str], str], value: str) -> dict[str, str]:
-    """What to write for the `form` of each setting's name, and of each word that is a value."""
+    """Return corrections by misspelt name: `form` of each setting's name, and of fixed values.
+
+    A value, such as `strict`, is corrected to its setting with that value.
+    """
     words = {
         form(word): form(option.name) + value.format(word)
         for option in OPTIONS
@@ -143,15 +146,15 @@ def spellings(form: Callable[[str], str], value: str) -> dict[str, str]:
 
 
 def nearest(name: str, known: Mapping[str, str]) -> str:
-    """`; did you mean X?` for what is `known` by a name close to this one, else nothing."""
+    """Return `; did you mean X?` for the entry of `known` with the closest name; else ""."""
     close = close_to(name, known, cutoff=0.55)
     return f"; did you mean {known[close[0]]}?" if close else ""
 
 
 def _checked(settings: Settings, environ: Mapping[str, str]) -> Settings:
-    """Settings that go together, with the values of the server's own variables.
+    """Return the settings with values from the server's environment filled in for `--env`.
 
-    Raises ConfigError.
+    Raises ConfigError for settings that contradict each other.
     """
     if settings.max_sessions < 1:
         raise ConfigError("max-sessions 0: a server needs room for at least one session")
@@ -183,7 +186,10 @@ def _checked(settings: Settings, environ: Mapping[str, str]) -> Settings:
 
 
 def _variables(environ: Mapping[str, str]) -> dict[str, str]:
-    """The settings among the environment variables; an empty one counts as not set."""
+    """Return the settings among the environment variables; an empty one counts as not set.
+
+    Raises ConfigError for an unknown one.
+    """
     known = {option.variable: option.name for option in OPTIONS}
     known[variable_of("config")] = "config"
     found = {}
@@ -200,9 +206,10 @@ def _variables(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def _discovered(cwd: Path, own: Mapping[str, Any]) -> tuple[dict[str, Any], Refusal | None]:
-    """What `kernel-mcp.toml` or else `[tool.kernel-mcp]` of `pyproject.toml` in `cwd` may set.
+    """Return the accepted values of a file in `cwd`, by field, and the refused keys if any.
 
-    `own` are the operator's values by field. The second is what was refused, None for nothing.
+    The file is `kernel-mcp.toml` or else `pyproject.toml` with `[tool.kernel-mcp]`. `own` are the
+    operator's values by field. Raises ConfigError.
     """
     for name in (CONFIG_NAME, "pyproject.toml"):
         file = cwd / name
@@ -255,7 +262,10 @@ def _from_file(file: Path, cwd: Path) -> dict[str, Any]:
 
 
 def _table(file: Path) -> dict[str, Any] | None:
-    """The settings in a TOML file: the whole of it, or `[tool.kernel-mcp]` where that exists."""
+    """Return the settings in a TOML file: `[tool.kernel-mcp]` if that exists, else all of it.
+
+    None for a pyproject.toml without that table. Raises ConfigError.
+    """
     try:
         with file.open("rb") as opened:
             text = opened.read(MAX_FILE_BYTES + 1)
@@ -332,7 +342,7 @@ def _absolute(one: Attachment, base: Path) -> Attachment:
 
 
 def _placed(mount: Mount, base: Path) -> Mount:
-    """Seen at the path that was named, whatever links lead to the folder itself."""
+    """Return the mount with links of the host path resolved; sessions see the path as given."""
     named = os.path.normpath(base / mount.host)
     try:
         host = os.path.realpath(named)
@@ -342,10 +352,10 @@ def _placed(mount: Mount, base: Path) -> Mount:
 
 
 class _Parser(argparse.ArgumentParser):
-    """Reports a wrong command line in one line, with the flag that was perhaps meant."""
+    """Reports a wrong command line in one line, with the flag that was probably meant."""
 
     commands: Sequence[str] = ()
-    """What may stand in the place of a flag, for the same purpose."""
+    """Subcommands, which are suggested for a misspelt first word."""
 
     def error(self, message: str) -> NoReturn:
         unknown = message.removeprefix("unrecognized arguments: ")
@@ -367,10 +377,10 @@ def settings_parser(
     commands: Sequence[str] = (),
     shown: Collection[str] = tuple(_BY_NAME),
 ) -> argparse.ArgumentParser:
-    """A parser of every setting's flag, grouped; values stay text for `load`.
+    """Return a parser of all settings' flags, grouped; values stay text for `load`.
 
-    `commands` are other first words, one of which was perhaps meant by an unknown one. The help
-    has the flags that are `shown`; the rest of a server's command line is taken, too.
+    `commands` are suggested for a misspelt first word. The help lists the flags in `shown`; the
+    other flags of a server are accepted, too.
     """
     parser = _Parser(
         prog=prog,
@@ -410,15 +420,15 @@ def _add_flag(group: argparse._ArgumentGroup, option: Option, *, hidden: bool) -
 
 
 def read_settings(parser: argparse.ArgumentParser, argv: Sequence[str]) -> Settings:
-    """Settings from argv, the environment and TOML. Raises ConfigError."""
+    """Return the settings from argv, the environment and TOML. Raises ConfigError."""
     return settings_from(vars(parser.parse_args(list(argv))))
 
 
 def settings_from(flags: Mapping[str, str | list[str]]) -> Settings:
-    """Settings from parsed flags, the environment and TOML; says on stderr what was not taken.
+    """Return the settings from parsed flags, the environment and TOML; warn of ignored keys.
 
-    Values of secrets are taken out of the environment, so that no child process inherits them.
-    Raises ConfigError.
+    Warnings go to stderr. Values of secrets are removed from the environment, so that no child
+    process inherits them. Raises ConfigError.
     """
     try:
         cwd = Path.cwd()

@@ -1,4 +1,4 @@
-"""Which settings of a server on HTTP go together."""
+"""Check the combination of settings for serving over HTTP."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def check_serving(settings: Settings) -> None:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches an address."""
+    """Return True if an address can be reached from this machine only."""
     if host == "localhost":
         return True
     try:
@@ -51,7 +51,10 @@ def is_loopback(host: str) -> bool:
 
 
 def _check_stdio(settings: Settings) -> None:
-    """`--tokens` and `--public-url` may be there for `kernel-mcp token`."""
+    """Raise ConfigError for flags that need HTTP.
+
+    `--tokens` and `--public-url` are permitted, as `kernel-mcp token` uses them.
+    """
     given = {
         "--issuer": settings.issuer,
         "--no-auth": settings.no_auth,

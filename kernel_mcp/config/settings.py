@@ -1,4 +1,4 @@
-"""One table of settings: what the operator decides, with the flag of each.
+"""The table of all settings that the operator decides, with the flag of each.
 
 From the fields of `Settings` and `Limits` come the flags and `--help`, the environment variables,
 the keys of TOML files and the table of flags in the README, which
@@ -69,7 +69,7 @@ from kernel_mcp.records import dataclass
 
 ENV_PREFIX = "KERNEL_MCP_"
 PROFILES = ("strict", "guarded", "default", "data")
-"""From the one that lets code do least."""
+"""Profiles, the strictest first."""
 SANDBOXES = ("auto", "bwrap", "landlock", "container", "none")
 CHAINED = ("bwrap", "landlock")
 """Sandboxes of which one may follow the other in `--sandbox`; the rest stand alone."""
@@ -77,7 +77,7 @@ ENGINES = ("auto", "podman", "docker")
 TOOL_GROUPS = ("core", "packages", "files", "branches", "notebooks")
 """Groups of tools; `core` runs code and is always there."""
 CHECKPOINTS = ("off", "auto", "always")
-"""From the one with the fewest copies of kernels."""
+"""Values of `--checkpoints`, the one with the fewest copies of kernels first."""
 LOG_LEVELS = ("debug", "info", "warning", "error")
 LOG_FORMATS = ("text", "json")
 
@@ -94,11 +94,11 @@ _FLEET = "Many machines"
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """One setting: its name in all three places, its reader and its words in `--help` and README.
+    """One setting: its name, its reader and its text in `--help` and README.
 
-    `default` is what `read` makes the default from, or, with `in_words`, what stands for it.
-    `narrows` says whether a value from a file that no flag names, found in the current folder,
-    permits no more than what holds without it; any other is refused there.
+    `default` is the text that `read` turns into the default or, with `in_words`, a description of
+    it. `narrows` decides about values from a file in the current folder that no flag names: they
+    are accepted only if they permit no more than the operator's value.
     """
 
     name: str
@@ -140,7 +140,7 @@ def _flag(
     value: object = _UNSET,
     narrows: Narrows = never,
 ) -> Any:
-    """A field with a flag; its default is what `read` makes of `default`, unless `value` is it."""
+    """Return a dataclass field with a flag; its default is `value`, else `read(default)`."""
     in_words = value is not _UNSET
     option = Option(name, read, group, metavar, default, help, narrows, in_words)
     return dataclasses.field(
@@ -151,11 +151,11 @@ def _flag(
 # fmt: off
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What one kernel may use. A value of 0 means no limit.
+    """Resource limits of one kernel. A value of 0 means no limit.
 
-    tmp_bytes       /tmp and /dev/shm, each (part of memory)
+    tmp_bytes       size of /tmp and of /dev/shm (part of memory)
     open_files      file descriptors of one process
-    address_space   whether a process is limited, too: drivers map more than there is memory
+    address_space   False for no limit on a process's address space: GPU drivers map more than RAM
     """
 
     memory_bytes: int = _flag(
@@ -192,9 +192,9 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Keys that were not taken from a file in the current folder that no flag names.
+    """Keys that were ignored in a file in the current folder that no flag names.
 
-    Such a file may narrow what the operator permits, never widen it or name a place or a program.
+    Such a file may narrow what the operator permits, never widen it or name a path or a program.
     """
 
     file: Path
@@ -216,8 +216,8 @@ class Settings:
     """Everything the operator decides; built by `load` from flags, environment and TOML.
 
     Bytes, seconds and counts of 0 lift the limit where the help says so; an idle time of infinity
-    is `never`. `file` is that of `--config`, `refusal` what a file in the current folder wanted and
-    did not get. `driver` has the libraries of a GPU that the loader does not find by itself.
+    is `never`. `file` is that of `--config`; `refusal` names keys ignored in a file of the current
+    folder. `driver` is the folder of GPU libraries that the loader does not find by itself.
     """
 
     allow: tuple[str, ...] = _flag(
@@ -536,21 +536,21 @@ class Settings:
 
     @property
     def patience(self) -> float:
-        """How many times the end may take what a client on stdin and stdout gives it.
+        """Factor on the time that shutdown may take: 1 on stdio, whose clients wait briefly.
 
-        Who stops a service waits, and its sessions may be hundreds.
+        A service may have hundreds of sessions, and its supervisor waits longer.
         """
         return 1.0 if self.http is None else 6.0
 
     @property
     def several(self) -> bool:
-        """Whether there may be several principals: fronts of a fleet may have any."""
+        """True if there may be several principals, as there may be behind a fleet's frontends."""
         known = self.tokens is not None or bool(self.issuer)
         return bool(self.fleet_store) or (self.http is not None and known)
 
     @property
     def obeyed(self) -> tuple[Path, ...]:
-        """The operator's files that servers run, or take doors or packages from."""
+        """The operator's files and folders that servers run, or read settings or packages from."""
         given = [path for path in (self.file, self.uv) if path is not None]
         sources = [each.removeprefix("file://") for each in (self.index_url, *self.find_links)]
         given += [Path(each) for each in sources if each.startswith("/")]
@@ -575,7 +575,7 @@ class Settings:
 
     @property
     def confined(self) -> bool:
-        """Whether kernels run in a sandbox: where none works, no server starts."""
+        """True if kernels run in a sandbox. Where none works, the server does not start."""
         return self.sandbox != ("none",)
 # fmt: on
 

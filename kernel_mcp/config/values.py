@@ -1,6 +1,7 @@
-"""Readers of single values: text or TOML in, a typed value out, ValueError in words.
+"""Readers of single values: text or TOML in, a typed value out, ValueError for people.
 
-And rules for a file that no flag names: it may set values that permit no more than the operator's.
+The rules for a file that no flag names are here, too: its values may permit no more than the
+operator's.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ _VERSION = re.compile(r"(?:python)?(\d+)(?:\.(\d+))?(?:\.(\d+))?")
 
 LEAST_CHARACTERS = 1000
 LEAST_CPUS = 0.01
-"""Of a control group: a millisecond in every tenth of a second."""
+"""Smallest processor share of a control group: a millisecond in every tenth of a second."""
 OLDEST_PYTHON = (3, 10)
 NEWEST_PYTHON = (3, 15)
 
@@ -63,9 +64,9 @@ def idle_duration(given: object) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Persist:
-    """How much is kept of sessions beyond the server's end, and how long after their last use.
+    """Limits of persisted sessions: total size, and seconds since their last use.
 
-    Bytes of 0 are no bound, nor are infinite seconds.
+    0 bytes and infinite seconds mean no limit.
     """
 
     bytes: int
@@ -87,7 +88,7 @@ def persist(given: object) -> Persist | None:
 
 
 def less_kept(wanted: object, own: object) -> bool:
-    """Whether no more is kept, nor longer."""
+    """Return True if `wanted` keeps no more than `own`, and no longer."""
     if not isinstance(wanted, Persist):
         return wanted is None
     if not isinstance(own, Persist):
@@ -96,7 +97,7 @@ def less_kept(wanted: object, own: object) -> bool:
 
 
 LEAST_BARE_BYTES = MIB
-"""Below it a number of bytes lacks its unit."""
+"""A smaller number without a unit is refused, as its unit was probably forgotten."""
 LEAST_MEMORY = 16 * MIB
 
 
@@ -116,7 +117,7 @@ def size(given: object) -> int:
 
 
 def memory(given: object) -> int:
-    """As `size`, and enough for a kernel."""
+    """Bytes as in `size`; 0, or enough for a kernel."""
     found = size(given)
     if 0 < found < LEAST_MEMORY:
         raise ValueError(f"a kernel needs {format_bytes(LEAST_MEMORY)} at least")
@@ -133,11 +134,11 @@ def count(given: object) -> int:
 
 
 LEAST_PROCESSES = 4
-"""With fewer a kernel closes its connections as it starts, or no program can be run from it."""
+"""With fewer a kernel fails to start, or cannot run any program."""
 
 
 def processes(given: object) -> int:
-    """How many processes and threads; 0 for no limit."""
+    """Number of processes and threads; 0 for no limit."""
     found = count(given)
     if 0 < found < LEAST_PROCESSES:
         raise ValueError(f"a kernel needs {LEAST_PROCESSES} processes and threads at least")
@@ -156,7 +157,7 @@ def number(given: object) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """Of the processors: how many at a time, or seconds for one cell; 0 where not said."""
+    """Processor limit: the number of processors, or seconds for one cell; 0 where not given."""
 
     cpus: float = 0.0
     seconds: float = 0.0
@@ -178,7 +179,7 @@ def share(given: object) -> Share:
 
 @dataclass(frozen=True, slots=True)
 class Quotas:
-    """What one principal may use; None is that of the server, 0 lifts a limit.
+    """Limits of one principal; None means the server's value, 0 no limit.
 
     sessions  sessions with a kernel at once
     asleep    hibernated sessions
@@ -200,7 +201,7 @@ class Quotas:
     body: int | None = None
 
     def over(self, others: Quotas) -> Quotas:
-        """These, with `others` where they say nothing."""
+        """Return these quotas, with those of `others` where they are None."""
         if self == _UNSAID:
             return others
         names = [entry.name for entry in fields(self)]
@@ -250,7 +251,7 @@ def address(given: object) -> tuple[str, int]:
 
 
 def characters(given: object) -> int:
-    """A number of characters that an answer can be told in."""
+    """Number of characters of an answer, at least `LEAST_CHARACTERS`."""
     found = count(given)
     if found < LEAST_CHARACTERS:
         raise ValueError(f"expected a number of {LEAST_CHARACTERS} or more")
@@ -258,7 +259,7 @@ def characters(given: object) -> int:
 
 
 def choice(*words: str) -> Callable[[object], str]:
-    """A reader that takes exactly one of `words`."""
+    """Return a reader that accepts exactly one of `words`."""
 
     def read(given: object) -> str:
         word = given.strip().lower() if isinstance(given, str) else ""
@@ -272,7 +273,7 @@ def choice(*words: str) -> Callable[[object], str]:
 def choices_in_order(
     words: tuple[str, ...], chained: tuple[str, ...]
 ) -> Callable[[object], tuple[str, ...]]:
-    """A reader of one of `words`, or of several of `chained` in the order they are tried in."""
+    """Return a reader of one of `words`, or of several of `chained` in order of preference."""
     several = ",".join(chained)
 
     def read(given: object) -> tuple[str, ...]:
@@ -288,7 +289,7 @@ def choices_in_order(
 
 
 def some_of(*words: str) -> Callable[[object], tuple[str, ...]]:
-    """A reader of several of `words`, of which the first is always among them."""
+    """Return a reader of several of `words`, which must include the first."""
 
     def read(given: object) -> tuple[str, ...]:
         listed = given.split(",") if isinstance(given, str) else given
@@ -357,7 +358,7 @@ class Mount:
 
     @property
     def writable(self) -> bool:
-        """Whether sessions may change what is in it."""
+        """True if sessions may change its content."""
         return self.mode == "rw"
 
     def __str__(self) -> str:
@@ -409,7 +410,7 @@ def devices(given: object) -> tuple[Path, ...]:
 
 
 LEAST_MASKED = 6
-"""Characters of a value that outputs can be rid of: a shorter one is a part of ordinary text."""
+"""Characters from which a value is masked in outputs: shorter ones occur in ordinary text."""
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _TAKEN_NAMES = re.compile(
     r"(PYTHON|LD_|KERNEL_MCP_|JPY_|JUPYTER|IPYTHON|GLIBC_|MALLOC_|XDG_|UV_|PIP_|BASH_FUNC_).*"
@@ -418,7 +419,7 @@ _TAKEN_NAMES = re.compile(
     r"|MPLBACKEND|MPLCONFIGDIR|ARROW_DEFAULT_MEMORY_POOL|JE_ARROW_MALLOC_CONF|VIRTUAL_ENV"
     r"|BASH_ENV|ENV|IFS|SHELLOPTS|BASHOPTS|GCONV_PATH|LOCPATH|HOSTALIASES|RES_OPTIONS"
 )
-"""What a kernel has from the server, or what changes the programs that it consists of."""
+"""Variables that the server sets for kernels, or that change the kernel's own programs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -430,7 +431,7 @@ class Variable:
 
     @property
     def short(self) -> bool:
-        """Whether its value shows in outputs."""
+        """True if its value is too short to be masked in outputs."""
         return len((self.value or "").strip()) < LEAST_MASKED
 
     def __str__(self) -> str:
@@ -461,7 +462,7 @@ def _variable(text: str) -> Variable:
 
 
 LEAST_SECRET, MOST_SECRET = 8, 8192
-"""Characters of a value that is put into headers."""
+"""Least and greatest number of characters of a header secret."""
 _NO_SECRET_IN = frozenset(
     {"host", "content-length", "transfer-encoding", "connection", "te", "trailer", "upgrade"}
     | {"expect", "accept-encoding", "keep-alive", "range", "if-range"}
@@ -479,9 +480,9 @@ def _check_name(name: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class HeaderSecret:
-    """What code may use and never read: the `value` of a variable, for one header of one host.
+    """A secret that code can use but not read: the `value` for one header of one host.
 
-    The value is taken out of the server's own environment once all settings are known.
+    The value is taken from the server's own environment once all settings are known.
     """
 
     name: str
@@ -493,7 +494,10 @@ class HeaderSecret:
         return f"{self.name}@{self.host}:{self.header}"
 
     def with_value(self, value: str) -> HeaderSecret:
-        """Raises ValueError for one that cannot stand in a header, or not be found in replies."""
+        """Return the secret with its value.
+
+        Raises ValueError for a value that no header can hold, or too short to find in replies.
+        """
         if not value.isascii() or not value.isprintable() or value != value.strip():
             raise ValueError("its value has characters that no header can hold, or blanks around")
         if not LEAST_SECRET <= len(value) <= MOST_SECRET:
@@ -538,7 +542,7 @@ def _header_secret(text: str) -> HeaderSecret:
 
 @dataclass(frozen=True, slots=True)
 class Attachment:
-    """A kernel of a person's, or a Jupyter server with kernels, which sessions may join.
+    """A running kernel, or a Jupyter server with kernels, which sessions may join.
 
     `place` is the path of a connection file, or the address of a server, without its `token`.
     """
@@ -551,7 +555,7 @@ class Attachment:
 
     @property
     def is_server(self) -> bool:
-        """Whether it is a Jupyter server, else a connection file."""
+        """True for a Jupyter server, False for a connection file."""
         return "://" in self.place
 
 
@@ -664,7 +668,7 @@ def _seconds(given: object) -> float:
 
 
 def format_bytes(size: int) -> str:
-    """A number of bytes as a person says it, for example `2 GiB` or `1.5 MiB`."""
+    """Return a number of bytes for people, for example `2 GiB` or `1.5 MiB`."""
     for unit, name in ((GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB")):
         if size >= unit:
             return f"{size / unit:.2f}".rstrip("0").rstrip(".") + f" {name}"
@@ -672,7 +676,7 @@ def format_bytes(size: int) -> str:
 
 
 def close_to(name: str, known: Iterable[str], *, most: int = 1, cutoff: float = 0.6) -> list[str]:
-    """At most `most` of the names that `name` is a slip of, the nearest first.
+    """Return at most `most` of the `known` names that resemble `name`, the nearest first.
 
     `cutoff` is the least `difflib.SequenceMatcher.ratio` of two such names.
     """
@@ -725,8 +729,8 @@ def parse_entry(entry: str) -> Requirement:
         ) from None
 
 
-# What a value given without being asked for may be, beside the one that holds without it: each
-# says whether the first permits no more than the second.
+# Rules for values of a file that no flag names: each returns True if the first value permits no
+# more than the second, the operator's.
 Narrows: TypeAlias = Callable[[Any, Any], bool]
 
 
