@@ -1,11 +1,11 @@
-"""A live kernel that somebody else has started, and goes on to use.
+"""A running kernel that another client has started and goes on using.
 
-Its requests have an order that this session does not decide. So a cell waits here until the cells
-of others have ended, those that wait in the kernel with them: an interrupt then never stops one of
-theirs, and a cell that is given up before its turn never runs.
+Other clients send requests to it, too. So a cell waits here until their cells have ended, those
+that are queued in the kernel included. An interrupt then never stops a cell of theirs, and a cell
+that is cancelled before its turn never runs.
 
-That they have ended is told by the answer to a look: a request that runs nothing, which the kernel
-answers in its turn, with its public names.
+A *look* finds out that they have ended: a request that runs no code. The kernel answers it in its
+turn, with its public names.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ from kernel_mcp.output.text import Masks, one_line
 from kernel_mcp.policy import Policy
 
 AGAIN_S = 0.5
-"""Seconds between looks whether the output channel is joined: what is published before is lost."""
+"""Seconds between checks that output is received: messages published before that are lost."""
 NAMES_S = 1.0
-"""What a new session waits for the names of an idle kernel."""
+"""Seconds that a new session waits for the names of an idle kernel."""
 LONG_S = 0.2
-"""What a cell waits here before that is worth a word: that others have ended takes a moment."""
+"""Seconds after which the user is told that a cell waits; a look alone takes a moment."""
 MOST_VALUE_CHARS = 4 * MIB
-"""Of what an expression gave: the most names that are taken have a tenth of that."""
+"""Largest result of an expression; the most names that are accepted have a tenth of that."""
 MOST_OTHERS = 1000
-"""Requests of other clients that are known to run; a kernel runs one, an honest one few."""
+"""Maximal number of unfinished requests of other clients that are tracked."""
 LANGUAGE_CHARS = 40
 RESTARTED = "was restarted by another of its clients"
 _DIED = "has died, and its Jupyter server starts it again"
@@ -72,9 +72,9 @@ _HIDDEN = 'b.getattr(b.globals().get("get_ipython", b.list)(), "user_ns_hidden",
 
 
 def _expression(value: str) -> str:
-    """One whose digits `_value` reads; in `value` builtins are those of `b`.
+    """Return an expression whose result `_value` decodes: `value` as JSON in hexadecimal digits.
 
-    People name variables `list` and `type`.
+    In `value` builtins are attributes of `b`, as users name variables `list` and `type`.
     """
     return f'(lambda b: b.__import__("json").dumps({value}).encode().hex())(__import__("builtins"))'
 
@@ -85,11 +85,11 @@ NAMES = _expression(
     '([name for name in b.list(b.globals()) if b.type(name) is b.str and name[:1] != "_" '
     f"and name not in {_HIDDEN}])"
 )
-"""What a kernel evaluates after each cell: its process id, its public names, how many there are."""
+"""Expression evaluated after each cell: the process id, the public names, and their number."""
 
 
 def _description() -> str:
-    """The expression that describes variables by the source that kernels of this server use."""
+    """Return the expression that describes variables, with the code of this server's kernels."""
     source = files("kernel_specs.restricted").joinpath("variables.py").read_text("utf-8")
     return _expression(
         f"(lambda space: (b.exec({source!r}, space), "
@@ -98,7 +98,7 @@ def _description() -> str:
 
 
 class AttachedKernel(Kernel):
-    """A kernel at a place that the operator has named; `overheard` takes what others run in it."""
+    """A kernel at a `Place` named by the operator; code of other clients goes to `overheard`."""
 
     attached = True
 
@@ -112,18 +112,18 @@ class AttachedKernel(Kernel):
         policy: Policy,
         masks: Masks,
     ) -> None:
-        """`channels` joins it; `start` is that of the handle."""
+        """`channels` connects to the kernel; `start` is that of `handle`."""
         self._start = start
         self._join = channels
         self._others: dict[str, None] = {}
-        """Requests that run and are none of the cell in flight, oldest first."""
+        """Running requests other than the cell in flight, oldest first."""
         self._held: tuple[Run, str, dict[str, Any]] | None = None
         self._look = ""
-        """The look that has no answer yet."""
+        """Id of the look that is not yet answered; empty for none."""
         self._before: list[str] = []
-        """Of the others, those that the kernel has ended once it answers that."""
+        """Requests of others sent before that look: they have ended once it is answered."""
         self._stale = False
-        """Whether code of others has ended since."""
+        """True if code of others has ended since that look was sent."""
         self._aborted = False
         self._looked = anyio.Event()
         self._heard = anyio.Event()
@@ -134,7 +134,7 @@ class AttachedKernel(Kernel):
         super().__init__(handle, environment=environment, policy=policy, masks=masks)
 
     async def ready(self, timeout: float) -> None:
-        """Wait until it answers and no output can be lost. Raises LaunchError."""
+        """Wait until the kernel answers and its output is received. Raises LaunchError."""
         info: Mapping[str, Any] | None = None
         with anyio.move_on_after(timeout):
             while self.exit is None and not (info and self._heard.is_set()):
@@ -170,7 +170,7 @@ class AttachedKernel(Kernel):
         self.environment = replace(self.environment, version=version if fit else "")
 
     async def _first_names(self) -> None:
-        """Have the names that are there already, unless a cell of somebody else's runs."""
+        """Fetch the names of existing variables; give up after `NAMES_S` if a cell is running."""
         self._have_looked()
         with anyio.move_on_after(NAMES_S):
             await self._looked.wait()
@@ -179,12 +179,12 @@ class AttachedKernel(Kernel):
         return self._join(hearer)
 
     def missed(self, run: Run) -> bool:
-        """See `Kernel`: one that waited here has not run either."""
+        """See `Kernel`: a cell that waited here has not run either."""
         waited = self._held is not None and self._held[0] is run
         return self.exit is not None and (waited or super().missed(run))
 
     def interrupt(self, *, alone: bool = False) -> None:
-        """Interrupt a cell of this session that runs; one that waits is not run."""
+        """Interrupt the running cell of this session; a waiting one is cancelled."""
         run = self.running
         if run is None:
             return
@@ -192,8 +192,8 @@ class AttachedKernel(Kernel):
             self._held = None
             self.tell(NOT_RUN)
             _drop(run)
-        elif run.begun and run.status is None:  # a next cell, of another, may run else
-            with contextlib.suppress(LaunchError):  # its end is noticed
+        elif run.begun and run.status is None:  # else another client's cell may run
+            with contextlib.suppress(LaunchError):  # the end of the kernel is noticed elsewhere
                 self._channels.send("control", "interrupt_request", {})
 
     def give_up(self, run: Run) -> str | None:
@@ -206,7 +206,10 @@ class AttachedKernel(Kernel):
         return GOES_ON if run.begun else SENT
 
     async def ask(self, kind: str, content: dict[str, Any], *, timeout: float) -> dict[str, Any]:
-        """The reply to a request of Jupyter's, or for variables. Raises LaunchError."""
+        """Return the reply to a Jupyter request, or the description of variables.
+
+        Raises LaunchError, also for requests that only this server's kernels understand.
+        """
         if kind == "kernel_mcp_variables_request":
             return await self._described(timeout)
         if kind.startswith("kernel_mcp_"):
@@ -259,7 +262,10 @@ class AttachedKernel(Kernel):
             self._start.end(RESTARTED)
 
     def _has_ended(self, message: Message) -> bool:
-        """Whether it tells that the variables are gone, or will be at once."""
+        """Return True if a message means that the kernel and its variables are gone; end it then.
+
+        Also for a shutdown or restart that is about to happen.
+        """
         why = None
         if message.kind == "shutdown_reply":
             again = message.content.get("restart") is True
@@ -272,9 +278,10 @@ class AttachedKernel(Kernel):
         return True
 
     def _hear(self, message: Message) -> None:
-        """Take a message about a request that is none of the cell in flight.
+        """Handle a message about a request of another client.
 
-        Of another's, the code tells that it runs: what it prints may come of a thread, later.
+        A request counts as running once its code is published; output alone may come from a thread
+        of an earlier cell.
         """
         if message.kind == "status":
             if message.content.get("execution_state") == "idle" and message.parent in self._others:
@@ -287,15 +294,15 @@ class AttachedKernel(Kernel):
                 self.overheard(code)
 
     def _have_looked(self) -> None:
-        """Send a look, unless one is under way."""
+        """Send a look, unless one is pending."""
         if self._look:
             return
         self._stale, self._before = False, list(self._others)
-        with contextlib.suppress(LaunchError):  # its end is noticed
+        with contextlib.suppress(LaunchError):  # the end of the kernel is noticed elsewhere
             self._look = self._channels.send("shell", "execute_request", _silent(NAMES))
 
     def _on_look(self, content: Mapping[str, Any]) -> None:
-        """All that was in the kernel before this look has ended."""
+        """Handle the answer to a look: all requests queued before it have ended."""
         self._look = ""
         for request in self._before:
             self._others.pop(request, None)
@@ -321,11 +328,11 @@ class AttachedKernel(Kernel):
         (run, kind, content), self._held = self._held, None
         try:
             super()._hand_over(run, kind, content)
-        except LaunchError:  # its end is noticed
+        except LaunchError:  # the end of the kernel is noticed elsewhere
             _drop(run)
 
     def _take_names(self, content: Mapping[str, Any]) -> bool:
-        """Take what `NAMES` gave; False when it is another process than before."""
+        """Store the result of `NAMES`; return False if the process is another one than before."""
         found = _value(content)
         if not isinstance(found, list) or len(found) != 3:
             return True
@@ -344,7 +351,7 @@ class AttachedKernel(Kernel):
 
 
 def _silent(expression: str) -> dict[str, Any]:
-    """The content of a request that runs nothing and has an expression evaluated."""
+    """Return the content of a request that evaluates an expression and runs no cell."""
     return {
         "code": "",
         "silent": True,
@@ -356,7 +363,10 @@ def _silent(expression: str) -> dict[str, Any]:
 
 
 def _value(content: Mapping[str, Any]) -> object:
-    """What an expression of ours gave; None for anything else. Hostile data."""
+    """Return the result of an expression made by `_expression`; None for anything else.
+
+    The content is untrusted.
+    """
     try:
         text = content["user_expressions"][_KEY]["data"]["text/plain"]
         if not isinstance(text, str) or len(text) > MOST_VALUE_CHARS:
@@ -367,6 +377,6 @@ def _value(content: Mapping[str, Any]) -> object:
 
 
 def _drop(run: Run) -> None:
-    """End a run that has no answer."""
+    """End a run that will get no reply, as aborted."""
     run.on_reply({"status": "aborted"})
     run.end()

@@ -1,7 +1,7 @@
-"""Which kernel a session asks to join, and whether the operator has named it.
+"""Resolve the kernel that a session asks to join; the operator must have named it.
 
-A connection file is read by the server itself, as the operator named it and nobody else. Of a
-Jupyter server the operator names the address; which of its kernels is meant may stand behind that.
+The operator names connection files, which the server reads itself, or addresses of Jupyter
+servers. A session may append a kernel or a notebook to such an address.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from kernel_mcp.launch.base import ConnectionInfo
 from kernel_mcp.records import dataclass
 
 MAX_FILE_BYTES = 64 * 1024
-"""Of a connection file, which has some 300 bytes."""
+"""Largest connection file that is read; they have some 300 bytes."""
 _PORTS = ("shell_port", "iopub_port", "stdin_port", "control_port", "hb_port")
 _SCHEME = "hmac-sha256"
 _ANY = ("0.0.0.0", "*", "::")
@@ -31,9 +31,9 @@ _KERNEL = re.compile(r"/?api/kernels/([^/]+)(?:/channels)?/?")
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """What of the operator's a session has asked for.
+    """The kernel that a session has asked for: one of the operator's attachments.
 
-    With a server either the `kernel` is given, or the path of its `notebook`, or neither.
+    For a Jupyter server either the id of the `kernel` or the path of its `notebook` may be given.
     """
 
     attachment: Attachment
@@ -41,7 +41,7 @@ class Place:
     notebook: str = ""
 
     def __str__(self) -> str:
-        """What to ask for to have the same again."""
+        """Return the text by which a session asks for the same kernel again."""
         if self.notebook:
             return f"{self.attachment}/lab/tree/{quote(self.notebook)}"
         return (
@@ -52,7 +52,7 @@ class Place:
 
 
 def place_of(asked: str, named: Iterable[Attachment]) -> Place:
-    """What `asked` means. Raises InputError for what the operator has not named."""
+    """Return the place that `asked` means. Raises InputError if the operator has not named it."""
     known = list(named)
     text = asked.strip()
     named_so = [each for each in known if not each.is_server and Path(each.place).name == text]
@@ -97,7 +97,7 @@ def _below(text: str, named: Attachment) -> Place | None:
 
 @dataclass(frozen=True, slots=True)
 class Connection(ConnectionInfo):
-    """Where a kernel of another's listens: `transport` is tcp or ipc."""
+    """The sockets that an external kernel listens on; `transport` is tcp or ipc."""
 
     transport: str = "tcp"
 
@@ -108,7 +108,7 @@ class Connection(ConnectionInfo):
 
 
 def read_connection(path: Path) -> Connection:
-    """What a connection file says. Raises LaunchError."""
+    """Return the content of a connection file. Raises LaunchError."""
     try:
         found = _object(path)
         ports = [found[name] for name in _PORTS]
@@ -142,7 +142,7 @@ def read_connection(path: Path) -> Connection:
 
 
 def _object(path: Path) -> Mapping[str, Any]:
-    """The object in a small regular file. Raises OSError, ValueError."""
+    """Return the JSON object in a small regular file. Raises OSError, ValueError."""
     with open(path, "rb", opener=_without_waiting) as file:
         info = os.fstat(file.fileno())
         if not stat.S_ISREG(info.st_mode) or info.st_size > MAX_FILE_BYTES:

@@ -1,6 +1,6 @@
-"""What a session has of a kernel that somebody else has started: no process, no limits, no way out.
+"""The process handle of an external kernel, which has neither process, limits nor network here.
 
-It is never signalled and never ended from here; what ends is the connection to it.
+The kernel is never signalled or ended from here; only the connection to it ends.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ OUTSIDE = "the kernel is not this server's: nothing of a sandbox or of limits is
 
 
 class Connected:
-    """A `Start` of nothing: `kill` ends the connection, and `why` says what ended it."""
+    """A `Start` without a process: `kill` ends the connection, and `why` says what ended it."""
 
     wrapped = False
     kernel: Watched | None = None
@@ -39,7 +39,7 @@ class Connected:
 
     @property
     def pids(self) -> list[int]:
-        """None: whose process it is, is not known here."""
+        """A list with -1 only: the process id is not known here."""
         return [-1]
 
     def begin(self, on_end: OnEnd) -> None:
@@ -47,28 +47,28 @@ class Connected:
         self._on_end = on_end
 
     def adopt(self, pid: int) -> None:
-        """Nothing is adopted."""
+        """Do nothing: there is no process to adopt."""
 
     def end(self, why: str) -> None:
-        """Count the kernel as gone, once."""
+        """Treat the kernel as gone, for the first reason given."""
         self.why = self.why or why
         self.kill()
 
     def kill(self) -> None:
-        """Have the connection count as ended; the kernel goes on."""
+        """Report the end of the connection, once; the kernel goes on running."""
         if self._on_end is not None:
             on_end, self._on_end = self._on_end, None
             on_end(0)
 
     def explain(self, _status: ExitStatus) -> ExitStatus:
-        """What ended the connection."""
+        """Return the reason why the connection ended, as an exit status in words."""
         return ExitStatus(words=self.why or "is no longer joined by this session")
 
     async def settled(self) -> None:
-        """There is nothing to wait for."""
+        """Return at once: there is nothing to wait for."""
 
     async def gone(self) -> None:
-        """There is nothing to wait for."""
+        """Return at once: there is nothing to wait for."""
 
     def close(self) -> None:
         """See `Start`."""
@@ -81,7 +81,7 @@ def attached_process(
     start: Connected,
     ends: Sequence[socket.socket] = (),
 ) -> KernelProcess:
-    """The handle of a kernel at `place`; `ends` are sockets of shell, control and iopub."""
+    """Return the handle of a kernel at `place`; `ends` are sockets of shell, control and iopub."""
     resources = AsyncExitStack()
     ring = OutputRing()
     resources.callback(ring.close)

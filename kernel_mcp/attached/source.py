@@ -1,4 +1,4 @@
-"""Joins kernels that the operator has named; all others come from the source behind."""
+"""Join kernels that the operator has named; all others come from another source."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _KERNEL = "kernel_mcp.attached.kernel"
 
 
 def step(module: str, *, once: bool) -> str:
-    """How a module gets into an attached kernel."""
+    """Return a sentence on how to install a module in an attached kernel."""
     root = module.partition(".")[0]
     return f"This kernel's own environment lacks it: a cell with %pip install {root} may add it."
 
@@ -44,7 +44,7 @@ POLICY = Policy(frozenset(), allow_all=True, profile="default", step=step, confi
 
 
 async def told_of(attachment: Attachment) -> str:
-    """What is there now, for the operator."""
+    """Return one line for the operator on the present state of an attachment."""
     try:
         if attachment.is_server:
             web = await anyio.to_thread.run_sync(import_module, _WEB)
@@ -64,7 +64,7 @@ async def told_of(attachment: Attachment) -> str:
 
 
 class AttachingSource:
-    """A `KernelSource` in front of another that joins what requests name."""
+    """A `KernelSource` that joins the kernels named in requests and delegates all others."""
 
     def __init__(
         self, source: KernelSource, named: Sequence[Attachment], masks: Masks | None = None
@@ -140,7 +140,7 @@ def _connect(connection: Connection, ends: list[socket.socket]) -> None:
 
 
 def _connected(connection: Connection, port: int) -> socket.socket:
-    """A socket of one channel. Blocks; raises OSError."""
+    """Return a connected, non-blocking socket of one channel. Blocks; raises OSError."""
     family = socket.AF_INET
     place: str | tuple[str, int] = (connection.host, port)
     if connection.transport == "ipc":
