@@ -1,10 +1,10 @@
 """JupyterLab on the sessions of running servers: `kernel-mcp lab`.
 
-JupyterLab has the rights of whoever has started it, so an output that ran a script there would have
-left the sandbox. What reaches it of a session is written by `fronts.plain`, and nothing in it can
-run, trusted or not. Behind that stand a policy for content, the absence of what else could run
-code (terminals, other kernels, files, and viewers of types with scripts), and `gate`, which leaves
-of the server what the page needs.
+JupyterLab has the rights of the user who started it, so an output that ran a script there would
+have escaped the sandbox. `fronts.plain` rewrites all outputs of a session, so that nothing in them
+can run, trusted or not. Further defences are a content security policy, the absence of everything
+else that could run code (terminals, other kernels, files, and viewers of types with scripts), and
+`gate`, which lets only those requests through that the page needs.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ LEFT_OUT = (
     "@jupyterlab/terminal-extension",
     "@jupyterlab/vega5-extension",
 )
-"""Parts of JupyterLab that draw what could run, or that start what is no session."""
+"""Parts of JupyterLab that render active content, or that start anything but sessions."""
 NEEDED = (
     "@jupyter/collaboration-extension",
     "@jupyter/docprovider-extension",
@@ -44,7 +44,7 @@ NEEDED = (
 )
 """Extensions of the page that come with `kernel-mcp[lab]`."""
 OWN = Path(__file__).parent / "extensions"
-"""An extension of the page: what JupyterLab says of the kernels of sessions."""
+"""Folder of the page's own extension, which describes the kernels of sessions."""
 EXTENSIONS = {"jupyterlab": True, "jupyter_server_ydoc": True, "jupyter_server_fileid": True}
 POLICY = (
     "default-src 'none'; script-src 'self' 'unsafe-eval'{scripts}; style-src 'self' "
@@ -52,7 +52,8 @@ POLICY = (
     "worker-src 'self' blob:; manifest-src 'self'; base-uri 'self'; form-action 'self'; "
     "frame-ancestors 'none'"
 )
-"""'unsafe-eval' is for the check of settings; no text of a session is ever a script's."""
+"""Content-Security-Policy of the page. 'unsafe-eval' is for its validation of settings; text of a
+session never becomes a script."""
 
 
 def run_lab(state: Path, port: int) -> NoReturn:
@@ -82,10 +83,10 @@ def run_lab(state: Path, port: int) -> NoReturn:
 
 
 def _leave_out_settings(folder: Path) -> None:
-    """Have no settings and extensions of others loaded: some draw what could run, or open doors.
+    """Make JupyterLab ignore all settings and extensions of the user, environment and machine.
 
-    Those of the environment and of the machine are left out, too: a token that others know may
-    stand there, or another server of kernels.
+    Some extensions render active content. Settings may hold a token that others know, or name
+    another kernel server.
     """
     for name in [each for each in os.environ if each.startswith("JUPYTER")]:
         del os.environ[name]
@@ -102,7 +103,7 @@ def _leave_out_settings(folder: Path) -> None:
 
 
 def _others() -> list[str]:
-    """Extensions in this environment beside those that are needed."""
+    """Return the names of extensions in this environment that are not needed."""
     from jupyter_core.paths import jupyter_path
     from jupyterlab_server.config import get_federated_extensions
 
@@ -162,7 +163,7 @@ def _scripts(page: str) -> list[str]:
 
 
 def policy() -> str:
-    """The policy for content, with the one script that JupyterLab's page has in itself."""
+    """Return the Content-Security-Policy, which permits the inline script of JupyterLab's page."""
     import jupyterlab
 
     page = (Path(jupyterlab.__file__).parent / "static" / "index.html").read_text(encoding="utf-8")

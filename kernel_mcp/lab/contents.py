@@ -26,7 +26,7 @@ _ONLY = "There are only the notebooks of sessions here, and none can be {done} i
 class SessionContents(AsyncContentsManager):
     """One folder with a notebook for each session.
 
-    What it is given to save stays in the shared document, which lives as long as JupyterLab.
+    Nothing is written to disk: changes live in the shared document, until JupyterLab ends.
     """
 
     root_dir = Unicode("/")
@@ -46,9 +46,9 @@ class SessionContents(AsyncContentsManager):
         format: str | None = None,  # noqa: A002
         require_hash: bool = False,
     ) -> dict[str, Any]:
-        """The folder, or the notebook of a session. Raises HTTPError.
+        """Return the folder, or the notebook of a session. Raises HTTPError.
 
-        One that is open is there, too, while no server has its session.
+        An open notebook exists even while no server has its session, but without content.
         """
         found = await self.sessions.listed()
         path = path.strip("/")
@@ -67,27 +67,27 @@ class SessionContents(AsyncContentsManager):
         return model
 
     async def save(self, model: Mapping[str, Any], path: str = "") -> dict[str, Any]:
-        """Keep the shared document as it is. Raises HTTPError for what is no session's notebook."""
+        """Save nothing: the shared document already has it. Raises HTTPError for other paths."""
         return await self.get(path, content=False)
 
     async def get_kernel_path(self, path: str, model: Any = None) -> str:
-        """The notebook itself, not its folder: its kernel is that of its session."""
+        """Return the notebook's own path instead of its folder: its kernel is its session's."""
         return path
 
     def get_extra_handlers(self) -> list[Any]:
-        """None: nothing is there to be fetched as a file, which a browser could run."""
+        """Return no handlers: files could be fetched by them and run in a browser."""
         return []
 
     async def dir_exists(self, path: str) -> bool:
-        """Whether it is the one folder."""
+        """Return True for the only folder, the root."""
         return not path.strip("/")
 
     async def file_exists(self, path: str = "") -> bool:
-        """Whether a session has this notebook."""
+        """Return True if a session has this notebook."""
         return path.strip("/") in await self.sessions.listed()
 
     async def is_hidden(self, path: str) -> bool:
-        """None is."""
+        """Return False: no notebook is hidden."""
         return False
 
     async def new(self, model: Any = None, path: str = "") -> dict[str, Any]:
@@ -111,11 +111,11 @@ class SessionContents(AsyncContentsManager):
         raise HTTPError(403, _ONLY.format(done="renamed"))
 
     async def create_checkpoint(self, path: str) -> dict[str, Any]:
-        """One that stands for the present."""
+        """Return a placeholder: checkpoints are not supported."""
         return {"id": "now", "last_modified": self._began}
 
     async def list_checkpoints(self, path: str) -> list[dict[str, Any]]:
-        """There are none."""
+        """Return no checkpoints."""
         return []
 
     async def restore_checkpoint(self, checkpoint_id: str, path: str) -> None:
@@ -126,7 +126,7 @@ class SessionContents(AsyncContentsManager):
         """Do nothing."""
 
     async def _content(self, joined: Joined) -> dict[str, Any]:
-        """The notebook, which follows its session from now on. Raises HTTPError."""
+        """Return the notebook, which follows its session from now on. Raises HTTPError."""
         document, follower = self._documents.get(joined.path), self._followers.get(joined.path)
         if document is not None and follower is not None and not follower.ended:
             shown: dict[str, Any] = document.get()
@@ -155,7 +155,10 @@ class SessionContents(AsyncContentsManager):
             raise HTTPError(404, str(error)) from error
 
     async def _returned(self, before: Joined, after: Joined) -> None:
-        """Have pages use the session as it is now; they look for that every few seconds."""
+        """Connect notebooks to the kernel of a session that is back on another server.
+
+        Pages notice this within a few seconds, when they poll.
+        """
         kernels, sessions = self.parent.kernel_manager, self.parent.session_manager
         if before.kernel_id == after.kernel_id or before.kernel_id not in kernels:
             return

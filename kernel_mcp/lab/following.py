@@ -1,4 +1,4 @@
-"""Has a notebook that is open in JupyterLab follow the cells of its session."""
+"""Update a notebook that is open in JupyterLab with the cells of its session."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ MOST_OUTPUTS = 500
 MORE_OUTPUTS = "[… more outputs are in the session …]\n"
 HEARD_S = 20.0
 LOOK_S = 5.0
-"""Between two looks for the server of a session that puts out nothing."""
+"""Seconds between two checks that the server of a silent session is still there."""
 _ID = re.compile(r"cell-([0-9]{1,9})")
 
 
 def content(record: Mapping[str, Any]) -> dict[str, Any]:
-    """A notebook of the cells of a session (nbformat 4.5), which has what was `seen` in it."""
+    """Return a session's cells as a notebook (nbformat 4.5); its metadata has the last `seen`."""
     left_out = record["left_out"]
     first: list[dict[str, Any]] = []
     if left_out:
@@ -44,10 +44,10 @@ def content(record: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class Follower:
-    """Follows one session from `begin` on, also when it comes back with another server.
+    """Follows one session from `begin` on, also when another server restores it.
 
-    `find` gives the shared document once that is there, and `returned` hears of the session before
-    and after.
+    `find` returns the shared document once it exists. `returned` is called with the session before
+    and after a restore.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class Follower:
         self.ended = False
 
     async def begin(self) -> dict[str, Any]:
-        """The notebook as it is now; what comes after goes to the shared document.
+        """Return the notebook as it is now; later output goes to the shared document.
 
         Raises SessionNotFound, OSError.
         """
@@ -75,11 +75,17 @@ class Follower:
         return content(record)
 
     async def now(self) -> dict[str, Any]:
-        """The notebook as it is now, while the shared document is being made. Raises likewise."""
+        """Return the present notebook while the shared document is being created.
+
+        Raises SessionNotFound.
+        """
         return content(await self._sessions.join(self._joined.handle, record=True))
 
     async def _join(self) -> tuple[AsyncKernelClient, Mapping[str, Any]]:
-        """What the session puts out from now on, and its cells. Raises SessionNotFound, OSError."""
+        """Return a client that receives the session's output from now on, and its cells so far.
+
+        Raises SessionNotFound, OSError, TimeoutError.
+        """
         client = AsyncKernelClient()
         client.load_connection_info(await self._sessions.connection(self._joined.handle))
         client.start_channels(shell=False, stdin=False, hb=False, control=False)
@@ -107,7 +113,7 @@ class Follower:
         self.ended = True
 
     async def _hear(self, client: AsyncKernelClient, book: _Book) -> None:
-        """Show what comes until the session has ended, or its server is not there any more."""
+        """Show all output until the session ends or its server is gone."""
         while True:
             try:
                 message = await client.iopub_channel.get_msg(timeout=LOOK_S)
@@ -124,7 +130,7 @@ class Follower:
                     return
 
     async def _again(self, book: _Book) -> AsyncKernelClient:
-        """Wait until the session is there again, and go on with the same notebook."""
+        """Wait until the session is restored, then continue with the same notebook."""
         while True:
             await asyncio.sleep(LOOK_S)
             found = await self._there()
@@ -153,10 +159,10 @@ class _Book:
         self._clear = False
         self._last = max(map(_number, document.ycells), default=0)
         self._displays: dict[str, tuple[int, int]] = {}
-        """The cell of each display that may change, and its place there."""
+        """Cell number and output index of each display that may be updated, by display id."""
 
     def take(self, message: Mapping[str, Any]) -> bool:
-        """Show what a message says; whether it is the last one of the session."""
+        """Apply a message to the notebook; return True if it is the session's last one."""
         kind, said = message["msg_type"], message["content"]
         about = message["metadata"].get("kernel-mcp")
         if about is None:
@@ -201,7 +207,7 @@ class _Book:
             outputs.append(Map(more))
 
     def go_on(self, cells: Sequence[Mapping[str, Any]]) -> None:
-        """Show what came while nobody followed: further cells, and the ends of those that ran."""
+        """Add the cells run meanwhile, and complete those that were running."""
         for each in cells:
             number = _number(each)
             there = self._cell(number)
@@ -215,7 +221,7 @@ class _Book:
                     there["outputs"].append(Map(_shared(output)))
 
     def _empty(self, cell: Map, number: int) -> None:
-        """Drop the outputs of a cell, and what is known of displays there."""
+        """Drop the outputs of a cell and the record of its displays."""
         cell["outputs"].clear()
         self._text = 0
         self._displays = {name: at for name, at in self._displays.items() if at[0] != number}
@@ -242,7 +248,7 @@ class _Book:
             cell["outputs"][place] = Map(output)
 
     def _cell(self, number: int) -> Map | None:
-        """The cell of a session's cell; the last ones are looked at first."""
+        """Return the notebook's code cell for a session's cell; None if it was removed."""
         name, cells = f"cell-{number}", self._document.ycells
         for place in reversed(range(len(cells))):
             if cells[place].get("id") == name:
@@ -252,13 +258,13 @@ class _Book:
 
 
 def _number(cell: Any) -> int:
-    """The number of a session's cell in a notebook; 0 for others."""
+    """Return the session's number of a notebook cell; 0 for cells of other origin."""
     found = _ID.fullmatch(str(cell.get("id")))
     return int(found.group(1)) if found else 0
 
 
 def _shared(output: Mapping[str, Any]) -> dict[str, Any]:
-    """An output of a notebook as a shared document has it."""
+    """Return a notebook's output in the form of a shared document."""
     if output["output_type"] != "stream":
         return dict(output)
     text = output["text"]

@@ -1,8 +1,8 @@
-"""Which requests JupyterLab's server answers: those of its own page, and no others.
+"""Filter the requests to JupyterLab's server: only those of its own page are answered.
 
-Servers of Jupyter have more doors than a page with notebooks needs: files of kernel specs, exports,
-builds of JupyterLab itself. Some do not look at the origin of who asks, and pages of other servers
-on loopback get the cookie, too.
+Jupyter servers have more endpoints than a page with notebooks needs: files of kernel specs,
+exports, builds of JupyterLab itself. Some do not check the origin of a request, and browsers send
+the cookie to other servers on loopback, too.
 """
 
 # tornado is typed, but not all of its classes are.
@@ -19,7 +19,7 @@ from tornado.routing import Matcher, Rule
 from tornado.web import Application, ErrorHandler
 
 LOCAL = ("127.0.0.1", "localhost", "::1")
-"""Names of the machine itself in addresses."""
+"""Host names that mean this machine."""
 _READ = re.compile(
     r"/|/lab(/(tree|workspaces)(/.*)?)?|/login|/logout|/favicon\.ico|/static/.*|/lab/extensions/.*"
     r"|/lab/api/(build|settings|themes|translations|workspaces|licenses)(/.*)?"
@@ -40,20 +40,20 @@ _WRITE = {
 
 
 def needed(method: str, path: str) -> bool:
-    """Whether JupyterLab's page asks this of its server; `path` as it was sent."""
+    """Return True if JupyterLab's page needs this request; `path` is the undecoded one."""
     pattern = _READ if method in ("GET", "HEAD") else _WRITE.get(method)
     return pattern is not None and pattern.fullmatch(path) is not None
 
 
 def own(host: str, origin: str | None) -> bool:
-    """Whether a request is for this machine by name, and from no page of another server."""
+    """Return True if `host` means this machine and `origin` is absent or the server's own."""
     if urlsplit(f"//{host}").hostname not in LOCAL:
         return False
     return origin is None or origin.lower() == f"http://{host.lower()}"
 
 
 def guard(application: Application) -> None:
-    """Refuse all other requests to a server, whatever its handlers would do."""
+    """Refuse foreign and unneeded requests before they reach the server's handlers."""
     rules: list[Any] = application.default_router.rules
     rules[:0] = [
         Rule(_Foreign(), ErrorHandler, {"status_code": 403}),

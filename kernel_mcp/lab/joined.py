@@ -1,4 +1,4 @@
-"""Sessions of running servers, as the server of JupyterLab asks for them."""
+"""Sessions of running servers, as JupyterLab's server sees them."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from kernel_mcp.sessions.roster import ask_all
 
 SUFFIX = ".ipynb"
 LISTED_S = 1.0
-"""JupyterLab looks at the folder several times for each of its requests."""
+"""Seconds for which the list is cached: JupyterLab reads it several times in each request."""
 _IDS = uuid.UUID("6f2b1f0e-7f1c-4f0b-9a52-5d5a2f6b7c11")
-"""A namespace for names of sessions, by which their kernels are known to JupyterLab."""
+"""UUID namespace of kernel ids in JupyterLab, which derive from session handles."""
 
 
 @dataclass(frozen=True, slots=True)
 class Joined:
-    """A session: its handle, its notebook's name in JupyterLab, whether it outlives its server."""
+    """A session: its handle, its notebook's name, and `kept` True if it outlives its server."""
 
     handle: str
     path: str
@@ -34,7 +34,7 @@ class Joined:
 
     @property
     def kernel_id(self) -> str:
-        """What its kernel is known by."""
+        """Id of its kernel in JupyterLab."""
         return str(uuid.uuid5(_IDS, self.handle))
 
 
@@ -45,10 +45,10 @@ class Sessions:
         self._state = state
         self._listed: tuple[float, dict[str, Joined]] = -math.inf, {}
         self._paths: dict[str, str] = {}
-        """The notebook of each session, by what is the same for those that outlive a server."""
+        """The notebook of each session, by an id that stays the same when a server restores it."""
 
     async def listed(self) -> dict[str, Joined]:
-        """All sessions by the names of their notebooks, as they were within `LISTED_S`."""
+        """Return all sessions by the names of their notebooks, at most `LISTED_S` old."""
         since, found = self._listed
         if time.monotonic() - since < LISTED_S:
             return found
@@ -63,7 +63,7 @@ class Sessions:
         return found
 
     def _path(self, key: str, handle: str, name: str) -> str:
-        """The notebook of a session, which no other one gets while JupyterLab runs."""
+        """Return the notebook name of a session; no other session gets it while JupyterLab runs."""
         if key not in self._paths:
             path = _path(name or handle)
             if path in self._paths.values():
@@ -72,14 +72,17 @@ class Sessions:
         return self._paths[key]
 
     async def find(self, path: str) -> Joined:
-        """The session of a notebook. Raises SessionNotFound."""
+        """Return the session of a notebook. Raises SessionNotFound."""
         found = (await self.listed()).get(path.strip("/"))
         if found is None:
             raise SessionNotFound(f"No session that runs now has the notebook {path!r}.")
         return found
 
     async def join(self, handle: str, *, record: bool = False) -> Mapping[str, Any]:
-        """The connection file of a session, and with `record` its cells. Raises SessionNotFound."""
+        """Return the path of a session's connection file, and with `record` its cells.
+
+        Raises SessionNotFound.
+        """
         answers = await self._ask({"join": handle, "plain": True, "record": record})
         for each in answers:
             if each.get("session") == handle:
@@ -88,7 +91,7 @@ class Sessions:
         raise SessionNotFound(said or f"Session {handle} has ended.")
 
     async def connection(self, handle: str) -> KernelConnectionInfo:
-        """The content of the connection file of a session. Raises SessionNotFound, OSError."""
+        """Return the content of a session's connection file. Raises SessionNotFound, OSError."""
         path = Path(str((await self.join(handle))["file"]))
         content: KernelConnectionInfo = json.loads(await anyio.to_thread.run_sync(path.read_bytes))
         return content

@@ -24,7 +24,7 @@ _NOT_HERE = "The kernel of a session is started, reset and ended by its agent an
 
 
 class SessionKernel(AsyncIOLoopKernelManager):
-    """The front of one session, in the place of a process that JupyterLab would have started."""
+    """The connection to one session, instead of a process that JupyterLab would have started."""
 
     sessions: Sessions
     joined: Joined
@@ -33,7 +33,7 @@ class SessionKernel(AsyncIOLoopKernelManager):
         super().__init__(*args, owns_kernel=False, **options)
 
     async def start_kernel(self, **_: Any) -> None:
-        """Connect to the session, which is there already. Raises HTTPError."""
+        """Connect to the session, which is already running. Raises HTTPError."""
         self._attempted_start, self.kernel_id = True, self.joined.kernel_id
         try:
             facts = await self.sessions.connection(self.joined.handle)
@@ -44,7 +44,7 @@ class SessionKernel(AsyncIOLoopKernelManager):
         self.ready.set_result(None)
 
     async def interrupt_kernel(self) -> None:
-        """Ask the session, which knows whose cell runs."""
+        """Request an interrupt from the session, which knows whose cell runs."""
         client = self.client()
         client.start_channels(shell=False, iopub=False, stdin=False, hb=False, control=True)
         try:
@@ -55,7 +55,7 @@ class SessionKernel(AsyncIOLoopKernelManager):
             client.stop_channels()
 
     async def shutdown_kernel(self, now: bool = False, restart: bool = False) -> None:
-        """Let it run: the session goes on without JupyterLab."""
+        """Do nothing: the session goes on without JupyterLab. Raises HTTPError for a restart."""
         if restart:
             raise HTTPError(409, _NOT_HERE)
 
@@ -65,7 +65,7 @@ class SessionKernel(AsyncIOLoopKernelManager):
 
 
 class SessionKernels(AsyncMappingKernelManager):
-    """The kernels by their ids; a notebook has that of its session."""
+    """The kernels by their ids; each notebook has the kernel of its session."""
 
     sessions: Sessions
 
@@ -76,7 +76,7 @@ class SessionKernels(AsyncMappingKernelManager):
     async def start_kernel(
         self, *, kernel_id: str | None = None, path: str | None = None, **_: Any
     ) -> str:
-        """The kernel of the session that has the notebook at `path`. Raises HTTPError."""
+        """Return the id of the kernel for the notebook at `path`. Raises HTTPError."""
         try:
             joined = await self.sessions.find(path or "")
         except KernelMcpError as error:
@@ -89,17 +89,17 @@ class SessionKernels(AsyncMappingKernelManager):
         return joined.kernel_id
 
     def cwd_for_path(self, path: str, **_: Any) -> str:
-        """Any folder: no process is started."""
+        """Return any folder: no process is started in it."""
         return str(self.root_dir)
 
 
 class NotebookSessions(SessionManager):
-    """Which notebook has which kernel; shared documents have an id in the place of a path."""
+    """Mapping of notebooks to kernels; shared documents have an id in the place of a path."""
 
     async def start_kernel_for_session(
         self, session_id: str, path: str, name: str, *args: Any, **options: Any
     ) -> str:
-        """The kernel of the notebook with this name. Raises HTTPError."""
+        """Return the id of the kernel for the notebook `name`. Raises HTTPError."""
         found: str = await super().start_kernel_for_session(
             session_id, name or path, name, *args, **options
         )
@@ -107,20 +107,20 @@ class NotebookSessions(SessionManager):
 
 
 class SessionSpecs(KernelSpecManager):
-    """One kind of kernel, so that JupyterLab asks for no other."""
+    """The only kernel spec, so that JupyterLab offers no other."""
 
     def find_kernel_specs(self) -> dict[str, str]:
-        """Names, without folders."""
+        """Return the only name, without a folder."""
         return {SPEC: ""}
 
     def get_kernel_spec(self, kernel_name: str) -> KernelSpec:
-        """The one that there is. Raises NoSuchKernel."""
+        """Return the only kernel spec. Raises NoSuchKernel for another name."""
         if kernel_name != SPEC:
             raise NoSuchKernel(kernel_name)
         return KernelSpec(display_name="kernel-mcp session", language="python", argv=[])
 
     def get_all_specs(self) -> dict[str, Any]:
-        """What JupyterLab lists."""
+        """Return the kernel specs that JupyterLab lists."""
         return {SPEC: {"resource_dir": "", "spec": self.get_kernel_spec(SPEC).to_dict()}}
 
     def remove_kernel_spec(self, name: str) -> str:
