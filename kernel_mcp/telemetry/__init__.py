@@ -1,4 +1,4 @@
-"""What operators see of a running server: meters, spans, lines of the log."""
+"""Observability of a running server: metrics, spans and the log."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ from kernel_mcp.records import dataclass
 
 @dataclass(slots=True)
 class Readiness:
-    """Whether kernels can be started, and why not; it says nothing about who uses the server."""
+    """Readiness of a server: `ready` if kernels can be started, else the `reason` why not.
+
+    It is public, so it tells nothing about the users of the server.
+    """
 
     ready: bool = False
     reason: str = "preparing for kernels"
@@ -18,12 +21,12 @@ class Readiness:
 
 @dataclass(frozen=True, slots=True)
 class Levels:
-    """What a server has now. Sizes are bytes.
+    """Gauges of a server at one moment. Sizes are bytes.
 
-    sessions   by state: new, idle, busy, hibernated
-    templates  by state: ready, loading, failed
-    spares     kernels in reserve
-    calls      that are being answered
+    sessions   number of sessions by state: new, idle, busy, hibernated
+    templates  number of templates by state: ready, loading, failed
+    spares     pooled kernels
+    calls      calls in progress
     """
 
     sessions: Mapping[str, int] = field(default_factory=dict)
@@ -35,37 +38,38 @@ class Levels:
 
 
 class Meters:
-    """Hears what is counted; this one counts nothing. Every word is one of a few, never a name."""
+    """Receiver of metrics; this one drops them. Labels come from small sets, never from users."""
 
     def cell(self, outcome: str, seconds: float) -> None:
-        """A cell has ended: ok, error, interrupted, timeout, killed."""
+        """Count a cell that ended: ok, error, interrupted, timeout, killed."""
 
     def kill(self, cause: str) -> None:
-        """A kernel was lost: memory, time, cpu, disk, asked, lost."""
+        """Count a kernel that was lost: memory, time, cpu, disk, asked, lost."""
 
     def start(self, kind: str, seconds: float) -> None:
-        """A session has got a kernel: pooled, forked, cold."""
+        """Count a session that got a kernel: pooled, forked, cold."""
 
     def failed_start(self) -> None:
-        """A session has got no kernel."""
+        """Count a session that got no kernel."""
 
     def hibernation(self, way: str) -> None:
-        """A session sleeps or is back: hibernated, woke."""
+        """Count a session that was hibernated or restored: hibernated, woke."""
 
     def install(self, outcome: str) -> None:
-        """Packages were added, or could not be: ok, failed."""
+        """Count an installation of packages: ok, failed."""
 
     def call(self, tool: str, seconds: float) -> None:
-        """A tool has answered."""
+        """Count an answered tool call."""
 
     def refusal(self, reason: str) -> None:
-        """Something was refused: policy, quota, network, and what the gate of HTTP refuses."""
+        """Count a refusal: policy, quota, network, or one of the HTTP gate."""
 
     def moved(self, received: int, sent: int) -> None:
-        """So many bytes of bodies came in and went out."""
+        """Add bytes of request and response bodies."""
 
     def text(self, levels: Levels, accept: str = "") -> tuple[bytes, str] | None:
-        """All that was counted, with what the server has now, in the format that is accepted, and
-        the name of that; None where nothing is counted.
+        """Return all metrics and `levels` as text, with its content type; None without metrics.
+
+        The format is chosen by the HTTP header `accept`.
         """
         return None

@@ -1,4 +1,4 @@
-"""Lines of the log: text for people, or one JSON object each. No line has a token."""
+"""Format the log as text for people or as one JSON object a line. No line contains a token."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def without_tokens(text: str) -> str:
 
 
 class Lines(logging.Formatter):
-    """Writes lines; `hide` masks values in a text, or in the texts of a dict."""
+    """Base of both formats; `hide` masks secret values in a text, or in the texts of a dict."""
 
     hide: Callable[[Any], Any] = staticmethod(lambda value: value)
 
@@ -69,7 +69,7 @@ class JsonLines(Lines):
 
 
 def formatter(log_format: str) -> Lines:
-    """What writes the lines of `--log-format`."""
+    """Return the formatter for a value of `--log-format`."""
     if log_format == "json":
         return JsonLines()
     return TextLines("%(asctime)s %(levelname)s %(name)s: %(message)s")
@@ -81,17 +81,17 @@ else:
     _StreamHandler = logging.StreamHandler  # of which Python 3.10 takes no parameter
 
 LINES = 30
-"""Lines of one kind in a window: what clients and kernels cause fills no disk."""
+"""Lines of one kind in a window, so that clients and kernels cannot fill the disk."""
 WINDOW_S = 60.0
 MOST_KINDS = 500
-"""Kinds that are told apart in a window."""
+"""Kinds that are distinguished in a window."""
 _BARRIERS = "kernel_mcp.barriers"
 _DIGITS = str.maketrans("", "", "0123456789")
 
 
 @dataclass
 class _Kind:
-    """Lines of one place of the code since `since`, `more` of which were not written."""
+    """Counters of the lines of one kind since `since`: `more` were not written."""
 
     name: str
     since: float
@@ -100,10 +100,10 @@ class _Kind:
 
 
 class BoundedHandler(_StreamHandler):
-    """Writes at most `LINES` lines of one kind in a window, and then how many more there were.
+    """Writes at most `LINES` lines of one kind in a window, then the number of further ones.
 
-    Of one kind are those of one place of the code, and failures of the server while it did one
-    thing. Lines for debugging are not counted.
+    Lines are of one kind if they come from the same source line or, for caught failures, from the
+    same work. Debug lines are not limited.
     """
 
     def __init__(self, stream: TextIO, now: Callable[[], float] = time.monotonic) -> None:
@@ -121,7 +121,7 @@ class BoundedHandler(_StreamHandler):
             self.release()
 
     def close(self) -> None:
-        """Say what was not written."""
+        """Write how many lines were left out, then close."""
         self._sum_up(list(self._kinds.values()))
         super().close()
 
@@ -148,14 +148,14 @@ class BoundedHandler(_StreamHandler):
 
 
 def _doing(record: logging.LogRecord) -> str:
-    """The work that a failure of the server was about; empty for other lines."""
+    """Return the work in which a caught failure occurred; empty for other lines."""
     if record.name != _BARRIERS or not isinstance(record.args, tuple) or not record.args:
         return ""
     return str(record.args[0]).translate(_DIGITS)
 
 
 def log_to_stderr(level: str, log_format: str) -> None:
-    """Have the log of all libraries go to stderr."""
+    """Send the log of all libraries to stderr."""
     handler = BoundedHandler(sys.stderr)
     handler.setFormatter(formatter(log_format))
     logging.basicConfig(level=level.upper(), handlers=[handler])

@@ -1,4 +1,4 @@
-"""What a moment of work is for: whose request, which session. Log lines and spans name it."""
+"""The request, session and principal of the current work, for log lines and spans."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from kernel_mcp.records import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where work comes from; empty where that is not known.
+    """Origin of work; fields are empty where they are not known.
 
-    request    the id of the request: of HTTP, of JSON-RPC, or both
-    session    the handle of the session
-    principal  who has made the request
-    trace      the spans around it, where work goes on in another task
+    request    id of the request: of HTTP, of JSON-RPC, or both
+    session    handle of the session
+    principal  name of the principal that made the request
+    trace      enclosing spans, for work that continues in another task
     """
 
     request: str = ""
@@ -29,13 +29,14 @@ HERE: ContextVar[Origin] = ContextVar("origin", default=NOWHERE)
 
 
 def of_call(request: object, principal: str, within: str = "") -> Origin:
-    """That of a call, perhaps within a request of HTTP; the spans around it stay.
+    """Return the origin of a call; `within` is the id of its HTTP request, if any.
 
-    What runs it may have been started by an earlier request.
+    It names no session, as the current task may have been started by an earlier request. Spans of
+    the task stay in force.
     """
     return Origin(f"{within}/{request}" if within else str(request), "", principal)
 
 
 def in_session(session: str) -> None:
-    """What runs from here to the end of the block around it is part of a session."""
+    """Attribute the work of the current context to a session from now on."""
     HERE.set(replace(HERE.get(), session=session))
