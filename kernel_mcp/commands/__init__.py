@@ -54,7 +54,7 @@ _EXAMINING = "kernel-mcp doctor: trying kernels in the sandboxes of this machine
 
 
 def run_doctor(argv: Sequence[str]) -> int:
-    """Run `doctor`; its exit code. Raises ConfigError."""
+    """Run `doctor` and return its exit code. Raises ConfigError."""
     parser = settings_parser("kernel-mcp doctor", _DOCTOR, _DOCTOR_EPILOG, shown=_EXAMINED)
     parser.add_argument("--json", action="store_true", help="print the report as JSON")
     parser.add_argument("-v", "--verbose", action="store_true", help="print what is well, too")
@@ -111,7 +111,7 @@ _BUILDING = (
 
 
 def run_env(argv: Sequence[str]) -> int:
-    """Run one `env` command; its exit code. Raises KernelMcpError."""
+    """Run one `env` command and return its exit code. Raises KernelMcpError."""
     command, rest = (argv[0], argv[1:]) if argv else ("", ())
     if command in HELP:
         print(_ENV_HELP)
@@ -217,7 +217,7 @@ _STATE = ("state-dir", "persist")
 
 
 def run_sessions(argv: Sequence[str]) -> int:
-    """Run one `sessions` command; its exit code. Raises KernelMcpError."""
+    """Run one `sessions` command and return its exit code. Raises KernelMcpError."""
     command, rest = (argv[0], argv[1:]) if argv else ("", ())
     if command in HELP:
         print(_SESSIONS_HELP)
@@ -276,7 +276,7 @@ def _list_sessions(store: SessionStore) -> None:
 
 
 def _list_running(state: Path) -> int:
-    """What running servers have; those that do not answer are left out."""
+    """Print the sessions of running servers; those that do not answer are left out."""
     from kernel_mcp.sessions.roster import ask_all
 
     for server in ask_all(state):
@@ -294,9 +294,9 @@ def _list_running(state: Path) -> int:
 
 
 def _state(settings: Settings) -> Path:
-    """Where running servers are looked for.
+    """Return the folder in which running servers are looked for.
 
-    Raises ConfigError where others could answer in their place.
+    Raises ConfigError if other users could answer in their place.
     """
     if settings.state_dir is not None:
         return settings.state_dir
@@ -313,7 +313,7 @@ def _state(settings: Settings) -> Path:
 
 
 def _join(state: Path, session: str) -> int:
-    """Print the connection file of a session; 1 when there is not exactly one such."""
+    """Print the connection file of a session; return 1 unless exactly one session matches."""
     from kernel_mcp.sessions.roster import ask_all
 
     answers = list(ask_all(state, {"join": session}))
@@ -341,7 +341,7 @@ def _age(seconds: float) -> str:
 
 
 def _forget_sessions(store: SessionStore, folder: str, names: Sequence[str] | None) -> int:
-    """Remove sessions of a folder, or all for None; 1 when one could not be."""
+    """Remove persisted sessions of a folder, or all for None; return 1 if one could not be."""
     from kernel_mcp.sessions.manifest import Key
 
     store.collect()
@@ -379,7 +379,7 @@ _LAB_PORT = 8888
 
 
 def run_lab(argv: Sequence[str]) -> int:
-    """Run `lab`; its exit code. Raises ConfigError."""
+    """Run `lab` and return its exit code. Raises ConfigError."""
     parser = settings_parser("kernel-mcp lab", _LAB, OTHERS, shown=("state-dir",))
     parser.add_argument("--port", type=int, metavar="N", help=f"default: {_LAB_PORT}, or the next")
     flags = vars(parser.parse_args(list(argv)))
@@ -421,7 +421,7 @@ _CONTAINERS = ("container-engine", "container-image", "container-runtime")
 
 
 def run_image(argv: Sequence[str]) -> int:
-    """Run `image build`; its exit code. Raises ConfigError, SandboxUnavailable."""
+    """Run `image build` and return its exit code. Raises ConfigError, SandboxUnavailable."""
     if argv and argv[0] in HELP:
         print(_IMAGE_HELP)
         return 0
@@ -458,7 +458,7 @@ def run_image(argv: Sequence[str]) -> int:
 
 
 def build_command(engine: Engine, name: str, base: str) -> list[str]:
-    """The engine's command line; a `base` that is a file is imported. Raises ConfigError."""
+    """Return the engine's command line; a `base` that is a file is imported. Raises ConfigError."""
     if base.startswith("-"):
         raise ConfigError(f"--from {base}: expected the name of an image or a tar file")
     if base and Path(base).is_file():

@@ -1,4 +1,4 @@
-"""`kernel-mcp token`: who may call a server on HTTP."""
+"""`kernel-mcp token`: manage the tokens of principals that may call a server on HTTP."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ _DIGITS = re.compile(rf"[0-9a-f]{{{editing.LEAST_PREFIX},64}}")
 
 
 def run_token(argv: Sequence[str]) -> int:
-    """Run one `token` command; its exit code. Raises KernelMcpError."""
+    """Run one `token` command and return its exit code. Raises KernelMcpError."""
     command, rest = (argv[0], argv[1:]) if argv else ("", ())
     if command in HELP:
         print(_HELP)
@@ -156,14 +156,14 @@ def _revoke(path: Path, name: str | None, digits: str | None) -> int:
 
 
 def _parts(given: Sequence[str] | None) -> list[str] | None:
-    """What comma lists have; None where there is none."""
+    """Return the entries of comma lists; None if no list was given."""
     if given is None:
         return None
     return [part.strip() for each in given for part in each.split(",") if part.strip()]
 
 
 def _pairs(given: str) -> dict[str, str]:
-    """Quotas as they were written. Raises ConfigError."""
+    """Return quotas as written, by name. Raises ConfigError."""
     try:
         quotas(given)
     except ValueError as error:
@@ -183,7 +183,7 @@ def _quotas_in_words(given: Quotas) -> str:
 
 
 def _url(settings: Settings) -> str:
-    """Where a server with these settings is reached."""
+    """Return the address at which clients reach a server with these settings."""
     if settings.public_url:
         return settings.public_url.rstrip("/")
     host, port = settings.http or ("127.0.0.1", 8000)

@@ -1,4 +1,4 @@
-"""Examines the backends of this machine; reports as text and as JSON."""
+"""Examine the sandbox backends of this machine; report as text or JSON."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ class Examination:
     report: SandboxReport | None = None
 
     def state(self, check: Check) -> str:
-        """`ok`, `gap` for what the backend does not promise, or `fails`."""
+        """Return `ok`, `fails`, or `gap` for a failed check that the backend does not promise."""
         if check.passed:
             return "ok"
         promised = self.report is None or check.name not in self.report.unpromised
@@ -98,17 +98,18 @@ class Examination:
 
     @property
     def holds(self) -> bool:
-        """Whether all that this backend promises is in force, and it promises something."""
+        """True if this backend enforces something, and all that it promises is in force."""
         confines = self.report is not None and bool(self.report.enforced)
         return confines and all(self.state(check) != "fails" for check in self.checks)
 
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """All examinations; `used` is the server's backend, `refusal` why it has none.
+    """All examinations; `used` is the server's backend, `refusal` the reason why it has none.
 
-    `problem` kept kernels from starting with any backend; `policy` says what code may do, and
-    `variables` what it finds in its environment. `attached` are kernels outside of all this.
+    `problem` is the reason why no backend could start a kernel. `policy` says what code may do,
+    `variables` what it finds in its environment. `attached` are external kernels, which no sandbox
+    confines.
     """
 
     versions: dict[str, str]
@@ -123,7 +124,7 @@ class Diagnosis:
 
     @property
     def advice(self) -> list[str]:
-        """What the user can do about what is not as it could be."""
+        """Steps by which the user can resolve the problems found."""
         found = list(self.missing)
         report = next(
             (each.report for each in self.examinations if each.backend == self.used), None
@@ -135,7 +136,7 @@ class Diagnosis:
 
     @property
     def holds(self) -> bool:
-        """Whether the server's backend holds."""
+        """True if the server's backend holds and kernels start."""
         found = (item for item in self.examinations if item.backend == self.used)
         return not self.problem and any(item.holds for item in found)
 
@@ -201,9 +202,9 @@ async def examine_all(settings: Settings, progress: ProgressCallback) -> Diagnos
 
 
 def _entrance(settings: Settings) -> list[str]:
-    """Return what keeps clients out. Raises ConfigError for a file of tokens that cannot be used.
+    """Return the reasons why clients could not connect. Raises ConfigError for a bad tokens file.
 
-    The port is no mistake: a server with these flags may be what is listening there.
+    A busy port is only reported: a server with these flags may be what is listening there.
     """
     if settings.http is None:
         return []
@@ -284,7 +285,7 @@ async def examine(
 async def _opened(
     settings: Settings, sandbox: Sandbox, runs: RunDirectory
 ) -> tuple[Doors, list[Check]]:
-    """Folders and devices as a server would have them, and why it would not start with them."""
+    """Open folders and devices as a server would; return them, and a failed check if it cannot."""
     doors = Doors()
     try:
         shown = shown_folders(settings, sandbox.name, runs.path, default_cache())
@@ -311,7 +312,7 @@ async def _opened(
 async def _network(
     settings: Settings, sandbox: Sandbox, folder: Path
 ) -> tuple[Network, list[Check]]:
-    """The network as a server would open it, and why it would not start with it."""
+    """Open the network as a server would; return it and a check, which failed if it cannot."""
     network = Network()
     try:
         network = opened(settings, sandbox, folder)
@@ -325,7 +326,7 @@ async def _network(
 async def _beside_each_other(
     parts: Sequence[Callable[[], Awaitable[Sequence[Check]]]],
 ) -> list[Check]:
-    """What all parts find, in their order."""
+    """Run all parts concurrently; return their checks in the order of the parts."""
     found: dict[int, Sequence[Check]] = {}
 
     async def one(number: int) -> None:
@@ -342,7 +343,7 @@ async def _through_template(
     environment: KernelEnvironment,
     runner: _TrialRunner,
 ) -> list[Check]:
-    """The self-test and the trials in kernels forked from a template."""
+    """Run the self-test and the trials in kernels forked from a template; return the checks."""
     try:
         launcher.prepare(environment)
         if await launcher.ready(environment):
@@ -370,11 +371,11 @@ class _ForkedOnly:
     """Replaces cold starts, which would hide that a template cannot fork."""
 
     async def launch(self, request: LaunchRequest) -> KernelProcess:
-        """Raises LaunchError."""
+        """Raise LaunchError."""
         raise LaunchError("the template could not fork a kernel")
 
     async def aclose(self) -> None:
-        """There is nothing to release."""
+        """Do nothing: there is nothing to release."""
 
 
 class _TrialRunner:
@@ -504,7 +505,7 @@ FOUND_CHARS = 100
 
 
 def as_text(diagnosis: Diagnosis, *, colour: bool, verbose: bool = False) -> str:
-    """Return what is not well, or with `verbose` everything; the verdict is the last line."""
+    """Return the problems, or with `verbose` everything, as text; the verdict is the last line."""
     parts = [[f"{name:11} {version}" for name, version in diagnosis.versions.items()]]
     parts += [_section(each, colour=colour) for each in diagnosis.examinations]
     parts.append([*_about(diagnosis), *_verdict(diagnosis)])
@@ -531,7 +532,7 @@ def _unwell(examination: Examination, diagnosis: Diagnosis, *, colour: bool) -> 
 
 
 def as_json(diagnosis: Diagnosis) -> dict[str, Any]:
-    """The same as JSON values."""
+    """Return the whole diagnosis as JSON values."""
     return {
         "holds": diagnosis.holds,
         "used": diagnosis.used,
@@ -601,7 +602,7 @@ def _about(diagnosis: Diagnosis) -> list[str]:
 
 
 def _verdict(diagnosis: Diagnosis) -> list[str]:
-    """One sentence."""
+    """Return the verdict, one sentence."""
     if not diagnosis.used:
         return ["A server with these flags would not start, as none of these can be used."]
     holds = "which holds" if diagnosis.holds else "which does not hold"

@@ -1,4 +1,4 @@
-"""The trials of a kernel: each runs code in it and returns checks; and a server that is killed."""
+"""Trials that run code in a kernel and return checks; a trial in which the server is killed."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ finally:
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """One trial, in a kernel of its own; `name` is shown when it cannot run."""
+    """One trial of a kernel; `name` is shown when it cannot run."""
 
     name: str
     perform: Callable[[TrialKernel], Awaitable[list[Check]]]
@@ -169,7 +169,7 @@ class TrialKernel:
         return cell
 
     async def facts(self, code: str) -> tuple[Cell, dict[str, Any]]:
-        """Run code that calls `tell`: the cell and what it told, empty when it was ended."""
+        """Run code that calls `tell`; return the cell and the facts, empty if none were told."""
         cell = await self.run(self.cell(code))
         for line in "".join(cell.log.text()).splitlines():
             with suppress(ValueError):
@@ -180,7 +180,7 @@ class TrialKernel:
 
 
 async def reach(target: TrialKernel) -> list[Check]:
-    """What code in a cell can see of the host."""
+    """Check that code in a cell can neither read the host's files nor reach its servers."""
     with _secrets() as secrets, listeners() as addresses:
         cell, facts = await target.facts(
             f"{_REACH}\ntell(files=[p for p in {secrets!r} if readable(p)], "
@@ -195,7 +195,7 @@ async def reach(target: TrialKernel) -> list[Check]:
 
 
 async def identity(target: TrialKernel) -> list[Check]:
-    """Uid, capabilities, NoNewPrivs and Seccomp of the kernel, from its /proc/PID/status."""
+    """Check uid, capabilities, NoNewPrivs and Seccomp of the kernel in its /proc/PID/status."""
     found = read_facts(target.kernel.handle.pid)
     users = set(map(int, found.status["Uid"].split()))
     harmful = found.capabilities & ~CAP_DAC_READ_SEARCH
@@ -212,7 +212,7 @@ async def identity(target: TrialKernel) -> list[Check]:
 
 
 async def interrupt(target: TrialKernel) -> list[Check]:
-    """An endless loop that has to end, with the variables kept."""
+    """Check that an interrupt ends an endless loop and keeps the variables."""
     await target.run(target.cell("kept = 42"))
     cell = target.cell("print('running', flush=True)\nwhile True: pass")
     async with anyio.create_task_group() as tasks:
@@ -231,7 +231,7 @@ async def interrupt(target: TrialKernel) -> list[Check]:
 
 
 async def coming_back(target: TrialKernel) -> list[Check]:
-    """A kernel that dies, and the one that a checkpoint has in its place. Raises LaunchError."""
+    """Check that a checkpoint replaces a kernel that dies. Raises LaunchError."""
     await target.run(target.cell("kept = 42"))
     kernel, enclosure = target.kernel, target.kernel.handle.enclosure
     assert enclosure is not None
@@ -254,7 +254,7 @@ async def coming_back(target: TrialKernel) -> list[Check]:
 
 
 async def confined(target: TrialKernel) -> list[Check]:
-    """All that leaves the kernel as it was."""
+    """Run the trials that leave the kernel unchanged."""
     return [*await reach(target), *await identity(target), *await interrupt(target)]
 
 
@@ -262,7 +262,7 @@ CHECKPOINTS = "a kernel that died comes back"
 
 
 async def memory(target: TrialKernel) -> list[Check]:
-    """One process that allocates several times its budget."""
+    """Check that one process cannot allocate several times its budget."""
     cell, facts = await target.facts(_ONE_PROCESS)
     ended = cell.status is Status.KILLED
     found = (
@@ -276,7 +276,7 @@ async def memory(target: TrialKernel) -> list[Check]:
 
 
 async def memory_of_all(target: TrialKernel) -> list[Check]:
-    """Five processes that allocate half the budget each."""
+    """Check that five processes cannot allocate half the budget each."""
     cell, facts = await target.facts(_SEVERAL)
     ended = cell.status is Status.KILLED
     alive = facts.get("alive", 0)
@@ -296,7 +296,7 @@ _OTHERS_ENDED = 16
 
 
 async def processes(target: TrialKernel) -> list[Check]:
-    """Threads beyond their number."""
+    """Check that no more threads than permitted can be started."""
     cell, facts = await target.facts(_THREADS)
     refused = facts.get("refused")
     ended = cell.status is Status.KILLED
@@ -316,12 +316,12 @@ TRIALS = (
 
 
 def through_proxy(network: Network) -> Sequence[Trial]:
-    """A trial of an open network, nothing for a closed one."""
+    """Return a trial of the network; none if it is closed."""
     if not network:
         return ()
 
     async def perform(target: TrialKernel) -> list[Check]:
-        """Ask the proxy for what no rule permits, the metadata of clouds: it has to say so."""
+        """Check that the proxy refuses an address that no rule permits: cloud metadata."""
         cell, facts = await target.facts(_ASK_PROXY.format(port=network.places[0].port))
         said = str(facts.get("said") or "".join(cell.log.text())[-300:])
         refused = said.startswith("HTTP/1.1 403 ")
@@ -333,9 +333,9 @@ def through_proxy(network: Network) -> Sequence[Trial]:
 def through_doors(
     doors: Doors, settings: Settings, environment: KernelEnvironment, files: Sequence[str]
 ) -> Sequence[Trial]:
-    """A trial of folders, devices, variables, secrets and packages that the operator lets code use.
+    """Return a trial of the folders, devices, variables, secrets and packages granted to code.
 
-    `files` are the flags whose files list packages. Nothing where there are none.
+    `files` are the flags whose files list packages. No trial if nothing is granted.
     """
     known = sorted(each.partition("==")[0] for each in environment.packages)
     sources = [*files, *([f"--python {settings.python}"] if environment.support else [])]
@@ -350,7 +350,7 @@ def through_doors(
         return ()
 
     async def perform(target: TrialKernel) -> list[Check]:
-        """Read and try to change folders, look for devices, variables and packages."""
+        """Check access to folders, devices, variables, secrets and packages."""
         cell, facts = await target.facts(_USE_DOORS.format(**wanted, prefix=PREFIX))
         if not facts:
             return [Check("a cell uses what is opened", False, "".join(cell.log.text())[-300:])]
@@ -410,7 +410,7 @@ NAME = "orphan dies"
 def killed_server(
     backend: str, environment: KernelEnvironment, runs: Path, container: ContainerOptions
 ) -> list[Check]:
-    """Start a server with one kernel, kill it, and time the end of the kernel; blocks."""
+    """Check that a kernel ends within `GONE_S` after its server is killed; blocks."""
     task = {
         "backend": backend,
         "container": asdict(container),
