@@ -1,4 +1,4 @@
-"""What the kernels of a server stand on: folders, doors, launchers, environments, their factory.
+"""Build what the kernels of a server need: folders, grants, launchers, environments, a factory.
 
 Nothing here knows how sessions work. A first template starts from this alone, while the rest of the
 server is still being imported.
@@ -62,11 +62,11 @@ logger = logging.getLogger(__name__)
 RETRIES_S = (30.0, 60.0, 300.0)
 """Seconds between attempts to prepare for kernels, as while there is no network."""
 TEMPLATE_KERNELS = 1
-"""A template counts as one kernel in the system's limits."""
+"""Kernels that a template counts as in the system's limits."""
 
 
 class Commons:
-    """What all parts of a server share that has them several times; see `web`."""
+    """Objects shared by all wings of a server on HTTP; see `web`."""
 
     def __init__(self, settings: Settings, sandbox: Sandbox) -> None:
         """Raises ConfigError."""
@@ -80,23 +80,23 @@ class Commons:
 
     @property
     def sessions(self) -> list[Session]:
-        """Every open session of the server."""
+        """All open sessions of the server."""
         return [session for manager in self.managers for session in manager.sessions]
 
     def remark(self, text: str) -> None:
-        """Add a text to the next answer of every session."""
+        """Add a remark to the next answer of every session."""
         for manager in self.managers:
             manager.remark(text)
 
     async def aclose(self) -> None:
-        """The server has ended."""
+        """Close the shared objects, and record the end of the server in the audit trail."""
         await self.checks.aclose()
         self.audit.note("server_end", {})
         self.audit.close()
 
 
 class Keep(Protocol):
-    """Makes what keeps sessions beyond the end of a server, see `keeping_of`."""
+    """Factory of session persistence, see `keeping_of`."""
 
     def __call__(
         self,
@@ -106,15 +106,15 @@ class Keep(Protocol):
         permits: Callable[[Sequence[str]], tuple[Requirement, ...]],
         /,
     ) -> tuple[Keeping | None, str]:
-        """That, or None and why nothing does."""
+        """Return the persistence and "", or None and the reason why sessions are not persisted."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ground:
-    """What there is before the first session. `unkept` says why nothing outlives the server.
+    """The objects of a server that exist before the first session.
 
-    `managers` is empty until sessions are served from it. So many `spares` wait in folders of
-    `waiting`.
+    `unkept` is the reason why sessions are not persisted. `managers` is empty until sessions are
+    served. `spares` is the number of pooled kernels, whose folders lie in `waiting`.
     """
 
     settings: Settings
@@ -141,7 +141,7 @@ class Ground:
     preparing: anyio.Lock = field(default_factory=anyio.Lock)
 
     async def prepare(self) -> None:
-        """Import what kernels need, once, and again while that fails."""
+        """Build the environment and the template, once; retry while that fails."""
         async with self.preparing:
             pauses_s = itertools.chain(RETRIES_S, itertools.repeat(RETRIES_S[-1]))
             while not self.readiness.ready:
@@ -162,16 +162,17 @@ async def ground(
     *,
     keep: Keep = keeping_of,
 ) -> AsyncIterator[Ground]:
-    """Make it; take it down again in reverse order. Raises KernelMcpError.
+    """Build the ground; tear it down in reverse order. Raises KernelMcpError.
 
-    `commons` are those of a server that has others beside them. `keep` makes what keeps sessions.
+    `commons` are given if the server has several grounds; by default they are built and closed
+    here. `keep` builds the persistence of sessions.
     """
     async with AsyncExitStack() as stack:
         if commons is None:
             commons = Commons(settings, sandbox)
             stack.push_async_callback(commons.aclose)
         audit = commons.audit
-        masks = Masks(settings.hidden)  # not those of all: they would tell whether a guess is right
+        masks = Masks(settings.hidden)  # not those of all grounds: a mask would confirm a guess
         run = stack.enter_context(RunDirectory.create(settings.state_dir))
         resources = ResourceManager.create(run.path, sandbox.report())
         await stack.enter_async_context(resources.running())
@@ -292,7 +293,7 @@ async def ground(
 
 
 def _make(workspaces: Path) -> None:
-    """Make the folder of all workspaces. Raises ConfigError."""
+    """Create the folder of all workspaces. Raises ConfigError."""
     try:
         workspaces.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
@@ -303,14 +304,14 @@ def _make(workspaces: Path) -> None:
 
 
 def _apart(sandbox: Sandbox) -> bool:
-    """Whether kernels run as users of their own, who may not read all that the server may."""
+    """Return True if kernels run as other users than the server, with fewer rights to read."""
     identity = sandbox.identity()
     sandbox.release(identity)
     return identity is not None
 
 
 def _audit(settings: Settings, sandbox: Sandbox, masks: Masks) -> Audit:
-    """The audit trail, with the start of this server written. Raises ConfigError."""
+    """Open the audit trail and record the start of this server. Raises ConfigError."""
     audit = open_audit(settings.audit_log, masks)
     facts = {
         "version": __version__,
@@ -335,7 +336,7 @@ def _audit(settings: Settings, sandbox: Sandbox, masks: Masks) -> Audit:
 
 
 def callers_in_words(settings: Settings) -> str:
-    """How the server knows who calls, for the audit trail."""
+    """Return how callers are authenticated, in words for the audit trail."""
     if settings.http is None:
         return "one client on stdin and stdout"
     if settings.no_auth:
@@ -346,7 +347,7 @@ def callers_in_words(settings: Settings) -> str:
 
 
 def meters_of(settings: Settings) -> Meters:
-    """Those that `/metrics` shows; on stdin and stdout nobody could ask for them."""
+    """Return the meters behind `/metrics`; on stdio, where they cannot be read, a null object."""
     if settings.http is None:
         return Meters()
     from kernel_mcp.http.operations import meters_of_http
@@ -355,13 +356,16 @@ def meters_of(settings: Settings) -> Meters:
 
 
 def _spares(settings: Settings, sandbox: Sandbox, folder: Path) -> int:
-    """Number of spare kernels: none where they would see their folder by its name."""
+    """Return the number of pooled kernels; 0 where a kernel sees its workspace's host path.
+
+    Such a kernel could not be given to a session with another folder.
+    """
     remapped = sandbox.guest_paths(folder, folder).workspace != str(folder)
     return settings.warm if remapped else 0
 
 
 def _capacity(settings: Settings) -> Capacity:
-    """The kernels that the system's limits allow. Raises ConfigError when no session fits."""
+    """Return the number of kernels that system limits allow. Raises ConfigError if none fits."""
     capacity = Capacity.of_this_process()
     beside = 0 if settings.no_template else TEMPLATE_KERNELS
     if reason := capacity.shortage(beside + 1):

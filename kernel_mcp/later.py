@@ -1,4 +1,4 @@
-"""Imports that wait until what is imported is used."""
+"""Deferred imports: a module is imported when one of its names is first used."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 
 
 class Later:
-    """A name of a module that is imported when the name is used: called, looked into, inherited."""
+    """A name of a module that is imported once the name is called, accessed or inherited from."""
 
     def __init__(self, finder: Deferring, module: str, name: str) -> None:
         self._finder, self._module, self._name = finder, module, name
@@ -45,7 +45,7 @@ class Later:
 
 
 class _Unopened(ModuleType):
-    """Stands for a module: its names are `Later`, and those of the module once it is imported."""
+    """Placeholder of a module: its names are `Later`, after `Deferring.end` the module's own."""
 
     finder: Deferring
 
@@ -57,7 +57,7 @@ class _Unopened(ModuleType):
 
 
 class Deferring(MetaPathFinder, Loader):
-    """Finds modules of some packages without opening a file, until the first use of one."""
+    """Import finder that supplies placeholders for some packages, until one of them is used."""
 
     def __init__(self, packages: Sequence[str]) -> None:
         self._packages = frozenset(packages)
@@ -80,7 +80,7 @@ class Deferring(MetaPathFinder, Loader):
         """See `Loader`."""
 
     def end(self) -> None:
-        """Have whoever imports one of the modules from now on get it as it is."""
+        """Stop deferring: from now on imports of these modules return the real ones."""
         if self in sys.meta_path:
             sys.meta_path.remove(self)
         while self._modules:
@@ -92,7 +92,10 @@ class Deferring(MetaPathFinder, Loader):
 
 @contextmanager
 def deferring(*packages: str) -> Iterator[None]:
-    """Within this block whatever is first imported of these packages is not, until it is used."""
+    """Defer first imports of these packages within the block until a name of one is used.
+
+    After the block, imports are immediate again.
+    """
     finder = Deferring(packages)
     sys.meta_path.insert(0, finder)
     try:

@@ -1,4 +1,4 @@
-"""Composition root: the parts of a server, upon what its kernels stand on."""
+"""Composition root: build the parts of a server that serve sessions, on top of `ground`."""
 
 from __future__ import annotations
 
@@ -40,7 +40,8 @@ from kernel_mcp.sessions.session import Session
 from kernel_mcp.telemetry import Levels, Readiness
 
 SPARES_AT_FIRST = 1
-"""Most servers have a single session, for which a further one of 11 MiB would wait in vain."""
+"""Pooled kernels before a second session begins: most servers have one session, and each pooled
+kernel takes 11 MiB."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,10 +52,10 @@ class Parts(Services):
     readiness: Readiness
     templates: TemplateLauncher | None
     prepare: Callable[[], Awaitable[None]]
-    """Imports what kernels need."""
+    """Builds the environment and the template, see `Ground.prepare`."""
 
     async def levels(self, calls: int) -> Levels:
-        """What the server has now, with so many calls that are being answered."""
+        """Return the server's gauges; `calls` is the number of calls in progress."""
         sessions = self.manager.sessions
         used = resident = 0
         with Barrier("measuring the server"):
@@ -92,8 +93,8 @@ async def parts(
 ) -> AsyncIterator[Parts]:
     """Build all parts; close them in reverse order. Raises KernelMcpError.
 
-    `commons` are those of a server that has others beside them. `keep` makes what keeps sessions,
-    `roll` gives out their handles, `others` are servers that count as one with this one.
+    `commons` and `keep` are those of `ground`. `roll` assigns session handles; `others` are the
+    servers with which this one shares quotas.
     """
     async with (
         ground(settings, sandbox, commons, keep=keep) as below,
@@ -106,7 +107,7 @@ async def parts(
 async def upon(
     below: Ground, *, roll: Roll | None = None, others: Others | None = None
 ) -> AsyncIterator[Parts]:
-    """Build the parts that have to do with sessions, see `parts`."""
+    """Build the parts that serve sessions, see `parts`."""
     settings, sandbox, commons, run = below.settings, below.sandbox, below.commons, below.run
     folders, factory, doors = below.folders, below.factory, below.doors
     rules, environments, own = below.rules, below.environments, below.own
@@ -191,7 +192,7 @@ async def upon(
 async def _told(
     settings: Settings, manager: SessionManager, fronts: Fronts, question: Mapping[str, Any]
 ) -> Mapping[str, Any]:
-    """What the operator is told of this server, who asks with `kernel-mcp sessions`."""
+    """Return the answer to a question of `kernel-mcp sessions` or `lab`; errors are part of it."""
     with Barrier("answering the operator") as barrier:
         if (found := await fronts.answer(question)) is not None:
             return found
@@ -207,7 +208,10 @@ async def _told(
 
 
 async def stay_within_bounds(settings: Settings, sessions: Callable[[], Sequence[Session]]) -> None:
-    """Have sessions give up what the server holds for them when that is too much."""
+    """Keep the server within its bounds of memory and disk; for ever.
+
+    Beyond them the largest sessions lose old outputs, then waiting cells, then their kernel.
+    """
     memory = OwnMemory()
     try:
         await ServerBounds(
@@ -218,7 +222,7 @@ async def stay_within_bounds(settings: Settings, sessions: Callable[[], Sequence
 
 
 async def attend(built: Parts) -> None:
-    """End idle sessions, and have them give up what is too much for the server; for ever."""
+    """Hibernate or end idle sessions and keep the server within its bounds; for ever."""
     settings, manager = built.settings, built.manager
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(Reaper(manager, settings.idle_timeout_s, time.monotonic).run)
@@ -226,6 +230,6 @@ async def attend(built: Parts) -> None:
 
 
 async def warm_up(built: Parts) -> None:
-    """Import what kernels need, then keep kernels in reserve."""
+    """Prepare for kernels, then fill the pool."""
     await built.prepare()
     await built.pool.fill()

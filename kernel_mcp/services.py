@@ -1,4 +1,4 @@
-"""What the tools of one server work with."""
+"""The objects that the tools of a server use."""
 
 from __future__ import annotations
 
@@ -20,8 +20,10 @@ from kernel_mcp.telemetry import Meters
 
 @dataclass(frozen=True, slots=True)
 class Services:
-    """What the tools of one server work with. `report` is what is in force, resources included;
-    `resources` says it of other limits, `kept` what outlives the server.
+    """The objects that the tools of a server use.
+
+    `report` lists the protections and limits in force. `resources` computes it for other limits,
+    and `kept` says in words what of the sessions outlives the server.
     """
 
     settings: Settings
@@ -40,5 +42,5 @@ class Services:
     meters: Meters
 
     def instructions(self) -> str:
-        """Those for the model, as things are now."""
+        """Return the present instructions for the model."""
         return instructions(self.settings, self.report, list(self.factory.missing))

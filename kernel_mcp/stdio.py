@@ -1,4 +1,4 @@
-"""The streams of the MCP SDK over the lines of one client."""
+"""Streams of the MCP SDK over stdin and stdout of one client."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 
 
 class Requests(ObjectReceiveStream[SessionMessage | Exception]):
-    """What a client sends, read when the SDK asks for it. Refused lines are answered here."""
+    """Stream of the client's messages, read on demand. Refused lines are answered here."""
 
     def __init__(self, wire: Wire, on_end: Callable[[], None] = lambda: None) -> None:
         """`on_end` is called once, at the end of input."""
@@ -28,7 +28,7 @@ class Requests(ObjectReceiveStream[SessionMessage | Exception]):
         self._ended = False
 
     async def receive(self) -> SessionMessage:
-        """The next message. Raises EndOfStream."""
+        """Return the next message. Raises EndOfStream."""
         while (line := await self._next()) is not None:
             message = _message(line)
             del line
@@ -46,7 +46,7 @@ class Requests(ObjectReceiveStream[SessionMessage | Exception]):
         raise anyio.EndOfStream
 
     async def aclose(self) -> None:
-        """Read nothing more."""
+        """Stop reading."""
         await self._lines.aclose()
 
     async def _next(self) -> Line | None:
@@ -54,19 +54,19 @@ class Requests(ObjectReceiveStream[SessionMessage | Exception]):
 
 
 class Answers(ObjectSendStream[SessionMessage]):
-    """Where the SDK's messages go, one after the other: each is on the pipe once it is sent."""
+    """Sink of the SDK's messages, in order: when `send` returns, the message is on the pipe."""
 
     def __init__(
         self, wire: Wire, written: Callable[[JSONRPCMessage], None] = lambda _message: None
     ) -> None:
-        """`written` is called with each message on the pipe."""
+        """`written` is called with each message once it is on the pipe."""
         self._wire = wire
         self._written = written
         self._turn = anyio.Lock(fast_acquire=True)
         self._closed = False
 
     async def send(self, item: SessionMessage) -> None:
-        """Write a message, when those before it are on the pipe. Raises ClosedResourceError."""
+        """Write a message after those before it. Raises ClosedResourceError."""
         async with self._turn:
             if self._closed:
                 raise anyio.ClosedResourceError
@@ -76,7 +76,7 @@ class Answers(ObjectSendStream[SessionMessage]):
                 self._written(message)
 
     async def aclose(self) -> None:
-        """Take nothing more."""
+        """Refuse further messages."""
         self._closed = True
 
 

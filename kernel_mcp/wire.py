@@ -1,4 +1,4 @@
-"""Lines of text from stdin and to stdout, on the event loop.
+"""Read lines from stdin and write lines to stdout, on the event loop.
 
 A thread blocked in read(2) cannot be cancelled and would hang the shutdown; here both ends are
 non-blocking pipes.
@@ -29,13 +29,13 @@ END_BYTES = 4096
 """Bytes that are kept at either end of such a line."""
 READ_BYTES = 256 * KIB
 EARLY_BYTES = 1 * MIB
-"""Bytes of requests that are read before the server can take them; the end behind more of them is
-noticed later."""
+"""Bytes of requests that are read before the server is ready. Behind more of them the end of input
+is noticed later."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ends:
-    """What is kept of a line that has more than `most_bytes`."""
+    """The first and last bytes of a line that has more than `most_bytes`."""
 
     head: bytes
     tail: bytes
@@ -105,7 +105,7 @@ class Writer(Protocol):
     """Destination of answers."""
 
     async def write(self, text: str) -> None:
-        """Write a line; returns when the pipe has room for more."""
+        """Write a line; return when the pipe has room for more."""
 
 
 class _PipeWriter:
@@ -134,7 +134,7 @@ class _FileWriter:
 
 
 class _Listener(asyncio.streams.FlowControlMixin):
-    """Notices that the reader of the output is gone."""
+    """Protocol that reports when the reader of the output is gone."""
 
     def __init__(self, on_lost: Callable[[], None]) -> None:
         super().__init__()
@@ -146,25 +146,25 @@ class _Listener(asyncio.streams.FlowControlMixin):
 
 
 class Wire:
-    """The client's lines, and where answers go."""
+    """The client's lines and the writer of answers."""
 
     def __init__(self, lines: Lines, writer: Writer, lost: anyio.Event | None = None) -> None:
-        """`lost` is set once nobody reads what is written."""
+        """`lost` is set when the reader of the output is gone."""
         self._lines = lines
         self._lost = lost or anyio.Event()
         self.writer = writer
         self._early: deque[Line] = deque()
-        """Lines that came before `lines` was called."""
+        """Lines that arrived before `lines` was called."""
         self._size = 0
         self._taken = self._ended = False
         self._reading = True
         self._news = anyio.Event()
 
     async def attend(self, on_end: Callable[[], None]) -> None:
-        """Read lines until `lines` takes over; has to be run as a task.
+        """Read lines until `lines` takes over. Run this as a task.
 
-        `on_end` is called when the input ends before that and no request waits for its answer, or
-        waits in vain.
+        `on_end` is called when the input ends before that, at once unless a request is pending,
+        else once nobody reads the answers.
         """
         async for line in self._lines:
             self._early.append(line)
@@ -182,7 +182,7 @@ class Wire:
             on_end()
 
     async def lines(self) -> AsyncGenerator[Line, None]:
-        """All lines of the client, the first one among them."""
+        """Yield all lines of the client, from the first one on."""
         self._taken = True
         while self._early or self._reading:
             if self._early:
@@ -194,21 +194,21 @@ class Wire:
                 yield line
 
     def _tell(self) -> None:
-        """Wake who waits for a line or the end of input."""
+        """Wake `lines`, which waits for a line or the end of input."""
         self._news.set()
         self._news = anyio.Event()
 
 
 def _asks(line: Line) -> bool:
-    """Return True unless a line is one that no answer is for."""
+    """Return True if a line may be a request, which needs an answer."""
     return isinstance(line, Ends) or b'"id"' in line
 
 
 @asynccontextmanager
 async def stdio_wire() -> AsyncIterator[Wire]:
-    """The lines of this process's stdin and stdout.
+    """Yield the wire over this process's stdin and stdout.
 
-    Meanwhile descriptor 0 is /dev/null and 1 is stderr: children cannot touch the protocol.
+    Meanwhile descriptor 0 is /dev/null and 1 is stderr: child processes cannot touch the protocol.
     """
     wire_in = fcntl.fcntl(0, fcntl.F_DUPFD_CLOEXEC, 3)
     wire_out = fcntl.fcntl(1, fcntl.F_DUPFD_CLOEXEC, 3)
@@ -229,7 +229,7 @@ async def stdio_wire() -> AsyncIterator[Wire]:
 
 @asynccontextmanager
 async def _reading(fd: int) -> AsyncIterator[tuple[Lines, Callable[[], None]]]:
-    """The lines of a descriptor, and a callback that ends them early."""
+    """Yield the lines of a descriptor, and a callback that ends them early."""
     if not _pollable(fd):
         async with await open_file(fd, "rb") as file:
             yield Lines(partial(file.read, READ_BYTES)), lambda: None  # a file ends by itself
@@ -262,7 +262,7 @@ async def _writing(fd: int, *, on_lost: Callable[[], None]) -> AsyncIterator[Wri
 
 
 def _pollable(fd: int) -> bool:
-    """Whether epoll supports it; files and /dev/null never block instead."""
+    """Return True if epoll supports a descriptor, unlike files and /dev/null, which never block."""
     with select.epoll() as poll:
         try:
             poll.register(fd)
