@@ -1,4 +1,4 @@
-"""The command `kernel-mcp`, which `python -m kernel_mcp` is, too."""
+"""Entry point of the command `kernel-mcp` and of `python -m kernel_mcp`."""
 
 import os
 import sys

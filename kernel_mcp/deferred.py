@@ -25,7 +25,7 @@ UNUSED = (
     "mcp.server.transport_security",
     "starlette",
 )
-"""What the SDK takes names from that a server on pipes does not use."""
+"""Packages that the SDK imports and a server on pipes does not use."""
 
 BaseModel.model_config["defer_build"] = True
 with deferring(*UNUSED):

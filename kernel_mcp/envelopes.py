@@ -30,7 +30,7 @@ EXAMINED_BYTES = 1024 * 1024
 """Bytes up to which a bad line is parsed again to name its fault; of longer ones the ends are
 searched."""
 MOST_IDS = 100
-"""Members of a batch that are answered."""
+"""Maximal number of members of a batch that are answered."""
 
 _ESCAPE = re.compile(
     r"\\(?:u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}"
@@ -53,7 +53,7 @@ class Refusal:
 
 
 def message_of(line: bytes | bytearray) -> JSONRPCMessage | Refusal:
-    """The message of a line, its text repaired, or the refusal."""
+    """Return the message in a line, with invalid text repaired; or the refusal of the line."""
     try:
         message = jsonrpc_message_adapter.validate_json(line, by_name=False)
     except ValueError:
@@ -64,7 +64,7 @@ def message_of(line: bytes | bytearray) -> JSONRPCMessage | Refusal:
 
 
 def oversized(head: bytes, tail: bytes, most_bytes: int) -> Refusal:
-    """The refusal of a line of more than `most_bytes`, from its two ends."""
+    """Return the refusal of a line of more than `most_bytes`, of which only the ends are kept."""
     reason = (
         f"Invalid request: a message may have {most_bytes:,} bytes and this one has more. Nothing "
         "was done. Send large data in several parts."
@@ -73,20 +73,23 @@ def oversized(head: bytes, tail: bytes, most_bytes: int) -> Refusal:
 
 
 def undone(line: bytes | bytearray, reason: str) -> Refusal:
-    """The refusal of a line that the server could not process because of `reason`."""
+    """Return the refusal of a line that the server could not process because of `reason`."""
     text = f"The server could not take this message in: {reason}. Nothing was done; try again."
     number = _salvaged(bytes(line[:END_BYTES]), bytes(line[-END_BYTES:]))
     return _refusal([number], INTERNAL_ERROR, text)
 
 
 def error_line(number: object, code: int, message: str) -> str:
-    """A JSON-RPC error as a line without its end."""
+    """Return a JSON-RPC error as JSON without a line end."""
     error = {"code": code, "message": message}
     return json.dumps({"jsonrpc": "2.0", "id": number, "error": error})
 
 
 def line_of(message: JSONRPCMessage) -> tuple[str, JSONRPCMessage]:
-    """A message as a line without its end, and the message in it: an error where encoding fails."""
+    """Return a message as JSON without a line end, and the message that was encoded.
+
+    That is an error if encoding fails.
+    """
     with Barrier("writing an answer") as barrier:
         try:
             return message.model_dump_json(by_alias=True, exclude_unset=True), message
@@ -100,7 +103,7 @@ def line_of(message: JSONRPCMessage) -> tuple[str, JSONRPCMessage]:
 
 
 def _well_formed(text: str) -> str:
-    """JSON with U+FFFD for every lone escaped surrogate."""
+    """Return JSON with every lone escaped surrogate replaced by U+FFFD."""
     if _SUSPECT.search(text) is None:
         return text
     return _ESCAPE.sub(lambda found: r"\ufffd" if found["lone"] else found[0], text)
@@ -120,7 +123,7 @@ def _repaired(line: bytes | bytearray) -> JSONRPCMessage | Refusal:
 def _notification(
     message: JSONRPCNotification, line: bytes | bytearray
 ) -> JSONRPCNotification | Refusal:
-    """A notification; the refusal of a request with an invalid id."""
+    """Return a notification; for a request with an invalid id, its refusal."""
     content = _parsed(line.decode("utf-8", "replace")) if len(line) <= EXAMINED_BYTES else None
     if not isinstance(content, dict) or "id" not in content:
         return message
@@ -183,7 +186,7 @@ def _refusal(numbers: list[Any], code: int, reason: str) -> Refusal:
 
 
 def _usable(number: object) -> str | int | float | None:
-    """An id that an error can carry: a string or a number, else null."""
+    """Return an id that an error can carry: a string or a number, else None."""
     if isinstance(number, bool) or not isinstance(number, (str, int, float)):
         return None
     if isinstance(number, str):
@@ -192,7 +195,7 @@ def _usable(number: object) -> str | int | float | None:
 
 
 def _salvaged(head: bytes, tail: bytes) -> object:
-    """The id at the beginning or the end of a line; None without one."""
+    """Return the request id at the beginning or the end of a line; None if there is none."""
     for found in _found(head, tail):
         number = _parsed(found[1].decode("utf-8", "replace"))
         if number is not _UNPARSABLE:

@@ -47,7 +47,7 @@ class EnvironmentBuildError(KernelMcpError):
 
 
 class UnfitPackages(EnvironmentBuildError):
-    """Packages that cannot be had; `unfit` has the reason for each."""
+    """Packages that cannot be resolved; `unfit` has the reason for each."""
 
     def __init__(self, unfit: Mapping[str, str]) -> None:
         super().__init__("; ".join(f"{name}: {why}" for name, why in unfit.items()))
@@ -71,7 +71,7 @@ class BoundaryBroken(LaunchError):
 
 
 class KernelGone(LaunchError):
-    """A kernel ended before it took a cell; nothing of the cell has run."""
+    """A kernel ended before it received a cell; nothing of the cell has run."""
 
 
 class UndoError(KernelMcpError):
@@ -79,7 +79,7 @@ class UndoError(KernelMcpError):
 
 
 class BranchError(KernelMcpError):
-    """There are no branches, or none was adopted; the text says why."""
+    """Branches could not be created, or none could be adopted; the text says why."""
 
 
 class InputError(KernelMcpError):
@@ -95,7 +95,7 @@ class WorkspaceError(InputError):
 
 
 class NotebookError(InputError):
-    """A file is no notebook that can be read, or a cell of it is not as the caller knows it."""
+    """A notebook file cannot be read, or a cell has changed since the caller read it."""
 
 
 class SessionNotFound(KernelMcpError):
@@ -103,7 +103,7 @@ class SessionNotFound(KernelMcpError):
 
 
 class SessionGone(SessionNotFound):
-    """The session has ended; `lost` names variables it held, `more` counts others."""
+    """The session has ended; `lost` names some of its variables, `more` counts the others."""
 
     def __init__(
         self, text: str, *, handle: str, lost: tuple[str, ...] = (), more: int = 0
@@ -119,7 +119,7 @@ class SessionLimitReached(KernelMcpError):
 
 
 class QuotaReached(SessionLimitReached):
-    """A principal has all sessions that it may have on all servers together."""
+    """A principal has reached its quota of sessions on all servers together."""
 
 
 class InstallError(KernelMcpError):
@@ -131,8 +131,8 @@ class HibernationError(KernelMcpError):
 
 
 class ServerStops(KernelMcpError):
-    """The server ends, and the call with it."""
+    """The server is shutting down and cancels the call."""
 
 
 class ServerFailure(KernelMcpError):
-    """A resource of the server failed; the text names it, and what is left."""
+    """A resource of the server failed; the text names it and what still works."""

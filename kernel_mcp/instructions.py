@@ -1,4 +1,4 @@
-"""The instructions for the model, which a client is told with the first answer."""
+"""Instructions for the model, which clients receive with the answer to `initialize`."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from kernel_mcp.policy import profile_entries, profile_in_force
 from kernel_mcp.sandbox.base import SandboxReport
 
 MOST_BYTES = 2000
-"""Of the instructions: clients cut them near 2 KB."""
+"""Size limit of the instructions: clients cut them near 2 KB."""
 LISTED_BYTES = (320, 160, 80, 40)
-"""Of one list in them, the most with which all lines fit; `info` has the whole of it."""
+"""Size limits of one list in them; the first with which all lines fit is used."""
 GAPS_BYTES = 160
-"""Of those of gaps and of refused imports at least."""
+"""Least size limit of the lists of gaps and of refused imports."""
 
 HOW = """\
 A notebook for Python: execute runs a cell in a persistent IPython kernel, and variables, imports \
@@ -139,7 +139,7 @@ def _strict(settings: Settings) -> bool:
 
 
 def _listed(names: Sequence[str], most: int, between: str = ", ") -> str:
-    """The first names, as many as `most` bytes hold, and the number of others."""
+    """Return the first names that fit into `most` bytes, and the number of others."""
     shown = between.join(names)
     count = len(names)
     while count and len(shown.encode()) > most:

@@ -1,4 +1,4 @@
-"""The MCP server over the parts of this one, and its client on stdin and stdout.
+"""Build the MCP server of all tools, and serve its client on stdin and stdout.
 
 Here begins what imports the MCP SDK, which takes longer than all the rest of a start.
 """
@@ -27,7 +27,7 @@ NAME = "kernel-mcp"
 
 
 class StdioCallers:
-    """The one client of stdin and stdout; `default` is where its default session is looked up."""
+    """The only client on stdin and stdout; `default` is the key of its default session."""
 
     def __init__(self, outbox: Outbox, default: str = "default") -> None:
         self._outbox = outbox
@@ -40,10 +40,10 @@ class StdioCallers:
 
 
 class Callers(Protocol):
-    """A transport's word on who makes a call, and on which answers have been delivered."""
+    """A transport's source of callers and of the delivery of answers."""
 
     def of(self, context: Context[Any, Any]) -> Caller:
-        """Who makes the call with this context; `reply` knows of the delivery of its answer."""
+        """Return the caller of the call with this context; its `reply` tracks the delivery."""
 
 
 def build_mcp(
@@ -59,7 +59,7 @@ def build_mcp(
 def mcp_over(
     calls: SessionCalls, callers: Callers, words: str, *, files: bool = True
 ) -> ResourceServer:
-    """The MCP server of sessions, wherever those are; `words` are its instructions."""
+    """Return the MCP server of sessions on any machine; `words` are its instructions."""
     return ResourceServer(
         NAME,
         calls=calls,
@@ -96,7 +96,7 @@ async def serve_wire(
     on_end: Callable[[], None],
     default: str = "default",
 ) -> None:
-    """Serve the client of `wire` by the server that is built for it; see `serve_stdio`."""
+    """Serve the client of `wire` with the server that `build` returns; see `serve_stdio`."""
     outbox = Outbox()
     mcp = build(StdioCallers(outbox, default))
     mcp.middleware.append(_tell_when_given_up(outbox))

@@ -1,4 +1,4 @@
-"""`dataclass` as the standard library has it, made in a third of the time.
+"""A replacement of `dataclasses.dataclass` that builds classes in a third of the time.
 
 The standard library writes source for up to six methods of each class and compiles it: with some
 two hundred classes an eighth of a server's start. Here that is done for `__init__` alone, and the
@@ -20,14 +20,14 @@ else:
     def dataclass(
         cls: type | None = None, /, *, frozen: bool = False, slots: bool = False, eq: bool = True
     ) -> Any:
-        """See `dataclasses.dataclass`. Raises TypeError for what it leaves out."""
+        """See `dataclasses.dataclass`. Raises TypeError for features that are not supported."""
         if cls is None:
             return lambda cls: _made(cls, frozen=frozen, slots=slots, eq=eq)
         return _made(cls, frozen=frozen, slots=slots, eq=eq)
 
 
 _GIVEN_NONE = object()
-"""The argument that was left out, of a field with a default factory."""
+"""Default of an argument for a field with a default factory."""
 
 
 def _made(cls: type, *, frozen: bool, slots: bool, eq: bool) -> type:
