@@ -1,4 +1,4 @@
-"""Findings of a walk through a mounted folder, and facts that tell one file from another."""
+"""Findings of a walk through a mounted folder, and the identity of files."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from kernel_mcp.host_folders.secrets import Parts
 from kernel_mcp.records import dataclass
 
 MOST_COVERS = 1000
-"""Below one mount; each takes the start of a kernel some 20 µs."""
+"""Maximal number of covers below one mount; each delays the start of a kernel by some 20 µs."""
 _AT_EMPTY_PATH, _STATX_BTIME = 0x1000, 0x800
 """<linux/fcntl.h>, <linux/stat.h>."""
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -23,14 +23,14 @@ class Found:
 
     covers   kinds of covers by path below the mount
     inodes   device and inode of every covered file and folder, with its birth time (`born`)
-    fresh    inodes found since the last report; `gone`: those that another file uses by now
-    removed  fixed paths that have gone since the last report
-    surplus  paths that hosts execute, beyond the maximum number of covers
-    unfixed  number of further paths to fixed files that stay writable, as there are too many
-    named    paths found since the last report that hosts execute for what leads there
+    fresh    inodes found since the last report; `gone`: those reused by another file since
+    removed  read-only paths removed since the last report
+    surplus  paths that hosts execute, beyond the maximal number of covers
+    unfixed  number of hard links of read-only files that stay writable, as there are too many
+    named    paths found since the last report that hosts execute through a link
     git      folders that Git recognises as repositories
     asks     True if settings have appeared since the server was last asked to read them
-    linked   True if a file among them has further names that no walk has looked for
+    linked   True if a covered file has hard links that no walk has searched for
     folders  number of folders walked
     """
 
@@ -49,11 +49,11 @@ class Found:
 
 
 class TooManySecrets(Exception):
-    """More than `MOST_COVERS`."""
+    """A mount needs more than `MOST_COVERS` covers."""
 
 
 def born(fd: int) -> int:
-    """When an open file was made, in nanoseconds (statx(2)); 0 where that is not known."""
+    """Return the birth time of an open file in nanoseconds (statx(2)); 0 if it is not known."""
     statx = getattr(_libc, "statx", None)
     content = ctypes.create_string_buffer(256)
     arguments = (ctypes.c_int(_AT_EMPTY_PATH), ctypes.c_uint(_STATX_BTIME), content)

@@ -1,4 +1,4 @@
-"""Processes of sandboxes that hold open what was covered since: a cover does not reach them."""
+"""Find processes in sandboxes that hold open a file covered since: covers do not affect them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from kernel_mcp.records import dataclass
 
 _OPENED_FOR_CHANGES = os.O_WRONLY | os.O_RDWR
 _SHARED_AND_WRITABLE = " mw "
-"""In VmFlags of /proc/PID/smaps, of a mapping that is or can be made writable."""
+"""Flag in VmFlags of /proc/PID/smaps of a mapping that is or can be made writable."""
 
 
 @dataclass(frozen=True)
@@ -26,15 +26,16 @@ class Covered:
     inode: tuple[int, int]
 
     def holds(self, place: str, inode: tuple[int, int]) -> bool:
-        """Return whether something is it, or was below it, by whatever name."""
+        """Return True if a path or inode is the covered one, or the path is below it."""
         return inode == self.inode or place == self.place or place.startswith(f"{self.place}/")
 
 
 @dataclass(frozen=True)
 class Holder:
-    """A process, as the user `uid`, that holds something of `covered` by one of its `ways`.
+    """A process of the user `uid` that holds `covered`, or something in it, open.
 
-    It can change that `at_once`; else it could by further steps, or only read.
+    way      the folder, descriptor or mapping below /proc/PID by which it is held
+    at_once  True if the process can change it now; else only by further steps, or not at all
     """
 
     pid: int
@@ -45,7 +46,7 @@ class Holder:
     at_once: bool
 
     def end(self, namespaces: Collection[int]) -> bool:
-        """Kill it, if it is still the same; whether that was done."""
+        """Kill the process if it is still the same; return True if it was killed."""
         try:
             process = os.pidfd_open(self.pid)
         except OSError:
@@ -64,9 +65,10 @@ class Holder:
 def holders(
     namespaces: Collection[int], wanted: Sequence[Covered], blank: Collection[tuple[int, int]]
 ) -> Iterator[Holder]:
-    """Look through the processes in these mount namespaces; `blank` is what hides the rest.
+    """Yield the processes in these mount namespaces that hold one of `wanted` open.
 
-    Descriptors that are under way in a socket are not seen.
+    `blank` are the inodes of the empty files that covers show. Descriptors in transit through a
+    socket are not found.
     """
     for name in os.listdir("/proc"):  # noqa: PTH208  # of many processes
         if not name.isdecimal():
@@ -103,9 +105,9 @@ def _started(pid: int) -> str:
 def _ways(
     pid: int, wanted: Sequence[Covered], blank: Collection[tuple[int, int]]
 ) -> Iterator[tuple[str, Covered, bool]]:
-    """Yield how a process holds something, by open files and mappings, which its threads share.
+    """Yield each folder, descriptor or mapping by which a process holds one of `wanted`.
 
-    Each thread may have a working folder of its own.
+    Threads share descriptors and mappings, but each may have its own working folder.
     """
     running = _running(pid)
     folders = [f"{thread}/{name}" for thread in running for name in ("cwd", "root")]
@@ -143,7 +145,7 @@ def _writes(way: str) -> bool:
 
 
 def _mapped(thread: int, wanted: Sequence[Covered]) -> Iterator[tuple[str, Covered]]:
-    """Find mappings by which files can be changed though no descriptor is open any more."""
+    """Yield shared writable mappings, which can change files after the descriptor is closed."""
     if not any(_of(line, wanted) for line in _lines(thread, "maps")):
         return
     span, mapped = "", None
@@ -161,7 +163,7 @@ def _lines(thread: int, name: str) -> Iterator[str]:
 
 
 def _of(line: str, wanted: Sequence[Covered]) -> Covered | None:
-    """Return what a line of /proc/PID/maps is about, if it is shared memory of something wanted."""
+    """Return the file of a line of /proc/PID/maps if it is a shared mapping of one of `wanted`."""
     _, access, _, device, number, *rest = line.rstrip("\n").split(maxsplit=5)
     if access[3] != "s" or number == "0":
         return None

@@ -1,30 +1,30 @@
-"""`keeper FD`: a process that keeps covers where they belong, started by `bare_program`.
+"""`keeper FD`: the process that maintains covers in running sandboxes, see `bare_program`.
 
-It walks the mounted folders once, watches them (inotify), and covers in the sandboxes that run
-what appears or is replaced on the host: a rename there takes a cover off. Names of secrets come
-before all else that happens. Messages of the server, one packet each, and the answers:
+It walks the mounted folders once and then watches them (inotify). What appears or is replaced on
+the host is covered in all running sandboxes, since a rename there removes a cover. Entries with a
+secret's name are handled first. Messages of the server, one packet each, and the answers:
 
     {"op": "watch", "mounts": […], "version": v}       first; then `covers` for each, and `ready`
     {"ping": n}                                  `{"pong": n}`
     {"op": "map", "id": n, "uid": …, "gid": …}   `mapped`, with a user namespace for an id-map
-    {"op": "hold", "id": n, "since": v}          `held` once covers after v (-1: all) are there;
+    {"op": "hold", "id": n, "since": v}          `held` once covers after v (-1: all) are applied;
         with descriptors: the sandbox's mount namespace, a pidfd of its process
     {"op": "again", "id": n, "mount": i}         walk a mount anew whose folder was replaced: `done`
-    {"op": "rules", "id": n, "read": …, "write": …}    `done` once a Landlock ruleset, which comes
-        along, allows these rights below the mounts; below strict ones entry by entry where needed
+    {"op": "rules", "id": n, "read": …, "write": …}    `done` once the Landlock ruleset that is
+        passed allows these rights below the mounts; below strict ones by entry where needed
     {"op": "named", "id": n, "mount": i, "paths": […], "sources": […], "outside": […], "last": b}
-        what hosts execute by their settings in the stead of what was so before, and the files of
-        these settings, below the mount and elsewhere: `done` once the last part is there
+        paths that hosts execute according to settings, replacing the former ones, and the files of
+        these settings, below the mount and elsewhere: `done` after the last part
 
     {"op": "covers", "mount": i, "version": v, "covers": […], "inodes": […], "gone": […],
      "removed": […]}
-        these are added, each path with its kind and who made it where that matters and is known;
-        `gone` are inodes that are no secret's any more, `removed` what was fixed and has gone
+        new covers: each path with its kind and its maker, if that matters and is known; `gone` are
+        inodes that no longer belong to a secret, `removed` read-only paths that no longer exist
     {"op": "named" or "asks", "mount": i, "first": b, "last": b, "paths": […]}
-        what hosts execute whatever its name, before its covers; and that settings are to be asked
-        (again), with the folders of repositories
-    {"op": "changed", "mount": i, "paths": […]}  what agents obey, each path with who wrote it
-    {"op": "said", "text": …}                    something for the log
+        paths that hosts execute whatever their names, sent before their covers; and a request to
+        read settings (again), with the folders of repositories
+    {"op": "changed", "mount": i, "paths": […]}  changed files that agents obey, with their writers
+    {"op": "said", "text": …}                    a line for the log
 """
 
 from __future__ import annotations
@@ -48,21 +48,21 @@ from kernel_mcp.host_folders.watching import HOST, NAMED, Change, Ground, Watche
 from kernel_specs.template import linux, packets
 
 _INODE_BYTES = 50
-"""Of a device and an inode in a message, at most."""
+"""Upper bound of the bytes of a device and an inode in a message."""
 
 _ESCAPED = re.compile(rb"\\([0-7]{3})")
-"""In paths of /proc/PID/mountinfo."""
+"""Escape in paths of /proc/PID/mountinfo."""
 _MOST_CHANGES = 1 << 14
-"""That wait; as Linux keeps itself. Beyond, all is walked through."""
+"""Maximal number of queued changes, as in Linux itself. Beyond it the mounts are walked again."""
 _FEW_CHANGES = 64
-"""So many may wait before this process goes after others: code in a session can make more."""
+"""Queued changes from which this process loses its priority: code can cause any number."""
 
 
 class Hurry:
-    """Has this process run before others, which a cover cannot wait for on a busy machine.
+    """Scheduling priority of this process, as covers must not be late on a busy machine.
 
-    Under a root server always (a real-time one), else with the shortest turns that Linux gives to
-    all (0.1 ms; Linux 6.12), and then sooner. What Linux refuses is left.
+    Under a root server it has a real-time policy; otherwise the shortest time slices that Linux
+    grants to all (0.1 ms; Linux 6.12), which are scheduled sooner. Refusals of Linux are ignored.
     """
 
     def __init__(self) -> None:
@@ -70,7 +70,7 @@ class Hurry:
         linux.shortest_turns()
 
     def on(self, wanted: bool) -> None:
-        """Begin, or leave off."""
+        """Switch the real-time policy on or off."""
         if wanted == self._on:
             return
         self._on = wanted
@@ -80,36 +80,36 @@ class Hurry:
 
 
 class Keeper:
-    """Serves one server until that is gone."""
+    """Maintains the covers of one server until that is gone."""
 
     def __init__(self, server: socket.socket) -> None:
         self._server = server
         self._watches = Watches()
         self._grounds: list[Ground] = []
         self._inodes: dict[tuple[int, int], int] = {}
-        """Of what is covered in any of them: files have names in several."""
+        """Inodes covered in any mount, with birth times: files may have names in several."""
         self._twins: set[tuple[int, int]] = set()
-        """Files that are fixed and have further names."""
+        """Read-only files that have hard links."""
         self._lacked = False
-        """Whether the log says that watches are missing."""
+        """True once the log says that watches are missing."""
         self._lacking_names: set[int] = set()
-        """Numbers of mounts for which the log says that not all names are known."""
+        """Mounts for which the log says that not all names are known."""
         self._full: set[int] = set()
-        """Those of which the log says that not all is covered: code can make any number."""
+        """Mounts for which the log says that not all is covered: code can create any number."""
         self._entering = Entering()
         self._hurry = Hurry()
         self._mounted = os.open("/proc/self/mountinfo", os.O_RDONLY | os.O_CLOEXEC)
-        """Of this namespace, also from others."""
+        """Table of this namespace's mounts, also readable from inside another namespace."""
         self._places: set[bytes] = set()
-        """Where the host has mounts."""
+        """Mount points of the host."""
         self._changes: dict[Change, None] = {}
         self._version = 0
         self._log: dict[tuple[int, Parts], int] = {}
-        """The version of what was covered last after the first walk, by mount and path."""
+        """Version of each cover applied after the first walk, by mount and path."""
         self._maps: dict[tuple[int, ...], int] = {}
 
     def run(self) -> None:
-        """Serve; returns when the server has gone."""
+        """Serve until the server has gone."""
         poll = select.poll()
         poll.register(self._server, select.POLLIN)
         makers = self._watches.makers
@@ -180,7 +180,10 @@ class Keeper:
             os.close(ruleset)
 
     def _since(self, version: int) -> list[Work]:
-        """The places, and what was covered after a version, below 0 all; outer folders first."""
+        """Return the checks of all mounts, and the covers newer than a version (below 0: all).
+
+        Outer folders come first.
+        """
         places = [each.place for each in self._grounds]
         if version < 0:
             return places + [
@@ -196,7 +199,10 @@ class Keeper:
         ]
 
     def _begin(self, number: int, mounts: Sequence[dict[str, Any]], version: int) -> None:
-        """Walk the mounts; after a keeper that had come to a version, all covers are newer."""
+        """Walk the mounts and report the covers.
+
+        `version` is that of a keeper which this one replaces: all covers get a newer one.
+        """
         for index, data in enumerate(mounts):
             error = ""
             try:
@@ -232,7 +238,7 @@ class Keeper:
         self._tell({"op": "ready", "id": number})
 
     def _on_named(self, ground: Ground, message: dict[str, Any]) -> None:
-        """Fix what settings name, once all of it is known."""
+        """Make the paths that settings name read-only, once the last part has arrived."""
         ground.coming += map(tuple, message["paths"])
         ground.sources.update(map(tuple, message["sources"]))
         self._watches.watch_outside(message["outside"])
@@ -246,7 +252,7 @@ class Keeper:
         self._twins.clear()
 
     def _on_events(self) -> None:
-        """Cover secrets by name at once; all else waits until there are no more events."""
+        """Cover entries with a secret's name at once; queue other changes until all is read."""
         for change in self._watches.events():
             if change is None or len(self._changes) >= _MOST_CHANGES:
                 self._changes = dict.fromkeys(map(Change, self._grounds))
@@ -293,7 +299,7 @@ class Keeper:
             self._tell({"op": "said", "text": _NOT_WATCHED})
 
     def _on_mounts(self) -> None:
-        """Cover what the host has mounted in a folder since it was walked through."""
+        """Examine what the host has mounted below the folders since they were walked."""
         os.lseek(self._mounted, 0, os.SEEK_SET)
         table = b"".join(iter(lambda: os.read(self._mounted, 1 << 16), b""))
         before, self._places = self._places, {line.split()[4] for line in table.splitlines()}
@@ -309,7 +315,7 @@ class Keeper:
         return first
 
     def _changed(self, change: Change) -> None:
-        """Cover what is new at a place, or anywhere, if it is still there."""
+        """Walk a changed entry, or a whole mount, and apply the covers that are missing."""
         ground, walk = change.ground, change.ground.walk
         try:
             hidden = change.hidden
@@ -346,7 +352,7 @@ class Keeper:
             self._tell({"op": "said", "text": f"{ground.guest}: {_UNNAMED}"})
 
     def _linked(self) -> list[tuple[Ground, list[Parts]]]:
-        """Other names, in all mounts, of files found last."""
+        """Cover the hard links of new findings in all mounts; return the paths by mount."""
         if not any(each.walk.found.linked for each in self._grounds):
             return []
         found = [(each, each.walk.linked(anyway=True)) for each in self._grounds]
@@ -362,7 +368,7 @@ class Keeper:
         begins: bool = False,
         named: bool = False,
     ) -> None:
-        """Cover in all sandboxes, then tell the server; when it `begins`, there are none."""
+        """Cover paths in all sandboxes, then report them; with `begins` there is no sandbox yet."""
         if not paths:
             return
         if begins:
@@ -376,7 +382,10 @@ class Keeper:
         self._tell_covers(ground, paths, named=named)
 
     def _map(self, rows: Sequence[Sequence[int]]) -> int:
-        """A user namespace with these maps: user and group, each on disk and as seen."""
+        """Return a user namespace for an id-map; `rows` have user and group, on disk and as seen.
+
+        Raises OSError.
+        """
         key = tuple(number for row in rows for number in row)
         if key in self._maps:
             return self._maps[key]

@@ -1,4 +1,4 @@
-"""Where paths of the host lead, link by link, without a demand that anything is there."""
+"""Resolve paths of the host link by link, even if nothing exists there."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import os
 from collections.abc import Callable
 
 _MOST_LINKS = 40
-"""As Linux follows."""
+"""Symlinks that Linux follows in one path."""
 
 
 def way(path: str, passable: Callable[[str], bool] = lambda _link: True) -> tuple[list[str], str]:
-    """Return the links that an absolute path goes over, and the path without links at its end.
+    """Return the symlinks on an absolute path, and the resolved path.
 
-    The end is where Linux would look, whether something is there or not; empty for a loop. Links
-    that are not `passable` are taken for what they are, not for where they lead.
+    That is where Linux would look, whether anything exists there or not; empty for a loop. Links
+    that are not `passable` are not followed.
     """
     links: list[str] = []
     pending = path.split("/")[::-1]

@@ -1,4 +1,4 @@
-"""Paths below one mount that hosts execute although their names do not tell."""
+"""Paths below one mount that hosts execute although no rule for names matches them."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from collections.abc import Iterable, Sequence
 from kernel_mcp.host_folders.secrets import Parts
 
 MOST_NAMED = 300
-"""Below one mount, of each kind: those that settings name, and those that links lead to."""
+"""Maximal number below one mount of paths named by settings, and of targets of links."""
 
 
 class Named:
-    """Knows paths that settings of the host name, and those where links of such names lead."""
+    """Paths that settings of the host name, and the targets of links that hosts execute."""
 
     def __init__(self) -> None:
         self._asked: dict[Parts, None] = {}
@@ -29,23 +29,23 @@ class Named:
         return [*self._asked, *self._led]
 
     def executes(self, parts: Parts, mode: int) -> bool:
-        """Return whether hosts execute what is at a path, or what a link there leads to."""
+        """Return True if hosts execute a file at this path, or through a link at it."""
         if parts in self._asked or parts in self._led:
             return True
         return stat.S_ISLNK(mode) and parts in self._above
 
     def ask(self, paths: Iterable[Parts]) -> list[Parts]:
-        """Replace what settings name; the paths that are new."""
+        """Replace the paths that settings name; return the new ones."""
         before, self._asked = self._asked, {}
         self._note(self._asked, paths)
         return [each for each in self._asked if each not in before]
 
     def lead(self, paths: Iterable[Parts | None]) -> None:
-        """Add where links lead."""
+        """Add targets of links."""
         self._note(self._led, (each for each in paths if each))
 
     def add(self, paths: Iterable[Parts]) -> bool:
-        """Add paths of a repository at the top of the mount; whether any is new."""
+        """Add paths of a repository at the top of the mount; return True if any is new."""
         count = len(self._led)
         self._note(self._led, paths)
         return len(self._led) > count

@@ -1,12 +1,12 @@
-"""The table of names below mounted folders: secrets, what hosts execute, and what agents obey.
+"""Tables of names below mounted folders: secrets, files hosts execute, and files agents obey.
 
-All names are in lower case, as some file systems know no case. A tuple is the end of a path.
+All names are in lower case, as some file systems ignore case. A tuple is the end of a path.
 """
 
 from __future__ import annotations
 
 MOST_PARTS = 3
-"""Of the ends of paths."""
+"""Maximal length of the ends of paths in the tables."""
 
 SECRET_FOLDERS = frozenset(
     (
@@ -57,12 +57,12 @@ SECRET_FILES_BELOW = frozenset(
     )
 )
 VARIABLES = ".env"
-"""The beginning of the names of files with variables."""
+"""Prefix of files with environment variables."""
 KEY_KINDS = ("id_rsa", "id_dsa", "id_ecdsa", "id_ed25519", "id_xmss")
-"""The beginnings of the names of keys. A public one ends in `PUBLIC`."""
+"""Prefixes of key files. A public key ends in `PUBLIC`."""
 PUBLIC = ".pub"
 HISTORY = "_history"
-"""The end of the names of what shells and their like remember, which begin with a dot."""
+"""Suffix of history files of shells and similar tools, which begin with a dot."""
 KEYS, KEY_ENDS = "id_", (".pem", ".key")
 """Files that are private keys when they have the header of one."""
 SETTINGS = frozenset(
@@ -75,14 +75,14 @@ SETTINGS = frozenset(
 )
 """Files that are secrets when they hold credentials."""
 SETTINGS_OF_GIT = "config"
-"""As `SETTINGS`, below a `….git`."""
+"""Name treated as in `SETTINGS` below a folder that ends in `.git`."""
 SETTINGS_OF_AGENTS = frozenset(
     (
         *("settings.json", "settings.local.json", "config.toml", "config.json", "config.yaml"),
         *("launch.json", "tasks.json", "devcontainer.json"),
     )
 )
-"""As `SETTINGS`, right in one of `AGENTS`."""
+"""Names treated as in `SETTINGS` directly in one of `AGENTS`."""
 
 BACKUPS = (
     *(".un~", ".bak", ".backup", ".orig", ".old", ".save", ".tmp", ".new", ".lock"),
@@ -93,7 +93,7 @@ BACKUPS = (
 COPIES = ("bak", "backup", "bck", "bkp", "copy", "old", "orig", "original", "save", "saved", "tmp")
 """Words for copies of a file or folder, after a dot, a dash or an underscore."""
 SWAP = ".sw"
-"""With one letter more, the end of vim's names."""
+"""With one letter more, the suffix of vim's swap files."""
 
 AGENTS = frozenset(
     (
@@ -103,9 +103,9 @@ AGENTS = frozenset(
         *(".vscode", ".idea", ".fleet", ".devcontainer"),
     )
 )
-"""Folders of agents and editors, which start programs as they say."""
+"""Folders of agents and editors, whose settings name programs to start."""
 ENVIRONMENT = "pyvenv.cfg"
-"""Makes its folder a virtual environment."""
+"""File that makes its folder a virtual environment."""
 EXECUTED = AGENTS | frozenset(
     (
         # version control: hooks, settings, and links to folders with both
@@ -152,7 +152,7 @@ EXECUTED_BELOW = frozenset(
     )
 )
 OF_SETTINGS = (".yml", ".yaml", ".json", ".jsonc", ".toml")
-"""Ends of the names of settings."""
+"""Suffixes of settings files."""
 _OF_HOOKS = (".lintstagedrc", ".commitlintrc", "lint-staged.config", "commitlint.config")
 FRAMES = (
     *(("mise.", ".toml"), (".mise.", ".toml"), ("jupyter_", "_config.py")),
@@ -161,7 +161,7 @@ FRAMES = (
     *((name, ext) for name in ("lefthook", ".lefthook") for ext in OF_SETTINGS),
     *((name, ext) for name in _OF_HOOKS for ext in (*OF_SETTINGS, ".js", ".cjs", ".mjs", ".ts")),
 )
-"""Beginnings and ends of names."""
+"""Prefixes and suffixes of further names that hosts execute."""
 _TABLES = (
     *(SECRET_FOLDERS, SECRET_FOLDERS_BELOW, SECRET_FILES, SECRET_FILES_BELOW, SETTINGS),
     *(SETTINGS_OF_AGENTS, {SETTINGS_OF_GIT}, EXECUTED, EXECUTED_BELOW),
@@ -170,7 +170,8 @@ LAST = frozenset(each if isinstance(each, str) else each[-1] for table in _TABLE
 BEGINNINGS = (".", "#", *KEY_KINDS, KEYS, *(first for first, _ in FRAMES if first))
 _OF_COPIES = (f"{sign}{word}" for sign in "._-" for word in ("", *COPIES))
 ENDS = (*BACKUPS, *_OF_COPIES, *KEY_ENDS, *(last for first, last in FRAMES if not first))
-"""One of these every name has, as far as one entry of the tables is about it."""
+"""`LAST` are last components, `BEGINNINGS` prefixes and `ENDS` suffixes: a name that any table
+matches has one of them."""
 OBEYED = frozenset(
     (
         *("claude.md", "claude.local.md", "agents.md", "agents.override.md", "agent.md"),
@@ -181,16 +182,16 @@ OBEYED = frozenset(
         *("flake.nix", "flake.lock", "shell.nix", "devenv.nix", "devenv.yaml"),
     )
 )
-"""Files that agents and build servers obey: that they were changed is told."""
+"""Files that agents and build servers obey: their changes are reported."""
 OBEYED_FOLDERS = frozenset((".github", ".gitlab", ".circleci", ".buildkite", ".forgejo", ".gitea"))
 GIT_FOLDER = frozenset(("HEAD", "objects", "refs", "commondir"))
-"""Entries by which Git recognises a repository: HEAD, with the next two or the last."""
+"""Entries by which Git recognises a repository: HEAD, with objects and refs or with commondir."""
 GIT_SIGN = "HEAD"
 """The one of these entries that every repository has."""
 SIGNS = GIT_FOLDER | {ENVIRONMENT}
-"""Names that make something of the folder that they are in."""
+"""Names that make their folder a repository or an environment."""
 SIGNS_OF_FILES = SIGNS - {"objects", "refs"}
-"""Those of files, one of which every such folder has."""
+"""Those of `SIGNS` that are files; every such folder has one of them."""
 GIT_EXECUTES = (
     *("config", "config.worktree", "hooks", "info", "HEAD", "commondir", "modules", "worktrees"),
 )
@@ -203,9 +204,9 @@ HOOKS = (
     *("post-rewrite", "sendemail-validate", "fsmonitor-watchman", "p4-changelist"),
     *("p4-prepare-changelist", "p4-post-changelist", "p4-pre-submit", "post-index-change"),
 )
-"""githooks(5)."""
+"""Names of hooks, from githooks(5)."""
 SCRIPTS = (
     *(".py", ".sh", ".bash", ".zsh", ".fish", ".js", ".mjs", ".cjs", ".ts", ".mts", ".rb", ".pl"),
     *(".php", ".lua", ".ps1", ".r", ".jl", ".tcl", ".awk", ".groovy", ".exs", ".cmd", ".bat"),
 )
-"""Ends of the names of files that interpreters run."""
+"""Suffixes of files that interpreters run."""

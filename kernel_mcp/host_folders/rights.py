@@ -1,4 +1,4 @@
-"""Rights to a mounted folder itself."""
+"""Access rights to the mounted folder itself."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 import stat
 
 _ACCESS_LISTS = ("system.posix_acl_access", "system.posix_acl_default")
-"""Extended attributes by which Linux gives rights to further users."""
+"""Extended attributes with the access control lists of a file."""
 
 
 class Rights:
@@ -18,9 +18,9 @@ class Rights:
         self._lists = {name: self._list(name) for name in _ACCESS_LISTS}
 
     def restore(self) -> bool:
-        """Take back what others than the owner have been given; whether there was something.
+        """Revoke rights that others than the owner have got since the start.
 
-        Raises OSError.
+        Return True if there were any. Raises OSError.
         """
         given = False
         for name, before in self._lists.items():

@@ -1,7 +1,7 @@
-"""The verdict on what is below a mounted folder: secrets, doors to processes, what hosts execute.
+"""Classify entries below a mounted folder: secrets, sockets of processes, files hosts execute.
 
-It is by names (`names`), as best effort: what has another name is shown. Hard links to what is
-found, and what a symbolic link of such a name leads to, count as well.
+The rules go by names (`names`), as best effort: a secret with another name is shown. Hard links to
+what is found, and the targets of symlinks with such a name, count as well.
 """
 
 from __future__ import annotations
@@ -15,9 +15,10 @@ from kernel_mcp.host_folders import names
 from kernel_mcp.linux.safe_tree import open_beneath
 
 FILE, FOLDER = "file", "folder"
-"""What a cover looks like: empty, either way."""
+"""Kinds of covers that hide: an empty file or an empty folder."""
 FIXED, KEPT = "fixed", "kept"
-"""Below a writable mount: read-only; and what cannot be moved away, as something fixed is in it."""
+"""Kinds of covers below a writable mount: read-only; and a folder that cannot be moved away, as it
+contains something read-only."""
 HIDING = frozenset((FILE, FOLDER))
 
 _CREDENTIALS = re.compile(
@@ -39,7 +40,7 @@ Parts = tuple[str, ...]
 
 
 def remarkable(name: str) -> bool:
-    """Return whether an entry of this name can have a verdict: a quick look at most files."""
+    """Return False if no rule can match an entry of this name: a quick test for most files."""
     name = name.lower()
     if name in names.LAST or name.startswith(names.BEGINNINGS):
         return True
@@ -59,7 +60,7 @@ def secret(parts: Sequence[str], mode: int) -> str | None:
     if stat.S_ISDIR(mode):
         return FOLDER if any(_secret_folder(above, each) for each in _originals(name)) else None
     if not stat.S_ISREG(mode):
-        return FILE  # a socket, a FIFO or a device: someone listens behind it
+        return FILE  # a socket, a FIFO or a device: a process may listen behind it
     return FILE if any(_secret_file(above, each) for each in _originals(name)) else None
 
 
@@ -111,7 +112,7 @@ def secret_folder(parts: Parts) -> Parts:
 
 
 def readable(parts: Sequence[str]) -> str:
-    """Return a path for people; what is no text of one line in it is escaped."""
+    """Return a path for people, on one line, with unprintable characters escaped."""
     text = os.fsencode("/".join(parts)).decode("utf-8", "backslashreplace")
     return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
 
@@ -125,9 +126,9 @@ def quoted(text: str) -> str:
 
 
 def secret_by_name(parts: Sequence[str], above: Parts = ()) -> bool:
-    """Return whether any component of a path is one of a secret, whatever kind of file it is.
+    """Return True if any component of a path has a secret's name, whatever its kind of file.
 
-    `above` are the components that the path begins with and that are not asked of.
+    `above` are the components before the path, which are not judged themselves.
     """
     return any(
         secret((*above, *parts[:end]), kind) is not None
@@ -137,7 +138,7 @@ def secret_by_name(parts: Sequence[str], above: Parts = ()) -> bool:
 
 
 def executed(parts: Sequence[str]) -> bool:
-    """Return whether programs of the host execute what is there, by its name."""
+    """Return True if programs of the host execute a file of this name."""
     path = tuple(part.lower() for part in parts[-names.MOST_PARTS :])
     name = path[-1]
     return (
@@ -148,13 +149,13 @@ def executed(parts: Sequence[str]) -> bool:
 
 
 def obeyed(parts: Sequence[str]) -> bool:
-    """Return whether agents or build servers of the host obey what a file says, by its name."""
+    """Return True if agents or build servers of the host obey a file of this name."""
     path = [part.lower() for part in parts]
     return path[-1] in names.OBEYED or not names.OBEYED_FOLDERS.isdisjoint(path)
 
 
 def settings_by_name(parts: Sequence[str]) -> bool:
-    """Return whether a file is a secret when it holds credentials, as it may at any time."""
+    """Return True for names of settings files: they are secrets while they hold credentials."""
     *above, last = (part.lower() for part in parts)
     for name in _originals(last):
         if name in names.SETTINGS:
@@ -167,7 +168,7 @@ def settings_by_name(parts: Sequence[str]) -> bool:
 
 
 def judged_by_content(parts: Sequence[str]) -> bool:
-    """Return whether the content of a file decides."""
+    """Return True if the content of a file decides whether it is a secret."""
     of_a_key = any(
         name.startswith(names.KEYS) or name.endswith(names.KEY_ENDS)
         for name in _originals(parts[-1].lower())
@@ -176,9 +177,9 @@ def judged_by_content(parts: Sequence[str]) -> bool:
 
 
 def holds_credentials(root: int, parts: Sequence[str], named: Sequence[str]) -> bool:
-    """Return whether a file holds any, as is looked for under the name `named`.
+    """Return True if a file holds credentials, by the rules for the path `named`.
 
-    True for one that cannot be read.
+    Also True for a file that cannot be read.
     """
     try:
         fd = open_beneath(root, parts, os.O_RDONLY)
@@ -210,6 +211,6 @@ def _has_public_half(root: int, parts: Sequence[str]) -> bool:
 
 
 def around(covers: Mapping[Parts, str]) -> set[Parts]:
-    """Return the folders above what these covers hide or fix."""
+    """Return the folders above the paths that these covers hide or make read-only."""
     inside = [path for path, kind in covers.items() if kind != KEPT]
     return {path[:end] for path in inside for end in range(len(path))}

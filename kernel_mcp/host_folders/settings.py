@@ -1,7 +1,7 @@
-"""Paths that settings of version control, of agents and of their like name on the host.
+"""Paths that settings of version control, agents and similar tools name on the host.
 
-Settings of Git are read by Git itself, in a sandbox; here is where they are, and what of them names
-a file or a program. What the others name is found by the words in them.
+Settings of Git are read by Git itself, in a sandbox; this module locates them and picks the values
+that name a file or a program. In settings of other tools all words that may be paths are tried.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from kernel_mcp.host_folders.secrets import executed
 from kernel_mcp.records import dataclass
 
 MOST_READ = 1 << 20
-"""Bytes of one file of settings."""
+"""Largest settings file that is read, in bytes."""
 _MOST_FILES = 200
 """Maximum number of entries that are read in one folder of an agent or of hooks."""
 _MOST_WORD = 1024
 _ONLY_SHOWN = frozenset((".idea", ".fleet", "launch.json", "workspace.json"))
-"""Of editors, what names the files of a project that people open or start themselves."""
+"""Editor settings that only name files which people open or start themselves."""
 _OF_A_PATH = frozenset("/._-+@%~")
 _WHOLE = frozenset(("core.hookspath", "core.attributesfile", "init.templatedir"))
 """Settings of Git whose value is one path, of a folder too."""
@@ -43,16 +43,21 @@ _DATA_NAMES = frozenset(
         *("init.defaultbranch", "lfs.url", "mailmap.file", "mailmap.blob"),
     )
 )
-"""Settings, without what they are of, whose values Git neither runs nor looks for more in."""
+"""Settings, as section and last part, whose values Git neither runs nor searches for more."""
 _COMMAND = "ext::"
-"""Begins an address that is a command: git-remote-ext(1)."""
+"""Prefix of an address that is a command: git-remote-ext(1)."""
 Entries = Sequence[tuple[str, str]]
 """Names and values in a file of Git's settings."""
 
 
 @dataclass(frozen=True)
 class Repository:
-    """The folders of one: where its files are, its own, and the one it shares with worktrees."""
+    """Folders of a repository.
+
+    top     its working tree
+    folder  its own Git folder
+    common  the Git folder that it shares with its worktrees
+    """
 
     top: str
     folder: str
@@ -60,13 +65,13 @@ class Repository:
 
     @property
     def settings(self) -> list[str]:
-        """Return the files that Git takes its settings from."""
+        """The files that Git reads its settings from."""
         found = (f"{each}/{name}" for each in (self.common, self.folder) for name in _SETTINGS)
         return list(dict.fromkeys(found))
 
     @property
     def folders(self) -> list[str]:
-        """Return the folders that Git takes hooks and objects from."""
+        """The folders that Git reads hooks and objects from."""
         objects = f"{self.common}/objects"
         others = os.fsdecode(small(f"{objects}/info/alternates")).splitlines()
         paths = [_joined(objects, line) for line in others if line and not line.startswith("#")]
@@ -77,7 +82,7 @@ _SETTINGS = ("config", "config.worktree")
 
 
 def small(path: str) -> bytes:
-    """Return what a regular file holds, empty for anything else, or for more than `MOST_READ`."""
+    """Return the content of a regular file; empty for others and for more than `MOST_READ`."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
     except OSError:
@@ -101,7 +106,7 @@ def repository_at(entry: str) -> Repository:
 
 
 def repository_in(folder: str) -> Repository:
-    """Return the repository whose own folder this is, whatever that is called."""
+    """Return the repository whose Git folder this is, whatever its name."""
     worktree = _line(f"{folder}/gitdir")
     top = os.path.dirname(_joined(folder, worktree) if worktree else folder)  # noqa: PTH120
     bare = not worktree and os.path.basename(folder) != ".git"  # noqa: PTH119
@@ -109,7 +114,7 @@ def repository_in(folder: str) -> Repository:
 
 
 def repository_around(folder: str) -> Repository | None:
-    """Return the one whose files a folder is among, if its `.git` lies above."""
+    """Return the repository that contains a folder, by a `.git` above it; None for none."""
     top = folder
     while top != "/":
         top = os.path.dirname(top)  # noqa: PTH120
@@ -156,7 +161,7 @@ def homes(owner: int) -> list[str]:
 
 
 def included(file: str, entries: Entries, home: Sequence[str]) -> Iterator[str]:
-    """Yield the files that one includes, on whatever condition."""
+    """Yield the files that a settings file includes, under any condition."""
     folder = os.path.dirname(file)  # noqa: PTH120
     for name, value in entries:
         section, last = name.partition(".")[0], name.rpartition(".")[2]
@@ -165,7 +170,7 @@ def included(file: str, entries: Entries, home: Sequence[str]) -> Iterator[str]:
 
 
 def worktrees(file: str, entries: Entries) -> Iterator[str]:
-    """Yield where a repository's settings say that its files are."""
+    """Yield the working trees that a repository's settings name."""
     folder = os.path.dirname(file)  # noqa: PTH120
     for name, value in entries:
         if name == "core.worktree":
@@ -177,8 +182,8 @@ def named_by(
 ) -> Iterator[str]:
     """Yield the absolute paths that settings of Git name for programs, hooks and attributes.
 
-    Relative ones are looked for below each of `bases`. Of the folders `mixed`, which hold other
-    things as well, hooks are named one by one.
+    Relative ones are resolved below each of `bases`. For folders in `mixed`, which do not only
+    hold hooks, the hooks are yielded one by one.
     """
     for name, value in entries:
         section, last = name.partition(".")[0], name.rpartition(".")[2]
@@ -194,7 +199,7 @@ def named_by(
 
 
 def _hooks(folder: str) -> Iterator[str]:
-    """Yield what Git may run of a folder that holds other things as well."""
+    """Return an iterator over the paths in a folder that Git may run as hooks."""
     return (f"{folder}/{name}" for name in names.HOOKS)
 
 
@@ -233,7 +238,7 @@ def _places(word: str, bases: Sequence[str], home: Sequence[str]) -> Iterator[st
 
 
 def words(text: str) -> Iterator[str]:
-    """Yield what may be paths in a text; each character is looked at once."""
+    """Yield the words of a text that may be paths, in linear time."""
     start = 0
     for end, char in enumerate(f"{text} "):
         if char.isalnum() or char in _OF_A_PATH:
@@ -244,9 +249,9 @@ def words(text: str) -> Iterator[str]:
 
 
 def referred(entry: str, bases: Sequence[str]) -> Iterator[str]:
-    """Yield the programs that are named in what hosts execute, there or not.
+    """Yield the programs named in a file or folder that hosts execute, existing or not.
 
-    `entry` is such a file or folder; relative paths are looked for below each of `bases`.
+    Relative paths are resolved below each of `bases`.
     """
     for path in islice(_texts(entry), _MOST_FILES):
         text = small(path).decode("utf-8", "replace")
@@ -278,7 +283,7 @@ def _starts_programs(path: str) -> bool:
 
 
 def links_of(entry: str) -> Iterator[str]:
-    """Yield what hosts execute if it is a link, and links in it."""
+    """Yield an entry that hosts execute if it is a symlink, and the symlinks in it."""
     if os.path.islink(entry):  # noqa: PTH114
         yield entry
     for folder in (entry, f"{entry}/hooks"):
@@ -305,7 +310,7 @@ def _runs(path: str, word: str) -> bool:
 
 
 def is_script(path: str) -> bool:
-    """Return whether a path is a folder, as of hooks, or a file that names its interpreter."""
+    """Return True if a path is a folder, as of hooks, or a file that begins with `#!`."""
     return os.path.isdir(path) or small(path).startswith(b"#!")  # noqa: PTH112
 
 
@@ -318,7 +323,7 @@ def executed_in(folder: str) -> list[str]:
 
 
 def stamps(paths: Iterable[str]) -> tuple[object, ...]:
-    """Return what changes when one of these files does."""
+    """Return a value that changes when one of these files does."""
     return tuple(map(_stamp, paths))
 
 

@@ -1,4 +1,4 @@
-"""Mounted folders as file tools and `info` know them, on the side of the host."""
+"""Mounted folders from the host's side, as file tools and `info` use them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from kernel_mcp.linux.safe_tree import open_beneath, open_place
 from kernel_mcp.records import dataclass
 
 MOST_TOLD = 200
-"""Of what appears below one mount in an hour: code can make any number."""
+"""New entries below one mount that are reported in an hour: code can create any number."""
 _HOUR_S = 3600.0
 _SHOWN = 8
 """Covered paths that are listed by name."""
@@ -32,25 +32,27 @@ _A_LIST = (
 _STRICT = "strict (what appears beside a covered file is readable in later sessions only)"
 _libc = ctypes.CDLL(None, use_errno=True)
 _LONGEST_KEPT = 50
-"""Characters of a name that stay when it is set aside: Linux has names of up to 255 bytes."""
+"""Characters of a name that are kept when it is set aside: Linux permits 255 bytes in all."""
 
 
 @dataclass
 class Shown:
-    """One mount as file tools use it, on the side of the host: with the same covers.
+    """One mount from the host's side, where file tools apply the same covers as sandboxes.
 
-    place   device and inode of the folder that was walked
-    covers  kinds by path below it; `inodes` are those of what is covered
-    mapped  whether kernels of a root server see it with the rights of its owner, by an id-map
-    rights  who may read what else, where that is worth a word
-    roots   whether what sessions make there belongs to root, as its owner is
-    numbers  for names of what is set aside
-    links   of names that hosts execute, with inode and change: no cover keeps one in its place
-    appeared  what hosts execute of a writable one and was not there at the server's start, and
-        its new name where it was set aside: the last ones; `told` has the times of what was told
-    changed   what agents and build servers obey and code may have changed
-    named   paths that hosts execute though their names do not tell
-    git     folders that Git takes for repositories
+    place     device and inode of the folder that was walked
+    covers    kinds of covers by path below it
+    inodes    device and inode of what is covered
+    mapped    True if kernels of a root server have its owner's rights there, by an id-map
+    rights    remark on who else may read it, "" for none
+    roots     True if new files of sessions belong to root, who owns the folder
+    numbers   next numbers for names of what is set aside
+    links     symlinks that hosts execute, with inode and time of change: covers cannot hold them
+    appeared  newest entries that hosts execute and that appeared since the server's start, with
+              their new name if they were set aside, else ""
+    changed   newest files that agents and build servers obey and that code may have changed
+    named     paths that hosts execute although no rule for names matches them
+    git       folders that Git recognises as repositories
+    told      times of the latest reports
     """
 
     mount: Mount
@@ -69,7 +71,7 @@ class Shown:
     told: deque[float] = field(default_factory=partial(deque, maxlen=MOST_TOLD))
 
     def __str__(self) -> str:
-        """For people: where it is, whether it can be changed, and the first of what is covered."""
+        """Return for people its path, whether it is writable, and the first covered paths."""
         host = "" if str(self.mount.host) == self.mount.guest else f" (of {self.mount.host})"
         how = "can be changed, outside --disk" if self.mount.writable else "read-only"
         if self.mount.strict:
@@ -116,7 +118,7 @@ class Shown:
 
     @property
     def closed(self) -> set[tuple[str, ...]]:
-        """Folders that hold something covered, at whatever depth."""
+        """Folders that contain a covered path, at any depth."""
         return secrets.around(self.covers)
 
     @property
@@ -125,7 +127,7 @@ class Shown:
         return not self.mount.host.is_dir()
 
     def parts(self, path: str) -> tuple[str, ...] | None:
-        """The path below it that an absolute one means, normalised; None for one elsewhere."""
+        """Return the parts of a normalised absolute path below the mount; None if it is outside."""
         if not within(path, (self.mount.guest,)):
             return None
         return tuple(Path(path).relative_to(self.mount.guest).parts)
@@ -160,11 +162,11 @@ class Shown:
         return {self.covers.get(parts[:end], "") for end in range(1, len(parts) + 1)}
 
     def fixed_above(self, parts: tuple[str, ...]) -> bool:
-        """Return True if a path is in a fixed folder, which no session could have changed."""
+        """Return True if a path is in a read-only folder, where no session could change it."""
         return secrets.FIXED in self._kinds(parts[:-1])
 
     def note_links(self, covers: Mapping[tuple[str, ...], str]) -> None:
-        """Remember which of these are links."""
+        """Record the symlinks among read-only covers."""
         for parts in (path for path, kind in covers.items() if kind == secrets.FIXED):
             info = self._status(parts)
             if info is not None and stat.S_ISLNK(info.st_mode):
@@ -186,7 +188,7 @@ class Shown:
                 del self.appeared[secrets.readable(parts)]
 
     def note(self, name: str, now: str) -> bool:
-        """Note what has appeared; whether that is to be told."""
+        """Note an entry that has appeared; return True if it is to be reported."""
         stays = self.appeared.pop(name, None) == now == ""
         self.appeared[name] = now
         if len(self.appeared) > MOST_TOLD:
@@ -202,7 +204,7 @@ class Shown:
         return len(self.told) == MOST_TOLD and self.told[0] > time.monotonic() - _HOUR_S
 
     def is_another_name(self, parts: tuple[str, ...]) -> bool:
-        """Return True if a fixed file is one only as it has another name that hosts execute."""
+        """Return True if a file is read-only only because hosts execute a hard link of it."""
         if self.executes(parts) or parts in self.named:
             return False
         info = self._status(parts)
@@ -213,7 +215,7 @@ class Shown:
         return self._status(parts) is not None
 
     def changed_at(self, parts: tuple[str, ...]) -> float:
-        """Return when an entry was last changed or moved, now for one that is gone."""
+        """Return the Unix time of an entry's last change or move; now if it is gone."""
         info = self._status(parts)
         return time.time() if info is None else info.st_ctime
 
@@ -224,9 +226,9 @@ class Shown:
             return None
 
     def signs(self, parts: tuple[str, ...]) -> list[tuple[str, ...]]:
-        """Return the entries by which hosts execute what is at a path: that, or some in it.
+        """Return the entries for which hosts execute a path: the path itself, or signs in it.
 
-        There are none for a folder that is no environment and no repository any more.
+        Empty for a folder that is no longer an environment or a repository.
         """
         info = self._status(parts)
         folder = info is not None and stat.S_ISDIR(info.st_mode)
@@ -236,7 +238,7 @@ class Shown:
         return [path for path in inner if self._status(path) is not None]
 
     def set_aside(self, parts: tuple[str, ...]) -> str:
-        """Rename an entry to what no program looks for, beside it; the new path, for people.
+        """Rename an entry to a name that no program looks for; return the new path, for people.
 
         Raises OSError.
         """
@@ -262,7 +264,10 @@ class Shown:
 
     @contextlib.contextmanager
     def entered(self) -> Iterator[int]:
-        """A descriptor of it, or of the folder that a single file is in. Raises OSError."""
+        """Yield a descriptor of the folder, or of the one that a single file is in.
+
+        Raises OSError.
+        """
         host = self.mount.host.parent if self.single else self.mount.host
         root = open_place(host)
         try:
