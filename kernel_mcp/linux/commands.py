@@ -1,4 +1,4 @@
-"""Programs that the server runs to their end, and whose processes all end with them."""
+"""Run programs to their end; none of their processes outlives a failure or cancellation."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from kernel_mcp.linux.proc import tree
 from kernel_mcp.records import dataclass
 
 END_S = 1.0
-"""Seconds for killed processes to be gone."""
+"""Seconds to wait for the end of killed processes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """How a program ended: exit code, and all that it wrote."""
+    """The exit code of a program, and all that it wrote."""
 
     code: int
     stdout: bytes
@@ -35,10 +35,11 @@ async def running(
     pass_fds: Sequence[int] = (),
     stderr: int = subprocess.STDOUT,
 ) -> AsyncIterator[Process]:
-    """A program in the root folder that leads a process group; leaving by an error ends it.
+    """Start a program in the root folder as the leader of a process group; yield it.
 
-    With it end all that it has started, whatever group they are in: as long as any of them holds
-    its output open, its own end is not told. Raises OSError where it cannot be started.
+    If the block is left by an error, it is killed with all its descendants, whatever group they
+    are in: as long as one holds its output open, its end is not reported. Raises OSError if it
+    cannot be started.
     """
     with anyio.CancelScope(shield=True):  # asyncio would kill the leader alone, and lose its end
         process = await anyio.open_process(
@@ -63,7 +64,7 @@ async def running(
 async def output_of(
     argv: Sequence[str], *, env: Mapping[str, str] | None = None, pass_fds: Sequence[int] = ()
 ) -> Output:
-    """Run a program to its end. Raises OSError where it cannot be started."""
+    """Run a program to its end and return its output. Raises OSError if it cannot be started."""
     async with running(argv, env=env, pass_fds=pass_fds, stderr=subprocess.PIPE) as process:
         assert process.stdout is not None
         assert process.stderr is not None
@@ -82,12 +83,12 @@ async def output_of(
 
 
 async def _end(process: Process) -> None:
-    """Kill a process, its group and its descendants, and wait until they write no more.
+    """Kill a process, its group and its descendants, and wait until they have ended.
 
-    A sandbox's processes come one after the other: bubblewrap's second one waits for a word of the
-    first, and only later ends with it. A group that stands still makes no others, and a signal for
-    a group reaches what is made meanwhile. asyncio hears of the end first: what signals a process
-    by its objects takes that end from it, and it says so in the log.
+    A sandbox's processes start one after the other: bubblewrap's second process waits for the
+    first, and is tied to its end only later. So the group is stopped first, which prevents new
+    processes, and then killed as a group. Processes are signalled by pid or pidfd, not by asyncio's
+    objects: those would reap the process before asyncio notices, which logs a warning then.
     """
     leader = process.pid
     handles: list[int] = []

@@ -1,4 +1,4 @@
-"""The end of a server process: what begins it, who hears of it, and the alarm behind it."""
+"""Shutdown of a server process: the signals that begin it, listeners, and a watchdog alarm."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from types import FrameType
 
 ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 BEAT_S = 1.0
-"""Seconds between two signs of life of the event loop."""
+"""Seconds between two heartbeats of the event loop."""
 STILL_S = 2.0
-"""Seconds of processor time without such a sign until the stack is written to stderr. A signal
-handler writes it: a thread beside Python, as of `faulthandler.dump_traceback_later`, reads frames
-while they change, and has ended servers by SIGSEGV on a busy machine."""
+"""Seconds of processor time without a heartbeat until the stack is written to stderr. A signal
+handler writes it: `faulthandler.dump_traceback_later` uses a thread that reads frames while they
+change, which has ended servers by SIGSEGV on a busy machine."""
 ALARM_S = 5.0
-"""Seconds without a sign of life at the end until SIGALRM ends the process. Work that goes on is
-not cut short: its own bounds end it, or a client that waits no longer."""
+"""Seconds without a heartbeat during shutdown until SIGALRM ends the process. Work in progress is
+not cut short: it has limits of its own, or its client stops waiting."""
 EXIT_S = 30.0
-"""The same once the event loop is over: Python waits for threads, such as that of a self-test."""
+"""The same after the event loop has ended: Python waits for threads, such as a self-test's."""
 AGAIN_S = 0.5
-"""Seconds until a second SIGINT counts: programs that start servers pass on a first one twice."""
+"""Seconds until a second SIGINT counts: programs that start servers pass on the first one twice."""
 _STDERR = 2
 INTERRUPTED = 128 + signal.SIGINT
 
@@ -34,28 +34,28 @@ logger = logging.getLogger(__name__)
 
 
 class Ending:
-    """The end of this process, which a signal or `begin` begins.
+    """The shutdown of this process, which a signal or `begin` starts.
 
-    Its signal handlers are Python's, not the event loop's: they run inside a long match of a
-    regular expression, too. Except `during` an event loop, a signal raises SystemExit.
+    It uses Python's signal handlers, not the event loop's: they run during a long match of a
+    regular expression, too. Unless the loop is running (see `during`), a signal raises SystemExit.
     """
 
     def __init__(self, code: int | None = None) -> None:
-        """A signal ends the process with `code`, or with 128 and its number, where no loop runs."""
+        """Without a running loop a signal exits with `code`, by default 128 plus its number."""
         self.begun = False
         self._code = code
         self._loop: asyncio.AbstractEventLoop | None = None
         self._hear: Callable[[], None] = lambda: None
         self._beat = asyncio.Event()
         self._interrupted = 0.0
-        """When the first SIGINT came, by the monotonic clock; 0 before."""
+        """Time of the first SIGINT, by the monotonic clock; 0 before."""
         self._told = False
         self._number = 0
         self._watched = False
 
     @property
     def code(self) -> int:
-        """The exit code of a server that has ended in order."""
+        """Exit code of a server after an orderly shutdown."""
         return INTERRUPTED if self._interrupted and self._code is None else 0
 
     def take_signals(self) -> None:
@@ -68,7 +68,7 @@ class Ending:
             self._watched = True
 
     def begin(self) -> None:
-        """Begin the end, once: call what is to `hear` of it, on the event loop."""
+        """Start the shutdown, once: the callback given to `hear` is called on the event loop."""
         if self.begun:
             return
         self.begun = True
@@ -77,13 +77,13 @@ class Ending:
             self._loop.call_soon_threadsafe(self._on_begin)
 
     def hear(self, hear: Callable[[], None]) -> None:
-        """Call `hear` once the end begins, or now where it has begun."""
+        """Register a callback for the start of the shutdown; if that has begun, call it now."""
         self._hear = hear
         if self.begun:
             hear()
 
     async def during(self, serve: Callable[[], Awaitable[None]]) -> None:
-        """Await `serve`: meanwhile its event loop hears of the end, and is watched."""
+        """Await `serve`; meanwhile signals are delivered to its event loop, which is monitored."""
         self._loop = asyncio.get_running_loop()
         beating = self._loop.create_task(self._go_on())
         try:
@@ -110,9 +110,9 @@ class Ending:
             raise SystemExit(128 + number if self._code is None else self._code)
 
     def _on_unraisable(self, error: sys.UnraisableHookArgs) -> None:
-        """Be silent on an end that was raised in a callback, which it cannot leave.
+        """Suppress the report of a SystemExit raised in a callback, which it cannot leave.
 
-        The event loop ends as it begins then: it has `begun`.
+        The event loop ends as soon as it starts then, since the shutdown has `begun`.
         """
         if not (self.begun and isinstance(error.exc_value, SystemExit)):
             sys.__unraisablehook__(error)
@@ -124,7 +124,7 @@ class Ending:
         self._hear()
 
     async def _go_on(self) -> None:
-        """Put off the alarm and the writing of the stack, for as long as the event loop runs."""
+        """Send heartbeats: they defer the alarm and the stack dump while the event loop runs."""
         while True:
             self._watch(STILL_S)
             if self.begun:
@@ -139,12 +139,12 @@ class Ending:
                 logger.warning("the event loop stood still for %.1f s: see above", passed - pause)
 
     def _watch(self, seconds: float) -> None:
-        """Write the stack after so much processor time, unless this is called again before."""
+        """Schedule a stack dump after so much processor time; 0 cancels it."""
         if self._watched:
             signal.setitimer(signal.ITIMER_VIRTUAL, seconds)
 
     def _tell(self) -> None:
-        """Say what takes the time to someone who has pressed Ctrl-C."""
+        """Tell a user who has pressed Ctrl-C, once, why the shutdown takes time."""
         waited = time.monotonic() - self._interrupted
         if self._interrupted and not self._told and waited >= AGAIN_S:
             self._told = True

@@ -1,4 +1,4 @@
-"""Memory and use of this machine's GPUs, as nvidia-smi tells them to the server."""
+"""Memory and load of this machine's GPUs, as nvidia-smi reports them."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from kernel_mcp.linux.commands import output_of
 from kernel_mcp.linux.process import find_program, foreign_environment
 
 ASK_S = 5.0
-"""Seconds for an answer: a driver that is not held open is loaded for each."""
+"""Seconds for an answer: a driver that nobody uses is loaded for each query."""
 _PROGRAM = "nvidia-smi"
 _FIELDS = ("index", "memory.used", "memory.total", "utilization.gpu", "name")
 _UNKNOWN = "not known"
 
 
 async def gpu_load() -> list[str]:
-    """Return a line for each GPU as it is now, or one that says why nothing is known."""
+    """Return a line on the state of each GPU, or one line on why it is not known."""
     program = find_program(_PROGRAM)
     if program is None:
         return [f"{_UNKNOWN}: the server's PATH leads to no {_PROGRAM}"]
@@ -35,7 +35,7 @@ async def gpu_load() -> list[str]:
 
 
 def _in_words(line: str) -> str:
-    """Return what one line of its table says; a number may be `[N/A]`."""
+    """Return a line of nvidia-smi's table in words; a number may be `[N/A]`."""
     fields = line.split(", ", len(_FIELDS) - 1)
     if len(fields) < len(_FIELDS):
         return f"{_UNKNOWN}: {_PROGRAM} said {line}"

@@ -1,4 +1,4 @@
-"""GPUs of this machine as their driver shows them: device nodes, and where libcuda is."""
+"""Find the device nodes of this machine's GPUs and their driver's libcuda."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ FOLDERS = (
     "/usr/lib/wsl/lib",
     "/run/opengl-driver/lib",
 )
-"""Where drivers are that the loader's cache does not know: containers, Colab, WSL, NixOS."""
+"""Folders of drivers that the loader's cache does not list: containers, Colab, WSL, NixOS."""
 _CARDS = ("nvidia[0-9]*", "dxg")
 _MEMORY = "nvidia-uvm"
-"""Without it CUDA does not start; the driver of WSL has it in `dxg`."""
+"""Device that CUDA requires; in WSL `dxg` includes it."""
 _HELPERS = ("nvidiactl", _MEMORY, "nvidia-caps/nvidia-cap[3-9]*", "nvidia-caps/nvidia-cap[12]?*")
-"""Of the capabilities all but 1 and 2, which configure and watch the parts of every card."""
+"""Further devices. Capabilities 1 and 2 are left out: they configure and monitor MIG of all."""
 _SYSTEM = ("/usr", "/lib", "/lib64")
 """Folders that every sandbox shows, except that of containers."""
 _LDCONFIG = ("/sbin/ldconfig", "/usr/sbin/ldconfig")
@@ -37,7 +37,7 @@ class Driver:
     """The parts of a GPU's driver that code requires.
 
     devices  nodes below /dev: the cards first
-    folder   where libcuda is, None where the loader of a sandbox finds it by itself
+    folder   folder of libcuda, None if the loader of a sandbox finds it by itself
     """
 
     devices: tuple[Path, ...]
@@ -54,8 +54,8 @@ def driver(
 ) -> Driver:
     """Return the driver of this machine's GPUs.
 
-    `path` has folders as LD_LIBRARY_PATH has them, by default those of the server.
-    Raises ConfigError where there is none, or a part of it is missing.
+    `path` has folders in the form of LD_LIBRARY_PATH, by default the server's.
+    Raises ConfigError if there is no GPU, or a part of its driver is missing.
     """
     cards = list(_nodes(dev, _CARDS))
     if not cards:
@@ -87,7 +87,7 @@ def driver(
 
 
 def known_library() -> Path | None:
-    """Return where the loader's cache has libcuda; None if nowhere, or if it cannot be asked."""
+    """Return the path of libcuda in the loader's cache; None if absent or unreadable."""
     program = next((path for path in _LDCONFIG if Path(path).exists()), None)
     if program is None:
         return None
@@ -101,7 +101,7 @@ def known_library() -> Path | None:
 
 
 def library_in(cache: str) -> Path | None:
-    """Return the path of libcuda in what `ldconfig -p` prints, that of 64 bits first."""
+    """Return the path of libcuda in the output of `ldconfig -p`, which lists 64 bit first."""
     for line in cache.splitlines():
         name, _, found = line.strip().partition(" => ")
         if name.partition(" ")[0] == LIBRARY:

@@ -1,6 +1,6 @@
-"""Bytes moved between files and pipes or sockets by Linux: in worker threads, as far as they flow.
+"""Copy bytes between files and pipes or sockets, in bursts on worker threads.
 
-Nobody waits in a thread for the other end: what stops flowing is waited for on the event loop.
+No thread blocks on the other end: when a copy would block, the event loop waits instead.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from collections.abc import Callable
 import anyio
 
 PIPE_BYTES = 1 << 20
-"""Size of a pipe, as /proc/sys/fs/pipe-max-size permits to all; a refusal leaves 64 KiB."""
+"""Size of a pipe, which /proc/sys/fs/pipe-max-size permits to all users; otherwise 64 KiB."""
 BURST_BYTES = 16 << 20
-"""What one thread moves at once, in some 10 ms."""
+"""Bytes that one thread copies in one burst, in some 10 ms."""
 PAUSE_MS = 10
-"""How long a thread waits for the other end, which is slower by page faults."""
+"""Milliseconds that a thread waits for the other end, which page faults slow down."""
 
 
 def make_pipe() -> tuple[int, int]:
-    """Both ends of a large pipe, to be closed by the caller. Raises OSError."""
+    """Return both ends of a large pipe, reader first; the caller closes them. Raises OSError."""
     reader, writer = os.pipe2(os.O_CLOEXEC)
     with contextlib.suppress(OSError):  # this user has many pipes
         fcntl.fcntl(writer, fcntl.F_SETPIPE_SZ, PIPE_BYTES)  # type: ignore[attr-defined, unused-ignore]
@@ -32,7 +32,7 @@ def make_pipe() -> tuple[int, int]:
 
 
 async def into_pipe(file: int, pipe: int) -> None:
-    """Move what follows in a file. Raises OSError, BrokenPipeError when nobody reads it."""
+    """Copy the rest of a file into a pipe. Raises OSError, BrokenPipeError when nobody reads it."""
 
     def burst() -> tuple[int, bool]:
         return _burst(lambda most: _splice(file, pipe, most), BURST_BYTES, pipe, select.POLLOUT)
@@ -44,17 +44,17 @@ async def into_pipe(file: int, pipe: int) -> None:
 
 
 class Checksum:
-    """The CRC-32 of bytes that pass, as a guard against disks that change them.
+    """The CRC-32 of bytes that pass, as a guard against disks that corrupt them.
 
-    2.8 GB in a second of one processor, where BLAKE2b does 0.6 and SHA-256 without instructions of
-    its own 0.4. It finds every change within 32 bits, and misses one of 4 billion others.
+    2.8 GB/s on one processor; BLAKE2b reaches 0.6 and SHA-256 without special instructions 0.4. It
+    detects every change within 32 bits, and misses one of 4 billion others.
     """
 
     def __init__(self) -> None:
         self._value = 0
 
     def add(self, data: bytes | memoryview) -> None:
-        """Take these bytes in, too."""
+        """Add bytes."""
         self._value = zlib.crc32(data, self._value)
 
     def __str__(self) -> str:
@@ -67,7 +67,7 @@ def checksum(data: bytes) -> str:
 
 
 async def checksum_of(file: int, size: int) -> str | None:
-    """Return the checksum of what follows in a file; None where that has another size.
+    """Return the checksum of the rest of a file; None if that has another size than `size`.
 
     Raises OSError.
     """
@@ -89,13 +89,13 @@ async def checksum_of(file: int, size: int) -> str | None:
 
 
 async def from_pipe(pipe: int, file: int, most: int, passed: Checksum) -> int:
-    """Move up to `most` bytes to a file, and return how many came. Raises OSError."""
+    """Copy up to `most` bytes to a file and return their number. Raises OSError."""
     os.set_blocking(pipe, False)
     return await _into_file(lambda room: os.readv(pipe, [room]), pipe, file, most, passed)
 
 
 async def from_socket(source: socket.socket, file: int, most: int, passed: Checksum) -> int:
-    """As `from_pipe`, from a socket that does not block."""
+    """Copy as `from_pipe` does, from a non-blocking socket."""
 
     def receive(room: memoryview) -> int:
         try:
@@ -137,7 +137,7 @@ def _splice(source: int, target: int, most: int) -> int:
 
 
 def _burst(move: Callable[[int], int], most: int, end: int, event: int) -> tuple[int, bool]:
-    """Move up to `most` bytes until that stops at `end`; how many, and whether that was the end."""
+    """Move up to `most` bytes until `end` would block; return their number, True at the end."""
     moved = 0
     poller = select.poll()
     poller.register(end, event)

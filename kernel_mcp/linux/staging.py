@@ -1,6 +1,7 @@
-"""`staging FOLDER FDS COMMAND…`: a command that finds detached mounts in a folder, and it alone.
+"""`staging FOLDER FDS COMMAND…`: run a command that sees detached mounts in a folder.
 
-Started by `bare_program` before every sandbox that gets such mounts, so it imports little.
+The mounts are visible to the command only. It is started by `bare_program` before every sandbox
+that gets such mounts, so it imports little.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from kernel_specs.template import linux
 
 
 def main(argv: Sequence[str]) -> NoReturn:
-    """Put the mounts, named 0, 1, …, into the folder, in a namespace of the command's own."""
+    """Attach the mounts as 0, 1, … in the folder, in a new mount namespace, and run the command."""
     folder, trees, *command = argv
     linux.unshare(linux.CLONE_NEWNS)
     linux.mount("", "/", "", linux.MS_REC | linux.MS_PRIVATE)
