@@ -1,4 +1,4 @@
-"""Kernels of a Jupyter server: which there are, and the web socket to one of them.
+"""List the kernels of a Jupyter server, and connect to one by web socket.
 
 Source of the paths: https://jupyter-server.readthedocs.io/en/latest/developers/rest-api.html, of
 the messages: https://jupyter-server.readthedocs.io/en/latest/developers/websocket-protocols.html
@@ -45,14 +45,14 @@ PROTOCOL = "v1.kernel.websocket.jupyter.org"
 TIMEOUT_S = 20.0
 """Seconds that a Jupyter server has to answer."""
 PING_S = 20.0
-"""Seconds between pings: a server that answers none is gone."""
+"""Seconds between pings: a server that does not answer one counts as gone."""
 MOST_PINGS = 1000
-"""Pings of a server between two messages; each takes time, and has an answer that waits for it."""
+"""Pings accepted from a server between two messages; each costs time, and an answer is queued."""
 MAX_LIST_BYTES = 4 * MIB
-"""Of a list of kernels; one takes some 500 bytes."""
+"""Largest list of kernels; an entry has some 500 bytes."""
 MOST_PATH_CHARS = 1000
 RECEIVING = 2.0
-"""Time that a message takes in all, by that of its decoding: receiving it takes as long again."""
+"""Time for a message in all, as a multiple of its decoding: receiving it takes as long again."""
 MOST_PARTS = 64
 MOST_SHOWN = 10
 SHOWN_CHARS = 200
@@ -62,14 +62,14 @@ CHANNELS: dict[bytes, Channel] = {b"shell": "shell", b"iopub": "iopub", b"contro
 
 @dataclass(frozen=True, slots=True)
 class Running:
-    """A kernel of a Jupyter server; `path` is that of its notebook, if it has one."""
+    """A kernel of a Jupyter server; `path` is that of its notebook, "" for none."""
 
     kernel: str
     path: str = ""
 
 
 async def kernels_of(server: Attachment) -> list[Running]:
-    """The kernels of a server, those of notebooks first. Raises LaunchError."""
+    """Return the kernels of a server, those of notebooks first. Raises LaunchError."""
     sessions = await _fetched(server, "api/sessions")
     found = [
         Running(kernel, _text(each.get("path")))
@@ -84,14 +84,14 @@ async def kernels_of(server: Attachment) -> list[Running]:
 
 
 def _text(value: object) -> str:
-    """An id or path that fits into an address, and into answers; "" for any other."""
+    """Return an id or path that fits into a URL and into answers; "" for any other value."""
     if not isinstance(value, str) or len(value) > MOST_PATH_CHARS:
         return ""
     return value if value.encode("utf-8", "replace").decode() == value else ""
 
 
 async def kernel_at(place: Place) -> Running:
-    """The kernel that is meant. Raises LaunchError, also where several may be."""
+    """Return the kernel at a place. Raises LaunchError, also if several match."""
     there = await kernels_of(place.attachment)
     meant = there
     if place.kernel:
@@ -148,7 +148,7 @@ def _refused(server: Attachment, reason: HTTPClientError) -> str:
 
 
 async def joined(server: Attachment, kernel: str) -> WebSocketClientConnection:
-    """An open web socket to a kernel. Raises LaunchError."""
+    """Return an open web socket to a kernel. Raises LaunchError."""
     scheme, _, rest = server.place.partition("://")
     address = f"{'wss' if scheme == 'https' else 'ws'}://{rest}/api/kernels/{quote(kernel)}"
     request = HTTPRequest(
@@ -179,7 +179,7 @@ async def joined(server: Attachment, kernel: str) -> WebSocketClientConnection:
 
 
 class Unsigned(Wire):
-    """Messages that a Jupyter server has checked, and signs for the kernel."""
+    """Codec of messages without signatures: the Jupyter server checks and adds them."""
 
     def __init__(self) -> None:
         super().__init__("", shared=True)
@@ -197,7 +197,7 @@ class WebChannels(KernelChannels):
     """The channels of a kernel over one web socket."""
 
     def __init__(self, found: WebSocketClientConnection, floods: Floods, hearer: Hearer) -> None:
-        """`floods` are those of all kernels that the loop reads in this way."""
+        """`floods` is shared by all kernels that this event loop reads so."""
         super().__init__(Unsigned(), hearer)
         self._socket = found
         self._floods = floods
@@ -228,7 +228,7 @@ class WebChannels(KernelChannels):
         return msg_id
 
     def taken(self, channel: Channel) -> bool:
-        """Not known of a kernel behind a server."""
+        """Return False: it is not known whether a kernel behind a server has read a message."""
         return False
 
     @property
@@ -237,7 +237,7 @@ class WebChannels(KernelChannels):
         return self._resting
 
     async def drained(self, timeout: float) -> None:
-        """All that came has been delivered."""
+        """Return at once: received messages are delivered immediately."""
 
     def close(self) -> None:
         """See `KernelChannels`."""
@@ -247,7 +247,7 @@ class WebChannels(KernelChannels):
         self._socket.close()
 
     async def _take(self) -> None:
-        """Take messages, and none for a while when their time is used up: see `Channels`."""
+        """Receive messages; pause when they use more than their share of time, see `Channels`."""
         while (message := await self._socket.read_message()) is not None:
             began = perf_counter()
             self._pings = 0
@@ -287,7 +287,7 @@ class WebChannels(KernelChannels):
 
 
 def packed(parts: Sequence[bytes]) -> bytes:
-    """A channel's name and the parts of a message as one message of the web socket."""
+    """Return a channel's name and the parts of a message as one web socket message."""
     places = [_NUMBER_BYTES * (len(parts) + 2)]
     for part in parts:
         places.append(places[-1] + len(part))
@@ -296,7 +296,7 @@ def packed(parts: Sequence[bytes]) -> bytes:
 
 
 def unpacked(message: bytes) -> list[bytes]:
-    """The reverse. Raises WireError."""
+    """Return the channel's name and the parts, the reverse of `packed`. Raises WireError."""
     count = int.from_bytes(message[:_NUMBER_BYTES], "little")
     if not 6 <= count <= MOST_PARTS or len(message) < _NUMBER_BYTES * (count + 1):
         raise WireError("not the parts of a message")

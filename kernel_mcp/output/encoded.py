@@ -1,6 +1,6 @@
-"""Values that are not to be shown, in texts that write them with escapes or in base64.
+"""Find secret values in text that contains them with escapes or in base64.
 
-A text is decoded as a whole first. Only where a value is in it is it known what comes from where.
+A text is first decoded as a whole. Only if a value is found, positions are mapped back to it.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from html.entities import html5
 ROUNDS = 4
 """Number of times that escapes are decoded. A value escaped more often is not found."""
 _LONGEST = 12
-"""Characters of a form for one of its value."""
+"""Characters that an escaped form may use for one character of its value."""
 _MOST_WAITING = 4096
-"""Characters of a stream that may wait for what follows them."""
+"""Characters of a stream that may be held back until more arrives."""
 _FEW = 4
-"""Characters of a form that are waited for: fewer are in every text."""
+"""Characters of a form from which text is held back: fewer occur in every text."""
 _NAMED = {
     f"&{name}": text
     for name, text in html5.items()
@@ -40,9 +40,9 @@ class Encoded:
     """Finds values behind escapes of HTML, JavaScript, URLs and mail, and in base64 with lines."""
 
     def __init__(self, values: Iterable[tuple[str, str]], least: int) -> None:
-        """Pairs of a value and the word in its place; of less than `least` none is looked for.
+        """`values` are pairs of a value and its replacement; shorter ones than `least` are ignored.
 
-        Values that no escape changes are left to who looks for texts as they are.
+        Unescaped occurrences are left to the caller, who searches for them verbatim.
         """
         given = [(value, word) for value, word in values if len(value) >= least]
         self._bare = {_plain(value, _STEPS) for value, _ in given}
@@ -56,12 +56,12 @@ class Encoded:
         self._most = min(_LONGEST * longest, _MOST_WAITING)
 
     def masked(self, text: str) -> str:
-        """Return the text with words in the place of values."""
+        """Return the text with escaped values replaced."""
         text = self._without(text, _STEPS)
         return self._without(text, (_MAIL, *_STEPS)) if "=" in text else text
 
     def beginning(self, text: str) -> int:
-        """Return where a value may begin that goes on behind a text; its length for nowhere."""
+        """Return the position where a value may begin that the end cuts off; else the length."""
         start = max(0, len(text) - self._most)
         found = len(text)
         for steps in (_STEPS, (_MAIL, *_STEPS)):
@@ -100,15 +100,15 @@ class Encoded:
 
 
 class _Places:
-    """Where the characters of a decoded text were before one step."""
+    """Map of positions in a decoded text to those before one decoding step."""
 
     def __init__(self) -> None:
         self.after: list[int] = []
-        """Places in the decoded text behind what was decoded."""
+        """Positions in the decoded text after each decoded escape."""
         self.source: list[int] = []
-        """The same places before."""
+        """The same positions before decoding."""
         self.solid: list[bool] = []
-        """For each place, True if decoding leaves a character there."""
+        """For each escape, True if it stands for a character, False if it is removed."""
 
 
 def _plain(text: str, steps: Iterable[re.Pattern[str]]) -> str:
@@ -119,7 +119,7 @@ def _plain(text: str, steps: Iterable[re.Pattern[str]]) -> str:
 
 
 def _decoded(text: str, steps: Iterable[re.Pattern[str]]) -> tuple[str, list[_Places]]:
-    """The same with the places of each step."""
+    """Return the text decoded as `_plain` does, with the position map of each step."""
     all_places: list[_Places] = []
     for step in steps:
         places, parts = _Places(), list[str]()
@@ -138,7 +138,7 @@ def _decoded(text: str, steps: Iterable[re.Pattern[str]]) -> tuple[str, list[_Pl
 
 
 def _source(steps: list[_Places], place: int) -> int:
-    """Where the character at a place of a decoded text began."""
+    """Return the start, in the original text, of the character at a decoded position."""
     for each in reversed(steps):
         last = bisect_right(each.after, place) - 1
         if last >= 0:
@@ -147,7 +147,7 @@ def _source(steps: list[_Places], place: int) -> int:
 
 
 def _source_end(steps: list[_Places], end: int) -> int:
-    """Where the character before a place of a decoded text ended."""
+    """Return the end, in the original text, of the character before a decoded position."""
     for each in reversed(steps):
         last = bisect_left(each.after, end)
         if last == len(each.after) or each.after[last] != end or not each.solid[last]:
@@ -158,7 +158,7 @@ def _source_end(steps: list[_Places], end: int) -> int:
 
 
 def _char(escape: str) -> str:
-    """Return the ASCII character of an escape; what is none stays."""
+    """Return the ASCII character of an escape, "" for a line break; others stay as they are."""
     kind, rest = escape[0], escape[1:]
     if escape.endswith("\n") or kind in "\r\n":
         return ""
@@ -179,7 +179,7 @@ def _char(escape: str) -> str:
 
 
 def _in_base64(value: str) -> Iterator[str]:
-    """Base64 of a value that has any text before it and behind it."""
+    """Yield the base64 of a value at each alignment in a longer text, in both alphabets."""
     plain = value.encode("utf-8", "surrogateescape")
     for before in range(3):
         bits = 8 * (before + len(plain))

@@ -1,4 +1,4 @@
-"""Whatever goes wrong in showing one output costs that output alone."""
+"""Contain failures while showing an output, so that they affect only that output."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ T = TypeVar("T")
 
 
 def attempted(make: Callable[[], T], otherwise: Callable[[str], T]) -> T:
-    """Return what `make` returns; of a failure, which is logged, what `otherwise` makes.
+    """Return the result of `make`; if that fails, log it and return the result of `otherwise`.
 
-    `otherwise` gets the line that stands for the output.
+    `otherwise` is called with a line that stands for the output.
     """
     with Barrier("showing an output") as barrier:
         return make()

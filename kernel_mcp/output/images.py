@@ -1,6 +1,6 @@
-"""Pictures from a kernel: checked from their bytes, and shrunk to what clients take.
+"""Check pictures from a kernel and shrink them to the limits of clients.
 
-The bytes are hostile. A sound PNG is recognised without any decoder; everything else goes through
+The bytes are untrusted. A valid PNG is recognised without any decoder; everything else goes through
 Pillow, limited to a few formats and to a number of pixels.
 """
 
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 MAX_SIDE = 2000
-"""Longest side in pixels that clients pass on to a model unscaled."""
+"""Longest side in pixels of pictures that clients pass to a model unscaled."""
 MAX_DECODED_BYTES = 96 * 1024 * 1024
-"""Memory one decoded picture may take in the server."""
+"""Memory that one decoded picture may use in the server."""
 MIN_SIDE = 64
-"""A picture is not shrunk below this."""
+"""Longest side in pixels below which pictures are not shrunk."""
 
 _FORMATS = {"PNG": "image/png", "JPEG": "image/jpeg", "GIF": "image/gif", "WEBP": "image/webp"}
 _PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
@@ -52,7 +52,7 @@ class Picture:
 
 
 def sniff(data: bytes) -> str | None:
-    """The MIME type of a picture by its first bytes, or None when it is none of the known."""
+    """Return the MIME type of a picture by its first bytes; None for other data."""
     if data.startswith(_PNG_SIGNATURE):
         return "image/png"
     if data.startswith(b"\xff\xd8\xff"):
@@ -65,7 +65,10 @@ def sniff(data: bytes) -> str | None:
 
 
 def shares(sizes: Sequence[int], total: int) -> list[int]:
-    """Bytes that each picture may take so that all fit into `total`: small ones as they are."""
+    """Return the bytes that each picture may use so that all fit into `total`.
+
+    Small ones keep their size; the others share the rest equally.
+    """
     limits = list(sizes)
     left, count = total, len(sizes)
     for index in sorted(range(len(sizes)), key=sizes.__getitem__):
@@ -76,7 +79,7 @@ def shares(sizes: Sequence[int], total: int) -> list[int]:
 
 
 def fit(data: bytes, max_bytes: int) -> Picture:
-    """`data` as a PNG or JPEG of at most `max_bytes`; takes up to a few seconds, so use a thread.
+    """Return `data` as a PNG or JPEG of at most `max_bytes`. Blocks for up to a few seconds.
 
     Raises ImageError when it is damaged, of another format, too large to decode or to shrink.
     """
@@ -86,7 +89,7 @@ def fit(data: bytes, max_bytes: int) -> Picture:
 
 
 def _sound_png(data: bytes) -> tuple[int, int] | None:
-    """Width and height of a PNG without any fault; None for everything else."""
+    """Return width and height of a valid PNG; None for everything else."""
     if not data.startswith(_PNG_SIGNATURE):
         return None
     header: tuple[int, ...] = ()
@@ -128,7 +131,7 @@ def _sound_png(data: bytes) -> tuple[int, int] | None:
 
 
 def _png_raster_bytes(header: tuple[int, ...]) -> int:
-    """Bytes of the raster of a plain PNG; 0 for headers that are wrong, unusual or too large."""
+    """Return the raster size of a plain PNG in bytes; 0 for a wrong, unusual or too large one."""
     width, height, depth, colour, compression, filtering, interlace = header
     if (compression, filtering, interlace) != (0, 0, 0) or not (width and height):
         return 0
@@ -162,7 +165,10 @@ def _fit_decoded(data: bytes, max_bytes: int) -> Picture:
 
 
 def _decode(data: bytes) -> tuple[Image, int, int]:
-    """The decoded picture, large JPEGs scaled down, and its true size. Raises ImageError."""
+    """Return the decoded picture and its true size; large JPEGs are scaled down.
+
+    Raises ImageError.
+    """
     from PIL import Image, UnidentifiedImageError
 
     try:
@@ -184,7 +190,7 @@ def _decode(data: bytes) -> tuple[Image, int, int]:
 
 
 def _normalised(image: Image) -> Image:
-    """The picture in a mode that PNG and JPEG encoders and resampling take well."""
+    """Return the picture in a mode that encoders and resampling support: RGB, RGBA or L."""
     if image.mode in ("RGB", "RGBA", "L"):
         return image
     if image.mode.startswith(("I", "F")):
@@ -197,7 +203,10 @@ def _normalised(image: Image) -> Image:
 
 
 def _encode(image: Image, max_bytes: int, *, lossy: bool) -> tuple[bytes, str, Image]:
-    """The best encoding within `max_bytes`, smaller and smaller. Raises ImageError."""
+    """Return the best encoding within `max_bytes`, its type and the picture, perhaps shrunk.
+
+    Raises ImageError.
+    """
     if not lossy:
         png = _saved(image, "PNG")
         if len(png) > max_bytes and image.mode != "L" and len(png) < 8 * max_bytes:
@@ -226,7 +235,7 @@ def _saved(image: Image, kind: str, **options: int) -> bytes:
 
 
 def _opaque(image: Image) -> Image:
-    """The picture on white, without transparency."""
+    """Return the picture on white, without transparency."""
     if image.mode != "RGBA":
         return image
     from PIL import Image as PillowImage

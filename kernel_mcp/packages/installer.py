@@ -1,7 +1,7 @@
 """`Installer`: adds packages to a live session, all of them or none.
 
-Resolved against all that is there, put into a folder beside, tried in a process that is thrown
-away, then made part of the session's layer by one rename and imported in the live kernel.
+They are resolved against all that is installed, unpacked into a staging folder and imported in a
+throwaway process. Then one rename adds them to the session's layer, and its kernel imports them.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ PINNED = (
     "cloudpickle", "ipykernel", "ipython", "jupyter-client", "jupyter-core", "pyzmq", "tornado",
     "traitlets",
 )  # fmt: skip
-"""What the kernel itself runs on: never replaced."""
+"""Packages that the kernel itself runs on: they are never replaced."""
 
 
 class Installer:
-    """Adds packages to sessions. `scratch` is a folder of the server's for passing files."""
+    """Adds packages to sessions. `scratch` is a folder of the server for temporary files."""
 
     def __init__(
         self,
@@ -135,7 +135,7 @@ class Installer:
         asked: tuple[Requirement, ...],
         progress: ProgressCallback,
     ) -> tuple[Present, Generation]:
-        """Add the next generation to the layer; what was present, and the generation."""
+        """Add the next generation to the layer; return what was present before, and it."""
         assert session.request.layer is not None
         layer = Layer(session.request.layer)
         present = await anyio.to_thread.run_sync(Present.of, environment, layer)
@@ -183,7 +183,7 @@ class Installer:
         present: Present,
         progress: ProgressCallback,
     ) -> dict[str, str]:
-        """Resolve against all that is present and install what differs; versions by name."""
+        """Resolve against all that is present and install what differs; return versions by name."""
         names = {each.name for each in asked}
         earlier = [each for each in present.requested if each.name not in names]
         own = self._factory.spec(session.request).packages
@@ -264,13 +264,16 @@ class Installer:
             )
 
     def _known_as(self, session: Session, layer: Layer) -> str:
-        """The path of the next generation inside the session's kernels, for bytecode."""
+        """Return the path of the next generation as kernels see it, for the bytecode."""
         places = self._sandbox.guest_paths(session.request.workspace, self._scratch)
         folder = f"{places.layers}/0" if places.layers else str(layer.folder)
         return f"{folder}/{layer.next_name}"
 
     async def _builds_allowed(self) -> bool:
-        """Builds run package code: only in a sandbox, or when the operator turned it off."""
+        """Return True if packages may be built from source, which runs their code.
+
+        The operator must permit it; and builds must be sandboxed, unless kernels are not either.
+        """
         wanted = bool(self._sandbox.report().enforced)
         boundary = (await self._workshop.builder()).confined or not wanted
         return self._settings.allow_source_builds and boundary

@@ -21,10 +21,11 @@ from kernel_mcp.linux.safe_tree import remove_tree
 
 
 class ConfinedPip:
-    """uv's pip for one operation, with a folder of its own for its files.
+    """uv's pip for one operation, with a folder for its files.
 
-    With `source_builds` it runs again what fails for want of wheels, now with code of packages:
-    in a cache of this operation alone, so that such code reaches no other session.
+    With `source_builds` a command that fails for lack of wheels is repeated with builds, which run
+    code of packages. They get a cache of this operation only, so that the code reaches no other
+    session.
     """
 
     def __init__(
@@ -55,9 +56,9 @@ class ConfinedPip:
         most_bytes: int,
         source_builds: bool,
     ) -> AsyncIterator[ConfinedPip]:
-        """With the folder `scratch`, made for this block.
+        """Create the folder `scratch`, and remove it after the block.
 
-        `most_bytes` is what may be downloaded, and what unpacked; 0 for no limit.
+        `most_bytes` limits the bytes downloaded, and those unpacked; 0 for no limit.
         """
         scratch.mkdir(mode=0o700)
         try:
@@ -82,9 +83,10 @@ class ConfinedPip:
         excludes: Sequence[str],
         progress: ProgressCallback,
     ) -> dict[str, str]:
-        """Versions of all that `wanted` needs, what is `present` being kept wherever possible.
+        """Return the versions of all that `wanted` needs; keep those `present` where possible.
 
-        `earlier` are those of `wanted` that the session has been given before. Raises InstallError.
+        `earlier` are those of `wanted` that the session has from earlier installs. Raises
+        InstallError.
         """
         files = {
             "wanted.txt": wanted,
@@ -113,7 +115,7 @@ class ConfinedPip:
     async def install(
         self, pinned: Mapping[str, str], *, into: Path, known_as: str, progress: ProgressCallback
     ) -> None:
-        """Put exactly these versions into a folder, which kernels will see at `known_as`.
+        """Install exactly these versions into a folder, which kernels will see at `known_as`.
 
         Raises InstallError.
         """
@@ -154,7 +156,7 @@ class ConfinedPip:
     async def _once(
         self, args: Sequence[str], folders: Sequence[Path], progress: ProgressCallback
     ) -> UvResult:
-        """Raises InstallError when it writes more than `most_bytes`."""
+        """Run uv once. Raises InstallError when it writes more than `most_bytes`."""
         result = await self._workshop.run(
             args,
             readonly=self._environment.runtime,
@@ -188,7 +190,7 @@ def _failure(result: UvResult, earlier: Sequence[str] = ()) -> InstallError:
 
 
 def _content(path: Path) -> str:
-    """The text of a regular file. Raises InstallError when package code replaced it."""
+    """Return the text of a regular file. Raises InstallError when package code replaced it."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         with open(fd, encoding="utf-8", errors="replace") as file:

@@ -1,4 +1,4 @@
-"""Trial imports in a process of their own, then in the live kernel of the session."""
+"""Try the imports of new packages in a throwaway process, then in the session's live kernel."""
 
 from __future__ import annotations
 
@@ -44,10 +44,10 @@ async def try_imports(
     limits: Limits,
     scratch: Path,
 ) -> dict[str, str]:
-    """Import modules in a sandbox of their own; those that fail, with the reason.
+    """Import modules in a separate sandbox; return those that fail, with the reason.
 
-    `paths` come before the environment on sys.path. `scratch` is a folder of the server's for the
-    time being. Raises InstallError when the process takes too long.
+    `paths` come before the environment on sys.path. `scratch` is a temporary folder of the server.
+    Raises InstallError when the process takes longer than `TRIAL_S`.
     """
     workspace, sockets = scratch / "workspace", scratch / "sockets"
     identity = sandbox.identity()
@@ -92,7 +92,10 @@ async def try_imports(
 
 
 def _failures(output: str, modules: Sequence[str], ended: str) -> dict[str, str]:
-    """The failures in the last line of output; without one, all failed with `ended`."""
+    """Return the failures that the last line of output reports.
+
+    Without such a line all modules failed, with `ended` as the reason.
+    """
     last = output.strip().rpartition("\n")[2]
     try:
         report = json.loads(last)
@@ -130,9 +133,9 @@ async def verify_live(
     generation: Generation,
     confined: bool,
 ) -> Outcome:
-    """Allow the packages' modules in the session and see which of them its kernel can import.
+    """Allow the packages' modules in the session, import them in its kernel; return the outcome.
 
-    `confined` says whether the installer was in a sandbox.
+    `confined` is True if the installer ran in a sandbox.
     """
     names = {each.name for each in asked}
     brought = versions(generation.packages)
@@ -165,7 +168,7 @@ async def verify_live(
 async def _import(
     session: Session, generation: Generation, modules: Sequence[str]
 ) -> tuple[Verdicts, str]:
-    """The verdict on each module, and why there is none."""
+    """Return the verdict on each module; if there is none, also the reason."""
     try:
         kernel = await session.ensure_kernel()
     except KernelMcpError as error:
@@ -198,7 +201,7 @@ async def _why_silent(session: Session, kernel: Kernel) -> str:
 
 
 def _verdicts(reply: Mapping[str, Any]) -> Verdicts:
-    """The entries of a reply that have the right shape."""
+    """Return the well-formed entries of a reply."""
     modules = reply.get("modules")
     if not isinstance(modules, dict):
         return {}

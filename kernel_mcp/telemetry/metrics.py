@@ -1,4 +1,4 @@
-"""Meters for Prometheus, in a registry of their own. No label has what a caller has written."""
+"""Metrics for Prometheus, in a registry of their own. No label contains text of a caller."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ KINDS = ("pooled", "forked", "cold")
 
 
 class Metrics(Meters):
-    """Meters that `text` shows. Used on the event loop's thread.
+    """Meters for Prometheus. Use them on the event loop's thread only.
 
-    A series that is there from the start shows its first event as a rise from 0.
+    Series with known labels exist from the start, so that their first event is a rise from 0.
     """
 
     def __init__(self) -> None:

@@ -1,8 +1,8 @@
 """Spans of OpenTelemetry for cells, launches, installs and hibernation.
 
-They nest inside the span that the SDK makes of each call. A cell runs in its session's task: it
-takes the origin of its call along, and the spans around that. No attribute has code, values or
-text of errors. Without a provider they cost next to nothing.
+They nest inside the span that the SDK creates for each call. A cell runs in its session's task,
+with the origin of its call and the spans around that. No attribute contains code, values or error
+messages. Without a provider they cost next to nothing.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from kernel_mcp.telemetry.origin import HERE, Origin
 
 NAME = "kernel_mcp"
 PREFIX = "kernel_mcp."
-"""Of the names of attributes."""
+"""Prefix of attribute names."""
 
 
 class Span:
-    """A block that a trace shows; an exception sets its status, by class alone."""
+    """A span around a block; an exception sets its status, by class name only."""
 
     __slots__ = ("_attributes", "_name", "_span", "_token")
 
     def __init__(self, name: str, **attributes: str | int) -> None:
-        """`session` is the handle."""
+        """Of the attributes, `session` is the session's handle."""
         self._name = name
         self._attributes = attributes
         self._span: trace.Span | None = None
@@ -45,13 +45,13 @@ class Span:
         return self
 
     def note(self, **attributes: str | int) -> None:
-        """Add what has become known."""
+        """Add attributes."""
         if self._span is not None:
             for name, value in attributes.items():
                 self._span.set_attribute(f"{PREFIX}{name}", value)
 
     def ended(self, outcome: str, *, well: bool) -> None:
-        """It has come to an outcome, a word; one that is not `well` is an error."""
+        """Set the outcome, one word; unless `well` the span's status is an error."""
         if self._span is not None:
             self._span.set_attribute(f"{PREFIX}outcome", outcome)
             if not well:
@@ -74,18 +74,18 @@ class Span:
 
 
 def caught(session: str, principal: str) -> Origin:
-    """The origin of what runs now, with its spans, as part of a session."""
+    """Return the current origin with its spans, attributed to a session."""
     trace_ = tracing.get_current()
     return replace(HERE.get(), session=session, principal=principal, trace=trace_)
 
 
 def of_session(session: str, principal: str) -> Origin:
-    """That of a session's own work, which is part of no request."""
+    """Return the origin of a session's own work, which belongs to no request or span."""
     return Origin(session=session, principal=principal, trace=Context())
 
 
 class Within:
-    """A block whose lines and spans have this origin; spans around it are those of the origin."""
+    """Context in which log lines and spans have an origin; its spans become the parents."""
 
     __slots__ = ("_attached", "_origin", "_token")
 
