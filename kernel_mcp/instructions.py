@@ -28,7 +28,7 @@ lost."""
 
 
 def instructions(settings: Settings, sandbox: SandboxReport, missing: Sequence[str] = ()) -> str:
-    """The instructions for the model, what matters most first; at most `MOST_BYTES` of UTF-8.
+    """Return the instructions for the model, most important first, in `MOST_BYTES` of UTF-8.
 
     `missing` are packages of the operator's that are known to be missing.
     """

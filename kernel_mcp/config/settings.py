@@ -122,7 +122,7 @@ class Option:
 
 
 def variable_of(name: str) -> str:
-    """The environment variable of that name."""
+    """Return the name of a setting's environment variable."""
     return ENV_PREFIX + name.upper().replace("-", "_")
 
 
@@ -595,7 +595,7 @@ _TABLE = re.compile(r"(?<=<!-- flags -->\n).*?(?=<!-- end of flags -->)", re.DOT
 
 
 def with_flags(readme: str) -> str:
-    """`readme` with the table of flags as `Settings` has it, between its two markers."""
+    """Return `readme` with the table of flags from `Settings` between its two markers."""
     rows = ["| flag | default | |", "|---|---|---|"]
     for option in OPTIONS:
         flag = f"{option.flag} {option.metavar}".strip().replace("|", r"\|")

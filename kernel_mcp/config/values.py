@@ -40,7 +40,7 @@ NEWEST_PYTHON = (3, 15)
 
 
 def duration(given: object) -> float:
-    """Seconds, more than zero: `30`, `30s`, `500ms`, `5m`, `2h`, `1d`, or a number."""
+    """Read seconds, more than zero: `30`, `30s`, `500ms`, `5m`, `2h`, `1d`, or a number."""
     seconds = _seconds(given)
     if not seconds > 0:
         raise ValueError("expected a time above zero such as 30, 30s, 5m or 2h")
@@ -48,12 +48,12 @@ def duration(given: object) -> float:
 
 
 def limit_duration(given: object) -> float:
-    """Seconds as in `duration`, where 0 means no limit."""
+    """Read seconds as `duration` does; 0 means no limit."""
     return _seconds(given)
 
 
 def idle_duration(given: object) -> float:
-    """Seconds as in `duration`; `never` is infinity."""
+    """Read seconds as `duration` does; `never` is infinity."""
     if isinstance(given, str) and given.strip().lower() == "never":
         return math.inf
     try:
@@ -74,7 +74,7 @@ class Persist:
 
 
 def persist(given: object) -> Persist | None:
-    """`SIZE,TIME`, or `off`, which is None."""
+    """Read `SIZE,TIME`; None for `off`."""
     text = given.strip().lower() if isinstance(given, str) else ""
     if text == "off" or given is False:
         return None
@@ -102,7 +102,7 @@ LEAST_MEMORY = 16 * MIB
 
 
 def size(given: object) -> int:
-    """Bytes: `512M`, `2G`, `1.5 GiB`, or a large number of bytes; 0 means no limit."""
+    """Read bytes: `512M`, `2G`, `1.5 GiB`, or a large number of bytes; 0 means no limit."""
     if isinstance(given, int) and not isinstance(given, bool) and given >= 0:
         given = str(given)
     match = _SIZE.fullmatch(given.strip().lower()) if isinstance(given, str) else None
@@ -117,7 +117,7 @@ def size(given: object) -> int:
 
 
 def memory(given: object) -> int:
-    """Bytes as in `size`; 0, or enough for a kernel."""
+    """Read bytes as `size` does, enough for a kernel; 0 means no limit."""
     found = size(given)
     if 0 < found < LEAST_MEMORY:
         raise ValueError(f"a kernel needs {format_bytes(LEAST_MEMORY)} at least")
@@ -125,7 +125,7 @@ def memory(given: object) -> int:
 
 
 def count(given: object) -> int:
-    """A whole number, zero or more."""
+    """Read a whole number, zero or more."""
     if isinstance(given, int) and not isinstance(given, bool) and given >= 0:
         return given
     if isinstance(given, str) and re.fullmatch(r"\d{1,18}", given.strip()):
@@ -138,7 +138,7 @@ LEAST_PROCESSES = 4
 
 
 def processes(given: object) -> int:
-    """Number of processes and threads; 0 for no limit."""
+    """Read a number of processes and threads; 0 for no limit."""
     found = count(given)
     if 0 < found < LEAST_PROCESSES:
         raise ValueError(f"a kernel needs {LEAST_PROCESSES} processes and threads at least")
@@ -146,7 +146,7 @@ def processes(given: object) -> int:
 
 
 def number(given: object) -> float:
-    """A number, zero or more."""
+    """Read a number, zero or more."""
     if isinstance(given, (int, float)) and not isinstance(given, bool):
         if math.isfinite(_float(given)) and given >= 0:
             return float(given)
@@ -164,7 +164,7 @@ class Share:
 
 
 def share(given: object) -> Share:
-    """Processors as in `number`, or with a unit a time as in `duration`; more than zero."""
+    """Read processors as `number` does, or with a unit a time as `duration`; more than zero."""
     try:
         cpus = number(given)
     except ValueError:
@@ -215,7 +215,7 @@ _UNSAID = Quotas()
 
 
 def quotas(given: object) -> Quotas:
-    """`sessions=4,memory=8G,cpu=1.5` or a table of these. Raises ValueError."""
+    """Read `sessions=4,memory=8G,cpu=1.5` or a table of these. Raises ValueError."""
     readers: dict[str, Callable[[object], Any]] = {
         "sessions": count,
         "asleep": count,
@@ -240,7 +240,7 @@ def quotas(given: object) -> Quotas:
 
 
 def address(given: object) -> tuple[str, int]:
-    """`HOST:PORT`, `[::1]:PORT` or a port of 127.0.0.1. Raises ValueError."""
+    """Read `HOST:PORT`, `[::1]:PORT` or a port of 127.0.0.1. Raises ValueError."""
     host, _, port = str(given).strip().rpartition(":")
     host = host.removeprefix("[").removesuffix("]") or "127.0.0.1"
     if not port.isascii() or not port.isdecimal() or int(port) > 65535:
@@ -251,7 +251,7 @@ def address(given: object) -> tuple[str, int]:
 
 
 def characters(given: object) -> int:
-    """Number of characters of an answer, at least `LEAST_CHARACTERS`."""
+    """Read a number of characters of an answer, at least `LEAST_CHARACTERS`."""
     found = count(given)
     if found < LEAST_CHARACTERS:
         raise ValueError(f"expected a number of {LEAST_CHARACTERS} or more")
@@ -304,7 +304,7 @@ def some_of(*words: str) -> Callable[[object], tuple[str, ...]]:
 
 
 def switch(given: object) -> bool:
-    """On or off: a flag without a value, `true` in TOML, `1` in a variable."""
+    """Read on or off: a flag without a value, `true` in TOML, `1` in a variable."""
     word = str(given).strip().lower() if isinstance(given, (bool, int, str)) else ""
     if word in ("true", "1", "yes", "on"):
         return True
@@ -314,7 +314,7 @@ def switch(given: object) -> bool:
 
 
 def url(given: object) -> str:
-    """The address of a package index."""
+    """Read the address of a package index."""
     text = given.strip() if isinstance(given, str) else ""
     if not re.match(r"(https?|file)://[^\s]+$", text):
         raise ValueError("expected an address that begins with https://, http:// or file://")
@@ -322,7 +322,7 @@ def url(given: object) -> str:
 
 
 def places(given: object) -> tuple[str, ...]:
-    """Folders and addresses with wheels, one or a list; folders are made absolute by the caller."""
+    """Read folders and addresses with wheels, one or a list; the caller resolves folders."""
     found = [given] if isinstance(given, str) else given
     if not isinstance(found, (list, tuple)) or not all(
         isinstance(place, str) and place.strip() and "\0" not in place for place in found
@@ -334,7 +334,7 @@ def places(given: object) -> tuple[str, ...]:
 
 
 def path(given: object) -> Path:
-    """A path, not empty; the caller makes it absolute."""
+    """Read a path that is not empty; the caller resolves it."""
     if not isinstance(given, str) or not given.strip() or "\0" in given:
         raise ValueError("expected a path")
     return Path(given)
@@ -367,7 +367,7 @@ class Mount:
 
 
 def mounts(given: object) -> tuple[Mount, ...]:
-    """`HOST[:GUEST][:ro|rw][:strict]`, one or a list; hosts are made absolute by the caller."""
+    """Read `HOST[:GUEST][:ro|rw][:strict]`, one or a list; the caller resolves host paths."""
     found = [given] if isinstance(given, str) else given
     if not isinstance(found, (list, tuple)) or not all(isinstance(each, str) for each in found):
         raise ValueError("expected folders such as . or /srv/data:/data:rw")
@@ -389,7 +389,7 @@ def _mount(text: str) -> Mount:
 
 
 def hosts(given: object) -> tuple[str, ...]:
-    """Entries of comma lists as `network.rules` reads them, nothing for `none`."""
+    """Read comma lists of hosts, as `network.rules` reads them; empty for `none`."""
     found = [given] if isinstance(given, str) else given
     if not isinstance(found, (list, tuple)) or not all(isinstance(each, str) for each in found):
         raise ValueError("expected none, '*', or hosts such as api.example.com, *.example.com")
@@ -402,7 +402,7 @@ def hosts(given: object) -> tuple[str, ...]:
 
 
 def devices(given: object) -> tuple[Path, ...]:
-    """Paths of device files, one or a list; the caller makes them absolute."""
+    """Read paths of device files, one or a list; the caller resolves them."""
     found = [given] if isinstance(given, str) else given
     if not isinstance(found, (list, tuple)):
         raise ValueError("expected a device such as /dev/kvm")
@@ -435,12 +435,12 @@ class Variable:
         return len((self.value or "").strip()) < LEAST_MASKED
 
     def __str__(self) -> str:
-        """Its name, for people."""
+        """Return its name, for people."""
         return f"{self.name} (too short to be masked)" if self.short else self.name
 
 
 def variables(given: object) -> tuple[Variable, ...]:
-    """`NAME` or `NAME=VALUE`, one or a list. No error holds a value."""
+    """Read `NAME` or `NAME=VALUE`, one or a list. No error contains a value."""
     found = [given] if isinstance(given, str) else given
     if not isinstance(found, (list, tuple)) or not all(isinstance(each, str) for each in found):
         raise ValueError("expected names such as API_TOKEN, or NAME=VALUE")
@@ -509,7 +509,7 @@ class HeaderSecret:
 
 
 def header_secrets(given: object) -> tuple[HeaderSecret, ...]:
-    """`NAME@HOST[:HEADER]` in comma lists, without their values."""
+    """Read `NAME@HOST[:HEADER]` in comma lists, without their values."""
     found = [given] if isinstance(given, str) else given
     if not isinstance(found, (list, tuple)) or not all(isinstance(each, str) for each in found):
         raise ValueError("expected NAME@HOST[:HEADER], such as API_KEY@api.example.com")
@@ -560,8 +560,9 @@ class Attachment:
 
 
 def attachments(given: object) -> tuple[Attachment, ...]:
-    """Connection files and `URL[?token=TOKEN]`, one or a list; files are made absolute by the
-    caller.
+    """Read connection files and `URL[?token=TOKEN]`, one or a list.
+
+    The caller resolves paths of files.
     """
     found = [given] if isinstance(given, str) else given
     if not isinstance(found, (list, tuple)) or not all(isinstance(each, str) for each in found):
@@ -587,7 +588,7 @@ def _attachment(text: str) -> Attachment:
 
 
 def word(given: object) -> str:
-    """A name without blanks that no program takes for an option."""
+    """Read a name without blanks that no program takes for an option."""
     if not isinstance(given, str) or not given.strip() or given.strip().startswith("-"):
         raise ValueError("expected a name")
     if len(given.split()) != 1:
@@ -596,8 +597,9 @@ def word(given: object) -> str:
 
 
 def python(given: object) -> str:
-    """A version kernels can run on (`3.12`, `3.12.1`), or a path: of an interpreter or of an
-    environment.
+    """Read a version that kernels can run on, as `3.12`, or a path.
+
+    The path is that of an interpreter or of an environment.
     """
     expected = (
         "expected a version from 3.10 to 3.15, or the path of an interpreter or an environment, "
@@ -618,7 +620,7 @@ def python(given: object) -> str:
 
 
 def entries(given: object) -> tuple[str, ...]:
-    """Names from comma lists: `numpy,'pandas>=2,<3'`; a comma inside a specifier does not split.
+    """Read names from comma lists: `numpy,'pandas>=2,<3'`; commas in specifiers do not split.
 
     Each is `*`, a module, or a PEP 508 requirement of a package by name.
     """
@@ -690,7 +692,7 @@ MOST_DOTS = 4_000_000
 
 
 def parse_toml(text: str) -> dict[str, Any]:
-    """A TOML document. Raises ValueError, with the place, and RecursionError."""
+    """Return a TOML document. Raises ValueError, with the position, and RecursionError."""
     if sum(part.count(".") ** 2 for part in re.split("[=\n]", text)) > MOST_DOTS:
         raise ValueError("its keys have too many parts")
     if sys.version_info >= (3, 11):
@@ -706,7 +708,7 @@ MAX_REQUIREMENT_CHARS = 1000
 
 
 def parse_entry(entry: str) -> Requirement:
-    """One `--allow` entry or package to install as a requirement by name.
+    """Return an `--allow` entry or a package to install as a requirement by name.
 
     Raises ValueError for options, URLs, paths and anything PEP 508 cannot read.
     """
@@ -735,32 +737,32 @@ Narrows: TypeAlias = Callable[[Any, Any], bool]
 
 
 def never(_given: object, _own: object) -> bool:
-    """The operator alone sets it: a place, a program, or how the server runs."""
+    """Return False: only the operator sets paths, programs and the way the server runs."""
     return False
 
 
 def no_more(given: float, own: float) -> bool:
-    """A number, size or time that is at most the operator's."""
+    """Return True for a number, size or time that is at most the operator's."""
     return given <= own
 
 
 def no_more_or_unlimited(given: float, own: float) -> bool:
-    """As `no_more` for limits that 0 lifts."""
+    """Return True as `no_more` does, for limits that 0 lifts."""
     return own == 0 or 0 < given <= own
 
 
 def only_on(given: bool, own: bool) -> bool:
-    """A switch that forbids something may be turned on."""
+    """Return True unless a switch that forbids something would be turned off."""
     return given or not own
 
 
 def only_off(given: bool, own: bool) -> bool:
-    """A switch that permits something may be turned off."""
+    """Return True unless a switch that permits something would be turned on."""
     return own or not given
 
 
 def among(given: tuple[str, ...], own: tuple[str, ...]) -> bool:
-    """Names that are all among the operator's."""
+    """Return True for names that are all among the operator's."""
     return "*" in own or set(given) <= set(own)
 
 
@@ -768,7 +770,7 @@ _LABEL_OF_HOST = re.compile(r"[\w-]+")
 
 
 def fewer_hosts(given: tuple[str, ...], own: tuple[str, ...]) -> bool:
-    """Entries of the operator's to the letter, or names where all public addresses are open."""
+    """Return True for the operator's own entries, and for host names if all are permitted."""
     named = (each for each in given if "*" in own and _is_name_of_host(each))
     return set(given) <= {*own, *named}
 
@@ -780,7 +782,7 @@ def _is_name_of_host(text: str) -> bool:
 
 
 def no_further(order: tuple[str, ...]) -> Narrows:
-    """A word that comes no later in `order`, which begins with the strictest."""
+    """Return the rule for words: none later in `order`, which begins with the strictest."""
 
     def narrows(given: str, own: str) -> bool:
         return order.index(given) <= order.index(own)

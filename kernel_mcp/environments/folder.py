@@ -36,9 +36,9 @@ POLL_S = 0.05
 
 @contextmanager
 def exclusive_now(file: Path) -> Iterator[int | None]:
-    """Try to flock `file` exclusively: yields the descriptor, None while it is held.
+    """Try to flock `file` exclusively; yield the descriptor, None if another holds a lock.
 
-    A child that inherits the descriptor goes on holding the lock.
+    A child that inherits the descriptor keeps the lock.
     """
     descriptor = _opened(file)
     try:
@@ -55,7 +55,7 @@ class Lease:
 
     @classmethod
     def taken(cls, file: Path) -> Lease | None:
-        """A shared lock on `file`; None while it is held exclusively. Raises OSError."""
+        """Return a shared lock on `file`; None if it is locked exclusively. Raises OSError."""
         descriptor = _opened(file)
         if _locked(descriptor, fcntl.LOCK_SH):
             return cls(descriptor)
@@ -173,9 +173,9 @@ def seal(folder: Path) -> None:
 
 
 def load(folder: Path, interpreter: Interpreter) -> KernelEnvironment | None:
-    """The environment in a folder, None unless it is finished; updates its time of use.
+    """Return the environment in a folder and update its time of use; None unless it is finished.
 
-    The note only supplies text: paths to run and to expose come from the caller.
+    The note supplies text only: paths to run and to expose come from the caller.
     """
     note = read_note(folder)
     if note is None or not (folder / "bin/python").exists():
@@ -192,7 +192,7 @@ def load(folder: Path, interpreter: Interpreter) -> KernelEnvironment | None:
 
 
 def read_note(folder: Path) -> Note | None:
-    """The note of an environment, None unless it is finished."""
+    """Return the note of an environment; None unless it is finished."""
     content = _read(folder)
     if content is None or not isinstance(content.get("modules"), dict):
         return None
@@ -223,7 +223,7 @@ def remove(folder: Path) -> None:
 
 
 def site_packages(folder: Path, interpreter: Interpreter) -> Path:
-    """The interpreter's site-packages; a package may bring folders of other versions."""
+    """Return the interpreter's site-packages; packages may create folders of other versions."""
     major, minor = interpreter.version.split(".")[:2]
     threads = "t" if "t" in interpreter.implementation.removeprefix("cpython") else ""
     return folder / f"lib/python{major}.{minor}{threads}/site-packages"
@@ -239,7 +239,7 @@ def tree_size(folder: Path) -> int:
 
 
 def _real_folder(path: Path) -> Path:
-    """A directory that is no link, created if missing."""
+    """Return a directory that is not a symlink, created if missing."""
     if path.is_symlink() or not path.is_dir():
         discard(path)
         path.mkdir(mode=0o755)

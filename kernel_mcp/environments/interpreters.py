@@ -82,10 +82,10 @@ class Interpreters:
     async def find(
         self, request: str, progress: ProgressCallback = silence, *, fetch: bool = False
     ) -> Interpreter:
-        """The interpreter for a version, a path, or (empty) the server's own.
+        """Return the interpreter for a version, a path, or (empty) the server's own.
 
         With `fetch` uv may download one. Raises EnvironmentBuildError, with the installed versions,
-        when there is none.
+        if there is none.
         """
         known = self.recalled(request)
         if known is not None:
@@ -98,7 +98,7 @@ class Interpreters:
         return found
 
     def recalled(self, request: str) -> Interpreter | None:
-        """The answer of `find` where it is known and still holds; starts no process."""
+        """Return the answer of `find` if it is cached and valid, else None; starts no process."""
         own = _own()
         if _matches(request, own.version):
             return own
@@ -106,7 +106,7 @@ class Interpreters:
         return known.interpreter if known is not None and known.holds else None
 
     async def versions(self) -> list[str]:
-        """Installed versions that kernels can run on, newest first."""
+        """Return the installed versions that kernels can run on, newest first."""
         from packaging.version import Version
 
         listed = await self._uv.query(
@@ -116,7 +116,7 @@ class Interpreters:
         return sorted(found, key=Version, reverse=True)
 
     async def offered(self, version: str) -> str:
-        """The newest release of `version` that uv could download; empty for none."""
+        """Return the newest release of `version` that uv could download; empty for none."""
         if self._uv.sources.offline:
             return ""
         listing = ["python", "list", "--only-downloads", "--output-format", "json", version]
@@ -192,13 +192,13 @@ def _stamp(path: str) -> tuple[int, ...]:
 
 
 def _installed(output: str) -> str:
-    """Versions in `uv python list` that kernels can run on, each once."""
+    """Return the usable versions in `uv python list`, each once with its path, for people."""
     first = dict(reversed(_usable(output)))
     return ", ".join(f"{version} ({path})" for version, path in first.items()) or "none usable"
 
 
 def _usable(output: str) -> list[tuple[str, str]]:
-    """Version and path of CPythons in `uv python list` that kernels can run on."""
+    """Return version and path of each CPython in `uv python list` that kernels can run on."""
     try:
         return [
             (entry["version"], entry["path"])

@@ -50,7 +50,7 @@ def retarget(folder: Path, *, base: Path, python: Path) -> None:
 
 
 def _script(path: Path) -> bytes | None:
-    """The content of a regular file of at most MAX_BYTES that begins with `#!`."""
+    """Return the content of a file that begins with `#!`; None if it does not, or is too large."""
     try:
         fd = os.open(path, _OPEN)
     except OSError:
@@ -139,36 +139,36 @@ class Layer:
         return str(max(self._numbers(), default=0) + 1)
 
     def generations(self) -> list[Generation]:
-        """All generations, newest first."""
+        """Return all generations, newest first."""
         return [_load(self.folder / str(number)) for number in self._numbers()]
 
     def folders(self) -> list[Path]:
-        """Their folders, newest first."""
+        """Return the folders of all generations, newest first."""
         return [self.folder / str(number) for number in self._numbers()]
 
     def packages(self) -> dict[str, str]:
-        """Version by package; the newest generation wins."""
+        """Return versions by package; the newest generation counts."""
         found: dict[str, str] = {}
         for generation in reversed(self.generations()):
             found |= versions(generation.packages)
         return found
 
     def modules(self) -> dict[str, tuple[str, ...]]:
-        """Top-level modules by package."""
+        """Return top-level modules by package."""
         found: dict[str, tuple[str, ...]] = {}
         for generation in reversed(self.generations()):
             found |= {name: tuple(names) for name, names in (generation.modules or {}).items()}
         return found
 
     def requested(self) -> tuple[Requirement, ...]:
-        """All requirements so far; the last one for a package wins."""
+        """Return all requirements so far; the last one for a package counts."""
         found: dict[str, Requirement] = {}
         for generation in reversed(self.generations()):
             found |= {each.name: each for each in generation.requested}
         return tuple(found.values())
 
     def permitted(self) -> frozenset[str]:
-        """Modules that installed packages let code import."""
+        """Return the modules that code may import because of installed packages."""
         return frozenset(name for each in self.generations() for name in each.permitted)
 
     def stage(self) -> Path:
@@ -236,7 +236,7 @@ class Layer:
 
 
 def versions(packages: Sequence[str]) -> dict[str, str]:
-    """Version by name, from `name==version`."""
+    """Return versions by name, from `name==version`."""
     pairs = (text.partition("==") for text in packages)
     return {name: version for name, _, version in pairs}
 

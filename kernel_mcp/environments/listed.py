@@ -68,7 +68,7 @@ class Line:
     place: str = field(default="", compare=False)
 
     def __str__(self) -> str:
-        """For people."""
+        """Return the place and the requirement without hashes, for people."""
         return f"{self.place}: {self.text.partition(' --hash')[0]}"
 
 
@@ -240,7 +240,7 @@ class _Reader:
 
 
 def _logical(text: str) -> Iterator[tuple[int, str]]:
-    """Lines without comments, those that end in a backslash joined, each with its number."""
+    """Yield lines without comments, with their number; those that end in a backslash are joined."""
     begun, first = "", 0
     for number, raw in enumerate(text.splitlines(), 1):
         line = re.sub(r"(^|\s)#.*$", "", raw).rstrip()
@@ -411,12 +411,12 @@ def _table(table: Mapping[str, Any], key: str) -> Mapping[str, Any]:
 
 
 def _tables(value: Any) -> list[Mapping[str, Any]]:
-    """The tables of a list."""
+    """Return the tables in a TOML list; empty for any other value."""
     return [each for each in value if isinstance(each, dict)] if isinstance(value, list) else []
 
 
 def _places(value: Any) -> list[str]:
-    """Addresses and folders of one of uv's settings."""
+    """Return the addresses and folders in a value of uv's settings."""
     entries = value if isinstance(value, list) else [value]
     urls = (entry.get("url", "") if isinstance(entry, dict) else entry for entry in entries)
     return [str(url) for url in urls if url]
@@ -427,7 +427,7 @@ def _plain(place: str) -> str:
 
 
 def normalised(name: str) -> str:
-    """The name of a distribution as PEP 503 compares it."""
+    """Return the name of a distribution as PEP 503 compares it."""
     return re.sub(r"[-_.]+", "-", name).lower()
 
 

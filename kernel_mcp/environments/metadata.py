@@ -153,7 +153,7 @@ _DISTRIBUTIONS_FOLDED = {name.casefold(): dist for name, dist in DISTRIBUTIONS.i
 
 
 def packages_for(entries: Iterable[str], flag: str = "--allow") -> tuple[Requirement, ...]:
-    """Requirements for the operator's entries, in their order.
+    """Return the requirements for the operator's entries, in their order.
 
     The standard library and `*` need none. Raises ConfigError, naming `flag`.
     """
@@ -165,7 +165,7 @@ def packages_for(entries: Iterable[str], flag: str = "--allow") -> tuple[Require
 
 
 def requirement_for(entry: str | Requirement) -> Requirement | None:
-    """The requirement for a module or package name, None for the standard library.
+    """Return the requirement for a module or package; None for the standard library.
 
     Raises ValueError as `parse_entry` does.
     """
@@ -178,9 +178,9 @@ def requirement_for(entry: str | Requirement) -> Requirement | None:
 
 
 def distribution_for(name: str) -> str | None:
-    """The normalised distribution that provides a module, None for the standard library.
+    """Return the normalised distribution that provides a module; None for the standard library.
 
-    Unlisted names count as a distribution's own.
+    A module that is not listed is taken to have the name of its distribution.
     """
     parts = name.split(".")
     shared = parts[0] in NAMESPACES
@@ -222,7 +222,7 @@ class EnvironmentSpec:
         packages: Iterable[Requirement] = (),
         listed: Listed = NOTHING,
     ) -> EnvironmentSpec:
-        """The operator's `--allow` entries with one session's packages. Raises ConfigError."""
+        """Return the spec of `--allow` entries with one session's packages. Raises ConfigError."""
         return cls(python, tuple(sorted({*packages_for(allow), *packages}, key=str)), listed)
 
     @property
@@ -231,7 +231,7 @@ class EnvironmentSpec:
         return [*(each.name for each in self.packages), *self.listed.names]
 
     def without(self, names: Container[str]) -> EnvironmentSpec:
-        """The same without these packages, each written as in `packages`."""
+        """Return the spec without these packages, each written as in `packages`."""
         left = tuple(each for each in self.packages if str(each) not in names)
         return EnvironmentSpec(self.python, left, self.listed)
 
@@ -252,7 +252,7 @@ _OPEN = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 def import_names(env: KernelEnvironment, spec: EnvironmentSpec) -> frozenset[str]:
-    """Modules that the packages of a spec provide, dotted below shared namespaces.
+    """Return the modules that the packages of a spec provide, dotted below shared namespaces.
 
     `pillow` gives `PIL`; dependencies give nothing.
     """
@@ -261,7 +261,7 @@ def import_names(env: KernelEnvironment, spec: EnvironmentSpec) -> frozenset[str
 
 
 def provided_modules(env: KernelEnvironment) -> Mapping[str, Iterable[str]]:
-    """Modules by package of an environment."""
+    """Return the modules of an environment by package."""
     if env.support is not None:
         return env.support.modules
     provided = noted_modules(env.root)
@@ -272,12 +272,12 @@ def provided_modules(env: KernelEnvironment) -> Mapping[str, Iterable[str]]:
 
 
 def note_file(root: Path) -> Path:
-    """Path of an environment's note: outside of its folder, which packages fill."""
+    """Return the path of an environment's note: outside of its folder, which packages fill."""
     return root.with_name(f"{root.name}.json")
 
 
 def noted_modules(root: Path) -> Mapping[str, Iterable[str]] | None:
-    """The noted modules by package, None without a usable note."""
+    """Return the modules by package from the note; None without a usable note."""
     try:
         content = json.loads(note_file(root).read_text(encoding="utf-8"))
         modules = content["modules"]
@@ -287,7 +287,7 @@ def noted_modules(root: Path) -> Mapping[str, Iterable[str]] | None:
 
 
 def installed_modules(site_packages: Path) -> dict[str, tuple[str, ...]]:
-    """Modules by distribution (normalised name), from each RECORD."""
+    """Return the modules by distribution (normalised name), from each RECORD."""
     return {
         name: tuple(sorted(_modules(folder / "RECORD")))
         for name, folder in _distributions(site_packages).items()
@@ -295,7 +295,7 @@ def installed_modules(site_packages: Path) -> dict[str, tuple[str, ...]]:
 
 
 def installed_versions(site_packages: Path) -> tuple[str, ...]:
-    """All distributions as `name==version`, sorted."""
+    """Return all distributions as `name==version`, sorted."""
     return tuple(
         f"{name}=={folder.stem.rpartition('-')[2]}"
         for name, folder in sorted(_distributions(site_packages).items())
@@ -365,7 +365,7 @@ def _is_code(file: PurePosixPath) -> bool:
 
 
 def _top(file: PurePosixPath, packages: set[PurePosixPath]) -> tuple[str, ...]:
-    """The outermost package of a file, or its own dotted name when no folder has `__init__`."""
+    """Return the outermost package of a file; without any `__init__` the file's own dotted name."""
     for depth in range(1, len(file.parts)):
         if PurePosixPath(*file.parts[:depth]) in packages:
             return file.parts[:depth]

@@ -122,7 +122,7 @@ class OwnEnvironment:
         return found
 
     def lacks(self, wanted: Iterable[Requirement]) -> tuple[Requirement, ...]:
-        """Those of `wanted` that it does not meet."""
+        """Return those of `wanted` that this environment does not meet."""
         found = self.versions()
         return tuple(
             each

@@ -35,7 +35,7 @@ _PREPARED = re.compile(r"Prepared (\d+ packages?)")
 async def cancel_on(
     event: Callable[[], Awaitable[object]], work: Callable[[], Awaitable[T]]
 ) -> T | None:
-    """The result of `work`, None when `event` comes first. Raises what `work` raises."""
+    """Return the result of `work`; None if `event` ends first. Raises what `work` raises."""
     result: T | None = None
     failure: Exception | None = None
     async with anyio.create_task_group() as tasks:
@@ -106,7 +106,7 @@ class Milestones:
                 await self._report(f"{self._now} ({now - self._began:.0f} s)")
 
     async def during(self, work: Callable[[], Awaitable[T]]) -> T:
-        """The result of `work`, with signs of life meanwhile. Raises what `work` raises."""
+        """Return the result of `work`, with heartbeats meanwhile. Raises what `work` raises."""
         done = await cancel_on(self.beat, work)
         return cast(T, done)
 

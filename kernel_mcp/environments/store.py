@@ -117,10 +117,10 @@ class EnvironmentStore:
     async def ensure(
         self, spec: EnvironmentSpec, progress: ProgressCallback = silence, terms: Terms = OPERATORS
     ) -> KernelEnvironment:
-        """The environment for `spec`, built if it is not cached; leased until `release`.
+        """Return the environment for `spec`, built if it is not cached; leased until `release`.
 
         `progress` is awaited with short lines, whoever builds it. An environment of the operator's
-        stays as it is and gets one of ours below. Raises EnvironmentBuildError.
+        stays unchanged and is supplemented by one built here. Raises EnvironmentBuildError.
         """
         own = await anyio.to_thread.run_sync(self._own, spec)
         if own is not None:
@@ -226,17 +226,17 @@ class EnvironmentStore:
         return await anyio.to_thread.run_sync(listed, settings, index, os.environ)
 
     async def uv_version(self) -> str:
-        """The version of uv that builds them; empty where it does not tell."""
+        """Return the version of uv that builds environments; empty if it does not report one."""
         return await self.workshop.uv.version()
 
     def size(self, environment: KernelEnvironment) -> int:
-        """Bytes on disk of an environment."""
+        """Return the bytes on disk of an environment; 0 if that is not known."""
         support = environment.support
         note = folders.read_note(support.site.parents[2] if support else environment.root)
         return 0 if note is None else note.size
 
     def stored(self) -> list[StoredEnvironment]:
-        """Finished environments, most recently used first."""
+        """Return the finished environments, most recently used first."""
         found = [
             StoredEnvironment(
                 path=folder,
@@ -289,7 +289,7 @@ class EnvironmentStore:
     def _leased(
         self, spec: EnvironmentSpec, folder: Path, interpreter: Interpreter, terms: Terms
     ) -> KernelEnvironment | None:
-        """A finished environment, leased for `spec`; None where there is none."""
+        """Return a finished environment, leased for `spec`; None if there is none."""
         lease = Lease.taken(_lock_file(folder))
         if lease is None:
             return None
@@ -367,7 +367,7 @@ def _unfit_file(folder: Path) -> Path:
 
 
 def _name(interpreter: Interpreter, spec: EnvironmentSpec) -> str:
-    """Folder name: readable Python version, then a hash of all that shapes the environment."""
+    """Return the folder's name: Python version and a hash of all that shapes the environment."""
     packages = [str(each) for each in spec.packages]
     own = [BASE_PACKAGES, LEFT_OUT, implied(["", *(each.name for each in spec.packages)])]
     listed = [spec.listed.digest] if spec.listed else []

@@ -38,19 +38,19 @@ class Sources:
     program: str = ""
 
     def folders(self) -> list[Path]:
-        """The local folders of `find_links`, absolute."""
+        """Return the local folders among the index and `find_links`, absolute."""
         places = [place.removeprefix("file://") for place in (self.index_url, *self.find_links)]
         return [Path(place) for place in places if place.startswith("/")]
 
     def options(self) -> list[str]:
-        """Options for `uv pip`."""
+        """Return the options for `uv pip`."""
         index = ["--default-index", self.index_url] if self.index_url else []
         links = [word for place in self.find_links for word in ("--find-links", place)]
         return [*index, *links, *(["--offline"] if self.offline else [])]
 
 
 def sources(settings: Settings) -> Sources:
-    """The package sources of these settings."""
+    """Return the package sources of these settings."""
     program = "" if settings.uv is None else str(settings.uv)
     return Sources(settings.index_url, settings.offline, settings.find_links, program)
 
@@ -104,8 +104,9 @@ class UvResult:
         return bool(re.search(rf"(?<![\w.-]){re.escape(name[0])}(?![\w-])", self.output))
 
     def error(self, wanted: Sequence[str], python: str) -> EnvironmentBuildError:
-        """The error for `wanted` on a Python version, with cause, remedy and the end of uv's
-        output.
+        """Return the error for `wanted` on a Python version.
+
+        It has the cause, the remedy and the end of uv's output.
         """
         names = ", ".join(wanted)
         return EnvironmentBuildError(
@@ -114,12 +115,12 @@ class UvResult:
         )
 
     def said(self) -> str:
-        """The end of uv's output."""
+        """Return the end of uv's output."""
         cut = self.output if len(self.output) <= _SAID_CHARS else f"… {self.output[-_SAID_CHARS:]}"
         return f"uv said:\n{cut}"
 
     def cause(self) -> str:
-        """The cause and the remedy."""
+        """Return the cause of the failure and its remedy."""
         told = " ".join(self.output.split())  # uv wraps long lines
         if match := _NOT_FOUND.search(told) or _NOT_FOUND_LOCALLY.search(told):
             return (
@@ -178,7 +179,7 @@ ProgressCallback: TypeAlias = Callable[[str], Awaitable[None]]
 
 
 async def silence(_text: str) -> None:
-    """A ProgressCallback that discards its text."""
+    """Discard the text, as a ProgressCallback."""
 
 
 CACHE = "uv-cache"
@@ -226,7 +227,10 @@ class Uv:
 
     @classmethod
     def installed(cls, root: Path, sources: Sources | None = None) -> Uv:
-        """The uv of `sources`, else the installed one. Raises EnvironmentBuildError without it."""
+        """Return the uv of `sources`, else the installed one.
+
+        Raises EnvironmentBuildError if it is missing.
+        """
         if sources is not None and sources.program:
             program = os.path.realpath(sources.program)
             if not (Path(program).is_file() and os.access(program, os.X_OK)):
@@ -253,7 +257,7 @@ class Uv:
         return sha256(repr((settings, self.sources)).encode()).hexdigest()
 
     async def version(self) -> str:
-        """The version of uv; empty where it does not tell."""
+        """Return the version of uv; empty if it does not report one."""
         if not self._version:
             told = (await self.query(["--version"])).output.split()
             self._version = told[1] if told[:1] == ["uv"] and len(told) > 1 else ""
@@ -335,9 +339,9 @@ async def _lines(stream: TextReceiveStream) -> AsyncIterator[str]:
 
 
 def _interpreters(environ: Mapping[str, str]) -> str:
-    """PATH with every Python of pyenv in front of its shims, which refuse inactive versions.
+    """Return PATH with every Python of pyenv before its shims, which refuse inactive versions.
 
-    Without virtual environments and those of conda: uv would start their Python with its packages.
+    Virtual and conda environments are left out: uv would start their Python with its packages.
     """
     try:
         root = Path(environ.get("PYENV_ROOT") or Path.home() / ".pyenv")

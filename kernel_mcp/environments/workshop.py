@@ -67,7 +67,7 @@ class Workshop:
         self._finding = anyio.Lock()
 
     async def builder(self) -> Builder:
-        """The sandbox of installers."""
+        """Return the sandbox of installers, chosen on the first call."""
         async with self._finding:
             if self._builder is None:
                 self._builder = await anyio.to_thread.run_sync(builder_for)
@@ -193,7 +193,7 @@ class Workshop:
                     discard(path)
 
     def empty_cache(self) -> bool:
-        """Empty uv's cache, unless uv is running; True when done. Blocks."""
+        """Empty uv's cache unless uv is running; return True if that was done. Blocks."""
         with self._alone() as alone:
             if alone is not None:
                 for path in self.uv.cache.iterdir():

@@ -71,7 +71,7 @@ def binary_kind(head: bytes) -> str | None:
 
 
 def mime_of(path: str, head: bytes) -> str:
-    """The MIME type of a file; pictures by their bytes, everything else by name."""
+    """Return the MIME type of a file: of pictures by their bytes, of others by their name."""
     if picture := sniff(head):
         return picture
     guessed, encoding = mimetypes.guess_type(path)
@@ -169,7 +169,7 @@ def lines_of(
     characters: int,
     masked: Callable[[Iterator[str]], Iterable[str]] = iter,
 ) -> Page:
-    """Lines of a UTF-8 text, `masked`, as `page_of` counts them. Raises WorkspaceError."""
+    """Return lines of a UTF-8 text, `masked`, as `page_of` does. Raises WorkspaceError."""
     if info.st_size > SCAN_BYTES:
         raise WorkspaceError(
             f"{path!r} has {info.st_size:,} bytes, too many to page through. Read the part "
@@ -186,9 +186,9 @@ def lines_of(
 
 
 def bytes_of(fd: int, info: os.stat_result, path: str, most: int, resource: int) -> bytes:
-    """The whole file. Raises WorkspaceError when it has more than `most` bytes.
+    """Return the whole file. Raises WorkspaceError when it has more than `most` bytes.
 
-    Up to `resource` bytes can be read as a resource, which the error says.
+    The error says if it can be read as a resource, which may have up to `resource` bytes.
     """
     if info.st_size <= most:
         data = b"".join(_blocks(fd, most + 1))
@@ -202,7 +202,7 @@ def bytes_of(fd: int, info: os.stat_result, path: str, most: int, resource: int)
 
 
 def decoded(content: str, encoding: str) -> bytes:
-    """The bytes of what a caller wrote in `encoding`. Raises WorkspaceError."""
+    """Return the bytes of content that a caller wrote in `encoding`. Raises WorkspaceError."""
     try:
         if encoding_of(encoding) == "utf-8":
             return content.encode("utf-8")
@@ -217,7 +217,7 @@ def decoded(content: str, encoding: str) -> bytes:
 
 
 def encoding_of(name: str) -> str:
-    """utf-8 or base64, from any way to write it. Raises WorkspaceError for all else."""
+    """Return "utf-8" or "base64" for any spelling of it. Raises WorkspaceError for others."""
     if name.lower() in ("utf-8", "utf8"):
         return "utf-8"
     if name.lower() == "base64":

@@ -46,7 +46,7 @@ class Listing:
 
 
 def listing_of(path: str, fd: int) -> Listing:
-    """The entries of an open folder whose path is `path`."""
+    """Return the entries of an open folder whose path is `path`."""
     count = 0
 
     def names() -> Iterator[str]:
@@ -110,7 +110,7 @@ def _entered(folder: int, name: str, owner: tuple[int, int], opener: Opener | No
 
 
 def owner_of(fd: int) -> tuple[int, int]:
-    """User and group id of an open file, from `fstat`. Raises OSError."""
+    """Return user and group id of an open file. Raises OSError."""
     info = os.fstat(fd)
     return info.st_uid, info.st_gid
 
@@ -164,7 +164,7 @@ _SHOWN = 20
 
 
 def not_found(path: str, folder: str, missing: str, listing: Listing) -> WorkspaceError:
-    """The error for a path whose part `missing` is not in `folder`, the nearest one that exists."""
+    """Return the error for a path whose part `missing` is not in `folder`, which exists."""
     names = [entry.path for entry in listing.entries]
     text = f"There is no file {path!r} in the workspace. "
     if close := close_to(missing, names[:200], most=3):
@@ -177,7 +177,7 @@ def not_found(path: str, folder: str, missing: str, listing: Listing) -> Workspa
 
 
 def not_utf8(path: str, encoding: str) -> WorkspaceError:
-    """The error for a file that is no UTF-8 text; `encoding` is what it looks like, or empty."""
+    """Return the error for a file that is not UTF-8; `encoding` is the likely one, or empty."""
     how = f"; its encoding looks like {encoding}" if encoding else ""
     return WorkspaceError(
         f"{path!r} is not UTF-8 text{how}. Read it with code, for example "
@@ -186,7 +186,7 @@ def not_utf8(path: str, encoding: str) -> WorkspaceError:
 
 
 def not_regular(path: str, mode: int) -> WorkspaceError:
-    """The error for what is no regular file."""
+    """Return the error for an entry that is not a regular file."""
     if stat.S_ISDIR(mode):
         text = f"{path!r} is a folder. Use list_files to see what it holds."
         return WorkspaceError(text, errno.EISDIR)
@@ -195,7 +195,7 @@ def not_regular(path: str, mode: int) -> WorkspaceError:
 
 
 def unmeasured(error: OSError | MemoryError) -> WorkspaceError:
-    """The error for a workspace whose disk space cannot be measured."""
+    """Return the error for a workspace whose disk space cannot be measured."""
     return WorkspaceError(
         "The server could not measure the workspace, so nothing was written: "
         f"{reason_of(error)}. Try again."

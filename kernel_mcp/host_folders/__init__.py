@@ -208,7 +208,7 @@ def within(path: str, folders: Sequence[str]) -> bool:
 
 
 def _homes() -> set[str]:
-    """Home folders of people, root's and this user's."""
+    """Return the home folders of people, root and this user."""
     found = {
         user.pw_dir
         for user in pwd.getpwall()
@@ -268,7 +268,7 @@ class Device:
     rights: str = ""
 
     def __str__(self) -> str:
-        """For people."""
+        """Return path and limits of use, for people."""
         return f"{self.guest}{self.rights and ': '}{self.rights}"
 
     @property
@@ -281,7 +281,7 @@ _NO_THREADS = "CUDA does not start, as code under Landlock cannot name its threa
 
 
 def usable_devices(paths: Iterable[Path], folder: Path, sandbox: str) -> tuple[Device, ...]:
-    """The devices of `--device`; `folder` is one of the server's own. Raises ConfigError."""
+    """Return the devices of `--device`; `folder` belongs to the server. Raises ConfigError."""
     found = []
     for number, path in enumerate(dict.fromkeys(paths)):
         if reason := _unfit_device(path):

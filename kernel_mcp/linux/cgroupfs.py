@@ -65,7 +65,7 @@ def _removed(folder: Path) -> bool:
 
 
 def _kill(folder: Path) -> None:
-    """SIGKILL all processes of a group, unless this one is among them."""
+    """Send SIGKILL to all processes of a group, unless this one is among them."""
     if os.getpid() in processes(folder):
         return
     with contextlib.suppress(OSError):
@@ -77,19 +77,19 @@ def _kill(folder: Path) -> None:
 
 
 def processes(folder: Path) -> list[int]:
-    """Ids of the visible processes in a group; none when it is gone. Raises OSError."""
+    """Return the ids of the visible processes in a group; none if it is gone. Raises OSError."""
     with absences:
         return [pid for pid in map(int, (folder / "cgroup.procs").read_text().split()) if pid > 0]
     return []
 
 
 def table(file: Path | str) -> dict[str, int]:
-    """A file of lines with a name and a number."""
+    """Return the content of a file of lines with a name and a number. Raises OSError."""
     return dict(_rows(read(file)))
 
 
 def read(file: Path | str) -> str:
-    """The content of a control file; faster than a file object."""
+    """Return the content of a control file; faster than a file object. Raises OSError."""
     fd = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
     try:
         return os.read(fd, MOST_BYTES).decode()
@@ -173,7 +173,7 @@ def is_group(folder: Path, process: Path = Path("/proc/self")) -> bool:
 
 
 def _paths(text: str) -> Iterator[tuple[str, str]]:
-    """Controller and path of each group in /proc/self/cgroup; version 2 has an empty name."""
+    """Yield controller and path of each group in /proc/self/cgroup; version 2 has an empty name."""
     for line in text.splitlines():
         _, controllers, path = line.split(":", 2)
         for name in controllers.split(","):
@@ -181,7 +181,7 @@ def _paths(text: str) -> Iterator[tuple[str, str]]:
 
 
 def _mounts(text: str) -> Iterator[tuple[str, Path, str, frozenset[str]]]:
-    """Root, mount point, type and super options of each mounted tree of groups."""
+    """Yield root, mount point, type and super options of each mounted tree of groups."""
     for line in text.splitlines():
         place, separator, device = line.partition(" - ")
         kind, _, options = (*device.split(" ", 2), "", "")[:3]

@@ -57,6 +57,6 @@ class Deadline:
 
 
 def _with_timers() -> ctypes.CDLL:
-    """The C library: glibc before 2.34 has timers in a library of their own."""
+    """Return the C library with timers; before glibc 2.34 that is a library of its own."""
     libc = ctypes.CDLL(None, use_errno=True)
     return libc if hasattr(libc, "timer_create") else ctypes.CDLL("librt.so.1", use_errno=True)

@@ -73,10 +73,10 @@ def own_folder(path: Path, *, mode: int = 0o755) -> Path:
 
 
 def scratch_folder(sockets: Path, owner: Identity | None = None) -> Path:
-    """A folder for the temporary files of a kernel that sees the host's own paths.
+    """Return a folder for temporary files of a kernel that sees the host's own paths.
 
-    It lies beside the sockets: in /tmp others could prepare names that the kernel reads. Raises
-    LaunchError when something else is in its place.
+    It lies beside the sockets: in /tmp other users could prepare names that the kernel reads.
+    Raises LaunchError if something else has its name.
     """
     path = sockets / SCRATCH
     with contextlib.suppress(FileExistsError):

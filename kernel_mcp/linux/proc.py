@@ -100,12 +100,12 @@ class Watched:
 
 
 def parent_of(pid: int) -> int:
-    """The parent of a process. Raises ProcessLookupError when it is gone."""
+    """Return the parent of a process. Raises ProcessLookupError when it is gone."""
     return int(_stat(pid)[1])
 
 
 def pid_of(pidfd: int) -> int:
-    """The process id behind a pidfd, as this process's /proc numbers it; -1 when it has ended."""
+    """Return the id of a pidfd's process, as numbered in this /proc; -1 when it has ended."""
     for line in Path(f"/proc/self/fdinfo/{pidfd}").read_text().splitlines():
         name, _, value = line.partition(":")
         if name == "Pid":
@@ -148,7 +148,7 @@ def pids_of_namespace(name: str, among: Iterable[int] | None = None) -> list[int
 
 
 def namespace_of(pid: int) -> str:
-    """The name of a process's pid namespace. Raises OSError."""
+    """Return the name of a process's pid namespace. Raises OSError."""
     return os.readlink(f"/proc/{pid}/ns/pid")  # noqa: PTH115  # called for each process
 
 
@@ -183,9 +183,10 @@ def waits_for_machine(pid: int) -> bool:
 
 
 def threads(pid: int) -> list[int]:
-    """Thread ids of a process, the first one first; none when it is gone.
+    """Return the thread ids of a process, the first thread first; none when it is gone.
 
-    The entry of an ended first thread shows nothing of the memory and files that the others use.
+    Memory and files are not visible in the entry of a first thread that has ended, though the
+    others use them.
     """
     with absences:
         found = map(int, os.listdir(f"/proc/{pid}/task"))  # noqa: PTH208  # called for each process
@@ -194,9 +195,9 @@ def threads(pid: int) -> list[int]:
 
 
 def thread_times(pid: int, *, besides: str = "") -> dict[int, int]:
-    """Nanoseconds on a processor by thread id; without threads of the name `besides`.
+    """Return nanoseconds on a processor by thread id, without threads named `besides`.
 
-    Empty when the process is gone, and where it cannot be looked at.
+    Empty when the process is gone or belongs to another user.
     """
     found = {}
     for thread in threads(pid):
@@ -222,13 +223,13 @@ class ExitStatus:
     words: str = field(default="", compare=False)
 
     def story(self, what: str) -> str:
-        """How `what` died as a sentence, for example `the kernel was killed by SIGKILL`."""
+        """Return how `what` ended as a sentence, for example `the kernel was killed by SIGKILL`."""
         if self.words:
             return f"{what} {self.words}"
         return f"{what} {'was ' if self.signal is not None else ''}{self.describe()}"
 
     def describe(self) -> str:
-        """How it died in words, for example `killed by SIGKILL: out of memory`."""
+        """Return how it ended in words, for example `killed by SIGKILL: out of memory`."""
         if self.words:
             return self.words
         if self.signal is not None:
@@ -260,7 +261,7 @@ MAX_PROCESSES = 10_000
 
 
 def resident_bytes() -> int:
-    """Memory of this process, shared pages included. Raises OSError."""
+    """Return the resident memory of this process, shared pages included. Raises OSError."""
     return int(Path("/proc/self/statm").read_bytes().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
@@ -282,7 +283,7 @@ class Meter:
         self._lost = 0
 
     def usage(self, processes: Iterable[int]) -> Usage:
-        """Processor seconds and resident memory of `processes` and those seen before."""
+        """Return processor seconds and resident memory of `processes` and those seen before."""
         asked = set(processes)
         with self._lock:
             own: dict[Process, int] = {}
@@ -307,7 +308,7 @@ class Meter:
 
 
 def _ticks(pid: int) -> tuple[Process, int, int]:
-    """A process, its own ticks and those of the children it has waited for."""
+    """Return a process, its own ticks, and those of the children it has waited for."""
     stat = Path(f"/proc/{pid}/stat").read_bytes()
     # after the command name in parentheses: utime, stime, cutime, cstime are fields 14 to 17
     fields = stat.rpartition(b")")[2].split()
@@ -316,7 +317,7 @@ def _ticks(pid: int) -> tuple[Process, int, int]:
 
 
 def memory_lines(pid: int, file: str, names: Iterable[bytes]) -> dict[bytes, int]:
-    """Bytes by name in a memory file of /proc, of any thread that shows them; empty for none."""
+    """Return bytes by name from a memory file of /proc, of any thread that has them; else empty."""
     wanted = tuple(names)
     if found := _lines(pid, file, wanted):
         return found
@@ -337,7 +338,7 @@ def _lines(thread: int, file: str, names: tuple[bytes, ...]) -> dict[bytes, int]
 
 
 def available_memory() -> int:
-    """Bytes that the machine has for programs without swapping. Raises OSError."""
+    """Return the bytes available to programs without swapping. Raises OSError."""
     with open("/proc/meminfo", "rb") as table:
         for line in table:
             if line.startswith(b"MemAvailable:"):
@@ -346,7 +347,7 @@ def available_memory() -> int:
 
 
 def family(roots: Iterable[int]) -> Iterator[int]:
-    """`roots`, their descendants, and the orphans of their sessions, each once."""
+    """Yield `roots`, their descendants, and the orphans of their sessions, each once."""
     roots = list(roots)
     seen: set[int] = set()
     for top in chain(roots, orphans(roots)):
@@ -357,9 +358,9 @@ def family(roots: Iterable[int]) -> Iterator[int]:
 
 
 def tree(root: int, but: Container[int] = ()) -> Iterator[int]:
-    """`root` and its descendants, as far as they can be found while they come and go.
+    """Yield `root` and its descendants, as far as they can be found while they come and go.
 
-    Those of `but` are left out, with their own.
+    The processes in `but` are left out, with their descendants.
     """
     waiting = [root]
     for _ in range(MAX_PROCESSES):
@@ -371,7 +372,7 @@ def tree(root: int, but: Container[int] = ()) -> Iterator[int]:
 
 
 def orphans(roots: Iterable[int]) -> Iterator[int]:
-    """Orphans of the sessions that `roots` lead: now children of an ancestor of `roots`."""
+    """Yield the orphans of sessions led by `roots`: now children of an ancestor of `roots`."""
     leaders = {root for root in roots if _session(root) == root}
     if not leaders:
         return

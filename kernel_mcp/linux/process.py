@@ -111,7 +111,7 @@ _RUN = (
 
 
 def find_program(name: str) -> str | None:
-    """The program of this name on PATH, None where there is none."""
+    """Return the path of the program with this name on PATH; None if there is none."""
     return shutil.which(name, path=search_path(os.environ))
 
 
@@ -162,7 +162,10 @@ def _leads_into(project: str, entry: str) -> bool:
 
 
 def own_module(module: str, *arguments: str) -> list[str]:
-    """The command that runs a module of this project; no namesake in the current folder."""
+    """Return the command that runs a module of this project.
+
+    A namesake in the current folder is ignored.
+    """
     return [sys.executable, "-c", _RUN, module, *arguments]
 
 
@@ -180,10 +183,10 @@ _OBEYED = ("SSL_CERT_FILE", "SSL_CERT_DIR", "UV_CONFIG_FILE", "NETRC")
 
 
 def bare_program(module: str, *arguments: str, packages: bool = False) -> list[str]:
-    """The command that calls `main` of a module of this project.
+    """Return the command that calls `main` of a module of this project.
 
-    Without `packages` there is the standard library alone, which starts sooner. No namesake of
-    other modules beside this project's folders is taken, nor what `.pth` files name.
+    Without `packages` only the standard library can be imported, which starts faster. Modules
+    beside this project's folders and entries of `.pth` files are not importable.
     """
     folder = str(Path(__file__).parents[2])
     libraries = ":".join(_libraries()) if packages else ""
@@ -239,7 +242,7 @@ _LEFT = frozenset(
 def plain_signals() -> None:
     """Block and ignore no signal; no effect outside the main thread.
 
-    Called before the first thread and process, which inherit both.
+    Call it before the first thread and process, which inherit both.
     """
     if threading.current_thread() is not threading.main_thread():
         return

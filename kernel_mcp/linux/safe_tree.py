@@ -97,7 +97,7 @@ def _chunks(names: Sequence[bytes]) -> Iterator[list[bytes]]:
 
 
 def with_openat2(folder: int, names: Sequence[bytes], flags: int) -> int:
-    """One openat2 call. Raises OSError."""
+    """Open by one openat2 call. Raises OSError."""
     path = b"/".join(names)
     how = _OpenHow(flags, 0, _RESOLVE)
     for _ in range(_ATTEMPTS):
@@ -146,7 +146,7 @@ def _check_device(fd: int, device: int) -> None:
 
 @cache
 def _default_opener() -> Opener:
-    """openat2 where it works: some container runtimes forbid it with EPERM or ENOSYS."""
+    """Return `with_openat2` if that works: some container runtimes forbid it."""
     probe = os.open("/", _PATH_ONLY)
     try:
         os.close(with_openat2(probe, [b"."], _PATH_ONLY))
@@ -251,7 +251,7 @@ def _flatten(folder: str, top: int, names: Iterator[str]) -> None:
 
 
 def _some_entries(fd: int) -> list[tuple[str, bool]]:
-    """A batch of a folder's entries: the name and whether it is a folder."""
+    """Return a batch of a folder's entries: the name, and True for a folder."""
     with os.scandir(fd) as entries:
         batch = itertools.islice(entries, _BATCH)
         return [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in batch]

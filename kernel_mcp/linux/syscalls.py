@@ -222,5 +222,5 @@ AARCH64 = Architecture(
 
 
 def architecture(machine: str) -> Architecture | None:
-    """The table of a machine as `uname -m` names it, or None when there is none."""
+    """Return the table of a machine as `uname -m` names it; None if there is none."""
     return {"x86_64": X86_64, "aarch64": AARCH64}.get(machine)

@@ -182,7 +182,7 @@ class _Walk:
                 yield found
 
     def _opened(self, parent: int, name: str) -> int:
-        """Open a folder; -1 when another user owns it and it is unreadable."""
+        """Open a folder; return -1 if it is unreadable and another user's."""
         names = (name,) if name else ()
         self._spend(len(names))
         for _ in range(ATTEMPTS):
@@ -205,7 +205,7 @@ class _Walk:
         raise _TooMuch
 
     def _reclaim(self, parent: int, names: Sequence[str]) -> bool:
-        """Give the owner's rights on a folder back; False when another user owns it."""
+        """Restore the owner's rights on a folder; return False if another user owns it."""
         try:
             handle = open_beneath(parent, names, _HANDLE, opener=self._opener)
         except PermissionError:
@@ -238,7 +238,7 @@ def _moving() -> Iterator[None]:
 
 
 def _looked_at(folder: int, entry: os.DirEntry[str]) -> os.stat_result | None:
-    """The lstat of an entry; None when another user owns the unreadable folder."""
+    """Return the lstat of an entry; None if the folder is unreadable and another user's."""
     for _ in range(ATTEMPTS):
         with contextlib.suppress(PermissionError):
             return entry.stat(follow_symlinks=False)
@@ -248,7 +248,10 @@ def _looked_at(folder: int, entry: os.DirEntry[str]) -> os.stat_result | None:
 
 
 def _reclaimed(folder: int) -> bool:
-    """Add the owner's read and search bits to an open folder; False when that is another user."""
+    """Add the owner's read and search bits to an open folder.
+
+    Return False if it belongs to another user.
+    """
     info = os.fstat(folder)
     if info.st_uid != os.geteuid():
         return False

@@ -84,7 +84,7 @@ def is_binary(mime: str) -> bool:
 
 
 def extension(mime: str) -> str:
-    """The file name ending for a MIME type, without the dot."""
+    """Return the file name ending for a MIME type, without the dot."""
     if mime in _EXTENSIONS:
         return _EXTENSIONS[mime]
     return "json" if mime.endswith("json") else "bin" if is_binary(mime) else "txt"
@@ -112,7 +112,7 @@ class Part:
         return self.size * 3 // 4 if is_binary(self.mime) else self.size
 
     def read(self) -> str:
-        """The value as text; empty when it is not kept."""
+        """Return the value as text; empty when it is not kept."""
         if self.text is not None:
             return self.text
         if is_binary(self.mime):
@@ -120,7 +120,10 @@ class Part:
         return self._file().decode("utf-8", "replace")
 
     def data(self) -> bytes:
-        """The value as the bytes of a file. Raises ValueError when it is not kept or no base64."""
+        """Return the value as the bytes of a file.
+
+        Raises ValueError if it is not kept or is no valid base64.
+        """
         if self.text is None:
             if self.path is None:
                 raise ValueError(self.problem)
@@ -130,7 +133,7 @@ class Part:
         return self.text.encode("utf-8", "replace")
 
     def pieces(self) -> Iterator[str]:
-        """The value as text, in pieces. Raises OSError when its file cannot be read."""
+        """Yield the value as text, in pieces. Raises OSError when its file cannot be read."""
         if self.text is not None:
             yield from slices(self.text)
         elif is_binary(self.mime):
@@ -140,7 +143,7 @@ class Part:
             yield from (decoder.decode(block) for block in self.raw())
 
     def raw(self) -> Iterator[bytes]:
-        """The text or the file as it is, in pieces. Raises OSError."""
+        """Yield the text or the file unchanged, in pieces. Raises OSError."""
         if self.text is not None:
             yield from map(utf8, slices(self.text))
         elif self.path is not None:
@@ -158,7 +161,7 @@ class Part:
 
 
 def decode_base64(text: str) -> bytes:
-    """The bytes of base64 that may hold line breaks. Raises ValueError."""
+    """Return the bytes of base64 text, which may have line breaks. Raises ValueError."""
     try:
         return base64.b64decode("".join(text.split()), validate=True)
     except (binascii.Error, ValueError) as error:
@@ -239,7 +242,7 @@ class Shelf:
         return replace(part, text=None, path=path)
 
     def _free_path(self, number: int, mime: str) -> Path:
-        """A file name of its own even for two types with one ending."""
+        """Return a file name, distinct even for two types with the same ending."""
         path = self._folder / f"{self._cell}-{number}.{extension(mime)}"
         if path.exists():
             return path.with_name(f"{path.stem}-{re.sub(r'[^a-z0-9]+', '-', mime)}{path.suffix}")
@@ -247,7 +250,7 @@ class Shelf:
 
 
 def primary(parts: tuple[Part, ...]) -> Part | None:
-    """The representation a person would want to open: rich before plain."""
+    """Return the representation that people want to open: rich before plain; None for none."""
     for mime in _RICH:
         for part in parts:
             if part.mime == mime:
@@ -256,9 +259,9 @@ def primary(parts: tuple[Part, ...]) -> Part | None:
 
 
 def readable(parts: tuple[Part, ...], limit: int) -> Cut:
-    """A bundle as text for a reader without a browser: both ends when it is over `limit` long.
+    """Return a bundle as text for a reader without a browser; only its ends beyond `limit`.
 
-    Empty when only a picture stands for it.
+    Empty when only a picture represents it.
     """
     by_type = {part.mime: part for part in parts}
     pictured = any(mime in by_type for mime in INLINE_IMAGES)
@@ -281,7 +284,7 @@ def readable(parts: tuple[Part, ...], limit: int) -> Cut:
 
 
 def bounded_metadata(metadata: dict[str, Any]) -> dict[str, Any]:
-    """`metadata`, or nothing when it is too large or too deep to keep."""
+    """Return `metadata`; empty when it is too large or too deeply nested to keep."""
     if not metadata:
         return {}
     try:

@@ -25,7 +25,7 @@ def row_of(entry: Segment | Shown | Failed) -> list[Any]:
 
 
 def entry_from(row: list[Any], folder: Path) -> Segment | Shown | Failed:
-    """The entry that gave this row; its files are in `folder`."""
+    """Return the entry that `row_of` turned into this value; its files are in `folder`."""
     kind, *rest = row
     if kind == "text":
         return Segment(*rest)
@@ -63,7 +63,7 @@ class DisplayIndex(Generic[LogT]):
         self._ids: dict[LogT, set[str]] = {}
 
     def add(self, display_id: str, log: LogT) -> None:
-        """Remember that `log` shows `display_id`; the oldest of too many logs is forgotten."""
+        """Record that `log` shows `display_id`; beyond the limits the oldest logs are dropped."""
         logs = self._logs.setdefault(display_id, [])
         if log not in logs:
             logs.append(log)
@@ -87,7 +87,7 @@ class DisplayIndex(Generic[LogT]):
                 del self._ids[log]
 
     def others(self, display_id: str, log: LogT) -> list[LogT]:
-        """The other logs that show `display_id`, oldest first."""
+        """Return the other logs that show `display_id`, oldest first."""
         return [other for other in self._logs.get(display_id, []) if other is not log]
 
     def holds(self, log: LogT) -> bool:
@@ -152,7 +152,7 @@ class Displays:
         self._transcript.place(Shown(tick, item, event.display_id))
 
     def having(self, display_id: str | None) -> list[Shown]:
-        """The displays with this id, in order."""
+        """Return the displays with this id, in order."""
         return [shown for shown in self._transcript.displays if shown.display_id == display_id]
 
     def replace(self, found: list[Shown], event: Display, tick: int) -> None:

@@ -198,9 +198,9 @@ def add_gap(items: list[Item], characters: int) -> None:
 
 
 def without_shown(items: list[Item], shown: dict[StreamName, str]) -> list[Item]:
-    """`items` less the text at their beginning that was `shown` while it could still change.
+    """Return `items` without the text at the beginning that has been `shown` already.
 
-    Of lines that have changed since, the changed ones stay.
+    That text could still change then: lines that have changed since are kept.
     """
     rest: list[Item] = []
     left = {name: text for name, text in shown.items() if text}
@@ -233,7 +233,7 @@ def _common_length(first: str, second: str) -> int:
 
 
 def bounded_failure(failure: Failure) -> Failure:
-    """`failure` at a size that can be kept whatever the kernel sent."""
+    """Return `failure` cut to a size that can be kept, whatever the kernel sent."""
     frames = failure.traceback
     if len(frames) > MAX_FRAMES:
         half = MAX_FRAMES // 2
@@ -249,7 +249,7 @@ def _bounded(text: str, limit: int) -> str:
 
 
 def item_text(item: Item) -> str:
-    """One item in full, as text that ends with a line end unless it is stream text."""
+    """Return an item in full as text; it ends with a line end unless it is stream text."""
     return attempted(partial(_text, item), lambda why: f"{why}\n")
 
 

@@ -80,7 +80,7 @@ def shortened(failure: Failure, workspace: str = "/workspace") -> tuple[str, str
 
 
 def _parsed(failure: Failure, workspace: str) -> list[_Frame | str]:
-    """Frames, and the lines between them."""
+    """Return the frames of a traceback, and the lines between them."""
     parts: list[_Frame | str] = []
     texts = [clean(text) for text in failure.traceback]
     for index, text in enumerate(texts):
@@ -103,7 +103,7 @@ def _parsed(failure: Failure, workspace: str) -> list[_Frame | str]:
 
 
 def _frame(line: str, workspace: str) -> _Frame | None:
-    """The frame that begins with `line`, if one does."""
+    """Return the frame that begins with `line`, None if none does."""
     if _CELL.match(line):
         return _Frame(line.strip(), "", own=True)
     match = _FILE.fullmatch(line)
@@ -121,7 +121,7 @@ def _frame(line: str, workspace: str) -> _Frame | None:
 
 
 def _told(parts: list[_Frame | str]) -> list[str]:
-    """Lines for own frames and for runs of the others."""
+    """Return the lines for own frames, and a count for each run of others."""
     lines: list[str] = []
     hidden: list[_Frame] = []
     own = sum(isinstance(part, _Frame) and part.own for part in parts)
@@ -240,8 +240,8 @@ class Layout:
 def lay_out(items: Sequence[Item], *, cell: int, uri: str, characters: int) -> Layout:
     """Lay out the output of `cell`, whose whole text is at `uri`, in `characters` of text.
 
-    Of a text that is too long its beginning and its end are shown; long displays and tracebacks
-    give way first, so that they do not push everything else out.
+    Of a text that is too long the beginning and the end are shown. Long displays and tracebacks are
+    shortened first, so that they do not displace everything else.
     """
     layout = Layout()
     for item in items:
@@ -310,7 +310,7 @@ def _is_said(part: Part, text: Cut, plain: Part | None) -> bool:
 
 
 def _fewer_pictures(units: list[Unit]) -> list[Unit]:
-    """`units` with only the first and last pictures when there are too many for one answer."""
+    """Return `units` with only the first and last pictures if there are too many."""
     places = [place for place, unit in enumerate(units) if isinstance(unit, PictureAt)]
     dropped = places[MAX_PICTURES // 2 : len(places) - MAX_PICTURES // 2]
     if len(places) <= MAX_PICTURES:
@@ -331,9 +331,10 @@ def _length(units: Sequence[Unit]) -> int:
 
 
 def _shorter_blocks(units: Sequence[Unit], limit: int) -> list[Unit]:
-    """`units` with both ends of displays and tracebacks that are too long for `limit` in all.
+    """Return `units` with long displays and tracebacks cut to their ends, to fit into `limit`.
 
-    Together they get what stream text leaves of it, or half of it; none gets less than a third.
+    Together they get the characters that stream text leaves, or half of them; none gets less than a
+    third.
     """
     blocks = [unit for unit in units if isinstance(unit, Text) and unit.apart]
     lengths = [len(block.text) for block in blocks]
@@ -353,7 +354,7 @@ def _shorter_blocks(units: Sequence[Unit], limit: int) -> list[Unit]:
 
 
 def _ends(units: Sequence[Unit], limit: int) -> list[Unit]:
-    """`units` with text left out in the middle, so that `limit` characters of it remain."""
+    """Return `units` with text left out in the middle, so that `limit` characters remain."""
     surplus = _length(units) - limit
     if surplus <= 0:
         return list(units)
@@ -373,7 +374,7 @@ def _ends(units: Sequence[Unit], limit: int) -> list[Unit]:
 
 
 def _taken(units: Sequence[Unit], limit: int) -> tuple[list[Unit], list[Unit]]:
-    """The beginning of `units` with at most `limit` characters of text, and the rest."""
+    """Return the beginning of `units` with at most `limit` characters of text, and the rest."""
     taken: list[Unit] = []
     for place, unit in enumerate(units):
         if isinstance(unit, Text):
@@ -387,7 +388,7 @@ def _taken(units: Sequence[Unit], limit: int) -> tuple[list[Unit], list[Unit]]:
 
 
 def _merged(units: Sequence[Unit]) -> list[Unit]:
-    """`units` without empty texts and gaps, and with neighbouring gaps as one."""
+    """Return `units` without empty texts and gaps, and with neighbouring gaps joined."""
     merged: list[Unit] = []
     for unit in units:
         last = merged[-1] if merged else None

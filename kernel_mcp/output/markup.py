@@ -28,19 +28,19 @@ class NotJson(ValueError):
 
 
 def slices(text: str) -> Iterator[str]:
-    """`text` in pieces of `SLICE_CHARS`."""
+    """Yield `text` in pieces of `SLICE_CHARS`."""
     for start in range(0, len(text), SLICE_CHARS):
         yield text[start : start + SLICE_CHARS]
 
 
 def compact(value: Any) -> bytes:
-    """A small value as UTF-8. Raises ValueError, RecursionError."""
+    """Return a small value as compact JSON in UTF-8. Raises ValueError, RecursionError."""
     text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     return utf8(text)
 
 
 def string(pieces: Iterable[str]) -> Iterator[bytes]:
-    """A JSON string of text that comes in pieces."""
+    """Yield a JSON string of text that arrives in pieces."""
     yield b'"'
     for piece in pieces:
         for part in slices(piece):
@@ -49,7 +49,7 @@ def string(pieces: Iterable[str]) -> Iterator[bytes]:
 
 
 def utf8(text: str) -> bytes:
-    """JSON text as UTF-8, which cannot carry half a surrogate pair: it becomes JSON's escape."""
+    """Return JSON text in UTF-8; a lone surrogate, which that cannot encode, becomes an escape."""
     return text.encode("utf-8", "backslashreplace")
 
 
@@ -89,7 +89,7 @@ class Shape:
         return not (self._inside or self._depth or self._escape)
 
     def feed(self, text: str) -> None:
-        """Go on with more of the text."""
+        """Count in the next piece of the text."""
         text = self._escape + text
         slashes = len(text) - len(text.rstrip("\\"))
         self._escape = "\\" * (slashes % 2)
@@ -134,7 +134,7 @@ _ALT = re.compile(r"\balt\s*=\s*(?:\"([^\"<>]*)\"|'([^'<>]*)')", re.I)
 
 
 def html_to_text(source: str, limit: int) -> str:
-    """The words of an HTML document, a line per block and ` | ` between the cells of a table row.
+    """Return the words of an HTML document: a line per block, ` | ` between cells of a table row.
 
     Reads at most `limit` characters of the source.
     """
@@ -146,9 +146,9 @@ def html_to_text(source: str, limit: int) -> str:
 
 
 def _pieces(source: str) -> Iterator[tuple[str, str, str]]:
-    """The words between tags, each with the name and text of the tag behind them; empty at the end.
+    """Yield the words between tags with the name and text of the next tag, empty at the end.
 
-    Comments, and elements that are not read, are left out with all that they hold.
+    Comments and elements that are not read are left out with their content.
     """
     position = 0
     for found in _TAG.finditer(source):
@@ -238,7 +238,7 @@ class _Reader:
         self._verbatim = False
 
     def tag(self, name: str, tag: str) -> None:
-        """Follow one tag, such as `</td>`; `name` is in lower case."""
+        """Process one tag, such as `</td>`; `name` is in lower case."""
         if name in _BREAKS:
             self._end_line()
             if name == "pre":

@@ -134,7 +134,7 @@ class OutputLog:
         return ()
 
     def position(self) -> Position:
-        """The present end of the log."""
+        """Return the present end of the log."""
         with self._lock:
             total, shown = self._transcript.text.total, self._streams.shown
             return Position(self._generation, total, self._tick, shown)
@@ -162,12 +162,12 @@ class OutputLog:
         return items
 
     def news(self, position: Position, limit: int) -> str:
-        """The end of the stream text that came after `position`, at most `limit` characters."""
+        """Return the end of the stream text after `position`, at most `limit` characters."""
         items = self.since(position, limit)
         return tail_of("".join(i.text for i in items if isinstance(i, TextItem)), limit)
 
     def stream(self, name: StreamName, limit: int) -> Cut:
-        """The text of one stream so far, at most `limit` characters of it from both ends."""
+        """Return the text of one stream so far, at most `limit` characters from both ends."""
         with self._lock:
             found, live = self._transcript.stream(name, limit), self._streams.live(name)
         return Cut(found.head, f"{found.tail}{live}", found.omitted)
@@ -180,7 +180,7 @@ class OutputLog:
             return [entry.item.failure for entry in entries if isinstance(entry, Failed)]
 
     def text(self) -> Iterator[str]:
-        """The whole output as text, in pieces: streams, readable forms and full tracebacks."""
+        """Yield the whole output as text in pieces: streams, readable forms, full tracebacks."""
         at_line_start = True
         whole = self._transcript.whole()
         while True:

@@ -109,7 +109,7 @@ def apart(log: OutputLog) -> tuple[dict[str, str], int]:
 
 
 def _weight(item: Item) -> int:
-    """Characters of `item` that the layout has to clean or read."""
+    """Return the characters of `item` that the layout has to clean or read."""
     if isinstance(item, DisplayItem):
         return sum(part.size for part in item.parts if part.mime not in INLINE_IMAGES)
     if isinstance(item, FailureItem):
@@ -118,7 +118,7 @@ def _weight(item: Item) -> int:
 
 
 def mime_types(items: Sequence[Item]) -> list[str]:
-    """One type for each output in order: a display's picture or richest form."""
+    """Return one type for each output in order: a display's picture or richest form."""
     types: list[str] = []
     for item in items[:MAX_TYPES]:
         if isinstance(item, TextItem):
@@ -131,7 +131,7 @@ def mime_types(items: Sequence[Item]) -> list[str]:
 
 
 def _face(parts: tuple[Part, ...]) -> Part | None:
-    """The representation a bundle is known by."""
+    """Return the representation by which a bundle is listed, a picture first; None for none."""
     return next((part for part in parts if part.mime in INLINE_IMAGES), primary(parts))
 
 

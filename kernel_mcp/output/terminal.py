@@ -34,7 +34,7 @@ _TOKENS = re.compile(r"[^\n\r\x08\x1b]+|\n|\r|\x08+|\x1b\[(\d*)([A-Z])")
 
 
 def clean(text: str) -> str:
-    """The whole of `text` as a terminal would show it in the end."""
+    """Return `text` as a terminal shows it in the end."""
     if is_plain(text):
         return text
     screen = Screen()
@@ -198,7 +198,7 @@ class Screen:
             self._column = 0
 
     def _redrawn_rows(self) -> list[str]:
-        """Rows that were rewritten, without the blanks that rubbed out what was longer."""
+        """Return the rewritten rows, without the blanks that erased longer text."""
         if self._redrawn is None:
             return []
         return [row.rstrip(" ") for row in self._rows[self._redrawn :]]
@@ -223,7 +223,7 @@ class Screen:
 
 
 def _reduce(text: str) -> str:
-    """`text` with only newline, tab, carriage return, backspace and known movements left."""
+    """Return `text` with only newline, tab, carriage return, backspace and known movements."""
     if "\x1b" in text:
         text = _ESCAPE.sub(_movement, text)
     text = text.replace("\r\n", "\n")
@@ -250,7 +250,7 @@ def _row(line: str) -> str:
 
 
 def _overlaid(line: str) -> str:
-    """A short equivalent of `line` whose only movements are carriage returns."""
+    """Return a shorter equivalent of `line`, which moves by carriage returns only."""
     if line.count("\r") < 3:
         return line
     first, *others, last = line.split("\r")

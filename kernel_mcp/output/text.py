@@ -92,7 +92,7 @@ def guarded_lines(text: str) -> str:
 
 
 def _without(text: str, brackets: Callable[[str], Iterable[int]]) -> str:
-    """`text` with an escape for each of the brackets that are found in its folded form."""
+    """Return `text` with each bracket escaped that is found in its folded form."""
     folded = text if text.isascii() else text.translate(_fold())
     if "[" not in folded or _LIKE.compiled.search(folded) is None:
         return text
@@ -154,7 +154,7 @@ class Masks:
         return bool(self._words)
 
     def masked(self, text: str) -> str:
-        """`text` without the values; of those that overlap, the first. `PREFIX` stays."""
+        """Return `text` with the values masked; of overlapping ones the first. `PREFIX` is kept."""
         if not self._words:
             return text
         if text.startswith(PREFIX):
@@ -222,7 +222,7 @@ class Masks:
         yield self.masked(kept)
 
     def _found(self, text: str) -> Iterator[tuple[int, int, str]]:
-        """Start, end and word of each value, from left to right; of two at one place the longer."""
+        """Yield start, end and mask of each value in order, at one position the longest."""
         places = [(text.find(form), form, word) for form, word in self._words]
         places = [each for each in places if each[0] >= 0]
         while places:
@@ -252,7 +252,7 @@ class Masks:
         return found
 
     def _without_beginnings(self, text: str) -> str:
-        """`text` without beginnings of values that were cut off, of `LEAST_MASKED` and more."""
+        """Return `text` with masks for beginnings of values, `LEAST_MASKED` or more, cut by `…`."""
         if "…" not in text:
             return text
         for form, word in self._words:
@@ -374,15 +374,15 @@ def visible(text: str) -> str:
 
 
 def revealed(text: str) -> str:
-    """As `visible`, but leaves the control characters to a terminal."""
+    """Return `text` as `visible` does, but with control characters kept for a terminal."""
     return text if text.isascii() else _HIDDEN.compiled.sub(_escaped, text)
 
 
 def stripped(text: str) -> str:
-    """`text` made safe at the least cost: control characters dropped, escape codes not understood.
+    """Return `text` made safe at the least cost, without parsing escape codes.
 
-    For hostile amounts of them, where `visible` and a terminal would take seconds: a run of hidden
-    characters is one question mark.
+    Control characters are dropped, and a run of hidden characters becomes one question mark. For
+    hostile amounts of them, for which `visible` and a terminal would take seconds.
     """
     if is_plain(text):
         return text
@@ -393,7 +393,7 @@ def stripped(text: str) -> str:
 
 
 def one_line(text: str, limit: int = 200) -> str:
-    """`text` on one line, every control character escaped, at most `limit` characters."""
+    """Return `text` on one line, every control character escaped, at most `limit` characters."""
     text = visible(text[: limit + 1])
     text = "".join(c if c.isprintable() else _escape_of(c) for c in text)
     return text if len(text) <= limit else text[: limit - 1] + "…"
@@ -430,7 +430,7 @@ class Cut:
     omitted: int
 
     def joined(self, note: str = "") -> str:
-        """The ends with a line between that says how much is missing; `note` adds to it."""
+        """Return the ends with a line between that says how much is missing; `note` adds to it."""
         if not self.omitted:
             return self.head + self.tail
         before = "" if not self.head or self.head.endswith("\n") else "\n"
@@ -438,7 +438,7 @@ class Cut:
 
 
 def omission(characters: int, note: str = "") -> str:
-    """The line that stands for text left out."""
+    """Return the line that stands for text left out."""
     plural = "" if characters == 1 else "s"
     return f"[… {characters:,} character{plural} left out{'; ' + note if note else ''} …]"
 
@@ -452,7 +452,7 @@ def cut(text: str, head: int, tail: int) -> Cut:
 
 
 def head_of(text: str, limit: int) -> str:
-    """At most `limit` characters of the start; whole lines when that keeps half of them."""
+    """Return at most `limit` characters of the start; whole lines if that keeps half of them."""
     if len(text) <= limit:
         return text
     end = text.rfind("\n", 0, max(0, limit)) + 1
@@ -460,7 +460,7 @@ def head_of(text: str, limit: int) -> str:
 
 
 def tail_of(text: str, limit: int) -> str:
-    """At most `limit` characters of the end; whole lines when that keeps half of them."""
+    """Return at most `limit` characters of the end; whole lines if that keeps half of them."""
     if len(text) <= limit:
         return text
     start = len(text) - max(0, limit)

@@ -89,7 +89,7 @@ class TextStore:
             self._recent_chars -= len(self._recent.popleft())
 
     def read(self, start: int, end: int) -> Iterator[tuple[int, str]]:
-        """The kept pieces between two positions with where each begins, in order."""
+        """Yield the available pieces between two positions, each with its position, in order."""
         recent_start = self.total - self._recent_chars
         for block in self._blocks[max(0, bisect_right(self._blocks, start, key=_start) - 1) :]:
             first, last = max(start, block.start), min(end, block.end, recent_start)
@@ -120,7 +120,7 @@ class TextStore:
         self._reset()
 
     def row(self) -> dict[str, Any]:
-        """A text that is final as a JSON value; what is in the file stays there."""
+        """Return a final text as a JSON value; what is in the file stays there."""
         return {
             "total": self.total,
             "disk_bytes": self.disk_bytes,
@@ -136,7 +136,7 @@ class TextStore:
         self._recent_chars = len(row["recent"])
 
     def _newest(self, start: int, end: int) -> str:
-        """A part of what is in memory."""
+        """Return a part of the text in memory."""
         offset = self.total - self._recent_chars
         return "".join(self._recent)[start - offset : end - offset]
 
@@ -160,7 +160,7 @@ class TextStore:
         self._saved = end
 
     def _load(self, block: _Block) -> str:
-        """The text of a block; empty when its file has gone."""
+        """Return the text of a block; empty if its file no longer exists."""
         if block.text:
             return block.text
         try:
@@ -275,7 +275,7 @@ class Transcript:
         return items
 
     def stream(self, name: StreamName, limit: int) -> Cut:
-        """The text of one stream, at most `limit` characters of it from both ends."""
+        """Return the text of one stream, at most `limit` characters of it from both ends."""
         spans = [
             (entry.start, entry.end)
             for entry in self.entries
@@ -289,7 +289,7 @@ class Transcript:
         return Cut(head, "".join(self._slice(spans, total - half, total)), total - 2 * half)
 
     def _slice(self, spans: list[tuple[int, int]], first: int, last: int) -> Iterator[str]:
-        """Text of spans, from one of their characters to another."""
+        """Yield the text of spans, from one of their characters to another."""
         at = 0
         for start, end in spans:
             low, high = max(first - at, 0), min(last - at, end - start)
@@ -300,7 +300,7 @@ class Transcript:
             at += end - start
 
     def whole(self) -> Iterator[Item]:
-        """Every item with all its text, long text in several."""
+        """Yield every item with all its text, long text as several items."""
         for entry in list(self.entries):
             if not isinstance(entry, Segment):
                 yield entry.item
@@ -340,7 +340,7 @@ class Streams:
         return self._screens[name].live
 
     def order(self) -> list[StreamName]:
-        """The streams in the order their live rows are shown: progress bars come last."""
+        """Return the streams in the order in which live rows are shown: progress bars come last."""
         names: list[StreamName] = ["stdout", "stderr"]
         return sorted(names, key=lambda name: self._screens[name].redrawing)
 

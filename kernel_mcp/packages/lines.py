@@ -129,9 +129,9 @@ def may_install(code: str) -> bool:
 
 
 def install_cell(code: str) -> InstallCell | None:
-    """The installations at the top level of a cell; None when there is none.
+    """Return a cell's installations at its top level; None if there is none.
 
-    Raises LineError for one with options or sources that mean something else here.
+    Raises LineError for one whose options or sources are not supported here.
     """
     if not may_install(code):
         return None
@@ -160,7 +160,7 @@ def _line(place: Command, match: re.Match[str]) -> InstallLine:
 
 
 def _parted(text: str) -> tuple[list[str], list[str]]:
-    """Options and names of a pip command. Raises InputError for what cannot be followed."""
+    """Return the options and names of a pip command. Raises InputError if it is not supported."""
     options: list[str] = []
     names: list[str] = []
     words = iter(_words(text))
@@ -238,7 +238,7 @@ class Plan:
 
 
 def plan(code: str, rules: InstallRules) -> Plan:
-    """Judge the installations of a cell without doing them."""
+    """Return what would be done about the installations of a cell, without doing it."""
     try:
         found = install_cell(code)
     except LineError as error:

@@ -62,7 +62,7 @@ def _entries(text: str) -> list[str]:
 
 
 def _parts(text: str) -> list[str]:
-    """Split a list at blanks and commas, but for those within one requirement."""
+    """Split a list at blanks and commas, except those within one requirement."""
     spans: list[tuple[int, int]] = []
     place = depth = 0
     for word in text.replace(",", " ").split():
@@ -99,7 +99,7 @@ class InstallRules:
 
     @classmethod
     def of(cls, settings: Settings) -> InstallRules:
-        """The rules of `--allow-install`; packages of `--allow` are permitted as well.
+        """Return the rules of `--allow-install`; packages of `--allow` are permitted as well.
 
         Raises ConfigError.
         """
@@ -117,10 +117,11 @@ class InstallRules:
     def admit(
         self, packages: Iterable[str | Requirement], *, standard_library: bool = True
     ) -> tuple[Requirement, ...]:
-        """The requirements behind what was asked for, modules turned into their packages.
+        """Return the requirements for the packages asked for, with modules mapped to packages.
 
-        With `standard_library` its modules are passed over, else refused. Raises InputError for
-        what is not the name of a package, InstallError for what the operator does not permit.
+        With `standard_library` its modules are skipped, else refused. Raises InputError for
+        anything but the name of a package, InstallError for packages that the operator does not
+        permit.
         """
         asked = list(packages)
         if len(asked) > MAX_PACKAGES:
@@ -188,7 +189,7 @@ class InstallRules:
 
 
 def _read(asked: str | Requirement) -> Requirement | None:
-    """None for the standard library. Raises InputError for anything that is not PEP 508."""
+    """Return a requirement, None for the standard library. Raises InputError if not PEP 508."""
     try:
         return requirement_for(asked)
     except ValueError as error:
@@ -273,7 +274,7 @@ class ScriptReader:
         return await self._fitting(metadata.requires_python, python, progress)
 
     async def _find(self, version: str, progress: ProgressCallback | None) -> Interpreter:
-        """The interpreter for a version that an agent names; without `progress` none is fetched."""
+        """Return the interpreter for an agent's version; without `progress` none is fetched."""
         fetch = self._rules.everything
         if progress is not None:
             return await self._interpreters.find(version, progress, fetch=fetch)
@@ -286,7 +287,7 @@ class ScriptReader:
             return Interpreter("", offered, "cpython", "", "")
 
     def packages(self, wanted: Sequence[str | Requirement]) -> tuple[Requirement, ...]:
-        """The packages to add to the server's own. Raises InputError, InstallError."""
+        """Return the packages to add to the server's own. Raises InputError, InstallError."""
         admitted = self._rules.admit(wanted)
         if not admitted:
             return ()
@@ -319,7 +320,7 @@ class ScriptReader:
         return "" if found == own else version
 
     async def _fitting(self, requires: str, wanted: str, progress: ProgressCallback | None) -> str:
-        """The Python for a script with `requires-python`; empty for the server's own."""
+        """Return the Python for a script with `requires-python`; empty for the server's own."""
         from packaging.specifiers import SpecifierSet
 
         fits = SpecifierSet(requires)
@@ -354,7 +355,7 @@ class ScriptReader:
         )
 
     async def _short(self, version: str, fits: SpecifierSet) -> str:
-        """`3.12` for `3.12.1` if that fits too: the next script then needs no search."""
+        """Return `3.12` for `3.12.1` if that fits too: the next script then needs no search."""
         short = version.rpartition(".")[0]
         found = await self._interpreters.find(short)
         return short if fits.contains(found.version, prereleases=True) else version

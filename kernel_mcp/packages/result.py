@@ -140,7 +140,7 @@ class Outcome:
         return any(each.state is State.NEEDS_RESET for each in self.packages)
 
     def summary(self) -> str:
-        """The result as text, failures first."""
+        """Return the result as text, failures first."""
         asked = [each for each in self.packages if each.asked]
         rest = [each for each in self.packages if not each.asked]
         asked.sort(key=lambda each: each.state is not State.FAILS)

@@ -19,7 +19,7 @@ _HIDDEN = "[token]"
 
 
 def without_tokens(text: str) -> str:
-    """The text with tokens replaced."""
+    """Return the text with tokens replaced."""
     return _TOKEN.sub(_HIDDEN, text) if "kmcp_" in text or "earer " in text else text
 
 
@@ -33,7 +33,7 @@ class TextLines(Lines):
     """Lines for people."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """The line of a record, with its traceback below."""
+        """Return the line of a record, with its traceback below."""
         return str(self.hide(without_tokens(super().format(record))))
 
 
@@ -45,7 +45,7 @@ class JsonLines(Lines):
     """
 
     def format(self, record: logging.LogRecord) -> str:
-        """The line of a record."""
+        """Return the line of a record."""
         moment = datetime.fromtimestamp(record.created, timezone.utc)
         origin = HERE.get()
         fields = {
