@@ -1,7 +1,7 @@
 """The table of all settings that the operator decides, with the flag of each.
 
-From the fields of `Settings` and `Limits` come the flags and `--help`, the environment variables,
-the keys of TOML files and the table of flags in the README, which
+The fields of `Settings` and `Limits` define the flags and `--help`, the environment variables and
+the keys of TOML files. They also define the table of flags in the README, which
 `python -m kernel_mcp.config.settings README.md` writes.
 """
 # `_flag` makes a field

@@ -29,10 +29,10 @@ if TYPE_CHECKING:
     from packaging.requirements import Requirement
 
 MOST_BYTES = 8 * MIB
-"""Of one file: locks of large projects have some 2 MiB."""
+"""Largest file that is read; locks of large projects have some 2 MiB."""
 MOST_FILES = 20
 MOST_CHARS = 4000
-"""Of a requirement without its hashes: Python reads no number of more digits than these."""
+"""Characters of a requirement without its hashes: Python reads no number with more digits."""
 SHOWN_CHARS = 120
 _HASHES = re.compile(r"sha(256:[0-9a-f]{64}|384:[0-9a-f]{96}|512:[0-9a-f]{128})")
 _FILES = {"-r": "lines", "--requirement": "lines", "-c": "limits", "--constraint": "limits"}

@@ -82,7 +82,7 @@ _NO_SPACE = re.compile(r"No space left on device|os error 28|Disk quota exceeded
 
 @dataclass(frozen=True, slots=True)
 class UvResult:
-    """How uv ended: exit code and the tail of its output."""
+    """The exit code of uv and the end of its output."""
 
     code: int
     output: str

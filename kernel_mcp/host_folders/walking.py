@@ -155,12 +155,12 @@ class Walk:
         return True
 
     def _keeps(self, parts: Parts) -> bool:
-        """Return whether the folders above what is covered must not be moved away."""
+        """Return True if the folders above a covered path must not be moved away."""
         kind = self.found.covers[parts]
         return kind == FIXED or (kind in HIDING and executed((*self._above_all, *parts)))
 
     def _was_sign(self, parts: Parts) -> bool:
-        """Return whether the folder of a path was fixed for an entry there and is so no longer."""
+        """Return True if the folder of a path was read-only because of that entry only."""
         folder = parts[:-1]
         if parts[-1] not in names.SIGNS or self.found.covers.get(folder) != FIXED:
             return False
@@ -320,7 +320,7 @@ class Walk:
         return hides, fixed and self._writable
 
     def _may_hold_credentials(self, named: Parts, parts: Parts) -> bool:
-        """Return whether a file holds credentials, by the rules for the path `named`."""
+        """Return True if a file may hold credentials, by the rules for the path `named`."""
         if not judged_by_content(named):
             return False
         always = self._strict and settings_by_name(named)
@@ -347,7 +347,10 @@ class Walk:
         return True
 
     def _made_by(self, folder: Parts, signs: Collection[str] | None = None) -> tuple[bool, bool]:
-        """Return whether a folder is an environment, and a repository, by the `signs` in it."""
+        """Return True for an environment, and True for a repository, by the `signs` in a folder.
+
+        Without `signs` the names in the folder are looked up.
+        """
         if signs is None:
             top = "/".join((f"/proc/self/fd/{self._root}", *folder))
             signs = {name for name in names.SIGNS if os.path.lexists(f"{top}/{name}")}

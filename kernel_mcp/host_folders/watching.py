@@ -85,7 +85,7 @@ T = TypeVar("T")
 
 
 def by_code(maker: str) -> bool:
-    """Return whether a process of a sandbox was the maker."""
+    """Return True if the maker is a process of a sandbox."""
     return maker.startswith(CODE)
 
 
@@ -201,7 +201,7 @@ class Ground:
         return [(*folder, name) for name in found]
 
     def was_there(self, parts: Parts) -> bool:
-        """Return whether what is at a path is older than this process, as far as is known."""
+        """Return True if the entry at a path is known to be older than this process."""
         try:
             fd = open_beneath(self._root, parts, os.O_PATH | os.O_NOFOLLOW)
         except OSError:

@@ -314,7 +314,7 @@ _FLAGS = tuple(
     "\U0001f3f4" + "".join(chr(0xE0000 + ord(char)) for char in f"gb{part}\x7f")
     for part in ("eng", "sct", "wls")
 )
-"""Of England, Scotland and Wales: the only ones that tags spell (RGI_Emoji_Tag_Sequence)."""
+"""Flags of England, Scotland and Wales, the only ones made of tags (RGI_Emoji_Tag_Sequence)."""
 _JOINING = (
     "\u0626\u0628\u062a-\u062e\u0633-\u063f\u0641-\u0647\u0649\u064a\u066e\u066f\u0678-\u0687"
     "\u069a-\u06bf\u06c1\u06c2\u06cc\u06ce\u06d0\u06d1\u06fa-\u06fc\u06ff"

@@ -86,7 +86,7 @@ def _is_entry(text: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class InstallRules:
-    """Which packages agents may add: by `install`, `create_session` and `run_script`.
+    """Rules for the packages that agents add by `install`, `create_session` and `run_script`.
 
     permitted   names of packages, each with the version specifier the operator gave or ""
     everything  True if all others may be added too
@@ -214,7 +214,7 @@ class Needs:
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """Why a script would not be run, and at which of its lines that stands."""
+    """The reason why a script would not be run, and the line of the script that causes it."""
 
     line: int
     reason: str

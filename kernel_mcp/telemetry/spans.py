@@ -30,7 +30,7 @@ class Span:
     __slots__ = ("_attributes", "_name", "_span", "_token")
 
     def __init__(self, name: str, **attributes: str | int) -> None:
-        """Of the attributes, `session` is the session's handle."""
+        """`attributes` may include `session`, the session's handle."""
         self._name = name
         self._attributes = attributes
         self._span: trace.Span | None = None
