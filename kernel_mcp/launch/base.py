@@ -1,4 +1,4 @@
-"""What a launcher is given and gives back: the request, the environment, the connection."""
+"""The values that launchers exchange with sessions: launch request, environment, connection."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ START_TIMEOUT_S = 60.0
 """Seconds from the launch of a kernel until it is ready."""
 
 Tell: TypeAlias = "Callable[[Mapping[str, Any]], None]"
-"""Takes a record of one connection, or of several that are alike."""
+"""Callback for a log record of one network connection, or of several similar ones."""
 
 _SO_PASSRIGHTS = 83
 """<asm-generic/socket.h> of Linux 6.16."""
@@ -33,9 +33,9 @@ def take_no_descriptors(end: socket.socket) -> None:
 
 
 def hold_little(end: socket.socket) -> None:
-    """Have no more than some packets wait at the other end of a socket, with what was sent in them.
+    """Set the smallest send buffer, so that only a few packets and their descriptors are in flight.
 
-    Linux bounds the descriptors on their way that one user has, for all kernels together.
+    Linux limits the descriptors that one user has in flight, for all kernels together.
     """
     end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 0)
 
@@ -58,7 +58,7 @@ class ConnectionInfo:
 
     @property
     def ports(self) -> tuple[int, ...]:
-        """Those of shell, iopub, stdin, control and heartbeat."""
+        """Channel numbers of shell, iopub, stdin, control and heartbeat."""
         return (
             self.shell_port,
             self.iopub_port,
@@ -73,7 +73,10 @@ class ConnectionInfo:
 
 
 def mark_of(sites: Iterable[Path]) -> tuple[int, ...]:
-    """What is in folders of packages, as far as their own entries tell; changes with these."""
+    """Return device, inode and mtime (ns) of each package folder, without those that are gone.
+
+    The result changes when an entry is added to a folder or removed from it.
+    """
     found: list[int] = []
     for site in sites:
         with suppress(OSError):
@@ -92,16 +95,16 @@ class Outside:
 
 @dataclass(frozen=True, slots=True)
 class Support:
-    """What an environment of the operator's gets from one of ours, and what is known of both.
+    """The packages that one of our environments adds to the operator's, and facts about both.
 
-    site      folder of our packages, `first` on sys.path or behind those of `sites`
-    runtime   what the interpreter of ours reads
-    mark      that of `sites` when they were read
+    site      folder of our packages, on sys.path before (`first`) or behind those of `sites`
+    runtime   host paths that our interpreter reads
+    mark      `mark_of(sites)` at the time they were read
     modules   top-level modules by package
-    replaced  versions that code sees instead of those of the environment, in words
-    outside   what is elsewhere, by package or `.pth` file
-    needs     what its packages need of each other, as far as they have it
-    compiled  whether packages have bytecode
+    replaced  messages about our versions that hide those of the operator's environment
+    outside   folders outside the environment that are imported from, by package or `.pth` file
+    needs     requirements of the packages on each other that are met
+    compiled  True if the packages have bytecode
     """
 
     site: Path
@@ -117,7 +120,7 @@ class Support:
 
     @property
     def path(self) -> list[str]:
-        """What a kernel is told: the folder, and before or behind which it comes."""
+        """The value in the kernel's boot file: folder and place on sys.path, "first" or "last"."""
         return [str(self.site), "first" if self.first else "last"]
 
 
@@ -146,7 +149,7 @@ class KernelEnvironment:
 
     @property
     def stale(self) -> bool:
-        """Whether packages have come or gone since it was read."""
+        """Return True if packages were installed or removed since the environment was read."""
         return self.support is not None and mark_of(self.support.sites) != self.support.mark
 
     @property

@@ -105,7 +105,7 @@ class Checkpoint:
 
     @property
     def usable(self) -> bool:
-        """Whether it waits to be woken."""
+        """Return True if the copy waits and can be woken."""
         return not self._closed and not self.refusal and self.pidfd >= 0
 
     def hand_over(self, lifeline: socket.socket) -> None:
@@ -118,16 +118,16 @@ class Checkpoint:
             self._guest.close()
 
     async def parked(self, cpu_s: float) -> None:
-        """Wait until the copy waits, for so much processor time. Raises LaunchError."""
+        """Return once the copy waits. Raises LaunchError after `cpu_s` of processor time."""
         why = await silence.heard(self._there, self._begun, cpu_s)
         if not self.usable:
             raise LaunchError(self.refusal or f"it was not there: {why}")
 
     async def wake(self, fds: Sequence[int], folder: str = "") -> Woken:
-        """Have it fork a kernel with these ends of sockets; a `folder` is that of a branch.
+        """Fork a kernel from the copy, with the socket ends `fds`; `folder` is that of a branch.
 
-        The caller keeps `fds`, and gets the pidfd. Raises LaunchError; if it is `usable` then, only
-        the kernel has ended, and there may be another.
+        The caller keeps `fds` and owns the pidfd of the result. Raises LaunchError. If the
+        checkpoint is still `usable` then, only the new kernel has ended: the caller may try again.
         """
         if not self.usable:
             raise LaunchError(self.refusal or "the checkpoint has ended")
@@ -149,12 +149,15 @@ class Checkpoint:
         return Woken(*asked.found, key, number, asked.closed)
 
     def _waking(self) -> Iterable[int]:
-        """Return its process and those that are to be kernels; others may compute."""
+        """Return its process and children that are not kernels yet; kernels may be computing."""
         kernels = {each.found[0] for each in self._asked.values() if each.found is not None}
         return tree(self.pid, kernels)
 
     def when_ended(self, number: int, callback: Callable[[int], None]) -> None:
-        """Have `callback` get the wait status of a kernel, if the checkpoint tells it."""
+        """Call `callback` with the wait status of a kernel, once the checkpoint reports it.
+
+        Not called if the checkpoint never does, or has done so already.
+        """
         if (asked := self._asked.get(number)) is not None:
             asked.on_end = callback
 
@@ -252,7 +255,7 @@ class Checkpoint:
         self._end(ENDED)
 
     def _end(self, reason: str) -> None:
-        """It is of no more use, as the server has wanted it or not."""
+        """End the checkpoint; call `on_gone` if the server had not told it to end."""
         by_itself = not self._told
         self.refuse(reason)
         if by_itself and self.pid >= 0:
@@ -261,7 +264,7 @@ class Checkpoint:
 
 
 def is_end(status: object) -> TypeGuard[int]:
-    """Whether that is a wait status (wait(2)) of a process that has ended."""
+    """Return True if `status` is the wait status (wait(2)) of a process that has ended."""
     if type(status) is not int or not 0 <= status <= MOST_STATUS:
         return False
     with suppress(ValueError):  # of one that was stopped

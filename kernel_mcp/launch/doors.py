@@ -1,4 +1,4 @@
-"""The mounted folders of a server, as its kernels get them: trees, covers, and who watches both."""
+"""The mounted folders of a server in its kernels: mount trees, masked paths and their watcher."""
 
 from __future__ import annotations
 
@@ -45,18 +45,21 @@ from kernel_specs.template import linux, packets
 BEGIN_S = 180.0
 """Seconds that the first walk through all mounts may take; 100,000 files take one."""
 ALL = -1
-"""The version before all covers."""
+"""The version that precedes every masked path, so that all of them are applied."""
 KEEPER = "kernel_mcp.host_folders.keeper"
 
 logger = logging.getLogger(__name__)
 
 
 class NotMapped(OSError):
-    """A file system without id-maps."""
+    """The file system does not support id-mapped mounts."""
 
 
 class Doors:
-    """Starts the keeper of `mounts` and asks it; `blank` holds what covers are copies of."""
+    """Client of the keeper, the process that watches the mounts and masks secrets below them.
+
+    `blank` holds the empty file and folder that are mounted over masked paths.
+    """
 
     def __init__(
         self,
@@ -78,11 +81,11 @@ class Doors:
         self._tell = tell
         self.devices = devices
         self.by_rules = shows == BY_RULES
-        """Whether kernels see the host's own files, as far as Landlock lets them."""
+        """True if kernels see the host's own files, restricted by Landlock rules."""
         self._shows = shows
         self._fixed = fixed
         self.enters = shows == BY_TREES or (shows == BY_BINDS and os.geteuid() == 0)
-        """Whether the keeper can cover in sandboxes that run."""
+        """True if the keeper can mask paths in sandboxes that already run."""
         self.shown = [Shown(mount) for mount in mounts]
         self.blank = folder / "blank"
         self.stage = folder / "stage"
@@ -92,7 +95,7 @@ class Doors:
         self._settings = Settings(self.shown, Asking(builder), self._ask)
         self._asker: asyncio.Task[None] | None = None
         self._held: list[tuple[int, int]] = []
-        """Of each sandbox that is watched: its mount namespace and a pidfd of its process."""
+        """Mount namespace and pidfd of a process of each watched sandbox."""
         self._holding = Holding(self.blank, self._namespaces, self.plants.note_held)
         self._ready = anyio.Event()
         self._opened = False
@@ -105,7 +108,7 @@ class Doors:
             on_end=self._on_end,
         )
         self.remark: Callable[[str], None] = lambda _text: None
-        """Takes what the next answer of every session is to say."""
+        """Called with a text that the next answer of every session includes."""
 
     def __bool__(self) -> bool:
         return bool(self.shown)
@@ -132,18 +135,21 @@ class Doors:
 
     @property
     def brief(self) -> bool:
-        """Whether all covers fit into one message, with much else."""
+        """Return True if all masked paths fit into half of one message to a template."""
         paths = [path for each in self.shown for path in each.covers]
         return sum(map(weight, paths)) < packets.PACKET_BYTES // 2
 
     @property
     def strict(self) -> list[str]:
-        """Where kernels see what a ruleset of theirs is about."""
+        """Paths in kernels of the mounts that need a Landlock ruleset besides the sandbox's own."""
         strict = [each.mount.guest for each in self.shown if each.mount.strict]
         return [] if self.by_rules else strict
 
     def marks(self) -> tuple[tuple[int, int], ...]:
-        """Which folders are at the places of the mounts now: what was made for others is stale."""
+        """Return device and inode of each mounted folder now, without those that are gone.
+
+        A template or sandbox that was made with other marks is stale.
+        """
         found = []
         for each in self.shown:
             with contextlib.suppress(OSError):
@@ -152,7 +158,7 @@ class Doors:
         return tuple(found)
 
     def sights(self) -> tuple[object, ...]:
-        """As `marks`, and when folders changed of which kernels see only what was there before."""
+        """Return `marks`, and mtimes (ns) of folders whose new entries are hidden from kernels."""
         found: list[object] = [*self.marks()]
         for each in self.shown:
             closed = each.closed if each.mount.strict or self.by_rules else ()
@@ -162,7 +168,7 @@ class Doors:
         return tuple(found)
 
     def opened(self, *, network: bool) -> Opened:
-        """What a sandbox's report has to know of them."""
+        """Return the mounts, devices and network as a sandbox's report needs them."""
         return Opened(
             mounts=bool(self),
             writable=tuple(each.mount.guest for each in self.shown if each.mount.writable),
@@ -172,24 +178,27 @@ class Doors:
 
     @property
     def state(self) -> str:
-        """What is wrong, in words; empty where all is well."""
+        """A message if kernels cannot start now, as the keeper is being replaced; else empty."""
         return "" if self._ready.is_set() or not self else _GONE
 
     @property
     def words(self) -> list[str]:
-        """All of it, for people."""
+        """Lines for people: the state, each mount, and the gaps."""
         return [*([self.state] if self.state else []), *map(str, self.shown), *self.gaps]
 
     @property
     def gaps(self) -> list[str]:
-        """What the sandbox does not hold of them, in words."""
+        """Messages about what this sandbox does not enforce of the mounts, if there is any."""
         found = self._settings.gaps
         if not self or (self.enters and not self.by_rules):
             return found
         return [*found, _BY_RULES if self.by_rules else _BY_DOCKER]
 
     async def open(self) -> None:
-        """Walk all mounts. Raises ConfigError for one that cannot be shown, LaunchError."""
+        """Start the keeper and search all mounts for secrets.
+
+        Raises ConfigError for a mount that cannot be shown, or after `BEGIN_S`; LaunchError.
+        """
         if not self:
             return
         for each in self.shown:
@@ -231,7 +240,10 @@ class Doors:
                 )
 
     async def _begin(self) -> None:
-        """Start the keeper, and have it walk all mounts. Raises LaunchError, ConfigError."""
+        """Start the keeper and return once it has walked all mounts.
+
+        Raises LaunchError, ConfigError.
+        """
         self._keeper.start()
         if self._beginning is not None:
             await self._beginning
@@ -347,7 +359,10 @@ class Doors:
         self._held.clear()
 
     async def look(self, environment: KernelEnvironment) -> None:
-        """Before a start: walk again what was replaced on the host. Raises LaunchError."""
+        """Prepare for the start of a kernel: walk the mounts again that were replaced on the host.
+
+        Waits up to `BEGIN_S` for a keeper that is being replaced. Raises LaunchError.
+        """
         with anyio.move_on_after(BEGIN_S):
             while not self._ready.is_set():
                 await self._ready.wait()
@@ -371,9 +386,10 @@ class Doors:
                 )
 
     async def trees(self, identity: Identity) -> list[int]:
-        """A detached mount for each, as `identity` may use it; the caller closes them.
+        """Return a detached mount of each folder, id-mapped for `identity`; the caller closes them.
 
-        None where the sandbox takes none.
+        Empty for a sandbox that does not show folders by mount trees. Raises NotMapped, OSError,
+        LaunchError, ConfigError.
         """
         trees: list[int] = []
         if self._shows != BY_TREES:
@@ -418,10 +434,11 @@ class Doors:
         return self._maps[key]
 
     async def rules(self) -> int:
-        """A Landlock ruleset about the mounts, for one kernel; the caller closes it.
+        """Return the descriptor of a Landlock ruleset for one kernel; the caller closes it.
 
-        For a sandbox that shows by rules it is a whole one of theirs, else one about reading alone
-        in which what else the kernel can read is missing. Raises LaunchError, OSError.
+        For a sandbox that shows folders by rules, it handles all accesses. Otherwise it handles
+        reading alone, and has no rules yet for what the kernel reads outside the mounts.
+        Raises LaunchError, OSError.
         """
         made = Ruleset().fd if self.by_rules else calls.make(calls.READING)
         read, change = (RUN, CHANGE) if self.by_rules else (calls.READING, calls.READING)
@@ -433,9 +450,9 @@ class Doors:
         return made
 
     async def hold(self, pid: int, since: int) -> None:
-        """Have a sandbox watched that was made after `since`, of which `pid` is a process.
+        """Watch a sandbox: the keeper masks paths in it that appear from version `since` on.
 
-        Raises LaunchError.
+        `pid` is a process of the sandbox. Raises LaunchError, OSError.
         """
         with contextlib.ExitStack() as undo:
             namespace = os.open(f"/proc/{pid}/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
@@ -542,7 +559,7 @@ _GONE = (
 
 
 def _place(path: Path) -> tuple[int, int]:
-    """Device and inode. Raises LaunchError for what is gone."""
+    """Return device and inode of a mounted folder. Raises LaunchError if it is gone."""
     try:
         fd = open_place(path)
     except OSError as reason:
@@ -557,13 +574,16 @@ def _place(path: Path) -> tuple[int, int]:
 
 
 def _listed(path: str) -> str:
-    """A path as /proc/PID/mountinfo writes it, and as text."""
+    """Return a path as /proc/PID/mountinfo escapes it, decoded as UTF-8 with replacements."""
     text = os.fsencode(path).decode("utf-8", "replace")
     return "".join(f"\\{ord(char):03o}" if char in " \t\n\\" else char for char in text)
 
 
 def as_folder(shown: Shown, source: Path) -> Folder:
-    """A mount as a sandbox is told of it, found at `source`; covers of what is gone are dropped."""
+    """Return the mount at `source` for the sandbox's command.
+
+    Masked paths that do not exist any more are dropped, also from `shown`.
+    """
     for path in list(shown.covers):
         if not os.path.lexists(shown.mount.host.joinpath(*path)):
             del shown.covers[path]

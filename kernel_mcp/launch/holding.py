@@ -16,7 +16,7 @@ from kernel_mcp.host_folders.secrets import FILE, FIXED, FOLDER, Parts
 from kernel_mcp.host_folders.shown import Shown
 
 PATIENCE_S = 1.0
-"""How long a process may go on to read what it has just opened: programs read whole folders."""
+"""Seconds that a process may go on reading what it has opened: programs read whole folders."""
 _PAUSE_S = PATIENCE_S / 4
 MOST_WAITING = 1000
 """Covered places; those beyond are not looked for."""

@@ -1,8 +1,7 @@
-"""The network door as kernels get it: listening sockets inside, one proxy process outside.
+"""Network access of kernels: listening sockets in the sandbox, one proxy process outside.
 
-Sockets that listen in a kernel's own network namespace, made before it runs any code of a session,
-are passed out to the proxy. They are the kernel's identity there, and no process in the sandbox has
-one.
+The sockets are made in the kernel's own network namespace, before it runs any code of a session.
+They are passed out to the proxy, identify the kernel there, and no process in the sandbox has one.
 """
 
 from __future__ import annotations
@@ -30,12 +29,12 @@ from kernel_mcp.records import dataclass
 from kernel_mcp.sandbox.base import Sandbox
 
 PORT = 3128
-"""Where code finds the proxy, on 127.0.0.1: the usual port of web proxies."""
+"""Port of the proxy on 127.0.0.1 in a kernel: the usual one of web proxies."""
 _TLS = (443,)
 _HOW = "by the proxy that HTTP_PROXY and HTTPS_PROXY name; no private address is reached by name"
 _OWN = "127.0.0.1"
 _FIRST_NAMED = 2
-"""Of 127.0.0.N, which named hosts have."""
+"""Lowest N of the addresses 127.0.0.N that named hosts get."""
 _NOT_PROXIED = "localhost,127.0.0.1,::1"
 _SO_NETNS_COOKIE = 71
 """<asm-generic/socket.h> of Linux 5.14."""
@@ -47,9 +46,10 @@ logger = logging.getLogger(__name__)
 def opened(
     settings: Settings, sandbox: Sandbox, folder: Path, tell: Tell = lambda _record: None
 ) -> Network:
-    """The door as the operator has opened it. Raises ConfigError, as where a sandbox has none.
+    """Return the network access that the operator grants by `settings`.
 
-    `folder` is one of the server's own, for what kernels are shown.
+    `folder` is the server's own and holds files that kernels see. Raises ConfigError for invalid
+    rules, and where the sandbox has no network of its own.
     """
     try:
         rules = Rules.parse(settings.network)
@@ -84,7 +84,10 @@ def opened(
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """What listens in every kernel: `entry` is the host and port it is for, None for the proxy."""
+    """An address that a socket listens on in every kernel.
+
+    `entry` is the host and port that its connections go to, None for the proxy.
+    """
 
     address: str
     port: int
@@ -92,9 +95,10 @@ class Place:
 
 
 def places_of(rules: Rules) -> tuple[tuple[Place, ...], tuple[tuple[str, str], ...]]:
-    """What has to listen for these rules, the proxy first; addresses and their names.
+    """Return the listening addresses for `rules`, the proxy's first, and pairs of address and name.
 
-    An IPv4 address is itself there. One of IPv6 has no place, it is reached by the proxy alone.
+    The pairs are for /etc/hosts. A rule for an IPv4 address listens on that very address. One for
+    an IPv6 address has none and is reached through the proxy alone.
     """
     exact = [(each, literal(each.host)) for each in rules.exact]
     own = {str(address): each for each, address in exact if address is not None}
@@ -115,7 +119,7 @@ def places_of(rules: Rules) -> tuple[tuple[Place, ...], tuple[tuple[str, str], .
 
 
 class Network:
-    """Where the sessions of a server may connect, and the process that does it for them."""
+    """The network rules of a server, and the proxy that connects on behalf of its sessions."""
 
     def __init__(
         self,
@@ -125,8 +129,9 @@ class Network:
         sandbox: Sandbox | None = None,
         tell: Tell = lambda _record: None,
     ) -> None:
-        """The proxy gets a user id from `sandbox`, if that has any; `tell` takes what is of no
-        session.
+        """The proxy runs under a user id of `sandbox`, if that has any.
+
+        `tell` is called with records that belong to no session.
         """
         self.vault = vault or Vault()
         self.rules = rules or Rules()
@@ -135,7 +140,7 @@ class Network:
         if self.rules:
             self.places, self.hosts = places_of(self.rules)
         self.remark: Callable[[str], None] = lambda _text: None
-        """Takes what the next answer of every session is to say."""
+        """Called with a text that the next answer of every session includes."""
         self.proxy = Proxy(self.vault, sandbox, tell, lambda text: self.remark(text))
 
     def __bool__(self) -> bool:
@@ -143,7 +148,7 @@ class Network:
 
     @property
     def variables(self) -> dict[str, str]:
-        """What code finds in its environment."""
+        """Environment variables of kernels: the proxy's address, and those of secrets."""
         if not self:
             return {}
         proxy = f"http://{_OWN}:{self.places[0].port}"
@@ -153,7 +158,10 @@ class Network:
         return {**both, **self.vault.variables}
 
     def rules_for(self, wanted: tuple[str, ...] | None) -> Rules:
-        """Those of a session that asks for less. Raises InputError for more."""
+        """Return the rules of a session that asks for the hosts `wanted`; None asks for all.
+
+        Raises InputError if it asks for more than the operator grants.
+        """
         if wanted is None:
             return self.rules
         try:
@@ -168,7 +176,7 @@ class Network:
             raise InputError(f"network: {reason}; {text}.") from None
 
     def words(self, wanted: tuple[str, ...] | None) -> str:
-        """Where a session may connect, for people and models."""
+        """Return a text about the hosts that a session may connect to; "none" without network."""
         rules = self.rules_for(wanted)
         if not rules:
             return "none"
@@ -178,12 +186,12 @@ class Network:
         return "; ".join([f"{rules} ({_HOW})", *named]) + down
 
     async def open(self) -> None:
-        """Start the proxy at once where kernels have to know its authority. Raises LaunchError."""
+        """With secrets, start the proxy and await its certificate authority. Raises LaunchError."""
         if self.vault:
             await self.proxy.certify()
 
     def way(self) -> Way:
-        """The one of a kernel that is about to start; starts the proxy if it does not run."""
+        """Return the network access of a new kernel; start the proxy if it does not run."""
         if self:
             self.proxy.start()
         return Way(self)
@@ -194,7 +202,7 @@ class Network:
 
 
 class Way:
-    """The way of one kernel to the network: no socket at all where the door is closed."""
+    """The network access of one kernel; without network rules it has no socket at all."""
 
     def __init__(self, network: Network) -> None:
         self._network = network
@@ -204,17 +212,23 @@ class Way:
 
     @property
     def places(self) -> list[tuple[str, int]]:
-        """Where something has to listen in the kernel's network namespace."""
+        """Addresses and ports to listen on in the kernel's network namespace."""
         return [(each.address, each.port) for each in self._network.places]
 
     def guest(self) -> int:
-        """The socket to pass into the sandbox, which sends what listens; the caller closes it."""
+        """Return a descriptor to pass into the sandbox, which sends its listening sockets over it.
+
+        The caller closes it.
+        """
         self._ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._ours.setblocking(False)
         return theirs.detach()
 
     def take(self) -> None:
-        """Have the sockets of a kernel that is ready. Raises LaunchError for any others."""
+        """Receive the listening sockets of a kernel that is ready.
+
+        Raises LaunchError if they are missing, or are not those that were asked for.
+        """
         if self._ours is None:
             return
         with self._ours as ours:
@@ -239,7 +253,10 @@ class Way:
         )
 
     async def enter(self, pid: int, pidfd: int) -> None:
-        """Have the sockets of a cold kernel made, from outside. Raises LaunchError."""
+        """Make the listening sockets of a cold kernel from outside, in its network namespace.
+
+        Raises LaunchError, ProcessLookupError, OSError.
+        """
         if not self.places:
             return
         with ExitStack() as held:
@@ -262,7 +279,10 @@ class Way:
         self.take()
 
     def open(self, wanted: tuple[str, ...] | None, tell: Tell) -> None:
-        """Let a session out, with what it has asked for; `tell` takes a record per connection."""
+        """Grant a session network access to the hosts `wanted`; None means all that are permitted.
+
+        `tell` is called with a record of each connection. Does nothing the second time.
+        """
         made, self._made = self._made, []
         if not made:
             return
@@ -276,7 +296,7 @@ class Way:
                 sock.close()
 
     def close(self) -> None:
-        """Let nothing out any more."""
+        """Revoke the access: close all sockets, and cut connections through the proxy."""
         if self._ours is not None:
             self._ours.close()
         for sock in self._made:
@@ -287,7 +307,10 @@ class Way:
 
 
 def _namespace_of(sock: socket.socket | None) -> int | None:
-    """The number of a socket's network namespace; None where Linux does not tell."""
+    """Return the cookie of a socket's network namespace, None before Linux 5.14.
+
+    Without a socket: that of the server's own namespace.
+    """
     with ExitStack() as held:
         asked = sock or held.enter_context(socket.socket(socket.AF_INET, socket.SOCK_DGRAM))
         with suppress(OSError):

@@ -83,16 +83,16 @@ END_WAIT_S = 10.0
 """Seconds that killed processes may take to end."""
 
 OnEnd = Callable[[int | None], None]
-"""Takes the exit code as `subprocess` gives it, None when it is unknown."""
+"""Callback for an exit code as `subprocess` gives it, None if it is unknown."""
 
 
 class Start(Protocol):
     """The processes of one sandbox. No signal does anything once they have ended."""
 
     wrapped: bool
-    """Whether a process in front of the kernel gives death by signal n as exit code 128 + n."""
+    """True if a process in front of the kernel reports death by signal n as exit code 128 + n."""
     tail: StderrTail
-    """What they write; closed by `close`."""
+    """The last of their standard output and error; closed by `close`."""
 
     @property
     def kernel(self) -> Watched | None:
@@ -100,10 +100,10 @@ class Start(Protocol):
 
     @property
     def pids(self) -> list[int]:
-        """Those that are known: what was started first, the kernel last."""
+        """Process ids that are known: the process that was started first, the kernel last."""
 
     def begin(self, on_end: OnEnd) -> None:
-        """Have `on_end` called at the end of the kernel, at once when that has been."""
+        """Call `on_end` when the kernel ends; at once if it has ended."""
 
     def adopt(self, pid: int) -> None:
         """Take `pid` as the kernel. Raises LaunchError when it is not of this sandbox."""
@@ -143,12 +143,12 @@ class ConfinedProcess:
 
     @property
     def output(self) -> str:
-        """The last that it wrote to its standard output and error."""
+        """The last 16 KiB of its standard output and error."""
         return self.start.tail.text()
 
     @property
     def pids(self) -> list[int]:
-        """Those of its processes that are known: what was started first, the kernel last."""
+        """Process ids that are known: the process that was started first, the kernel last."""
         return self.start.pids
 
     @property
@@ -165,7 +165,7 @@ class ConfinedProcess:
 
     @property
     def stopped(self) -> bool:
-        """Whether a signal has stopped the kernel."""
+        """Return True if a signal has stopped the kernel (SIGSTOP and its like)."""
         kernel = self.start.kernel
         return self.exit is None and kernel is not None and kernel.stopped
 
@@ -248,7 +248,10 @@ class ConfinedProcess:
 
 
 def exit_status(code: int, *, wrapped: bool, output: str) -> ExitStatus:
-    """How the kernel ended, from an exit code; `wrapped` by bubblewrap, 128 + n is signal n."""
+    """Return how the kernel ended, by its exit code.
+
+    `wrapped` by bubblewrap, 128 + n means signal n.
+    """
     detail = fatal_line(output) if code else ""
     if code < 0:
         return ExitStatus(signal=-code, detail=detail)
@@ -258,19 +261,19 @@ def exit_status(code: int, *, wrapped: bool, output: str) -> ExitStatus:
 
 
 def fatal_line(output: str) -> str:
-    """The line of the output that says most about a crash, or an empty text."""
+    """Return the first line of the output that names a crash, 200 characters at most, or ""."""
     marks = ("Fatal Python error", "terminate called", "free(): ", "malloc(): ", "double free")
     lines = output.splitlines()
     return next((line[:200] for line in lines if line.startswith(marks)), "")
 
 
 class Exit(Protocol):
-    """What a kernel has of the network."""
+    """The network access of a kernel."""
 
     def open(self, wanted: tuple[str, ...] | None, tell: Tell) -> None:
-        """Let a session out, with all that the operator permits (None) or what it has asked for.
+        """Grant a session network access to the hosts `wanted`; None means all that are permitted.
 
-        `tell` takes a record of each connection. Does nothing the second time.
+        `tell` is called with a record of each connection. Does nothing the second time.
         """
 
 
@@ -281,19 +284,25 @@ class Enclosure(Protocol):
     """The copies that wait, oldest first."""
 
     async def place(self, kernel: KernelProcess) -> Checkpoint:
-        """Have a kernel sent a place to wait at. Raises LaunchError."""
+        """Send a kernel the socket at which a copy of it is to wait; return the new checkpoint.
+
+        Raises LaunchError.
+        """
 
     def drop(self, checkpoint: Checkpoint) -> None:
-        """End a checkpoint with its last user."""
+        """Remove one user of a checkpoint; end it with the last one."""
 
     def keep(self, checkpoint: Checkpoint) -> None:
-        """Count it to `checkpoints`."""
+        """Add a checkpoint that now waits to `checkpoints`."""
 
     async def clear(self) -> None:
-        """End what no living kernel has started, but for checkpoints. Raises LaunchError."""
+        """Kill all processes that no living kernel has started, except checkpoints.
+
+        Raises LaunchError if some do not end.
+        """
 
     async def wake(self, checkpoint: Checkpoint, folder: str = "") -> KernelProcess:
-        """A kernel that goes on from a checkpoint, in `folder` as a branch.
+        """Return a kernel that goes on from a checkpoint; with a `folder`, as a branch in that.
 
         Raises LaunchError, BoundaryBroken, OSError.
         """
@@ -304,13 +313,13 @@ class KernelProcess:
 
     connection  where its channels listen, in host paths
     channels    its ends of shell, control and iopub, where it does not listen
-    lifeline    what it is sent places to wait at over; None where it takes none
-    enclosure   its sandbox, where there can be checkpoints of it
-    closed      files that it has open no more than its checkpoint had, as it says: hostile data
-    kind        how it was started: cold, forked, or pooled when it had waited in reserve
-    boundary    how it was started, and what the server has found of its boundary, for people
-    limits      what it may use
-    way         to the network
+    lifeline    socket that carries requests for checkpoints to it; None if it supports none
+    enclosure   its sandbox; None if there can be no checkpoints of it
+    closed      files that its checkpoint had open and it has not, as it says: hostile data
+    kind        how it was started: cold, forked, or pooled if it waited in the pool first
+    boundary    how it was started and what the check of its sandbox has found, for people
+    limits      its resource limits
+    way         its network access
     resources   closed by `aclose`, which undoes the start
     """
 
@@ -350,20 +359,23 @@ class KernelProcess:
 
     @property
     def exit(self) -> ExitStatus | None:
-        """How it ended, or None while it lives."""
+        """Exit status, None while it lives."""
         return self.process.exit
 
     @property
     def stopped(self) -> bool:
-        """Whether a signal has stopped it, so that it does nothing until it is continued."""
+        """Return True if a signal has stopped it: it does nothing until SIGCONT."""
         return self.process.stopped
 
     def usage(self) -> Usage:
-        """What it uses, children included; zeros once it has ended."""
+        """Return its resource usage, children included; zeros once it has ended."""
         return self.limits.usage() if self.exit is None else Usage()
 
     def unreceived(self, characters: int) -> str:
-        """What it printed after the first `characters`, even unsent, as far as the ring has it."""
+        """Return output after the first `characters`, also what it has not sent yet.
+
+        At most the ring's size (64 KiB) of it; the kernel may forge it.
+        """
         return self._ring.unreceived(characters)
 
     def interrupt(self) -> None:
@@ -383,7 +395,7 @@ class KernelProcess:
         return await self.process.wait()
 
     def on_close(self, work: Callable[[], Awaitable[None]]) -> None:
-        """Have `aclose` do this first."""
+        """Register `work`, which `aclose` awaits first; the last registered comes first."""
         self._resources.push_async_callback(work)
 
     async def aclose(self) -> None:

@@ -96,7 +96,7 @@ class SandboxProvisioner(KernelProvisionerBase):
 
     @property
     def has_process(self) -> bool:
-        """Whether a kernel has been started and not been waited for."""
+        """Return True if a kernel was started and its end was not awaited yet."""
         return self._kernel is not None
 
     async def pre_launch(self, **kwargs: Any) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The process that connects for sessions, as the server keeps it: started, told, replaced."""
+"""The server's side of the proxy process: start it, give it listening sockets, replace it."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ from kernel_mcp.sandbox.base import Sandbox
 from kernel_specs.template import linux, packets
 
 CERTIFIED_S = 120.0
-"""For a proxy to make the authority of the hosts of secrets; it takes 0.2 s on a quiet machine."""
+"""Seconds for a proxy to make the certificate authority for hosts of secrets; 0.2 s when idle."""
 _KEY_BYTES = 1024
-"""Of the key of an authority in a message, at most: it has some 250."""
+"""Upper bound of the bytes of the authority's key in a message; it has some 250."""
 MOST_CLOSED = 1000
-"""Listeners that were closed and whose last records may still come."""
+"""Number of closed listeners that are remembered, as their last records may still come."""
 
 logger = logging.getLogger(__name__)
 
 
 class Proxy:
-    """The process of the network, with the listening sockets of all kernels."""
+    """The proxy process, with the listening sockets of all kernels."""
 
     def __init__(
         self,
@@ -43,9 +43,10 @@ class Proxy:
         tell: Tell,
         remark: Callable[[str], None] = lambda _text: None,
     ) -> None:
-        """It gets a user id from `sandbox`, if that has any; `tell` takes what is of no session.
+        """The proxy runs under a user id of `sandbox`, if that has any.
 
-        `remark` takes what the next answers are to say.
+        `tell` is called with records that belong to no session, `remark` with texts that the next
+        answers include.
         """
         self._vault = vault
         self._certified = anyio.Event()
@@ -57,7 +58,7 @@ class Proxy:
         self._remark = remark
         self._numbers = itertools.count(1)
         self._open: dict[int, tuple[Mapping[str, Any], socket.socket, Tell]] = {}
-        """What was given to the process, by number: the message, the socket, who hears of it."""
+        """By number: the message about a listening socket, the socket, the callback for records."""
         self._closed: OrderedDict[int, Tell] = OrderedDict()
         self._process = HelperProcess(
             "the proxy of the network",
@@ -69,7 +70,7 @@ class Proxy:
 
     @property
     def down(self) -> bool:
-        """Whether kernels that have a way to it wait for the next one."""
+        """Return True if the proxy does not run while kernels with network access wait for it."""
         return not self._process.running and bool(self._open)
 
     def start(self) -> None:
@@ -77,7 +78,10 @@ class Proxy:
         self._process.start()
 
     async def certify(self) -> None:
-        """Start it, and wait until kernels can know its authority. Raises LaunchError."""
+        """Start it and wait for its certificate authority.
+
+        Raises LaunchError after `CERTIFIED_S`.
+        """
         self.start()
         try:
             with anyio.fail_after(CERTIFIED_S):
@@ -98,13 +102,17 @@ class Proxy:
             self._sandbox.release(self._identity)
 
     def number(self) -> int:
-        """One that no other listener or session has."""
+        """Return a number that no other listener or session has."""
         return next(self._numbers)
 
     def give(
         self, session: int, sock: socket.socket, rules: Rules, exact: Entry | None, tell: Tell
     ) -> int:
-        """Have it accept from a listening socket, which is this object's now; its number."""
+        """Let the proxy accept from `sock`, which this object owns from now on; return its number.
+
+        With `exact` all its connections go to that host and port. `tell` is called with a record of
+        each.
+        """
         number = self.number()
         message = {
             "listen": number,
@@ -117,7 +125,7 @@ class Proxy:
         return number
 
     def take_back(self, number: int) -> None:
-        """Have it accept no more there, and cut what it has."""
+        """Close the listening socket of this number, and cut its connections."""
         _, sock, tell = self._open.pop(number)
         sock.close()
         self._closed[number] = tell
@@ -133,7 +141,7 @@ class Proxy:
         return bare_program("kernel_mcp.network.proxy", *words, packages=True)
 
     def _on_start(self) -> None:
-        """Tell what it has to know first; nothing but its socket ever holds values of secrets."""
+        """Send secrets and listening sockets to a new process; secrets use no other channel."""
         if self._vault:
             trust = os.memfd_create("authorities", os.MFD_CLOEXEC)
             with open(trust, "w+", encoding="ascii") as file:

@@ -35,7 +35,10 @@ DRAIN_READS = 16
 
 
 class StderrTail:
-    """Reads a pipe on the event loop and keeps the last of it; owns the descriptor."""
+    """The last 16 KiB that a process wrote to a pipe, read on the event loop.
+
+    Owns the descriptor.
+    """
 
     def __init__(self, fd: int, loop: asyncio.AbstractEventLoop) -> None:
         self._fd = fd
@@ -47,18 +50,18 @@ class StderrTail:
         loop.add_reader(fd, self._on_readable)
 
     def text(self) -> str:
-        """What is kept, without control characters but line ends and tabs."""
+        """Return the kept output, without control characters except line ends and tabs."""
         text = self._kept.decode("utf-8", "replace")
         return "".join(char for char in text if char.isprintable() or char in "\n\t")
 
     def drain(self) -> None:
-        """Take what the pipe holds now."""
+        """Read what the pipe holds now."""
         for _ in range(DRAIN_READS):
             if not self._read():
                 break
 
     def forget(self) -> None:
-        """Keep none of what came so far: it is of a kernel before."""
+        """Discard the kept output: it is that of an earlier kernel."""
         self._kept.clear()
 
     def close(self) -> None:
@@ -223,7 +226,10 @@ class Inspector:
             child = parent
 
     def _of_others(self, taken: set[str], kin: set[int]) -> set[str]:
-        """What living kernels hold that share any of `taken`, read again: Linux reuses numbers."""
+        """Return the namespaces and mounts of living kernels, not `kin`, that share any of `taken`.
+
+        They are read again, as Linux reuses the numbers.
+        """
         held: set[str] = set()
         for pidfd, (pid, facts) in list(self._living.items()):
             if pidfd not in kin and not taken.isdisjoint(facts.held):

@@ -162,7 +162,10 @@ def boot_content(
 
 
 def support_of(environment: KernelEnvironment) -> list[str]:
-    """Where the kernel's own packages are, and their order, if its environment has none."""
+    """Return the folder of the kernel's own packages and its place on sys.path, first or last.
+
+    Empty if the environment has those packages itself.
+    """
     return [] if environment.support is None else environment.support.path
 
 
@@ -184,7 +187,7 @@ def ceilings(request: LaunchRequest, guest: GuestPaths) -> dict[str, int]:
 
 
 def layer_paths(request: LaunchRequest, guest: GuestPaths) -> list[str]:
-    """Where the kernel sees the package layers of its session."""
+    """Return the paths in the kernel of its session's package layers."""
     if not guest.layers:
         return [str(layer) for layer in request.layers]
     return [f"{guest.layers}/{number}" for number in range(len(request.layers))]

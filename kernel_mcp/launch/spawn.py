@@ -87,12 +87,12 @@ class Spawned:
 
     @property
     def pids(self) -> list[int]:
-        """Those that are known: what was started first, the kernel last."""
+        """Process ids that are known: the process that was started first, the kernel last."""
         known = (None if self._link else self._outer, self._first, self.kernel)
         return [watched.pid for watched in known if watched is not None]
 
     def begin(self, on_end: OnEnd) -> None:
-        """Have `on_end` called at the end of what was started."""
+        """Call `on_end` when the process that was started ends; at once if it has ended."""
         self._on_end = on_end
         if self._code is not None:
             on_end(self._code)

@@ -72,7 +72,7 @@ STOCK_S = 0.3
 FORKS_PER_PROCESSOR = 2
 """Kernels forked at a time: more would only delay all of them."""
 READY_FD, RING_FD = 3, 4
-"""The descriptors that a forked kernel finds its ready socket and its output ring at."""
+"""Descriptor numbers of the ready socket and the output ring in a forked kernel."""
 
 
 class TemplateLauncher:
@@ -93,7 +93,7 @@ class TemplateLauncher:
         variables: tuple[tuple[str, str], ...] = (),
         checkpoints: bool = True,
     ) -> None:
-        """Keep the `templates` that were used last; `checkpoints` of their kernels can be had.
+        """Keep the `templates` that were used last; `checkpoints`: their kernels support those.
 
         `shared` folders hold all workspaces and package layers. Without `resources`: rlimits only.
         Packages may read `variables` while they are imported.
@@ -126,16 +126,17 @@ class TemplateLauncher:
             [Path(each.guest) for each in mounts],
         )
         self.remark: Callable[[str], None] = lambda _text: None
-        """Takes what the next answer of every session is to say."""
+        """Called with a text that the next answer of every session includes."""
         self._most = templates
         self._fork_slots = anyio.Semaphore(FORKS_PER_PROCESSOR * (os.cpu_count() or 1))
         self._supervisors: dict[KernelEnvironment, TemplateSupervisor] = {}
         self._retired: list[TemplateSupervisor] = []
 
     def prepare(self, environment: KernelEnvironment, preload: Sequence[str] = ()) -> None:
-        """Have a template of `environment` that has imported `preload`; returns at once.
+        """Start a template of `environment` that imports `preload`; return at once.
 
-        Another `preload` than before makes another template. Has to be called on the event loop.
+        Does nothing if there is one; another `preload` than before replaces it. Requires the event
+        loop's thread.
         """
         found = self._supervisors.get(environment)
         if found is not None and found.preload == tuple(preload):
@@ -151,14 +152,14 @@ class TemplateLauncher:
         )
 
     def template(self, environment: KernelEnvironment) -> TemplateProcess | None:
-        """The template that can fork kernels of `environment` now, if there is one."""
+        """Return the template that can fork kernels of `environment` now, or None."""
         supervisor = self._supervisors.get(environment)
         return None if supervisor is None else supervisor.template
 
     async def ready(self, environment: KernelEnvironment) -> bool:
-        """Wait until the template has everything and is tried, or has failed; whether it can fork.
+        """Wait until the template has imported everything and passed its self-test, or has failed.
 
-        It forks before that, with what it has.
+        Return True if it can fork. It also forks before that, with what it has imported.
         """
         supervisor = self._supervisors.get(environment)
         if supervisor is None or not await supervisor.ready():
@@ -172,12 +173,12 @@ class TemplateLauncher:
         return supervisor.template is not None
 
     def checks(self, environment: KernelEnvironment) -> tuple[Check, ...]:
-        """What the trial of the template of `environment` has found, once it was tried."""
+        """Return the results of the self-test of the template of `environment`; empty before it."""
         template = self.template(environment)
         return () if template is None else template.proof.checks
 
     def refusal(self, environment: KernelEnvironment) -> str:
-        """Why the template of `environment` may not be used, if that is so."""
+        """Return why the template of `environment` may not be used; empty if it may."""
         supervisor = self._supervisors.get(environment)
         return "" if supervisor is None else supervisor.refusal
 
@@ -206,7 +207,7 @@ class TemplateLauncher:
 
     @property
     def states(self) -> list[str]:
-        """Of each environment's template: ready, loading, failed."""
+        """State of each environment's template: ready, loading or failed."""
         return [
             "ready" if each.template is not None else "loading" if each.loading else "failed"
             for each in self._supervisors.values()

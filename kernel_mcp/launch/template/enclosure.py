@@ -1,4 +1,4 @@
-"""The sandbox of a forked kernel, of those of its checkpoints, and of what outlives them."""
+"""The sandbox that a forked kernel shares with its checkpoints and the kernels forked from them."""
 
 from __future__ import annotations
 
@@ -51,27 +51,27 @@ STATUS_S = 1.0
 """Seconds after a kernel's end that its exit status may take."""
 LOOK_S = 0.005
 FIRST_ROUNDS, ROUNDS = 3, 40
-"""Looks at what is left of a dead kernel, first while it may start processes, as others of its
-sandbox do. A fork bomb has to stop then, or all of it ends."""
+"""Attempts to kill what a dead kernel has left: a few while the sandbox may start processes, then
+more while it may not. If a fork bomb outlasts these, the whole sandbox is ended."""
 ROUND_S = 0.5
 """Longest wait for processes that were killed, one of which may be writing to a slow disk."""
 BUSY_LOOKS = 400
-"""Looks at whether a checkpoint or a kernel is being made."""
+"""Number of polls, `LOOK_S` apart, until no checkpoint or kernel is being made."""
 MOST_OOM_SCORE = 1000
-"""Of proc_pid_oom_score_adj(5): the first to be killed for lack of memory."""
+"""Highest value of proc_pid_oom_score_adj(5): the first to be killed for lack of memory."""
 _TYPES = (b"DEALER", b"DEALER", b"SUB")
-"""Of the server's sockets for a kernel's `ENDS`."""
+"""ZeroMQ types of the server's sockets for a kernel's `ENDS`."""
 
 
 class Inspect(Protocol):
-    """Compares a process with what its sandbox promises."""
+    """Compares a process with the confinement that its sandbox is expected to have."""
 
     def __call__(self, pid: int, pidfd: int, *, kin: Iterable[int]) -> Inspected:
         """`kin` are pidfds of kernels whose sandbox it shares. Raises BoundaryBroken."""
 
 
 class Revived:
-    """A kernel that a checkpoint has forked, as `Start` has it."""
+    """The `Start` of a kernel that a checkpoint has forked."""
 
     wrapped = False
 
@@ -93,11 +93,11 @@ class Revived:
         return [self._enclosure.init.pid, self.kernel.pid]
 
     def begin(self, on_end: OnEnd) -> None:
-        """Have `on_end` called at the end."""
+        """Call `on_end` when the kernel ends."""
         self._on_end = on_end
 
     def adopt(self, pid: int) -> None:
-        """It is the one that has said so."""
+        """Do nothing: the process is known from the beginning."""
 
     def kill(self) -> None:
         """Send SIGKILL to the kernel, and to all where nothing else needs the sandbox."""
@@ -107,7 +107,7 @@ class Revived:
             self._enclosure.kill()
 
     async def settled(self) -> None:
-        """Everything is known from the beginning."""
+        """Return at once: all processes are known from the beginning."""
 
     async def gone(self) -> None:
         """Return when it is gone."""
@@ -144,9 +144,9 @@ class Revived:
 
 
 class ForkedEnclosure:
-    """Owns a sandbox with all that is in it; closed with its last kernel.
+    """Owner of a sandbox and all its processes; closed when its last kernel is closed.
 
-    `checkpoints` are those that wait. A kernel that is dead but not closed keeps it, too.
+    `checkpoints` are those that wait. A kernel that is dead but not closed also keeps it open.
     """
 
     def __init__(
@@ -178,7 +178,7 @@ class ForkedEnclosure:
         limits.kill, limits.relieve = self._kill_kernels, self._kill_largest
 
     def needed(self, beside: Start) -> bool:
-        """Whether a kernel lives besides one, or another could."""
+        """Return True if another kernel than `beside` lives, or a checkpoint could fork one."""
         others = (each for each in self._kernels if each.process.start is not beside)
         return not self._closed and (
             any(each.exit is None for each in others)
@@ -192,7 +192,7 @@ class ForkedEnclosure:
             self.init.continue_parent()
 
     async def leave(self, kernel: KernelProcess) -> None:
-        """Close a kernel that is used no more, and with the last one everything."""
+        """Close a kernel that is no longer used; with the last one, close the whole sandbox."""
         own = self._kernels.pop(kernel, None)
         if own is None:
             return
@@ -279,7 +279,10 @@ class ForkedEnclosure:
         raise LaunchError("what the kernel had started does not end")
 
     async def _end_others(self, rounds: int) -> bool:
-        """Kill all but what is needed until nothing is left; False when something always is."""
+        """Kill all processes but kernels and checkpoints, up to `rounds` times.
+
+        Return False if others are still there then.
+        """
         for _ in range(rounds):
             kept = {self.init.pid, *(each.pid for each in self.checkpoints if each.usable)}
             for kernel in self._kernels:
@@ -355,7 +358,7 @@ class ForkedEnclosure:
             return kernel
 
     def join(self, kernel: KernelProcess, own: AsyncExitStack) -> None:
-        """Have a kernel, with what is closed when it is used no more."""
+        """Add a kernel; `own` is closed when it leaves."""
         self._kernels[kernel] = own
         kernel.on_close(partial(self.leave, kernel))
 
@@ -386,13 +389,13 @@ class ForkedEnclosure:
             largest.kill()
 
     def _on_gone(self, checkpoint: Checkpoint) -> None:
-        """A checkpoint is of no more use, without having been given up."""
+        """Drop a checkpoint that ended although nobody has closed it."""
         if checkpoint.died:  # as a rule Linux has chosen it for lack of memory
             self._limits.excuse()
         self.drop(checkpoint)
 
     def _share(self) -> None:
-        """Have the limit of memory leave room for what checkpoints hold."""
+        """Raise the memory limit by the size of the largest checkpoint that waits."""
         waiting = [each for each in self.checkpoints if each.usable]
         self._limits.make_room(
             max((each.size for each in waiting), default=0),
@@ -400,7 +403,10 @@ class ForkedEnclosure:
         )
 
     def _hold(self, pid: int) -> int:
-        """A pidfd of a process of this sandbox. Raises LaunchError, OSError."""
+        """Return a pidfd of a process of this sandbox that is no kernel, checkpoint or init.
+
+        Raises LaunchError for any other process, OSError.
+        """
         known = {self.init.pid, *(each.pid for each in (*self.checkpoints, *self._places))}
         known.update(kernel.pid for kernel in self._kernels)
         if pid <= 0 or pid in known:
@@ -416,7 +422,7 @@ class ForkedEnclosure:
         return pidfd
 
     def _end(self, pid: int) -> int:
-        """SIGKILL to a process of this sandbox; a pidfd of it, -1 when it has ended."""
+        """Send SIGKILL to a process of this sandbox; return a pidfd of it, -1 if it has ended."""
         try:
             pidfd = self._hold_any(pid)
         except (OSError, LaunchError):
@@ -433,16 +439,16 @@ class ForkedEnclosure:
         raise LaunchError("it is not of this sandbox")
 
     def _processes(self) -> Sequence[int]:
-        """Those of this sandbox that run."""
+        """Return process ids of this sandbox, zombies excluded."""
         group = self._limits.group
         among = None if group is None else group.processes()
         return [pid for pid in pids_of_namespace(self._namespace, among) if not _is_zombie(pid)]
 
 
 def connected(own: AsyncExitStack) -> tuple[list[socket.socket], list[int]]:
-    """Connections of a kernel's `ENDS`, opened: ours, which `own` closes, and theirs, to be sent.
+    """Return socket pairs for a kernel's `ENDS`, greeted already: our ends, and theirs to be sent.
 
-    The caller closes those. Raises OSError.
+    `own` closes ours, the caller theirs. Raises OSError.
     """
     ours: list[socket.socket] = []
     with ExitStack() as undo:
@@ -460,7 +466,7 @@ def connected(own: AsyncExitStack) -> tuple[list[socket.socket], list[int]]:
 def _pair(
     own: AsyncExitStack, kind: int = socket.SOCK_STREAM
 ) -> tuple[socket.socket, socket.socket]:
-    """Our end of a connection, which `own` closes, and the other."""
+    """Return a socket pair: our end, non-blocking, which `own` closes, and the other."""
     host, guest = socket.socketpair(socket.AF_UNIX, kind | socket.SOCK_CLOEXEC)
     own.callback(host.close)
     take_no_descriptors(host)
@@ -474,18 +480,18 @@ def _close(fd: int) -> None:
 
 
 def _held(pid: int) -> int:
-    """Bytes of memory of its own that a process holds now."""
+    """Return the bytes of private resident memory of a process. Raises OSError if it has ended."""
     _, resident, shared, *_ = map(int, Path(f"/proc/{pid}/statm").read_bytes().split())
     return (resident - shared) * os.sysconf("SC_PAGE_SIZE")
 
 
 def _because(cause: str, status: ExitStatus) -> ExitStatus:
-    """The exit status with a cause, if it is that of a kernel which was killed."""
+    """Return the exit status, with the cause added if the kernel was killed by SIGKILL."""
     return replace(status, cause=cause) if status.signal == signal.SIGKILL else status
 
 
 def _held_now(pid: int) -> int:
-    """The same; 0 for one that has ended."""
+    """Return the bytes of private resident memory of a process, 0 if it has ended."""
     with absences:
         return _held(pid)
     return 0
@@ -500,7 +506,7 @@ def _is_zombie(pid: int) -> bool:
 
 
 def _set_oom_score(pid: int, pidfd: int, score: int) -> None:
-    """How soon a process is killed for lack of memory. Raises OSError."""
+    """Set oom_score_adj of a process: the highest is killed first. Raises OSError."""
     fd = os.open(f"/proc/{pid}/oom_score_adj", os.O_WRONLY | os.O_CLOEXEC)
     try:
         signal.pidfd_send_signal(pidfd, 0)  # the file is of this very process

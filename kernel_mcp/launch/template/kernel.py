@@ -51,7 +51,7 @@ class Forked:
         self._over = False
         self._on_end: OnEnd = lambda _code: None
         self.needed: Callable[[], bool] | None = None
-        """Whether the sandbox goes on without this kernel; None: it ends with it, and is closed."""
+        """Returns True if the sandbox outlives this kernel; None: it ends with the kernel."""
         with ExitStack() as undo:
             self.init = Watched(pid_of(fork.init), self._loop, None, pidfd=fork.init)
             undo.callback(self.init.close)
@@ -66,14 +66,14 @@ class Forked:
         return [self.init.pid, self.kernel.pid]
 
     def begin(self, on_end: OnEnd) -> None:
-        """Have `on_end` called when the template has told of the end, or never will."""
+        """Call `on_end` once the template has reported the kernel's end, or cannot any more."""
         self._on_end = on_end
         self._fork.on_end = self._finish
         if self._fork.over:
             self._finish()
 
     def adopt(self, pid: int) -> None:
-        """Raises LaunchError when `pid` is not the kernel."""
+        """Raise LaunchError if `pid` is not the kernel."""
         if pid != self.kernel.pid:
             raise LaunchError(f"its readiness came from process {pid} instead of {self.kernel.pid}")
 
@@ -91,10 +91,10 @@ class Forked:
             self.kernel.continue_parent()
 
     async def settled(self) -> None:
-        """Everything is known from the beginning."""
+        """Return at once: all processes are known from the beginning."""
 
     async def gone(self) -> None:
-        """Return when both are gone, or the kernel is where the sandbox is another's."""
+        """Return when both are gone; the kernel alone where an enclosure owns the sandbox."""
         if self.needed is None:
             await self.init.gone.wait()
         await self.kernel.gone.wait()
@@ -111,7 +111,7 @@ class Forked:
             self.release()
 
     def release(self) -> None:
-        """Have the template know that nothing of the sandbox is left."""
+        """Report to the template that all of the sandbox has ended."""
         self._fork.on_release()
 
     def _on_kernel_end(self) -> None:
@@ -134,7 +134,7 @@ def _nothing() -> None:
 
 
 class Start(Protocol):
-    """Has a template fork a process into a sandbox of its own."""
+    """Forks a process from a template into a sandbox of its own."""
 
     async def __call__(
         self,
@@ -145,7 +145,10 @@ class Start(Protocol):
         inherited: tuple[int, int],
         trial: Mapping[str, Any] | None = None,
     ) -> ConfinedProcess:
-        """With `trial` it tries that instead of being a kernel. Raises TemplateError, OSError."""
+        """Return the process, which is a kernel, or with `trial` runs that self-test instead.
+
+        Raises TemplateError, OSError.
+        """
 
 
 class Prover:

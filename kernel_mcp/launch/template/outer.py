@@ -35,7 +35,7 @@ from kernel_mcp.sandbox.seccomp import BUILDING, compile_filter
 from kernel_mcp.sandbox.users import IdMap, find_block
 
 SESSIONS = "/sessions"
-"""Where the template of an unprivileged server has the folders that it shares out."""
+"""Folder in the template of an unprivileged server with the folders that its kernels get."""
 MOST_LAYERS = 8
 HOSTNAME = "sandbox"
 TEMPLATE_TMP_BYTES = 64 * 1024 * 1024
@@ -83,7 +83,10 @@ class Shared:
     devices: tuple[Device, ...] = ()
 
     def inside(self, path: Path) -> str:
-        """Where the template of an unprivileged server sees `path`. Raises LaunchError."""
+        """Return the path of `path` in the template of an unprivileged server.
+
+        Raises LaunchError.
+        """
         for number, folder in enumerate(self.folders):
             if path.is_relative_to(folder) and path != folder and ".." not in path.parts:
                 return f"{SESSIONS}/{number}/{path.relative_to(folder)}"
@@ -91,7 +94,7 @@ class Shared:
 
     @property
     def places(self) -> list[str]:
-        """Where the template of an unprivileged server sees each of them."""
+        """Paths of the folders in the template of an unprivileged server."""
         return [f"{SESSIONS}/{number}" for number in range(len(self.folders))]
 
     def options(self) -> list[str]:
@@ -107,7 +110,7 @@ class Shared:
 
     @staticmethod
     def shown(number: int) -> str:
-        """Where it sees a mounted folder."""
+        """Return the path of a mounted folder in the template."""
         return f"{SESSIONS}/m{number}"
 
     def targets(self, passed: Passed) -> list[str]:
@@ -132,7 +135,7 @@ class Shared:
 def outer_command(
     environment: KernelEnvironment, control: int, shared: Shared, identity: Identity | None
 ) -> SandboxCommand:
-    """How to start a template whose end of the control socket is the descriptor `control`.
+    """Return the command of a template whose end of the control socket is descriptor `control`.
 
     `identity` is its user on the host of a root server, None for the server's own. The filter
     leaves packages little more than kernels have. Raises LaunchError for a runtime that cannot be
@@ -166,7 +169,10 @@ def outer_command(
 def start_message(
     environment: KernelEnvironment, preload: Sequence[str], shared: Shared
 ) -> dict[str, Any]:
-    """What the template is told first. Raises SandboxUnavailable without a filter, LaunchError."""
+    """Return the first message to a template: interpreter, imports, masked paths, filter.
+
+    Raises SandboxUnavailable without a filter for this machine, LaunchError.
+    """
     runtime = mounts.runtime_options(environment.readonly)
     return {
         "python": str(environment.python),
@@ -217,12 +223,15 @@ def _options(environment: KernelEnvironment, shared: Shared, *, root: bool) -> l
 
 
 def _bound(options: Sequence[str]) -> list[str]:
-    """The targets of the binds among bubblewrap options."""
+    """Return the targets of read-only binds among bubblewrap options."""
     return [options[i + 2] for i, option in enumerate(options) if option == "--ro-bind"]
 
 
 def _maps(identity: Identity) -> list[tuple[int, int, int]]:
-    """Rows of first id inside, first id on the host, count: `identity` is 0, all others stay."""
+    """Return id map rows of first id inside, first id on the host, count.
+
+    `identity` becomes 0, all others stay. Raises SandboxUnavailable if they cannot be mapped.
+    """
     users, groups = (IdMap.read(Path(f"/proc/self/{name}_map")) for name in ("uid", "gid"))
     block = find_block(users, groups)
     if block is None or identity.uid not in block:
@@ -250,7 +259,7 @@ class TemplateSupervisor:
         preload: Sequence[str],
         remark: Callable[[str], None] = lambda _text: None,
     ) -> None:
-        """`remark` takes what the next answers are to say."""
+        """`remark` is called with texts that the next answers include."""
         self._sandbox = sandbox
         self._remark = remark
         self._shared = shared
@@ -262,35 +271,35 @@ class TemplateSupervisor:
         self._pause_s = FIRST_PAUSE_S
         self._failures = 0
         self.refusal = ""
-        """Why no template of this environment may be used, if that is so."""
+        """Why no template of this environment may be used; empty if one may."""
         self._mark: object = None
         self._start()
 
     def renew(self) -> None:
-        """Replace a template that shows folders which are elsewhere by now."""
+        """Replace a template whose mounted folders were replaced on the host."""
         if self._mark != self._shared.mark() and self._current is not None:
             self._current.retire()
             self._replace("a mounted folder was replaced on the host")
 
     @property
     def template(self) -> TemplateProcess | None:
-        """The template that can fork now, if there is one."""
+        """The template that can fork now, or None."""
         current = self._current
         return current if current is not None and current.usable else None
 
     @property
     def loading(self) -> bool:
-        """Whether it will be able to fork."""
+        """Return True if the template is starting: it runs and cannot fork yet."""
         current = self._current
         return current is not None and current.alive and not current.usable
 
     @property
     def busy(self) -> bool:
-        """Whether any template of it runs."""
+        """Return True if any template runs, retired ones included."""
         return bool(self._all)
 
     async def can_fork(self) -> bool:
-        """Wait until the current template can fork, or has failed; whether it can."""
+        """Wait until the current template can fork or has failed; return True if it can."""
         return self._current is not None and await self._current.can_fork()
 
     async def stocked(self) -> None:
@@ -299,23 +308,26 @@ class TemplateSupervisor:
             await self._current.stocked()
 
     async def ready(self) -> bool:
-        """Wait until the current template has everything or has failed; whether it can fork."""
+        """Wait until the current template has imported everything or has failed.
+
+        Return True if it can fork.
+        """
         return self._current is not None and await self._current.ready()
 
     def forked(self) -> None:
-        """A fork went well."""
+        """Note a successful fork: reset the count of failures and the pause."""
         self._failures = 0
         self._pause_s = FIRST_PAUSE_S
 
     def failed(self) -> None:
-        """A fork went wrong: after some in a row, the template is replaced."""
+        """Note a failed fork; replace the template after `MOST_FAILURES` in a row."""
         self._failures += 1
         if self._failures >= MOST_FAILURES and self._current is not None:
             self._current.retire()
             self._replace(f"{self._failures} kernels in a row could not be forked")
 
     def refuse(self, reason: str) -> None:
-        """What it forks is not confined: use none for this environment any more."""
+        """Use no template for this environment any more, as a fork was not confined: `reason`."""
         if not self.refusal:
             self.refusal = reason
             logger.error(

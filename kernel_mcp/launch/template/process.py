@@ -66,14 +66,14 @@ class Fork:
 
 @dataclass
 class _Answer:
-    """What a template says to a request: a kernel or an error, one of them when `given` is set."""
+    """The answer of a template to a request: a kernel or an error, valid once `given` is set."""
 
     given: anyio.Event = field(default_factory=anyio.Event)
     fork: Fork | None = None
     error: TemplateError = field(default_factory=TemplateError)
 
     def give(self, *, fork: Fork | None = None, error: str = "", passed: bool = False) -> None:
-        """The first answer counts; `passed` is the error that another stage forks now."""
+        """Set the answer, if there is none yet; `passed` means that another stage forks now."""
         if not self.given.is_set():
             self.fork = fork
             self.error = StageOver("it was to be forked") if passed else TemplateError(error)
@@ -81,10 +81,10 @@ class _Answer:
 
 
 class Proof:
-    """What the trial of a template has found; `lock` is held during the trial.
+    """The result of a template's self-test; `lock` is held during the test.
 
-    It holds for one stage: later, code of more packages has run in the template. `namespaces` are
-    those of the template's processes.
+    It is valid for one stage: later, code of more packages has run in the template. `namespaces`
+    are those of the template's processes.
     """
 
     def __init__(self) -> None:
@@ -124,7 +124,7 @@ class TemplateProcess:
         """Counts the times that it has imported more; kernels are forked from the first one on."""
         self.missing: dict[str, str] = {}
         self.reason = ""
-        """Why it forks no more, when nobody has asked for that."""
+        """Why it forks no more; empty while it does, or if that was asked for."""
         self.gone = anyio.Event()
         self.proof = Proof()
         kind = socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC
@@ -144,37 +144,38 @@ class TemplateProcess:
 
     @property
     def output(self) -> str:
-        """The last that it wrote, its packages' warnings among it."""
+        """The last 16 KiB of its output, warnings of packages included."""
         return self._tail.text().strip()
 
     @property
     def alive(self) -> bool:
-        """Whether it can still become or be ready."""
+        """Return True if it runs and was not told to stop: it is ready or can become so."""
         return not self.gone.is_set() and not self._stopped
 
     @property
     def whole(self) -> bool:
-        """Whether no stage is to come."""
+        """Return True if it can fork and has imported everything: no further stage comes."""
         return self.usable and self._whole.is_set()
 
     async def can_fork(self) -> bool:
-        """Wait until it has what every kernel needs or never will; whether it can fork."""
+        """Wait until it has what every kernel needs or has failed; return True if it can fork."""
         await self._can_fork.wait()
         return self.usable
 
     async def stocked(self) -> None:
-        """Wait until it has the first of what it imports for kernels, or never will."""
+        """Wait until it has the first modules that it imports for kernels, or has failed."""
         await self._stocked.wait()
 
     async def ready(self) -> bool:
-        """Wait until everything is loaded or never will be; whether it can fork."""
+        """Wait until everything is imported or it has failed; return True if it can fork."""
         await self._whole.wait()
         return self.usable
 
     async def fork(self, request: Mapping[str, Any], fds: Sequence[int], stage: int = 0) -> Fork:
-        """Have it fork a kernel, of this stage if it is not 0.
+        """Fork a kernel from the template; `stage` 0 means the current one.
 
-        The caller owns the pidfds, keeps `fds`. Raises TemplateError, StageOver.
+        The caller keeps `fds` and owns the pidfds of the result. Raises TemplateError; StageOver if
+        the template has left that stage.
         """
         if not self.usable:
             raise TemplateError("the template is not running")
@@ -241,7 +242,7 @@ class TemplateProcess:
             self._look_timer = self._loop.call_later(silence.LOOK_S, self._look)
 
     def _look(self) -> None:
-        """Give it up where it is silent although it has to load, or to fork."""
+        """Stop forking if it does nothing although it has to import or to fork."""
         self._look_timer = None
         if self._stopped or (self._can_fork.is_set() and not self._asked):
             self._silence = None
@@ -258,7 +259,7 @@ class TemplateProcess:
         return tree(self._popen.pid, {pid for fork in self._forks.values() for pid in fork.pids})
 
     def _hang_up(self) -> None:
-        """Closing the control socket ends the template, but not a silent one."""
+        """Close the control socket, which ends the template; kill a silent one."""
         if self._silent:
             self._popen.kill()
         if self._control.fileno() >= 0:
@@ -373,12 +374,12 @@ class TemplateProcess:
 
 
 def _end(code: int) -> str:
-    """How a process has ended: its exit code, or the negative number of a signal."""
+    """Return a text about how a process ended; a negative `code` is that of a signal."""
     return (ExitStatus(signal=-code) if code < 0 else ExitStatus(code=code)).story("it")
 
 
 def _prepared(command: Callable[[int], SandboxCommand], control: int) -> SandboxCommand:
-    """The command that takes over the descriptor `control`, which is closed if there is none."""
+    """Return the command that inherits the descriptor `control`; close that if making it fails."""
     try:
         return command(control)
     except BaseException:
