@@ -74,7 +74,10 @@ def _readable(path: str) -> bool:
 
 
 def _writable(folder: str, attempt: bool) -> bool:
-    """Whether a file can be made in a folder; `access` instead of an `attempt` without sandbox."""
+    """Return True if a file can be made in a folder.
+
+    Without `attempt`, as where there is no sandbox, access(2) answers that.
+    """
     if not attempt:
         return os.access(folder, os.W_OK)
     path = f"{folder}/.kernel-mcp-selftest"
@@ -94,7 +97,7 @@ def _names(folder: str) -> "list[str]":
 
 
 def _foreign(descriptor: str) -> bool:
-    """Whether a descriptor leads elsewhere than to this process's own /proc files."""
+    """Return True if a descriptor refers to anything but this process's own /proc files."""
     try:
         return not os.readlink(f"/proc/self/fd/{descriptor}").startswith(f"/proc/{os.getpid()}/")
     except OSError:
@@ -102,7 +105,10 @@ def _foreign(descriptor: str) -> bool:
 
 
 def _environments(known: "list[int]") -> "list[str]":
-    """The environment in hex of every readable process; `known` are pids to try besides /proc's."""
+    """Return the environment, in hex, of every process that can be read.
+
+    `known` are pids to try besides those listed in /proc.
+    """
     found = []
     for name in {*map(str, known), *_names("/proc")}:
         if name.isdigit():

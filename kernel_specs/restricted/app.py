@@ -184,9 +184,9 @@ def _sockets(info: dict[str, Any], boot: BootConfig) -> _Sockets:
 
 
 def _listening(info: dict[str, Any]) -> tuple[dict[str, socket.socket], dict[str, int]]:
-    """A socket for each channel where a connection file says, and the ports that it may leave open.
+    """Return listening sockets by channel, as a connection file places them, and their ports.
 
-    Raises OSError.
+    A port that the file leaves open (0) is chosen here. Raises OSError.
     """
     transport, ip = info.get("transport", "tcp"), info.get("ip", "127.0.0.1")
     opened, ports = {}, {}
@@ -197,14 +197,14 @@ def _listening(info: dict[str, Any]) -> tuple[dict[str, socket.socket], dict[str
 
 
 def _let_processes_meet_over_tcp() -> None:
-    """Have multiprocessing listen on TCP where this process can make no Unix socket."""
+    """Set multiprocessing's default to TCP, for a process that cannot make Unix sockets."""
     from multiprocessing import connection  # takes 2 ms, unless the template has it
 
     connection.default_family = "AF_INET"  # type: ignore[attr-defined]
 
 
 def _sent(boot: BootConfig, count: int) -> list[socket.socket]:
-    """The sockets that the host has made, which come before anything else. Raises BootError."""
+    """Return the `count` sockets that the host sends before anything else. Raises BootError."""
     with socket.socket(fileno=os.dup(boot.ready_fd)) as host:
         _, fds, _, _ = socket.recv_fds(host, 16, count, socket.MSG_CMSG_CLOEXEC)
     if len(fds) != count:
@@ -213,7 +213,7 @@ def _sent(boot: BootConfig, count: int) -> list[socket.socket]:
 
 
 def create() -> KernelApp:
-    """The one application of this process, logging errors only."""
+    """Return this process's only application, which logs errors alone."""
     log = logging.getLogger("kernel")
     log.propagate = False
     log.setLevel(logging.ERROR)

@@ -33,7 +33,7 @@ class CommandNotAllowedError(PermissionError):
 
 
 def is_harmless(name: str, line: str = "") -> bool:
-    """Whether every policy permits the magic `name`; `line` is what follows it."""
+    """Return True if every policy permits the magic `name`; `line` is the text after it."""
     if name == "config":
         return _PLOT_SETTING.fullmatch(line) is not None
     return name in _SAFE_MAGICS

@@ -52,7 +52,7 @@ class InterruptGate:
 
     @property
     def busy(self) -> bool:
-        """Whether a request is being handled."""
+        """Return True if a request is being handled."""
         return self._handling
 
     def __call__(self, _signum: int, frame: FrameType | None) -> None:
@@ -73,7 +73,7 @@ class InterruptGate:
             self._raise()
 
     def begin(self) -> None:
-        """A request is being handled; installs the handler, which user code may have replaced."""
+        """Note the start of a request; install the handler, which user code may have replaced."""
         self._pending = False
         self._raised_at = 0.0
         if self._arrived >= 0:
@@ -86,7 +86,7 @@ class InterruptGate:
                 signal.set_wakeup_fd(self._arrival, warn_on_full_buffer=False)
 
     def watch(self) -> int:
-        """Have signals written to a pipe before Python looks for them; returns its end to read."""
+        """Let C code write each signal to a pipe before Python handles it; return the read end."""
         self._arrived, self._arrival = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         if not self._watched:  # hooks are inherited
             self._watched = True
@@ -95,16 +95,19 @@ class InterruptGate:
 
     @property
     def arrivals(self) -> tuple[int, ...]:
-        """The descriptors of that pipe."""
+        """Descriptors of the pipe that `watch` has made; empty without one."""
         return tuple(fd for fd in (self._arrived, self._arrival) if fd >= 0)
 
     def waiting(self) -> int | None:
-        """How many were handled when another arrived; None without one (service thread)."""
+        """Return the count of handled signals if SIGINT is pending, else None (service thread)."""
         handled = self._handled
         return handled if signal.SIGINT in self._read_arrivals() and self._handling else None
 
     def wake(self, handled: int) -> None:
-        """End the main thread's system call if none was handled since (service thread)."""
+        """Interrupt the main thread's system call if no signal was handled since (service thread).
+
+        `handled` is the count that `waiting` has returned.
+        """
         main = threading.main_thread().ident
         if (
             handled == self._handled

@@ -272,7 +272,7 @@ class SandboxKernel(CheckpointRequests, SnapshotRequests, IPythonKernel):
         os._exit(0)
 
     async def do_complete(self, code: str, cursor_pos: int) -> dict[str, Any]:
-        """What could follow; code of values is asked, which SIGINT ends."""
+        """Return completions. Methods of values may run for that; SIGINT interrupts them."""
         with self._asking_values():
             return dict(super().do_complete(code, cursor_pos))
         return dict(_INTERRUPTED)
@@ -280,7 +280,10 @@ class SandboxKernel(CheckpointRequests, SnapshotRequests, IPythonKernel):
     async def do_inspect(
         self, code: str, cursor_pos: int, detail_level: int = 0, omit_sections: Any = ()
     ) -> dict[str, Any]:
-        """What a name stands for; likewise."""
+        """Return what a name refers to.
+
+        Methods of values may run for that; SIGINT interrupts them.
+        """
         with self._asking_values():
             return dict(super().do_inspect(code, cursor_pos, detail_level, omit_sections))
         return dict(_INTERRUPTED)
@@ -374,7 +377,7 @@ _INTERRUPTED = {
 
 
 def _exit_code(error: BaseException | None) -> int:
-    """What a program ends with in which `error` is raised."""
+    """Return the exit code of a program that `error` ends: 130 for an interrupt, 1 by default."""
     if not isinstance(error, SystemExit):
         return 130 if isinstance(error, KeyboardInterrupt) else 1
     return error.code & 0xFF if isinstance(error.code, int) else int(error.code is not None)

@@ -113,15 +113,15 @@ class Channel:
 
 
 LINGER_SECONDS = 0.2
-"""After a cell, and after text that came then, when what threads have printed since is looked for:
-of text without the end of a line Python tells nobody."""
+"""Seconds after a cell, and after text that came then, until text of threads is looked for: Python
+announces no text without the end of a line."""
 
 
 class Ticker:
-    """A timer that makes a descriptor readable every `seconds`: to set it wakes no thread."""
+    """A timerfd that is readable every `seconds`: setting it wakes no thread."""
 
     def __init__(self, seconds: float) -> None:
-        """Make one that does not run. Raises OSError."""
+        """Make a stopped timer. Raises OSError."""
         library = ctypes.PyDLL(None, use_errno=True)  # for calls that hold Python's lock
         self.fd: int = library.timerfd_create(time.CLOCK_MONOTONIC, os.O_NONBLOCK | os.O_CLOEXEC)
         if self.fd < 0:
@@ -133,26 +133,26 @@ class Ticker:
         self._once = spec(0, 0, 0, round(LINGER_SECONDS * 1e9))
 
     def start(self) -> None:
-        """Have the first tick come after a pause from now."""
+        """Start the timer: the first tick comes `seconds` from now."""
         self._settime(self.fd, 0, self._on, None)
 
     def start_once(self) -> None:
-        """Have one tick come, `LINGER_SECONDS` from now."""
+        """Set the timer to a single tick, `LINGER_SECONDS` from now."""
         self._settime(self.fd, 0, self._once, None)
 
     def stop(self) -> None:
-        """Have none come."""
+        """Stop the timer."""
         self._settime(self.fd, 0, self._off, None)
 
     def take(self) -> None:
-        """Have the descriptor not be readable until the next tick."""
+        """Consume a tick: the descriptor is readable again at the next one."""
         with contextlib.suppress(BlockingIOError):  # it was stopped meanwhile
             os.read(self.fd, 8)
 
 
 RETRY_SECONDS = 0.002
 UNSEEN_SECONDS = 0.05
-"""After which a signal that Python has not looked for counts as unseen by its system call."""
+"""Seconds until SIGINT is sent again if Python has not handled it: a system call goes on."""
 EXIT_SECONDS = 1.0
 """How long a shutdown waits for a main thread that is busy with user code."""
 _BLOCKED_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGALRM, signal.SIGCHLD)
@@ -161,7 +161,7 @@ _BLOCKED_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGALRM, signal.SIGCHL
 PR_SET_NAME = 15
 """<linux/prctl.h>."""
 OS_NAME = b"kernel-service"
-"""By which the host knows that this thread runs no code of cells; at most 15 bytes."""
+"""Name by which the host knows that this thread runs no code of cells; at most 15 bytes."""
 
 
 class ServiceThread(threading.Thread):
@@ -233,19 +233,19 @@ class ServiceThread(threading.Thread):
         return False
 
     def cell_started(self) -> None:
-        """Text of the cell is now sent every `flush_seconds` (main thread)."""
+        """Note that a cell runs: its text is sent every `flush_seconds` (main thread)."""
         self._began = time.monotonic()
         self._running = True
         self._console.by_line()
         self.tick_soon()
 
     def cell_ended(self) -> None:
-        """The cell is done (main thread)."""
+        """Note that the cell has ended (main thread)."""
         self._running = False
         self._rest(lingers=True)
 
     def tick_soon(self) -> None:
-        """Have the flush timer running; safe from any thread."""
+        """Start the flush timer unless it runs; safe from any thread."""
         if not self._ticking:
             self._ticking = True
             self._ticker.start()

@@ -54,7 +54,7 @@ class Loops:
         asyncio.create_task = asyncio.tasks.create_task = self.create_task  # type: ignore[assignment]
 
     def hide(self) -> None:
-        """No loop runs in this thread from here on."""
+        """Hide the kernel's running loop from code: no loop runs in this thread, as it sees it."""
         self._kernel, self._task = asyncio.get_running_loop(), asyncio.current_task()
         if self._idle is None or self._idle.is_closed():
             self._idle = asyncio.new_event_loop()
@@ -64,7 +64,7 @@ class Loops:
         asyncio.set_event_loop(self._idle)
 
     def show(self) -> None:
-        """The kernel's loop runs again."""
+        """Undo `hide`: the kernel's loop is the running one again."""
         loop, self._kernel = self._kernel, None
         if loop is None:
             return
@@ -74,12 +74,12 @@ class Loops:
         asyncio.set_event_loop(loop)
 
     def close(self) -> None:
-        """Have no loop of its own: one is made by the next cell."""
+        """Close the idle loop that code sees; the next cell makes another."""
         if self._idle is not None:
             self._idle.close()
 
     def cancel_tasks(self) -> None:
-        """Cancel what an interrupt has left in the idle loop."""
+        """Cancel the tasks that an interrupt has left in the idle loop."""
         if self._idle is not None and not self._idle.is_closed():
             for task in asyncio.all_tasks(self._idle):
                 task.cancel()
@@ -401,14 +401,17 @@ Shell.__module__ = ZMQInteractiveShell.__module__
 
 
 def _first(error: BaseException) -> BaseException:
-    """The first MemoryError of a chain: the kernel's own may follow it."""
+    """Return the first MemoryError of a chain of them: the kernel's own may follow it."""
     while isinstance(error.__context__, MemoryError) and not error.args:
         error = error.__context__
     return error
 
 
 def _may_await(cell: str) -> bool:
-    """Whether a cell has a word without which none awaits: to know more, it has to be compiled."""
+    """Return True if a cell may use `await`: it holds "await" or "async".
+
+    Compiling it tells more.
+    """
     return "await" in cell or "async" in cell
 
 

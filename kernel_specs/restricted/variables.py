@@ -56,9 +56,10 @@ class Variable:
 
 
 def describe(namespace: dict[str, Any], hidden: Container[str] = ()) -> dict[str, Any]:
-    """Content of a `kernel_mcp_variables_reply`; names the kernel itself put there are left out.
+    """Return the content of a `kernel_mcp_variables_reply`.
 
-    Those of more than `NAME_CHARS` are counted alone.
+    The kernel's own names, `hidden`, are left out. Names of more than `NAME_CHARS` characters are
+    only counted.
     """
     names = [
         (name, value)
@@ -71,10 +72,10 @@ def describe(namespace: dict[str, Any], hidden: Container[str] = ()) -> dict[str
 
 
 class Names:
-    """What a namespace has gained and lost since the last look.
+    """Tracker of names that were added to a namespace or removed since the last call.
 
-    A look costs as much as there is new: a dict keeps the order in which names came, so those after
-    the last known one are new, and unless the count says that others have gone, that is all.
+    A call costs as much as there is new: a dict keeps the order of insertion, so keys after the
+    last known one are new. Only if the count shows that others are gone, all keys are compared.
     """
 
     def __init__(self) -> None:
@@ -85,7 +86,7 @@ class Names:
     def news(
         self, namespace: dict[Any, Any], hidden: Container[str]
     ) -> tuple[list[str], list[str]]:
-        """Names that have come and names that have gone."""
+        """Return public names that were added, and those that were removed, since the last call."""
         fresh, known = self._since(namespace), self._known
         if fresh is not None and len(namespace) == self._size + len(fresh):
             come = [key for key in fresh if _public(key, hidden) and key not in known]
@@ -101,7 +102,7 @@ class Names:
         return come, gone
 
     def _since(self, namespace: dict[Any, Any]) -> list[Any] | None:
-        """The keys behind the last known one, or None when that is gone."""
+        """Return the keys behind the last known one, or None if that is gone."""
         fresh: list[Any] = []
         try:
             for key in reversed(namespace.keys()):

@@ -113,7 +113,7 @@ class Cell(NamedTuple):
 
     @classmethod
     def parse(cls, data: dict[str, Any], trees: Sequence[int]) -> Cell:
-        """From a request and the descriptors that came with it. Raises KeyError, ValueError."""
+        """Return the cell of a request and its descriptors. Raises KeyError, ValueError."""
         left = iter(trees)
         places = tuple(
             Place(
@@ -138,7 +138,10 @@ class Cell(NamedTuple):
 
 
 class Joining(NamedTuple):
-    """What a kernel needs to join its cell: the init's pidfd, the read end of the init's pipe."""
+    """Descriptors with which a kernel joins its cell: the init's pidfd, and its pipe's read end.
+
+    The init writes to the pipe once the sandbox is built.
+    """
 
     uid: int
     init: int
@@ -146,10 +149,10 @@ class Joining(NamedTuple):
 
 
 class Ground(NamedTuple):
-    """What all cells of a template share.
+    """Settings that all cells of a template share.
 
-    masks     files of /proc to cover
-    fixed     what stays read-only of a /proc that can be written to; without any all of it is
+    masks     files of /proc to mask
+    fixed     paths of a writable /proc that stay read-only; if empty, all of /proc is read-only
     kept      paths below /tmp that the runtime needs
     program   the system call filter
     """
@@ -161,10 +164,10 @@ class Ground(NamedTuple):
 
 
 def hold(cell: Cell, ground: Ground, gates: Sequence[int], done: int) -> NoReturn:
-    """Be the init of a new pid namespace: build the sandbox, tell `done`, stay until killed.
+    """Run as the init of a new pid namespace: build the sandbox, write to `done`, wait for SIGKILL.
 
-    Enters the control groups of `gates` first. What goes wrong is told to `done` instead, and the
-    kernel will end of it.
+    Enters the control groups of `gates` first. An error is written to `done` instead, and makes the
+    kernel exit.
     """
     try:
         os.setsid()
@@ -183,9 +186,9 @@ def hold(cell: Cell, ground: Ground, gates: Sequence[int], done: int) -> NoRetur
 
 
 def join(sandbox: Joining, ground: Ground) -> None:
-    """Enter the sandbox that an init builds, for good, as a user without any right.
+    """Enter the sandbox that an init builds, for good, as a user without capabilities.
 
-    Raises RuntimeError when it was not built, OSError.
+    Waits until it is built. Raises RuntimeError if it could not be, OSError.
     """
     word = os.read(sandbox.done, 4096)
     if word != READY:

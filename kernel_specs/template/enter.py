@@ -28,7 +28,10 @@ _HIDDEN = linux.MS_NOSUID | linux.MS_NODEV | linux.MS_NOEXEC
 
 
 def main(argv: Sequence[str]) -> int:
-    """Have the init be in the user namespace that the id maps of the second argument describe."""
+    """Run the template's init in a user namespace with the id maps of the second argument.
+
+    Returns the exit code. The processes outside the namespace wait for the one inside.
+    """
     # a terminal's or a kernel's SIGINT is never meant for these processes
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     control = int(argv[0])
@@ -47,7 +50,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _enter(maps: Sequence[tuple[int, ...]]) -> int:
-    """Enter a user namespace with these id maps; the result of fork(2) in it."""
+    """Enter a user namespace with these id maps, and fork there; return the result of fork(2)."""
     ask_read, ask_write = os.pipe()
     mapper = os.fork()
     if mapper == 0:

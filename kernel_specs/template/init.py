@@ -51,16 +51,16 @@ class ChildWatch:
         signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
 
     def fileno(self) -> int:
-        """What to poll."""
+        """Return the descriptor to poll."""
         return self._read
 
     def close(self) -> None:
-        """Give the descriptors back."""
+        """Close the descriptors."""
         os.close(self._read)
         os.close(self._write)
 
     def ended(self) -> Iterator[tuple[int, int]]:
-        """Process id and wait status of every child that has ended since."""
+        """Yield process id and wait status of every child that has ended since."""
         try:
             while os.read(self._read, 4096):
                 pass
@@ -77,7 +77,7 @@ class ChildWatch:
 
     @staticmethod
     def forget() -> None:
-        """Undo the effects on this process, in a child that is none of ours."""
+        """Reset SIGCHLD and the wakeup descriptor, in a child that is to be a kernel."""
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
 
@@ -85,9 +85,12 @@ class ChildWatch:
 START = f"{os.path.dirname(__file__)}/start.py"  # noqa: PTH120  # pathlib takes 4 ms
 EXIT_CODE = 70  # EX_SOFTWARE
 RESERVED_FDS = (3, 4)
-"""A kernel's descriptors of its ready socket and its output ring."""
+"""Descriptor numbers of a kernel's ready socket and output ring."""
 PIDS_OF_KERNELS = 32
-"""The zygote's pid is above: libraries renew random generators when getpid() has changed."""
+"""Highest pid of kernels.
+
+The zygote's is above: libraries renew random state if getpid() differs.
+"""
 _LAST_PID = "/proc/sys/kernel/ns_last_pid"
 _END_MS = 200
 """Milliseconds that a zygote which has hung up may take to end."""
@@ -105,7 +108,7 @@ class Start:
     """
 
     def __init__(self, data: dict[str, Any]) -> None:
-        """From the server's packet. Raises KeyError, ValueError."""
+        """Parse the server's packet. Raises KeyError, ValueError."""
         self.python = str(data["python"])
         self.preload = tuple(map(str, data["preload"]))
         self.support = tuple(map(str, data["support"]))
@@ -287,7 +290,10 @@ class TemplateInit:
             linux.close_all(fds)
 
     def _on_stage(self, message: dict[str, Any], successor: Sequence[int]) -> None:
-        """Have another zygote fork from here on, if there is one; the old one ends."""
+        """Fork from the `successor` from now on, if there is one; the old zygote ends.
+
+        Report the new stage to the server.
+        """
         if successor and self._zygote is not None:
             with contextlib.suppress(OSError):  # it has just ended
                 self._zygote.shutdown(socket.SHUT_WR)
@@ -307,7 +313,10 @@ class TemplateInit:
         )
 
     def _lose(self, zygote: socket.socket) -> None:
-        """A zygote has ended, which may not have answered; without another one, forking is over."""
+        """Handle the end of a zygote: report its open forks as failed, and that forking is over.
+
+        It is not over if a successor has taken its place.
+        """
         self._poll.unregister(zygote)
         self._zygotes.remove(zygote)
         zygote.close()

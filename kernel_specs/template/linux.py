@@ -162,14 +162,14 @@ def prctl(option: int, first: int = 0, second: int = 0) -> int:
 
 
 def set_name(name: str) -> None:
-    """What `ps` calls this process: at most 15 bytes."""
+    """Set the name of this process in `ps`; it is cut to 15 bytes. Raises OSError."""
     _check(_libc.prctl(ctypes.c_int(PR_SET_NAME), name.encode()[:15], 0, 0, 0), "prctl name")
 
 
 def shortest_turns() -> bool:
-    """Have the scheduler give this thread short turns, and so sooner ones; False before Linux 6.12.
+    """Ask the scheduler for short time slices of this thread, which then come sooner.
 
-    `struct sched_attr` of an ordinary thread, with 0.1 ms as `sched_runtime`.
+    Sets 0.1 ms as `sched_runtime` in `struct sched_attr`. Returns False before Linux 6.12.
     """
     number = _SYS_SCHED_SETATTR.get(os.uname().machine)
     if number is None:

@@ -1,7 +1,7 @@
-"""What a template loads before its first fork, the first cell it runs, what no fork may share.
+"""Import modules and run first cells in a template; find what its forks must not share.
 
-A thread is gone in the child, with the locks it held. An open file has one position for all
-children, and shared memory stays shared: sessions would reach each other through them.
+A thread is gone in the child, with the locks it held. An open file has one offset for all children,
+and shared memory stays shared: sessions would reach each other through them.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from kernel_specs.restricted.wire.zmtp import encode, opening
 from kernel_specs.template import linux
 
 LARGEST = 4
-"""Threads of a native pool in a kernel, as `confine.environment` sets it for a cold start."""
+"""Most threads of a native pool in a kernel, as `confine.environment` sets it for a cold start."""
 OPENBLAS = "openblas"
 SETTERS = {
     OPENBLAS: (
@@ -47,10 +47,10 @@ SETTERS = {
 
 @dataclass(frozen=True)
 class Pools:
-    """The setters of the libraries that are loaded.
+    """Functions that set the number of threads, of the native libraries that are loaded.
 
-    sized    those of pools that make their threads when they need them, for the calling thread
-    filled   those that make them at once; each thread then spins for some 25 ms before it sleeps
+    sized    of pools that start threads when needed; the number holds for the calling thread
+    filled   of pools that start threads at once; each then spins for some 25 ms before it sleeps
     """
 
     sized: Sequence[Any] = ()
@@ -58,7 +58,7 @@ class Pools:
 
 
 def find_pools() -> Pools:
-    """What is loaded now."""
+    """Return the pools of the libraries that are loaded now."""
     lines = Path("/proc/self/maps").read_text().splitlines()
     paths = {line[line.index("/") :] for line in lines if "/" in line}
     sized: list[Any] = []
@@ -91,14 +91,14 @@ LIBRARY_CELLS = {
     ),
     "matplotlib": "import matplotlib.pyplot\nmatplotlib.pyplot.plot([1, 2])",
 }
-"""A first use of each library."""
+"""A cell with a typical first use of each library."""
 
 
 class _Nowhere:
     """A socket that drops every message."""
 
     def send_multipart(self, *_: Any, **__: Any) -> None:
-        """Forget a message."""
+        """Drop a message."""
 
 
 def rehearse(app: Any) -> None:
@@ -117,7 +117,7 @@ def rehearse(app: Any) -> None:
 
 
 def _run_cells(app: Any, cells: Sequence[str]) -> list[Any]:
-    """The results of cells, run beside an event loop as in a kernel; no loop is left."""
+    """Run cells in an event loop, as in a kernel, and return their results; no loop is left."""
     shell = app.shell
     with forgetting(shell), _disconnected(shell):
         with contextlib.closing(asyncio.new_event_loop()) as loop:
@@ -173,7 +173,7 @@ def _use_loops() -> None:
 
 @dataclass(frozen=True)
 class Inherited:
-    """Counts of what no fork may share."""
+    """Counts of threads, shared mappings and descriptors, which no fork may share."""
 
     threads: int
     mappings: int
@@ -192,7 +192,7 @@ class Inherited:
         )
 
     def more_than(self, before: Inherited) -> bool:
-        """Whether any of them has grown."""
+        """Return True if any count is above that of `before`."""
         return (
             self.threads > before.threads
             or self.mappings > before.mappings
@@ -201,7 +201,7 @@ class Inherited:
 
 
 def plain_files() -> dict[int, tuple[int, int]]:
-    """Files that packages keep open for reading, fonts for example: device and inode each."""
+    """Return device and inode by descriptor of files that packages keep open, such as fonts."""
     return {
         fd: _identity(fd)
         for fd, mode in sorted(_descriptors().items())
@@ -210,9 +210,9 @@ def plain_files() -> dict[int, tuple[int, int]]:
 
 
 def own_files(files: Mapping[int, tuple[int, int]]) -> list[int]:
-    """Open files anew at their descriptors, for this process alone; those still open after a fork.
+    """Reopen files at their descriptors after a fork, for this process alone; return those.
 
-    A package may have closed its files in the child, and the numbers mean others by now.
+    Skips descriptors that a package has closed in the child, or that are other files by now.
     """
     kept: list[int] = []
     for fd, identity in files.items():
@@ -229,7 +229,7 @@ def _identity(fd: int) -> tuple[int, int]:
 
 
 def _own(fd: int) -> None:
-    """Reopen a file at its descriptor: its position is no longer shared."""
+    """Reopen a file at its descriptor, so that its offset is no longer shared."""
     fresh = os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.lseek(fresh, os.lseek(fd, 0, os.SEEK_CUR), os.SEEK_SET)
@@ -245,7 +245,7 @@ def _access(fd: int) -> int:
 
 
 def _descriptors() -> dict[int, int]:
-    """The file modes of all open descriptors but the standard ones."""
+    """Return file modes by descriptor, of all that are open but the standard streams."""
     found: dict[int, int] = {}
     for fd in [int(entry.name) for entry in Path("/proc/self/fd").iterdir()]:
         with contextlib.suppress(OSError):  # the one that was open to list them
@@ -259,21 +259,21 @@ COMPANIONS = {
     "plotly": ("plotly.express",),
     "sklearn": ("sklearn.linear_model",),
 }
-"""Modules that most uses of another module load."""
+"""Modules to import along with another: most uses of that load them."""
 
 
 _REASON_CHARS = 300
 FIRST = ("numpy", "pandas", "matplotlib")
-"""What most analyses begin with is imported before all other modules."""
+"""Modules to import before all others: most analyses begin with them."""
 
 
 @dataclass(frozen=True)
 class Loaded:
-    """What a template has.
+    """Result of a template's imports.
 
-    missing  modules that it has not, and why
-    folders  hidden folders that were made in /tmp, and that memory refers to
-    pools    the native thread pools of these modules
+    missing  reasons by module that could not be imported
+    folders  hidden folders in /tmp that imports made and may refer to; each kernel gets them
+    pools    native thread pools of the imported modules
     """
 
     missing: dict[str, str] = field(default_factory=dict)
@@ -282,7 +282,7 @@ class Loaded:
 
 
 def ordered(names: Sequence[str]) -> list[str]:
-    """The order in which modules are imported."""
+    """Return modules in the order in which they are imported."""
     return sorted(names, key=lambda name: FIRST.index(name) if name in FIRST else len(FIRST))
 
 
@@ -304,12 +304,12 @@ def begin(kernel: host.KernelHost) -> Loaded:
 
 
 def reason(error: Exception) -> str:
-    """An error in a few words."""
+    """Return type and text of an error, cut to `_REASON_CHARS`."""
     return f"{type(error).__name__}: {error}"[:_REASON_CHARS]
 
 
 def add(name: str) -> str:
-    """Import a module and its companions; why there is none of it, or nothing."""
+    """Import a module and its companions; return why that failed, or ""."""
     try:
         for module in (name, *COMPANIONS.get(name, ())):
             importlib.import_module(module)
@@ -319,7 +319,7 @@ def add(name: str) -> str:
 
 
 def use(kernel: host.KernelHost, name: str) -> str:
-    """Use a module of `LIBRARY_CELLS` once; why that failed, or nothing."""
+    """Run the cell of a module in `LIBRARY_CELLS`; return why that failed, or ""."""
     try:
         _run_cells(kernel._app, [LIBRARY_CELLS[name]])[0].raise_error()
     except Exception as error:  # noqa: BLE001  # its first use in a kernel is slower, no more
@@ -328,12 +328,12 @@ def use(kernel: host.KernelHost, name: str) -> str:
 
 
 def loaded(missing: dict[str, str]) -> Loaded:
-    """What there is now, but for `missing`."""
+    """Return the present result of the imports; `missing` are the modules that failed."""
     return Loaded(missing, _hidden_folders(), find_pools())
 
 
 def _hidden_folders() -> tuple[str, ...]:
-    """Parents come before what is in them."""
+    """Return hidden folders in /tmp and all below them; parents come first."""
     found: list[str] = []
     for top in Path("/tmp").glob(".*"):
         found += [folder for folder, _, _ in os.walk(top)]

@@ -18,9 +18,9 @@ from kernel_specs.restricted import host
 from kernel_specs.template import immortal, linux, packets, prewarm
 
 STAGE_S = 0.15
-"""Seconds of imports after which a successor takes over, at the end of the module then."""
+"""Seconds of imports after which a successor takes over, once the current module is imported."""
 IMPORT_S = 60.0
-"""Seconds for one module with its companions, on a busy machine."""
+"""Upper bound in seconds for one module with its companions, on a busy machine."""
 UNFIT = "it starts threads or holds what kernels must not share"
 _ENDED = "it ended the process that imported it"
 _LATE = f"it was not imported within {IMPORT_S:g} s"
@@ -28,10 +28,11 @@ _LATE = f"it was not imported within {IMPORT_S:g} s"
 
 @dataclass
 class Stage:
-    """What a template has, modules of it that were not used yet, and those that it has not tried.
+    """A stage of a template: its imports (`loaded`) and the modules that are to come.
 
-    Kernels may wait for the first stage after a `bare` one, which is `awaited`: what is imported in
-    that is used in the next one.
+    `unused` modules are imported, but their first cell has not run; those in `left` were not tried.
+    A `bare` stage has the kernel alone. The one after it is `awaited`, as kernels may wait for it:
+    modules that it imports run their first cell in the next stage.
     """
 
     loaded: prewarm.Loaded
@@ -42,27 +43,27 @@ class Stage:
 
     @property
     def to_come(self) -> list[str]:
-        """The modules that a successor uses or imports, in order."""
+        """Modules that a successor runs a cell of or imports, in order."""
         return [*self.unused, *self.left]
 
     def without(self, name: str, why: str) -> None:
-        """Do not try again what a successor was taking, or would have."""
+        """Give up a module: the one that a successor was importing, or without `name` the next."""
         name = name or self.to_come[0]
         self.loaded.missing[name] = why
         (self.unused if name in self.unused else self.left).remove(name)
 
     def over(self) -> None:
-        """Have nothing to come: a successor has it all."""
+        """Clear the modules to come: a successor has taken them over."""
         self.unused.clear()
         self.left.clear()
 
     def message(self) -> dict[str, Any]:
-        """How init and server are told of it."""
+        """Return the message about this stage for init and server."""
         return {"op": "ready", "missing": self.loaded.missing, "left": len(self.to_come)}
 
 
 class Successor:
-    """A child that imports more, for its parent; `begin` returns in both."""
+    """A forked child of a zygote that imports more modules, as its parent sees it."""
 
     def __init__(self, link: socket.socket, pid: int) -> None:
         self.link = link
@@ -73,7 +74,10 @@ class Successor:
 
     @classmethod
     def begin(cls) -> Successor | socket.socket:
-        """Fork; the child gets its end of a link to the parent. Raises OSError."""
+        """Fork; return a Successor in the parent, and in the child its socket to the parent.
+
+        Raises OSError.
+        """
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         parent = os.getpid()
         try:
@@ -93,11 +97,14 @@ class Successor:
 
     @property
     def left_ms(self) -> int:
-        """Milliseconds until it is late."""
+        """Milliseconds until its deadline, 0 after that."""
         return max(0, round(1000 * (self.deadline - time.monotonic())))
 
     def heard(self) -> dict[str, Any] | None:
-        """Take a message; that of a stage that is complete, else None. Raises EOFError."""
+        """Receive a message; return it if it reports a complete stage, else None.
+
+        Raises EOFError if the successor has ended.
+        """
         try:
             received = packets.receive(self.link, wait=False)
         except BlockingIOError:
@@ -116,7 +123,7 @@ class Successor:
         return None
 
     def over(self, *, late: bool = False) -> None:
-        """Have it end, if it has not."""
+        """Kill it and close the socket; `late` if its deadline has passed."""
         if late:
             self.why = _LATE
         os.kill(self.pid, signal.SIGKILL)  # not reaped yet, so the number means it
@@ -124,9 +131,10 @@ class Successor:
 
 
 def grow(kernel: host.KernelHost, link: socket.socket, before: Stage) -> Stage:
-    """Use and import modules in the successor until its time is over; an unfit one ends it.
+    """Run cells and import modules in the successor for `STAGE_S`; return its stage.
 
-    With the last module, objects are made immortal where that is possible.
+    Exits if a module starts threads or opens what forks must not share. After the last module,
+    objects are made immortal where that is possible.
     """
     missing = dict(before.loaded.missing)
     held = prewarm.Inherited.now()

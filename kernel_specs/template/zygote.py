@@ -29,16 +29,16 @@ from kernel_specs.template.init import RESERVED_FDS, ChildWatch
 
 CONNECTION_FILE = Path("/run/kernel/connection.json")
 READY_FD, RING_FD = RESERVED_FDS
-"""Where a kernel finds these; 0 is /dev/null, 1 and 2 are the output pipe."""
+"""Descriptor numbers in a kernel; 0 is /dev/null, 1 and 2 are the output pipe."""
 EXIT_CODE = 70  # EX_SOFTWARE
 REST_S = 0.15
-"""Seconds without a request after which a stage that kernels have waited for grows on."""
+"""Seconds without a request after which an awaited stage starts its successor."""
 LONGEST_REST_S = 1.0
 
 
 @dataclass(frozen=True)
 class Job:
-    """What a kernel is given: its sandbox, the descriptors from `READY_FD` on, groups to enter.
+    """A request for a kernel: its sandbox, its descriptors, control groups to enter (`gates`).
 
     With `trial` it runs that self-test instead of a kernel.
     """
@@ -53,9 +53,9 @@ class Job:
 
 @dataclass(frozen=True)
 class Inheritance:
-    """What a kernel takes over from the template.
+    """State that a kernel inherits from the template.
 
-    files are the descriptors that packages keep open for reading.
+    `files` are descriptors that packages keep open for reading.
     """
 
     ground: cell.Ground
@@ -66,7 +66,7 @@ class Inheritance:
 class Zygote:
     """Forks a kernel for each message of the template's init and reports its end.
 
-    Meanwhile a successor imports what is to come; the one that is ready is handed to the init.
+    Meanwhile a successor imports further modules; once it is ready, the init gets its socket.
     """
 
     def __init__(self, control: socket.socket, stage: stages.Stage) -> None:
@@ -79,9 +79,9 @@ class Zygote:
         self._own_pids = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
 
     def run(self) -> Job | socket.socket | None:
-        """Serve until the template's init wants no more: None.
+        """Serve until the template's init hangs up, then return None.
 
-        At once in children: the job of a kernel, the link of a successor to this process.
+        Returns in forked children, too: the job of a kernel, or a successor's socket to its parent.
         """
         packets.send(self._control, self._stage.message())
         while True:
@@ -248,12 +248,12 @@ def _job(message: dict[str, Any], fds: Sequence[int]) -> Job:
 
 
 def _moved(fd: int) -> int:
-    """The same above the numbers that a kernel expects others at."""
+    """Return a duplicate of the descriptor above the numbers that a kernel reserves."""
     return fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, RING_FD + 1)
 
 
 def _arrange(job: Job) -> None:
-    """Have the descriptors of a kernel at the numbers it expects."""
+    """Move the descriptors of a kernel to the numbers that it expects."""
     os.dup2(job.output, 1)
     os.dup2(job.output, 2)
     os.dup2(job.ready, READY_FD, inheritable=False)

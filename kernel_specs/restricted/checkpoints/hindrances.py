@@ -1,7 +1,7 @@
-"""What a fork of this kernel would lack or share: looked for before one is made.
+"""Search, before a checkpoint, for what a forked kernel would lack or share: threads, GPUs, memory.
 
-Threads end with a fork, and whoever waits for them waits for ever. Memory that is shared on purpose
-goes on changing: as much as `MOST_SHARED_BYTES` of it is copied, and put back.
+Threads end with a fork, and whoever waits for them waits for ever. Shared memory goes on changing
+after a fork: up to `MOST_SHARED_BYTES` of it are copied, and put back later.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ MOST_SHARED_BYTES = 4 * 1024 * 1024
 OMP_PAUSE_HARD = 2  # omp_pause_resource_t of OpenMP 5.0
 _OMP = re.compile(r"lib(gomp|omp|iomp5)\b")
 _SURVIVES = re.compile(r"openblas|libarrow|workqueue|libmkl")
-"""Files whose threads are made anew after a fork: tried, see docs/checkpoints.md."""
+"""Libraries that start their threads again after a fork: tried, see docs/checkpoints.md."""
 _ALWAYS = ("torch", "tensorflow", "jax", "numba.np.ufunc.omppool")
 """Modules that cannot be forked, whether they have threads now or not."""
 _GPU = re.compile(r"/dev/(nvidia|dxg|kfd|dri/renderD)")
@@ -30,23 +30,23 @@ _GPU = re.compile(r"/dev/(nvidia|dxg|kfd|dri/renderD)")
 _MEMORY = re.compile(r"^(/dev/shm/|/dev/zero|/memfd:|/SYSV|.* \(deleted\)$|$)")
 _OWN = "/memfd:output-ring"
 _SYSTEM = re.compile(r"(lib(c|pthread|m|dl|rt|stdc\+\+|gcc_s)|ld-[\w-]+)[-.\d]*\.so\b|\[")
-"""Files with the first frames of a thread of anybody."""
+"""Files with the outermost frames of every thread, which do not tell whose it is."""
 _PYTHON = re.compile(r"(lib)?python\d*(\.\d+)?\w?$|libpython\d")
 STACK_BYTES = 16 * 1024
-"""Of a thread that waits, where frames of its library are."""
+"""Bytes at the outer end of a waiting thread's stack that are searched for frames of a library."""
 SETTLE_S = 0.2
-"""Threads go on for so long after their work, as those of OpenBLAS for 25 ms."""
+"""Seconds to wait for threads that end or sleep after their work; those of OpenBLAS need 25 ms."""
 LOOK_S = 0.005
 UNKNOWN = "an unknown library"
-"""Of a thread that does not wait, or has no frame of a file."""
+"""Owner of a thread that does not wait, or whose stack has no frame of a known file."""
 UNSEEN = "threads of libraries that this sandbox does not let be looked at"
 _SYSCALL_FIELDS = 3
-"""Of /proc/pid/syscall where a thread waits; the last two are the stack pointer and the address."""
+"""Least fields of /proc/pid/syscall for a waiting thread; the last two: stack pointer, address."""
 
 
 @dataclass(frozen=True)
 class Shared:
-    """A piece of memory that other processes can have, too, and its content."""
+    """The address and content of memory that other processes may share."""
 
     address: int
     content: bytes
@@ -58,16 +58,16 @@ class Shared:
 
 @dataclass(frozen=True)
 class Found:
-    """`words` name what is in the way of a checkpoint; `shared` is memory to put back."""
+    """Result of a search: `words` name the hindrances, `shared` is memory to put back."""
 
     words: tuple[str, ...] = ()
     shared: tuple[Shared, ...] = ()
 
 
 def look(own: Iterable[threading.Thread]) -> Found:
-    """Look for hindrances, after the threads that can be done without have been ended.
+    """Return the hindrances to a checkpoint, or, if there are none, the shared memory to put back.
 
-    `own` are threads of the kernel itself.
+    Ends threads that libraries start again when needed. `own` are threads of the kernel itself.
     """
     maps = Path("/proc/self/maps").read_text(errors="replace").splitlines()
     _end_monitors()
@@ -106,7 +106,7 @@ def _end_monitors() -> None:
 
 
 def _python_threads(own: Iterable[threading.Thread]) -> list[str]:
-    """Those of `threading`, and those without an object: of `_thread`, or of C code in Python."""
+    """Return words for Python threads except `own`, also those without a `threading` object."""
     at_work = set(sys._current_frames())
     named = {
         thread.ident: f"the thread {thread.name!r}"
@@ -119,7 +119,7 @@ def _python_threads(own: Iterable[threading.Thread]) -> list[str]:
 
 
 def _native_threads(own: set[str], maps: Sequence[str]) -> list[str]:
-    """Threads of libraries that a fork would end for good."""
+    """Return words for threads of libraries that would be missing after a fork."""
     known = own | {str(os.getpid())}
     if _count() <= len(known):
         return []
@@ -141,17 +141,17 @@ def _native_threads(own: set[str], maps: Sequence[str]) -> list[str]:
 
 
 def _words(owner: str) -> str:
-    """What a user calls a file such as `_polars_runtime.abi3.so`."""
+    """Return words for the user about threads of a file: "threads of polars_runtime"."""
     return f"threads of {re.sub(r'^(lib|_)', '', owner).partition('.')[0]}"
 
 
 def _may_end(owner: str) -> bool:
-    """Whether a thread may be about to end, or to wait."""
+    """Return True if a thread of this owner may soon end or wait, so that it is looked at again."""
     return owner == UNKNOWN or bool(_OMP.search(owner))
 
 
 class _Code:
-    """Where the code of libraries lies."""
+    """The memory ranges of library code and of possible stacks, from /proc/self/maps."""
 
     def __init__(self, maps: Sequence[str]) -> None:
         self._stacks: list[tuple[int, int]] = []
@@ -167,7 +167,11 @@ class _Code:
         self._starts = [start for start, _, _ in self._files]
 
     def owner(self, task: str) -> str:
-        """The file whose code a thread runs, by its stack; empty when it has ended."""
+        """Return the name of the library that a thread belongs to, by its stack.
+
+        "Python" for threads of the interpreter, `UNKNOWN` if it cannot be told, empty if the thread
+        has ended.
+        """
         try:
             state = Path(f"/proc/self/task/{task}/syscall").read_text().split()
         except FileNotFoundError:
@@ -180,7 +184,7 @@ class _Code:
         return "Python" if _PYTHON.match(name) else name
 
     def _outermost(self, pointer: int) -> str:
-        """The file of the first frame of a stack that is not one of anybody's."""
+        """Return the file of the outermost frame whose file is not in `_SYSTEM`, or `UNKNOWN`."""
         end = next((end for start, end in self._stacks if start <= pointer < end), pointer)
         count = min(end - pointer, STACK_BYTES) // ctypes.sizeof(ctypes.c_uint64)
         for word in reversed(memoryview(ctypes.string_at(pointer, count * 8)).cast("Q")):
@@ -191,7 +195,7 @@ class _Code:
 
 
 def _count() -> int:
-    """How many threads there are."""
+    """Return the number of threads of this process."""
     status = Path("/proc/self/status").read_text(errors="replace")
     return int(status.partition("\nThreads:")[2].split(maxsplit=1)[0])
 
@@ -201,7 +205,10 @@ def _tasks() -> set[str]:
 
 
 def _pause(path: str) -> None:
-    """Have an OpenMP runtime end its threads; the next parallel region makes new ones."""
+    """End the threads of an OpenMP runtime; the next parallel region makes new ones.
+
+    Does nothing for a runtime before OpenMP 5.0.
+    """
     try:
         ctypes.CDLL(path).omp_pause_resource_all(OMP_PAUSE_HARD)
     except (OSError, AttributeError):  # before OpenMP 5.0: its threads will be found
@@ -209,7 +216,7 @@ def _pause(path: str) -> None:
 
 
 def _range(line: str) -> tuple[int, int]:
-    """Where memory is that is shared, and its size; 0 for what is not to be kept."""
+    """Return address and size in bytes of a shared mapping; (0, 0) for one not to be put back."""
     where, access, _, _, _, *path = line.split(maxsplit=5)
     name = path[0] if path else ""
     if access != "rw-s" or name.startswith(_OWN) or not _MEMORY.match(name):

@@ -38,7 +38,7 @@ AS_A_COPY = 0x6B6D6370
 
 
 def receive(sock: socket.socket, flags: int = 0) -> tuple[dict[str, Any], list[int]] | None:
-    """The next packet with its descriptors; None at the end. Raises OSError, ValueError."""
+    """Return the next packet with its descriptors; None at the end. Raises OSError, ValueError."""
     fds = array.array("i")
     space = socket.CMSG_SPACE(MOST_FDS * fds.itemsize)
     content, extra, _, _ = sock.recvmsg(PACKET_BYTES, space, flags | socket.MSG_CMSG_CLOEXEC)
@@ -55,7 +55,10 @@ def send(sock: socket.socket, **packet: Any) -> None:
 
 @contextlib.contextmanager
 def undisturbed() -> Iterator[set[signal.Signals]]:
-    """Have no handler of user code run: neither here nor in what is forked meanwhile."""
+    """Block signals, so that no handler of user code runs here or in processes forked meanwhile.
+
+    Yields the signals that were blocked before. SIGCHLD has its default action meanwhile.
+    """
     ended = signal.getsignal(signal.SIGCHLD)
     if ended is not None:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -78,18 +81,18 @@ def _child_has_ended() -> bool:
 
 
 def show(*, seen: bool) -> None:
-    """Whether other processes of the sandbox may look into this one, and what it forks, by /proc.
+    """Set whether other processes of the sandbox can look into this one and its forks by /proc.
 
-    Where the host's filter lets no process hide nothing happens.
+    Does nothing where the host's filter does not permit a process to hide.
     """
     rest = [ctypes.c_ulong(value) for value in (int(seen), 0, 0, AS_A_COPY)]
     ctypes.CDLL(None).prctl(ctypes.c_int(PR_SET_DUMPABLE), *rest)
 
 
 def fork_apart() -> int:
-    """Fork a process that is no child of this one, where it returns 0; 1 here. Raises OSError.
+    """Fork a process that is no child of this one; return 0 in it and 1 here. Raises OSError.
 
-    So no `os.wait` of user code ever finds it, and no code looks into it.
+    No `os.wait` of user code ever finds it, and no code can look into it.
     """
     between = -1
     show(seen=False)
@@ -113,7 +116,7 @@ def fork_apart() -> int:
 
 
 def _fork_and_end() -> None:
-    """Return in a child of this process, which ends."""
+    """Return in a forked child; this process ends."""
     try:
         apart = os.fork()
     except OSError:
@@ -123,7 +126,10 @@ def _fork_and_end() -> None:
 
 
 def park(wake: socket.socket) -> tuple[dict[str, Any], list[int]]:
-    """Wait; returns in each process that is to be the kernel, with the host's word."""
+    """Wait for the host, and fork a kernel for each request; exit when the host hangs up.
+
+    Returns in the forked kernels alone, with the host's request and its descriptors.
+    """
     children: dict[int, tuple[int, int]] = {}
     poll = select.poll()
     poll.register(wake, select.POLLIN)

@@ -24,7 +24,7 @@ MOST_CLOSED = 20
 
 
 class Lifeline:
-    """Where the host sends a copy of the kernel the end of a socket pair to wait at."""
+    """The control socket over which the host sends a socket for each checkpoint to wait at."""
 
     def __init__(self, fd: int) -> None:
         """Take over a descriptor; -1 for a kernel without checkpoints."""
@@ -32,7 +32,10 @@ class Lifeline:
         self.loops = revival.Loops() if fd >= 0 else None
 
     def take(self) -> socket.socket:
-        """The end that was sent last. Raises OSError, ValueError where none was."""
+        """Return the socket that was sent last, for the current request; close earlier ones.
+
+        Raises ValueError if there is none, OSError.
+        """
         with socket.socket(fileno=os.dup(self.fd)) as line:
             received = parking.receive(line, socket.MSG_DONTWAIT)
             while received is not None:  # the last is of this request, others were given up
@@ -49,13 +52,13 @@ class Lifeline:
 
 
 class CheckpointRequests:
-    """What the kernel answers about checkpoints; for a kernel class."""
+    """Mixin of the kernel class: handlers of requests for checkpoints and branches."""
 
     CHECKPOINT_REQUESTS: ClassVar = ("kernel_mcp_checkpoint_request", "kernel_mcp_branch_request")
     lifeline: Any
 
     async def kernel_mcp_checkpoint_request(self, stream: Any, ident: Any, parent: Any) -> None:
-        """Park a copy of this kernel, and tell what that took or what is in the way."""
+        """Park a copy of this kernel; reply with the CPU seconds it took, or the hindrances."""
         content: dict[str, Any] | None
         try:
             content = take(self, self.lifeline)
@@ -65,7 +68,7 @@ class CheckpointRequests:
             self.session.send(stream, "kernel_mcp_checkpoint_reply", content, parent, ident)
 
     async def kernel_mcp_branch_request(self, stream: Any, ident: Any, parent: Any) -> None:
-        """Be the fresh kernel of a branch: have `BRANCH_DIR`."""
+        """Become the fresh kernel of a branch: set `BRANCH_DIR` and make that folder."""
         content = {"status": "ok"}
         try:
             _settle(self, parent["content"])
@@ -75,7 +78,10 @@ class CheckpointRequests:
 
 
 def take(kernel: Any, lifeline: Lifeline) -> dict[str, Any] | None:
-    """Park a copy of this process; None in a copy that has become the kernel. Raises OSError."""
+    """Park a copy of this process; return the reply's content.
+
+    None in a copy that has become the kernel. Raises OSError, ValueError.
+    """
     began = _processor_s()
     with lifeline.take() as wake:
         found = hindrances.look([kernel.service])
@@ -116,7 +122,7 @@ def take(kernel: Any, lifeline: Lifeline) -> dict[str, Any] | None:
 
 
 def _processor_s() -> float:
-    """Seconds that this process and its children have computed: others do not count."""
+    """Return the CPU seconds of this process and its children."""
     used = map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
     return sum(each.ru_utime + each.ru_stime for each in used)
 
@@ -129,14 +135,14 @@ def _give_up(wake: socket.socket, error: BaseException) -> None:
 
 
 def _settle(kernel: Any, order: dict[str, Any]) -> None:
-    """Have a branch find the folder that is its own."""
+    """Make the folder of a branch, and name it in `BRANCH_DIR`. Raises OSError."""
     folder = os.path.join(kernel.boot.workspace or ".", str(order.get("folder", "")))  # noqa: PTH118
     os.environ["BRANCH_DIR"] = folder
     os.makedirs(folder, exist_ok=True)  # noqa: PTH103
 
 
 def _close_own(kernel: Any, fds: Sequence[int]) -> None:
-    """Give up the connections of the kernel, so that the host sees their end when it dies."""
+    """Close the kernel's connections in the copy, so that they end for the host with the kernel."""
     for channel in (kernel.shell_stream, kernel.control_stream, kernel.stdin_socket):
         channel.leave()
     kernel.iopub.leave()

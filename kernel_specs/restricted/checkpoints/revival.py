@@ -1,4 +1,4 @@
-"""What a process needs to be the kernel that it is a copy of: files, loops and random state."""
+"""Restore files, event loops and random state in a copy of a kernel that becomes the kernel."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from kernel_specs.restricted.checkpoints.parking import FIRST_FD
 _MADE = os.O_CREAT | os.O_EXCL | os.O_TRUNC
 _MEMORY = ("/dev/shm/", "/memfd:", "/SYSV", "/dev/zero")
 TICK_S = 0.02
-"""A file that is written to twice within a tick of Linux, of 10 ms at most, has the same time."""
+"""Seconds until a further write changes a file's mtime for certain: Linux's tick is up to 10 ms."""
 
 
 @dataclass(frozen=True)
 class File:
-    """An open file: its descriptor, flags and offset, which it is, and what changes with it."""
+    """An open regular file; `identity` is device and inode, `stamp` size, mtime and ctime (ns)."""
 
     fd: int
     flags: int
@@ -42,7 +42,10 @@ class File:
 
     @classmethod
     def of(cls, fd: int) -> File | None:
-        """That of a descriptor, None where it is no regular file. Raises OSError."""
+        """Return the file of a descriptor, None if it is no regular file. Raises OSError.
+
+        Waits up to `TICK_S` after a write, so that a later one changes the times.
+        """
         found = os.fstat(fd)
         if not stat.S_ISREG(found.st_mode):
             return None
@@ -56,7 +59,7 @@ class File:
 
     @property
     def there(self) -> bool:
-        """Whether the descriptor still is that file: packages close some in a forked process."""
+        """Return True if the descriptor still is that file: packages close some after a fork."""
         try:
             found = os.fstat(self.fd)
         except OSError:
@@ -65,26 +68,29 @@ class File:
 
     @property
     def name(self) -> str:
-        """Its path; empty where it is memory."""
+        """Path of the file; empty for shared memory."""
         path = os.readlink(f"/proc/self/fd/{self.fd}")  # noqa: PTH115
         return "" if path.startswith(_MEMORY) else path
 
     def doubtful(self, *, beside: bool) -> bool:
-        """Whether it was written to since; `beside` others that go on doing so, it will be."""
+        """Return True if the file is writable and was written to since.
+
+        `beside` a kernel that goes on and may write to it, every writable file counts.
+        """
         if self.flags & os.O_ACCMODE == os.O_RDONLY:
             return False
         return beside or _stamp(os.fstat(self.fd)) != self.stamp
 
     def close(self) -> None:
-        """Have nothing be read, written or locked by this descriptor, which stays taken."""
+        """Make the descriptor useless for reads, writes and locks; its number stays taken."""
         nothing = os.open("/", os.O_PATH | os.O_CLOEXEC)
         os.dup2(nothing, self.fd, inheritable=False)
         os.close(nothing)
 
     def reopen(self) -> None:
-        """Open it at its descriptor for this process alone, where it was.
+        """Open the file again at its descriptor and offset, for this process alone.
 
-        A file that cannot be opened again shares its position with the kernels before.
+        One that cannot be opened again shares its offset with the kernels before.
         """
         try:
             fresh = os.open(f"/proc/self/fd/{self.fd}", self.flags & ~_MADE | os.O_CLOEXEC)
@@ -100,7 +106,7 @@ class File:
 
 
 def open_files() -> list[File]:
-    """The regular files that are open."""
+    """Return the open regular files, standard streams excluded."""
     found = []
     for fd in [int(name) for name in os.listdir("/proc/self/fd")]:  # noqa: PTH208
         with contextlib.suppress(OSError):
@@ -110,10 +116,10 @@ def open_files() -> list[File]:
 
 
 def close_doubtful(files: Iterable[File], *, beside: bool) -> tuple[list[File], list[str]]:
-    """The files that are as they were, and the paths of the others, which are closed.
+    """Close files that were written to since; return the others, and the paths of those closed.
 
-    What a library such as that of a database knows of a file that has another content by now
-    would be written over it. Python's own file objects know nothing but a position.
+    A library, such as that of a database, could write outdated pages over a file that has changed.
+    Python's own file objects know nothing but an offset, so they stay open.
     """
     doubtful = {file.fd for file in files if file.name and file.doubtful(beside=beside)}
     if doubtful:
@@ -132,7 +138,7 @@ def _stamp(found: os.stat_result) -> tuple[int, int, int]:
 
 @dataclass(frozen=True)
 class State:
-    """What a fork changes, as it was before."""
+    """The state before a fork that the fork changes: files, random state, shared memory."""
 
     files: list[File]
     random_state: Any
@@ -140,19 +146,19 @@ class State:
 
     @classmethod
     def now(cls, shared: tuple[Shared, ...]) -> State:
-        """Take note of it."""
+        """Return the state of this process now."""
         return cls(open_files(), random.getstate(), shared)
 
     def part_files(self) -> None:
-        """Have files open for this process alone: whoever shares one holds its flock(2), too."""
+        """Reopen files for this process alone: a shared open file shares its flock(2), too."""
         for file in self.files:
             if file.there:
                 file.reopen()
 
     def restore(self, *, branch: bool) -> list[str]:
-        """Have it again; a branch runs beside others, and draws other random numbers.
+        """Restore the state; return the paths of files that `close_doubtful` has closed.
 
-        The paths of files that were closed for that, see `close_doubtful`.
+        A `branch` runs beside other kernels: its random numbers differ, shared memory stays.
         """
         there = [file for file in self.files if file.there]
         same, closed = close_doubtful(there, beside=branch)
@@ -174,7 +180,7 @@ class State:
 
 
 def vary(values: Iterable[Any]) -> None:
-    """Seed the random generators among variables anew."""
+    """Seed again the random generators among variables, of `random` and numpy."""
     generator = getattr(sys.modules.get("numpy.random"), "Generator", None)
     old = getattr(sys.modules.get("numpy.random"), "RandomState", None)
     for value in values:
@@ -191,16 +197,16 @@ def vary(values: Iterable[Any]) -> None:
 
 
 class _Lost:
-    """Which processes are not children of this one: those that are older."""
+    """State of `lose_children`: processes with ids below `before` may be an earlier kernel's."""
 
     before = 0
     installed = False
 
 
 def lose_children() -> None:
-    """Have `Popen` objects of earlier processes say that those were killed, not that all went well.
+    """Make `Popen` objects report -SIGKILL for children of the earlier kernel, which were killed.
 
-    Python takes a child that it cannot wait for as one that has ended with 0.
+    By itself Python reports 0, success, for a child that it cannot wait for.
     """
     _Lost.before = os.getpid()
     if _Lost.installed:
@@ -238,10 +244,10 @@ def _is_lost(pid: int) -> bool:
 
 
 class Loops:
-    """The loops of this process that are not closed."""
+    """Registry of the event loops of this process."""
 
     def __init__(self) -> None:
-        """Take note of loops from now on."""
+        """Register every loop that is made from now on."""
         self._made: WeakSet[Any] = WeakSet()
         kind: Any = asyncio.selector_events.BaseSelectorEventLoop
         make = kind._make_self_pipe
@@ -253,7 +259,7 @@ class Loops:
         kind._make_self_pipe = _make_self_pipe
 
     def renew(self, own: Iterable[Any]) -> None:
-        """Give each loop a selector and sockets of its own, and those of `own`."""
+        """Give each open loop, `own` included, a selector and sockets of this process alone."""
         for loop in {*self._made, *own}:
             if not loop.is_closed():
                 renew(loop)
@@ -275,7 +281,7 @@ def renew(loop: Any) -> None:
 
 
 def close_loop(loop: Any) -> None:
-    """Close a loop whose thread was not forked, without a word about its tasks."""
+    """Close a loop whose thread was not forked, without warnings about its pending tasks."""
     for task in asyncio.all_tasks(loop):
         task._log_destroy_pending = False  # type: ignore[attr-defined]
     loop._selector.close()

@@ -111,12 +111,12 @@ class IOPub:
 
     @property
     def waiting(self) -> bool:
-        """Whether there is text to send, or what send(2) could not take."""
+        """Return True if there is text to send, or messages wait for send(2)."""
         return self._text_size > 0 or self.blocked
 
     @property
     def blocked(self) -> bool:
-        """Whether messages wait because send(2) would block."""
+        """Return True if messages wait because send(2) would block."""
         return bool(self._queue) and self._publisher.full
 
     def send_multipart(

@@ -121,7 +121,7 @@ class Console:
         sys.addaudithook(self._audit)
 
     def repair(self) -> None:
-        """Have streams where code has left none, as with `sys.stdout = None`."""
+        """Put sys.stdout and sys.stderr back where code has set them to None."""
         sys.stdout = sys.stdout or self._streams["stdout"]
         sys.stderr = sys.stderr or self._streams["stderr"]
 
@@ -146,7 +146,7 @@ class Console:
         self._poll = select.poll()
 
     def renew(self) -> None:
-        """Have pipes of its own, in a process that was a checkpoint."""
+        """Make new pipes for descriptors 1 and 2, in a kernel forked from a checkpoint."""
         self._inside = self._draining = False
         self.redirect()
 
@@ -163,7 +163,7 @@ class Console:
                 self._inside = False
 
     def flush(self) -> bool:
-        """Send all text printed so far; waits for a slow reader. Whether there was any."""
+        """Send all text printed so far, waiting for a slow reader; return True if there was any."""
         self.hand_over()
         if not self._iopub.waiting:
             return False
@@ -305,7 +305,7 @@ class Console:
 
 
 class CStdout:
-    """Flushes it; not all streams, which would wait for a thread that reads stdin."""
+    """C's `stdout`, flushed alone: fflush(NULL) would wait for a thread that reads stdin."""
 
     def __init__(self) -> None:
         """Find `stdout` in the C library; some export no such name."""
@@ -316,6 +316,6 @@ class CStdout:
             self._stream = ctypes.c_void_p.in_dll(library, "stdout")
 
     def flush(self) -> None:
-        """Have it write what it holds to file descriptor 1."""
+        """Write its buffer to file descriptor 1, unless the C library exports no `stdout`."""
         if self._stream is not None:
             self._flush(self._stream)

@@ -41,25 +41,25 @@ def format_exception(
     trace: TracebackType | None,
     cell_name: CellName,
 ) -> list[str]:
-    """One string for each part: header, one per frame, and the exception itself last."""
+    """Return the parts of a traceback: header, one string per frame, the exception itself last."""
     summary = traceback.TracebackException(kind, value, trace, limit=-MAX_DEPTH, compact=True)
     return [shorten(_label_cells(part, cell_name)) for part in _parts(summary, set())]
 
 
 def exception_only(kind: type[BaseException], value: BaseException) -> list[str]:
-    """Name and text of an exception, even when its `__str__` fails."""
+    """Return name and text of an exception as the only part, even if its `__str__` fails."""
     return [shorten("".join(traceback.format_exception_only(kind, value)).rstrip("\n"))]
 
 
 def is_success(error: BaseException | None) -> bool:
-    """Whether this exception ends a program with exit code 0."""
+    """Return True if this exception ends a program with exit code 0."""
     if not isinstance(error, SystemExit):
         return False
     return error.code is None or (isinstance(error.code, int) and error.code == 0)
 
 
 def safe_str(value: object) -> str:
-    """The text of an exception; user code decides what `str` does."""
+    """Return `str(value)`, shortened; a placeholder if the object's own code raises."""
     try:
         return shorten(str(value))
     except Exception:  # noqa: BLE001  # whatever a user's __str__ raises

@@ -1,4 +1,4 @@
-"""What stands on the axes of a matplotlib figure: numbers, moments, categories, and their names."""
+"""Values on the axes of a matplotlib figure (numbers, dates, categories) and their tick labels."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ WORD_CHARS = 200
 MOST_SERIES = 20
 MOST_TICKS = 50
 MOST_NAMES = 2000
-"""Ticks whose words are looked at for names of bars and boxes."""
+"""Most ticks of an axis whose labels are used as names of bars and boxes."""
 _NAMING = ("FixedLocator", "StrCategoryLocator")
 _WRITING = ("FixedFormatter", "FuncFormatter", "StrCategoryFormatter")
-"""Ticks where code has put them, with words of its own, name what stands there."""
+"""Locators and formatters of ticks that code has placed and labelled: they name what is drawn."""
 
 
 class Unknown(Exception):
@@ -24,7 +24,7 @@ class Unknown(Exception):
 
 
 def few(found: Iterable[Any], most: int = MOST_SERIES) -> list[Any]:
-    """All of them. Raises Unknown where there are more: data without the rest would mislead."""
+    """Return all of them as a list. Raises Unknown for more than `most`: a part would mislead."""
     taken = list(islice(found, most + 1))
     if len(taken) > most:
         raise Unknown
@@ -35,7 +35,7 @@ Decode = Callable[[Sequence[float]], Sequence[Any]]
 
 
 def number(value: Any) -> float | None:
-    """A number that JSON has; None for another."""
+    """Return a float that JSON can represent; None for None, NaN and infinities."""
     if value is None:
         return None
     found = float(value)
@@ -43,17 +43,17 @@ def number(value: Any) -> float | None:
 
 
 def numbers(values: Iterable[Any]) -> list[float | None]:
-    """Each as `number`."""
+    """Return each value as `number` does."""
     return [number(each) for each in values]
 
 
 def word(value: Any) -> str:
-    """The beginning of a text; empty for none."""
+    """Return the first `WORD_CHARS` characters of a text; empty for None."""
     return str(value or "")[:WORD_CHARS]
 
 
 def scale(axis: Any, name: str) -> dict[str, Any]:
-    """The fields of one axis, `x` or `y`."""
+    """Return the chart fields of one axis, `name` being x or y: label, ticks, scale."""
     places = numbers(axis.get_majorticklocs()[:MOST_TICKS])
     return {
         f"{name}_label": word(axis.get_label_text()),
@@ -64,7 +64,10 @@ def scale(axis: Any, name: str) -> dict[str, Any]:
 
 
 def decoded(axis: Any, values: Sequence[float | None]) -> list[Any]:
-    """Values of an axis as they were given to the figure: moments as ISO 8601, or categories."""
+    """Return values of an axis as they were given to the figure: dates as ISO 8601, categories.
+
+    Numbers and None stay as they are.
+    """
     decode = _decoder(axis)
     if decode is None:
         return list(values)
@@ -87,7 +90,7 @@ def _decoder(axis: Any) -> Decode | None:
 
 
 def _kinds(value: Any) -> set[str]:
-    """The names of the class of a value and of its bases."""
+    """Return the names of a value's class and its bases."""
     return {kind.__name__ for kind in type(value).__mro__}
 
 
@@ -97,19 +100,19 @@ def _moments(values: Sequence[float]) -> list[str]:
 
 
 def _periods(values: Sequence[float], freq: Any) -> list[str]:
-    """What pandas plots of a series with a frequency."""
+    """Return ISO 8601 dates of period ordinals, which pandas plots for series with a frequency."""
     pandas = sys.modules["pandas"]
     found = pandas.PeriodIndex.from_ordinals([round(each) for each in values], freq=freq)
     return [each.isoformat() for each in found.to_timestamp()]
 
 
 def is_of_moments(axis: Any) -> bool:
-    """Whether an axis shows moments."""
+    """Return True if an axis shows dates of matplotlib's own converters."""
     return _decoder(axis) is _moments
 
 
 class Names:
-    """Words at the ticks of an axis, where they are names."""
+    """Tick labels of an axis by position; false unless code has placed and labelled the ticks."""
 
     def __init__(self, axis: Any) -> None:
         self._places: list[float] = []
@@ -127,7 +130,10 @@ class Names:
         return bool(self._places)
 
     def at(self, place: float | None) -> str:
-        """The name within half a unit of a place, where bars of several groups stand."""
+        """Return the nearest label less than half a unit away, or "".
+
+        Bars of several groups stand beside their tick.
+        """
         if place is None:
             return ""
         after = bisect_left(self._places, place)

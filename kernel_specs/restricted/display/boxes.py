@@ -10,12 +10,12 @@ from typing import Any
 from kernel_specs.restricted.display.axes import MOST_SERIES, Unknown, few
 
 MOST_ARTISTS = 8
-"""Lines that one box takes: itself, two whiskers, two caps, median, mean, outliers."""
+"""Most lines of one box: itself, two whiskers, two caps, median, mean, outliers."""
 
 
 @dataclass(frozen=True)
 class Box:
-    """One box; `place` is where it stands on the other axis, `flat` says that it is horizontal."""
+    """One box of a box plot; `place` is its position on the other axis, `flat` means horizontal."""
 
     place: float
     least: float
@@ -28,7 +28,10 @@ class Box:
 
 
 def boxes_of(axes: Any) -> list[Box]:
-    """The boxes of a plot; none for another. Raises Unknown for one that is not understood."""
+    """Return the boxes of a plot, an empty list for other plots.
+
+    Raises Unknown for a box plot that is not understood, or has too many boxes.
+    """
     found = [each for each in axes.containers if type(each).__name__ == "BoxPlotContainer"]
     drawn = [artists for container in found for artists in _artists(container)]
     return [_box(*artists) for artists in few(drawn or _drawn_boxes(axes))]
@@ -62,10 +65,11 @@ def _artists(container: Any) -> Iterator[tuple[Any, Sequence[Any], Any, Any]]:
 
 
 def _drawn_boxes(axes: Any) -> Iterator[tuple[Any, Sequence[Any], Any, Any]]:
-    """What `Axes.boxplot` has drawn, which matplotlib keeps no container of.
+    """Yield box, whiskers, median and outliers of each box among the lines of `Axes.boxplot`.
 
-    For each box in this order: the box, two whiskers, perhaps two caps, the median, perhaps the
-    mean, perhaps the outliers. Raises Unknown for anything else that begins with a box.
+    For a matplotlib without `BoxPlotContainer`. The lines of each box come in this order: the box,
+    two whiskers, perhaps two caps, the median, perhaps the mean, perhaps the outliers. Raises
+    Unknown for anything else that begins with a box.
     """
     lines = few(axes.get_lines(), MOST_ARTISTS * MOST_SERIES)
     if len(lines) < 4 or not _is_box(lines[0]):
@@ -89,7 +93,7 @@ def _drawn_boxes(axes: Any) -> Iterator[tuple[Any, Sequence[Any], Any, Any]]:
 
 
 def _corners(artist: Any) -> tuple[list[float], list[float]]:
-    """Places on both axes of a line, or of a patch."""
+    """Return x and y positions of a line's points, or of a patch's four corners."""
     if hasattr(artist, "get_xydata"):
         pairs = artist.get_xydata().tolist()
     else:
@@ -98,11 +102,11 @@ def _corners(artist: Any) -> tuple[list[float], list[float]]:
 
 
 def _is_box(line: Any) -> bool:
-    """Whether a line is a closed one with the corners of a box, or of a notched one."""
+    """Return True if a line is closed and has the corners of a box, notched or not."""
     points = line.get_xydata().tolist()
     return len(points) in (5, 11) and points[0] == points[-1] and is_drawn(line)
 
 
 def is_drawn(line: Any) -> bool:
-    """Whether a line is more than its markers."""
+    """Return True if a line is drawn, not only its markers."""
     return line.get_linestyle() not in ("None", "", " ")

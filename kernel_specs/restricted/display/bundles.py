@@ -333,7 +333,7 @@ class DisplayHook(ZMQShellDisplayHook):
     """The display hook without what only a terminal needs, whose results are completed."""
 
     def quiet(self) -> bool:
-        """Whether the cell ends in a semicolon; tokenised only when it holds one."""
+        """Return True if the cell ends in a semicolon; it is tokenised only if it holds one."""
         cells = self.shell.history_manager.input_hist_parsed
         return bool(cells) and ";" in cells[-1] and super().quiet()
 
@@ -359,7 +359,7 @@ class Formatter(DisplayFormatter):
         super().__init__(**options)
 
     def format(self, obj: Any, include: Any = None, exclude: Any = None) -> Any:
-        """Bundle and metadata of an object."""
+        """Return MIME bundle and metadata of an object."""
         if include is None and self._only_as_text(obj):
             return super().format(obj, _TEXT, exclude)
         root = _library(obj)
@@ -379,7 +379,7 @@ class Formatter(DisplayFormatter):
         return data, metadata
 
     def _only_as_text(self, obj: Any) -> bool:
-        """Whether it is of a type of Python's that no code has another format for."""
+        """Return True for an object of a builtin type without a formatter but that for text."""
         kinds = _AS_TEXT.get(type(obj))
         return kinds is not None and not any(
             _has_printer(formatter, obj, kinds)
@@ -389,7 +389,7 @@ class Formatter(DisplayFormatter):
 
 
 def _has_printer(formatter: Any, obj: Any, kinds: tuple[type, ...]) -> bool:
-    """Whether code has given a formatter something for an object or for one of its types."""
+    """Return True if code has registered a printer for the object or for one of its types."""
     if id(obj) in formatter.singleton_printers:
         return True
     printers, deferred = formatter.type_printers, formatter.deferred_printers
@@ -405,7 +405,7 @@ _AS_TEXT = {
 
 
 def _library(obj: Any) -> str:
-    """The library that the class of `obj` comes from, or its nearest base; empty for none."""
+    """Return the known library that the class of `obj` or its nearest base comes from, or ""."""
     with contextlib.suppress(Exception):  # user code decides what a class answers
         for kind in type(obj).__mro__:
             root = str(kind.__module__).partition(".")[0]
@@ -437,7 +437,7 @@ _MORE: Mapping[str, Callable[[Any], dict[str, Any]]] = {
 
 
 def prepare(shell: Any) -> None:
-    """Have the outputs of `shell` completed, and libraries followed when code imports them."""
+    """Set up a shell: PNG of figures, figures shown after cells, actions after imports."""
     shell.display_formatter.formatters["image/png"].for_type_by_name(
         "matplotlib.figure", "Figure", libraries.figure_picture
     )

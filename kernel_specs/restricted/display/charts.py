@@ -1,7 +1,7 @@
-"""What a matplotlib figure shows, as numbers: for a reader that draws it itself, and in words.
+"""The data of a matplotlib figure: as numbers, for a client that draws it itself, and in words.
 
-The fields are those of E2B's chart data. A figure that is none of the known kinds of charts, or of
-which a part could not be told, has no data.
+The fields are those of E2B's chart data. A figure that is no known kind of chart, or has a part
+that is not understood, has no data.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from kernel_specs.restricted.display.boxes import boxes_of, is_drawn
 
 CHART = "application/vnd.kernel-mcp.chart+json"
 MOST_POINTS = 2000
-"""Of one series; of more every n-th is taken."""
+"""Most points of one series; of a longer one every n-th is taken."""
 MOST_CHARTS = 16
 MOST_VALUES = 20_000
-"""Of all series of a figure."""
+"""Most values of all series of a figure together."""
 MOST_S = 0.05
-"""Seconds after which there is no data."""
+"""Seconds to collect the data of a figure, which has none after that."""
 MOST_NAMED = 8
-"""Elements that the words of a chart name."""
+"""Most elements of a chart that its words name."""
 
 
 class _Clock:
@@ -46,14 +46,14 @@ class _Clock:
         self._left = MOST_VALUES
 
     def take(self, values: int = 0) -> None:
-        """So many more. Raises Unknown."""
+        """Count so many more values. Raises Unknown if there are too many or time is over."""
         self._left -= values
         if self._left < 0 or time.monotonic() > self._end:
             raise Unknown
 
 
 def chart_of(figure: Any) -> dict[str, Any]:
-    """The data of a figure; empty for none."""
+    """Return the data of a figure; empty if it has none."""
     try:
         return _chart_of(figure, _Clock())
     except Exception:  # noqa: BLE001  # any figure may hold anything, and a picture is there
@@ -71,7 +71,7 @@ def _chart_of(figure: Any, clock: _Clock) -> dict[str, Any]:
 
 
 def words(chart: Mapping[str, Any]) -> str:
-    """A chart in two lines: its kind, title and axes; its series."""
+    """Return a chart in two lines: kind, title and axes; number and names of its elements."""
     if chart["type"] == "superchart":
         kinds = ", ".join(str(each["type"]) for each in chart["elements"])
         title = f" {chart['title']!r}" if chart["title"] else ""
@@ -93,7 +93,7 @@ def words(chart: Mapping[str, Any]) -> str:
 
 
 def _shows(axes: Any) -> bool:
-    """Whether something is drawn there that is no color bar."""
+    """Return True if the axes are visible and not those of a color bar."""
     return bool(axes.get_visible()) and not hasattr(axes, "_colorbar")
 
 
@@ -108,7 +108,7 @@ def _chart(axes: Any, clock: _Clock) -> dict[str, Any]:
 
 
 def _frame(axes: Any, clock: _Clock) -> dict[str, Any]:
-    """What charts with two axes have."""
+    """Return the fields of both axes of a chart."""
     found: dict[str, Any] = {}
     for name, axis in (("x", axes.get_xaxis()), ("y", axes.get_yaxis())):
         clock.take()
@@ -150,7 +150,7 @@ def _scatter(axes: Any, clock: _Clock) -> dict[str, Any] | None:
 
 
 def _points(axes: Any, pairs: Any, transform: Any, clock: _Clock) -> list[list[Any]]:
-    """Points as places on both axes, also of what is drawn across all of one, as by `axhline`."""
+    """Return points as [x, y] in values of the axes, also of lines across one (`axhline`)."""
     pairs = pairs[:: max(1, math.ceil(len(pairs) / MOST_POINTS))]
     clock.take(len(pairs))
     columns = list(zip(*pairs.tolist(), strict=True))
@@ -193,7 +193,7 @@ def _bars(axes: Any, clock: _Clock) -> dict[str, Any] | None:
 def _bar(
     axis: Any, patches: Sequence[Any], names: Names, flat: bool, touching: bool
 ) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Label and values of each bar of one group."""
+    """Yield label and values of each bar of one group; with `touching`, its edges, too."""
     places, sizes, values = (
         [getattr(each, f"get_{what}")() for each in patches]
         for what in (("y", "height", "width") if flat else ("x", "width", "height"))
@@ -209,7 +209,7 @@ def _bar(
 
 
 def _touch(edges: Sequence[tuple[float, float, float]]) -> bool:
-    """Whether each bar begins where the one before ends, as those of histograms do."""
+    """Return True if each bar begins where the one before ends, as in a histogram."""
     return all(abs(a[0] + a[1] - b[0]) <= 1e-9 * max(1.0, abs(b[0])) for a, b in pairwise(edges))
 
 
@@ -257,7 +257,7 @@ def _label(artist: Any, place: int) -> str:
 
 
 def _short(value: Any) -> str:
-    """How a number or a moment is written in words."""
+    """Return a number in short form, or a date without a time of midnight."""
     if isinstance(value, float):
         return f"{value:g}"
     return str(value or "").removesuffix("T00:00:00")

@@ -1,6 +1,6 @@
-"""What libraries need in a kernel without browser and window, done when code imports them.
+"""Adapt libraries, when code imports them, to a kernel without browser and window.
 
-An action never imports its library: it follows the import, and what it raises is dropped.
+An action never imports its library: it runs after the import, and its exceptions are dropped.
 """
 
 # IPython is untyped to mypy.
@@ -22,27 +22,30 @@ Action = Callable[[Any], object]
 
 TEXT_WIDTH = 200
 TEXT_COLUMNS = 50
-"""Columns of a data frame that its text shows."""
+"""Most columns of a data frame in its text."""
 INLINE = "module://matplotlib_inline.backend_inline"
 _WINDOWED = ("gtk", "macosx", "nbagg", "notebook", "qt", "tk", "webagg", "wx", "ipympl", "widget")
-"""How backends begin that draw into a window or a browser, which a kernel has not."""
+"""Prefixes of backends that draw into a window or a browser, which a kernel does not have."""
 
 
 class AfterImport(MetaPathFinder):
-    """A finder that finds nothing by itself: it has the loaders of some modules act afterwards."""
+    """A meta path finder that runs an action after the import of some modules.
+
+    It finds nothing by itself: other finders do, and it wraps their loaders.
+    """
 
     def __init__(self, actions: Mapping[str, Action]) -> None:
         self._actions = dict(actions)
         self._searched: set[str] = set()
 
     def install(self) -> None:
-        """Act from now on."""
+        """Put this finder first on sys.meta_path."""
         sys.meta_path.insert(0, self)
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """The spec of another finder, for the modules that something follows; else None."""
+        """Return the spec of another finder, for a module with an action; else None."""
         action = self._actions.get(fullname)
         if action is None or fullname in self._searched:
             return None
@@ -59,7 +62,7 @@ class AfterImport(MetaPathFinder):
 
 
 def _follow(loader: Any, action: Action) -> None:
-    """Have this one loader act once it has executed its module."""
+    """Make this one loader run `action` once it has executed its module."""
     execute = loader.exec_module
 
     def exec_module(module: ModuleType) -> None:
@@ -86,7 +89,7 @@ def show_figures() -> None:
 
 
 def _kept_open() -> bool:
-    """Whether figures are to stay, by `%config InlineBackend.close_figures = False`."""
+    """Return True if figures stay open, by `%config InlineBackend.close_figures = False`."""
     config: Any = sys.modules.get("matplotlib_inline.config")
     if config is None or not config.InlineBackend.initialized():
         return False
@@ -95,14 +98,14 @@ def _kept_open() -> bool:
 
 
 def figure_picture(figure: Any) -> Any:
-    """A matplotlib figure as PNG, until a backend says how."""
+    """Return a matplotlib figure as PNG, until a backend registers its own function."""
     from IPython.core.pylabtools import print_figure
 
     return print_figure(figure, "png")
 
 
 def _follow_pyplot(pyplot: Any) -> None:
-    """Let `show` show under every backend, and one that needs a window be the inline one."""
+    """Make `show` display figures under every backend; replace windowed backends by inline."""
     show, switch = pyplot.show, pyplot.switch_backend
 
     @functools.wraps(show)
@@ -118,7 +121,7 @@ def _follow_pyplot(pyplot: Any) -> None:
 
 
 def _follow_pandas(pandas: Any) -> None:
-    """Wider text; `set_option` of the user comes later."""
+    """Widen the text of data frames; `set_option` of the user comes later."""
     pandas.set_option("display.width", TEXT_WIDTH)
     pandas.set_option("display.max_columns", TEXT_COLUMNS)
 

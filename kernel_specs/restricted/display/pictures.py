@@ -150,7 +150,7 @@ _FAMILIES = ("font_family", "serif_family", "sans_serif_family", "cursive_family
 
 
 def _options(source: str) -> dict[str, Any]:
-    """What gives a drawing a good size, whatever it says, and its words a font that is here."""
+    """Return renderer options for an SVG: zoom to a legible size, and a font that is installed."""
     side = max(size_of_svg(source))
     zoom = 1.0 if side <= 0 else min(4.0, max(1.0, _GOOD_SIDE / side), MOST_SIDE / side)
     options: dict[str, Any] = {"zoom": zoom, "dpi": 96}
@@ -165,7 +165,7 @@ def _options(source: str) -> dict[str, Any]:
 
 
 def pixels(data: bytes) -> int:
-    """Pixels of a PNG by its header; 0 for everything else."""
+    """Return the number of pixels of a PNG, by its header; 0 for everything else."""
     if len(data) < 24 or not data.startswith(b"\x89PNG\r\n\x1a\n"):
         return 0
     width, height = struct.unpack(">II", data[16:24])

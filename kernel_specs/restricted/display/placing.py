@@ -1,7 +1,7 @@
-"""Whether a figure of matplotlib has its bounding box without being drawn before.
+"""Tell which matplotlib figures know their bounding box without a drawing before.
 
-`print_figure` draws first because some artists take their places only then: those of 3-D, layouts
-of a figure, arrows, tables. Each of the kinds named here does where its box is asked for.
+`print_figure` draws first because some artists are placed only then: those of 3-D, layouts of a
+figure, arrows, tables. The kinds named here are placed as soon as their bounding box is asked for.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from typing import Any
 
 _FIRST, _LAST = (3, 8), (3, 11)
-"""The versions of matplotlib of which this was tried."""
+"""First and last version of matplotlib that this was tried with."""
 _ANYWHERE = frozenset(
     f"matplotlib.{name}"
     for name in (
@@ -37,13 +37,13 @@ _WITHIN_AXES = frozenset(
         "lines.AxLine",
     )
 )
-"""Their size is known when they are drawn; it does not matter where the axes clip them."""
+"""Kinds whose size is known only when drawn; it does not matter if their axes clip them."""
 _MADE_BY = ("matplotlib.", "pandas.")
-"""Modules of tickers that answer the same however often they are asked, unless they ask code."""
+"""Modules of tickers whose results do not change between calls, unless they call user code."""
 
 
 def is_placed_undrawn(figure: Any) -> bool:
-    """Whether its box is the same, and all that is drawn then, without a drawing before."""
+    """Return True if the figure gets the same bounding box and picture without a drawing before."""
     version = sys.modules["matplotlib"].__version_info__[:2]
     return (
         _FIRST <= version <= _LAST
@@ -81,7 +81,7 @@ def _is_steady(ticker: Any) -> bool:
 
 
 def _is_theirs(function: Any) -> bool:
-    """Whether a library has made it, and what it calls if it is for another."""
+    """Return True if matplotlib or pandas defines the function; `partial` objects are unwrapped."""
     while (inner := getattr(function, "func", None)) is not None:
         function = inner
     return str(getattr(function, "__module__", "")).startswith(_MADE_BY)

@@ -225,7 +225,7 @@ class Segment:
         self.buffers.clear()
 
     def description(self) -> dict[str, Any]:
-        """The part of the header for this segment."""
+        """Return the header's entry for this segment: names, modules, sizes in bytes."""
         return {
             "names": self.names,
             "modules": self._modules,
@@ -235,14 +235,17 @@ class Segment:
 
 
 def _is_value(kind: type) -> bool:
-    """Whether nobody can tell an object of this class from one that is equal to it."""
+    """Return True for a class of values: an equal copy can stand for the object."""
     if kind.__hash__ in BY_IDENTITY:
         return False
     return isinstance(kind, enum.EnumMeta) or bool(_OF_VALUES.match(str(kind.__module__)))
 
 
 def _equals_itself(value: object) -> bool:
-    """False for a NaN of `decimal`, `complex` or numpy, which is found by its identity alone."""
+    """Return False for a NaN of `decimal`, `complex` or numpy, which dicts find by identity alone.
+
+    Also for an object whose comparison fails.
+    """
     if type(value) in _ALWAYS_EQUAL:
         return True
     try:
@@ -363,7 +366,7 @@ class Pieces(io.RawIOBase):
 
 
 class Arrival:
-    """A dump that is read from a file, each byte once, segment by segment."""
+    """Reader of a dump: reads a file once, segment by segment."""
 
     def __init__(self, file: io.RawIOBase) -> None:
         """Take over a file, and read the header. Raises ValueError, OSError."""
@@ -372,9 +375,9 @@ class Arrival:
         self.header: dict[str, Any] = json.loads(self._exactly(length))
 
     def segment(self, description: Mapping[str, Any]) -> tuple[IO[bytes], list[bytearray]]:
-        """What the next segment, so described in the header, holds: its pickles and its buffers.
+        """Return the pickles and buffers of the next segment; `description` is its header entry.
 
-        Raises ValueError, OSError.
+        Raises ValueError if the file ends early, OSError.
         """
         pickles, left = Pieces(), description["size"]
         while left:

@@ -365,32 +365,32 @@ def set_enum_state(kind: Any, state: tuple[Any, Any, dict[str, dict[str, Any]]])
 
 
 def make_storage(data: Any) -> Any:
-    """The memory of tensors of torch."""
+    """Return an untyped torch storage with a copy of `data`."""
     import torch
 
     return torch.frombuffer(bytearray(data), dtype=torch.uint8).clone().untyped_storage()
 
 
 def set_block_refs(block: Any, refs: Any) -> None:
-    """Have blocks of the same memory know of each other."""
+    """Add a pandas block to the references of its memory, for copy-on-write."""
     block.refs = refs
     refs.add_reference(block)
 
 
 def set_gradient(tensor: Any, gradient: Any) -> None:
-    """Set what a tensor's gradient is."""
+    """Set a tensor's gradient."""
     tensor.grad = gradient
 
 
 def make_typed_storage(storage: Any, dtype: Any) -> Any:
-    """The same memory, of elements of one type."""
+    """Return a typed torch storage over the same memory."""
     import torch
 
     return torch.storage.TypedStorage(wrap_storage=storage, dtype=dtype, _internal=True)
 
 
 def make_array_type(element: type, length: int) -> type:
-    """The type of an array of ctypes."""
+    """Return a ctypes array type."""
     made: type = operator.mul(element, length)
     return made
 

@@ -115,7 +115,10 @@ class Module:
 
 
 def stand_in(value: Any, namespace: dict[str, Any], code: str) -> Any:
-    """The object to pickle for a variable; `code` is that of all cells. Raises CannotKeepError."""
+    """Return the object to pickle for a variable: a placeholder for what every process has itself.
+
+    `code` is that of all cells. Raises CannotKeepError.
+    """
     if value is namespace:
         return Globals()
     if type(value) in (list, dict):
@@ -133,7 +136,7 @@ def stand_in(value: Any, namespace: dict[str, Any], code: str) -> Any:
 
 
 def live_objects(namespace: dict[str, Any]) -> dict[int, str]:
-    """What each process has of its own, and what that is called, by id."""
+    """Return names by id of objects that each process has of its own, such as sys.path."""
     found = {id(vars(sys).get(name)): f"sys.{name}" for name in _SYSTEM}
     found |= {id(namespace.get(name)): called for name, called in _HISTORY.items()}
     current = getattr(sys.modules.get("decimal"), "getcontext", None)
@@ -144,7 +147,7 @@ def live_objects(namespace: dict[str, Any]) -> dict[int, str]:
 
 
 class Identities:
-    """What the picklers of one dump share: numbers of NaN objects, memory, and kinds of classes."""
+    """State that the picklers of one dump share: identities of NaN objects, memory, class kinds."""
 
     def __init__(self) -> None:
         self.homes = Homes()
@@ -157,7 +160,7 @@ class Identities:
         }
 
     def of(self, nan: float) -> tuple[Any, ...]:
-        """The name of a NaN for `NotebookUnpickler`."""
+        """Return the persistent id of a NaN object for `NotebookUnpickler`."""
         if (module := self._owners.get(id(nan))) is not None:
             return (module,)
         number, _ = self._numbers.setdefault(id(nan), (len(self._numbers), nan))
@@ -428,20 +431,20 @@ def make_new_type(name: str, base: Any) -> Any:
 
 
 def make_of_typing(kind: Any, arguments: Any, options: Any, module: str) -> Any:
-    """A type parameter or an alias; its module is that of the frame that makes it."""
+    """Return a type parameter or alias; typing takes its module from the frame that makes it."""
     space = {"__name__": module, "kind": kind, "arguments": arguments, "options": options}
     return eval("kind(*arguments, **options)", space)
 
 
 def make_single_dispatch_method(function: Any, dispatcher: Any) -> Any:
-    """`functools.singledispatchmethod`; from Python 3.13 on it has a cache of weak references."""
+    """Return a `functools.singledispatchmethod`; from Python 3.13 on it has a cache of weakrefs."""
     made: functools.singledispatchmethod[Any] = functools.singledispatchmethod(function)
     made.dispatcher = dispatcher
     return made
 
 
 def make_single_dispatch(function: Any, registry: dict[type, Any]) -> Any:
-    """`functools.singledispatch`; its cache of weak references starts empty."""
+    """Return a `functools.singledispatch`; its cache of weak references starts empty."""
     made = functools.singledispatch(function)
     for kind, implementation in registry.items():
         made.register(kind, implementation)
@@ -449,22 +452,22 @@ def make_single_dispatch(function: Any, registry: dict[type, Any]) -> Any:
 
 
 def the_shell() -> Any:
-    """What `get_ipython()` returns."""
+    """Return the shell, as `get_ipython()` does."""
     return get_ipython()
 
 
 def the_namespace() -> Any:
-    """What `globals()` returns in a cell."""
+    """Return the namespace of cells, as `globals()` does there."""
     return the_shell().user_ns
 
 
 def the_history(name: str) -> Any:
-    """`Out`, `In` or `_dh`."""
+    """Return `Out`, `In` or `_dh` of this process."""
     return the_namespace()[name]
 
 
 def the_stream(name: str) -> Any:
-    """`sys.stdout` or `sys.stderr`."""
+    """Return `sys.stdout` or `sys.stderr` of this process."""
     return getattr(sys, name)
 
 

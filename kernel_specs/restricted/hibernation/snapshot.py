@@ -425,13 +425,16 @@ def _variables(shell: Any) -> tuple[dict[str, Any], dict[str, str], set[str]]:
 
 
 def _as_item(key: object) -> str:
-    """What a key of the namespace is called that is no name."""
+    """Return a label for a namespace key that is no variable name: "globals()['a b']"."""
     of_python = type(key) in (int, float, bool, bytes, str)
     return f"globals()[{ascii(key)[: MAX_NAME_CHARS // 10] if of_python else type(key).__name__}]"
 
 
 def _told(odd: list[tuple[str, str]]) -> dict[str, str]:
-    """What cannot be kept, with reasons: none stands for two."""
+    """Return reasons by label for keys that cannot be saved; equal labels are numbered.
+
+    At most `MAX_ODD`, and one entry that counts the rest.
+    """
     found: dict[str, str] = {}
     for label, why in odd[:MAX_ODD]:
         same = sum(1 for each in found if each.startswith(label))
@@ -442,7 +445,7 @@ def _told(odd: list[tuple[str, str]]) -> dict[str, str]:
 
 
 def _results(namespace: dict[str, Any]) -> dict[int, Any]:
-    """The values of cells that ended in an expression, by number."""
+    """Return the results in `Out` by cell number; empty if code has replaced `Out`."""
     results = namespace.get("_oh")
     return dict(results) if isinstance(results, dict) else {}
 

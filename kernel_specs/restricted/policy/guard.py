@@ -146,7 +146,10 @@ class ImportGuard:
         return known
 
     def _is_trusted(self, frame: FrameType | None, namespace: dict[str, Any] | None) -> bool:
-        """Whether the nearest frame with a file belongs to the runtime."""
+        """Return True if the runtime imports, not user code: by the nearest frame with a file.
+
+        Extension modules have no frame: the caller's globals, `namespace`, tell them.
+        """
         if (
             frame is not None
             and namespace is not None
@@ -162,7 +165,7 @@ class ImportGuard:
         return False
 
     def _judge(self, filename: str) -> bool | None:
-        """True for the runtime, False for user code, None for generated code."""
+        """Return True for a file of the runtime, False for user code, None for generated code."""
         try:
             return self._trusted_files[filename]
         except KeyError:
@@ -190,7 +193,7 @@ class ImportGuard:
         )
 
     def _is_own(self, root: str) -> bool:
-        """Whether the module's file lies in the workspace."""
+        """Return True if the module's files are all in the session's own folders."""
         if not self.own_folders:
             return False
         module = sys.modules.get(root)
@@ -208,7 +211,7 @@ class ImportGuard:
 
 
 def _is_by_c_code(frame: FrameType, fromlist: Sequence[str] | None, level: int) -> bool:
-    """Whether `PyImport_Import` calls: C code has no frame, so its caller's is seen.
+    """Return True if `PyImport_Import` calls: C code has no frame, so its caller's is seen.
 
     It passes an empty list, and the caller's globals twice. A statement passes None or a tuple; a
     call of `__import__` by name is never taken for C code.

@@ -63,7 +63,7 @@ def export(layers: Sequence[str]) -> None:
 
 
 def before_sites(paths: Sequence[str]) -> int:
-    """Where layers belong: between the standard library and site-packages."""
+    """Return the index in sys.path for package layers: that of the first site-packages folder."""
     return next((at for at, path in enumerate(paths) if path.endswith(_SITES)), len(paths))
 
 
@@ -76,7 +76,7 @@ def support(given: Sequence[str]) -> None:
 
 
 def _let_look() -> None:
-    """Have workers of multiprocessing and joblib read PYTHONPATH in spite of -I."""
+    """Make workers of multiprocessing and joblib read PYTHONPATH although this process has -I."""
     for name in ("subprocess", "multiprocessing.util"):
         if name in _modules:
             _modules[name]._args_from_interpreter_flags = _worker_flags

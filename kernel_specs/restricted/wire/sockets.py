@@ -33,20 +33,20 @@ class Peer:
         socket_type: bytes,
         given: list[int] | None = None,
     ) -> None:
-        """`given` takes the last descriptor that came; without it none is received."""
+        """`given` gets the last descriptor that was received; without it none is received."""
         connection.setblocking(False)
         self._given = given
         self.name = b""
-        """How messages name it, once it has greeted; a Router's business."""
+        """The name of this peer in messages, set by a Router after the handshake."""
         self.slow = False
-        """Whether its Listener watches for it to take more."""
+        """True if its Listener waits until it can take more."""
         self.subscriptions: set[bytes] = set()
         self._socket = connection
         self._decoder = Decoder(MAX_REQUEST_BYTES, answers_pings=True)
         self._came = b""
         self._out = bytearray()
         self._sent: list[int] = []
-        """How much of `_out` has gone, until that is removed from it."""
+        """Number of bytes of `_out` that were sent and not removed yet."""
         self.write(GREETING + ready(socket_type))
 
     @property
@@ -56,20 +56,20 @@ class Peer:
 
     @property
     def ready(self) -> bool:
-        """Whether it has greeted."""
+        """Return True if the peer has completed the handshake."""
         return self._decoder.ready
 
     @property
     def identity(self) -> bytes:
-        """The Identity of its READY command, empty for none."""
+        """Identity of its READY command; empty if it has none."""
         return self._decoder.identity
 
     def fileno(self) -> int:
-        """The file descriptor of the connection; -1 when it is closed."""
+        """Return the file descriptor of the connection; -1 if it is closed."""
         return self._socket.fileno()
 
     def read(self) -> bool:
-        """Take in some of what has arrived; False when no more will come."""
+        """Read and decode some of what has arrived; return False when no more will come."""
         try:
             if not self._came:
                 self._came = self._receive()
@@ -95,7 +95,7 @@ class Peer:
         return data
 
     def message(self) -> list[bytes] | None:
-        """The next whole message of what was taken in. Raises ProtocolError."""
+        """Return the next whole message that was read, or None. Raises ProtocolError."""
         found = self._decoder.message()
         if self._decoder.pongs:
             pongs, self._decoder.pongs = self._decoder.pongs, b""
@@ -103,16 +103,16 @@ class Peer:
         return found
 
     def write(self, data: bytes) -> bool:
-        """Send as much as goes at once and keep the rest; whether all has gone."""
+        """Send as much as goes at once and keep the rest; return True if all was sent."""
         self.keep(data)
         return self.flush()
 
     def keep(self, data: bytes) -> None:
-        """Have it sent by the next `flush`."""
+        """Append data for the next `flush` to send."""
         self._out += data
 
     def flush(self) -> bool:
-        """Send what is waiting, as far as it goes at once; whether all has gone."""
+        """Send as much of the waiting data as goes at once; return True if all was sent."""
         self._settle()
         if self._out:
             try:  # in one call: a signal handler that raises must not make the count be lost
@@ -127,7 +127,7 @@ class Peer:
         return not self._out
 
     def drained(self, seconds: float) -> bool:
-        """Wait until all has gone; False when the client takes nothing for so long."""
+        """Wait until all was sent; return False if the client takes nothing for `seconds`."""
         poller = select.poll()
         poller.register(self, select.POLLOUT)
         while not self.flush():
@@ -174,7 +174,7 @@ class Listener:
             self._epoll.register(listening, select.EPOLLIN)
 
     def take_in(self, connection: socket.socket) -> None:
-        """Have a connected socket as a peer."""
+        """Add a connected socket as a peer."""
         peer = Peer(connection, self._type, self._given)
         self._epoll.register(connection, select.EPOLLIN)
         self.peers[connection.fileno()] = peer
@@ -192,7 +192,7 @@ class Listener:
         return self._epoll.fileno()
 
     def receive(self) -> tuple[Peer, list[bytes]] | None:
-        """The next message and who sent it, or None; accepts who wants to connect, never waits."""
+        """Return the next message and its sender, or None; accept new connections; never wait."""
         while True:
             while self._readable:
                 peer = self._readable[-1]
@@ -322,7 +322,7 @@ class Publisher:
         self.take_in, self.leave = self._listener.take_in, self._listener.leave
         self._high_water = high_water
         self._behind: dict[Peer, float] = {}
-        """Since when readers have held up others."""
+        """Time (monotonic) since which each of these readers has held up others."""
 
     def fileno(self) -> int:
         """Readable when `subscribed` or `flush` has something to do."""
@@ -335,11 +335,11 @@ class Publisher:
 
     @property
     def full(self) -> bool:
-        """Whether a reader has fallen so far behind that nothing more should be sent."""
+        """Return True if a reader is so far behind that nothing more should be sent."""
         return any(peer.waiting >= self._high_water for peer in self._readers())
 
     def put(self, frames: list[Any]) -> None:
-        """Have a message sent by the next `flush` to who has subscribed to its topic."""
+        """Queue a message for the next `flush`, to the readers that subscribed to its topic."""
         data = encode(frames)
         for peer in self._readers():
             if any(frames[0].startswith(topic) for topic in peer.subscriptions):
@@ -365,7 +365,7 @@ class Publisher:
                 self._listener.drop(peer)
 
     def subscribed(self) -> list[bytes]:
-        """The topics that have been subscribed to since the last call."""
+        """Return the topics of new subscriptions since the last call."""
         topics = []
         while (found := self._listener.receive()) is not None:
             peer, message = found
