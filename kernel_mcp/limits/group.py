@@ -38,15 +38,13 @@ exec "$@"
 
 
 def backstop(budget: int) -> int:
-    """Memory limit of a kernel's group in bytes."""
+    """Return the memory limit of a kernel's group in bytes, which is above its `budget`."""
     return max(int(budget * BACKSTOP), budget + LEAST_ABOVE)
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """What a group has used: CPU seconds, bytes now and at most, OOM kills; None without a
-    controller.
-    """
+    """CPU seconds that a group has used, and the bytes that it holds; None without a controller."""
 
     cpu_s: float | None = None
     memory_bytes: int | None = None
@@ -99,7 +97,7 @@ class KernelGroup:
                     cgroupfs.write(folder / "cgroup.procs", pid)
 
     def limit_cpus(self, cpus: float) -> None:
-        """Change how many processors it may keep busy; 0 for no limit."""
+        """Set the number of processors that it may keep busy; 0 means no limit."""
         if "cpu" not in self._folders:
             return
         if cpus:
@@ -119,14 +117,14 @@ class KernelGroup:
 
     @property
     def gated(self) -> bool:
-        """Whether a process can enter all of it by `gates`."""
+        """Return True if a process can enter all of it by `gates`: every hierarchy is version 1."""
         return bool(self._folders) and not self._unified
 
     def gates(self) -> list[int]:
-        """Descriptors over which a process of one thread enters by writing 0; of version 1 alone.
+        """Return descriptors of version 1 files; a single-threaded process that writes 0 enters.
 
-        It enters at once, where Linux has the move of any other process wait for some 10 ms. The
-        caller closes them.
+        It enters at once, whereas the move of another process takes some 10 ms. The caller closes
+        them.
         """
         made: list[int] = []
         try:
@@ -148,7 +146,7 @@ class KernelGroup:
         return Sample(self.cpu_s(), self._memory())
 
     def peak(self) -> int:
-        """Most memory ever held in bytes, file caches included; 0 where no file shows it."""
+        """Return the most bytes ever held, file caches included; 0 if Linux has no figure."""
         if "memory" not in self._folders:
             return 0
         unified = "memory" in self._unified
@@ -158,7 +156,7 @@ class KernelGroup:
         return 0
 
     def starved(self) -> int:
-        """Processes that the kernel's OOM killer has ended."""
+        """Return the number of processes that Linux's OOM killer has killed."""
         if not self._kills:
             return 0
         with absences:
@@ -166,16 +164,16 @@ class KernelGroup:
         return 0
 
     def processes(self) -> list[int]:
-        """Process ids in the group, without threads."""
+        """Return the process ids in the group, without threads."""
         return sorted({pid for folder in self._places() for pid in cgroupfs.processes(folder)})
 
     def remove(self) -> bool:
-        """Kill the rest of the group and remove its folders; False when it is still busy."""
+        """Kill all processes and remove the folders; return False if the group is still busy."""
         gone = [cgroupfs.remove(folder) for folder in self._places()]
         return all(gone)
 
     def _places(self, *, unified: bool | None = None) -> list[Path]:
-        """The folders, of version 2 alone or of version 1 alone if asked for."""
+        """Return the group's folders; `unified` selects those of version 2 (True) or 1 (False)."""
         return list(
             dict.fromkeys(
                 folder
@@ -200,9 +198,9 @@ class KernelGroup:
             cgroupfs.write(folder / "memory.kmem.tcp.limit_in_bytes", min(size, MOST_TCP))
 
     def allow_memory(self, size: int) -> None:
-        """Change the limit of memory; not to less than processes hold.
+        """Set the memory limit in bytes, unless processes hold that much already.
 
-        Linux would look for that much in vain, or end one of them.
+        Linux would then try in vain to reclaim memory, or kill one of them.
         """
         if "memory" not in self._folders or (self._memory() or 0) >= size:
             return
@@ -218,7 +216,7 @@ class KernelGroup:
                 cgroupfs.write(folder / name, size)
 
     def limit_processes(self, most: int) -> None:
-        """Change the limit of processes and threads; 0 for none."""
+        """Set the limit of processes and threads; 0 means no limit."""
         if "pids" in self._folders:
             cgroupfs.write(self._folders["pids"] / "pids.max", most or "max")
 
@@ -235,14 +233,14 @@ class KernelGroup:
                 raise
 
     def weigh(self, part: float) -> None:
-        """Set the CPU weight, 1 for that of other kernels."""
+        """Set the CPU weight as a multiple of the default, which is 1."""
         if "cpu" in self._unified:
             cgroupfs.write(self._folders["cpu"] / "cpu.weight", max(1, int(100 * part)))
         elif "cpu" in self._folders:
             cgroupfs.write(self._folders["cpu"] / "cpu.shares", max(2, int(1024 * part)))
 
     def cpu_s(self) -> float | None:
-        """CPU seconds used so far; None without a controller."""
+        """Return the CPU seconds used so far; None without a controller."""
         for controller in self._unified:  # told in every group of version 2
             return cgroupfs.table(self._folders[controller] / "cpu.stat")["usage_usec"] / 1e6
         if "cpuacct" in self._folders:

@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 
 PREFIX = "kernel-mcp-"
 _OF_A_SERVER = re.compile(rf"{PREFIX}\d+-(?P<run>[0-9a-z]+)")
-"""Process id and name of the run directory."""
+"""Name of a server's group: its process id and the name of its run directory."""
 RECORD = "cgroups"
 """File of a run directory that names the server's groups."""
 SERVER_WEIGHT = 1000
@@ -77,13 +77,13 @@ class GroupTree:
 
     @property
     def versions(self) -> dict[str, int]:
-        """The cgroup version by usable controller."""
+        """Cgroup version by usable controller."""
         return {
             name: tree.version for tree in self._tops.values() for name in sorted(tree.controllers)
         }
 
     def kernel(self, name: str) -> KernelGroup:
-        """The group of a kernel, not yet created."""
+        """Return the group of a kernel, not created yet."""
         folders: dict[str, Path] = {}
         unified: set[str] = set()
         for top, hierarchy in self._tops.items():
@@ -120,7 +120,7 @@ class GroupTree:
             os.close(lock)
 
     def _refusal_of(self, hierarchy: Hierarchy) -> str:
-        """Make the server's group in one hierarchy; the reason where that fails, else empty."""
+        """Make the server's group in one hierarchy; return why that failed, or ""."""
         try:
             self._enter(hierarchy)
         except GroupsUnavailable as reason:
@@ -187,7 +187,10 @@ class GroupTree:
 
 
 def _claimed(folder: Path) -> int:
-    """Make a group and flock it for the life of this server. Raises OSError."""
+    """Make a group and lock it (flock) for the life of this server; return the lock's descriptor.
+
+    Raises OSError.
+    """
     for _ in range(cgroupfs.ROUNDS):
         with contextlib.suppress(FileNotFoundError):  # another server's sweep removed it
             if not folder.exists():
@@ -228,7 +231,7 @@ def remove_recorded(record: Path, process: Path = Path("/proc/self")) -> None:
 
 
 def _remove_unlocked(folder: Path) -> bool:
-    """Remove a server's group unless that server holds its lock; True when it is gone."""
+    """Remove a server's group unless that server holds its lock; return True if it is gone."""
     try:
         lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:
@@ -256,7 +259,10 @@ def _is_ours(pid: int) -> bool:
 
 
 def _removed(top: Path) -> bool:
-    """Retries `rmdir`: a group is busy for a moment after its last process. True when gone."""
+    """Remove a group, trying again while it is busy, a moment after its last process has ended.
+
+    Return True if it is gone.
+    """
     for _ in range(REMOVAL_TRIES):
         if cgroupfs.remove_with_children(top, keep=_SERVER):
             return True
@@ -267,7 +273,8 @@ def _removed(top: Path) -> bool:
 class Membership:
     """One kernel's group, created in an executor of one thread.
 
-    Moves wait some 10 ms for the first one in a while; whoever enters by a gate does not.
+    The first move in a while takes some 10 ms, and later ones wait for it. A process that enters by
+    `gates` does not wait.
     """
 
     def __init__(
@@ -293,7 +300,7 @@ class Membership:
         self._tasks.append(self._executor.submit(self.group.admit, tuple(pids)))
 
     def make_room(self, budget: int, size: int) -> None:
-        """Queue a limit of memory that leaves `size` bytes besides, where the machine has them."""
+        """Queue a memory limit `size` bytes above that of `budget`, if the machine has them."""
         self._executor.submit(self._widen, budget, size)
 
     def _widen(self, budget: int, size: int) -> None:
@@ -305,9 +312,9 @@ class Membership:
         await asyncio.shield(asyncio.wrap_future(self._made))
 
     async def gates(self) -> list[int]:
-        """Where processes enter by themselves; empty where they have to be moved. Raises OSError.
+        """Return descriptors by which processes enter the group; empty if they have to be moved.
 
-        The caller closes them.
+        The caller closes them. Raises OSError.
         """
         if not self.group.gated:
             return []
@@ -320,5 +327,5 @@ class Membership:
             await asyncio.wrap_future(self._tasks.pop(0))
 
     def end(self) -> None:
-        """Have the group removed, after its last process has ended."""
+        """Remove the group; to be called after its last process has ended."""
         self._leave(self.group)

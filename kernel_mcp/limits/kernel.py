@@ -22,11 +22,11 @@ from kernel_mcp.linux.proc import ExitStatus, Usage, family
 from kernel_mcp.sandbox.base import SandboxCommand
 
 LONG_S = 0.25
-"""Seconds of computing after which other kernels go first."""
+"""Seconds of computing after which a kernel's CPU weight is lowered."""
 
 
 NEAR = 0.1
-"""Weights that differ by less than this part are not set anew."""
+"""Relative difference of weights below which the new one is not set."""
 
 
 class CpuPriority:
@@ -45,11 +45,11 @@ class CpuPriority:
 
     @property
     def own(self) -> float:
-        """What it weighs among kernels of the same principal."""
+        """Its CPU weight among kernels of the same principal."""
         return BEHIND if self._behind else EQUAL
 
     def weigh(self, weight: float, cpus: float) -> None:
-        """Set its weight among all kernels, and how many processors it may keep busy."""
+        """Set its CPU weight among all kernels, and how many processors it may keep busy."""
         if self._group is None:
             return
         with contextlib.suppress(OSError):
@@ -80,7 +80,10 @@ class CpuPriority:
                 self._behind, self._set = True, BEHIND
 
     def _computes(self, group: KernelGroup) -> bool:
-        """Whether it used CPU time since the last call, not only waited for it."""
+        """Return True if it used half of `LONG_S` of CPU time or more since the last call.
+
+        False at the first call. Without a controller: True `LONG_S` after the cell began.
+        """
         used, before = group.cpu_s(), self._used
         if used is None:
             return self._clock() - self._began > LONG_S
@@ -91,9 +94,9 @@ class CpuPriority:
 RESTING_CPU_S = 0.01
 """CPU seconds since the last check below which a kernel counts as idle."""
 GROWTH = 16 * MIB
-"""Bytes that a checkpoint may have more than its kernel had when it was asked for."""
+"""Bytes by which a checkpoint may exceed the size of its kernel when it was made."""
 MOST_PROCESSES = 10_000
-"""Processes of a kernel that are looked at one by one without a control group."""
+"""Most processes of a kernel that are measured one by one."""
 
 
 class KernelLimits:
@@ -114,9 +117,9 @@ class KernelLimits:
         session: str = "",
         scanning: anyio.CapacityLimiter | None = None,
     ) -> None:
-        """`wake` has the watchdog check the kernel, `forget` ends that; the log names `session`.
+        """`wake` makes the watchdog check the kernel, `forget` ends that; the log names `session`.
 
-        `scanning` bounds how many kernels have their folders measured at a time.
+        `scanning` bounds the number of kernels whose folders are measured at a time.
         """
         self._scanning = scanning
         self.limits = limits
@@ -124,7 +127,7 @@ class KernelLimits:
         self.quotas = quotas
         self.kill: Callable[[], None] = _nothing
         self.relieve: Callable[[], None] = lambda: self.kill()
-        """Ends who holds most memory, where several kernels have these limits."""
+        """Kills the kernel that holds most memory, where several kernels share these limits."""
         self.awake = False
         self._looking = False
         self._wake = wake
@@ -140,22 +143,22 @@ class KernelLimits:
         self._on_excess: list[Callable[[], None]] = []
         self._cause = ""
         self._fatal = ""
-        """Why the kernel was killed, whatever cell ends or begins before it has ended."""
+        """Why the kernel was killed; stays when cells begin or end before the kernel has ended."""
         self._cpu_s = 0.0
         self._known = False
         self._looked_at: dict[FolderQuota, float] = {}
-        """Processor time of the kernel as a look at the folder began between cells."""
+        """CPU seconds of the kernel when a scan of the folder began between cells."""
         self._active = False
         self._stopped = False
 
     @property
     def cause(self) -> str:
-        """The limit that stopped the kernel or its cell; empty for none."""
+        """The limit that stopped the kernel or its cell; empty if none did."""
         return self._cause
 
     @property
     def crowded(self) -> bool:
-        """Whether the last memory check found processes besides its own."""
+        """Return True if the last memory check found child processes of the kernel."""
         return self._gauge.crowded
 
     @property
@@ -168,9 +171,9 @@ class KernelLimits:
         self._faults.session = handle
 
     async def gates(self) -> list[int]:
-        """Where processes enter the group by themselves, before `admit` looks whether they have.
+        """Return descriptors by which processes enter the group themselves; call `admit` later.
 
-        Empty where they cannot. The caller closes them. Raises OSError.
+        Empty if they have to be moved. The caller closes them. Raises OSError.
         """
         return [] if self._membership is None else await self._membership.gates()
 
@@ -192,17 +195,17 @@ class KernelLimits:
             await self._membership.made()
 
     def command(self, command: SandboxCommand) -> SandboxCommand:
-        """The same command, inside the group from its first instruction on."""
+        """Return the command, changed to run inside the group from its first instruction on."""
         if self.group is None or not SHELL.exists():
             return command
         return replace(command, argv=[*self.group.entry(), *command.argv])
 
     def usage(self) -> Usage:
-        """Usage of all processes; the last measured values where /proc or cgroups fail."""
+        """Return the usage of all processes; the last measured values if /proc or cgroups fail."""
         return self._gauge.usage()
 
     async def used(self) -> Usage:
-        """As `usage`, in a thread where many processes have to be read."""
+        """Return `usage`, measured in a thread where many processes have to be read."""
         return await self._gauge.used()
 
     async def survey(self) -> None:
@@ -210,9 +213,9 @@ class KernelLimits:
         self._known = await self._look(processes=False)
 
     async def begin(self, on_excess: Callable[[], None]) -> None:
-        """A cell is about to run; `on_excess` is called when `cause` has to stop it.
+        """Prepare for a cell; `on_excess` is called if a limit, `cause`, has to stop it.
 
-        Raises WorkspaceError when the folders hold too much for any code to run.
+        Raises WorkspaceError if the folders hold too much for any code to run.
         """
         if not self._known:
             await self.survey()
@@ -235,7 +238,7 @@ class KernelLimits:
         self._wake(self)
 
     def end(self, on_excess: Callable[[], None] | None = None) -> list[str]:
-        """The cell of `on_excess` has ended: sentences about processes that were killed."""
+        """Note the end of the cell of `on_excess`, or of all; return sentences about OOM kills."""
         if on_excess in self._on_excess:
             self._on_excess.remove(on_excess)
         else:
@@ -275,24 +278,27 @@ class KernelLimits:
 
     @property
     def weight(self) -> float:
-        """What it weighs among kernels of the same principal: less once it has computed long."""
+        """Its CPU weight among kernels of the same principal: lower once it has computed long."""
         return self._priority.own
 
     def weigh(self, weight: float, cpus: float) -> None:
-        """Set what it weighs among all kernels; `cpus` processors at most, 0 for its own limit."""
+        """Set its CPU weight among all kernels; `cpus` processors at most, 0 for its own limit."""
         self._priority.weigh(weight, cpus or self.limits.cpus)
 
     def pressing(self, others: int) -> bool:
-        """Whether it has to be checked now: code runs or has just done so, or a look that it waits
-        for is due, where so many `others` are awake.
+        """Return True if it has to be checked now.
+
+        Code runs or has just done so, or a scan that it awaits is due. `others` is the number of
+        other kernels that are awake: scans share a part of one processor.
         """
         if not self.awake or self._active:
             return self.awake
         return any(quota.in_turn(others) for quota in self._stale())
 
     def at_rest(self) -> bool:
-        """Whether it has a group that bounds its memory and shows that it has computed next to
-        nothing since the last check. Blocks; False where that cannot be told.
+        """Return True if its group bounds its memory and shows no computing since the last check.
+
+        At most `RESTING_CPU_S` count as none. False if that cannot be told. Blocks.
         """
         return (
             not self.awake
@@ -304,8 +310,8 @@ class KernelLimits:
     async def check_disk(self, others: int = 0) -> None:
         """Compare the folders with their quotas where due; called by the watchdog.
 
-        Sets `awake` while folders may change or have not been looked at since they did; so many
-        `others` are awake, too. Returns at once while an earlier call runs.
+        Sets `awake` while folders may change, or were not scanned since they did. `others` is the
+        number of other kernels that are awake. Returns at once while an earlier call runs.
         """
         if self._looking:
             return
@@ -325,7 +331,7 @@ class KernelLimits:
             self._looking = False
 
     def _stale(self) -> list[FolderQuota]:
-        """Those whose folders may have changed since they were looked at."""
+        """Return the quotas whose folders may have changed since their last scan."""
         return [
             quota
             for quota in self.quotas
@@ -334,30 +340,29 @@ class KernelLimits:
         ]
 
     async def _has_computed(self) -> bool:
-        """Whether it has used processor time since the last call."""
+        """Return True if it has used more than `RESTING_CPU_S` since the last call."""
         cpu_s = await self._gauge.cpu_s()
         computed = cpu_s - self._cpu_s > RESTING_CPU_S
         self._cpu_s = cpu_s
         return computed
 
     def make_room(self, size: int, apart: Mapping[int, int]) -> None:
-        """Allow `size` bytes more, where the machine has them: what checkpoints may come to hold.
+        """Raise the memory limit by `size` bytes for checkpoints, as far as the machine has them.
 
-        That is never more than the kernel's own limit. `apart` are their processes and the bytes
-        that they may hold: while they do no more, they count for nothing where memory is read from
-        /proc.
+        By no more than the kernel's own limit. `apart` maps their process ids to the bytes that
+        they may hold. Up to that, they do not count where memory is read from /proc.
         """
         self._apart = dict(apart)
         if self._membership is not None and (most := self.limits.memory_bytes):
             self._membership.make_room(most, min(size, most))
 
     def excuse(self) -> None:
-        """A checkpoint was killed for lack of memory: no process of the session was."""
+        """Do not count an OOM kill: it has hit a checkpoint, no process of the session."""
         self._gauge.excuse()
 
     @contextlib.contextmanager
     def no_more_processes(self) -> Iterator[None]:
-        """Inside this block no process can start another, where a group can see to that."""
+        """Let no process start another inside this block, where a group can enforce that."""
         if self.group is None:
             yield
             return
@@ -370,7 +375,7 @@ class KernelLimits:
                 self.group.limit_processes(self.limits.pids)
 
     def explain(self, exit_status: ExitStatus) -> ExitStatus:
-        """The exit status with the limit that caused it, if one did."""
+        """Return the exit status, with the limit that caused it, if one did."""
         if exit_status.signal != signal.SIGKILL:
             return exit_status
         cause = self._fatal or self._cause
@@ -379,7 +384,7 @@ class KernelLimits:
         return replace(exit_status, cause=cause)
 
     async def aclose(self) -> None:
-        """Release the reservations, after all processes have ended."""
+        """Release quotas and group, after all processes have ended."""
         self.awake = False
         self.kill = self.relieve = _nothing
         self._on_excess.clear()
@@ -394,7 +399,7 @@ class KernelLimits:
     ) -> bool:
         """Measure the folders that are `due`, all by default, and deleted files of `processes`.
 
-        False where that failed.
+        Return False if that failed.
         """
 
         def look() -> None:
@@ -430,14 +435,14 @@ class KernelLimits:
             self.give_up(quota.sentence())
 
     def _processes(self) -> list[int]:
-        """Process ids of the group, or of the admitted processes and their descendants."""
+        """Return process ids of the group, or of the admitted processes and their descendants."""
         if self.group is not None:
             return self.group.processes()[:MOST_PROCESSES]
         found = family(self._roots)
         return [pid for pid in found if not self._waits(pid)][:MOST_PROCESSES]
 
     def _waits(self, pid: int) -> bool:
-        """Whether it is a checkpoint that holds no more than when it was made."""
+        """Return True for a checkpoint that holds no more memory than when it was made."""
         if (size := self._apart.get(pid)) is None:
             return False
         held = plainly(pid)
@@ -445,4 +450,4 @@ class KernelLimits:
 
 
 def _nothing() -> None:
-    """Stands in for `kill` before a kernel runs."""
+    """Do nothing, in place of `kill` before a kernel runs."""

@@ -83,7 +83,7 @@ class Watchdog:
     async def _check_resting(
         self, resting: Sequence[KernelLimits], awake: int, tasks: TaskGroup
     ) -> None:
-        """Check those of some that are not at rest after all, where so many are `awake`."""
+        """Check the kernels whose group shows activity; `awake` is the number of awake kernels."""
         self._reading = True
         try:
             with Barrier("looking for kernels that compute between cells"):
@@ -94,7 +94,7 @@ class Watchdog:
             self._reading = False
 
     def _check(self, kernel: KernelLimits, awake: int, tasks: TaskGroup) -> None:
-        """Start the checks of a kernel, where so many are `awake`, itself included."""
+        """Start the checks of a kernel; `awake` is the number of awake kernels, itself included."""
         with Barrier("ranking a kernel", kernel.session):
             kernel.rank()
         tasks.start_soon(_guarded, kernel, kernel.check_memory)
@@ -111,7 +111,7 @@ class Watchdog:
 
 
 def _moved(kernels: Iterable[KernelLimits]) -> list[KernelLimits]:
-    """Those that a look at their groups does not show to be at rest. Blocks."""
+    """Return kernels whose control group shows activity. Blocks."""
     return [kernel for kernel in kernels if not kernel.at_rest()]
 
 
@@ -135,7 +135,7 @@ class ResourceManager:
     def __init__(
         self, groups: GroupTree | None = None, refusal: str = "", *, grouped: bool = False
     ) -> None:
-        """`refusal` says why there are no `groups`; `grouped` kernels have their sandbox's."""
+        """`refusal` says why there are no `groups`; with `grouped`, the sandbox has its own."""
         self._groups = groups
         self._grouped = grouped
         self._refusal = refusal
@@ -168,7 +168,7 @@ class ResourceManager:
     def open(
         self, limits: Limits, workspace: Path, sockets: Path, session: str = ""
     ) -> KernelLimits:
-        """The limits of a new kernel of `session`, before any process is admitted.
+        """Return the limits of a new kernel of `session`, before any process is admitted.
 
         `workspace` and `sockets` are its writable folders on disk. Raises OSError.
         """
@@ -221,7 +221,7 @@ class ResourceManager:
             self._groups = None
 
     def report(self, sandbox: SandboxReport, limits: Limits) -> SandboxReport:
-        """The sandbox's report, with the resource limits in force."""
+        """Return the sandbox's report, with the resource limits in force added."""
         return replace(
             sandbox,
             enforced=(*sandbox.enforced, *self._enforced(limits)),
@@ -230,7 +230,7 @@ class ResourceManager:
 
     @property
     def limits_processors(self) -> bool:
-        """Whether `Limits.cpus` is enforced here."""
+        """Return True if `Limits.cpus` is enforced here."""
         return bool(self._by("cpu"))
 
     def _discard(self, group: KernelGroup) -> None:
@@ -238,7 +238,7 @@ class ResourceManager:
             self._executor.submit(self._groups.discard, group)
 
     def _by(self, controller: str) -> str:
-        """`cgroup v1` or `cgroup v2` when that limits a resource, else empty."""
+        """Return which cgroup limits a resource, for people: "cgroup v2"; empty if none does."""
         if self._grouped:
             return "the sandbox's cgroup"
         versions = self._groups.versions if self._groups is not None else {}

@@ -1,4 +1,4 @@
-"""What one kernel uses: from its control group, else from /proc; the last value where both fail."""
+"""Resource usage of one kernel, from its control group or /proc; the last values if both fail."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from kernel_mcp.records import dataclass
 # Memory by /proc, where no control group limits it: private and shared memory, deleted files in
 # memory, files in private temporary folders with their inodes. All of it blocks and raises OSError.
 INODE_BYTES = KIB
-"""Bytes that an inode of a tmpfs and its name take, roughly."""
+"""Approximate bytes of a tmpfs inode and its name."""
 _TEMPORARY = ("tmp", "dev/shm")
 
 
 class Unmeasurable(Exception):
-    """More processes or files than one look takes; the text says of what."""
+    """There are more processes or files than one scan may read; the text says which."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,19 +39,19 @@ class Memory:
 
 
 def total(parts: Iterable[Memory], files: int) -> int:
-    """Bytes of processes together with `files` in memory, which they may have mapped."""
+    """Return the bytes of processes and of `files` in memory, which these may have mapped."""
     parts = tuple(parts)
     return sum(part.private for part in parts) + max(sum(part.shared for part in parts), files)
 
 
 def plainly(pid: int) -> Memory:
-    """RssAnon and RssShmem of a process; 0 when it has ended."""
+    """Return RssAnon and RssShmem of a process; 0 if it has ended."""
     found = memory_lines(pid, "status", (b"RssAnon:", b"RssShmem:"))
     return Memory(found.get(b"RssAnon:", 0), found.get(b"RssShmem:", 0))
 
 
 def closely(pid: int) -> Memory:
-    """Pss_Anon and Pss_Shmem of a process: a page that n processes map counts as an nth.
+    """Return Pss_Anon and Pss_Shmem of a process: a page that n processes map counts as an nth.
 
     Falls back to `plainly` before Linux 5.9 and for unreadable programs. Takes some 10 ms per
     gigabyte, and waits for a process that is allocating.
@@ -63,7 +63,7 @@ def closely(pid: int) -> Memory:
 
 
 def files_in_memory(processes: Sequence[int]) -> int:
-    """Bytes of files in memory, deleted ones included. Raises Unmeasurable."""
+    """Return the bytes of files in memory, deleted ones included. Raises Unmeasurable."""
     unnamed, found = _device_of_memory(), opened(processes)
     if not found.complete:
         raise Unmeasurable("its processes hold more files than can be measured")
@@ -72,7 +72,7 @@ def files_in_memory(processes: Sequence[int]) -> int:
 
 
 def _temporary(name: str, processes: Sequence[int]) -> int:
-    """Bytes in a private temporary folder, seen through any live process."""
+    """Return the bytes in a private temporary folder, seen through any live process; 0 if none."""
     for pid in reversed(processes):
         with absences:
             folder = Path(f"/proc/{pid}/root/{name}")
@@ -85,7 +85,7 @@ def _temporary(name: str, processes: Sequence[int]) -> int:
 
 @cache
 def _device_of_memory() -> int:
-    """The st_dev of anonymous shared memory and memfds."""
+    """Return the st_dev of anonymous shared memory and memfds."""
     fd = os.memfd_create("kernel-mcp", os.MFD_CLOEXEC)
     try:
         return os.fstat(fd).st_dev
@@ -95,7 +95,7 @@ def _device_of_memory() -> int:
 
 @cache
 def _shared_devices() -> frozenset[int]:
-    """The st_dev of the host's own folders, which do not count for a kernel."""
+    """Return the st_dev of the host's own folders, which do not count for a kernel."""
     return frozenset(Path("/", name).stat().st_dev for name in ("", *_TEMPORARY))
 
 
@@ -109,16 +109,16 @@ PATIENCE_S = 3.0
 FEW_PROCESSES = 3
 """Processes of a kernel without children, its sandbox included."""
 NOTABLE = 64 * MIB
-"""Bytes beside the largest process from which PSS is read: they may be shared."""
+"""Bytes of processes besides the largest above which PSS is read: they may be shared."""
 SELDOM = 50
-"""Below the limit PSS reads take at most one part in this many of the time."""
+"""Below the memory limit, PSS reads take at most 1/`SELDOM` of the time."""
 
 
 class MemoryMeter:
     """Measures the memory of one kernel.
 
-    `held` is the last result in bytes, shared pages once where PSS was read; `sharing` whether much
-    was shared; `crowded` whether it had child processes.
+    `held` is the last result in bytes; shared pages count once where PSS was read. `sharing` is
+    True if much was shared, `crowded` if the kernel had child processes.
     """
 
     def __init__(self, processes: Callable[[], Sequence[int]]) -> None:
@@ -131,11 +131,11 @@ class MemoryMeter:
         self._next_closely = 0.0
 
     async def measure(self, most: int) -> bool:
-        """Update `held`; True when it exceeds `most` bytes.
+        """Update `held`; return True if it exceeds `most` bytes.
 
-        Returns the last result while an earlier call runs (a process short of memory blocks readers
-        of /proc) and soon after a slow one. Raises Unmeasurable, and OSError for shortages of the
-        server.
+        Returns False, without measuring, while an earlier call runs (a process short of memory
+        blocks readers of /proc) and soon after a slow one. Raises Unmeasurable, and OSError for
+        shortages of the server.
         """
         begin = anyio.current_time()
         if self._busy or begin < self._next:
@@ -170,9 +170,9 @@ class MemoryMeter:
         return files_in_memory(processes), {pid: plainly(pid) for pid in processes}
 
     async def _closely(self, plain: dict[int, Memory]) -> dict[int, Memory]:
-        """The PSS of each process, where the system shows it.
+        """Return the PSS of each process, where the system shows it; else its plain sums.
 
-        Processes that have started meanwhile hold shares that the sum lacks.
+        Processes that have started meanwhile are read, too: they hold shares of the same pages.
         """
         found, waiting = dict(plain), list(plain)
         for _ in range(2):
@@ -196,11 +196,11 @@ def _ask(waiting: list[int], found: dict[int, Memory]) -> None:
 
 
 ALMOST = 0.95
-"""Part of the limit below which a group's peak means the machine ran out, not the group."""
+"""Fraction of the limit: an OOM kill at a lower peak means that the machine ran out of memory."""
 
 
 class Gauge:
-    """Figures of a kernel's group, or of its processes one by one.
+    """Resource usage of a kernel's group, or of its processes one by one.
 
     A failed read keeps the last figure; `faults` logs it.
     """
@@ -226,18 +226,18 @@ class Gauge:
 
     @property
     def crowded(self) -> bool:
-        """Whether the last memory check found processes besides its own."""
+        """Return True if the last memory check found child processes of the kernel."""
         return self._memory.crowded
 
     def usage(self) -> Usage:
-        """Usage of all processes now; not `measured` when it is the last value."""
+        """Return the usage of all processes now; not `measured` if it is an earlier value."""
         self._last = replace(self._last, measured=False)
         with self._faults.kept("memory and processor time"):
             self._last = self._usage()
         return self._last
 
     async def used(self) -> Usage:
-        """As `usage`, in a thread where many processes have to be read."""
+        """Return `usage`, measured in a thread where many processes have to be read."""
         if self._group is not None:
             return self.usage()
         with self._faults.kept("memory and processor time"):  # there may be no thread left
@@ -246,13 +246,16 @@ class Gauge:
         return self._last
 
     async def cpu_s(self) -> float:
-        """Processor time of all processes; of a group without reading what it holds."""
+        """Return the CPU seconds of all processes; of a group without reading its memory."""
         if (found := self.group_cpu_s()) is not None:
             return found
         return (await self.used()).cpu_s
 
     def group_cpu_s(self) -> float | None:
-        """Processor time by the group; None without one or where it does not tell it. Blocks."""
+        """Return the group's CPU seconds; None without a group, a controller or an answer.
+
+        Blocks.
+        """
         if self._group is not None:
             with self._faults.kept("processor time"):
                 return self._group.cpu_s()
@@ -260,15 +263,15 @@ class Gauge:
 
     @property
     def weighs(self) -> bool:
-        """Whether memory is limited, and by no group."""
+        """Return True if memory is limited, and no group enforces that."""
         if not self._budget:
             return False
         return self._group is None or "memory" not in self._group.controllers
 
     async def too_much(self) -> bool:
-        """Whether memory exceeds its limit where no group enforces it.
+        """Return True if memory exceeds its limit; False where a group enforces that.
 
-        Raises Unmeasurable when there are too many files to count.
+        Raises Unmeasurable if there are too many files to count.
         """
         if not self.weighs:
             return False
@@ -279,22 +282,22 @@ class Gauge:
         return too_much
 
     def starved(self) -> int:
-        """OOM kills since the last `forgive`."""
+        """Return the number of OOM kills since the last `forgive`."""
         return self._count() - self._starved
 
     def forgive(self) -> int:
-        """As `starved`, and restart the count."""
+        """Return `starved`, and restart the count."""
         count = self._count()
         killed, self._starved = count - self._starved, count
         return killed
 
     def excuse(self) -> None:
-        """Do not count one of these."""
+        """Do not count one of these OOM kills."""
         if self.starved() > 0:
             self._starved += 1
 
     def out_of_memory(self) -> str:
-        """Cause of an OOM kill: the kernel's own limit, or the machine's memory."""
+        """Return the cause of an OOM kill: the kernel's own limit, or the machine's memory."""
         peak = self._peak
         if self._group is not None:
             with self._faults.kept("most memory"):

@@ -23,15 +23,15 @@ from kernel_mcp.records import dataclass
 
 LEAST_PAUSE_S = 0.5
 SHARE = 20
-"""Scans of one folder take at most one part in this many of the time, and those of all together one
-in this many of a processor, except when the disk fills up."""
+"""Scans of one folder take at most 1/`SHARE` of the time, and those of all folders together
+1/`SHARE` of a processor, except when the disk fills up."""
 LEAST_CPU_S = 0.003
-"""Processor time that a scan counts as: what mappings of a kernel take to read that was not yet
-looked at."""
+"""Least CPU seconds that a scan counts as: reading the mappings of a kernel for the first time
+takes that."""
 HURRIED_SHARE = 2
 SLACK_BYTES = 16 * MIB
 SLACK_ENTRIES = 100
-"""What code may add to a full folder, so that it can make room in it."""
+"""Bytes and entries that code may add to a full folder, so that it can make room in it."""
 SEVERE = 2
 SEVERE_BYTES = 512 * MIB
 """A folder with this many times its limit, and this many bytes above it, runs no more code."""
@@ -64,13 +64,13 @@ class FolderQuota:
 
     @property
     def full(self) -> bool:
-        """Whether the folder holds more than its limit."""
+        """Return True if the folder holds more than its limit, or too much to be counted."""
         found = self.measured
         return found.bytes > self._size or found.entries > self._entries or not found.complete
 
     @property
     def severe(self) -> bool:
-        """Whether only emptying the folder helps."""
+        """Return True if the folder is so far above its limit that it has to be emptied."""
         found = self.measured
         return (
             found.bytes > self._far or found.entries > SEVERE * self._entries or not found.complete
@@ -78,7 +78,10 @@ class FolderQuota:
 
     @property
     def growing(self) -> bool:
-        """Whether it is full and has grown since `start`, or since the last removal."""
+        """Return True if it is full and has grown since `start`, or since files were removed.
+
+        Growth up to `SLACK_BYTES` and `SLACK_ENTRIES` does not count.
+        """
         found, lowest = self.measured, self._lowest
         most, many = self._size, self._entries
         if lowest.bytes > most:
@@ -92,14 +95,15 @@ class FolderQuota:
         self._lowest = self.measured
 
     def in_turn(self, others: int = 0) -> bool:
-        """Whether so much time has passed since the last scan that the next one may take its own,
-        where so many `others` have folders scanned, too.
+        """Return True if enough time has passed since the last scan for scans to keep to `SHARE`.
+
+        `others` is the number of other kernels whose folders are scanned.
         """
         ours, all_of_them = self._took * SHARE, self._took_cpu * SHARE * (1 + others)
         return self._clock() - self._begun >= max(LEAST_PAUSE_S, ours, all_of_them)
 
     def due(self, others: int = 0) -> bool:
-        """As `in_turn`, and before that when the disk fills up."""
+        """Return True if `in_turn`, or if the disk fills up so fast that it is needed sooner."""
         if self.in_turn(others):
             return True
         if self._clock() - self._begun < self._took * HURRIED_SHARE:
@@ -150,7 +154,7 @@ class FolderQuota:
         )
 
     def sentence(self) -> str:
-        """The excess, as the cause of an end."""
+        """Return the excess as a phrase, for the cause of an end."""
         found = self.measured
         if found.crowded:
             return "disk quota (processes hold more files than can be measured)"
@@ -176,18 +180,18 @@ class FolderQuota:
 # Deleted files that processes hold by descriptors, by mappings or by running them. Hostile code
 # may hold many to hide some: one scan reads a bounded number.
 MOST_FILES = 50_000
-"""Descriptors, threads and mapped files that one scan reads."""
+"""Most descriptors, threads and mapped files that one scan reads."""
 MOST_MAPPINGS = 32 * MIB
-"""Bytes of mapping tables that one scan reads: some 400,000 mappings."""
+"""Most bytes of mapping tables that one scan reads: some 400,000 mappings."""
 _DELETED = b" (deleted)\n"
 _CHUNK = 64 * KIB
-"""What is read at a time. Linux gives a page or little more; room for more is mapped and given back
+"""Bytes per read(2). Linux returns a page or little more; a larger buffer is mapped and unmapped
 each time."""
 
 
 @dataclass(slots=True)
 class DeletedFiles:
-    """Bytes on disk or in memory of each file; `complete` unless a bound was reached.
+    """Bytes on disk or in memory by deleted file; `complete` unless a bound was reached.
 
     The size of a mapped file that this user may not stat is a guess.
     """
@@ -197,16 +201,16 @@ class DeletedFiles:
 
 
 def opened(processes: Iterable[int]) -> DeletedFiles:
-    """Deleted files in descriptors. Blocks."""
+    """Return the deleted files that `processes` hold by descriptors. Blocks."""
     look = _Look({})
     look.run(processes, mapped=False)
     return look.found
 
 
 def unlinked(processes: Iterable[int], known: Mapping[File, int] | None = None) -> DeletedFiles:
-    """Deleted files in descriptors, mappings and running programs; `known` are earlier sizes.
+    """Return the deleted files that `processes` hold by descriptors, mappings or by running them.
 
-    Blocks, also on processes that are allocating.
+    `known` are earlier sizes. Blocks, also on processes that are allocating.
     """
     look = _Look(known or {})
     look.run(processes, mapped=True)
@@ -244,7 +248,10 @@ class _Look:
             raise _TooMuch
 
     def _open_files(self, pid: int) -> None:
-        """Threads share their descriptors; a thread that has ended shows none."""
+        """Count deleted files in a process's descriptors, by its first thread that shows them.
+
+        Threads share their descriptors; a thread that has ended shows none.
+        """
         for thread in threads(pid):
             self._spend(1)
             folder = f"/proc/{thread}/fd"
@@ -258,7 +265,7 @@ class _Look:
                     return
 
     def _running(self, pid: int) -> None:
-        """The program of a process, whose mappings can be undone."""
+        """Count the program of a process if it is deleted, also when it is not mapped any more."""
         for thread in threads(pid):
             self._spend(1)
             with absences:
@@ -292,7 +299,7 @@ class _Look:
         return self._allowed
 
     def _mappings(self, pid: int) -> tuple[int, bytes]:
-        """The table of mappings, and a thread that shows it."""
+        """Return the table of mappings, and a thread that shows it; empty if none does."""
         for thread in threads(pid):
             self._spend(1)
             with absences:
@@ -325,5 +332,5 @@ class _Look:
 
 
 def _plain(span: bytes) -> str:
-    """The name in map_files of addresses in maps, which pads them."""
+    """Return the name in /proc/PID/map_files of an address range in maps, where it is padded."""
     return "-".join(f"{int(address, 16):x}" for address in span.split(b"-"))
