@@ -1,4 +1,4 @@
-"""What the launcher asks of a sandbox: requests, commands, reports, and the `Sandbox` protocol."""
+"""The interface between launcher and sandbox: requests, commands, reports, `Sandbox` protocol."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ class BuildRequest:
 
     writable  host folders it may change, seen at the same place
     readonly  host paths it needs, seen at the same place
-    hostile   whether it runs code of packages, or parses them in risky ways
-    network   whether it has the host's network
+    hostile   True if it runs code of packages, or parses them in risky ways
+    network   True if it has the host's network
     """
 
     argv: Sequence[str]
@@ -44,14 +44,20 @@ class Builder(Protocol):
     """Confines installers."""
 
     confined: bool
-    """Whether there is a boundary at all."""
+    """True if there is a boundary at all."""
 
     @asynccontextmanager
     def owner(self, folders: Sequence[Path], *, hostile: bool) -> AsyncIterator[Identity | None]:
-        """The folders' owner inside the block; afterwards they are the server's again."""
+        """Yield the folders' owner inside the block; afterwards they are the server's again.
+
+        None if they stay the server's.
+        """
 
     def command(self, request: BuildRequest, identity: Identity | None) -> SandboxCommand:
-        """The host command for one run. Raises LaunchError for paths that cannot be bound."""
+        """Return the host command for one run.
+
+        Raises LaunchError for paths that cannot be bound.
+        """
 
 
 BOOT_FOLDER = Path(kernel_specs.__file__).parent
@@ -60,11 +66,11 @@ BOOT_FOLDER = Path(kernel_specs.__file__).parent
 
 @dataclass(frozen=True, slots=True)
 class GuestPaths:
-    """Where the kernel sees its folders; equal to the host's paths when nothing is remapped.
+    """The kernel's own paths of its folders; equal to the host's paths if nothing is remapped.
 
     `boot` is the folder of the package `kernel_specs`. Without `own_process_count` Linux counts
-    other processes of the user in, and the sandbox limits their number itself. `layers` holds the
-    package layers, named 0, 1, 2 …; empty where they are seen under their host paths.
+    other processes of the user, too, and the sandbox limits their number itself. `layers` holds the
+    package layers, named 0, 1, 2 …; empty if they keep their host paths.
     """
 
     workspace: str
@@ -102,15 +108,15 @@ class SandboxRequest:
 
 @dataclass(frozen=True, slots=True)
 class SandboxCommand:
-    """What to execute on the host, once.
+    """A command line to run on the host, once.
 
     `pass_fds` stay open in the child and close in the parent, `SandboxRequest.inherit` among them.
-    `status_fd` is the read end of a pipe that tells the host pid of the sandbox's first process as
-    JSON, `{"child-pid": 123, ...}`; -1 when the started process is itself the confined one.
+    `status_fd` is the read end of a pipe with the host pid of the sandbox's first process as JSON,
+    `{"child-pid": 123, ...}`; -1 if the started process is itself the confined one.
 
-    With `detached` the first process is no child of the started one, which ends: `status_fd` is a
-    socket that gives with the pid a connection, and over that comes the kernel's exit code. Only if
-    `status_fd` was closed before does the started process stay, and exit with that code.
+    With `detached` the first process is no child of the started one, which ends. `status_fd` is
+    then a socket: with the pid comes a connection that delivers the kernel's exit code. If
+    `status_fd` was closed before, the started process stays and exits with that code.
     """
 
     argv: Sequence[str]
@@ -127,9 +133,9 @@ class SandboxCommand:
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """What the operator opens to kernels, as far as a report's words depend on it.
+    """The operator's grants to kernels that a report mentions: mounts, network, devices.
 
-    `writable` are those of the mounts where code may write, `devices` those that it may use.
+    `writable` are the mounts that code may write to, `devices` those that it may use.
     """
 
     mounts: bool = False
@@ -138,9 +144,9 @@ class Opened:
     devices: tuple[str, ...] = ()
 
     def reach(self, programs: str) -> tuple[str, ...]:
-        """What is in force where kernels have a network and files of their own.
+        """Return the guarantees of a sandbox with a network and files of its own, as phrases.
 
-        `programs` are in words those of the host that they see.
+        `programs` describes the host's programs that kernels see.
         """
         proxy = ", and a proxy that connects where `network` says, to nothing else"
         own = ["the workspace", "a private /tmp", *self.writable]
@@ -154,17 +160,17 @@ class Opened:
 
     @property
     def at_devices(self) -> tuple[str, ...]:
-        """What is in force because a device is open."""
+        """The guarantee about devices, as a phrase; empty if none is granted."""
         return (f"of the host's devices only {listed(self.devices)}",) if self.devices else ()
 
 
 @dataclass(frozen=True, slots=True)
 class SandboxReport:
-    """What is in force, for `info`, `doctor` and the instructions of the server.
+    """The guarantees of a sandbox and its gaps, for `info`, `doctor` and the server's instructions.
 
-    `unpromised` are self-test checks, by name, that fail because of a gap. `own_groups`: another
-    process manages the kernels' control groups, and this server may not move them. `listable` are
-    folders in which a gap lets the names of files be listed.
+    `unpromised` are names of self-test checks that fail because of a gap. With `own_groups`,
+    another process manages the kernels' control groups, and this server may not move them.
+    `listable` are folders whose file names a gap lets kernels list.
     """
 
     backend: str
@@ -182,7 +188,7 @@ DEFAULT_IMAGE = "kernel-mcp"
 
 @dataclass(frozen=True, slots=True)
 class ContainerOptions:
-    """What the operator decides about containers.
+    """The operator's settings of containers.
 
     engine   auto, podman or docker
     image    name of the image that kernels run in
@@ -200,8 +206,8 @@ class ContainerOptions:
 
 
 BY_TREES, BY_BINDS, BY_RULES = "trees", "binds", "rules"
-"""Folders are shown by mounts with id-maps under a root server, by mounts without any, or are seen
-on the host as far as Landlock's rules go."""
+"""Values of `Sandbox.shows`: by mount trees, id-mapped under a root server; by bind mounts without
+id maps; or the host's own folders, restricted by Landlock rules."""
 
 
 class Sandbox(Protocol):
@@ -212,20 +218,20 @@ class Sandbox(Protocol):
         """The backend's name as `--sandbox` takes it."""
 
     def guest_paths(self, workspace: Path, sockets: Path) -> GuestPaths:
-        """Where a kernel in this sandbox will find its folders."""
+        """Return the paths of a kernel's folders in this sandbox."""
 
     def identity(self, workspace: Path | None = None) -> Identity | None:
-        """A host identity for one kernel, or None when it keeps the server's own.
+        """Reserve a host identity for one kernel; None if it keeps the server's own.
 
-        The owner of `workspace` is taken again where it is free or used for the same workspace:
-        kernels of one session are one user. Raises SandboxUnavailable when all are in use.
+        The owner of `workspace` is preferred if it is free or used for the same workspace: kernels
+        of one session are one user. Raises SandboxUnavailable if all are in use.
         """
 
     def release(self, identity: Identity | None) -> None:
         """Give an identity back once no process runs under it."""
 
     def command(self, request: SandboxRequest, identity: Identity | None) -> SandboxCommand:
-        """The host command that runs `request.argv` inside the boundary.
+        """Return the host command that runs `request.argv` inside the boundary.
 
         The caller starts it, then calls `close_passed` and owns `status_fd`. On an error the
         caller keeps `request.inherit`. Raises LaunchError for folders that cannot be bound.
@@ -233,27 +239,30 @@ class Sandbox(Protocol):
 
     @property
     def shows(self) -> str:
-        """How kernels see mounted folders: one of the words below, empty for not at all."""
+        """Method of showing mounted folders: `BY_TREES`, `BY_BINDS`, `BY_RULES`; empty for none."""
 
     @property
     def forks(self) -> bool:
-        """Whether kernels in this sandbox can be forked from a template."""
+        """Return True if kernels in this sandbox can be forked from a template."""
 
     def promise(self, identity: Identity | None, *, forked: bool = False) -> Promise | None:
-        """What /proc has to show of a kernel, cold or `forked`; None where nothing is promised."""
+        """Return the confinement that /proc has to show of a kernel, cold or `forked`.
+
+        None if this backend confines nothing.
+        """
 
     def builder(self) -> Builder | None:
-        """What confines installers in the same way, None where this backend has no such thing."""
+        """Return the object that confines installers in the same way; None if there is none."""
 
     def refusal(self, said: str) -> str:
-        """Why no process could be started, with the remedy; `said` is the start's output."""
+        """Return why no process could be started, and the remedy; `said` is the start's output."""
 
     def report(self, opened: Opened = CLOSED) -> SandboxReport:
-        """What this backend enforces and what it does not, with these doors open."""
+        """Return what this backend enforces and what it does not, with the grants `opened`."""
 
 
 def listed(names: Sequence[str]) -> str:
-    """Names as people list them."""
+    """Return names as people list them: "a, b and c"."""
     *most, last = names or [""]
     return f"{', '.join(most)} and {last}" if most else last
 
@@ -277,7 +286,7 @@ class Passed:
         self._undo.close()
 
     def file(self, content: bytes) -> str:
-        """A memfd with this content, read from its beginning: its number as an option."""
+        """Add a memfd with this content; return its number, for an option."""
         fd = self.add(os.memfd_create("kernel-mcp", os.MFD_CLOEXEC))
         with os.fdopen(fd, "wb", closefd=False) as file:
             file.write(content)
@@ -285,13 +294,13 @@ class Passed:
         return str(fd)
 
     def status(self) -> tuple[int, str]:
-        """A pipe: its non-blocking read end for the server, its write end as an option."""
+        """Add a pipe; return its non-blocking read end, and the write end as an option."""
         read, write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._undo.callback(os.close, read)
         return read, str(self.add(write))
 
     def link(self) -> tuple[int, str]:
-        """As `status`, but connected sockets, which descriptors can be sent over."""
+        """Do as `status`, but with connected sockets, over which descriptors can be sent."""
         read, write = socket.socketpair()
         read.setblocking(False)
         self._undo.callback(os.close, read.fileno())
@@ -304,6 +313,6 @@ class Passed:
         return fd
 
     def keep(self) -> list[int]:
-        """All but the read ends; the caller closes them from now on."""
+        """Return the inherited descriptors; the caller closes them, and the server's read ends."""
         self._undo.pop_all()
         return self._fds

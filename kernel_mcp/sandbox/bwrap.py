@@ -213,7 +213,7 @@ class BwrapSandbox(KernelUsers):
         )
 
     def report(self, opened: Opened = CLOSED) -> SandboxReport:
-        """What bubblewrap puts in force here."""
+        """Return the guarantees and gaps of bubblewrap on this host."""
         user = (
             "a user namespace without capabilities"
             if self._identities is None
@@ -363,7 +363,7 @@ async def _give(folders: Sequence[Path], uid: int, gid: int) -> None:
 
 
 def _environment(env: Mapping[str, str]) -> dict[str, str]:
-    """What an installer needs of the server's environment: where packages come from, no more."""
+    """Return an installer's environment: of the server's, indexes, proxies and uv's settings."""
     kept = {
         name: value
         for name, value in env.items()
@@ -374,7 +374,7 @@ def _environment(env: Mapping[str, str]) -> dict[str, str]:
 
 
 def _named(env: Mapping[str, str]) -> list[Path]:
-    """The files and folders that variables name, as far as they are there."""
+    """Return the existing files and folders that environment variables name."""
     words = [env[name] for name in _FILES if name in env]
     words += [word for name in _PLACES for word in re.split(r"[\s,]+", env.get(name, ""))]
     # an index may have a name: name=file:///folder
@@ -387,7 +387,7 @@ def _named(env: Mapping[str, str]) -> list[Path]:
 
 
 def _settings(env: Mapping[str, str]) -> Path | None:
-    """The user's settings of uv, None where there are none."""
+    """Return the path of the user's uv settings; None if there are none."""
     home = env.get("XDG_CONFIG_HOME") or f"{env.get('HOME') or home_folder() or ''}/.config"
     path = Path(home, _SETTINGS)
     # False, where this user may not look there; is_file() raises before Python 3.14

@@ -50,7 +50,7 @@ _MASKED = (
     "timer_list",
     "vmallocinfo",
 )
-"""What /proc tells about the host's kernel rather than about processes of the sandbox."""
+"""Entries of /proc about the host's kernel rather than processes of the sandbox."""
 PROC = "/proc"
 _FIXED = ("acpi", "asound", "bus", "driver", "fs", "irq", "mtrr", "scsi", "sys", "sysrq-trigger")
 """Entries of a writable /proc that change the host rather than the tasks of the sandbox."""
@@ -59,7 +59,7 @@ _RESERVED = ("/", "/dev", "/proc", "/sys", "/tmp", "/etc", "/run", "/opt", WORKS
 
 @dataclass(frozen=True, slots=True)
 class Features:
-    """What this bubblewrap can do beyond its oldest supported version (0.5)."""
+    """Options of the installed bubblewrap that its oldest supported version (0.5) does not have."""
 
     size: bool
     disable_userns: bool
@@ -69,8 +69,8 @@ class Features:
 class Folder:
     """A folder or file of the host that a kernel sees at `guest`.
 
-    source  where it is for bubblewrap
-    covers  path below it and kind (`folders.secrets`) of what is not shown
+    source  its path for bubblewrap
+    covers  path below it and kind (`host_folders.secrets`) of each masked or read-only entry
     """
 
     source: Path
@@ -82,10 +82,10 @@ class Folder:
 
 @dataclass(frozen=True, slots=True)
 class Folders:
-    """The mounted folders of one kernel; `blank` holds what covers are copies of.
+    """The mounted folders of one kernel; `blank` holds the empty entries for masked paths.
 
-    trees  detached mounts that come into `stage` as 0, 1, … before anything is bound
-    rules  a Landlock ruleset about the host's own folders in the stead of all that; -1 for none
+    trees  detached mounts that are attached in `stage` as 0, 1, … before anything is bound
+    rules  Landlock ruleset on the host's own folders, in place of all mounts; -1 for none
     """
 
     shown: tuple[Folder, ...] = ()
@@ -95,26 +95,26 @@ class Folders:
     rules: int = -1
 
     def staged(self) -> list[str]:
-        """The words that put the trees where a command after them finds them."""
+        """Return the command prefix that attaches the trees in `stage`; empty without trees."""
         if not self.trees:
             return []
         numbers = ",".join(map(str, self.trees))
         return bare_program("kernel_mcp.linux.staging", str(self.stage), numbers)
 
     def covers(self, folder: Folder) -> Iterator[tuple[str, str, bool]]:
-        """What is bound over what in one: source, target, and whether it can be changed."""
+        """Yield the bind mounts over entries of a folder: source, target, and True if writable."""
         for path, kind in folder.covers:
             source = self.blank / kind if kind in HIDING else folder.source / path
             yield str(source), f"{folder.guest}/{path}", kind == KEPT
 
     @property
     def handed(self) -> tuple[int, ...]:
-        """All descriptors."""
+        """All descriptors that the sandbox's command inherits."""
         return self.trees if self.rules < 0 else (*self.trees, self.rules)
 
 
 def system_options() -> list[str]:
-    """The host's /usr and what goes with it, on merged and on split layouts."""
+    """Return options that show the host's system folders (/usr merged or not) and files of /etc."""
     options: list[str] = []
     for path in map(Path, _SYSTEM):
         if path.is_symlink():
@@ -130,7 +130,7 @@ def system_options() -> list[str]:
 
 
 def masked() -> tuple[str, ...]:
-    """The files of /proc that describe the host, as far as this Linux has them."""
+    """Return the files of /proc that describe the host, as far as this Linux has them."""
     return tuple(f"/proc/{name}" for name in _MASKED if Path("/proc", name).exists())
 
 
@@ -140,12 +140,12 @@ def opens_proc(devices: Iterable[Device]) -> bool:
 
 
 def fixed() -> tuple[str, ...]:
-    """Return what stays read-only of a /proc that can be written to."""
+    """Return the entries of a writable /proc that stay read-only."""
     return tuple(f"{PROC}/{name}" for name in _FIXED if Path(PROC, name).exists())
 
 
 def proc_options() -> list[str]:
-    """A /proc without what describes the host, and without process 1, bubblewrap's own.
+    """Return options for a /proc without files about the host, and without process 1, bubblewrap's.
 
     Under an ordinary user's server the kernel has the user of process 1, and could read its memory
     (with the host's paths) and open its descriptors.
@@ -156,22 +156,22 @@ def proc_options() -> list[str]:
 
 
 def closing_options(devices: Iterable[Device]) -> list[str]:
-    """Make /proc read-only, or only what is `fixed` of it."""
+    """Return options that make /proc read-only, or only its `fixed` entries."""
     if not opens_proc(devices):
         return ["--remount-ro", PROC]
     return [word for path in fixed() for word in ("--ro-bind", path, path)]
 
 
 def scratch_options(folder: str, size: int, features: Features) -> list[str]:
-    """A private tmpfs that everyone may write to; `size` in bytes, 0 for the kernel's default."""
+    """Return options for a private tmpfs, writable for all; `size` in bytes, 0 means unset."""
     limit = ["--size", str(size)] if size and features.size else []
     return [*limit, "--perms", "1777", "--tmpfs", folder]
 
 
 def runtime_options(paths: Iterable[Path]) -> list[str]:
-    """Bind host paths read-only where they are, symlinked ones under both names.
+    """Return options that bind host paths read-only at the same place, symlinked ones twice.
 
-    Parents may be passed by any user. Raises LaunchError.
+    Any user may pass through their parents. Raises LaunchError for a path that cannot be bound.
     """
     wanted: set[str] = set()
     for path in paths:
@@ -205,12 +205,12 @@ def runtime_options(paths: Iterable[Path]) -> list[str]:
 
 
 def replaced_options(replaced: Iterable[tuple[Path, Path]]) -> list[str]:
-    """Bind files over others that are bound already."""
+    """Return options that bind files over others, which are bound already."""
     return [word for pair in replaced for word in ("--ro-bind", *map(str, pair))]
 
 
 def layer_options(layers: Iterable[Path]) -> list[str]:
-    """Bind package layers read-only at fixed places; what the host adds to them shows at once."""
+    """Return options that bind package layers read-only; later changes of these are visible."""
     options: list[str] = []
     for number, layer in enumerate(layers):
         options += ["--ro-bind", str(layer), f"{LAYERS}/{number}"]
@@ -218,7 +218,7 @@ def layer_options(layers: Iterable[Path]) -> list[str]:
 
 
 def folder_options(folders: Folders) -> list[str]:
-    """Bind mounted folders, outer ones first, each with its covers."""
+    """Return options that bind mounted folders, outer ones first, each with its masked paths."""
     options: list[str] = []
     made = {"/tmp", *_FOLDERS}
     if folders.shown:
@@ -237,7 +237,7 @@ def folder_options(folders: Folders) -> list[str]:
 
 
 def device_options(devices: Iterable[Device]) -> list[str]:
-    """Bind devices, after the /dev that they come into."""
+    """Return options that bind devices; they come after that of /dev."""
     options: list[str] = []
     for device in devices:
         for parent in _parents(device.guest):
@@ -248,7 +248,7 @@ def device_options(devices: Iterable[Device]) -> list[str]:
 
 
 def account_files(uid: int, gid: int, hosts: Iterable[tuple[str, str]] = ()) -> dict[str, str]:
-    """Files of /etc that name users and hosts, by name; no content comes from the host.
+    """Return files of /etc about users and hosts, by name; no content comes from the host.
 
     `hosts` are further addresses, each with the name that it has in the sandbox.
     """

@@ -25,8 +25,8 @@ from kernel_mcp.sandbox.base import GuestPaths, Sandbox, SandboxRequest
 from kernel_mcp.sandbox.promise import CAP_DAC_READ_SEARCH, gainable
 
 SELF_TEST_S = 120.0
-"""Seconds for a command that takes some 30 ms on a quiet machine: a start must not fail for good
-because others keep the processors busy."""
+"""Seconds for a command that takes some 30 ms on an idle machine: a busy machine must not make a
+start fail for good."""
 
 
 def run_confined(
@@ -39,9 +39,9 @@ def run_confined(
     stdin: str | Callable[[GuestPaths], str] = "",
     timeout: float = SELF_TEST_S,
 ) -> subprocess.CompletedProcess[str]:
-    """Run `argv` with an empty workspace of its own; blocks up to `timeout` seconds.
+    """Run `argv` in the sandbox with an empty workspace of its own; blocks up to `timeout` seconds.
 
-    `stdin` may depend on the guest paths. Raises SandboxUnavailable when the command is too late.
+    `stdin` may depend on the guest paths. Raises SandboxUnavailable after the timeout.
     """
     with tempfile.TemporaryDirectory(prefix="kernel-mcp-") as folder:
         workspace, sockets = Path(folder, "workspace"), Path(folder, "sockets")
@@ -98,14 +98,14 @@ def run_confined(
 _SYSTEM = tuple(map(Path, ("/etc/shadow", "/etc/ssh", "/var/log", "/sys/kernel")))
 _NAMESPACES = ("mnt", "pid", "net", "ipc", "uts", "cgroup")
 REFUSED_CALL = " refused"
-"""How the names of checks of single system calls end."""
+"""Suffix of the names of checks of single system calls."""
 _UPDATE = "update bubblewrap and the Linux kernel, then run `kernel-mcp doctor`"
 _REPORT = "do not use this backend here; report it as a defect with the output of this check"
 
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One thing the boundary promises, whether it holds here, and what to do if not."""
+    """One guarantee of the boundary: True in `passed` if it holds here, and the remedy if not."""
 
     name: str
     passed: bool
@@ -125,12 +125,12 @@ def require_boundary(sandbox: Sandbox) -> None:
 
 
 def quick_checks(sandbox: Sandbox) -> list[Check]:
-    """The checks of a server's start; blocks some 30 ms. Raises SandboxUnavailable."""
+    """Run the checks of a server's start; blocks some 30 ms. Raises SandboxUnavailable."""
     return _run(sandbox, calls=False)
 
 
 def thorough_checks(sandbox: Sandbox) -> list[Check]:
-    """The quick checks and refused system calls, one by one. Raises SandboxUnavailable."""
+    """Run the quick checks and try refused system calls one by one. Raises SandboxUnavailable."""
     return _run(sandbox, calls=True)
 
 
@@ -145,13 +145,16 @@ class _Host:
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """One run of the self-test: the task for `kernel_specs.selftest`, and what to make of it."""
+    """One run of the self-test: the task for `kernel_specs.selftest`, and facts to compare with."""
 
     task: dict[str, Any]
     _host: _Host
 
     def checks(self, facts: dict[str, Any]) -> list[Check]:
-        """What the facts mean. Raises KeyError, TypeError, ValueError for what are none."""
+        """Return the checks by the facts that the self-test has sent.
+
+        Raises KeyError, TypeError, ValueError for malformed facts.
+        """
         found = _evaluate(self._host, facts)
         answers = facts.get("calls", {})
         return found + [
@@ -166,10 +169,10 @@ class Probe:
 
 @contextmanager
 def probing(shown: Sequence[Path], *, calls: bool, limits: Limits | None = None) -> Iterator[Probe]:
-    """What to try in a sandbox that shows the folders `shown`; blocks for a millisecond.
+    """Yield the self-test of a sandbox that shows the folders `shown`; blocks for a millisecond.
 
-    With `calls` also the refused system calls. Sockets listen meanwhile. The caller adds
-    `workspace`, the guest's path, to the task.
+    With `calls` it also tries the refused system calls. Inside the block, sockets listen that it
+    must not reach. The caller adds `workspace`, the guest's path, to the task.
     """
     host = _Host(
         environ=Path("/proc/self/environ").read_bytes().hex(),
@@ -212,9 +215,9 @@ def _run(sandbox: Sandbox, *, calls: bool) -> list[Check]:
 
 
 def _hidden(shown: Sequence[Path]) -> list[str]:
-    """Paths of the system's and of up to 32 entries of the home folder.
+    """Return paths that must be hidden: of the system, and up to 32 entries of the home folder.
 
-    Without those that lead to what is shown, as a folder above it or a link does.
+    Skips paths that lead to the folders `shown`: folders above them, and links.
     """
     places = [place for path in shown for place in (path, Path(os.path.realpath(path)))]
 
@@ -236,7 +239,7 @@ def _hidden(shown: Sequence[Path]) -> list[str]:
 
 @contextmanager
 def listeners() -> Iterator[list[str | list[str | int]]]:
-    """Sockets that listen on the host and that a sandboxed process must not reach."""
+    """Listen on the host; yield the addresses, which a sandboxed process must not reach."""
     with ExitStack() as stack:
         tcp = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
         abstract = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))

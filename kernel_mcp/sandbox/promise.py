@@ -1,7 +1,7 @@
-"""What a backend promises about a kernel's process, compared with /proc after every start.
+"""The expected confinement of a kernel's process, compared with /proc after every start.
 
-The kernel is not asked: /proc shows what no process can forge about itself. Rules of filters and
-of Landlock cannot be read there; the self-test tries those.
+The kernel is not asked: no process can forge its entries in /proc. Rules of filters and of Landlock
+cannot be read there; the self-test tries those.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from kernel_mcp.records import dataclass
 from kernel_mcp.sandbox.mounts import SCRATCH
 
 _DEVICE_FOLDERS = ("/dev/", "/proc/")
-"""Where single devices are mounted: those of /dev, and /dev/null over files of /proc."""
+"""Folders in which single devices are mounted: those of /dev, and /dev/null over files of /proc."""
 _OF_DEVICES = ("devtmpfs", "tmpfs")
 _FLEETING = ("devpts", "tmpfs")
-"""File systems whose files are nowhere else."""
+"""Types of file systems in memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,8 +28,8 @@ class Mount:
     """One row of /proc/PID/mountinfo (proc_pid_mountinfo(5)).
 
     device    number of the file system, `major:minor`
-    root      the folder or file of that file system which is shown
-    place     where it is shown; blanks are in octal there
+    root      the folder or file of that file system that is mounted
+    place     mount point; blanks are escaped in octal
     kind      type of the file system
     """
 
@@ -41,29 +41,29 @@ class Mount:
 
     @property
     def is_fleeting(self) -> bool:
-        """Whether it is in memory, in a file system that may be private."""
+        """Return True if its file system is in memory and may be private to a sandbox."""
         return self.kind in _FLEETING
 
     @property
     def name(self) -> str:
-        """The name of its file system, the same in every process."""
+        """Name of its file system, the same in every process."""
         return f"{self.kind}:[{self.device}]"
 
     def is_part_of(self, other: Mount) -> bool:
-        """Return True if it shows at its place what another mount shows there."""
+        """Return True if it lies below `other` and shows the same files as that does there."""
         below = self.place.removeprefix(f"{other.place}/")
         where = f"{other.root.rstrip('/')}/{below}"
         return below != self.place and (self.device, self.root) == (other.device, where)
 
     @property
     def is_a_device(self) -> bool:
-        """Whether it shows one device; writing to that changes no file."""
+        """Return True if it is the mount of a single device: writing to that changes no file."""
         single = self.root != "/" and self.place.startswith(_DEVICE_FOLDERS)
         return single and self.kind in _OF_DEVICES
 
 
 def in_sight(table: str) -> dict[str, Mount]:
-    """The mounts of a table by place, without those that others cover."""
+    """Return the mounts of a mountinfo table by mount point, without those that others hide."""
     rows: dict[str, tuple[str, Mount]] = {}
     for line in table.splitlines():
         number, parent, device, root, place, options, *more = line.split(" ")
@@ -83,7 +83,7 @@ def in_sight(table: str) -> dict[str, Mount]:
 
 
 def _reachable(number: str, rows: dict[str, tuple[str, Mount]], covered: set[str]) -> bool:
-    """Whether no mount covers one that this one is mounted on."""
+    """Return True unless another mount hides one that this mount is mounted on."""
     parent, mount = rows[number]
     while parent in rows:
         above, below = rows[parent]
@@ -102,16 +102,17 @@ FILTER_MODE = "2"
 
 @dataclass(frozen=True, slots=True)
 class Promise:
-    """What has to be found in /proc of a kernel.
+    """The confinement of a kernel that /proc has to show.
 
     user          its host identity
-    filters       system call filters, at least; with `inherits` the server's come on top
-    namespaces    shared with no other process
+    filters       least number of system call filters; with `inherits` the server's are added
+    namespaces    kinds of namespaces that it shares with no other process
     capabilities  bits that it may hold
-    writable      the only mounts that can be written to, None for any
-    parts_of      places of these whose parts may have mounts of their own, but not at those `fixed`
-    scratch       file systems in memory, shared with no other process
-    covered       places that a mount has to cover
+    writable      mount points of the only writable mounts, None for any
+    parts_of      some of these, below which parts of the same mount may be mounted again
+    fixed         mount points that are never such a part
+    scratch       mount points of file systems in memory, shared with no other process
+    covered       paths that a mount has to hide
     """
 
     user: Identity
@@ -128,12 +129,12 @@ class Promise:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What /proc tells of a process.
+    """The content of /proc about a process.
 
-    status      the fields of that file
-    namespaces  by kind
-    mounts      those in sight, by place
-    limits      hard resource limits by the names of that file, without unlimited ones
+    status      fields of the file `status`
+    namespaces  names by kind
+    mounts      visible mounts, by mount point
+    limits      hard resource limits, as the file `limits` names them, without unlimited ones
     """
 
     status: dict[str, str]
@@ -143,19 +144,19 @@ class Facts:
 
     @property
     def filters(self) -> int:
-        """How many system call filters it is under; before Linux 5.9, 1 for any number."""
+        """Number of its system call filters; before Linux 5.9, 1 for any number."""
         if self.status.get("Seccomp") != FILTER_MODE:
             return 0
         return int(self.status.get("Seccomp_filters", "1"))
 
     @property
     def parent(self) -> int:
-        """Its parent's process id."""
+        """Process id of its parent."""
         return int(self.status["PPid"])
 
     @property
     def capabilities(self) -> int:
-        """All capabilities that it holds or can come to hold, as bits."""
+        """Bits of all capabilities that it holds or can gain."""
         return gainable(self.status)
 
     @property
@@ -169,12 +170,15 @@ class Facts:
 
     @property
     def writable(self) -> list[str]:
-        """The mounts that can be written to, without single devices."""
+        """Mount points of the writable mounts, without single devices."""
         mounts = self.mounts.values()
         return sorted(one.place for one in mounts if one.writable and not one.is_a_device)
 
     def alone(self, promise: Promise) -> dict[str, str]:
-        """What it has to have alone, by kind of namespace or place, as `held` names it."""
+        """Return the namespaces and file systems that it must not share, by kind or mount point.
+
+        Their names are those of `held`.
+        """
         spaces = {kind: self.namespaces.get(kind) for kind in promise.namespaces}
         memory = {place: self.mounts.get(place) for place in promise.scratch}
         return {
@@ -183,7 +187,7 @@ class Facts:
         }
 
     def words(self) -> tuple[str, ...]:
-        """Its user, capabilities, privileges and filters, for people."""
+        """Return its user, capabilities, privileges and filters, for people."""
         return (
             f"host user {self.status['Uid'].split()[0]}",
             f"capabilities: {self.capabilities:#x}" if self.capabilities else "no capabilities",
@@ -193,7 +197,7 @@ class Facts:
 
 
 def gainable(status: dict[str, str]) -> int:
-    """The capabilities that a process holds or can come to hold, as bits.
+    """Return the bits of all capabilities that a process holds or can gain.
 
     The bounding set, full for ordinary users, limits what execve(2) can give. With no_new_privs
     that is nothing, so the set is left out (capabilities(7)).
@@ -207,9 +211,10 @@ def gainable(status: dict[str, str]) -> int:
 
 
 def read_facts(pid: int, pidfd: int = -1) -> Facts:
-    """Read /proc of a process, with `pidfd` of no later one; takes some 0.2 ms.
+    """Read /proc of a process; takes some 0.2 ms.
 
-    Raises ProcessLookupError when it has ended, PermissionError.
+    `pidfd` ensures that `pid` has not come to mean a later process. Raises ProcessLookupError if it
+    has ended, PermissionError.
     """
     try:
         # stands for this process alone, whatever its number comes to mean later
@@ -232,11 +237,11 @@ def read_facts(pid: int, pidfd: int = -1) -> Facts:
 
 
 _ENDED = {errno.ENOENT, errno.EINVAL}
-"""What /proc says of a process that is gone, and of its mounts before it is reaped."""
+"""Errors of /proc for a process that is gone, and for the mounts of one that is not reaped yet."""
 
 
 def _content(name: str, folder: int) -> str:
-    """A file of /proc/PID; read(2) returns long ones in pieces of a page or more."""
+    """Return a file of /proc/PID; read(2) returns long ones in pieces of a page or more."""
     fd = os.open(name, os.O_RDONLY | os.O_CLOEXEC, dir_fd=folder)
     try:
         pieces = []
@@ -253,7 +258,7 @@ def _status(folder: int) -> dict[str, str]:
 
 
 def _limits(folder: int) -> dict[str, int]:
-    """The third column of the table, whose columns have fixed widths."""
+    """Return the hard limits by name: the third column of a table with fixed widths."""
     lines = _content("limits", folder).splitlines()[1:]
     rows = ((line[:26].strip(), line[47:68].strip()) for line in lines)
     return {name: int(hard) for name, hard in rows if hard.isdigit()}
@@ -264,7 +269,7 @@ def _namespaces(folder: int) -> dict[str, str]:
 
 
 KNOWN_NAMESPACES = tuple(name for name in NAMESPACES if os.path.lexists(f"/proc/self/ns/{name}"))
-"""Those that this Linux has."""
+"""Kinds of namespaces that this Linux has."""
 
 
 def broken(
@@ -274,10 +279,10 @@ def broken(
     others: Collection[str] = (),
     ceilings: Mapping[str, int] | None = None,
 ) -> tuple[str, ...]:
-    """What does not hold, in words; empty when all does.
+    """Return the violations of a promise, in words; empty if there are none.
 
-    `others` are further names, as in `Facts.held`, that the kernel may not share. `ceilings`
-    bound its resource limits, by the names of /proc/PID/limits.
+    `others` are names, as in `Facts.held`, of other kernels' namespaces, which this one may not
+    share. `ceilings` are upper bounds of its resource limits, by the names of /proc/PID/limits.
     """
     status, wanted = found.status, []
     users, groups = set(status["Uid"].split()), set(status["Gid"].split())
@@ -304,7 +309,7 @@ def broken(
 
 
 def _open_places(promise: Promise, found: Facts) -> list[str]:
-    """Mounts that break the promise, in words."""
+    """Return the violations by mounts, in words."""
     told = []
     if promise.writable is not None and (more := _beyond(promise, found)):
         told.append(f"it may write to {', '.join(sorted(more))}")
@@ -321,7 +326,7 @@ def _open_places(promise: Promise, found: Facts) -> list[str]:
 
 
 def _beyond(promise: Promise, found: Facts) -> set[str]:
-    """Return the mounts that can be written to and were not promised."""
+    """Return the mount points that are writable although the promise does not permit it."""
     more = set(found.writable) - (promise.writable or frozenset())
     tops = [found.mounts[place] for place in promise.parts_of if place in found.mounts]
     parts = {
@@ -333,7 +338,7 @@ def _beyond(promise: Promise, found: Facts) -> set[str]:
 
 
 def _unlimited(ceilings: Mapping[str, int], found: Facts) -> list[str]:
-    """Which resource limits are lacking or too high, in words."""
+    """Return the resource limits that are missing or too high, in words."""
     return [
         f"its limit “{name}” is {found.limits.get(name, 'lacking')} instead of at most {most}"
         for name, most in ceilings.items()
@@ -342,12 +347,12 @@ def _unlimited(ceilings: Mapping[str, int], found: Facts) -> list[str]:
 
 
 def user_of(identity: Identity | None) -> Identity:
-    """The user that a kernel runs as: the server's own without an identity."""
+    """Return the user that a kernel runs as: the server's own without an identity."""
     return identity or Identity(os.geteuid(), os.getegid())
 
 
 def _own_groups(user: Identity) -> set[str]:
-    """Groups that a kernel may be in: its own, and those that an ordinary user cannot drop."""
+    """Return the groups that a kernel may be in: its own, and those a user cannot drop."""
     if user.uid != os.geteuid() or user.uid == 0:
         return {str(user.gid)}
     return {str(user.gid), *map(str, os.getgroups())}

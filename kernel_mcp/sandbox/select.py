@@ -39,11 +39,11 @@ class PlainBuilder:
     async def owner(
         self, folders: Sequence[Path], *, hostile: bool
     ) -> AsyncIterator[Identity | None]:
-        """Everything stays the server's."""
+        """Yield None: the folders stay the server's."""
         yield None
 
     def command(self, request: BuildRequest, identity: Identity | None) -> SandboxCommand:
-        """The command itself; setpriv, where there is one, ends it with the server."""
+        """Return the command itself; setpriv, if installed, ends it with the server."""
         return SandboxCommand(argv=[*tie_to_server(), *request.argv], pass_fds=(), env=request.env)
 
 
@@ -58,7 +58,7 @@ class NoSandbox:
         self._boot = str(boot)
 
     def guest_paths(self, workspace: Path, sockets: Path) -> GuestPaths:
-        """The host's own paths; temporary files go to a folder beside the sockets."""
+        """Return the host's own paths; temporary files go to a folder beside the sockets."""
         return GuestPaths(
             workspace=str(workspace),
             sockets=str(sockets),
@@ -67,33 +67,33 @@ class NoSandbox:
         )
 
     def identity(self, workspace: Path | None = None) -> Identity | None:
-        """Kernels keep the server's user."""
+        """Return None: kernels keep the server's user."""
         return None
 
     def release(self, identity: Identity | None) -> None:
-        """Nothing was reserved."""
+        """Do nothing: no identity was reserved."""
 
     def command(self, request: SandboxRequest, identity: Identity | None) -> SandboxCommand:
-        """The command itself; setpriv, where there is one, ends it with the server."""
+        """Return the command itself; setpriv, if installed, ends it with the server."""
         scratch_folder(request.sockets)
         return SandboxCommand(
             argv=[*tie_to_server(), *request.argv], pass_fds=[*request.inherit], env=request.env
         )
 
     def promise(self, identity: Identity | None, *, forked: bool = False) -> None:
-        """Nothing is promised."""
+        """Return None: nothing is confined."""
         return
 
     def builder(self) -> Builder | None:
-        """None: bubblewrap confines installers where it can be had."""
+        """Return None: bubblewrap confines installers, if it is available."""
         return None
 
     def refusal(self, said: str) -> str:
-        """Why no process could be started."""
+        """Return why no process could be started."""
         return cannot_start(self.name, said)
 
     def report(self, opened: Opened = CLOSED) -> SandboxReport:
-        """Everything is a gap."""
+        """Return a report of gaps alone."""
         return SandboxReport(
             backend=self.name,
             enforced=(),
@@ -110,7 +110,7 @@ logger = logging.getLogger(__name__)
 AUTOMATIC = ("bwrap",)
 """Backends that `auto` may choose, best first."""
 WEAKER = ("landlock",)
-"""Backends with gaps, which are taken only where the operator names them."""
+"""Backends with gaps, which are used only if the operator names them."""
 
 
 def _landlock() -> Sandbox:
@@ -137,7 +137,7 @@ BACKENDS: Mapping[str, Callable[[], Sandbox]] = MappingProxyType(
 
 
 def builder_for(sandbox: Sandbox | None = None) -> Builder:
-    """The sandbox's builder, else bubblewrap's if it works, else an unconfined one; blocks."""
+    """Return the sandbox's builder, or bubblewrap's if it works, or an unconfined one; blocks."""
     if sandbox is not None and (own := sandbox.builder()) is not None:
         return own
     try:
@@ -156,12 +156,11 @@ def select_sandbox(
     container: ContainerOptions | None = None,
     prove: Callable[[Sandbox], None] | None = None,
 ) -> Sandbox:
-    """The first of these backends that works, proven by a process that ran in it.
+    """Return the first of these backends that works, as a process that ran in it has shown.
 
-    `auto` stands for `AUTOMATIC`; taking a later name logs a warning. Blocks some 10 ms, half a
-    second for `container`. `prove` runs that process and may
-    raise SandboxUnavailable to ask more of it. Raises
-    SandboxUnavailable with the remedy, ConfigError for an unknown name.
+    `auto` stands for `AUTOMATIC`; choosing a later name logs a warning. Blocks some 10 ms, half a
+    second for `container`. `prove` runs that process, and may raise SandboxUnavailable to require
+    more. Raises SandboxUnavailable with the remedy, ConfigError for an unknown name.
     """
     tried = AUTOMATIC if names == ("auto",) else names
     refusals: list[str] = []
@@ -205,7 +204,7 @@ def _try(
 
 
 def _start(sandbox: Sandbox, prove: Callable[[Sandbox], None]) -> None:
-    """Raises SandboxUnavailable: why nothing starts in it, else what `prove` says."""
+    """Run `prove`. Raises SandboxUnavailable with why nothing starts in it, else with its error."""
     try:
         prove(sandbox)
     except SandboxUnavailable:
@@ -214,7 +213,7 @@ def _start(sandbox: Sandbox, prove: Callable[[Sandbox], None]) -> None:
 
 
 def _probe(sandbox: Sandbox) -> None:
-    """Run `exit 0`. Raises SandboxUnavailable."""
+    """Run `exit 0` in the sandbox. Raises SandboxUnavailable if that fails."""
     done = run_confined(sandbox, ["/bin/sh", "-c", "exit 0"])
     if done.returncode == 0:
         return
@@ -226,7 +225,7 @@ UNCONFINED = "none"
 
 
 def proven_sandbox(*names: str, container: ContainerOptions | None = None) -> Sandbox:
-    """The first of these backends whose promises hold; `none` has none.
+    """Return the first of these backends whose guarantees hold; `none` has none.
 
     Blocks some 40 ms, a second for a container. Raises SandboxUnavailable, ConfigError.
     """

@@ -38,12 +38,12 @@ class IdMap:
         )
 
     def holds(self, block: range) -> bool:
-        """Whether every id of the block is mapped."""
+        """Return True if one span of the map holds the whole block."""
         return any(block[0] in span and block[-1] in span for span in self.spans)
 
 
 def find_block(users: IdMap, groups: IdMap) -> range | None:
-    """A block of ids for kernels that both maps know, or None."""
+    """Return a block of ids for kernels that both maps hold, or None."""
     for block in PREFERRED_BLOCKS:
         if users.holds(block) and groups.holds(block):
             return block
@@ -127,11 +127,11 @@ class KernelUsers:
         self._identities = identities
 
     def builder(self) -> Builder | None:
-        """None: bubblewrap confines installers."""
+        """Return None: bubblewrap confines installers."""
         return None
 
     def refusal(self, said: str) -> str:
-        """Why no process could be started; `said` is the start's output."""
+        """Return why no process could be started; `said` is the start's output."""
         return cannot_start(self.name, said)
 
     def identity(self, workspace: Path | None = None) -> Identity | None:
@@ -150,10 +150,10 @@ class KernelUsers:
 
 
 def reservable_ids(*, unless_nested: bool = False) -> IdentityPool | None:
-    """Ids for kernels when this server is root; None for other users.
+    """Return the pool of user ids for kernels if this server is root; None for other users.
 
-    Raises SandboxUnavailable without spare ids; with `unless_nested` not for the root of a user
-    namespace, which is another user on the host: None then.
+    Raises SandboxUnavailable without spare ids. With `unless_nested`, the root of a user namespace,
+    which is another user on the host, gets None instead.
     """
     if os.geteuid() != 0:
         return None

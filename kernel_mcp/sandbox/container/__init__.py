@@ -256,7 +256,7 @@ class ContainerSandbox(KernelUsers):
             )
 
     def promise(self, identity: Identity | None, *, forked: bool = False) -> Promise:
-        """The engine's namespaces, its system call filter and this project's."""
+        """Return the expected confinement: the engine's namespaces and filter, and our filter."""
         shared = () if self.engine.rootless else ("user",)
         own = tuple(name for name in NAMESPACES if name not in shared)
         return Promise(
@@ -269,7 +269,7 @@ class ContainerSandbox(KernelUsers):
         )
 
     def report(self, opened: Opened = CLOSED) -> SandboxReport:
-        """What the engine and this project's filter put in force here."""
+        """Return the guarantees and gaps of the engine and this project's filter on this host."""
         return container_report(self.engine, opened, own_user=self._identities is not None)
 
     def _run(self, *words: str) -> list[str]:
@@ -357,7 +357,7 @@ class ContainerSandbox(KernelUsers):
         return [f"--ulimit={name}={number}:{number}" for name, number in numbers]
 
     def _scratch(self, folder: str, size: int) -> list[str]:
-        """A tmpfs whose mode is that of the image's folder."""
+        """Return the options of a tmpfs with the mode of the image's folder; `size` in bytes."""
         copy = ",notmpcopyup" if self.engine.kind == "podman" else ""
         mode = "1777" if folder == "/tmp" else "555"
         words = f"type=tmpfs,dst={folder},tmpfs-size={size or DEFAULT_SCRATCH},tmpfs-mode={mode}"
@@ -365,7 +365,11 @@ class ContainerSandbox(KernelUsers):
 
 
 def _resources(limits: Limits, processors: int) -> list[str]:
-    """What the engine's control group limits; it takes fewer processors than there are."""
+    """Return the options of the engine's limits: memory, processors, processes.
+
+    `processors` is the number that there are; engines reject a limit of more. 0 if the engine may
+    not limit them.
+    """
     options = ["--shm-size", str(limits.tmp_bytes or DEFAULT_SCRATCH)]
     if limits.memory_bytes:
         memory = str(limits.memory_bytes + FIRST_PROCESS_BYTES)

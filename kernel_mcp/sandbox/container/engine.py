@@ -37,7 +37,7 @@ class Engine:
 
     @classmethod
     def find(cls, options: ContainerOptions) -> Engine:
-        """The engine that was asked for, or the first installed. Raises SandboxUnavailable."""
+        """Return the engine of the options, or the first installed. Raises SandboxUnavailable."""
         wanted = ENGINES if options.engine == "auto" else (options.engine,)
         for kind in wanted:
             program = find_program(kind)
@@ -51,23 +51,23 @@ class Engine:
 
     @property
     def rootless(self) -> bool:
-        """Whether containers belong to an ordinary user, in a user namespace of theirs."""
+        """Return True if containers belong to an ordinary user and have a user namespace."""
         return self.kind == "podman" and os.geteuid() != 0
 
     @property
     def processors(self) -> int:
-        """Containers can be limited to fewer than these; 0 where the engine may not limit them."""
+        """Number of processors, below which containers can be limited; 0 if they cannot be."""
         if self.rootless and "cpu" not in _delegated(os.geteuid()):
             return 0
         return os.cpu_count() or 1
 
     def command(self, *words: str) -> list[str]:
-        """A command line of this engine."""
+        """Return a command line of this engine."""
         runtime = ["--runtime", self.runtime] if self.runtime and self.kind == "podman" else []
         return [self.program, *runtime, *words]
 
     def ask(self, *words: str, patience_s: float = ANSWER_S) -> subprocess.CompletedProcess[str]:
-        """Run a short command; blocks. Raises SandboxUnavailable when it does not answer."""
+        """Run a short command; blocks. Raises SandboxUnavailable if it takes over `patience_s`."""
         try:
             return subprocess.run(
                 self.command(*words),
@@ -83,7 +83,7 @@ class Engine:
             raise SandboxUnavailable(f"{self.kind} does not answer: {reason}") from reason
 
     def require_image(self, image: str) -> None:
-        """Raises SandboxUnavailable when the engine does not work or does not have the image."""
+        """Raise SandboxUnavailable if the engine does not work or does not have the image."""
         done = self.ask("image", "inspect", "--format", "{{.Id}}", image)
         if done.returncode == 0:
             return
@@ -100,7 +100,7 @@ class Engine:
     def sweep(self) -> None:
         """Remove the containers that dead servers of this process namespace have left.
 
-        Where the engine is slow to, the log says so, and the next start tries again.
+        If the engine is too slow, a warning is logged, and the next start tries again.
         """
         every = ("ps", "--all", "--filter", f"label={LABEL}", "--format", "{{.ID}} {{.Names}}")
         dead = []
@@ -117,25 +117,25 @@ class Engine:
 
 
 def container_name() -> str:
-    """A new name with the pid namespace, pid and start time of this server."""
+    """Return a new container name with the pid namespace, pid and start time of this server."""
     pid = os.getpid()
     return f"kernel-mcp-{_namespace()}-{pid}-{_began(pid)}-{secrets.token_hex(4)}"
 
 
 def nameable(path: str) -> bool:
-    """Whether the command lines of engines can say a path."""
+    """Return True if command lines of engines can express a path: no comma, quote or line end."""
     return not any(letter in path for letter in ',"\n\r')
 
 
 def mount(source: Path | str, target: str, *, writable: bool = False) -> Sequence[str]:
-    """The words that bind a path. Raises ValueError for a comma, quote or line end in it."""
+    """Return the options that bind a path. Raises ValueError if it is not `nameable`."""
     if not nameable(f"{source}{target}"):
         raise ValueError(f"{source}: docker and podman cannot mount a path with a comma or a quote")
     return ("--mount", f"type=bind,src={source},dst={target}{'' if writable else ',readonly'}")
 
 
 def _delegated(user: int) -> list[str]:
-    """The controllers that systemd leaves to a user, those of podman without root."""
+    """Return the cgroup controllers that systemd delegates to a user, for rootless podman."""
     try:
         return Path(_USERS.format(user)).read_text().split()
     except OSError:

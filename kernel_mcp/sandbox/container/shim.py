@@ -1,10 +1,10 @@
-"""A program on the host that starts a container: what the engine's command line cannot do.
+"""A program on the host that starts a container and passes descriptors into it, as no engine does.
 
     shim.py --parent PID --status FD --task FD
 
-It listens beside the kernel's sockets, has the engine start the container and hands descriptors to
-its first process, whose pid on the host is in SO_PEERCRED. That pid and the connection, which tells
-the kernel's end, go over the socket `--status`, and this program is done. If nobody reads there, it
+It listens beside the kernel's sockets, runs the engine to start the container and sends descriptors
+to its first process, whose pid on the host is in SO_PEERCRED. It sends that pid over the socket
+`--status`, with the connection that reports the kernel's end, and exits. If nobody reads there, it
 stays and exits as the kernel does, 128 + n for signal n.
 
 It dies with the server. The container ends when the connection closes.
@@ -36,14 +36,14 @@ PATIENCE_MS = 2000
 EXIT_FAILED = 125
 MOST_DESCRIPTORS = 1 << 20
 GROUP_PREFIX = "kernel-mcp-"
-"""Of the names of servers' control groups."""
+"""Prefix of the names of servers' control groups."""
 Task: TypeAlias = "dict[str, Any]"
 _CREDENTIALS = struct.Struct("3i")
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def main(argv: list[str]) -> int:
-    """Start the container; the exit code."""
+    """Start the container; return the exit code."""
     given = dict(zip(argv[::2], argv[1::2], strict=True))
     server = int(given["--parent"])
     _die_with(server)
@@ -92,7 +92,10 @@ def _listen(listener: socket.socket, task: Task) -> None:
 
 
 def _start(listener: socket.socket, task: Task, server: int) -> socket.socket | None:
-    """Have the engine start the container; the connection of its first process, or None."""
+    """Start the container with the engine; return the connection of its first process.
+
+    None if the container could not be started, or ended at once; stderr says why.
+    """
     code = _engine(task["run"], quiet=True, server=server)
     if code != 0:
         _fail(f"{task['run'][0]} could not start a container (exit code {code})")
@@ -110,10 +113,11 @@ def _start(listener: socket.socket, task: Task, server: int) -> socket.socket | 
 
 
 def _engine(argv: list[str], *, quiet: bool, server: int = 0) -> int:
-    """Run the engine's command line to its end; it outlives this program.
+    """Run the engine's command line to its end; return its exit code.
 
-    Else a half-made container would stay; a started one finds no listener and ends. So it runs in
-    the groups of the process `server`, if given: those of a kernel are emptied by force.
+    It outlives this program, else a half-made container would stay; a started one finds no listener
+    and ends. Hence it runs in the control groups of the process `server`, if given: those of a
+    kernel are emptied by SIGKILL.
     """
     places = _places_of(server) if server else []
     child = os.fork()
@@ -142,14 +146,14 @@ def _bring_along(pid: int) -> None:
 
 
 def _places_of(server: int) -> list[Path]:
-    """What to write a pid to for the server's control groups, where a kernel has others."""
+    """Return cgroup.procs of the server's groups, for the controllers that limit the kernel."""
     kernels = {tree.controllers for tree in _kernel_groups()}
     servers = _groups_of(str(server))
     return [tree.own / "cgroup.procs" for tree in servers if tree.controllers in kernels]
 
 
 def _kernel_groups() -> list[Hierarchy]:
-    """The control groups that the server has put this program in."""
+    """Return the control groups of a kernel that the server has put this program in."""
     trees = _groups_of("self")
     return [t for t in trees if any(part.startswith(GROUP_PREFIX) for part in t.own.parts)]
 
@@ -164,7 +168,7 @@ def _groups_of(process: str) -> Sequence[Hierarchy]:
 
 
 def _told(status: socket.socket, pid: int, first: socket.socket) -> bool:
-    """Give the first process and its connection to the server; False if nobody reads."""
+    """Send pid and connection of the first process to the server; return False if nobody reads."""
     try:
         socket.send_fds(status, [json.dumps({"child-pid": pid}).encode() + b"\n"], [first.fileno()])
     except (BrokenPipeError, ConnectionResetError):
@@ -189,7 +193,7 @@ def _hand_over(first: socket.socket, task: Task) -> None:
 
 
 def _outcome(first: socket.socket) -> int:
-    """Wait for the end of the kernel; its exit code, 128 + n for signal n."""
+    """Wait for the end of the kernel; return its exit code, 128 + n for signal n."""
     try:
         said = first.recv(64)
     except ConnectionResetError:

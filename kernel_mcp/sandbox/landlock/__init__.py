@@ -227,12 +227,12 @@ class LandlockSandbox(KernelUsers):
             )
 
     def promise(self, identity: Identity | None, *, forked: bool = False) -> Promise:
-        """Its user and filters; the rules of Landlock itself do not show in /proc."""
+        """Return the expected user and filters; /proc does not show the rules of Landlock."""
         kept = 0 if identity is None else CAP_DAC_READ_SEARCH
         return Promise(user_of(identity), filters=len(self._filters), capabilities=kept)
 
     def report(self, opened: Opened = CLOSED) -> SandboxReport:
-        """What Landlock and the filters put in force here."""
+        """Return the guarantees and gaps of Landlock and the filters on this host."""
         report = landlock_report(opened, own_user=self._identities is not None)
         return replace(report, listable=(self._boot.parent,))
 
@@ -282,19 +282,19 @@ def resource_limits(limits: Limits, identity: Identity | None) -> dict[int, tupl
 
 
 def _no_more_than_own(kind: int, value: int) -> int:
-    """The value, or the hard limit of this process where that is lower."""
+    """Return the value, or the hard limit of this process if that is lower."""
     most = resource.getrlimit(kind)[1]
     return value if most == resource.RLIM_INFINITY else min(value, most)
 
 
 def _bytecode(source: Path) -> bytes:
-    """A script as a .pyc file's content, which an interpreter starts some ms sooner."""
+    """Return a script as the content of a .pyc file, which starts some ms sooner."""
     code = compile(source.read_bytes(), str(source), "exec", dont_inherit=True)
     return importlib.util.MAGIC_NUMBER + bytes(12) + marshal.dumps(code)
 
 
 def _threads_of(uid: int) -> int:
-    """The number of a user's threads, by the link count of /proc/PID/task."""
+    """Return the number of a user's threads, by the link count of /proc/PID/task."""
     count = 0
     with os.scandir("/proc") as entries:
         for entry in entries:
@@ -306,7 +306,7 @@ def _threads_of(uid: int) -> int:
 
 
 def _may_search_everywhere() -> bool:
-    """Whether this process holds CAP_DAC_READ_SEARCH, number 2 of <linux/capability.h>."""
+    """Return True if this process has CAP_DAC_READ_SEARCH, number 2 of <linux/capability.h>."""
     status = Path("/proc/self/status").read_text()
     held = next(line.split()[1] for line in status.splitlines() if line.startswith("CapPrm:"))
     return bool(int(held, 16) >> 2 & 1)

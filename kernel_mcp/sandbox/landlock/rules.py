@@ -1,4 +1,4 @@
-"""What a kernel under Landlock may reach of the host: its rules and its second filter."""
+"""The Landlock rules of a kernel, and its second system call filter."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from kernel_mcp.sandbox.seccomp import (
 from kernel_specs.landlock import calls
 
 REQUIRED_VERSION = 6
-"""The first that scopes signals and abstract Unix sockets: Linux 6.12."""
+"""First ABI version that restricts signals and abstract Unix sockets: Linux 6.12."""
 
 
 class Access(enum.IntFlag):
@@ -60,12 +60,12 @@ _SCOPE_ABSTRACT_SOCKETS_AND_SIGNALS = 0b11
 
 
 def version() -> int:
-    """The Landlock ABI version of the running Linux. Raises OSError when it has none."""
+    """Return the Landlock ABI version of the running Linux. Raises OSError if it has none."""
     return calls.version()
 
 
 def unavailable() -> str | None:
-    """Why kernels cannot be confined by Landlock here, or None when they can."""
+    """Return why kernels cannot be confined by Landlock here, or None if they can."""
     needed = f"ABI {REQUIRED_VERSION} or later is needed, which Linux 6.12 brought"
     try:
         found = version()
@@ -120,9 +120,9 @@ WRITE = (
     | Access.MAKE_FIFO
     | Access.MAKE_SYM
 )
-"""Everything but device nodes."""
+"""All rights but those for device nodes."""
 CHANGE = WRITE & ~(Access.MAKE_SOCK | Access.MAKE_FIFO)
-"""In mounted folders, where programs of the host may look."""
+"""Rights in mounted folders: no sockets and fifos, as programs of the host may open these."""
 
 _PROGRAMS = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
 _SETTINGS = (
@@ -163,7 +163,7 @@ _DEVICES = {
     "/dev/zero": Access.READ_FILE | Access.WRITE_FILE,
 }
 DEVICE = Access.READ_FILE | Access.WRITE_FILE | Access.IOCTL_DEV
-"""On a device that the operator names."""
+"""Rights on a device that the operator grants."""
 _TOO_MUCH = (
     *("/", "/boot", "/dev", "/etc", "/home", "/media", "/mnt", "/opt", "/proc", "/root", "/run"),
     *("/srv", "/sys", "/tmp", "/var", "/var/tmp"),
@@ -171,7 +171,7 @@ _TOO_MUCH = (
 
 
 def allow_system(rules: Ruleset) -> None:
-    """What every program needs of the host, as far as this host has it."""
+    """Allow the files of the host that every program needs, as far as they exist."""
     wanted = [
         *((path, RUN) for path in _PROGRAMS),
         *((path, READ) for path in (*_SETTINGS, *_MACHINE)),
@@ -183,7 +183,10 @@ def allow_system(rules: Ruleset) -> None:
 
 
 def allow_required(rules: Ruleset, paths: Iterable[Path], access: Access) -> None:
-    """Rules that the kernel cannot do without. Raises LaunchError."""
+    """Allow `access` to paths that the kernel needs.
+
+    Raises LaunchError if one cannot be allowed.
+    """
     for path in paths:
         if not path.is_absolute() or os.path.realpath(path) in _TOO_MUCH:
             raise LaunchError(
@@ -199,7 +202,7 @@ def allow_required(rules: Ruleset, paths: Iterable[Path], access: Access) -> Non
 
 
 def closed_folder(paths: Sequence[Path], identity: Identity) -> str | None:
-    """The first folder on the way to one of `paths` that `identity` may not enter, or None."""
+    """Return the first folder above one of `paths` that `identity` may not enter, or None."""
     seen: set[str] = set()
     for path in paths:
         for name in {os.path.normpath(path), os.path.realpath(path)}:
@@ -213,7 +216,7 @@ def closed_folder(paths: Sequence[Path], identity: Identity) -> str | None:
 
 
 def _may_enter(path: Path, identity: Identity) -> bool:
-    """Whether the permission bits let `identity` search a folder or read a file."""
+    """Return True if the permission bits let `identity` search a folder or read a file."""
     found = path.stat()
     folder = stat.S_ISDIR(found.st_mode)
     shift = 6 if found.st_uid == identity.uid else 3 if found.st_gid == identity.gid else 0
@@ -253,8 +256,8 @@ INTERFACE_IOCTLS = range(0x8906, 0x8A00)
 """SIOCGSTAMP up to SIOCPROTOPRIVATE: the host's network interfaces."""
 IOCTL_TYPE_MASK = 0xFF00
 FILE_IOCTL_TYPES = (0x5800, 0x6600, 0x7600, 0x9400)
-"""Where file systems have what the owner of a file or folder may change on it through a handle that
-only reads: flags, versions, keys, subvolumes. Landlock does not govern any of it."""
+"""Types of ioctl(2) by which an owner may change a file opened for reading alone: flags, versions,
+keys, subvolumes. Landlock does not restrict any of them."""
 HARMLESS_FILE_IOCTLS = (
     0x80086601,  # FS_IOC_GETFLAGS
     0x80087601,  # FS_IOC_GETVERSION
@@ -267,13 +270,13 @@ HARMLESS_FILE_IOCTLS = (
 PIDFD_IOCTL_TYPE = 0xFF00
 """<linux/pidfd.h>: facts about any process and handles of its namespaces."""
 ACCESS_MODE, NO_ACCESS = 3, 3
-"""O_ACCMODE, and the mode for ioctl(2) alone, which Landlock does not look at."""
+"""O_ACCMODE, and the mode for ioctl(2) alone, which Landlock does not check."""
 
 
 def compile_landlock_filter(arch: Architecture, *, own_user: bool) -> bytes:
-    """The filter for one architecture as a `struct sock_filter` array.
+    """Return the filter for one architecture as a `struct sock_filter` array.
 
-    With `own_user` it allows modes and times: no file outside belongs to the kernel's user.
+    With `own_user` it allows changes of modes and times: no file outside belongs to that user.
     """
     silent = dict.fromkeys((*_MODES, *_TIMES), seccomp.give(ALLOW)) if own_user else {}
     return compile_rules(arch, _call_rules() | silent)
@@ -319,7 +322,7 @@ def _call_rules() -> dict[str, seccomp.Program]:
 
 
 def _requests() -> seccomp.Program:
-    """Refuse the loaded request of ioctl(2) when it is about interfaces, processes or files."""
+    """Return rules that refuse the loaded ioctl(2) request on interfaces, processes or files."""
     allow, refuse = seccomp.give(ALLOW), seccomp.give(fail(errno.EPERM))
     types = (*FILE_IOCTL_TYPES, PIDFD_IOCTL_TYPE)
     by_type = seccomp.mask(IOCTL_TYPE_MASK) + one_of(types, refuse, allow)
@@ -329,13 +332,16 @@ def _requests() -> seccomp.Program:
 
 
 def _times(*, path: int, times: int) -> seccomp.Program:
-    """Pretend to set times; refuse "now" for a path, as Path.touch takes success for existence."""
+    """Return rules that pretend to set times, but refuse "now" for a path.
+
+    Path.touch takes success for the existence of the file.
+    """
     silent, refuse = seccomp.give(fail(0)), seccomp.give(fail(errno.EPERM))
     return _if_null(path, silent, _if_null(times, refuse, silent))
 
 
 def _if_null(index: int, then: seccomp.Program, otherwise: seccomp.Program) -> seccomp.Program:
-    """Compare both words of a pointer argument with 0."""
+    """Return rules that compare both words of a pointer argument with 0."""
     high = seccomp.load(20 + 8 * index) + seccomp.branch(
         seccomp.JUMP_EQ, 0, then=then, otherwise=otherwise
     )
