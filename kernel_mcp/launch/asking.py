@@ -1,4 +1,4 @@
-"""Asks Git, in a sandbox, which paths below writable mounts settings name, and keeps up."""
+"""Ask Git, in a sandbox, which paths below writable mounts its settings name; follow changes."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from kernel_mcp.records import dataclass
 from kernel_mcp.sandbox.base import Builder, BuildRequest
 
 ASK_S = 20.0
-"""Seconds that Git may take for all files of settings; each takes some 3 ms."""
+"""Seconds that Git may take for a batch of settings files; each takes some 3 ms."""
 MOST_FILES = 256
-"""Of settings, those that others include among them."""
+"""Most settings files of one mount, included ones counted."""
 MOST_BYTES = 8 << 20
-"""Of all these files together."""
+"""Most bytes of all settings files of one mount together."""
 _READ = """\
 for number in "$@"; do
     printf '\\0'
@@ -40,18 +40,18 @@ logger = logging.getLogger(__name__)
 
 
 class Unasked(Exception):
-    """Git could not be asked, for a reason in words."""
+    """Git could not be asked; the text says why."""
 
 
 @dataclass(frozen=True)
 class Answer:
-    """The paths below one mount that settings name, and the files that have been read for that."""
+    """The paths below one mount that settings name, and the files that were read for that."""
 
     paths: tuple[Parts, ...] = ()
     read: tuple[str, ...] = ()
 
     def messages(self, shown: Shown) -> Iterator[dict[str, Any]]:
-        """Yield what the keeper is told, in parts."""
+        """Yield the messages to the keeper, split to fit into packets."""
         items: list[tuple[str, Parts]] = [("paths", path) for path in self.paths]
         for path in self.read:
             inside = below(path, str(shown.mount.host))
@@ -65,16 +65,16 @@ class Answer:
 
 
 class Asking:
-    """Finds out what settings name; `builder` confines Git, and blocks when it is called."""
+    """Asks Git about the settings of a mount; `builder` returns what confines Git, and blocks."""
 
     def __init__(self, builder: Callable[[], Builder]) -> None:
         self._find = builder
         self._builder: Builder | None = None
 
     async def ask(self, shown: Shown, *, again: bool) -> Answer:
-        """Read all settings that concern one mount. Raises Unasked.
+        """Read all settings that concern one mount. Raises Unasked, OSError.
 
-        When it is done `again`, code may have changed the mount meanwhile.
+        `again` means that code may have changed the mount since it was shown.
         """
         about = await anyio.to_thread.run_sync(partial(_About, shown, again=again))
         pending = list(dict.fromkeys(about.files))
@@ -149,7 +149,7 @@ def _memory(content: bytes) -> int:
 
 
 def _parsed(output: bytes) -> list[Entries]:
-    """Return the entries of each file; an empty record is before those of one."""
+    """Return the entries of each file; an empty record precedes those of each."""
     files: list[list[tuple[str, str]]] = []
     for record in output.split(b"\0")[:-1]:
         if not record:
@@ -201,12 +201,12 @@ class _About:
 
     @property
     def files(self) -> list[str]:
-        """The files to begin with."""
+        """Settings files of the repositories and of the mount's owner, to read first."""
         own = [path for each in self._repositories for path in each.settings]
         return [*own, *settings.of_the_user(Path(self._top).stat().st_uid)]
 
     def take(self, read: Mapping[str, Entries]) -> list[str]:
-        """Take the content of files, and return those that they include."""
+        """Add the entries of files; return the paths of files that they include."""
         self._read.update(read)
         return [
             path
@@ -215,7 +215,7 @@ class _About:
         ]
 
     def named(self) -> list[Parts]:
-        """Return the paths below the mount that all of this names, free of links, and the links."""
+        """Return the paths below the mount that the settings name, resolved, and links to them."""
         bases = [each.folder for each in self._repositories]
         for file, entries in self._read.items():
             bases += settings.worktrees(file, entries)
@@ -238,7 +238,7 @@ class _About:
         return list(inside)
 
     def _passable(self, link: str) -> bool:
-        """Return whether a link is not one that code may just have made."""
+        """Return True for a link that no code may have made: one outside the mount, or masked."""
         inside = below(link, self._top)
         return inside is None or not self._again or inside in self._shown.covers
 
@@ -253,7 +253,7 @@ class _About:
 
 
 class Settings:
-    """Keeps up with what settings name below writable mounts; `send` tells the keeper."""
+    """Follows which paths below writable mounts settings name; `send` sends them to the keeper."""
 
     def __init__(
         self,
@@ -274,23 +274,23 @@ class Settings:
 
     @property
     def gaps(self) -> list[str]:
-        """Mounts of which settings could not be asked about, and why, in words."""
+        """Messages about mounts whose settings could not be read, with the reason."""
         found = self._unasked.items()
         return [f"{self._shown[number].mount.guest}: {_UNASKED} ({why})" for number, why in found]
 
     def changed(self, number: int) -> None:
-        """Note that settings which concern a mount have changed."""
+        """Note that settings of the mount with this number have changed."""
         self._stale[number] = None
         self._wake.set()
 
     async def look(self) -> None:
-        """Refresh if a file has changed that was read. Raises LaunchError."""
+        """Refresh if one of the files that were read has changed. Raises LaunchError."""
         if self._read and await self._stamped() != self._stamps:
             self._stale.update(dict.fromkeys(self._read))
         await self.refresh()
 
     async def follow(self) -> None:
-        """Refresh whenever something has changed."""
+        """Refresh at each `changed`, until cancelled; failures are logged."""
         while True:
             await self._wake.wait()
             self._wake = anyio.Event()
@@ -300,9 +300,9 @@ class Settings:
                 logger.warning("%s", reason)
 
     async def refresh(self, *, again: bool = True) -> None:
-        """Ask about mounts whose settings have changed. Raises LaunchError.
+        """Ask Git about mounts whose settings have changed. Raises LaunchError.
 
-        It is not `again` before the first session.
+        `again` is False before the first session, while no code can have changed the mounts.
         """
         async with self._turn:
             while self._stale:

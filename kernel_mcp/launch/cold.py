@@ -130,7 +130,7 @@ class LocalLauncher:
         """Release nothing: no process or file outlives its kernel."""
 
     async def _folders(self, request: LaunchRequest, identity: Identity | None) -> Folders:
-        """The mounted folders for one start. Raises LaunchError, OSError."""
+        """Return the mounted folders for one start. Raises LaunchError, OSError."""
         doors = self._doors
         if not doors:
             return Folders()
@@ -198,14 +198,14 @@ class LocalLauncher:
 def write_boot_files(
     folder: Path, contents: dict[str, dict[str, Any]], identity: Identity | None
 ) -> None:
-    """Write what a kernel starts with, and give it the folder for its sockets."""
+    """Write the files that a kernel boots from, and make its user the owner of the folder."""
     rundir.write_files(folder, contents, identity)
     if identity is not None:
         os.chown(folder, identity.uid, identity.gid)
 
 
 def seal(folder: Path, identity: Identity) -> None:
-    """Make the socket folder the server's, mode 0710: no quota covers files beside the sockets."""
+    """Take the socket folder back from the kernel's user, mode 0710: no quota counts its files."""
     os.chown(folder, os.geteuid(), identity.gid, follow_symlinks=False)
     folder.chmod(0o710)
 

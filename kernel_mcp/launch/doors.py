@@ -450,7 +450,7 @@ class Doors:
         return made
 
     async def hold(self, pid: int, since: int) -> None:
-        """Watch a sandbox: the keeper masks paths in it that appear from version `since` on.
+        """Watch a sandbox: the keeper masks the paths in it that were found after version `since`.
 
         `pid` is a process of the sandbox. Raises LaunchError, OSError.
         """

@@ -1,4 +1,4 @@
-"""A process of the server's own that works for all sessions: started, asked, pinged, replaced."""
+"""A helper process of the server that works for all sessions: start, ask, ping and replace it."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from kernel_mcp.sandbox.base import SandboxCommand
 from kernel_specs.template import linux, packets
 
 PING_LOOKS = 5
-"""Looks between two pings of a process that is asked nothing."""
+"""Number of looks, `silence.LOOK_S` apart, between two pings of a process without requests."""
 PAUSE_S = 1.0
-"""Seconds until a process is replaced; each further one doubles it up to the next."""
+"""Seconds until a process is replaced; doubles with each further one, up to `LONGEST_PAUSE_S`."""
 LONGEST_PAUSE_S = 60.0
 END_S = 2.0
 _ENDED = "it has ended"
@@ -36,14 +36,14 @@ logger = logging.getLogger(__name__)
 
 
 class HelperProcess:
-    """One process at a time, which takes and sends packets (JSON and descriptors).
+    """One process at a time, which receives and sends packets (JSON and descriptors).
 
-    An end, silence and a message that is none are one case: what was asked fails, the reason is
-    logged and told, and the process is replaced after a pause. A process answers `{"ping": n}`
-    with `{"pong": n}` and what is asked with its `id`.
+    If it ends, is silent or sends a malformed message, open requests fail, the reason is logged and
+    reported, and the process is replaced after a pause. It answers `{"ping": n}` with `{"pong": n}`
+    and a request with the request's `id`.
 
-    Templates are none: kernels are children of theirs, so that one which is replaced stays until
-    the last of them has ended, beside the next ones. What tells that they are silent is the same.
+    Templates do not use this: a replaced one stays beside the next until the last of its kernels,
+    its children, has ended. They share the test for silence.
     """
 
     def __init__(
@@ -56,12 +56,13 @@ class HelperProcess:
         on_end: Callable[[str], None],
         on_demand: bool = False,
     ) -> None:
-        """`command` starts it with its end of the socket. `on_start` tells it what it has to know.
+        """`command` returns its command line, by the descriptor of its end of the socket.
 
-        With `on_demand` one that has ended is replaced by the next `start`, and not before.
+        `on_start` sends the first messages. With `on_demand`, a process that has ended is replaced
+        only by the next `start`.
 
-        `on_message` owns the descriptors of its message; what it raises (KeyError, TypeError,
-        ValueError) replaces the process. `on_end` takes the reason.
+        `on_message` owns the descriptors of its message; if it raises KeyError, TypeError or
+        ValueError, the process is replaced. `on_end` is called with the reason.
         """
         self._name = name
         self._command = command
@@ -79,11 +80,11 @@ class HelperProcess:
         self._pause_s = PAUSE_S
         self._quiet = 0
         self._silence: Silence | None = None
-        """Since it was first asked what it has not answered."""
+        """Watch on the process while a request is open; None without one."""
 
     @property
     def running(self) -> bool:
-        """Return False while it waits to be started, or replaced."""
+        """Return True if a process runs; False before the first start and until it is replaced."""
         return self._control is not None
 
     def start(self) -> None:
@@ -92,7 +93,7 @@ class HelperProcess:
             self._start()
 
     def send(self, message: Mapping[str, Any], fds: Sequence[int] = ()) -> None:
-        """Tell it something if it runs; one that does not take it is replaced."""
+        """Send a message if it runs, else do nothing; replace a process that cannot receive it."""
         if self._control is None:
             return
         try:
@@ -105,7 +106,7 @@ class HelperProcess:
     async def ask(
         self, message: Mapping[str, Any], fds: Sequence[int] = ()
     ) -> tuple[dict[str, Any], list[int]]:
-        """Return its answer and the descriptors in it. Raises LaunchError when there is none."""
+        """Return its answer and the answer's descriptors. Raises LaunchError if there is none."""
         if self._control is None:
             raise LaunchError(f"{self._name} is being replaced: try again")
         number = next(self._numbers)
@@ -177,7 +178,7 @@ class HelperProcess:
         self._on_start()
 
     def _stop(self, why: str) -> str:
-        """End it; what it wrote."""
+        """Kill it, fail its open requests, and return its last output."""
         said = ""
         if self._timer is not None:
             self._timer.cancel()
@@ -244,13 +245,13 @@ class HelperProcess:
             answer.set_result((message, fds))
 
     def _await_word(self) -> None:
-        """Note that something is asked, unless there was before."""
+        """Watch the process for silence, unless an open request does already."""
         if self._silence is None and self._watched is not None:
             pid = self._watched.pid
             self._silence = Silence(lambda: [pid])
 
     def _look(self) -> None:
-        """Ping it from time to time; replace it where it is silent."""
+        """Ping it from time to time; replace it if it is silent."""
         self._timer = asyncio.get_running_loop().call_later(silence.LOOK_S, self._look)
         self._quiet += 1
         if self._silence is not None:
@@ -262,7 +263,7 @@ class HelperProcess:
 
 
 def _reaping(popen: subprocess.Popen[bytes]) -> Callable[[], None]:
-    """Return what reaps a process that has ended."""
+    """Return a callback that reaps the process."""
 
     def reap() -> None:
         popen.wait()

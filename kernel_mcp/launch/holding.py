@@ -1,4 +1,4 @@
-"""Looks for what code holds open of files and folders that are covered later, and ends it."""
+"""Kill processes of sandboxes that hold open files and folders which were masked later."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ PATIENCE_S = 1.0
 """Seconds that a process may go on reading what it has opened: programs read whole folders."""
 _PAUSE_S = PATIENCE_S / 4
 MOST_WAITING = 1000
-"""Covered places; those beyond are not looked for."""
+"""Most masked paths that are searched for at a time; further ones are skipped."""
 
 
 class Holding:
-    """Ends processes of sandboxes that hold open what is fixed, or a folder that is hidden.
+    """Kills processes of sandboxes that hold open a path that became read-only, or a masked folder.
 
-    `namespaces` returns the mount namespaces of the sandboxes; `tell` is called for each process
-    that was ended, with the path that it held.
+    `namespaces` returns the mount namespaces of the sandboxes. `tell` is called for each process
+    that was killed, with the path that it held.
     """
 
     def __init__(
@@ -40,12 +40,12 @@ class Holding:
         self._tell = tell
         self._waiting: dict[Covered, tuple[Shown, Parts]] = {}
         self._since: dict[tuple[int, str, str, Covered], float] = {}
-        """When a process was first seen to hold something by one of its ways."""
+        """Time (monotonic) when a process was first seen to hold a path, by process and kind."""
         self._more = asyncio.Event()
         self._looking: asyncio.Task[None] | None = None
 
     def covered(self, shown: Shown, covers: Mapping[Parts, str]) -> None:
-        """Look for who holds open what was covered just now."""
+        """Search for processes that hold open the paths that were just masked."""
         for parts, kind in covers.items():
             path = shown.mount.host.joinpath(*parts)
             if shown.mount.writable and shown.executes(parts):
@@ -63,13 +63,13 @@ class Holding:
                 self._looking = asyncio.create_task(self._look())
 
     async def aclose(self) -> None:
-        """Look no more."""
+        """Stop the search."""
         if self._looking is not None:
             self._looking.cancel()
             await asyncio.wait([self._looking])
 
     async def _look(self) -> None:
-        """Look for holders until there are none; those that only read are given some time."""
+        """Search until no process holds a path; those that only read get `PATIENCE_S`."""
         while self._waiting:
             self._more.clear()
             wanted, self._waiting = self._waiting, {}
@@ -91,7 +91,7 @@ class Holding:
         return list(holders(namespaces, wanted, blank))
 
     def _ended(self, holder: Holder, shown: Shown, parts: Parts) -> bool:
-        """End a process unless it may be one that only reads; whether it is gone."""
+        """Kill a process, unless it may only be reading and has time left; return False then."""
         since = self._since.setdefault(_key(holder), time.monotonic())
         if not holder.at_once and time.monotonic() - since < PATIENCE_S:
             return False

@@ -1,4 +1,4 @@
-"""New or changed entries below writable mounts that programs of the host execute or obey."""
+"""Quarantine of new entries below writable mounts that programs of the host execute or obey."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from kernel_mcp.records import dataclass
 MOST_SET_ASIDE = 10
 MOST_NAMES = 40
 WITHIN_S = 60.0
-"""Seconds in which so many under one name, or so many in all, end a session's kernel.
+"""Seconds within which `MOST_SET_ASIDE` entries of one name, or `MOST_NAMES` in all, end a kernel.
 
-Where the maker may be any of several sessions, each of them may have that many."""
+If the maker may be any of several sessions, the numbers are multiplied by that of the sessions."""
 
 logger = logging.getLogger(__name__)
 
@@ -33,10 +33,10 @@ class AtWork(Protocol):
 
     @property
     def user(self) -> int:
-        """The user of this machine to whom its workspace belongs."""
+        """User id on the host of the owner of its workspace."""
 
     def remark(self, text: str) -> object:
-        """Say this in its next answer."""
+        """Include this text in its next answer."""
 
     def end_kernel(self, cause: str) -> object:
         """Kill its kernel."""
@@ -44,7 +44,7 @@ class AtWork(Protocol):
 
 @dataclass(frozen=True)
 class _Aside:
-    """An entry that was set aside: the time, and the number of sessions that may have made it."""
+    """A quarantined entry: the time, and the number of sessions that may have made it."""
 
     moment: float
     sign: Parts
@@ -52,7 +52,7 @@ class _Aside:
 
 
 class Plants:
-    """Sets aside what code has made, and tells of it; `tell` takes audit events."""
+    """Renames entries that code has made, and reports them; `tell` takes audit events."""
 
     def __init__(
         self, tell: Callable[[str, Mapping[str, Any]], None], fixed: Sequence[Path]
@@ -62,12 +62,15 @@ class Plants:
         self._aside: WeakKeyDictionary[AtWork, deque[_Aside]] = WeakKeyDictionary()
         self._last: WeakKeyDictionary[AtWork, str] = WeakKeyDictionary()
         self.at_work: Callable[[float], Sequence[AtWork]] = lambda _age_s: []
-        """The sessions where code runs, or did so many seconds ago or later, or just before."""
+        """Returns the sessions in which code runs, or ran within the given number of seconds."""
         self.awake: Callable[[], Sequence[AtWork]] = list
-        """The sessions with a kernel, in which cells may have left processes and threads."""
+        """Returns the sessions with a kernel, where cells may have left processes and threads."""
 
     def _suspects(self, maker: str, age_s: float = 0.0) -> Sequence[AtWork]:
-        """Return the sessions one of which made something `age_s` ago: one if its user is known."""
+        """Return the sessions that may have made an entry `age_s` seconds ago.
+
+        Those of the maker's user alone, if that is known.
+        """
         awake = self.awake()
         user = user_of(maker)
         if user is not None and (known := [each for each in awake if each.user == user]):
@@ -77,10 +80,10 @@ class Plants:
     def note(
         self, shown: Shown, covers: Mapping[Parts, str], makers: Mapping[Parts, str]
     ) -> list[Parts]:
-        """See to what programs of the host execute and was not there when sessions began.
+        """Quarantine new entries that programs of the host execute; return the paths handled so.
 
-        What code has made is set aside, which this returns; so is, while code runs, what Linux does
-        not tell the maker of. What a program of the host has made is its own.
+        Entries that code has made are renamed, and while code runs, those of an unknown maker.
+        Entries that a program of the host has made stay.
         """
         aside = []
         for parts, kind in covers.items():
@@ -105,7 +108,10 @@ class Plants:
         return shown.mount.host.joinpath(*parts) in self._fixed
 
     def _see_to(self, shown: Shown, parts: Parts, signs: Sequence[Parts], maker: str) -> bool:
-        """Set aside what code may have made; whether it is no longer at its place."""
+        """Rename the entries `signs` if code may have made them, and report them.
+
+        Return True if the path is no longer there.
+        """
         age_s = max(0.0, time.time() - max(shown.changed_at(sign) for sign in signs))
         suspects = self._suspects(maker, age_s)
         sure = held_for_code(maker) or bool(self.at_work(age_s) and maker != NAMED)
@@ -140,7 +146,7 @@ class Plants:
             each.remark(f"{words}. Tell the user{more or '.'}")
 
     def _count(self, suspects: Sequence[AtWork], sign: Parts) -> None:
-        """Count what was set aside, and end the kernel of who makes it over and over."""
+        """Count a quarantined entry, and kill the kernel of a session that goes on making them."""
         now = time.monotonic()
         for each in suspects:
             aside = self._aside.setdefault(each, deque())
@@ -154,7 +160,7 @@ class Plants:
                 each.end_kernel(_PLANTED + (_BY_ONE_OF.format(among) if among > 1 else ""))
 
     def note_held(self, shown: Shown, parts: Parts, holder: Holder) -> None:
-        """Tell of a process that was ended for what it held open."""
+        """Report a process that was killed because it held a path open."""
         name = quoted(readable(parts))
         found = _CHANGES if holder.covered.kind == FIXED else _READS
         self._tell("held", {"mount": str(shown.mount), "path": readable(parts)})
@@ -163,7 +169,7 @@ class Plants:
             each.remark(f"In {shown.mount.guest} {name}: {found}. Tell the user.")
 
     def note_changed(self, shown: Shown, changed: Sequence[tuple[Parts, str]]) -> None:
-        """Tell of what agents and build servers obey and code may have changed."""
+        """Report files that agents or build servers obey, and that code may have changed."""
         for parts, writer in changed:
             age_s = max(0.0, time.time() - shown.changed_at(parts))
             if writer == HOST or not (held_for_code(writer) or self.at_work(age_s)):

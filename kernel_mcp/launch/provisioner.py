@@ -40,7 +40,7 @@ _SHELL_ASIDE = len(_CHANNELS) + 1
 
 
 class KernelLoop:
-    """An event loop in a thread of its own: callers of a kernel manager may run one loop a call."""
+    """An event loop in a thread of its own: callers may run a new loop for each call."""
 
     def __init__(self) -> None:
         started: Future[asyncio.AbstractEventLoop] = Future()

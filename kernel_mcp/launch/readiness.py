@@ -27,7 +27,7 @@ from kernel_mcp.sandbox.promise import Facts, broken, read_facts
 
 BUDGET_BYTES = 1024 * 1024
 PAUSE_S = 0.05
-"""Seconds without reading after `BUDGET_BYTES`: a flood blocks its writer, not the server."""
+"""Seconds of pause after each `BUDGET_BYTES`: a flood blocks its writer, not the server."""
 KEPT_BYTES = 16 * 1024
 READ_BYTES = 64 * 1024
 DRAIN_READS = 16
@@ -86,7 +86,7 @@ class StderrTail:
         self._loop.add_reader(self._fd, self._on_readable)
 
     def _read(self) -> bool:
-        """Read once; False when there is nothing more for now."""
+        """Read once; return False if there is nothing more for now."""
         if self._fd < 0:
             return False
         try:
@@ -109,9 +109,10 @@ ENDED = "the kernel ended right after it had become ready"
 
 @dataclass(frozen=True, slots=True)
 class Opens:
-    """Places that kernels may write to besides their own files, as in /proc/PID/mountinfo.
+    """Mount points that kernels may write to besides their own files, as in /proc/PID/mountinfo.
 
-    folders  mounted folders, whatever parts of them have mounts of their own
+    places   single mounts
+    folders  mounted folders, whose parts may be mounted again
     fixed    returns the paths in these that are read-only now
     """
 
@@ -126,20 +127,26 @@ UNPROMISED = ("nothing was promised, and nothing was looked at",)
 
 @dataclass(frozen=True, slots=True)
 class Inspected:
-    """A kernel that holds its promise, in `words` for people; call `forget` once it has ended."""
+    """Result of a passed inspection, in `words` for people.
+
+    Call `forget` once the kernel has ended.
+    """
 
     words: tuple[str, ...]
     forget: Callable[[], None]
 
 
 class Inspector:
-    """Compares kernels with their promise, the server and one another; one for all launchers."""
+    """Compares kernels with their expected confinement, the server and one another.
+
+    All launchers of a server share one.
+    """
 
     def __init__(self, sandbox: Sandbox) -> None:
         self._sandbox = sandbox
         self._server = read_facts(os.getpid())
         self._living: dict[int, tuple[int, Facts]] = {}
-        """Kernels by pidfd: their process ids and what was found."""
+        """Process id and facts of each inspected kernel, by pidfd."""
 
     def inspect(
         self,
@@ -153,13 +160,12 @@ class Inspector:
         opened: Opens = NOTHING,
         kin: Iterable[int] = (),
     ) -> Inspected:
-        """Read /proc of a kernel that is ready and has run no code; takes some 0.3 ms.
+        """Check, by /proc, the confinement of a kernel that is ready and has run no code: 0.3 ms.
 
-        It may share no namespace with `others`, the server or a kernel inspected and not forgotten,
-        but for those of the pidfds `kin`;
-        `ceilings` bound its resource limits, `opened` is what it may write to besides.
-        `pidfd` stays open until `forget`.
-        Raises BoundaryBroken for what does not hold, LaunchError when it has ended.
+        It may share no namespace with `others`, the server or a kernel that is not forgotten yet,
+        except those of the pidfds `kin`. `ceilings` are upper bounds of its resource limits,
+        `opened` is what it may write to besides its own files. `pidfd` stays open until `forget`.
+        Raises BoundaryBroken for a violation, LaunchError if the kernel has ended.
         """
         promise = self._sandbox.promise(identity, forked=forked)
         if promise is None:
@@ -204,10 +210,10 @@ class Inspector:
         return Inspected((*found.words(), *places, *spaces), lambda: self._forget(pidfd))
 
     def lineage(self, pid: int) -> frozenset[str]:
-        """The namespaces of the processes between a template's kernel and the server.
+        """Return the namespaces of the processes between a template's kernel and the server.
 
-        Any of them may end meanwhile, as a stage of a template does.
-        Raises LaunchError when the kernel has ended, PermissionError.
+        Any of these may end meanwhile, as a stage of a template does. Raises LaunchError if the
+        kernel has ended, PermissionError.
         """
         found: set[str] = set()
         child = pid
@@ -244,7 +250,7 @@ class Inspector:
 
 
 def _nothing() -> None:
-    """Forget nothing: no kernel was noted."""
+    """Do nothing: the kernel was not inspected."""
 
 
 _CREDENTIALS = struct.Struct("3i")
@@ -262,7 +268,7 @@ class ReadinessChannel:
         take_no_descriptors(self._host)
         self._host.setblocking(False)
         self.guest_fd = guest.detach()
-        """Passed to the process; the starting code closes it."""
+        """The process's end, to be passed to it; the starting code closes it."""
         self.said: dict[str, Any] = {}
         """The readiness message."""
 
@@ -275,14 +281,14 @@ class ReadinessChannel:
                 os.close(fd)
 
     def lifeline(self) -> socket.socket:
-        """The host's end, over which nothing can come any more; `close` leaves it open."""
+        """Return a duplicate of the host's end, for sending only; `close` leaves it open."""
         line = self._host.dup()
         line.shutdown(socket.SHUT_RD)
         hold_little(line)
         return line
 
     async def wait(self) -> int:
-        """Return the ready kernel's pid on the host. Raises LaunchError when it fails or closes."""
+        """Return the ready kernel's pid on the host. Raises LaunchError if it fails or closes."""
         await anyio.wait_readable(self._host)
         space = socket.CMSG_SPACE(_CREDENTIALS.size)
         try:

@@ -56,7 +56,7 @@ async def compile_guest(environment: KernelEnvironment, folder: Path = BOOT_FOLD
 
 
 def _stale(folder: Path, version: str) -> list[Path]:
-    """The sources whose bytecode for a version of CPython is missing or older."""
+    """Return the sources whose bytecode for a version of CPython is missing or older."""
     tag = f"cpython-{''.join(version.split('.')[:2])}"
     return [
         source
@@ -66,7 +66,7 @@ def _stale(folder: Path, version: str) -> list[Path]:
 
 
 def _changed(file: Path) -> float:
-    """Modification time in seconds; 0 for a missing file."""
+    """Return the modification time in seconds; 0 for a missing file."""
     try:
         return file.stat().st_mtime
     except FileNotFoundError:
@@ -74,14 +74,14 @@ def _changed(file: Path) -> float:
 
 
 BACKLOG = 100
-"""As the kernel has it for its own."""
+"""Queue length of listen(2), the same as for sockets that a kernel makes itself."""
 BOOT_VERSION = 1
 CONNECTION_FILE = "connection.json"
 BOOT_FILE = "boot.json"
 
 
 def connection_content(connection: ConnectionInfo, guest: GuestPaths) -> dict[str, Any]:
-    """The Jupyter connection file as the kernel sees it: its own path to the sockets."""
+    """Return the Jupyter connection file as the kernel sees it: its own path to the sockets."""
     return {
         "transport": "ipc",
         "ip": f"{guest.sockets}/k",
@@ -97,7 +97,7 @@ def connection_content(connection: ConnectionInfo, guest: GuestPaths) -> dict[st
 
 
 def listening(connection: ConnectionInfo) -> list[int]:
-    """Sockets that listen for a kernel that can make none itself, in the order of its channels.
+    """Return listening sockets for a kernel that can make none itself, by order of channels.
 
     The caller closes them. Raises OSError.
     """
@@ -127,11 +127,11 @@ def boot_content(
     strict: Sequence[str] = (),
     lifeline: bool = False,
 ) -> dict[str, Any]:
-    """The boot file: policy, limits and places; `sealed` for a kernel that makes no socket.
+    """Return the boot file: policy, limits and paths; `sealed` for a kernel that makes no socket.
 
-    A `connected` one is sent the ends of its connections. With a `lifeline` the readiness channel
-    stays open, for checkpoints. `strict` are mounts whose ruleset comes over it before anything
-    else.
+    A `connected` kernel is sent its ends of the connections. With a `lifeline` the readiness
+    channel stays open, for checkpoints. `strict` are mounts whose ruleset comes over it before
+    anything else.
     """
     limits = request.limits
     return {
@@ -170,7 +170,7 @@ def support_of(environment: KernelEnvironment) -> list[str]:
 
 
 def ceilings(request: LaunchRequest, guest: GuestPaths) -> dict[str, int]:
-    """The limits that the boot file has a kernel set, by the names of /proc/PID/limits."""
+    """Return the limits that a kernel sets by its boot file, by the names of /proc/PID/limits."""
     limits = request.limits
     memory = limits.memory_bytes + confine.ADDRESS_SPACE_OVERHEAD + confine.MEMORY_RESERVE
     bounded = limits.memory_bytes and limits.address_space
@@ -194,7 +194,7 @@ def layer_paths(request: LaunchRequest, guest: GuestPaths) -> list[str]:
 
 
 def argv(request: LaunchRequest, guest: GuestPaths) -> list[str]:
-    """The kernel's command line."""
+    """Return the kernel's command line."""
     return [
         str(request.environment.python),
         *("-I", "-B", f"{guest.boot}/restricted/boot.py"),
@@ -232,19 +232,19 @@ def write_files(
 
 
 def forget_variables(request: LaunchRequest, folder: Path) -> None:
-    """Remove the boot file of a kernel that has begun, where it holds variables."""
+    """Remove the boot file of a kernel that has started, if it holds variables."""
     if request.variables:
         (folder / BOOT_FILE).unlink(missing_ok=True)
 
 
 LONGEST = 90
-"""Bytes of a run directory's path, so that `k/12345678/k-1` below it fits the 107 of
+"""Most bytes of a run directory's path, so that `k/12345678/k-1` below it fits into the 107 of
 `sockaddr_un`."""
 _PREFIX = "s-"
 
 
 class RunDirectory:
-    """A private folder that goes with the server: sockets in `k`, the rest is for its users."""
+    """A private folder, removed with the server: sockets in `k`, the rest is for its users."""
 
     def __init__(self, path: Path, lock: int) -> None:
         self.path = path
@@ -280,14 +280,17 @@ class RunDirectory:
         return cls(path, lock)
 
     def fresh(self, name: str = "") -> Path:
-        """A new empty folder of mode 0700 for one start of one kernel. Raises FileExistsError."""
+        """Make and return an empty folder, mode 0700, for one kernel start.
+
+        Raises FileExistsError.
+        """
         path = self.kernels / (name or secrets.token_hex(4))
         self.kernels.mkdir(mode=0o700, parents=True, exist_ok=True)  # it may have been removed
         path.mkdir(mode=0o700)
         return path
 
     def close(self) -> None:
-        """Remove the folder; what cannot be removed is left to the next server's sweep."""
+        """Remove the folder; the next server removes what could not be."""
         if self._lock < 0:
             return
         try:

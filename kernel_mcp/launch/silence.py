@@ -1,4 +1,4 @@
-"""Tells processes that owe an answer and do nothing from those that work or have to wait."""
+"""Distinguish processes that do not answer and do nothing from those that work or have to wait."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from kernel_mcp.linux.proc import processor_seconds, waits_for_machine
 LOOK_S = 1.0
 """Seconds between two looks."""
 SILENT_LOOKS = 10
-"""Looks that find them at rest until they count as silent."""
+"""Consecutive looks that find the processes idle until they count as silent."""
 RESTING_CPU_S = 0.05
-"""Processor time up to which they are at rest."""
+"""CPU seconds per look below which the processes are idle."""
 BUSY_CPU_S = 60.0
-"""Processor time without an answer after which they count as silent all the same."""
+"""CPU seconds without an answer after which the processes count as silent although they work."""
 LONGEST_S = 60.0
 """Seconds that `heard` waits: code can hold its own process in the state of one that must wait."""
 
@@ -27,14 +27,14 @@ PAUSE_S = 0.5
 
 
 class Silence:
-    """Begins when processes are asked for something.
+    """Watch on the processes that have to answer a request, made when it is sent.
 
-    A process that can run, or waits for a disk, is not at rest: on a busy machine it has not had
-    its turn. Hence no bound is in seconds.
+    A process that can run, or waits for a disk, is not idle: on a busy machine it has not had its
+    turn. Hence no bound is in wall-clock seconds.
     """
 
     def __init__(self, pids: Callable[[], Iterable[int]], most_cpu_s: float = 0.0) -> None:
-        """`pids` owe the answer, within `most_cpu_s` of processor time, 0 for `BUSY_CPU_S`."""
+        """`pids` have to answer within `most_cpu_s` CPU seconds; 0 means `BUSY_CPU_S`."""
         self._pids = pids
         self._most_cpu_s = most_cpu_s
         self._began: float | None = None
@@ -43,7 +43,7 @@ class Silence:
         self._looks = 0
 
     def look(self) -> str:
-        """Return why they count as silent, else nothing; to be called each `LOOK_S`."""
+        """Return why the processes count as silent, or ""; to be called each `LOOK_S`."""
         used, waiting = 0.0, False
         try:
             for pid in self._pids():
@@ -66,9 +66,9 @@ class Silence:
 
 
 async def heard(answer: anyio.Event, pids: Callable[[], Iterable[int]], most_cpu_s: float) -> str:
-    """Wait for an answer; return why its processes count as silent, else nothing.
+    """Wait for an answer; return why its processes count as silent, or "" once it has come.
 
-    Their ends have to set `answer`, too.
+    The end of a process has to set `answer`, too.
     """
     watched, why = Silence(pids, most_cpu_s), ""
     with anyio.move_on_after(LONGEST_S):
@@ -81,7 +81,10 @@ async def heard(answer: anyio.Event, pids: Callable[[], Iterable[int]], most_cpu
 
 
 async def patient(answer: anyio.Event, pids: Callable[[], Iterable[int]], seconds: float) -> None:
-    """Wait for an answer for some seconds, or that much of what its processes compute."""
+    """Wait for an answer for `seconds`; while its processes can run, their CPU time counts instead.
+
+    Returns after `PATIENCE` times as many seconds at the latest.
+    """
     left = seconds
     with anyio.move_on_after(PATIENCE * seconds):
         while left > 0 and not answer.is_set():
@@ -92,7 +95,7 @@ async def patient(answer: anyio.Event, pids: Callable[[], Iterable[int]], second
 
 
 def computed_s(pids: Iterable[int]) -> float | None:
-    """Return the processor time of processes that can run or wait for a disk, None for others."""
+    """Return the CPU seconds of processes, None if none of them can run or waits for a disk."""
     used, waiting = 0.0, False
     for pid in pids:
         with suppress(OSError):  # it has ended, or the server has no descriptor left
@@ -102,7 +105,7 @@ def computed_s(pids: Iterable[int]) -> float | None:
 
 
 def spent_s(before: float | None, after: float | None, pause_s: float) -> float:
-    """Return what a pause between two `computed_s` counts as: all of it where they rest."""
+    """Return the seconds that a pause between two `computed_s` counts: all of it if one is None."""
     if before is None or after is None:
         return pause_s
     return min(pause_s, abs(after - before))

@@ -38,7 +38,10 @@ from kernel_specs.template import linux
 
 
 def detached(folder: Path) -> int:
-    """A detached bind mount, close-on-exec. Needs CAP_SYS_ADMIN, Linux 5.2. Raises OSError."""
+    """Return a detached bind mount, close-on-exec. Requires CAP_SYS_ADMIN, Linux 5.2.
+
+    Raises OSError, also for a symlink.
+    """
     # through a handle, so that a symlink in the folder's place is refused
     handle = os.open(folder, os.O_PATH | os.O_NOFOLLOW | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
@@ -54,7 +57,7 @@ def detached(folder: Path) -> int:
 
 
 def _restrict(tree: int) -> None:
-    """Forbid set-user-id programs, devices and propagation.
+    """Forbid set-user-id programs, devices and propagation on a detached mount.
 
     Before Linux 5.12 that is left to no_new_privs and to the process that attaches the mount.
     """
@@ -389,7 +392,10 @@ class TemplateLauncher:
     def _places(
         self, request: LaunchRequest, folder: Path, sent: ExitStack, *, bind: bool
     ) -> tuple[list[dict[str, Any]], list[int]]:
-        """Mounts of this kernel alone, detached unless `bind`. Raises TemplateError, OSError."""
+        """Return the mounts of this kernel alone, and their trees: none with `bind`.
+
+        Raises TemplateError, OSError.
+        """
         if len(request.layers) > outer.MOST_LAYERS:
             raise TemplateError(f"a session has at most {outer.MOST_LAYERS} layers")
         paths = self._sandbox.guest_paths(request.workspace, folder)
@@ -423,7 +429,7 @@ class TemplateLauncher:
         *,
         covers: bool,
     ) -> None:
-        """Add the mounted folders."""
+        """Add the mounted folders to `places`, and their trees to `trees`; `sent` closes these."""
         made = await self._doors.trees(identity) if identity is not None and self._doors else []
         for tree in made:
             sent.callback(os.close, tree)

@@ -31,8 +31,8 @@ from kernel_mcp.sandbox.base import Sandbox
 from kernel_mcp.sandbox.probe import Check, Probe, probing
 
 READY_S = START_TIMEOUT_S
-"""Seconds until a cold start is tried; a forked kernel is ready after some 20 ms, and on a machine
-so busy that it is not, a cold start is no faster."""
+"""Seconds until a cold start is tried instead. A forked kernel is ready after some 20 ms; on a
+machine too busy for that, a cold start is no faster."""
 STATUS_S = 1.0
 """Seconds after a kernel's end that its exit status may take."""
 
@@ -152,7 +152,7 @@ class Start(Protocol):
 
 
 class Prover:
-    """Forks the processes that try templates; `folders` are for templates and never for kernels."""
+    """Runs the self-tests of templates; `folders` are visible to templates, never to kernels."""
 
     def __init__(
         self,
@@ -164,7 +164,7 @@ class Prover:
         opens: Opens = NOTHING,
         mounted: Sequence[Path] = (),
     ) -> None:
-        """Every template shows the mounts `mounted`; kernels may write to what it `opens`."""
+        """Every template shows the mounts `mounted`; kernels may write to the paths `opens`."""
         self._mounted = mounted
         self._folders = folders
         self._opens = opens
@@ -174,9 +174,9 @@ class Prover:
         self._start = start
 
     async def proven(self, template: TemplateProcess, environment: KernelEnvironment) -> Proof:
-        """Try once a stage, in some 50 ms, that the processes which `template` forks are confined.
+        """Run the self-test in a fork of `template`, once per stage: some 50 ms. Return the result.
 
-        Raises BoundaryBroken for what does not hold, LaunchError, OSError.
+        Raises BoundaryBroken for a violation, LaunchError, OSError.
         """
         proof = template.proof
         while proof.stage != template.stage and template.usable:
@@ -227,7 +227,10 @@ class Prover:
 
 
 def _required(probe: Probe, said: Mapping[str, Any], excused: frozenset[str]) -> Sequence[Check]:
-    """The checks of a trial. Raises BoundaryBroken for what does not hold."""
+    """Return the checks of a self-test.
+
+    Raises BoundaryBroken if one fails that is not `excused`.
+    """
     try:
         checks = probe.checks(said["facts"])
     except (KeyError, TypeError, ValueError) as nonsense:

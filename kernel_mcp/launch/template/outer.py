@@ -39,7 +39,7 @@ SESSIONS = "/sessions"
 MOST_LAYERS = 8
 HOSTNAME = "sandbox"
 TEMPLATE_TMP_BYTES = 64 * 1024 * 1024
-"""What packages may leave in the template's own /tmp while they are imported."""
+"""Size of the template's own /tmp, for files that packages make while they are imported."""
 
 _NAMESPACES = (
     "--unshare-ipc",
@@ -54,7 +54,7 @@ _NAMESPACES = (
     *("--cap-drop", "ALL"),
 )
 _TO_ENTER = ("CAP_SYS_ADMIN", "CAP_SETUID", "CAP_SETGID")
-"""What root needs to make a user namespace and to write its maps."""
+"""Capabilities with which root makes a user namespace and writes its id maps."""
 _TO_BUILD = (
     "CAP_SYS_ADMIN",
     "CAP_SYS_CHROOT",
@@ -67,12 +67,12 @@ _TO_BUILD = (
     "CAP_KILL",
     "CAP_SETFCAP",  # to map the template's own user into a namespace below
 )
-"""What the template needs in its own user namespace: bubblewrap's, when the server is not root."""
+"""Capabilities of a template in its own user namespace: bubblewrap's, if the server is not root."""
 
 
 @dataclass(frozen=True, slots=True)
 class Shared:
-    """The folders below which everything lies that kernels get to see, and variables of all."""
+    """The folders below which all files of kernels lie, and settings common to all kernels."""
 
     folders: tuple[Path, ...]
     mounts: tuple[Mount, ...] = ()
@@ -98,7 +98,7 @@ class Shared:
         return [f"{SESSIONS}/{number}" for number in range(len(self.folders))]
 
     def options(self) -> list[str]:
-        """Bind all of them; those that are missing are made."""
+        """Return options that bind all folders and mounts; folders that are missing are made."""
         options: list[str] = []
         for folder, place in zip(self.folders, self.places, strict=True):
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -114,7 +114,10 @@ class Shared:
         return f"{SESSIONS}/m{number}"
 
     def targets(self, passed: Passed) -> list[str]:
-        """Make the places of mounted folders, but below /tmp, which each kernel has to itself."""
+        """Return options that make mount points for mounted folders.
+
+        None are made below /tmp, of which each kernel has its own.
+        """
         options: list[str] = []
         if self.mounts:
             options += ["--ro-bind", str(self.blank), mounts.BLANK]
