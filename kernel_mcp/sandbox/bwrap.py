@@ -55,7 +55,7 @@ _NAMESPACES = (
     *("--cap-drop", "ALL"),
 )
 _FOR_SETPRIV = ("--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID", "--cap-add", "CAP_SETPCAP")
-"""What setpriv needs to change the user id and to empty the bounding set; it drops them too."""
+"""Capabilities for setpriv to change the user id and to empty the bounding set; it drops them."""
 _READ_ONLY = ("--remount-ro", "/dev", "--remount-ro", "/", "--chdir", "/")
 
 
@@ -88,7 +88,7 @@ class BwrapSandbox(KernelUsers):
 
     @classmethod
     def detect(cls, boot: Path = BOOT_FOLDER) -> BwrapSandbox:
-        """The backend as this machine allows it; `boot` holds `restricted/boot.py`.
+        """Return the backend as this machine permits it; `boot` holds `restricted/boot.py`.
 
         Raises SandboxUnavailable with the remedy.
         """
@@ -130,15 +130,15 @@ class BwrapSandbox(KernelUsers):
         )
 
     def builder(self) -> BwrapBuilder:
-        """One bubblewrap for each run of an installer."""
+        """Return a builder that starts a bubblewrap for each run of an installer."""
         return BwrapBuilder(self)
 
     def refusal(self, said: str) -> str:
-        """Why bubblewrap could not start a process: what hinders it, and the command that helps."""
+        """Return why bubblewrap could not start a process, and the command that helps."""
         return diagnose(said)
 
     def guest_paths(self, workspace: Path, sockets: Path) -> GuestPaths:
-        """The same places for every kernel."""
+        """Return fixed paths, the same for every kernel."""
         return GuestPaths(
             workspace=mounts.WORKSPACE,
             sockets=mounts.SOCKETS,
@@ -147,7 +147,7 @@ class BwrapSandbox(KernelUsers):
         )
 
     def command(self, request: SandboxRequest, identity: Identity | None) -> SandboxCommand:
-        """The bubblewrap command line; its options travel in a file that only bubblewrap sees."""
+        """Return the bubblewrap command line; its options are in a file that only it can read."""
         with Passed() as passed:
             files = mounts.account_files(*self._ids(identity), request.hosts)
             options = [
@@ -200,7 +200,10 @@ class BwrapSandbox(KernelUsers):
         return compile_filter(arch, sealed=True)
 
     def promise(self, identity: Identity | None, *, forked: bool = False) -> Promise:
-        """All namespaces, but `user` for a root server's cold kernels; forks have two filters."""
+        """Return the expected confinement: all namespaces, and one filter, or two if `forked`.
+
+        Cold kernels of a root server have no user namespace of their own.
+        """
         shared = ("user",) if self._identities is not None and not forked else ()
         own = tuple(name for name in NAMESPACES if name not in shared)
         return Promise(
@@ -246,16 +249,16 @@ class BwrapSandbox(KernelUsers):
         return [*options, "--disable-userns"] if self.features.disable_userns else options
 
     def build_options(self, identity: Identity | None) -> list[str]:
-        """Namespaces and rights of an installer: as a kernel's, but with the host's network.
+        """Return an installer's options of namespaces and rights: a kernel's, with host network.
 
-        Without an identity it keeps the server's user, without capabilities where that is root.
+        Without an identity it keeps the server's user, without capabilities if that is root.
         """
         if identity is None and self._identities is not None:
             return [*_NAMESPACES]
         return [*_NAMESPACES, *self._privilege_options(identity)]
 
     def drop(self, identity: Identity | None) -> list[str]:
-        """The words that make a command run as `identity`."""
+        """Return the command prefix that changes to the user `identity`; empty for None."""
         if identity is None:
             return []
         return [
@@ -276,7 +279,7 @@ TMP_BYTES = 1024 * 1024 * 1024
 _PASSED = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY", "SSL_CERT_FILE", "SSL_CERT_DIR")
 _PREFIX = "UV_"
 _FILES = ("SSL_CERT_FILE", "SSL_CERT_DIR", "SSL_CLIENT_CERT", "NETRC", "UV_CONFIG_FILE")
-"""Variables that name files which have to be readable."""
+"""Variables whose files have to be readable in the sandbox."""
 _PLACES = ("UV_FIND_LINKS", "UV_INDEX", "UV_DEFAULT_INDEX", "UV_INDEX_URL", "UV_EXTRA_INDEX_URL")
 """Variables that may name folders with packages."""
 _SETTINGS = "uv/uv.toml"
@@ -297,7 +300,10 @@ class BwrapBuilder:
     async def owner(
         self, folders: Sequence[Path], *, hostile: bool
     ) -> AsyncIterator[Identity | None]:
-        """A user id of its own for code of packages; uv alone keeps the server's."""
+        """Yield a user id for code of packages, owner of `folders` inside the block.
+
+        None if not `hostile`: uv alone keeps the server's user.
+        """
         identity = self._sandbox.identity() if hostile else None
         if identity is None:
             yield None
@@ -313,7 +319,7 @@ class BwrapBuilder:
             self._sandbox.release(identity)
 
     def command(self, request: BuildRequest, identity: Identity | None) -> SandboxCommand:
-        """The bubblewrap command line; its options travel in a file that only bubblewrap sees."""
+        """Return the bubblewrap command line; its options are in a file that only it can read."""
         env = _environment(request.env)
         readonly = [*request.readonly, *_named(env)]
         if request.hostile:

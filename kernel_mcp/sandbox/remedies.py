@@ -1,4 +1,4 @@
-"""Why a sandbox does not start, and the command that helps."""
+"""Messages about why a sandbox does not start, with the command that helps."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _OPTIONS = {
     "docker": "--user 1000 --security-opt seccomp=unconfined --security-opt apparmor=unconfined "
     "--security-opt systempaths=unconfined",
 }
-"""With these an ordinary user can make namespaces in a container; root takes far more rights."""
+"""Options with which an ordinary user can make namespaces in a container; root needs far more."""
 _NARROWER = (
     "docs/deploy.md has a seccomp profile that permits less than `unconfined`, and the options of "
     "Kubernetes."
@@ -47,9 +47,9 @@ _APPARMOR_PROFILE = (
 
 
 def container() -> str:
-    """`podman` or `docker` when this process runs in a container of theirs, else empty.
+    """Return `podman` or `docker` if this process runs in a container of theirs, else "".
 
-    podman hides its mark where the root file system is read-only, and sets a variable.
+    podman has no mark file where the root file system is read-only, but sets a variable.
     """
     named = os.environ.get("container", "")  # noqa: SIM112
     if named in _MARKS:
@@ -58,7 +58,7 @@ def container() -> str:
 
 
 def surroundings() -> str:
-    """Who runs this and where, in words."""
+    """Return the user and the environment of this process, in words."""
     user = "root" if os.geteuid() == 0 else f"user {os.geteuid()}, without privileges"
     if engine := container():
         return f"{user}, in a container of {engine}"
@@ -66,7 +66,7 @@ def surroundings() -> str:
 
 
 def for_cgroups() -> str:
-    """How this server could have control groups, and what holds without them."""
+    """Return how this server could get control groups, and what limits hold without them."""
     if container():
         return (
             "for limits by control groups start the container with --memory, --cpus and "
@@ -84,7 +84,7 @@ def for_cgroups() -> str:
 
 
 def install_hint(package: str, release: Mapping[str, str] | None = None) -> str:
-    """The command that installs a package on this distribution, and the way round it."""
+    """Return the command that installs a package on this distribution, and the alternative."""
     found = _release() if release is None else release
     names = [found.get("ID", ""), *found.get("ID_LIKE", "").split()]
     command = next((_INSTALL[name] for name in names if name in _INSTALL), None)
@@ -94,12 +94,12 @@ def install_hint(package: str, release: Mapping[str, str] | None = None) -> str:
 
 
 def cannot_start(name: str, said: str) -> str:
-    """Why the backend `name` starts no process; `said` is the start's output."""
+    """Return why the backend `name` starts no process; `said` is the start's output."""
     return f"the {name} sandbox cannot start a process here (it said: {_end(said)}). {AT_OWN_RISK}"
 
 
 def diagnose(said: str) -> str:
-    """Why bubblewrap starts no process, and the remedy; `said` is its output."""
+    """Return why bubblewrap starts no process, and the remedy; `said` is its output."""
     return (
         f"bubblewrap cannot start a process here (it said: {_end(said)}). {_remedy(said)} "
         f"{AT_OWN_RISK}"

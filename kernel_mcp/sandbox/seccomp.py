@@ -69,7 +69,7 @@ def give(verdict: int) -> Program:
 
 
 def fail(error: int) -> int:
-    """The verdict that makes a call return `error`."""
+    """Return the verdict that makes a call fail with `error`."""
     return _ERRNO | error
 
 
@@ -113,16 +113,17 @@ def search(starts: Sequence[tuple[int, Program]]) -> Program:
 
 
 def assemble(program: Program) -> bytes:
-    """The bytes of a `struct sock_filter` array. Raises ValueError when it is too long."""
+    """Return the bytes of a `struct sock_filter` array. Raises ValueError if it is too long."""
     if len(program) > MAX_INSTRUCTIONS:
         raise ValueError(f"a BPF program has at most {MAX_INSTRUCTIONS} instructions")
     return b"".join(_FILTER.pack(*instruction) for instruction in program)
 
 
 def compile_rules(arch: Architecture, rules: Mapping[str, Program]) -> bytes:
-    """A filter that runs the rule of each call by its name and allows those without one.
+    """Return a filter that runs the rule of each call by its name and allows those without one.
 
-    Unknown calls fail with ENOSYS, another architecture is killed, equal neighbours are joined.
+    Unknown calls fail with ENOSYS. A call of another architecture kills the process. Neighbouring
+    numbers with equal rules are merged.
     """
     allow = give(ALLOW)
     known = {arch.numbers[name]: rule for name, rule in rules.items() if name in arch.numbers}
@@ -182,18 +183,18 @@ BUILDING = frozenset(
     {"mount", "mount_setattr", "move_mount", "open_tree", "prctl", "setns", "sethostname"}
     | {"umount2", "unshare"}
 )
-"""What it takes to build sandboxes for others, as a template does that has imported packages."""
+"""Calls that a template needs to build sandboxes, after it has imported packages."""
 
 
 def compile_filter(
     arch: Architecture, but: Collection[str] = (), *, sealed: bool = False, copies: bool = False
 ) -> bytes:
-    """The filter for one architecture, as bubblewrap's `--seccomp` reads it.
+    """Return the filter for one architecture, as bubblewrap's `--seccomp` reads it.
 
     The calls named in `but` are allowed whatever their arguments. `sealed` refuses every Unix
-    socket that could be connected to one of the host's: what is left are pairs. With `copies` those
-    of a kernel may hide from others of its sandbox: for a user namespace of the server's, to which
-    they stay visible.
+    socket that could be connected to one of the host's: only pairs are left. With `copies`, copies
+    of a kernel may hide from other processes of its sandbox. This is for a user namespace of the
+    server, to which they stay visible.
     """
     rules = {**_rules(), **(_sealed() if sealed else {}), **(_copies() if copies else {})}
     return compile_rules(arch, {name: rule for name, rule in rules.items() if name not in but})
@@ -254,14 +255,17 @@ def _threads() -> Program:
 
 
 def _copies() -> dict[str, Program]:
-    """Let a process hide that says it is a copy, by an argument which Linux does not read."""
+    """Return the rule that lets copies of a kernel hide, marked by an argument unused by Linux."""
     refuse, allow = give(fail(errno.EPERM)), give(ALLOW)
     of_copies = argument(4) + one_of((AS_A_COPY,), allow, refuse)
     return {"prctl": argument(0) + one_of((PR_SET_DUMPABLE,), of_copies, allow)}
 
 
 def _sealed() -> dict[str, Program]:
-    """A socket file below a mounted folder answers whatever the mount and the namespaces are."""
+    """Return rules that allow Unix sockets only as connected pairs.
+
+    A socket file below a mounted folder could be connected to in spite of mounts and namespaces.
+    """
     refused = give(fail(errno.EACCES))
     pairs = argument(1, TYPE_OF_SOCKET) + one_of(CONNECTED_TYPES, give(ALLOW), refused)
     return {"socket": _sockets(unix=refused), "socketpair": _sockets(unix=pairs)}

@@ -51,7 +51,7 @@ from kernel_mcp.sandbox.seccomp import compile_filter
 from kernel_mcp.sandbox.users import IdentityPool, KernelUsers, reservable_ids
 
 _OF_THE_IMAGE = ("usr", "opt", "var", "tmp", "run", "lib", "lib64", "bin", "sbin", "srv", "mnt")
-"""Top folders that any user may pass in every image."""
+"""Top-level folders of every image that any user may pass through."""
 
 
 class EtcFiles:
@@ -61,7 +61,7 @@ class EtcFiles:
         self._folder = folder
 
     def account_files(self, user: Identity, hosts: Sequence[tuple[str, str]] = ()) -> list[Path]:
-        """Files for /etc, the same for every kernel of one user that knows these hosts."""
+        """Return files for /etc; kernels with the same user and hosts share them."""
         key = hashlib.sha256(repr(tuple(hosts)).encode()).hexdigest()[:16] if hosts else ""
         folder = self._folder / f"{user.uid}-{user.gid}{'-' * bool(key)}{key}"
         _open_folder(folder)
@@ -77,7 +77,10 @@ class EtcFiles:
         return found
 
     def way_to(self, paths: Sequence[Path], shown: Sequence[mounts.Folder] = ()) -> list[Path]:
-        """Top folders that hold only the way to `paths`: an image's own may be closed, as /root."""
+        """Return top-level folders that hold only the mount points `paths`.
+
+        They replace the image's own, which may be closed to the user, as /root is.
+        """
         ends = {path: path.is_dir() for path in paths}
         ends |= {Path(each.guest): each.is_folder for each in shown}
         key = hashlib.sha256("\0".join(map(str, ends.items())).encode()).hexdigest()[:16]
@@ -100,7 +103,10 @@ class EtcFiles:
 
 
 def outermost(paths: Iterable[Path]) -> list[Path]:
-    """The paths and their links' targets, without those inside others. Raises LaunchError."""
+    """Return the paths and the targets of links, without those inside others.
+
+    Raises LaunchError.
+    """
     wanted = set()
     for path in paths:
         if not path.is_absolute() or len(path.parts) < 2:
@@ -132,13 +138,13 @@ _MASKED = (
     "vmallocinfo",
     "version_signature",
 )
-"""What engines leave open of /proc that is about the host."""
+"""Entries of /proc about the host that engines do not mask."""
 _WRITABLE = mounts.WRITABLE | {
     *("/dev", "/dev/mqueue", "/proc", "/run/secrets", "/sys", "/sys/fs/cgroup", "/var/log"),
 }
-"""What engines mount beside what a kernel may write to; root alone may write there."""
+"""Writable mounts of a container: the kernel's, and the engine's, where only root may write."""
 FIRST_PROCESS_BYTES = 32 * MIB
-"""Room for the first process, on top of the kernel's memory."""
+"""Memory for the first process, on top of the kernel's limit."""
 FIRST_PROCESS_PIDS = 1
 DEFAULT_SCRATCH = 512 * MIB
 
@@ -173,7 +179,7 @@ class ContainerSandbox(KernelUsers):
     def detect(
         cls, options: ContainerOptions | None = None, boot: Path = BOOT_FOLDER
     ) -> ContainerSandbox:
-        """The backend as this machine allows it, leftovers of dead servers removed.
+        """Return the backend as this machine permits it; remove leftovers of dead servers.
 
         Raises SandboxUnavailable with the remedy.
         """
@@ -198,11 +204,14 @@ class ContainerSandbox(KernelUsers):
 
     @property
     def shows(self) -> str:
-        """Podman starts containers in the mount namespace that it is in; docker's service does."""
+        """`BY_TREES` for podman, which starts containers in its caller's mount namespace.
+
+        Docker's service does not: `BY_BINDS`.
+        """
         return BY_TREES if self.engine.kind == "podman" else BY_BINDS
 
     def guest_paths(self, workspace: Path, sockets: Path) -> GuestPaths:
-        """Fixed places, those of bubblewrap."""
+        """Return fixed paths, the same as under bubblewrap."""
         return GuestPaths(
             workspace=mounts.WORKSPACE,
             sockets=mounts.SOCKETS,
@@ -213,7 +222,7 @@ class ContainerSandbox(KernelUsers):
         )
 
     def command(self, request: SandboxRequest, identity: Identity | None) -> SandboxCommand:
-        """The shim, which has the engine start the container."""
+        """Return the command of the shim, which runs the engine to start the container."""
         user = identity or Identity(os.geteuid(), os.getegid())
         try:
             options = [

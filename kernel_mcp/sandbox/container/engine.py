@@ -17,12 +17,12 @@ from kernel_mcp.sandbox.base import CLOSED, ContainerOptions, Opened, SandboxRep
 from kernel_mcp.sandbox.remedies import AT_OWN_RISK, install_hint
 
 ENGINES = ("podman", "docker")
-"""By preference: podman needs no daemon."""
+"""Engines in order of preference: podman needs no daemon."""
 LABEL = "kernel-mcp.server"
 BUILD_HINT = "kernel-mcp image build"
 ANSWER_S = 30.0
 SWEEP_S = 10.0
-"""Of each of two commands; a client waits meanwhile."""
+"""Seconds for each of two commands, while a client waits."""
 logger = logging.getLogger(__name__)
 _NAME = re.compile(r"kernel-mcp-(\d+)-(\d+)-(\d+)-[0-9a-f]+")
 
@@ -154,7 +154,7 @@ def _namespace() -> int:
 
 
 def _began(pid: int) -> int:
-    """Start of a process in ticks since the machine's; 0 when there is none."""
+    """Return the start time of a process in clock ticks since boot; 0 if there is none."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_bytes()
     except (FileNotFoundError, ProcessLookupError):
@@ -168,7 +168,7 @@ _SELINUX = Path("/sys/fs/selinux/enforce")
 
 
 def container_report(engine: Engine, opened: Opened = CLOSED, *, own_user: bool) -> SandboxReport:
-    """The report; `own_user` when each session has a host user id to itself."""
+    """Return the report; `own_user` if each session has a host user id to itself."""
     enforced = [
         f"a container of its own for each kernel ({engine.kind})",
         *opened.reach("the interpreter and its packages"),

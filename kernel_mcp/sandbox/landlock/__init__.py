@@ -52,7 +52,7 @@ from kernel_specs.restricted.confine import PENDING_SIGNALS, RESERVED_ADDRESSES
 
 
 def landlock_report(opened: Opened = CLOSED, *, own_user: bool) -> SandboxReport:
-    """The report; `own_user` when each kernel has a host user id to itself."""
+    """Return the report; `own_user` if each kernel has a host user id to itself."""
     user = (
         "a host user id of its own for each session, no new privileges"
         if own_user
@@ -133,11 +133,11 @@ _OWN_USER_GAPS = (
 
 _ENTER = BOOT_FOLDER / "landlock" / "enter.py"
 ADDRESS_SPACE_RESERVE = 1 * GIB
-"""Above the memory limit: the kernel itself sets a lower one, which counts what numpy maps."""
+"""Bytes of address space above the memory limit; the kernel sets a lower limit itself later."""
 
 
 def landlock_available() -> str | None:
-    """Why this backend cannot be used here, or None when it can."""
+    """Return why this backend cannot be used here, or None if it can."""
     if architecture(platform.machine()) is None:
         return (
             f"there is no system call filter for {platform.machine()} machines; kernel-mcp can "
@@ -167,7 +167,10 @@ class LandlockSandbox(KernelUsers):
 
     @classmethod
     def detect(cls, boot: Path = BOOT_FOLDER) -> LandlockSandbox:
-        """The backend as this machine allows it. Raises SandboxUnavailable with the remedy."""
+        """Return the backend as this machine permits it.
+
+        Raises SandboxUnavailable with the remedy.
+        """
         reason = landlock_available()
         arch = architecture(platform.machine())
         if reason is not None or arch is None:
@@ -184,7 +187,7 @@ class LandlockSandbox(KernelUsers):
         )
 
     def guest_paths(self, workspace: Path, sockets: Path) -> GuestPaths:
-        """The host's own paths; temporary files go to a folder beside the sockets."""
+        """Return the host's own paths; temporary files go to a folder beside the sockets."""
         return GuestPaths(
             workspace=str(workspace),
             sockets=str(sockets),
@@ -194,9 +197,9 @@ class LandlockSandbox(KernelUsers):
         )
 
     def command(self, request: SandboxRequest, identity: Identity | None) -> SandboxCommand:
-        """A bare interpreter that restricts itself with prepared rules and executes `argv`.
+        """Return the command of an interpreter that restricts itself by rules and executes `argv`.
 
-        Started by this process, it dies with it.
+        It dies with this process.
         """
         scratch = scratch_folder(request.sockets, identity)
         with Passed() as passed:
