@@ -20,12 +20,12 @@ if TYPE_CHECKING:  # importing typing would take longer than all of the rest
 
 
 def main() -> None:
-    """Print every fact as JSON."""
+    """Read the task from standard input, and print the facts as JSON."""
     json.dump(gather(json.load(sys.stdin), inherited=(0, 1, 2)), sys.stdout)
 
 
 def gather(task: "dict[str, Any]", *, inherited: "tuple[int, ...]") -> "dict[str, Any]":
-    """Try all of the task; `inherited` are the descriptors that this process may have."""
+    """Return the facts that the task asks for; `inherited` are descriptors it may have."""
     status = _status()
     confined = status.get("Seccomp") == "2"
     facts = {

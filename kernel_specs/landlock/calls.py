@@ -1,4 +1,4 @@
-"""Landlock's system calls, and the rules by which a kernel reads no more of strict mounts.
+"""Landlock's system calls, and the rules that restrict what a kernel reads in strict mounts.
 
 Runs in the server, in its keeper and in kernels. Every function raises OSError. Numbers:
 <linux/landlock.h>; those of the calls are the same on every architecture.
@@ -16,18 +16,18 @@ _CREATE_RULESET_VERSION = 1
 _RULE_PATH_BENEATH = 1
 READ_FILE, REFER = 1 << 2, 1 << 13
 READING = READ_FILE | REFER
-"""What rules about strict mounts decide on. Without REFER files could not be moved at all."""
+"""Rights that rules about strict mounts handle. Without REFER files could not be moved at all."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def version() -> int:
-    """The ABI version of the running Linux; OSError when it has none."""
+    """Return the ABI version of the running Linux. Raises OSError if it has none."""
     return _call(_CREATE_RULESET, None, 0, _CREATE_RULESET_VERSION)
 
 
 def make(files: int, network: int = 0, scoped: int = 0) -> int:
-    """A ruleset without rules, which denies all of this; close-on-exec."""
+    """Return a ruleset, close-on-exec, that denies the given rights until rules allow them."""
     attr = struct.pack("=3Q", files, network, scoped)
     # an older Linux knows fewer fields
     return _call(_CREATE_RULESET, attr, len(attr) if network or scoped else 8, 0)
@@ -40,12 +40,12 @@ def allow(ruleset: int, place: int, access: int) -> None:
 
 
 def enter(ruleset: int) -> None:
-    """Put the rules in force for this thread and what it starts, for good."""
+    """Enforce the rules for this thread and processes that it starts, for good."""
     _call(_RESTRICT_SELF, ruleset, 0)
 
 
 def read_no_more(ruleset: int, strict: Sequence[str]) -> None:
-    """Enter rules about the mounts at `strict`, which are in `ruleset`; all else can be read."""
+    """Enforce `ruleset`, which has the rules for the mounts `strict`; allow reading all else."""
     ways = {way for path in strict for way in _above(path)}
     ways = {way for way in ways if not any(_within(way, path) for path in strict)}
     for way in sorted(ways):

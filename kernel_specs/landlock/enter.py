@@ -46,19 +46,19 @@ OWN_FACTS = (
     *("cmdline", "comm", "fd", "io", "limits"),
     *("maps", "smaps_rollup", "stat", "statm", "status"),
 )
-"""What the kernel may read of itself below /proc. Never `net`, `mem`, `root`, `environ`."""
+"""Files of /proc/PID that the kernel may read of itself. Never `net`, `mem`, `root`, `environ`."""
 
 
 class _Task:
-    """The options.
+    """The parsed options.
 
     ruleset  Landlock rules to enter
     filter   system call filter, an array of `struct sock_filter`; in this order
     keep     descriptor that PROGRAM inherits
     limit    NUMBER:SOFT:HARD, a resource limit to set
     uid      user and group to become; -1 to stay
-    search   1: keep the capability to pass folders that the user may not enter
-    parent   the process to die with
+    search   1: keep the capability to pass through folders that the user may not enter
+    parent   process id of the server, with whose end this process is killed
     """
 
     def __init__(self, argv: list[str]) -> None:
@@ -103,7 +103,7 @@ _functions = {
 
 
 def main(argv: list[str]) -> None:
-    """Do every step; does not return."""
+    """Do every step, then execute the program; does not return. Raises OSError."""
     task = _Task(argv)
     if posix.getpgid(0) != posix.getpid():
         posix.setsid()
@@ -126,9 +126,9 @@ def main(argv: list[str]) -> None:
 
 
 def _allow_own_facts(ruleset: int) -> list[int]:
-    """Rules for this process's own files of /proc, which stay its own when it executes.
+    """Allow reading this process's own files of /proc, also after execve(2); return their handles.
 
-    The handles have to stay open: without them Linux may make the files anew, without rules.
+    These have to stay open: without them Linux may make the files anew, without rules.
     """
     pins = []
     for name in OWN_FACTS:
@@ -146,10 +146,10 @@ def _allow_own_facts(ruleset: int) -> list[int]:
 
 
 def _start_watcher(uid: int) -> None:
-    """A process outside the sandbox that ends the group when its leader has ended.
+    """Start a process outside the sandbox that kills the process group once its leader has ended.
 
-    It covers what the kernel has started for the case that the server is gone. A grandchild, so
-    that the kernel does not see it as a child of its own.
+    It ends the kernel's children, also if the server is gone. It is a grandchild, so that the
+    kernel does not see it as a child of its own.
     """
     leader = posix.pidfd_open(posix.getpid())
     child = posix.fork()

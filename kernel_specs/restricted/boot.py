@@ -12,7 +12,7 @@ EXIT_CODE = 70  # EX_SOFTWARE
 
 
 def main(argv: list[str]) -> int:
-    """Confine the process, then serve; 70 when the kernel cannot start."""
+    """Confine the process, then serve; return 0, or 70 if the kernel cannot start."""
     folder = str(Path(__file__).resolve().parent.parent.parent)
     sys.path.insert(0, folder)
     from kernel_specs.restricted import config, confine, host

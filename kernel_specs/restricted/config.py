@@ -66,16 +66,16 @@ def refuse_installation(command: str) -> None:
 
 VERSION = 1
 ENDS = ("shell", "control", "iopub")
-"""The channels of a kernel that listens nowhere, in the order in which their ends come."""
+"""Channels of a kernel that does not listen, in the order in which the host sends their sockets."""
 
 
 class BootError(Exception):
-    """The kernel cannot start with what it was given; the text goes to the host."""
+    """The kernel cannot start with this configuration; the text is sent to the host."""
 
 
 @dataclass(frozen=True)
 class Policy:
-    """Which modules user code may import. `modules` holds roots or dotted names.
+    """The import policy of user code. `modules` holds top-level or dotted names.
 
     `deny_builtins` are builtins that user code may not call.
     """
@@ -100,7 +100,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class Output:
-    """How text becomes messages.
+    """Settings of output: how text is split into messages.
 
     chunk_bytes    text collected before a message is sent
     flush_seconds  longest time that text waits
@@ -114,16 +114,16 @@ class Output:
 
 @dataclass(frozen=True)
 class BootConfig:
-    """Everything the host decided.
+    """The configuration that the host has written to boot.json.
 
     confined  False without a boot.json: an ordinary Jupyter kernel, nothing is restricted
     layers    extra sys.path entries
     support   the folder of the kernel's own packages, and `first` or `last`, if not in sys.path
-    ready_fd  where the ready packet goes; -1 for nowhere
+    ready_fd  socket that the ready packet is sent to; -1 for none
     sealed    the host sends the sockets over ready_fd: this process can make no Unix socket
     connected  the host sends the `ENDS` of connections over ready_fd: this process listens nowhere
-    lifeline  the host takes checkpoints, and says so over ready_fd, which stays open
-    strict    mounts of which only that can be read what the ruleset allows that comes over ready_fd
+    lifeline  the host requests checkpoints over ready_fd, which stays open
+    strict    mounts in which only files can be read that the ruleset sent over ready_fd allows
     ring_fd  memory that keeps the end of the output for the host; -1 for none
     runtime   prefixes whose code may import anything
     variables  of the environment, over those that every kernel has
@@ -148,7 +148,7 @@ class BootConfig:
 
 
 def load(connection_file: Path) -> BootConfig:
-    """Read boot.json beside the connection file; the defaults when there is none.
+    """Read boot.json beside the connection file; return the defaults if there is none.
 
     Raises BootError when the file is there but unusable: a kernel never starts with less
     confinement than it was meant to have.
@@ -167,7 +167,7 @@ def load(connection_file: Path) -> BootConfig:
 
 
 def parse(data: dict[str, Any]) -> BootConfig:
-    """Build a BootConfig. Raises ValueError or TypeError for what is not as agreed."""
+    """Return a BootConfig. Raises ValueError or TypeError for invalid data."""
     if data.get("version") != VERSION:
         raise ValueError(f"version {data.get('version')!r}, this kernel understands {VERSION}")
     policy = _mapping(data.get("policy", {}))

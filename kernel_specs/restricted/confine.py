@@ -20,12 +20,12 @@ MIB = 1024 * 1024
 SHIMS = Path(__file__).parents[1] / "shims"
 """Programs and modules for child processes alone."""
 ADDRESS_SPACE_OVERHEAD = 768 * MIB
-"""Address space of a kernel with numpy and pandas that is never touched, at most."""
+"""Most bytes of address space of a kernel with numpy and pandas that are never touched."""
 LEAST_ALLOWANCE, MOST_ALLOWANCE = 64 * MIB, 256 * MIB
 """Address space that one cell may add without touching it, as imports do. It grows with the budget
 as the host's own limit does, which has to be above what can be touched."""
 LEAST_ROOM = 32 * MIB
-"""Address space that a cell gets in any case: even the cell that deletes things needs some."""
+"""Bytes of address space that a cell gets in any case: even deleting variables needs some."""
 SMALL_ROOM = 2 * MIB
 """Address space of a cell when earlier cells have used that up."""
 MEMORY_RESERVE = 128 * MIB
@@ -35,16 +35,19 @@ RESERVED_ADDRESSES = 68 * 1024 * MIB
 takes 64 GiB. What can be written to has a limit of its own, RLIMIT_DATA, that does not count it."""
 M_ARENA_MAX = -8  # malloc.h
 SPIN = "18"
-"""Of OpenBLAS: its threads spin for 2**18 cycles, 0.1 ms, when out of work, and sleep then.
-Without the variable it is 2**26: each new kernel kept a processor busy for some 25 ms."""
+"""OPENBLAS_THREAD_TIMEOUT: idle threads spin for 2**18 cycles, 0.1 ms, before they sleep. Without
+the variable it is 2**26: each new kernel kept a processor busy for some 25 ms."""
 PENDING_SIGNALS = 1024
-"""With timers. Beyond it, other kernels would go short."""
+"""Limit of queued signals, timers included, so that enough are left for other kernels."""
 MESSAGE_QUEUE_BYTES = 256 * 1024
-"""Three queues of the size that Linux gives by itself; a user may have nine."""
+"""Bytes of POSIX message queues: three of Linux's default size, of which a user may have nine."""
 
 
 def confine(config: BootConfig) -> None:
-    """Make the process what the host decided; a stock start without boot.json is left alone."""
+    """Apply the host's limits, environment and folders.
+
+    Without boot.json only unblock signals and start a session.
+    """
     signal.pthread_sigmask(signal.SIG_SETMASK, ())  # whatever has started the server blocks
     if os.getsid(0) != os.getpid():
         with contextlib.suppress(PermissionError):  # leads a process group already
@@ -76,10 +79,10 @@ def _read_no_more(config: BootConfig) -> None:
 
 
 def environment(config: BootConfig, *, threads: int | None = None) -> dict[str, str]:
-    """The fixed environment of a kernel: nothing of the server's shows through.
+    """Return the fixed environment of a kernel, without any variable of the server.
 
-    `threads` is the size of native thread pools; the processors at hand, at most 4, by default
-    (each thread costs address space).
+    `threads` is the size of native thread pools. By default it is the number of usable processors,
+    at most 4: each thread costs address space.
     """
     at_hand = min(len(os.sched_getaffinity(0)), config.limits.cpus or 4)
     pool = str(threads or min(4, at_hand))
@@ -119,7 +122,7 @@ def environment(config: BootConfig, *, threads: int | None = None) -> dict[str, 
 
 
 def apply_limits(limits: Limits) -> None:
-    """Set the resource limits; never raises one above what the host had set."""
+    """Set the resource limits, none above what the host has set."""
     _lower(resource.RLIMIT_CORE, 0)
     _lower(resource.RLIMIT_SIGPENDING, PENDING_SIGNALS)
     _lower(resource.RLIMIT_MSGQUEUE, MESSAGE_QUEUE_BYTES)
@@ -142,7 +145,7 @@ def apply_limits(limits: Limits) -> None:
 
 
 def most_memory() -> int:
-    """Bytes that the address space of this kernel may have, its reserve included; -1 for any."""
+    """Return the most bytes of address space of this kernel, reserve included; -1 for no limit."""
     hard = resource.getrlimit(resource.RLIMIT_AS)[1]
     if hard == resource.RLIM_INFINITY:
         return hard

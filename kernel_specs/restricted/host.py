@@ -1,4 +1,4 @@
-"""KernelHost: one kernel in two phases, so that a template process can fork between them."""
+"""KernelHost: one kernel that starts in two phases, so that a template can fork between them."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ class KernelHost:
         gc.enable()
 
     def freeze(self, *, collect: bool = True) -> None:
-        """Keep the memory shared with children: the collector will not touch what exists now.
+        """Exempt existing objects from garbage collection, so that children share their memory.
 
-        To `collect` what is garbage, of before too, takes 20 ms for what pandas has left.
+        With `collect` garbage is freed first, of frozen objects too: 20 ms after importing pandas.
         """
         if collect:
             gc.unfreeze()
@@ -55,9 +55,9 @@ class KernelHost:
         connection_file: Path,
         at_work: Callable[[], None] = lambda: None,
     ) -> None:
-        """Make sockets and the service thread, say ready, serve until shutdown.
+        """Make sockets and the service thread, report readiness, serve until shutdown.
 
-        `at_work` is called beside the first cell that takes longer than a flush interval.
+        `at_work` is called during the first cell that takes longer than a flush interval.
         """
         from kernel_specs.restricted.checkpoints.requests import Lifeline
 
@@ -91,7 +91,7 @@ class KernelHost:
 
 
 def send_packet(fd: int, packet: dict[str, Any]) -> None:
-    """Send one packet to the host and close the socket; -1 for no host."""
+    """Send one packet to the host and close the socket; do nothing if `fd` is -1."""
     if fd >= 0:
         with socket.socket(fileno=fd) as channel:
             channel.send(json.dumps(packet).encode())

@@ -1,4 +1,4 @@
-"""A cell that is a whole script: it begins and ends as `python script.py` does."""
+"""Run a cell as a whole script, which begins and ends as `python script.py` does."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ExitCall = tuple[Callable[..., object], tuple[Any, ...], dict[str, Any]]
 
 
 class Script:
-    """Makes the next cell of `shell` a script; what it changes is put back afterwards."""
+    """Runs the next cell of `shell` as a script, and restores what that changes afterwards."""
 
     def __init__(self, shell: Any, file: Path) -> None:
         """`file` becomes `__file__`; the script is written there."""
@@ -31,7 +31,7 @@ class Script:
         self._begun = False
 
     def expect(self) -> None:
-        """Wait for the cell."""
+        """Register for the begin and end of the next cell."""
         self._shell.events.register("pre_run_cell", self._begin)
         self._shell.events.register("post_run_cell", self._end)
 
@@ -47,7 +47,7 @@ class Script:
         self._exits.record()
 
     def _end(self, result: Any) -> None:
-        """Do what Python does at exit, in its order."""
+        """Do as Python does at exit, in its order: threads, then exit functions."""
         self._shell.events.unregister("pre_run_cell", self._begin)
         self._shell.events.unregister("post_run_cell", self._end)
         if not self._begun:
@@ -67,7 +67,7 @@ class Script:
 
 
 class _ExitCalls:
-    """The atexit calls of a script, and what Python does at exit."""
+    """The exit functions of a script, and other work that Python does at exit."""
 
     def __init__(self, cell_name: tracebacks.CellName) -> None:
         self._cell_name = cell_name
@@ -78,17 +78,17 @@ class _ExitCalls:
         self._workers = False
 
     def record(self) -> None:
-        """Keep what is registered from here on."""
+        """Record the functions that are registered from here on."""
         self._module.register, self._module.unregister = self._register, self._unregister
         self._finalizers = frozenset(_finalizers())
         self._workers = "multiprocessing.util" in sys.modules
 
     def restore(self) -> None:
-        """Let atexit be itself again."""
+        """Restore the functions of `atexit`."""
         self._module.register, self._module.unregister = self._original
 
     def run(self) -> None:
-        """Call all of it, the last one first; then end child processes, or wait for them."""
+        """Call all recorded functions, the last first; then end, or wait for, child processes."""
         while self._calls:
             function, args, options = self._calls.pop()
             self.call(partial(function, *args, **options))
@@ -99,7 +99,7 @@ class _ExitCalls:
             self.call(sys.modules["multiprocessing.util"]._exit_function)
 
     def call(self, function: Callable[[], object]) -> None:
-        """Call a function whose failure is told and changes nothing."""
+        """Call a function; print an exception of it, and go on."""
         try:
             function()
         except SystemExit:
@@ -144,5 +144,5 @@ def _docstring(source: str) -> str | None:
 
 
 def place(workspace: str, name: str) -> Path:
-    """Where a script of this name lies."""
+    """Return the path of a script of this name."""
     return Path(workspace or os.getcwd()) / name  # noqa: PTH109

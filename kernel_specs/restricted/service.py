@@ -47,7 +47,7 @@ class Channel:
             os.close(self._always_readable)
 
     def fileno(self) -> int:
-        """Readable when a message may have arrived."""
+        """Return a descriptor that is readable when a message may have arrived."""
         if not self.held:
             return self._router.fileno()
         if self._always_readable < 0:
@@ -55,12 +55,12 @@ class Channel:
         return self._always_readable
 
     def receive(self) -> list[bytes] | None:
-        """The next message, or None when there is none; first what `hold` took."""
+        """Return the next message, or None; first those that `hold` has read."""
         with self._lock:
             return self.held.popleft() if self.held else self._router.receive()
 
     def hold(self) -> None:
-        """Take in all messages that have arrived by now."""
+        """Read all messages that have arrived by now."""
         while (message := self._router.receive()) is not None:
             self.held.append(message)
 
@@ -70,7 +70,7 @@ class Channel:
         await self._waiter
 
     def recv_multipart(self, flags: int = 0, copy: bool = True) -> list[bytes]:
-        """The next message, as ipykernel asks for input. Raises zmq.Again when there is none."""
+        """Return the next message, for ipykernel's input(). Raises zmq.Again if there is none."""
         message = self.receive()
         if message is None:
             raise zmq.Again
@@ -79,7 +79,7 @@ class Channel:
     def send_multipart(
         self, parts: list[Any], flags: int = 0, copy: bool = True, track: bool = False
     ) -> None:
-        """Send one reply."""
+        """Send one reply; with `collects`, keep it for `push`."""
         self._replies.append(parts)
         if not self._collects:
             self.push()
@@ -154,7 +154,7 @@ RETRY_SECONDS = 0.002
 UNSEEN_SECONDS = 0.05
 """Seconds until SIGINT is sent again if Python has not handled it: a system call goes on."""
 EXIT_SECONDS = 1.0
-"""How long a shutdown waits for a main thread that is busy with user code."""
+"""Seconds that a shutdown waits for a main thread that is busy with user code."""
 _BLOCKED_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGALRM, signal.SIGCHLD)
 
 
@@ -215,7 +215,7 @@ class ServiceThread(threading.Thread):
         self._loop.add_reader(router, echo)
 
     def run(self) -> None:
-        """Serve until the loop is stopped; then see to it that the process ends."""
+        """Serve until the loop is stopped; then make sure that the process ends."""
         signal.pthread_sigmask(signal.SIG_BLOCK, _BLOCKED_SIGNALS)
         ctypes.CDLL(None).prctl(PR_SET_NAME, OS_NAME, 0, 0, 0)
         while self._out_of_memory():
@@ -225,7 +225,7 @@ class ServiceThread(threading.Thread):
         os._exit(0)  # held up by user code: a cell, or a thread that does not end
 
     def _out_of_memory(self) -> bool:
-        """Run the loop; True when a MemoryError ended it."""
+        """Run the loop; return True if a MemoryError ended it."""
         try:
             self.io_loop.start()
         except MemoryError:
@@ -251,7 +251,7 @@ class ServiceThread(threading.Thread):
             self._ticker.start()
 
     def _rest(self, *, lingers: bool) -> None:
-        """Stop the flush timer, but for one tick if it `lingers`, and where it has work to do."""
+        """Stop the flush timer unless it has work to do; with `lingers`, after one more tick."""
         self._console.by_line()  # from here on each line announces itself
         if lingers:
             self._ticker.start_once()
@@ -287,7 +287,7 @@ class ServiceThread(threading.Thread):
         return self._running and time.monotonic() - self._began >= self._flush_seconds
 
     def _send_text(self) -> bool:
-        """Send what has been printed; whether there was any."""
+        """Send the text printed so far; return True if there was any."""
         came = self._iopub.waiting
         if self._iopub.pump():
             self._console.choose_pace()

@@ -15,7 +15,7 @@ ERROR_CHARS = 500
 
 
 def main(request: str) -> int:
-    """Import every module and say how it went."""
+    """Import every module, and print the results; does not return."""
     folder = str(Path(__file__).resolve().parent.parent.parent)
     sys.path.insert(0, folder)
     from kernel_specs.restricted import config, confine

@@ -37,7 +37,7 @@ class OutputRing:
     """
 
     def __init__(self, fd: int) -> None:
-        """Map the memory and close the descriptor; -1 for none."""
+        """Map the memory and close the descriptor; with -1, keep nothing."""
         self._memory: mmap.mmap | None = None
         self._characters = self._bytes = 0
         if fd >= 0:
@@ -62,14 +62,14 @@ class OutputRing:
 
 
 HIGH_WATER_BYTES = 1024 * 1024
-"""Bytes that wait for a slow reader before the code that prints waits."""
+"""Bytes queued for a slow reader above which the code that prints has to wait."""
 QUEUE_MOST = 64
-"""Messages kept for a stalled reader."""
+"""Most messages kept for a stalled reader."""
 POLL_SECONDS = 0.02
 HAND_OUT_SECONDS = 0.2
 """Longest wait for readers to receive a large message."""
 UNHURRIED = (b".status", b".execute_input", b".execute_result")
-"""Ends of the topics that are sent with what follows."""
+"""Suffixes of the topics whose messages are sent with the next other one."""
 
 
 @dataclass
@@ -122,7 +122,7 @@ class IOPub:
     def send_multipart(
         self, parts: list[Any], flags: int = 0, copy: bool = True, track: bool = False
     ) -> None:
-        """Publish one message after all text before it; what Session.send calls."""
+        """Publish one message after all text before it; called by Session.send."""
         size = sum(len(part) for part in parts)
         hurried = not parts[0].endswith(UNHURRIED)
         with self.lock:
@@ -143,12 +143,12 @@ class IOPub:
                 self._pump()
 
     def pump(self) -> bool:
-        """Send what can be sent now, without waiting; True when nothing is left."""
+        """Send what can be sent now, without waiting; return True if nothing is left."""
         with self.lock:
             return self._pump()
 
     def attend(self) -> None:
-        """Send iopub_welcome to new subscribers, as ipykernel does, then what waits."""
+        """Send iopub_welcome to new subscribers, as ipykernel does, then queued messages."""
         with self.lock:
             for topic in self._publisher.subscribed():
                 content = {"subscription": topic.decode("utf-8", "replace")}
@@ -157,7 +157,7 @@ class IOPub:
             self._pump()
 
     def wait(self) -> None:
-        """Return when all is sent, or when the reader received nothing for `STALL_SECONDS`.
+        """Wait until all is sent, or the reader has received nothing for `STALL_SECONDS`.
 
         Does nothing in the service thread, which answers control requests. Raises
         KeyboardInterrupt.
@@ -191,13 +191,13 @@ class IOPub:
                 return
 
     def leave(self) -> None:
-        """Close the socket in a checkpoint, without a word to its readers."""
+        """Close the socket in a checkpoint, without sending anything."""
         self._queue.clear()
         self._text_size = 0
         self._publisher.leave()
 
     def renew(self, publisher: Publisher, ring: OutputRing) -> None:
-        """Serve readers of its own, in a process that was a checkpoint."""
+        """Use a new socket and ring, in a kernel forked from a checkpoint."""
         self._publisher, self._ring = publisher, ring
         self._stalled = self._pumping = False
 

@@ -1,4 +1,4 @@
-"""Arrays of numpy in a dump: views share memory again, subclasses keep their attributes."""
+"""Reductions of numpy arrays: views share memory after loading, subclasses keep attributes."""
 
 # numpy is a package of the session, which the kernel may not have.
 # mypy: disable-error-code="import-not-found, import-untyped, unused-ignore"
@@ -41,7 +41,7 @@ class ArrayReducer:
         self._memory = memory
 
     def reduce(self, array: Any) -> Any:
-        """How to rebuild it, or NotImplemented for an own memory or an own reduction."""
+        """Return the reduction; NotImplemented for one with its own memory or its own reduction."""
         import numpy as np
 
         kind = type(array)
@@ -61,13 +61,13 @@ class ArrayReducer:
         return make_subclass, made, attributes or None, None, None, set_attributes
 
     def reduce_record(self, record: Any) -> Any:
-        """The same for a scalar of a structured array, which is a view of its element."""
+        """Return NotImplemented for a structured array's scalar; report that it is copied."""
         if record.base is not None:
             self._changed(COPIED)
         return NotImplemented
 
     def _view(self, array: Any) -> Any:
-        """How to make a view of the same memory again; None for an array that is all of it."""
+        """Return the reduction of a view on shared memory; None for an array that has all of it."""
         if array.base is None or not array.size:
             return None
         repeats = array.nbytes > _span(array)
@@ -86,7 +86,7 @@ class ArrayReducer:
         return make_view, (base, offset, array.shape, array.strides, array.dtype, writeable)
 
     def _whole(self, array: Any) -> Any:
-        """Leave an array to numpy, unless it is told that others share its memory."""
+        """Leave an array to numpy; report a copy if other libraries' objects share its memory."""
         if self._memory.is_asked and array.flags.writeable and self._memory.add_array(array):
             self._changed(COPIED)
         return NotImplemented
@@ -110,7 +110,7 @@ class ArrayReducer:
         return True
 
     def _owner(self, array: Any) -> Any:
-        """The object with the memory of `array` when pickled: one that is alone has its own."""
+        """Return the object that is pickled with the memory of `array`: its last shared base."""
         base = array.base
         while type(base) not in (bytearray, bytes):
             if _is_view(base) and self._alone(base):
@@ -128,7 +128,7 @@ class ArrayReducer:
 
 
 class Memory:
-    """Memory that values of one dump have seen, of arrays and of objects of other libraries."""
+    """Memory ranges that were seen in one dump, of arrays and of other libraries' objects."""
 
     def __init__(self) -> None:
         self.is_asked = any(name in sys.modules for name in ("pyarrow", "torch"))
@@ -170,7 +170,7 @@ class Memory:
         return id(obj) in self._alone
 
     def forget_owners(self) -> None:
-        """Begin another value."""
+        """Forget the noted objects, before the next value."""
         self._owners.clear()
 
 
@@ -194,9 +194,9 @@ def make_view(
     dtype: Any,
     writeable: bool,
 ) -> Any:
-    """An array of the memory of `base`; `offset` and `strides` in bytes.
+    """Return an array on the memory of `base`; `offset` and `strides` are in bytes.
 
-    Raises ValueError when `base` has not come back as it was.
+    Raises ValueError if `base` was not loaded as it was.
     """
     import numpy as np
 
@@ -214,14 +214,14 @@ def make_view(
 
 
 def make_subclass(kind: type, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
-    """An instance of a subclass, of the memory of the array that `function` makes."""
+    """Return an instance of a subclass on the memory of the array that `function` returns."""
     import numpy as np
 
     return np.ndarray.view(function(*arguments), kind)
 
 
 def attributes_of(obj: Any, below: type | None = None) -> dict[str, Any]:
-    """The attributes of an instance, with those in slots of classes before `below` in its MRO."""
+    """Return an instance's attributes, with those in slots of classes before `below` in its MRO."""
     own = getattr(obj, "__dict__", None)  # of another object, for an alias such as `list[int]`
     found = dict(own) if isinstance(own, dict) else {}
     for base in type(obj).__mro__:
@@ -264,7 +264,7 @@ def _has_own_reduction(kind: type) -> bool:
 
 
 def _span(array: Any) -> int:
-    """Bytes from the first to the last element."""
+    """Return the bytes from the first to the last element."""
     steps = zip(array.shape, array.strides, strict=True)
     return int(array.itemsize + sum((count - 1) * abs(stride) for count, stride in steps))
 
@@ -292,7 +292,7 @@ def _memory() -> tuple[type, ...]:
 
 
 def _flat(base: Any) -> Any:
-    """The memory of `base` as a flat view; None for a base that is not pickled."""
+    """Return the memory of `base` as a flat view; None if it is not pickled or not contiguous."""
     import numpy as np
 
     if type(base) in (bytearray, bytes):

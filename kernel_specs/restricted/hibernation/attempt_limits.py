@@ -1,7 +1,7 @@
-"""Attempts per variable: time limits, interrupts, and why an object cannot leave a process.
+"""Attempts per variable: time limits, interrupts, and why an object cannot be saved.
 
-A signal only sets a flag, and the code that saves or loads asks for it. Code of a value may not ask
-for long, so a flag that is not seen is raised there in the end: never between two values.
+A signal only sets a flag, which the code that saves or loads checks. Code of a value may run for
+long without a check: in the end the exception is raised in it, but never between two values.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class CannotKeepError(Exception):
 
 
 def kind_of(kind: type) -> str:
-    """The kind of a class whose objects cannot leave the process, else an empty text."""
+    """Return the kind of a class whose objects cannot leave the process, else ""."""
     for base in kind.__mro__:
         what = KINDS.get(f"{base.__module__}.{base.__qualname__}")
         if what is not None:
@@ -100,7 +100,7 @@ def on_gpu(value: Any) -> bool:
 
 
 def reason_for(error: BaseException, value: object) -> str:
-    """Why `value` cannot be kept, in words for a list: `thread lock`, `holds an open file`."""
+    """Return why `value` cannot be saved, as a phrase: `thread lock`, `holds an open file`."""
     if isinstance(error, MemoryError):
         return "too large for the memory limit"
     if isinstance(error, RecursionError) or isinstance(error.__cause__, RecursionError):
@@ -134,19 +134,20 @@ def _cut(text: str) -> str:
 R = TypeVar("R")
 
 SHARE = 0.25
-"""The part of the time that one variable may use."""
+"""Fraction of the time that one variable may use."""
 LOOKING = 3
-"""So many times as long as pickling may it take to find what variables share."""
+"""Time limit of finding shared objects, as a multiple of that of pickling."""
 PASSES = 2 + LOOKING
-"""Times the limit of one pass over the variables: each alone, the look, those that share."""
+"""Time limit of all passes over the variables, as a multiple of one: each variable alone, finding
+shared objects, variables that share."""
 PATIENCE = 10
 """Wall-clock bound as a multiple of processor time, for a busy machine and code that waits."""
 LOOK_SECONDS = 0.1
 """Interval of SIGALRM; an exception that user code swallowed is raised again after it."""
 LAST_RESORT = 2
-"""As a multiple of its time, how long a value may go on before its code is interrupted."""
+"""Time after which the code of a value is interrupted, as a multiple of its limit."""
 UNSEEN_SECONDS = 0.5
-"""How long it may go on after the host has asked to stop."""
+"""Seconds that code of a value may go on after the host has asked to stop."""
 
 
 class TimeUpError(BaseException):
@@ -170,7 +171,7 @@ class Budget:
 
     @property
     def left(self) -> float:
-        """Seconds of processor time that are left; negative beyond them."""
+        """CPU seconds that are left; negative once they are exceeded."""
         cpu, wall = self._began
         passed = (time.monotonic() - wall) / PATIENCE
         return self._seconds - max(time.thread_time() - cpu, passed)
@@ -235,7 +236,7 @@ class Watch:
         signal.setitimer(signal.ITIMER_REAL, 0)
 
     def ask(self) -> None:
-        """Raise TimeUpError or StoppedError where there is a reason to."""
+        """Raise TimeUpError if the time is up, StoppedError if the host has asked to stop."""
         self.check()
         if self._budget is not None and self._budget.left <= 0:
             raise TimeUpError
@@ -258,7 +259,7 @@ class Watch:
             self._stopped_at = time.monotonic()
 
     def _report(self, unraisable: Any) -> None:
-        """Report what user code could not raise, unless it is this watch's own."""
+        """Report an exception that user code could not raise, unless it is this watch's own."""
         if not isinstance(unraisable.exc_value, (TimeUpError, StoppedError)):
             self._before[-1](unraisable)
 

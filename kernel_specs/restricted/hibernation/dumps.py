@@ -1,4 +1,4 @@
-"""The bytes of a dump, written without copies and read into place, and trials of pickling in forks.
+"""The bytes of a dump, written without copies and read into place, and pickling tried in forks.
 
 Layout: length of the header (8 bytes), the header (JSON), then for each segment its pickles and the
 buffers outside of them. One memo pickles all values of a segment, so shared objects stay shared;
@@ -40,28 +40,28 @@ if TYPE_CHECKING:
 
 LENGTH = struct.Struct("<Q")
 RESULT = re.compile(r"Out\[\d+\]")
-"""The name of a cell's result in a dump."""
+"""Pattern of the name of a cell's result in a dump."""
 BUFFER_BYTES = 64 * 1024
-"""Smaller buffers are copied into the pickle."""
+"""Size below which buffers are copied into the pickle."""
 PIECE_BYTES = 1024 * 1024
-"""Pickles are read in pieces, which are freed while their values are made."""
+"""Size of the pieces in which pickles are read, and freed while their values are made."""
 NOT_WHOLE = "the dump is not complete"
 TOO_LARGE = "too large"
-"""How the reason begins why a value without room was left out."""
+"""Prefix of the reason for a value that was left out because there was no room."""
 _BY_NAME = (type, types.FunctionType, types.BuiltinFunctionType, types.ModuleType)
 _ALWAYS_EQUAL = (str, int, bytes)
 _OF_VALUES = re.compile(
     r"(builtins|_?datetime|_?decimal|fractions|pathlib|uuid|zoneinfo|ipaddress|re|numpy)(\.|$)"
     r"|pandas\.(_libs\.tslibs|core\.dtypes)\."
 )
-"""Modules whose objects with a `__hash__` of their own never change, so that equal ones will do."""
+"""Modules whose objects with their own `__hash__` are immutable: an equal copy can replace one."""
 
 
 class Room:
-    """The bytes that a dump may still take, `left` of `size`.
+    """The bytes that a dump may still use, `left` of `size`.
 
-    With `drafts` so many times as many are there for pickles, and each buffer for itself: values
-    that turn out to share objects are pickled again, together.
+    With `drafts`, pickles may use that many times `size`, and buffers are bounded one by one:
+    values that turn out to share objects are pickled again, together.
     """
 
     def __init__(self, size: int, drafts: int = 0) -> None:
@@ -70,7 +70,10 @@ class Room:
         self.left = size * (drafts or 1)
 
     def take(self, count: int, *, copied: bool = True) -> None:
-        """Use `count` bytes. Raises TooLargeError."""
+        """Use `count` bytes; not `copied` for a buffer.
+
+        Raises TooLargeError if there is no room.
+        """
         if count > (self.left if copied or not self._drafts else self._size):
             raise TooLargeError(f"{TOO_LARGE}: a dump takes {self._size / 1e6:,.0f} MB in all")
         if copied or not self._drafts:
@@ -91,7 +94,7 @@ class Segment:
     ) -> None:
         """`pickler` makes a NotebookPickler from a file and a callback for buffers.
 
-        `ask` is called with each write, which it ends by raising something.
+        `ask` is called at each write, and ends pickling by an exception.
         """
         self.names: list[str] = []
         self.changed: dict[str, str] = {}
@@ -104,22 +107,22 @@ class Segment:
         self._record: list[Any] = []
         self._own: object = None
         self.objects: set[int] = set()
-        """Ids of the objects in it that another segment would have to share, after a `look`."""
+        """Ids of its objects that another segment with them would have to share; set by `look`."""
         self.homes: set[int] = set()
-        """Ids of the globals of its functions that are `Foreign`."""
+        """Ids of the globals of its functions that are `Foreign`; set by `look`."""
         self.inner: set[int] = set()
-        """Ids of the dicts of modules that code has made."""
+        """Ids of the dicts of modules in it that code has made; set by `look`."""
         self._mark: tuple[int, int, int] | None = None
         self._seen = 0
 
     def write(self, data: Any) -> None:
-        """Called by the pickler, every 64 KiB and for each long text."""
+        """Append pickled data; the pickler calls this every 64 KiB and for each long string."""
         self._ask()
         self._room.take(len(data))
         self.pickles.append(bytes(data))
 
     def add(self, value: Any) -> None:
-        """Pickle one value; then call `keep`, or `undo` when it has failed."""
+        """Pickle one value. The caller then calls `keep`, or `undo` if this has raised."""
         # The list is the first thing that the pickler remembers of this value.
         self._record = [value]
         self._own = value
@@ -168,7 +171,7 @@ class Segment:
         del self.buffers[buffers:]
 
     def _before(self) -> dict[int, Any]:
-        """The memo as it was before the value in hand."""
+        """Return the pickler's memo as it was before the current value."""
         memo: dict[int, Any] = self._pickler.memo.copy()
         first = memo.get(id(self._record))
         if first is None:
@@ -176,7 +179,7 @@ class Segment:
         return {key: entry for key, entry in memo.items() if entry[0] < first[0]}
 
     def _put_aside(self, buffer: Any) -> bool:
-        """Keep a large buffer outside of the pickle; True for one that stays inside."""
+        """Keep a large buffer outside of the pickle; return True for one that stays inside."""
         try:
             view = buffer.raw()
         except BufferError:
@@ -188,10 +191,10 @@ class Segment:
         return False
 
     def look(self) -> None:
-        """Find `objects`, `homes`, `inner`: may run code of values, and takes longer than pickling.
+        """Set `objects`, `homes`, `inner`; may run code of values, and takes longer than pickling.
 
-        Objects that are equal to their copies are left out, and those found by name. What was made
-        for the pickle stays in the memo, so that no two have the same id.
+        Left out are objects that an equal copy can replace, and those pickled by name. Temporary
+        objects stay in the memo, so that no two have the same id.
         """
         memo = self._pickler.memo.copy()
         kinds = {type(each) for _, each in memo.values()}
@@ -209,11 +212,11 @@ class Segment:
 
     @property
     def size(self) -> int:
-        """Bytes in a dump."""
+        """Bytes that it takes in a dump."""
         return sum(map(len, self.pickles)) + sum(view.nbytes for view in self.buffers)
 
     def drop(self) -> None:
-        """Keep none of the values."""
+        """Remove all values."""
         for part in (self.names, self.pickles, self.buffers):
             part.clear()
 
@@ -266,15 +269,15 @@ def _of_code(value: object) -> bool:
 
 
 def homes_in_values(segments: Sequence[Segment]) -> set[int]:
-    """Ids of the globals of functions that values have as a dict, or as a module's."""
+    """Return ids of functions' globals that values also hold as a dict, or as a module's."""
     homes = {key for segment in segments for key in segment.homes}
     return {key for segment in segments for key in homes & (segment.objects | segment.inner)}
 
 
 def copying(segments: Sequence[Segment], live: Mapping[int, str]) -> dict[str, str]:
-    """The values with copies of what each process has of its own, with reasons.
+    """Return reasons by name for values with an object of which each process has its own: a copy.
 
-    That is what is `live`, by id, and the dict of a module that code has made.
+    Those are the objects `live`, names by id, and dicts of modules that code has made.
     """
     inner = {key: "the __dict__ of a module" for segment in segments for key in segment.inner}
     known = {**live, **inner}
@@ -287,7 +290,7 @@ def copying(segments: Sequence[Segment], live: Mapping[int, str]) -> dict[str, s
 
 
 def sharing(segments: Sequence[Segment]) -> list[list[Segment]]:
-    """The segments that share objects, by group, each in order. All have had a `look`."""
+    """Return groups of segments that share objects, each in order; `look` was called for all."""
     group = list(range(len(segments)))
 
     def first(place: int) -> int:
@@ -309,7 +312,7 @@ def sharing(segments: Sequence[Segment]) -> list[list[Segment]]:
 
 
 class Dump:
-    """The finished bytes, uncopied, read once in parts."""
+    """The bytes of a finished dump, not copied; they are read once, in parts."""
 
     def __init__(self, header: dict[str, Any], segments: list[Segment]) -> None:
         text = json.dumps(header).encode()
@@ -320,7 +323,7 @@ class Dump:
         self._pieces = deque(memoryview(piece) for piece in pieces)
 
     def read(self, size: int) -> bytes:
-        """The next bytes, fewer than `size` at the end only."""
+        """Return the next `size` bytes, fewer only at the end."""
         found = []
         while size > 0 and self._pieces:
             piece = self._pieces.popleft()
@@ -331,7 +334,7 @@ class Dump:
         return b"".join(found)
 
     def write(self, descriptor: int) -> None:
-        """Write what was not read to a descriptor that blocks. Raises OSError."""
+        """Write the bytes that were not read to a blocking descriptor. Raises OSError."""
         while self._pieces:
             piece = self._pieces.popleft()
             while piece:
@@ -339,22 +342,22 @@ class Dump:
 
 
 class Pieces(io.RawIOBase):
-    """Bytes that came in pieces, to be read once; a piece is freed when it was read."""
+    """Bytes received in pieces, to be read once; each piece is freed once it is read."""
 
     def __init__(self) -> None:
         super().__init__()
         self._pieces: deque[memoryview] = deque()
 
     def add(self, data: bytes | memoryview) -> None:
-        """Put behind what is there."""
+        """Append a piece."""
         self._pieces.append(memoryview(data))
 
     def readable(self) -> bool:
-        """True."""
+        """Return True."""
         return True
 
     def readinto(self, room: Any) -> int:
-        """As much of the first piece as fits; 0 where there is none."""
+        """Read as much of the first piece as fits; return the number of bytes, 0 at the end."""
         if not self._pieces:
             return 0
         piece = self._pieces.popleft()
@@ -390,7 +393,7 @@ class Arrival:
         return io.BufferedReader(pickles), buffers
 
     def close(self) -> None:
-        """Read no more."""
+        """Close the file."""
         self._file.close()
 
     def _exactly(self, size: int) -> bytes:
@@ -401,7 +404,7 @@ class Arrival:
 
 
 def _uncleared(size: int) -> bytearray:
-    """Memory to be written: `bytearray(size)` would touch all of it once more than needed."""
+    """Return a bytearray with undefined content: `bytearray(size)` would touch its memory twice."""
     make = ctypes.pythonapi.PyByteArray_FromStringAndSize
     make.restype, make.argtypes = ctypes.py_object, (ctypes.c_char_p, ctypes.c_ssize_t)
     made = make(None, size)
@@ -410,13 +413,13 @@ def _uncleared(size: int) -> bytearray:
 
 
 SECONDS = 4.0
-"""Processor time of a child for all values."""
+"""CPU seconds of a child for all values."""
 STUCK_SECONDS = 6.0
-"""Processor time of one value that ignores its limit, more than the kernel allows."""
+"""CPU seconds after which a value that ignores its limit is given up; above the kernel's limit."""
 WAIT_SECONDS = 30.0
-"""Wall-clock time that one child may wait; one that only lacks a processor does not."""
+"""Seconds that one child may wait; waiting for a processor does not count."""
 ALL_WAIT_SECONDS = 90.0
-"""Wall-clock time after which no further child is forked."""
+"""Seconds (wall clock) after which no further child is forked."""
 LOOK_SECONDS = 0.05
 MOST_CHILDREN = 24
 MOST_BYTES = 1024 * 1024 * 1024
@@ -431,10 +434,10 @@ def harmful(
     work: Callable[[Sequence[str], Say], None],
     ask: Callable[[], object] = bool,
 ) -> dict[str, str]:
-    """The names that end or block a forked child in `work`, with reasons.
+    """Return reasons by name for values that end or block a forked child in `work`.
 
-    `work` gets names and a callback for the name it begins. `ask` is called again and again: a
-    TimeUpError ends the search, anything else is raised, and no child is left.
+    `work` is called with names and a callback that reports each before it begins. `ask` is called
+    repeatedly: a TimeUpError ends the search, other exceptions are raised. No child is left.
     """
     found: dict[str, str] = {}
     left = list(names)
@@ -455,10 +458,10 @@ def harmful(
 
 
 class _Child:
-    """A forked child; it writes the number of each name to a pipe."""
+    """A forked child that does `work`, and writes the index of each name to a pipe."""
 
     def __init__(self, names: Sequence[str], work: Callable[[Sequence[str], Say], None]) -> None:
-        """Raises OSError."""
+        """Fork the child. Raises OSError."""
         self._reader, writer = os.pipe()
         try:
             with warnings.catch_warnings():
@@ -473,7 +476,7 @@ class _Child:
         os.close(writer)
 
     def watch(self, ask: Callable[[], object]) -> tuple[int, str] | None:
-        """The place of the name that ended it and the reason; None when no name did."""
+        """Return the index of the name that ended or blocked it, and the reason; else None."""
         try:
             return self._watch(ask)
         finally:
@@ -522,7 +525,7 @@ class _Child:
 
 
 def _work(names: Sequence[str], work: Callable[[Sequence[str], Say], None], writer: int) -> None:
-    """The child's body; never returns."""
+    """Do the child's work and exit; never returns."""
     places = {name: place for place, name in enumerate(names)}
     try:
         nowhere = os.open(os.devnull, os.O_RDWR)

@@ -1,7 +1,7 @@
-"""Globals of functions that neither the notebook has nor a module that can be imported.
+"""Globals of functions that belong neither to the notebook nor to an importable module.
 
-They belong to a module made by code, to `%run`, or to a dict that code was run in. Functions keep
-them in common, and with whatever value has them as a dict or as a module's.
+They belong to a module made by code, to `%run`, or to a dict that code was run in. Functions still
+share them after loading, also with values that hold them as a dict or a module.
 """
 
 # IPython's functions have no types.
@@ -17,15 +17,15 @@ from typing import Any
 from IPython.core.getipython import get_ipython
 
 _OF_MODULES = ("__name__", "__package__", "__path__", "__file__")
-"""What relative imports and tracebacks need of a module's globals."""
+"""Globals of a module that relative imports and tracebacks need."""
 _OF_PYTHON = ("__builtins__", "__doc__", "__loader__", "__spec__", "__cached__", "__annotations__")
-"""What Python sets besides."""
+"""Further globals that Python sets itself."""
 
 
 class Foreign:
-    """Pickles such globals as a dict to which each function adds what it uses.
+    """Pickles such globals as a dict to which each function adds the names that it uses.
 
-    The rest need not be kept, as what could not be.
+    The others are not saved, so that one which cannot be pickled does no harm.
     """
 
     def __init__(self, owner: dict[str, Any]) -> None:
@@ -40,7 +40,7 @@ class Foreign:
 
 
 class Homes:
-    """The globals of functions in one dump; `whole` are the ids of those that values have, too."""
+    """The globals of functions in one dump; `whole` are ids of those that values hold, too."""
 
     def __init__(self) -> None:
         self.whole: set[int] = set()
@@ -48,14 +48,14 @@ class Homes:
         self._modules: dict[int, types.ModuleType] = {}
 
     def of(self, function: Any) -> Any:
-        """The object to pickle for the globals of a function: `Foreign`, a dict, or a module."""
+        """Return the object to pickle for a function's globals: `Foreign`, a dict, or a module."""
         owner = function.__globals__
         if id(owner) in self.whole:
             return self._modules.get(id(owner), owner)
         return self._foreign.setdefault(id(owner), Foreign(owner))
 
     def reduce_module(self, module: types.ModuleType) -> Any:
-        """How to rebuild a module, or NotImplemented for one that is imported by its name."""
+        """Return the reduction of a module; NotImplemented for one that is imported by its name."""
         if (name := registered(module)) is not None:
             same = name == vars(module).get("__name__")
             return NotImplemented if same else (the_module, (name,))
@@ -65,7 +65,7 @@ class Homes:
 
 
 def registered(module: types.ModuleType) -> str | None:
-    """The name under which a module can be imported again; None for one that code has made."""
+    """Return the name by which a module can be imported again; None for one made by code."""
     name = vars(module).get("__name__")
     if type(name) is str and sys.modules.get(name) is module:
         return name
@@ -73,13 +73,13 @@ def registered(module: types.ModuleType) -> str | None:
 
 
 def the_module(name: str) -> types.ModuleType:
-    """A module that has another name than its own. Raises ImportError."""
+    """Import and return a module by a name that is not its `__name__`. Raises ImportError."""
     __import__(name)
     return sys.modules[name]
 
 
 def make_globals(own: dict[str, Any]) -> dict[str, Any]:
-    """The dict that `Foreign` stands for."""
+    """Return the dict that a pickled `Foreign` is loaded as."""
     return {**own, "__builtins__": _builtins()}
 
 
@@ -89,6 +89,6 @@ def set_module_state(module: types.ModuleType, state: dict[str, Any]) -> None:
 
 
 def _builtins() -> Any:
-    """Those of cells."""
+    """Return the `__builtins__` of cells."""
     shell: Any = get_ipython()
     return shell.user_ns["__builtins__"]

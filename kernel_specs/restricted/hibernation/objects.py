@@ -1,4 +1,4 @@
-"""Objects whose own pickling forgets a part of them: that part is added, or reported."""
+"""Reductions of objects whose own pickling loses a part: that part is added, or reported."""
 
 # torch is a package of the session, which the kernel may not have.
 # mypy: disable-error-code="import-not-found, unused-ignore"
@@ -40,7 +40,7 @@ PLAIN_SCALAR = "a plain scalar of numpy now"
 SOME_GLOBALS = "has only those of its globals that functions name"
 BY_NAME = "an object that is pickled by its name"
 MODULES = {"duckdb": "its default connection starts empty"}
-"""Modules with contents that users take for their own, and how those change."""
+"""Modules with state that users regard as theirs, and how it changes by loading."""
 
 _MAPPINGS: tuple[dict[str, int], ...] = ({}, OrderedDict())
 _VIEWS = ("keys", "values", "items")
@@ -64,11 +64,11 @@ _CONTAINERS: dict[type, tuple[tuple[str, ...], Callable[..., Any], Callable[...,
 _LOGGER = frozenset(vars(logging.getLogger(__name__)))
 """The attributes of every logger."""
 BY_IDENTITY: tuple[Any, ...] = (None, object.__hash__)
-"""What classes have for `__hash__` whose objects are not the same as equal ones."""
+"""Values of `__hash__` of classes whose objects are told apart by identity."""
 _DICT_OF = vars(types.ModuleType)["__dict__"].__get__
 """`vars` of a module, whatever its class says."""
 _PLAIN = (str, int, float, bool, bytes, type(None), list, tuple, dict, set, frozenset)
-"""Types of attributes that are kept although a library's own pickling drops them."""
+"""Types of attributes that are saved although a library's own pickling drops them."""
 
 
 class _Probe:
@@ -100,7 +100,7 @@ class ObjectReducer:
         }
 
     def reduce(self, obj: Any) -> Any:
-        """How to rebuild it with what its own reduction forgets, or NotImplemented."""
+        """Return a reduction with the parts that its own loses; NotImplemented if none are lost."""
         kind = type(obj)
         if (known := self._ways.get(kind)) is None:
             known = self._ways[kind] = (_held_by_module(kind), _way(kind))
@@ -114,9 +114,10 @@ class ObjectReducer:
         return NotImplemented
 
     def _instance(self, obj: Any, container: type | None = None, is_guarded: bool = False) -> Any:
-        """With items that its class's methods have no part in, and the `__dict__` it shares.
+        """Reduce an instance with a shared `__dict__`, and so that loading bypasses its methods.
 
-        Pickle would use the class's `__setattr__` for slots: `is_guarded` if it has one.
+        Items of a `container` are read and added by that type's own methods. Pickle would use the
+        class's `__setattr__` for slots: `is_guarded` if it has one.
         """
         shares = type(obj).__dictoffset__ != 0 and self._has_shared_dict(obj)
         if container is None and not shares and not is_guarded:
@@ -139,7 +140,7 @@ class ObjectReducer:
         return False
 
     def _ctypes(self, obj: Any) -> Any:
-        """Objects of ctypes: parts of others, and those in the memory of others, are copies."""
+        """Report ctypes objects that are parts, or lie in the memory, of others, as copies."""
         kept = obj._objects
         lent = kept.values() if isinstance(kept, dict) else (kept,)
         if obj._b_base_ is not None or any(type(each) is memoryview for each in lent):
@@ -152,7 +153,7 @@ class ObjectReducer:
         return NotImplemented
 
     def _block(self, block: Any) -> Any:
-        """Blocks of pandas, which copies a block on write if its `refs` name others, too."""
+        """Reduce a pandas block with its `refs`: if these name others, pandas copies on write."""
         usual = block.__reduce_ex__(5)
         refs = getattr(block, "refs", None)  # from pandas 2.0 on
         if refs is None or len(usual) != 2:
@@ -163,11 +164,11 @@ class ObjectReducer:
         return type(refs), ()
 
     def _single_block(self, manager: Any) -> Any:
-        """That of a series, which pandas pickles without its block."""
+        """Reduce the block manager of a series, which pandas pickles without its block."""
         return type(manager), (manager.blocks[0], manager.axes[0])
 
     def _tensor(self, tensor: Any) -> Any:
-        """Tensors of torch, with the gradient that they hold."""
+        """Reduce a torch tensor with the gradient that it holds; report the loss of a graph."""
         if tensor.grad_fn is not None:
             self._changed(NO_GRAPH)
         elif tensor.is_leaf and tensor.grad is not None:
@@ -192,7 +193,7 @@ class ObjectReducer:
         return make_typed_storage, (storage._untyped_storage, storage.dtype)
 
     def _callbacks(self, registry: Any) -> Any:
-        """Keep the callbacks that matplotlib itself drops."""
+        """Reduce a registry with the callbacks that matplotlib's own pickling drops."""
         state = registry.__getstate__()
         state["callbacks"] = {
             signal: {number: call for number, proxy in calls.items() if (call := proxy())}
@@ -244,9 +245,10 @@ class ObjectReducer:
         return function, arguments, (state, members), None, None, set_exception_state
 
     def _by_value(self, obj: Any) -> Any:
-        """An object that its class pickles by a name: by its attributes, if no module has it.
+        """Reduce an object that its class pickles by name: by attributes, if no module holds it.
 
-        No other kernel has the notebook's names before they are loaded.
+        Another kernel has none of the notebook's names before they are loaded. Raises
+        CannotKeepError if that is impossible.
         """
         usual = obj.__reduce_ex__(5)
         if not isinstance(usual, str):
@@ -269,11 +271,11 @@ class ObjectReducer:
 
 Way = Callable[[ObjectReducer, Any], Any]
 Ways = dict[type, tuple[dict[int, str], Way | None]]
-"""By class: its instances that a module has a name for, and how others are reduced."""
+"""By class: names by id of instances that its module holds, and the method that reduces others."""
 
 
 def _way(kind: type) -> Way | None:
-    """How to reduce the instances of a class, if not as pickle does."""
+    """Return the method that reduces instances of a class; None to leave them to pickle."""
     if issubclass(kind, BaseException):
         return ObjectReducer._exception
     if (own := _FOREIGN.get((module_of(kind), kind.__name__))) is not None:
@@ -396,7 +398,7 @@ def make_array_type(element: type, length: int) -> type:
 
 
 def reduce_ctypes(kind: Any) -> Any:
-    """How to make a multiple of a type of ctypes; None for other types."""
+    """Return the reduction of a ctypes array type; None for other types."""
     if type(kind).__name__ != "PyCArrayType" or not isinstance(getattr(kind, "_length_", 0), int):
         return None
     element, length = getattr(kind, "_type_", None), getattr(kind, "_length_", 0)
@@ -406,14 +408,14 @@ def reduce_ctypes(kind: Any) -> Any:
 
 
 def the_class_dict(kind: type) -> Any:
-    """The live view of a class's attributes."""
+    """Return the live view of a class's attributes."""
     return vars(kind)
 
 
 def reduce_class(kind: type, usual: Any) -> Any:
-    """The reduction of a class of a cell without what Python makes by itself from the rest.
+    """Return the reduction of a cell's class, without descriptors of slots, which Python makes.
 
-    That is the descriptors of slots. With attributes of members of an enum.
+    For an enumeration with the attributes of its members.
     """
     make, arguments, (attributes, slots), *items, setter = usual
     own = {
@@ -432,9 +434,9 @@ def reduce_class(kind: type, usual: Any) -> Any:
 
 
 def _with_slots(kind: type, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Arguments that make a class with its slots: cloudpickle sets `__slots__` later, in vain.
+    """Return the arguments with `__slots__` added, which cloudpickle sets later, in vain.
 
-    A named tuple has a base with a metaclass that makes another class, and slots by itself.
+    Unchanged for a named tuple: its base has a metaclass that makes another class, with slots.
     """
     names = vars(kind).get("__slots__")
     meta, name, bases, body, *rest = arguments
@@ -447,12 +449,12 @@ def _with_slots(kind: type, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def make_exception(kind: Any, arguments: tuple[Any, ...]) -> Any:
-    """An exception made without its `__init__`, which may take other arguments."""
+    """Return an exception made without its `__init__`, which may require other arguments."""
     return kind.__new__(kind, *arguments)
 
 
 def set_exception_state(error: BaseException, state: tuple[Any, dict[str, Any]]) -> None:
-    """Set its state, then its chain and other members; those that are fixed stay."""
+    """Set an exception's state, then its chain and other members; skip those that are read-only."""
     usual, members = state
     if usual is not None:
         error.__setstate__(usual)
@@ -462,7 +464,7 @@ def set_exception_state(error: BaseException, state: tuple[Any, dict[str, Any]])
 
 
 def set_logger_state(logger: logging.Logger, state: tuple[Any, ...]) -> None:
-    """Set the level of a logger, which records it takes and hands on, and attributes of its own."""
+    """Set the level of a logger, `propagate`, `disabled`, and further attributes."""
     level, logger.propagate, logger.disabled, *more = state
     logger.setLevel(level)
     for attributes in more:  # none in a dump of an earlier version
@@ -470,9 +472,9 @@ def set_logger_state(logger: logging.Logger, state: tuple[Any, ...]) -> None:
 
 
 def make_class(make: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
-    """A class of a cell, without what its bases and metaclass do when one is defined.
+    """Return a cell's class, made without the hooks of its bases and metaclass.
 
-    They have done that once: what they wrote into variables comes back with those.
+    These have run once: what they wrote into variables is loaded with the variables.
     """
     meta, _, bases = arguments[:3]
     below = {
@@ -495,7 +497,7 @@ def make_class(make: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
 
 
 def make_dict_view(mapping: Any, name: str) -> Any:
-    """The keys, values or items of a dict."""
+    """Return the view of a dict's keys, values or items."""
     return getattr(mapping, name)()
 
 
@@ -505,7 +507,7 @@ def _reduce_dict_view(view: Any) -> Any:
 
 
 def make_dict_iterator(mapping: Any, name: str, count: int) -> Any:
-    """An iterator over the keys, values or items of a dict, behind so many of them."""
+    """Return an iterator over a dict's keys, values or items, advanced by `count`."""
     iterator = iter(getattr(mapping, name)())
     for _ in range(count):
         next(iterator)
@@ -530,7 +532,7 @@ def _reduce_proxy(proxy: Any) -> Any:
 
 
 def _members(error: BaseException) -> dict[str, Any]:
-    """The chain of an exception, what builtin classes keep beside its arguments, and its slots."""
+    """Return an exception's chain, its members of builtin classes besides `args`, its slots."""
     found: dict[str, Any] = {
         name: value
         for base in type(error).__mro__
@@ -559,7 +561,7 @@ def _has_own_arguments(kind: Any) -> bool:
 
 
 def _class_of(mapping: Any) -> type | None:
-    """The class whose attributes a dict has, if any."""
+    """Return the class whose attributes are in this dict, or None."""
     for each in gc.get_referrers(mapping):
         if isinstance(each, type) and gc.get_referents(vars(each)) == [mapping]:
             return each
@@ -567,16 +569,16 @@ def _class_of(mapping: Any) -> type | None:
 
 
 def _held_by_module(kind: type) -> dict[int, str]:
-    """The instances of a library's class that its module holds, by id."""
+    """Return names by id of a library class's instances that its module holds."""
     module = sys.modules.get(module_of(kind))
     found = dict(vars(module)) if module is not None and _is_library(module) else {}
     return {id(each): name for name, each in found.items() if type(each) is kind}
 
 
 def held_by_modules(values: Mapping[str, Any], namespace: dict[str, Any]) -> dict[str, str]:
-    """Those of some values of a namespace that other modules hold, too, with reasons.
+    """Return reasons by name for values that other modules hold, too: they will be copies.
 
-    A module without an underscore is named first.
+    Modules without a leading underscore are named in preference.
     """
     names: dict[int, list[str]] = {}
     for name, value in values.items():
@@ -594,7 +596,7 @@ def held_by_modules(values: Mapping[str, Any], namespace: dict[str, Any]) -> dic
 
 
 def will_be_another(value: Any) -> bool:
-    """Return True for a value whose copy can be told from it, and that is not found by name."""
+    """Return True for a value that code can distinguish from a copy, and that no name refers to."""
     kind = type(value)
     if kind in (list, dict, set, bytearray):
         return not any(value is each for each in vars(sys).values())
@@ -657,7 +659,7 @@ def _attribute(kind: type, name: str) -> Any:
 
 
 def _overridden(kind: type) -> type | None:
-    """The container whose methods a class replaces that pickle would call."""
+    """Return the container type of which a class overrides methods that pickle calls, or None."""
     container = next((base for base in _CONTAINERS if issubclass(kind, base)), None)
     if container is None or not _reduces_as_usual(kind, container):
         return None
@@ -677,7 +679,7 @@ def _is_library(module: types.ModuleType) -> bool:
 
 
 def _reducing_base(kind: type) -> type | None:
-    """The base of a library that pickles instances without further attributes, if any."""
+    """Return the library base that pickles instances without further attributes, or None."""
     if issubclass(kind, (enum.Enum, types.ModuleType)) or kind in copyreg.dispatch_table:
         return None
     for base in kind.__mro__[:-1]:
@@ -710,4 +712,4 @@ _FOREIGN: dict[tuple[str, str], Way] = {
     ("pandas.core.internals.managers", "SingleBlockManager"): ObjectReducer._single_block,
     ("matplotlib.cbook", "CallbackRegistry"): ObjectReducer._callbacks,
 }
-"""Classes of libraries by module and name, whose own pickling copies or drops something."""
+"""Methods for classes of libraries, by module and name, whose own pickling copies or drops data."""

@@ -44,7 +44,7 @@ _LRU_CACHE = type(functools.lru_cache(maxsize=1)(len))
 _NAMED = (type, types.FunctionType, types.BuiltinFunctionType)
 """Types of objects that are pickled by module and name."""
 _BY_IDENTITY = re.compile(rb"G[\x7f\xff][\xf0-\xff]|\x8c\x03_oh")
-"""In a pickle: the code of a NaN, and the name of a variable that IPython always has."""
+"""Bytes in a pickle of a NaN, or of the user namespace: a name that IPython always has."""
 _NANS = ("numpy", "math", "cmath")
 """Modules with a `nan` of their own, which code compares with by identity."""
 _SYSTEM = [name for name, value in vars(sys).items() if type(value) in (list, dict)]
@@ -54,7 +54,7 @@ _DISPATCH = ("registry", "dispatch", "register", "_clear_cache")
 _ANY_GLOBAL = {"globals", "eval", "exec"}
 """Names by which a function may use globals that its code does not name."""
 _HISTORY = {"_oh": "Out", "_ih": "In", "_dh": "_dh"}
-"""The lists and dicts of IPython's history, and what people call them."""
+"""Variables with the lists and dicts of IPython's history, and their names for people."""
 _TYPE_PARAMETERS: tuple[Any, ...] = (
     typing.TypeVar,
     typing.ParamSpec,
@@ -71,7 +71,7 @@ _GLOBALS_OF = cloudpickle.cloudpickle._extract_code_globals
 _SUBMODULES_OF = cloudpickle.cloudpickle._find_imported_submodules
 
 Ask = Callable[[], object]
-"""Raises when the time is up or the host wants no more."""
+"""Callback that raises once the time is up or the host has asked to stop."""
 
 
 class Globals:
@@ -228,7 +228,7 @@ class NotebookPickler(cloudpickle.Pickler):  # type: ignore[misc]
         return made
 
     def reducer_override(self, obj: Any) -> Any:
-        """How to rebuild `obj`. Raises CannotKeepError."""
+        """Return the reduction of `obj`, or NotImplemented. Raises CannotKeepError."""
         self._ask()
         kind = type(obj)
         if issubclass(kind, _NAMED):
@@ -275,7 +275,7 @@ class NotebookPickler(cloudpickle.Pickler):  # type: ignore[misc]
         return super().reducer_override(obj)
 
     def begin(self) -> None:
-        """Begin another value: no change of it is known."""
+        """Prepare for another value: forget changes and owners of the one before."""
         self.changes.clear()
         self._identities.memory.forget_owners()
 
@@ -293,7 +293,7 @@ class NotebookPickler(cloudpickle.Pickler):  # type: ignore[misc]
         return _with_attributes(wrapper, make_lru_cache, made, "cache_parameters")
 
     def _reduce_foreign(self, function: Any, home: Any) -> Any:
-        """A function with globals of its own; of those that are `Foreign` it keeps what it uses."""
+        """Reduce a function with other globals; of `Foreign` ones, those that it uses are saved."""
         made = _reduce_function(function, home)
         if type(home) is not Foreign:
             return made
@@ -313,7 +313,7 @@ class NotebookPickler(cloudpickle.Pickler):  # type: ignore[misc]
             self.modules[name] = None
 
     def _home(self, function: Any) -> str | None:
-        """The module of a function's globals; empty for the notebook, None for others."""
+        """Return the module of a function's globals; "" for the notebook, None for other dicts."""
         if function.__globals__ is self._namespace:
             return ""
         name = function.__globals__.get("__name__")
@@ -322,10 +322,10 @@ class NotebookPickler(cloudpickle.Pickler):  # type: ignore[misc]
 
 
 class IdentityPickler(NotebookPickler):
-    """Keeps which NaN is which, and that the user namespace is the live one."""
+    """Preserves the identity of NaN objects, and of the user namespace as the live one."""
 
     def persistent_id(self, obj: Any) -> Any:
-        """The name of such an object, None for any other."""
+        """Return the id of a NaN or of the user namespace, None for any other object."""
         if type(obj) is float and obj != obj:  # a NaN
             name = self._identities.of(obj)
             self._note(name[0])
@@ -333,7 +333,7 @@ class IdentityPickler(NotebookPickler):
         return () if obj is self._namespace else None
 
     def identifying(self, written: Iterable[bytes] | None = None) -> None:
-        """None: it does so already."""
+        """Return None: this pickler preserves identities already."""
 
 
 class NotebookUnpickler(pickle.Unpickler):
@@ -348,12 +348,12 @@ class NotebookUnpickler(pickle.Unpickler):
         self._ask = ask
 
     def find_class(self, module: str, name: str) -> Any:
-        """A class or a function by name, those of earlier versions of these modules too."""
+        """Return a class or function by name, also by one of an earlier version of this module."""
         self._ask()
         return (module == __name__ and _MOVED.get(name)) or super().find_class(module, name)
 
     def persistent_load(self, pid: Any) -> Any:
-        """An object that `IdentityPickler` has named."""
+        """Return the object that `IdentityPickler` has given this id."""
         if pid == ():
             return the_namespace()
         if isinstance(pid[0], str):
@@ -366,13 +366,13 @@ _MOVED: dict[str, Callable[..., Any]] = {
     "make_exception": objects.make_exception,
     "the_sentinel": functools.partial(getattr, dataclasses),
 }
-"""Functions that dumps of earlier versions name."""
+"""Functions by the names that dumps of earlier versions contain."""
 
 
 def make_function(code: Any, name: str, closure: Any, home: Any) -> Any:
-    """A function whose globals are the live user namespace, or those of `home`.
+    """Return a function whose globals are those of `home`; "" means the live user namespace.
 
-    That is the name of a module, a module, or the dict that it was made in.
+    `home` is the name of a module, a module, or the dict that the function was made in.
     """
     if isinstance(home, str):
         home = vars(importlib.import_module(home)) if home else the_namespace()
@@ -384,7 +384,7 @@ def make_function(code: Any, name: str, closure: Any, home: Any) -> Any:
 def set_function_state(function: Any, state: Any) -> None:
     """Set attributes after the function is memoized: they may refer to it.
 
-    In the state are they, its `__dict__`, and what it adds to its globals, if they are `Foreign`.
+    The state has these, its `__dict__`, and the names that it adds to `Foreign` globals.
     """
     attributes, own, *more = state
     for name, value in attributes.items():
@@ -400,7 +400,7 @@ def set_wrapper_state(wrapper: Any, own: dict[str, Any]) -> None:
 
 
 def make_cell() -> types.CellType:
-    """An empty closure cell."""
+    """Return an empty closure cell."""
     return types.CellType()
 
 
@@ -411,12 +411,12 @@ def set_cell(cell: types.CellType, contents: tuple[Any, ...]) -> None:
 
 
 def make_lru_cache(function: Any, maxsize: int | None, typed: bool) -> Any:
-    """`functools.lru_cache` with an empty cache."""
+    """Return a `functools.lru_cache` with an empty cache."""
     return functools.lru_cache(maxsize=maxsize, typed=typed)(function)
 
 
 def make_cached_property(function: Any, attribute: str | None) -> Any:
-    """`functools.cached_property`; up to Python 3.11 it holds a lock."""
+    """Return a `functools.cached_property`; up to Python 3.11 it holds a lock."""
     made: functools.cached_property[Any] = functools.cached_property(function)
     if attribute is not None:
         made.__set_name__(object, attribute)
@@ -424,7 +424,7 @@ def make_cached_property(function: Any, attribute: str | None) -> Any:
 
 
 def make_new_type(name: str, base: Any) -> Any:
-    """`typing.NewType` of a cell."""
+    """Return a `typing.NewType` of a cell."""
     made: Any = typing.NewType(name, base)  # type: ignore[misc]
     made.__module__ = "__main__"
     return made
@@ -491,7 +491,7 @@ def _reduce_function(function: Any, home: Any) -> Any:
 
 
 def _named_in(annotations: dict[str, Any]) -> set[str]:
-    """The names in annotations that are texts, for `typing.get_type_hints`."""
+    """Return the names in annotations that are strings, for `typing.get_type_hints`."""
     found: set[str] = set()
     for text in annotations.values():
         if type(text) is str:
@@ -515,8 +515,9 @@ def _reduce_cached_property(made: Any) -> Any:
 
 
 def _reduce_code(code: types.CodeType) -> Any:
-    """With the file that it is from: cloudpickle leaves that out from 3.1.3 on, and with it goes
-    the source in tracebacks and for `inspect`.
+    """Reduce a code object with its file name, which cloudpickle omits from 3.1.3 on.
+
+    Without it, tracebacks and `inspect` do not find the source.
     """
     try:
         return marshal.loads, (marshal.dumps(code),)
@@ -572,7 +573,7 @@ def _reduce_method(method: Any) -> Any:
 def _with_attributes(
     wrapper: Any, make: Callable[..., Any], arguments: tuple[Any, ...], *made: str
 ) -> Any:
-    """How to make a wrapper, with the attributes that are not `made` with it."""
+    """Return the reduction of a wrapper, with the attributes that `make` does not set (`made`)."""
     own = {k: v for k, v in vars(wrapper).items() if k not in ("__wrapped__", *made)}
     return make, arguments, own or None, None, None, set_wrapper_state
 

@@ -40,19 +40,19 @@ from kernel_specs.restricted.hibernation.dumps import TOO_LARGE, Dump
 BLOCK = struct.Struct("<cQ")
 NICENESS = 19
 MORE_SECONDS = 5
-"""Processor time of the child beyond that of its values, after which Linux ends it."""
+"""CPU seconds of the child beyond those of its values, after which Linux kills it."""
 STUCK_SECONDS = 10
-"""The same of one value beyond the time after which its code is interrupted.
+"""CPU seconds of one value beyond those after which its code is interrupted; then Linux kills it.
 
-Linux counts for a limit the ticks in which the process was at work, which on a busy machine are
-some more than the clock that interrupts tells."""
+For RLIMIT_CPU, Linux counts ticks in which the process ran. On a busy machine these add up to more
+than the CPU clock, by which code is interrupted."""
 
 Take = Callable[[Mapping[str, Any], Callable[[str], None]], tuple[Dump, dict[str, Any]]]
-"""Pickles the variables, and tells the name of each before it is pickled."""
+"""Pickles the variables, and calls back with the name of each before that."""
 
 
 def unfit_to_fork(own: Iterable[threading.Thread]) -> str:
-    """Why a child could not pickle; empty where it can. `own` are threads of the kernel."""
+    """Return why a forked child could not pickle, or ""; `own` are threads of the kernel."""
     try:
         return ", ".join(look(own).words)
     except OSError as error:
@@ -60,7 +60,7 @@ def unfit_to_fork(own: Iterable[threading.Thread]) -> str:
 
 
 def write_from_child(host: socket.socket, take: Take, content: Mapping[str, Any]) -> None:
-    """Fork a child that writes what `take` makes, and return. Raises OSError."""
+    """Fork a child that writes the dump of `take` to the host; return at once. Raises OSError."""
     with undisturbed():
         if fork_apart() == 0:
             _be_child(host, take, content)
@@ -85,7 +85,10 @@ def _be_child(host: socket.socket, take: Take, content: Mapping[str, Any]) -> No
 
 
 def _alone_with(host: socket.socket) -> int:
-    """Close every descriptor but that of the host: their other ends wait for the kernel's."""
+    """Close every descriptor but that of the host, and return that.
+
+    Peers of the kernel's connections must see them end with the kernel.
+    """
     nowhere = os.open(os.devnull, os.O_RDWR)
     for fd in (0, 1, 2):
         os.dup2(nowhere, fd)
@@ -97,7 +100,7 @@ def _alone_with(host: socket.socket) -> int:
 
 
 def _end_after(seconds: float) -> None:
-    """Let Linux end this process once it has used so much more processor time."""
+    """Set RLIMIT_CPU: Linux kills this process once it has used `seconds` more of CPU time."""
     limit, most = math.ceil(time.process_time() + seconds), resource.getrlimit(RLIMIT_CPU)[1]
     if most != resource.RLIM_INFINITY:
         limit = min(limit, most)

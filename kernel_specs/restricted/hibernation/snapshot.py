@@ -59,21 +59,21 @@ if TYPE_CHECKING:
 
 SHARED_MEMORY = "/dev/shm"
 SEMAPHORES = f"{SHARED_MEMORY}/sem."
-"""How sem_open(3) begins the names of files that hold no data."""
+"""Prefix of the files of sem_open(3), which hold no data."""
 MAX_FILES = 100
 MAX_ENTRIES = 20_000
 MAX_PATH_CHARS = 200
 MAX_NAMES = 2000
 MAX_TOLD = 20_000
-"""Lost names beyond `MAX_NAMES` that a reply lists; it counts the others."""
+"""Most names beyond `MAX_NAMES` that a reply lists as lost; it counts the others."""
 MAX_NAME_CHARS = 200
 MAX_SOURCE_CHARS = 4 * 1024 * 1024
-"""Code of cells kept for tracebacks, and as much for history; the newest first."""
+"""Characters of cells' code saved for tracebacks, and as many for history; the newest first."""
 LARGE_BYTES = 1024 * 1024
 DRAFTS = 2
-"""So many times as many bytes as a dump are there for values before it is known what they share."""
+"""Bytes for values before it is known what they share, as a multiple of the size of a dump."""
 MAX_ODD = 100
-"""Keys that are no names of which each is told; the others are counted."""
+"""Most keys of the namespace that are no names which a reply lists; it counts the others."""
 _MANAGED = re.compile(r"__(builtins?|warningregistry)__")
 _OUTPUT = re.compile(r"_{1,3}|_(\d+)")
 _INPUT = re.compile(r"_i{1,3}|_i\d+")
@@ -83,13 +83,13 @@ _INPUT = re.compile(r"_i{1,3}|_i\d+")
 class SnapshotRequests:
     """Shell requests of hibernation, answered between cells in the main thread.
 
-    `kernel_mcp_dump_request`       pickle the variables; what was kept and what was not
+    `kernel_mcp_dump_request`       pickle the variables; reply with names saved and names lost
     `kernel_mcp_dump_part_request`  the next bytes of that dump, as a buffer
     `kernel_mcp_dump_pipe_request`  that dump, into a pipe that came with the request
-    `kernel_mcp_save_request`       have a child write such a dump to a socket that came with it
+    `kernel_mcp_save_request`       fork a child that writes such a dump to a socket sent along
     `kernel_mcp_load_part_request`  the next bytes of a dump to load, as a buffer
     `kernel_mcp_load_pipe_request`  a pipe to read a dump from, when it is loaded
-    `kernel_mcp_load_request`       bring variables back; what came and what did not
+    `kernel_mcp_load_request`       load variables; reply with names loaded and names lost
     """
 
     SNAPSHOT_REQUESTS: ClassVar = (
@@ -180,7 +180,7 @@ class SnapshotRequests:
         return {"unfit": unfit}
 
     def _given(self) -> int | None:
-        """The descriptor that came with the request: runtimes of containers may pass none on."""
+        """Return the descriptor sent with the request; None if a container runtime dropped it."""
         return next(iter(self.shell_stream.descriptors()), None)
 
     def _write_dump(self, _: dict[str, Any]) -> dict[str, Any]:
@@ -208,7 +208,7 @@ class SnapshotRequests:
         return dump, {"status": "ok", **self._whole(reply)}
 
     def _whole(self, reply: dict[str, Any]) -> dict[str, Any]:
-        """A report of variables with what else ends with this kernel."""
+        """Return the report, with other state that ends with this kernel: threads, tasks, files."""
         namespace = self.shell.user_ns
         work = running(self.service, self.io_loop.asyncio_loop, {*self._tasks, *self._answers})
         known = {id(value) for value in namespace.copy().values()}
@@ -228,7 +228,7 @@ class SnapshotRequests:
 
 
 def _attempted(action: Callable[[Any], Any], argument: Any) -> dict[str, Any]:
-    """The reply of an action, or the reason of its failure."""
+    """Return the reply of an action, with its status; or the reason of its failure."""
     try:
         return {"status": "ok", **(action(argument) or {})}
     except StoppedError:
@@ -244,9 +244,10 @@ def take(
     *,
     ahead: bool = True,
 ) -> tuple[Dump, dict[str, Any]]:
-    """Pickle the variables of `shell`; `say` gets the name of each before.
+    """Pickle the variables of `shell`; return dump and report. `say` gets each name before.
 
-    With `ahead` a forked child does so first, and what ends it is left out. Raises StoppedError.
+    With `ahead` a forked child does so first, and values that end it are left out. Raises
+    StoppedError.
     """
     everything, lost, hidden = _variables(shell)
     found = dict(list(everything.items())[:MAX_NAMES])
@@ -295,7 +296,7 @@ def take(
 
 
 def _run_ahead(wanted: Mapping[str, Any], shell: Any, content: Mapping[str, Any]) -> dict[str, str]:
-    """The names of values that end or block a forked child, with reasons."""
+    """Return reasons by name for values that end or block a forked child."""
     from kernel_specs.restricted.hibernation import dumps
 
     def fill(names: Sequence[str], say: Callable[[str], None]) -> None:
@@ -314,9 +315,9 @@ def _fill(
     content: Mapping[str, Any],
     say: Callable[[str], object] = len,
 ) -> tuple[dict[str, str], dict[str, str]]:
-    """Pickle values into a segment each, or one for those that share.
+    """Pickle values into a segment each, or one for those that share objects.
 
-    Returns names that failed, with reasons, and names that will not be equal, with reasons.
+    Returns reasons by name for values that failed, and for those that will not be equal.
     """
     namespace = shell.user_ns
     code = "\n".join(shell.history_manager.input_hist_parsed)
@@ -324,10 +325,10 @@ def _fill(
     drafts = Room(content["max_bytes"], DRAFTS)
     lost: dict[str, str] = {}
     others: dict[str, Any] = {}
-    """Values whose copies can be told from them."""
+    """Values that code can distinguish from their copies."""
 
     def fill(names: Iterable[str]) -> Iterator[Segment]:
-        """Segments with a value each."""
+        """Yield segments with a value each, or none if it failed."""
         for name in names:
             segment = Segment(drafts, pickler, watch.ask)
             segments.append(segment)
@@ -390,9 +391,9 @@ def _pickle(segment: Segment, value: Any, namespace: dict[str, Any], code: str) 
 
 
 def _variables(shell: Any) -> tuple[dict[str, Any], dict[str, str], set[str]]:
-    """The user's variables in order, and what cannot be kept, with reasons.
+    """Return the user's variables in order, reasons by name for those lost, and hidden names.
 
-    The last are names that IPython does not show, as those of `%pylab`: they come behind others.
+    IPython does not show the hidden ones, such as those of `%pylab`; they come last.
     """
     own, concealed, missing = shell.own_names, shell.user_ns_hidden, object()
     results = _results(shell.user_ns)
@@ -451,7 +452,7 @@ def _results(namespace: dict[str, Any]) -> dict[int, Any]:
 
 
 def _history(shell: Any) -> dict[str, Any]:
-    """Code of cells, for tracebacks, `inspect` and `In`."""
+    """Return the code of cells, for tracebacks, `inspect` and `In`."""
     numbers = shell.compile._filename_map
     sources = [
         [name, numbers.get(name), "".join(entry[2])]
@@ -473,7 +474,7 @@ def _history(shell: Any) -> dict[str, Any]:
 
 
 def _newest(inputs: list[str]) -> list[str]:
-    """All inputs; the oldest become empty beyond `MAX_SOURCE_CHARS`."""
+    """Return all inputs; beyond `MAX_SOURCE_CHARS` the oldest are replaced by ""."""
     left = MAX_SOURCE_CHARS
     kept = []
     for text in reversed(inputs):
@@ -489,9 +490,9 @@ def _result_name(number: int) -> str:
 def running(
     service: threading.Thread, loop: asyncio.AbstractEventLoop, own: Container[object]
 ) -> list[tuple[object, str, str]]:
-    """Threads of code and tasks of `loop` that are under way, each with a name and what it is.
+    """Return running threads of code and tasks of `loop`, each with its name and its kind.
 
-    `service` and the `own` tasks are the kernel's. Daemons that a library has begun do not count.
+    `service` and the `own` tasks are the kernel's. Daemon threads of libraries are left out.
     """
     found: list[tuple[object, str, str]] = []
     for thread in threading.enumerate():
@@ -510,10 +511,10 @@ def running(
 
 
 def left_files(tmp: str) -> list[str]:
-    """Paths of files below `tmp` and in shared memory, at most `MAX_FILES`.
+    """Return the paths of files below `tmp` and in shared memory, at most `MAX_FILES`.
 
-    Reads at most `MAX_ENTRIES` entries. Folders of `tmp` with a dot hold caches, see `confine`;
-    what is mounted there is the host's.
+    Reads at most `MAX_ENTRIES` entries. Hidden folders of `tmp`, which hold caches (see
+    `confine`), and mounts of the host are skipped.
     """
     found: list[str] = []
     looked = 0
@@ -536,7 +537,7 @@ def left_files(tmp: str) -> list[str]:
 
 
 def _device(path: str) -> int:
-    """The number of the filesystem that has it; 0 where it is gone."""
+    """Return the device number of a path's file system; 0 if the path is gone."""
     try:
         return Path(path).stat().st_dev
     except OSError:
@@ -568,7 +569,7 @@ class Loading:
         self._behind: list[str] = []
         self._leave: set[str] = set()
         self._ask: Callable[[], object] = bool
-        """The `ask` of the step's watch."""
+        """The `ask` of the current step's watch."""
         _restore_history(shell, self._header)
 
     def step(self, content: Mapping[str, Any]) -> dict[str, Any]:
@@ -612,11 +613,14 @@ class Loading:
         return len(self._names) + sum(len(segment["names"]) for segment in self._segments)
 
     def close(self) -> None:
-        """Read no more of the dump."""
+        """Close the dump."""
         self._arrival.close()
 
     def _next(self) -> str | None:
-        """The next name; opens the next segment when one is read."""
+        """Return the next name, or None at the end; open the next segment when one is finished.
+
+        Raises ValueError, OSError, MemoryError, and removes all loaded variables then.
+        """
         while not self._names and self._segments:
             segment = self._segments.pop(0)
             self._names = [name for name in segment["names"] if name not in self._leave]
@@ -643,7 +647,7 @@ class Loading:
             self._shell.push({name: value}, interactive=name not in self._hidden)
 
     def _finish(self, order: list[str]) -> None:
-        """Order the names, and put results into IPython's."""
+        """Restore the order of the names, and put results into IPython's `Out`."""
         names = self._shell.user_ns
         for name in order:
             if name in names:
