@@ -45,7 +45,7 @@ class _FilterProgram(ctypes.Structure):
 
 
 def main(path: str) -> int:
-    """Run the task of the host; the exit code of this process."""
+    """Run the host's task; return the exit code of this process."""
     host = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     host.connect(path)
     received: list[int] = []
@@ -79,7 +79,7 @@ def main(path: str) -> int:
 
 
 def _receive(host: socket.socket) -> tuple[dict[str, Any], list[int]]:
-    """The task and its descriptors, moved above the wanted numbers."""
+    """Return the task and its descriptors, moved above the numbers that the program expects."""
     numbers = array.array("i")
     space = socket.CMSG_SPACE(MOST_DESCRIPTORS * numbers.itemsize)
     message, extra, _, _ = host.recvmsg(MESSAGE_BYTES, space)
@@ -119,7 +119,7 @@ def _become(task: dict[str, Any], received: list[int]) -> None:
 
 
 def _wait(host: socket.socket, woken: socket.socket, child: int) -> int | None:
-    """Reap until the program ends; its wait status, None when the host has closed."""
+    """Reap children until the program ends; return its wait status, None if the host hangs up."""
     poll = select.poll()
     poll.register(host, select.POLLIN)
     poll.register(woken, select.POLLIN)
@@ -141,7 +141,7 @@ def _wait(host: socket.socket, woken: socket.socket, child: int) -> int | None:
 
 
 def _noted(number: int, frame: object) -> None:
-    """SIGCHLD: the wakeup descriptor has it."""
+    """Do nothing at SIGCHLD: the wakeup descriptor reports it."""
 
 
 def _tell(host: socket.socket, code: int) -> None:

@@ -53,7 +53,7 @@ class KernelApp(IPKernelApp):
     """
 
     stderr_fd = -1
-    """File descriptor 2 as it was at exec: the host reads it."""
+    """Duplicate of file descriptor 2 as it was at exec: the host reads it."""
 
     def prepare(self) -> None:
         """Create kernel and shell: no thread, no socket, no event loop."""
@@ -82,7 +82,7 @@ class KernelApp(IPKernelApp):
         warnings.filterwarnings("ignore", message="To exit: use", module=r"IPython\.core")
 
     def connect(self, boot: BootConfig, connection_file: Path) -> None:
-        """Take or bind the sockets, take over stdout and stderr, make the service thread."""
+        """Receive or bind the sockets, capture stdout and stderr, make the service thread."""
         self.connection_file = str(connection_file)
         info = json.loads(connection_file.read_bytes())
         if "curve_secretkey" in info:
@@ -131,7 +131,7 @@ class KernelApp(IPKernelApp):
         self.service.main_ended.set()
 
     def _interrupted_loop(self) -> bool:
-        """Run the loop; True when a task of user code ended it."""
+        """Run the loop; return True if a task of user code ended it."""
         try:
             self.kernel.io_loop.asyncio_loop.run_forever()
         except (KeyboardInterrupt, SystemExit):
@@ -140,12 +140,12 @@ class KernelApp(IPKernelApp):
         return False
 
     def _leave_requests(self) -> None:
-        """In a forked child: what its parent is asked next comes by these same descriptors."""
+        """Close the request channels in a forked child: the next requests are for its parent."""
         for channel in (self.kernel.shell_stream, self.kernel.control_stream):
             channel.leave()
 
     def close(self) -> None:
-        """Send what is left."""
+        """Send the remaining output, and close iopub."""
         self.iopub.close()
 
     def _wire(self, ports: dict[str, int]) -> None:
@@ -171,7 +171,7 @@ _Sockets: TypeAlias = "tuple[list[socket.socket], dict[str, socket.socket], dict
 
 
 def _sockets(info: dict[str, Any], boot: BootConfig) -> _Sockets:
-    """The `ENDS` of connections, else sockets that listen, by channel; and the ports of all.
+    """Return the sockets of `ENDS`, or listening sockets by channel, and the ports of all channels.
 
     Raises BootError, OSError.
     """

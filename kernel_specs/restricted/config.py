@@ -17,7 +17,7 @@ _SAFE_MAGICS = frozenset(
 )
 """Magics that stay within Python; every policy permits them."""
 _PLOT_SETTING = re.compile(r"InlineBackend\.\w+ *=[\w\s'\"{},.:\[\]-]*")
-"""What follows `%config` under every policy: it holds no call."""
+"""Arguments of `%config` that every policy permits: they hold no call."""
 
 
 class CommandNotAllowedError(PermissionError):

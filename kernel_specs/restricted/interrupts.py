@@ -124,30 +124,30 @@ class InterruptGate:
             return b""
 
     def _forget_arrivals(self) -> None:
-        """The pipe is the parent's."""
+        """Forget the pipe in a forked child: it is the parent's."""
         signal.set_wakeup_fd(-1)
         self._arrived = self._arrival = -1
 
     def end(self) -> None:
-        """A request has been handled: SIGINT is ignored until the next one."""
+        """Note the end of a request: SIGINT is ignored until the next one."""
         self._open = self._handling = self._pending = False
 
     def open(self) -> None:
-        """User code follows. Raises KeyboardInterrupt when one came too early."""
+        """Note that user code follows. Raises KeyboardInterrupt if a SIGINT came before."""
         self._open = True
         self.check()
 
     def close(self) -> None:
-        """User code has ended, and the reply follows."""
+        """Note that user code has ended; the reply follows."""
         self._open = False
 
     def check(self) -> None:
-        """Raise a KeyboardInterrupt that had to wait; for places that wait themselves."""
+        """Raise a delayed KeyboardInterrupt; for code of the kernel that waits."""
         if self._pending and self._open and threading.current_thread() is threading.main_thread():
             self._raise()
 
     def catch_up(self) -> None:
-        """`check`, unless the last KeyboardInterrupt is still being reported."""
+        """Do `check`, unless the last KeyboardInterrupt is still being reported."""
         if self._pending and not self._resting():
             self.check()
 

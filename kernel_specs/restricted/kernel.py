@@ -77,7 +77,7 @@ class SandboxKernel(CheckpointRequests, SnapshotRequests, IPythonKernel):
     ]
 
     def start(self) -> None:
-        """Begin to serve; the loops of both threads are started by the caller."""
+        """Create the serving tasks; the caller starts the loops of both threads."""
         self.io_loop = IOLoop.current()
         self._control_lock = asyncio.Lock()
         self.shell.exit_now = False
@@ -126,7 +126,7 @@ class SandboxKernel(CheckpointRequests, SnapshotRequests, IPythonKernel):
         self.shell_stream.push()
 
     def _answered(self, handler: Callable[..., Any]) -> Callable[..., Coroutine[Any, Any, None]]:
-        """A shell handler that replies when `handler` fails."""
+        """Return a shell handler that sends an error reply if `handler` fails."""
 
         async def handle(stream: Any, ident: Any, parent: Any) -> None:
             try:
@@ -206,7 +206,7 @@ class SandboxKernel(CheckpointRequests, SnapshotRequests, IPythonKernel):
     def _publish_execute_input(
         self, code: str, parent: dict[str, Any], execution_count: int
     ) -> None:
-        """Tell clients what runs, unless the request comes of the server, which numbers cells."""
+        """Publish the code that runs, unless the server, which numbers cells, has sent it."""
         if "cell_number" not in parent["content"]:
             super()._publish_execute_input(code, parent, execution_count)
 
@@ -221,7 +221,7 @@ class SandboxKernel(CheckpointRequests, SnapshotRequests, IPythonKernel):
         cell_meta: Any = None,
         cell_id: str | None = None,
     ) -> dict[str, Any]:
-        """Run one cell and build its reply; `signature()` and the second transform are gone."""
+        """Run one cell and return its reply, without ipykernel's second transformation."""
         shell = self.shell
         self._forward_input(allow_stdin)
         try:
@@ -303,7 +303,7 @@ class SandboxKernel(CheckpointRequests, SnapshotRequests, IPythonKernel):
         return str(super().raw_input(prompt)) if self._allow_stdin else _refuse_input("input()")
 
     def getpass(self, prompt: str = "", stream: Any = None, **options: Any) -> str:
-        """The same for a secret."""
+        """Send an input_request for a secret. Raises StdinNotImplementedError as `raw_input`."""
         if not self._allow_stdin:
             return _refuse_input("getpass()")
         return str(super().getpass(prompt, stream, **options))
@@ -335,7 +335,7 @@ class SandboxKernel(CheckpointRequests, SnapshotRequests, IPythonKernel):
         self.session.send(stream, "kernel_mcp_variables_reply", content, parent, ident)
 
     async def kernel_mcp_state_request(self, stream: Any, ident: Any, parent: Any) -> None:
-        """Tell whether the main thread waits for requests; answered by the service thread."""
+        """Reply whether the main thread waits for requests; answered by the service thread."""
         main = threading.main_thread().ident
         frame = sys._current_frames().get(main or 0)
         waits = frame is not None and frame.f_code.co_filename == selectors.__file__
@@ -343,7 +343,7 @@ class SandboxKernel(CheckpointRequests, SnapshotRequests, IPythonKernel):
         self.session.send(stream, "kernel_mcp_state_reply", content, parent, ident)
 
     async def kernel_mcp_packages_request(self, stream: Any, ident: Any, parent: Any) -> None:
-        """Take in new packages and import them; other requests are answered meanwhile."""
+        """Add new packages to sys.path and import them; other requests are answered meanwhile."""
         from kernel_specs.restricted.policy.imports import LiveImports
 
         live = LiveImports(self.boot, self.allow_imports, self.gate, self.io_loop.asyncio_loop)
@@ -359,7 +359,7 @@ class SandboxKernel(CheckpointRequests, SnapshotRequests, IPythonKernel):
         task.add_done_callback(self._answers.discard)
 
     async def kernel_mcp_script_request(self, stream: Any, ident: Any, parent: Any) -> None:
-        """Let the next cell be a whole script."""
+        """Run the next cell as a whole script."""
         from kernel_specs.restricted import script
 
         file = script.place(self.boot.workspace, parent["content"]["name"])

@@ -41,9 +41,9 @@ from kernel_specs.restricted.display import bundles
 class Loops:
     """Hides the kernel's event loop while a cell runs that awaits nothing itself.
 
-    So `asyncio.run` and all that refuses to work beside a running loop work there. `get_event_loop`
-    finds an idle loop, the same one in each cell; `create_task` leaves tasks to the kernel's loop,
-    which goes on between cells.
+    So `asyncio.run` works there, and other code that refuses to run beside a running loop.
+    `get_event_loop` returns an idle loop, the same in each cell. `create_task` schedules on the
+    kernel's loop, which goes on between cells.
     """
 
     def __init__(self) -> None:
@@ -113,15 +113,15 @@ class Shell(ZMQInteractiveShell):
 
     commands_allowed = Bool(True)
     takes_packages = Bool(False)
-    """Whether the server installs, so that running code is told of its tool."""
+    """True if the server installs packages: messages then name its tool."""
     own_builtins: ModuleType | None = None
-    """What user code has instead of Python's builtins; None for those."""
+    """Builtins module of user code; None for Python's own."""
     own_names: Mapping[str, Any] = MappingProxyType({})
-    """What Python and IPython have put into the namespace of cells at the start."""
+    """Names that Python and IPython put into the namespace of cells at the start, with values."""
     last_cell = ""
-    """The code of the cell that ran last, as Python's."""
+    """The last cell's code after IPython's transformations."""
     last_error: dict[str, Any] | None = None
-    """Content of the last error message of this cell."""
+    """Content of the cell's last error message; None without one."""
     _interrupted = False
 
     async def run_request(
@@ -181,7 +181,7 @@ class Shell(ZMQInteractiveShell):
         return result
 
     def _drop_transformers(self) -> None:
-        """Remove what changes cells and is not IPython's own: it would fail for each of them."""
+        """Remove transformers of cells that are not IPython's own: one would fail for each cell."""
         manager = self.input_transformer_manager
         for each in (
             manager.cleanup_transforms,
@@ -195,13 +195,13 @@ class Shell(ZMQInteractiveShell):
                 print(DROPPED, file=sys.stderr)
 
     def number_cell(self, number: int) -> None:
-        """Give the next cell this number, by which tracebacks, `In` and `Out` know it."""
+        """Set the number of the next cell in tracebacks, `In` and `Out`."""
         for inputs in (self.history_manager.input_hist_parsed, self.history_manager.input_hist_raw):
             inputs[number:] = [""] * (number - len(inputs))
         self.execution_count = number
 
     def interrupted(self) -> None:
-        """The task of an awaiting cell is being cancelled because of a SIGINT."""
+        """Note that the task of an awaiting cell is being cancelled because of a SIGINT."""
         self._interrupted = True
 
     def showtraceback(
@@ -248,7 +248,7 @@ class Shell(ZMQInteractiveShell):
             self._showtraceback(kind, value, self._format(kind, value, trace))
 
     def _show_memory_error(self, value: BaseException) -> None:
-        """Publish it, then free the locals of its frames."""
+        """Publish a MemoryError, then free the locals of its frames."""
         kind, trace = type(value), value.__traceback__
         self._showtraceback(kind, value, self._format(kind, value, trace))
         traceback.clear_frames(trace)
@@ -276,7 +276,7 @@ class Shell(ZMQInteractiveShell):
     def payloadpage_page(
         self, strg: Any, start: int = 0, screen_lines: int = 0, pager_cmd: Any = None
     ) -> None:
-        """Show what is meant for a pager as output of the cell, as plain text."""
+        """Show text for a pager as output of the cell."""
         text = strg.get("text/plain", "") if isinstance(strg, dict) else strg
         if start > 0:
             text = "\n".join(text.splitlines()[start:])
@@ -292,7 +292,7 @@ class Shell(ZMQInteractiveShell):
         self.automagic = change["new"]
 
     def system_piped(self, cmd: str) -> None:
-        """Run a shell command; its output comes through the captured file descriptors."""
+        """Run a shell command; its output is captured by the file descriptors 1 and 2."""
         command = self.var_expand(cmd, depth=1)
         self._refuse_installation(command)
         self._require_commands(f"`!{cmd}`")
@@ -348,14 +348,14 @@ class Shell(ZMQInteractiveShell):
         self.completed = bundles.Completed(self)
 
     def enable_matplotlib(self, gui: Any = None) -> Any:
-        """Set plots up; those that a browser would let move are shown as pictures."""
+        """Set up plots; interactive ones of a browser are replaced by pictures."""
         return super().enable_matplotlib("inline" if gui in ("ipympl", "widget") else gui)
 
     def enable_gui(self, gui: Any = None) -> None:
-        """Start no event loop of windows: there are none."""
+        """Do nothing: there are no windows."""
 
     def init_instance_attrs(self) -> None:
-        """Say of an unfinished cell what it lacks; codeop asks for a name of its own instead."""
+        """Keep Python's own messages for unfinished cells, which codeop's flag would replace."""
         super().init_instance_attrs()
         self.compile.flags &= ~getattr(codeop, "PyCF_ALLOW_INCOMPLETE_INPUT", 0)
 

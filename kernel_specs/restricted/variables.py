@@ -16,7 +16,7 @@ from typing import Any
 
 MAX_NAMES = 500
 MAX_NEWS = 1000
-"""Names of each kind in one reply."""
+"""Most names of each kind (added, removed) in one reply."""
 NAME_CHARS = 200
 PREVIEW_CHARS = 80
 PREVIEW_ITEMS = 6
@@ -44,7 +44,7 @@ _FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType)
 
 @dataclass(frozen=True)
 class Variable:
-    """One name. `size` is in bytes; `shape` and `length` are None where they make no sense."""
+    """Description of a variable; `size` in bytes. `shape`, `length`, `size` are None if unknown."""
 
     name: str
     type: str
@@ -257,7 +257,7 @@ def _signature(function: Any) -> str:
 
 
 def _library_type(value: object) -> str:
-    """`numpy.ndarray` and the like for exact instances of `_LIBRARY_TYPES`, else empty."""
+    """Return the type, as "numpy.ndarray", of exact instances of `_LIBRARY_TYPES`, else ""."""
     kind = type(value)
     for module, names in _LIBRARY_TYPES.items():
         library = sys.modules.get(module)
@@ -282,7 +282,7 @@ def _cut(text: str) -> str:
 
 
 def _quietly(look: Callable[[], Any]) -> Any:
-    """The result of `look`, or None when it raises: another thread may change the object."""
+    """Return the result of `look`, None if it raises: another thread may change the object."""
     try:
         return look()
     except Exception:  # noqa: BLE001  # a description is never worth an error

@@ -1,4 +1,4 @@
-"""Stands in for pip in processes of a session: lists packages, installs none.
+"""Replacement of pip in processes of a session: lists packages, installs none.
 
 Found through PYTHONPATH by `python -m pip`, which the programs in `bin` start.
 """
@@ -16,7 +16,7 @@ FIELDS = ("Name", "Version", "Summary", "Home-page", "Author", "License")
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Do what a command line of pip or `uv pip` asks for; its exit code."""
+    """Run a command line of pip or `uv pip`; return its exit code."""
     given = sys.argv[1:] if arguments is None else arguments
     words = [word for word in given if not word.startswith("-")]
     command, names = (words[0], words[1:]) if words else ("", [])

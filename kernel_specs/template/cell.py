@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 def drop(filter_program: bytes) -> None:
     """Empty all capability sets, forbid new ones, install the system call filter.
 
-    Takes CAP_SETPCAP in the user namespace of this process. Raises OSError.
+    Requires CAP_SETPCAP in the user namespace of this process. Raises OSError.
     """
     number = 0
     while _unbind(number):
@@ -38,14 +38,14 @@ def drop(filter_program: bytes) -> None:
 def keep_from_processes() -> None:
     """Drop CAP_SYS_PTRACE: processes with more rights become unreadable. Raises OSError.
 
-    Takes CAP_SETPCAP.
+    Requires CAP_SETPCAP.
     """
     linux.prctl(linux.PR_CAPBSET_DROP, linux.CAP_SYS_PTRACE)
     linux.drop_capability(linux.CAP_SYS_PTRACE)
 
 
 def _unbind(number: int) -> bool:
-    """Take a capability out of the bounding set; False when there is none of that number."""
+    """Remove a capability from the bounding set; return False if there is none of that number."""
     try:
         linux.prctl(linux.PR_CAPBSET_DROP, number)
     except OSError as error:
@@ -58,12 +58,12 @@ def _unbind(number: int) -> bool:
 KERNEL_ID = 1000
 """User and group id of every kernel inside its user namespace."""
 SESSIONS = "/sessions"
-"""Where the template of an unprivileged server has the folders of all sessions, each a mount."""
+"""Folder in an unprivileged server's template with the folders of all sessions, each a mount."""
 READY = b"ready"
 _PASSED = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 IDLE = "/usr/bin/sleep"
 BLANK = "/run/blank"
-"""An empty `file` and an empty `folder`, read-only, of which covers are copies."""
+"""Folder with an empty `file` and an empty `folder`, read-only, to mount over masked paths."""
 
 _SHARED = (
     linux.CLONE_NEWNS
@@ -74,19 +74,19 @@ _SHARED = (
 )
 _INERT = linux.MS_NOSUID | linux.MS_NODEV | linux.MS_NOEXEC
 _BYTES_PER_INODE = 16 * 1024
-"""How much of a memory file system's size its share of inodes stands for."""
+"""Bytes of a tmpfs's size for each of its inodes."""
 _FEWEST_INODES = 1024
 _MOST_TERMINALS = 64
 _MOST_WATCHES = {"max_inotify_instances": 16, "max_inotify_watches": 8192}
-"""Of one kernel. All of a template share what one user of the host may have."""
+"""Inotify limits of one kernel. All kernels of a template share those of one user of the host."""
 
 
 class Place(NamedTuple):
     """A mount of the host's for this kernel alone.
 
-    `tree` is a detached mount to attach, -1 to bind `source` instead, a path in the template. With
-    `shown` it is a mounted folder, of which `covers` (path below it, kind) are left out: an empty
-    `file` or `folder` is seen; or are `fixed`, read-only, or `kept` where they are.
+    `tree` is a detached mount to attach; -1 to bind `source`, a path in the template, instead. With
+    `shown` it is a mounted folder. `covers` are pairs of a path below it and a kind: masked by an
+    empty `file` or `folder`, `fixed` (read-only), or `kept` (mounted over itself).
     """
 
     target: str
@@ -98,10 +98,10 @@ class Place(NamedTuple):
 
 
 class Cell(NamedTuple):
-    """One kernel's sandbox. `uid` is its id in the template's namespace, `tmp_bytes` 0 for any.
+    """One kernel's sandbox. `uid` is its id in the template's namespace; `tmp_bytes` 0: no limit.
 
-    `listen` are (address, port) of its network namespace, listening sockets at which go over the
-    socket `way`.
+    `listen` are (address, port) in its network namespace. Sockets that listen there are sent over
+    the socket `way`.
     """
 
     uid: int
@@ -226,14 +226,14 @@ def _build(cell: Cell, ground: Ground) -> None:
 
 
 def hide_sessions() -> None:
-    """Take the folders of all sessions out of this mount namespace."""
+    """Unmount the folders of all sessions in this mount namespace."""
     if os.path.isdir(SESSIONS):
         for shared in os.listdir(SESSIONS):
             linux.unmount(f"{SESSIONS}/{shared}")
 
 
 def show_processes() -> None:
-    """A /proc that can be written to: parts of bubblewrap's are covered."""
+    """Mount a writable /proc: parts of bubblewrap's are masked."""
     linux.mount("proc", "/proc", "proc", _INERT)
 
 
@@ -249,7 +249,7 @@ def _put(place: Place) -> None:
 
 
 def _handle(place: Place) -> int:
-    """A detached mount of a folder to show, taken before the place that it is at is hidden."""
+    """Return a detached mount of a folder to show; to be called before `hide_sessions`."""
     if place.tree >= 0:
         return place.tree  # the server has set its attributes
     attributes = linux.MOUNT_ATTR_NOSUID | linux.MOUNT_ATTR_NODEV
@@ -261,7 +261,7 @@ def _handle(place: Place) -> int:
 
 
 def _show(place: Place, tree: int) -> None:
-    """Attach a mounted folder and cover what is not to be seen of it."""
+    """Attach a mounted folder, and mask paths in it."""
     if place.target.startswith("/tmp/"):
         _make_target(place.target, tree)
     linux.move_mount(tree, place.target)
@@ -271,7 +271,7 @@ def _show(place: Place, tree: int) -> None:
 
 
 def _cover(top: str, parts: Sequence[str], kind: str) -> None:
-    """Cover a path through handles, so that no link is followed."""
+    """Mount over a path through handles, so that no link is followed. Raises OSError."""
     handles = [os.open(top, _PASSED)]
     try:
         for name in parts[:-1]:
@@ -293,7 +293,7 @@ def _cover(top: str, parts: Sequence[str], kind: str) -> None:
 
 
 def _make_target(target: str, tree: int) -> None:
-    """An empty folder or file, as what is attached there; it may be there."""
+    """Make a mount point, folder or file as `tree` is; it may exist."""
     if stat.S_ISDIR(os.fstat(tree).st_mode):
         os.makedirs(target, exist_ok=True)
     else:
@@ -318,10 +318,10 @@ def _tmpfs_options(size: int) -> str:
 
 
 def _become(uid: int, processes: int) -> None:
-    """Take a user id of the template's and make it KERNEL_ID in a user namespace of its own.
+    """Become `uid` of the template, mapped to KERNEL_ID in a user namespace of its own.
 
-    The init stays in the template's, where nothing that a kernel does can reach it. `processes` is
-    a handle of a /proc that can be written to.
+    The init stays in the template's user namespace, out of reach of the kernel. `processes` is a
+    handle of a writable /proc.
     """
     os.setresgid(uid, uid, uid)
     os.setresuid(uid, uid, uid)

@@ -71,7 +71,7 @@ def _enter(maps: Sequence[tuple[int, ...]]) -> int:
 
 
 def _own_what_comes(owner: int) -> None:
-    """Become this user, with all capabilities: the creator of a user namespace pays for its use.
+    """Become user `owner`, with all capabilities: a user namespace is charged to its creator.
 
     Queued signals, message queues and watches of kernels would else count for the host's root.
     """
@@ -83,7 +83,7 @@ def _own_what_comes(owner: int) -> None:
 
 
 def _write_when_asked(ask_read: int, ask_write: int, maps: Sequence[tuple[int, ...]]) -> None:
-    """The helper's body: it stays in the old user namespace, whose root may write the maps."""
+    """Write the id maps once asked, from the old user namespace, whose root may; then exit."""
     os.close(ask_write)
     failed = 1
     try:
@@ -96,7 +96,9 @@ def _write_when_asked(ask_read: int, ask_write: int, maps: Sequence[tuple[int, .
 
 
 def _outlive(first: int) -> int:
-    """Wait for a child, without capabilities; the child dies with this process (PDEATHSIG).
+    """Wait for a child, without capabilities; return its exit code.
+
+    The child is killed with this process (PDEATHSIG).
 
     The first of two such processes is PID 1, whose end kills everything below. It keeps the user
     of bubblewrap, whose own death signal reaches no other.

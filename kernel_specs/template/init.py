@@ -95,7 +95,7 @@ _LAST_PID = "/proc/sys/kernel/ns_last_pid"
 _END_MS = 200
 """Milliseconds that a zygote which has hung up may take to end."""
 _STREAMS = 3
-"""Descriptors of a request before the gates."""
+"""Number of descriptors of a request before the gates."""
 
 
 class Start:
@@ -103,8 +103,8 @@ class Start:
 
     python   interpreter of the environment
     preload  modules to import before the first fork
-    support  the folder of the kernel's own packages and its order, if the environment has none
-    variables  of the environment that they are imported in
+    support  folder of the kernel's own packages and its place on sys.path; empty if not needed
+    variables  environment variables during the imports
     """
 
     def __init__(self, data: dict[str, Any]) -> None:
@@ -124,9 +124,7 @@ class Start:
 class _Session:
     """A kernel and its init, by their pids here: 0 before they are known and once they are gone.
 
-    `zygote` is the link to the one that was asked for it.
-
-    `over` is set when there is no kernel any more.
+    `zygote` is the socket of the zygote that forks it. `over` is set once the kernel has ended.
     """
 
     def __init__(self, zygote: socket.socket, stage: int, init: int) -> None:
@@ -139,16 +137,16 @@ class _Session:
 
 
 class TemplateInit:
-    """Makes a sandbox for each request and has the zygote put a kernel into it.
+    """Makes a sandbox for each request; the zygote forks a kernel into it.
 
-    A zygote hands over to the next one, which has more modules: that is another stage.
+    A zygote is replaced by its successor, which has more modules: the next stage.
     """
 
     def __init__(self, control: socket.socket, start: Start) -> None:
         self._control = control
         self._start = start
         self._sessions: dict[int, _Session] = {}
-        """By the number of the request."""
+        """Sessions by the number of their request."""
         self._children = ChildWatch()
         self._own_pids = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
         self._stage = 0
@@ -156,13 +154,13 @@ class TemplateInit:
         self._zygote_status: int | None = None
         self._zygote: socket.socket | None = self._start_zygote()
         self._zygotes = [self._zygote]
-        """The one that forks is the last; those before it tell the ends of their kernels."""
+        """Sockets of zygotes: the last one forks, earlier ones report the ends of their kernels."""
         self._poll = select.poll()
 
     def run(self) -> None:
-        """Serve until the server is gone, or the zygote and the last kernel are.
+        """Serve until the server is gone, or both the zygote and the last kernel are.
 
-        When this process ends, everything below it does.
+        When this process ends, so do all processes of its pid namespace.
         """
         linux.set_name("kernel-init")
         for each in (self._control.fileno(), self._children.fileno(), self._zygotes[0].fileno()):
@@ -211,7 +209,7 @@ class TemplateInit:
         os.execve(python, [python, "-I", "-B", *arguments], {**os.environ, **self._start.variables})
 
     def _on_request(self) -> bool:
-        """Handle one request; False when the server is gone."""
+        """Handle one request; return False if the server is gone."""
         received = packets.receive(self._control)
         if received is None:
             return False
@@ -237,7 +235,7 @@ class TemplateInit:
                 self._over(number)
 
     def _fork(self, number: int, request: dict[str, Any], fds: Sequence[int]) -> None:
-        """Make an init in a new pid namespace, and have the zygote fork a kernel into that.
+        """Make an init in a new pid namespace, and request a kernel in that from the zygote.
 
         Raises OSError, KeyError, ValueError.
         """
@@ -266,7 +264,7 @@ class TemplateInit:
             )
 
     def _on_zygote(self, zygote: socket.socket) -> None:
-        """Pass on the messages of a zygote, and take note of its end."""
+        """Forward the messages of a zygote to the server, and handle its end."""
         while True:
             try:
                 received = packets.receive(zygote, wait=False)
@@ -329,7 +327,7 @@ class TemplateInit:
                 self._over(number)
 
     def _zygotes_end(self) -> int | None:
-        """The wait status of the zygote that has hung up; None where its parent has it."""
+        """Return the wait status of the zygote that has hung up; None if its parent reaps it."""
         if self._zygote_status is None:
             with contextlib.suppress(ChildProcessError, ProcessLookupError):
                 pidfd = os.pidfd_open(self._zygote_pid)
@@ -358,9 +356,9 @@ class TemplateInit:
                 self._over(number, kill=False)
 
     def _over(self, number: int, *, kill: bool = True) -> None:
-        """Kill what is left of a session that never had a kernel; the server does it otherwise.
+        """Note that a session has no kernel any more; with `kill`, end its sandbox.
 
-        There may be a checkpoint, of which it wants another one.
+        Without, the server ends it, as it may fork another kernel from a checkpoint.
         """
         session = self._sessions.get(number)
         if session is None:

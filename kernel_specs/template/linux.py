@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 
 
 def close_all(fds: Sequence[int]) -> None:
-    """close(2) each."""
+    """Close all descriptors."""
     for fd in fds:
         os.close(fd)
 
@@ -60,10 +60,10 @@ _AT_EMPTY_PATH, _AT_NO_AUTOMOUNT, _AT_RECURSIVE = 0x1000, 0x800, 0x8000
 MOUNT_ATTR_RDONLY, MOUNT_ATTR_NOSUID, MOUNT_ATTR_NODEV, MOUNT_ATTR_IDMAP = 1, 2, 4, 0x100000
 _AT_FDCWD = -100
 FIRST_FD, LAST_FD = 3, 0x7FFFFFFF
-"""Below the first are standard input, output and error."""
+"""Range of descriptors above standard input, output and error."""
 CAP_SYS_PTRACE = 19
 LISTEN_BACKLOG = 1024
-"""Connections of one kernel that wait to be accepted."""
+"""Most connections of a listening socket that wait to be accepted."""
 _SIOCGIFFLAGS, _SIOCSIFFLAGS, _IFF_UP = 0x8913, 0x8914, 1
 _SIOCSIFADDR, _SIOCSIFNETMASK = 0x8916, 0x891C
 
@@ -87,7 +87,7 @@ def setns(fd: int, flags: int) -> None:
 
 
 def mount(source: str, target: str, kind: str, flags: int, data: str = "") -> None:
-    """Mount or change a mount; empty texts are ignored where they mean nothing."""
+    """Make or change a mount; empty strings stand for arguments that the flags do not use."""
     done = _libc.mount(
         source.encode(),
         target.encode(),
@@ -104,7 +104,7 @@ def unmount(target: str) -> None:
 
 
 def move_mount(tree: int, target: str | int) -> None:
-    """Attach a detached mount, as open_tree(2) makes them, at a path or an open place."""
+    """Attach a detached mount, as of open_tree(2), at a path or an open descriptor."""
     folder, path, flags = _AT_FDCWD, b"", _MOVE_MOUNT_F_EMPTY_PATH
     if isinstance(target, int):
         folder, flags = target, flags | _MOVE_MOUNT_T_EMPTY_PATH
@@ -122,7 +122,7 @@ def move_mount(tree: int, target: str | int) -> None:
 
 
 def open_tree(place: str | int, *, recursive: bool = False) -> int:
-    """A detached copy of the mount at a path or an open place, close-on-exec; Linux 5.2."""
+    """Return a detached copy of the mount at a path or descriptor, close-on-exec; Linux 5.2."""
     folder, path = (place, b"") if isinstance(place, int) else (_AT_FDCWD, os.fsencode(place))
     flags = _OPEN_TREE_CLONE | os.O_CLOEXEC | _AT_EMPTY_PATH | _AT_NO_AUTOMOUNT
     tree = _libc.syscall(
@@ -137,7 +137,7 @@ def open_tree(place: str | int, *, recursive: bool = False) -> int:
 def set_attributes(
     place: str | int, attributes: int, *, recursive: bool = False, userns: int = -1
 ) -> None:
-    """mount_setattr(2), private; with `userns` that namespace's id-map. Linux 5.12."""
+    """Set attributes of a mount and make it private; `userns` id-maps it. Linux 5.12."""
     folder, path = (place, b"") if isinstance(place, int) else (_AT_FDCWD, os.fsencode(place))
     wanted = attributes | (MOUNT_ATTR_IDMAP if userns >= 0 else 0)
     content = struct.pack("=4Q", wanted, 0, MS_PRIVATE, max(userns, 0))
@@ -153,7 +153,7 @@ def set_attributes(
 
 
 def prctl(option: int, first: int = 0, second: int = 0) -> int:
-    """Operate on this process, with integers as arguments."""
+    """Change an attribute of this process, by integer arguments; return the call's result."""
     zero = ctypes.c_ulong(0)
     done = _libc.prctl(
         ctypes.c_int(option), ctypes.c_ulong(first), ctypes.c_ulong(second), zero, zero
@@ -195,7 +195,7 @@ def use_capabilities() -> None:
 
 
 def drop_capability(number: int) -> None:
-    """Take one of the first 32 out of the effective, permitted, inheritable and ambient sets."""
+    """Remove a capability below 32 from the effective, permitted, inheritable and ambient sets."""
     header = struct.pack("=Ii", _CAPABILITY_VERSION, 0)
     sets = ctypes.create_string_buffer(24)
     _check(_libc.capget(header, sets), "capget")
@@ -206,7 +206,7 @@ def drop_capability(number: int) -> None:
 
 
 def install_filter(program: bytes) -> None:
-    """Put a seccomp program in force for good; takes no_new_privs."""
+    """Install a seccomp program for good; requires no_new_privs."""
     fprog = _Filter(len(program) // 8, program)
     mode = ctypes.c_ulong(SECCOMP_MODE_FILTER)
     done = _libc.prctl(ctypes.c_int(PR_SET_SECCOMP), mode, ctypes.byref(fprog), 0, 0)
@@ -214,7 +214,7 @@ def install_filter(program: bytes) -> None:
 
 
 def set_hostname(name: str) -> None:
-    """sethostname(2)."""
+    """Set the host name of this UTS namespace."""
     content = name.encode()
     _check(_libc.sethostname(content, ctypes.c_size_t(len(content))), "sethostname")
 
@@ -231,7 +231,7 @@ def close_range(first: int, last: int = LAST_FD) -> None:
 
 
 def close_range_but(kept: Iterable[int], *, first: int) -> None:
-    """Close every descriptor from `first` on but those."""
+    """Close every descriptor from `first` on, except `kept`."""
     for fd in sorted(kept):
         if fd > first:
             close_range(first, fd - 1)
@@ -240,9 +240,9 @@ def close_range_but(kept: Iterable[int], *, first: int) -> None:
 
 
 def enter_groups(gates: Sequence[int]) -> None:
-    """Enter control groups of version 1 by their open `tasks`; this process has one thread.
+    """Enter control groups of version 1 by their open `tasks` files; for one thread alone.
 
-    The server looks whether it is in them, and moves it, or tells why it cannot be.
+    Errors are ignored: the server checks the result, and moves the process or reports why not.
     """
     for gate in gates:
         with contextlib.suppress(OSError):
@@ -273,8 +273,8 @@ def own_address(address: str, number: int) -> None:
 def send_listeners(way: int, places: Sequence[tuple[str, int]]) -> None:
     """Listen at each (address, port) of this network namespace; send all over a Unix socket.
 
-    Both are closed here: whoever receives them is the only one to accept. Takes CAP_NET_ADMIN for
-    addresses that are not of the loopback, CAP_NET_BIND_SERVICE for low ports.
+    Listeners and `way` are closed here: only the receiver can accept. Requires CAP_NET_ADMIN for
+    addresses outside 127.0.0.0/8, CAP_NET_BIND_SERVICE for ports below 1024.
     """
     import socket
 
@@ -304,8 +304,8 @@ def _check(result: int, what: str) -> int:
 def write_maps(process: str, rows: Sequence[tuple[int, ...]], processes: int) -> None:
     """Write the id maps of a new user namespace: first id inside, first outside, count.
 
-    `process` is its name in the /proc that `processes` is a handle of. A process that maps its own
-    id has to give up setgroups(2) first.
+    `process` is the name of its process in /proc, of which `processes` is a handle. For `self`,
+    setgroups(2) is denied first, as Linux requires.
     """
     content = "".join(" ".join(map(str, row)) + "\n" for row in rows)
     if process == "self":

@@ -17,7 +17,10 @@ _FD_BYTES = array.array("i").itemsize
 
 
 def send(sock: socket.socket, message: Mapping[str, Any], fds: Sequence[int] = ()) -> None:
-    """Send one message; the receiver gets copies of `fds`. Raises OSError."""
+    """Send one message; the receiver gets copies of `fds`.
+
+    Raises ValueError for a message of more than `PACKET_BYTES`, OSError.
+    """
     content = json.dumps(message).encode()
     if len(content) > PACKET_BYTES:
         raise ValueError(f"a message has at most {PACKET_BYTES} bytes")
@@ -26,7 +29,7 @@ def send(sock: socket.socket, message: Mapping[str, Any], fds: Sequence[int] = (
 
 
 class DescriptorsLost(ValueError):
-    """A message without its descriptors: this process may have no more of them."""
+    """A message has lost its descriptors: this process has reached its limit of open files."""
 
     def __init__(self, message: dict[str, Any]) -> None:
         super().__init__("there is no room for the descriptors of a message")
@@ -34,10 +37,10 @@ class DescriptorsLost(ValueError):
 
 
 def receive(sock: socket.socket, *, wait: bool = True) -> tuple[dict[str, Any], list[int]] | None:
-    """The next message and its descriptors (close-on-exec), or None when the peer has closed.
+    """Return the next message and its descriptors (close-on-exec); None if the peer has closed.
 
-    Raises ValueError for what is not a message, DescriptorsLost where there is no room for its
-    descriptors, BlockingIOError when there is none and `wait` is off, OSError.
+    Raises ValueError for a malformed message, DescriptorsLost if there is no room for its
+    descriptors, BlockingIOError if there is none and `wait` is False, OSError.
     """
     space = socket.CMSG_SPACE(MAX_FDS * _FD_BYTES)
     flags = socket.MSG_CMSG_CLOEXEC | (0 if wait else socket.MSG_DONTWAIT)

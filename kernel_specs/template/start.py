@@ -1,6 +1,7 @@
 """Entry point of a template's processes: `python -I -B start.py enter|init|zygote ARGUMENT…`.
 
-The first ARGUMENT of `zygote` is where the kernel's own packages are, empty for the environment.
+The first ARGUMENT of `zygote` is the folder of the kernel's own packages and its place on sys.path,
+empty if the environment has them.
 As boot.py, it is compiled at every start, and its siblings come from the bytecode cache.
 """
 
@@ -11,7 +12,7 @@ import sys
 
 
 def main(argv: list[str]) -> int:
-    """Run one of them; its exit code."""
+    """Run the role that the first argument names; return its exit code."""
     folder = os.path.realpath(f"{__file__}/../../..")  # without pathlib, which takes 4 ms
     sys.path.insert(0, folder)
     if argv[0] == "enter":

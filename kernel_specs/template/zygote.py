@@ -119,9 +119,9 @@ class Zygote:
 
     @property
     def _rest_ms(self) -> int:
-        """Milliseconds until it may grow: the kernels that have waited for this stage come first.
+        """Milliseconds until a successor may start; an awaited stage first serves waiting kernels.
 
-        A successor would take their processors, and end their stage while that is being tried.
+        A successor would compete for their processors, and end the stage during its self-test.
         """
         if not self._stage.awaited:
             return 0
@@ -129,7 +129,7 @@ class Zygote:
         return max(0, math.ceil(1000 * (end - time.monotonic())))
 
     def _wait(self) -> set[int]:
-        """The descriptors that can be read; none when a successor is late, or one may begin."""
+        """Return readable descriptors; none if a successor is late, or may start."""
         poll = select.poll()
         poll.register(self._control.fileno(), select.POLLIN)
         poll.register(self._children.fileno(), select.POLLIN)
@@ -139,7 +139,7 @@ class Zygote:
         return {fd for fd, _ in poll.poll(self._successor.left_ms)}
 
     def _grow(self) -> socket.socket | None:
-        """Begin a successor; in that one, its link to this process."""
+        """Fork a successor; return None, and in the successor its socket to this process."""
         try:
             begun = stages.Successor.begin()
         except OSError as error:
@@ -157,7 +157,7 @@ class Zygote:
         return begun
 
     def _look_at(self, successor: stages.Successor, readable: set[int]) -> None:
-        """Hand it to the init when it is ready; do without it, and its module, when it is over."""
+        """Send a ready successor to the init; if it failed or is late, give up its module."""
         late = not successor.left_ms
         try:
             ready = successor.heard() if successor.link.fileno() in readable else None
@@ -182,7 +182,7 @@ class Zygote:
             packets.send(self._control, self._stage.message())
 
     def _fork(self, pids: int) -> int:
-        """Fork a child into the pid namespace `pids`; 0 in the child."""
+        """Fork a child into the pid namespace `pids`; return its pid, 0 in the child."""
         linux.setns(pids, linux.CLONE_NEWPID)
         try:
             pid = os.fork()
@@ -214,7 +214,7 @@ class Zygote:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Serve until the init wants no more; in a child: the exit code of its kernel."""
+    """Serve until the init hangs up, then return 0; in a kernel, return its exit code."""
     control = socket.socket(fileno=int(argv[1]))
     linux.set_name("kernel-template")
     kernel = host.KernelHost()
@@ -269,7 +269,7 @@ def _try(trial: dict[str, Any], files: Sequence[int]) -> NoReturn:
 
 
 def _serve(kernel: host.KernelHost, job: Job, inherited: Inheritance) -> int:
-    """Enter the sandbox, then serve as the entry point of a cold start does."""
+    """Enter the sandbox, then serve as a cold start does; return the exit code."""
     linux.set_name("python")
     _arrange(job)
     try:

@@ -1,7 +1,7 @@
-"""Modules, paths and machines that an exception shows to be missing.
+"""Find the module, path or machine whose absence an exception shows.
 
-They are read from objects, never from texts alone: a text may come from data. A module is missing
-where an import statement, or a call that imports, has failed in code that spells out its name.
+It is read from objects, never from texts alone: a text may come from data. A module is missing if
+an import statement, or a call that imports, has failed in code that contains its name.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ _OWN_FOLDERS = (
     "/opt/",
     "/etc/",
 )
-"""Of the sandbox, and so not meant on the host, as on clients that share it."""
+"""Folders of the sandbox itself: a missing file there is not one of the host."""
 _UNREACHED = (errno.ENETUNREACH,)
 _UNKNOWN_HOST = (-2, -3, -5)
 """`EAI_NONAME`, `EAI_AGAIN` and `EAI_NODATA` of netdb.h."""
 _REFUSED = "the operator's --network does not permit"
-"""As the proxy says it."""
+"""Part of the proxy's message for a host that it refuses."""
 
 
 def lacking(error: BaseException) -> str:
-    """Return the module that is missing, one of the four constants, or an empty text.
+    """Return the module that is missing, or READ_ONLY, FILE, NETWORK, HOST, or "".
 
-    What lies behind `error` counts, as libraries raise errors of their own for missing modules.
+    The causes of `error` count, too: libraries raise errors of their own for missing modules.
     """
     outer: list[CodeType] = []
     for each in _chain(error):
@@ -54,7 +54,7 @@ def lacking(error: BaseException) -> str:
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
-    """The exception, those in it, and those behind it, the latest first."""
+    """Yield the exception, members of a group, causes and contexts, the latest first."""
     waiting, seen = [error], set[int]()
     while waiting and len(seen) < MOST_ERRORS:
         each = waiting.pop(0)
@@ -86,7 +86,7 @@ def _module(error: BaseException, outer: list[CodeType]) -> str:
 
 
 def _frames(trace: TracebackType | None) -> list[tuple[CodeType, int]]:
-    """Code and place of the innermost frames, the innermost last."""
+    """Return code and instruction offset of the innermost frames, the innermost last."""
     found: list[tuple[CodeType, int]] = []
     while trace is not None:
         found.append((trace.tb_frame.f_code, trace.tb_lasti))

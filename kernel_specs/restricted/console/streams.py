@@ -27,20 +27,20 @@ from kernel_specs.restricted.console.iopub import IOPub
 CHUNK_BYTES = 64 * 1024
 SLICE_BYTES = 16 * CHUNK_BYTES
 PIPE_BYTES = 256 * 1024
-"""A C library that prints more than this without releasing the GIL would wait for ever."""
+"""Pipe size; a C library that prints more without releasing the GIL would block for ever."""
 QUIET_SECONDS = 0.002
-"""After so long without a message a line is sent at once; in a burst the flush timer does it."""
+"""Seconds without a message after which a line is sent at once; in bursts the flush timer sends."""
 LINES_PER_TICK = 500
-"""Lines between two ticks of the flush timer beyond which text is taken in chunks."""
+"""Lines between two ticks of the flush timer above which text is collected in chunks."""
 DRAIN_BYTES = 1024 * 1024
-"""Most that is taken from a pipe at once: a child may write without end."""
+"""Most bytes read from a pipe at once: a child may write without end."""
 _SPAWNS = frozenset(
     {"subprocess.Popen", "os.system", "os.fork", "os.forkpty", "os.posix_spawn", "os.exec"}
 )
 
 
 def _decoded(data: bytes) -> Iterator[str]:
-    """Text of UTF-8 bytes, in slices of `SLICE_BYTES`."""
+    """Yield the text of UTF-8 bytes, in slices of `SLICE_BYTES`."""
     if len(data) <= SLICE_BYTES:
         yield str(data, "utf-8", "replace")
         return
@@ -88,7 +88,7 @@ class Console:
         self._draining = False
         self._forked = False
         self.parking = False
-        """Whether a fork is a checkpoint: it goes on as this kernel."""
+        """True while a checkpoint is forked, which goes on as this kernel."""
         self.on_fork: Callable[[], None] = lambda: None
         """Called in every other child that code forks."""
         self._line_by_line = False
@@ -172,7 +172,7 @@ class Console:
         return True
 
     def take(self, name: str, fd: int, data: Any) -> None:
-        """Bytes from a text stream; called by C code in the middle of a write."""
+        """Pass on bytes of a text stream; called by C code in the middle of a write."""
         if self._forked:
             view = memoryview(data)
             while view:
@@ -190,9 +190,9 @@ class Console:
                 self._iopub.wait()
 
     def flushed(self) -> None:
-        """A stream was flushed, by a line end or by name: its text is sent, but not too often.
+        """Send text after a flush, by a line end or a call, but not too often.
 
-        What is not sent now is recorded, and sent by the flush timer.
+        The flush timer sends text that is not sent now.
         """
         if self._inside or self._forked or not self._iopub.waiting:
             return
@@ -206,12 +206,12 @@ class Console:
             self.text_waits()
 
     def by_line(self) -> None:
-        """Take text line by line from here on: code that dies or hangs next loses none of it."""
+        """Collect text line by line from now on: none is lost if code crashes or hangs next."""
         self._lines = 0
         self._set_pace(line_by_line=True)
 
     def choose_pace(self) -> None:
-        """Take text in chunks when many lines came since the last look, else line by line."""
+        """Collect text in chunks if many lines came since the last call, else line by line."""
         if self._lines > LINES_PER_TICK:
             self._set_pace(line_by_line=False)
         self._lines = 0
@@ -244,7 +244,7 @@ class Console:
             setattr(sys, name, stream)
 
     def _drain(self) -> None:
-        """Read the pipes: children wrote it before the text that follows."""
+        """Read the pipes: output of children precedes the text that follows."""
         if self._draining:  # and a signal handler of user code prints
             return
         self._draining = True
@@ -292,7 +292,7 @@ class Console:
         self._iopub.lock.release()  # a child that forks again has one of its own
 
     def _after_fork(self) -> None:
-        """In a forked child: write lines to the inherited file descriptors."""
+        """Make a forked child write lines to the inherited file descriptors."""
         if self.parking:
             self._iopub.lock.release()
             return

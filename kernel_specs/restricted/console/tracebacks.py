@@ -117,7 +117,7 @@ _LAST_ERROR = ("last_type", "last_value", "last_traceback", "last_exc")
 
 @contextlib.contextmanager
 def forgetting(shell: Any) -> Iterator[None]:
-    """Put names and results of `shell` back; for cells without a number that no user wrote."""
+    """Restore names and results of `shell` after the block; for the kernel's own cells."""
     names, hidden, hook = dict(shell.user_ns), dict(shell.user_ns_hidden), shell.displayhook
     shown = hook._, hook.__, hook.___
     try:

@@ -1,4 +1,4 @@
-"""Outputs on their way out: a picture or words with what only a browser shows, none too large."""
+"""Complete outputs before they are sent: add pictures or words for a browser's, bound the size."""
 
 # ipykernel and IPython are traitlets classes: untyped, and optional throughout, to mypy.
 # mypy: disable-error-code="no-untyped-call, union-attr, attr-defined"
@@ -26,13 +26,13 @@ from kernel_specs.restricted.display import charts, figures, libraries, pictures
 
 MOST_TRACES = 12
 FIRST = 5
-"""Points and rows that are shown of each trace."""
+"""Number of points or rows shown of each trace."""
 VALUE_CHARS = 60
 _TYPES = {"i1": "b", "u1": "B", "i2": "h", "u2": "H", "i4": "i", "u4": "I", "f4": "f", "f8": "d"}
 
 
 def plotly_text(figure: Mapping[str, Any]) -> str:
-    """A plotly figure: its traces, axes, ranges and first points."""
+    """Return a plotly figure in words: traces, axes, ranges and first points."""
     layout = _mapping(figure.get("layout"))
     traces = [_mapping(trace) for trace in _sequence(figure.get("data"))]
     title = _title(layout)
@@ -54,7 +54,7 @@ _COMMA = re.compile(r"\s*,\s*")
 
 
 def plotly_figure_in(page: str) -> dict[str, Any]:
-    """The last figure that an HTML page has plotly draw; empty for none."""
+    """Return the last figure that an HTML page draws with plotly; empty if there is none."""
     calls = list(_DRAWN.finditer(page))
     if not calls:
         return {}
@@ -86,7 +86,7 @@ def _data(key: str) -> bool:
 
 
 def _values(value: Any) -> Sequence[Any] | None:
-    """A column of a trace; plotly packs numbers as base64."""
+    """Return a column of a trace, None for other values; plotly packs numbers as base64."""
     if isinstance(value, Mapping) and isinstance(value.get("bdata"), str):
         code = _TYPES.get(str(value.get("dtype")))
         if code is None:
@@ -98,7 +98,7 @@ def _values(value: Any) -> Sequence[Any] | None:
 
 
 def vega_text(spec: Mapping[str, Any]) -> str:
-    """A Vega-Lite chart: its marks, encodings and first rows."""
+    """Return a Vega or Vega-Lite chart in words: marks, encodings and first rows."""
     lines = []
     title = spec.get("title")
     if title:
@@ -134,7 +134,7 @@ def _view(spec: Mapping[str, Any], lines: list[str], depth: int) -> None:
 
 
 def bokeh_text(model: Any) -> str:
-    """A bokeh figure or layout: titles, axes, and the first values of each glyph."""
+    """Return a bokeh figure or layout in words: titles, axes, first values of each glyph."""
     lines: list[str] = []
     plots = [each for each in model.references() if hasattr(each, "renderers")]
     for plot in [each for each in plots if hasattr(each, "xaxis")][:MOST_TRACES]:
@@ -157,7 +157,7 @@ def _first(values: Any) -> str:
 
 
 def folium_text(view: Any) -> str:
-    """A folium map: where it is, and what is on it."""
+    """Return a folium map in words: location, zoom and children."""
     lines = [f"map at {_short(view.location)}, zoom {view.options.get('zoom', '?')}"]
     children = list(view._children.values())
     for child in children[:MOST_TRACES]:
@@ -171,7 +171,7 @@ def folium_text(view: Any) -> str:
 
 
 def _words(part: Any) -> str:
-    """The words of a popup or a tooltip."""
+    """Return the text of a popup or a tooltip."""
     html = getattr(part, "html", None)
     if html is not None:
         return " ".join(str(getattr(each, "data", "")) for each in html._children.values())
@@ -209,26 +209,26 @@ def _short(value: Any, most: int = VALUE_CHARS) -> str:
 # Bundles of MIME data.
 
 ROOM_BYTES = 64 * 1024
-"""What a message holds besides its largest value."""
+"""Bytes of a message that are left for other parts than its largest value."""
 MOST_DRAWN = 50
-"""Drawings of one cell that become pictures; the others stay what they are."""
+"""Most drawings of one cell that are rendered as pictures; further ones stay as they are."""
 PLOTLY = "application/vnd.plotly.v1+json"
 _PLAIN = frozenset({"text/plain", "text/html"})
 _PAGE = "<IPython.core.display.HTML object>"
-"""The text of a page that code has written itself."""
+"""IPython's text for an HTML page that code has displayed."""
 _NOISE = ("application/vnd.bokehjs_load.v0+json",)
-"""What only prepares a page for outputs to come."""
+"""MIME types of outputs that only prepare a page for later ones."""
 
 
 class Completed:
-    """Makes bundles that a reader without a browser can use, within the room of a message."""
+    """Completes bundles for a client without a browser, within the size of a message."""
 
     def __init__(self, shell: Any) -> None:
         self._shell = shell
         self._cell, self._drawn = -1, 0
 
     def __call__(self, data: Mapping[str, Any]) -> dict[str, Any]:
-        """The same bundle with what it lacks; empty for what only prepares a page."""
+        """Return the bundle with text and picture added; empty if it only prepares a page."""
         text = data.get("text/plain")
         if len(data) == 1 and isinstance(text, str) and len(text) < ROOM_BYTES:
             return dict(data)
@@ -276,7 +276,7 @@ class Completed:
         return self._drawn <= MOST_DRAWN
 
     def _carried(self, data: dict[str, Any]) -> dict[str, Any]:
-        """`data` with pictures scaled, and what is still too large left out and named."""
+        """Return `data` with pictures scaled, and parts that are still too large left out."""
         boot = self._shell.kernel.boot if self._shell.kernel is not None else None
         most = (boot.output if boot is not None else Output()).message_bytes - ROOM_BYTES
         remarks: list[str] = []
@@ -306,7 +306,7 @@ class Completed:
 
 
 def _size(value: Any) -> int:
-    """Bytes of a value in a message, about; encoded only where it is not text."""
+    """Return the approximate bytes of a value in a message; 0 if it cannot be encoded."""
     if isinstance(value, bytes):
         return len(value) * 4 // 3
     if isinstance(value, str):
@@ -318,7 +318,7 @@ def _size(value: Any) -> int:
 
 
 class Publisher(ZMQDisplayPublisher):
-    """Publishes displays completed."""
+    """Publishes displays, completed by `Completed`."""
 
     def publish(  # type: ignore[override]  # as ipykernel's, without a parameter of old
         self, data: Any, metadata: Any = None, **options: Any
@@ -330,7 +330,7 @@ class Publisher(ZMQDisplayPublisher):
 
 
 class DisplayHook(ZMQShellDisplayHook):
-    """The display hook without what only a terminal needs, whose results are completed."""
+    """Display hook whose results are completed, without features for terminals."""
 
     def quiet(self) -> bool:
         """Return True if the cell ends in a semicolon; it is tokenised only if it holds one."""
@@ -349,11 +349,11 @@ class DisplayHook(ZMQShellDisplayHook):
             results.pop(number, None)
 
     def log_output(self, format_dict: dict[str, Any]) -> None:
-        """Keep nothing: IPython would hold every output, pictures too, for ever."""
+        """Do nothing: IPython would keep every output, pictures too, for ever."""
 
 
 class Formatter(DisplayFormatter):
-    """Formats objects of some libraries as more than their page."""
+    """Formats objects of some libraries with text and data besides their HTML page."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)

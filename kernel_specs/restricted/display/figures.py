@@ -1,8 +1,7 @@
-"""Figures of matplotlib become pictures with the same pixels in less time.
+"""Render matplotlib figures with the same pixels in less time.
 
 `print_figure` draws a figure twice: without any output, to find its bounding box, then again. Here
-the first time is left out where the box is found without it. This ends with the picture: `savefig`
-of code is as it is.
+the first drawing is skipped if the box can be found without it. Code's own `savefig` is unchanged.
 """
 
 from __future__ import annotations
@@ -17,12 +16,12 @@ from kernel_specs.restricted.display.having import having
 from kernel_specs.restricted.display.placing import is_placed_undrawn
 
 MOST_PIXELS = 24_000_000
-"""Pixels of a figure as it is sent; the server decodes no more."""
+"""Most pixels of a figure that is sent; the server decodes no more."""
 
 
 @contextmanager
 def pictured(figure: Any) -> Iterator[None]:
-    """Make pictures of a matplotlib figure in little time, with at most `MOST_PIXELS`."""
+    """Speed up pictures of a figure inside the block, and limit them to `MOST_PIXELS`."""
     agg = _agg_of(figure.canvas)
     with _uncollected(), bounded(figure), nullcontext() if agg is None else _placed(figure, agg):
         yield
@@ -30,7 +29,7 @@ def pictured(figure: Any) -> Iterator[None]:
 
 @contextmanager
 def _uncollected() -> Iterator[None]:
-    """Let the collector rest: a drawing makes many objects, and next to no cycles among them."""
+    """Disable garbage collection: a drawing makes many objects, with hardly any cycles."""
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -42,7 +41,7 @@ def _uncollected() -> Iterator[None]:
 
 @contextmanager
 def bounded(figure: Any) -> Iterator[None]:
-    """Draw a matplotlib figure with at most `MOST_PIXELS`."""
+    """Limit drawings of a matplotlib figure to `MOST_PIXELS` inside the block."""
     dpi = figure.dpi
     width, height = figure.get_size_inches()
     pixels = width * height * dpi * dpi
@@ -56,14 +55,14 @@ def bounded(figure: Any) -> Iterator[None]:
 
 
 def _agg_of(canvas: Any) -> Any:
-    """The module that draws pixels, for a canvas of its very own kind; else None."""
+    """Return matplotlib's Agg backend if the canvas is exactly of its class, else None."""
     agg: Any = sys.modules.get("matplotlib.backends.backend_agg")
     return agg if agg is not None and type(canvas) is agg.FigureCanvasAgg else None
 
 
 @contextmanager
 def _placed(figure: Any, agg: Any) -> Iterator[None]:
-    """Leave a drawing out that has no output, where all finds its place without it."""
+    """Skip drawings without output, if all artists are placed without them."""
 
     def draw(renderer: Any) -> Any:
         idle = isinstance(renderer, agg.RendererAgg) and "draw_path" in vars(renderer)
@@ -76,7 +75,7 @@ def _placed(figure: Any, agg: Any) -> Iterator[None]:
 
 
 def _takes_places(figure: Any, renderer: Any) -> bool:
-    """Do what a drawing begins with, and return True, if the search for the box does the rest."""
+    """Place the axes as a drawing would; return True if the search for the box does the rest."""
     try:
         if not is_placed_undrawn(figure):
             return False

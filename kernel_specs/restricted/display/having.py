@@ -1,4 +1,4 @@
-"""Objects of libraries have functions of their own for a while."""
+"""Replace methods of single objects for a while."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 @contextmanager
 def having(owner: Any, name: str, function: Any) -> Iterator[None]:
-    """Let an object have a function of its own, unless it has one already."""
+    """Set a function as attribute of an object inside the block, unless it has one of that name."""
     if name in vars(owner):
         yield
         return

@@ -132,12 +132,12 @@ def _precede_polars(_: Any) -> None:
 
 
 def _follow_pillow(viewers: Any) -> None:
-    """Show images in the output, not in a program such as `xdg-open` that would be asked first."""
+    """Show images in the output instead of by a program such as `xdg-open`, which comes first."""
     viewers.register(viewers.IPythonViewer, order=0)
 
 
 def _follow_plotly(renderers: Any) -> None:
-    """Show any figure as JSON, which has a text and perhaps a picture, by whatever renderer."""
+    """Show figures as JSON whatever the renderer: text, and a picture if possible, are added."""
     renderers.nbformat = renderers.nbformat or SimpleNamespace(__version__="5.0.0")
 
     @functools.wraps(renderers.show)
@@ -151,7 +151,7 @@ def _follow_plotly(renderers: Any) -> None:
 
 
 def _follow_bokeh(showing: Any) -> None:
-    """Show models as what they are, not in a browser."""
+    """Display models as outputs instead of in a browser."""
     original = showing.show
 
     @functools.wraps(original)
@@ -167,7 +167,7 @@ def _follow_bokeh(showing: Any) -> None:
 
 
 def _follow_tqdm(notebook: Any) -> None:
-    """Let bars be text that ends where they end; a widget would stay as it began."""
+    """Make progress bars text, which shows their last state; a widget would stay at its first."""
     std = sys.modules["tqdm.std"].tqdm
 
     class tqdm_notebook(std):  # type: ignore[misc, valid-type]  # noqa: N801
@@ -186,7 +186,7 @@ def _follow_tqdm(notebook: Any) -> None:
 
 
 def _follow_rich(console: Any) -> None:
-    """Let it write text; in a notebook it writes pages, and progress needs widgets."""
+    """Make rich write text; in a notebook it writes HTML, and progress needs widgets."""
     console._is_jupyter = lambda: False
 
 
@@ -200,4 +200,4 @@ ACTIONS: Mapping[str, Action] = {
     "rich.console": _follow_rich,
     "tqdm.notebook": _follow_tqdm,
 }
-"""By module; the table of polars is read at each use, so that it may follow."""
+"""Actions by module; polars reads the variables at each use, so that they may be set later."""

@@ -1,4 +1,4 @@
-"""Pictures of what only a browser would draw, and pictures that a message can carry.
+"""Render outputs that only a browser would draw, and scale pictures to fit into a message.
 
 Drawing happens in a process of its own: a renderer that fails takes nothing with it.
 """
@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import Any
 
 MOST_DECODED_BYTES = 96 * 1024 * 1024
-"""Memory of a decoded picture that the server shows."""
+"""Most bytes of a decoded picture that the server shows."""
 MOST_SIDE = 2000
-"""Longest side of a picture that had to be scaled: more is shown to nobody."""
+"""Longest side in pixels of a picture that had to be scaled: no client shows more."""
 DRAW_SECONDS = 60.0
 SOURCE_CHARS = 16 * 1024 * 1024
 PICTURES = ("image/png", "image/jpeg", "image/gif", "image/webp")
@@ -51,7 +51,7 @@ sys.stdout.buffer.write(bytes(picture))
 
 
 def of_vega(kind: str, version: str, spec: Any) -> bytes | None:
-    """A PNG of a Vega or Vega-Lite chart; None where no renderer is installed, or it fails."""
+    """Return a PNG of a Vega or Vega-Lite chart; None if no renderer is installed, or it fails."""
     place = _place("vl_convert")
     if place is None:
         return None
@@ -59,7 +59,7 @@ def of_vega(kind: str, version: str, spec: Any) -> bytes | None:
 
 
 def of_svg(source: str) -> bytes | None:
-    """A PNG of an SVG document; None where no renderer is installed, or it fails."""
+    """Return a PNG of an SVG document; None if no renderer is installed, or it fails."""
     place = _place("resvg_py")
     if place is None:
         return None
@@ -67,7 +67,7 @@ def of_svg(source: str) -> bytes | None:
 
 
 def _place(module: str) -> str | None:
-    """The folder that `module` would be imported from."""
+    """Return the folder that `module` would be imported from, or None."""
     try:
         spec = importlib.util.find_spec(module)
     except (ImportError, ValueError):
@@ -98,13 +98,13 @@ _BETWEEN = re.compile(r"[\s\\]+")
 
 
 def embedded(page: str) -> dict[str, str]:
-    """The first picture that an HTML page holds as data, as a bundle; empty for none."""
+    """Return the first picture embedded in an HTML page, as a bundle; empty if there is none."""
     found = _EMBEDDED.search(page)
     return {found[1]: _BETWEEN.sub("", found[2])} if found else {}
 
 
 def drawing_in(page: str) -> str:
-    """The first SVG drawing of an HTML page; empty for none."""
+    """Return the first SVG drawing of an HTML page, or ""."""
     start = page.find("<svg")
     end = page.find("</svg>", start) if start >= 0 else -1
     if end < 0:
@@ -125,7 +125,7 @@ _GOOD_SIDE = 800
 
 
 def size_of_svg(source: str) -> tuple[float, float]:
-    """Width and height of a drawing in pixels; zeros where it does not say."""
+    """Return width and height of a drawing in pixels; zeros if it does not state them."""
     root = _SVG.search(source, 0, 65_536)
     if root is None:
         return 0.0, 0.0
@@ -173,10 +173,11 @@ def pixels(data: bytes) -> int:
 
 
 def fitted(bundle: Mapping[str, Any], most: int) -> tuple[dict[str, Any], str]:
-    """The pictures of a bundle, within `most` bytes of base64, and a remark on what was scaled.
+    """Return the pictures of a bundle, within `most` bytes of base64, and a remark on scaling.
 
-    Values are bytes or base64 text. Of several that take more, those that fit stay. Beside one that
-    has more pixels than the server decodes there is a smaller one. All this takes Pillow.
+    Values are bytes or base64 text. If several are too large together, those that fit stay. If one
+    has more pixels than the server decodes, a smaller one is added. Scaling requires Pillow:
+    without it the pictures are returned as they are.
     """
     found = {mime: bundle[mime] for mime in PICTURES if mime in bundle}
     if all(_fits(value, most) for value in found.values()):
@@ -205,7 +206,7 @@ def fitted(bundle: Mapping[str, Any], most: int) -> tuple[dict[str, Any], str]:
 
 
 def _encoded(value: Any) -> int:
-    """Bytes of a picture in base64."""
+    """Return the bytes of a picture in base64."""
     return len(value) if isinstance(value, str) else len(value) * 4 // 3
 
 

@@ -1,4 +1,4 @@
-"""The import guard refuses user code modules outside the policy; `without` refuses it builtins.
+"""The import guard refuses modules outside the policy to user code; `without` refuses builtins.
 
 A guard rail for well-meaning code, not the boundary: that is the sandbox. Code under the read-only
 runtime may import anything and keeps Python's builtins, so libraries work.
@@ -21,7 +21,7 @@ from kernel_specs.restricted.config import BootConfig
 from kernel_specs.restricted.console.tracebacks import IMPORT_GUARD
 
 CELL_PREFIX = "<ipython-input-"
-"""File names of cells: user code, though they look like other generated code."""
+"""Prefix of file names of cells: user code, though they look like other generated code."""
 IMPLICIT = frozenset({"__future__", "__main__", "_codecs", "_strptime", "builtins", "copyreg"})
 """Modules that C code imports from the caller's frame, `datetime.strptime` for one."""
 LISTED = 80
@@ -227,7 +227,7 @@ def _interpreter_folders() -> list[str]:
 
 
 def _folders(paths: Iterable[str]) -> tuple[str, ...]:
-    """Prefixes with a final slash, as given and resolved."""
+    """Return prefixes with a final slash, of the paths as given and resolved."""
     found = {str(Path(path)) for path in paths}
     found |= {str(Path(path).resolve()) for path in found}
     return tuple(sorted(path.rstrip("/") + "/" for path in found))
@@ -254,7 +254,7 @@ class BuiltinNotAllowedError(PermissionError):
 
 
 def without(names: Iterable[str], profile: str, guard: ImportGuard) -> ModuleType:
-    """A builtins module in which each of `names` refuses; `guard` has to be installed already."""
+    """Return a builtins module in which each of `names` raises; requires an installed `guard`."""
     module = ModuleType("builtins", builtins.__doc__)
     content = vars(module)
     content.update(vars(builtins))
@@ -298,7 +298,7 @@ def _refusing(name: str, profile: str) -> Callable[..., Any]:
 
 
 def _statements_only(guard: ImportGuard, profile: str) -> Callable[..., ModuleType]:
-    """An `__import__` for import statements that refuses to be called as a function."""
+    """Return an `__import__` for import statements that raises if it is called as a function."""
     guarded: Callable[..., ModuleType] = builtins.__import__
     current_frame, check = sys._getframe, guard.check
 

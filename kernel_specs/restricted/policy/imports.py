@@ -30,7 +30,7 @@ _own_flags: Callable[[], list[str]] = vars(subprocess)["_args_from_interpreter_f
 
 
 def entries(layers: Iterable[str]) -> list[str]:
-    """The sys.path entries of layers: their generations, newest first, and each folder itself."""
+    """Return the sys.path entries of layers: generations, newest first, and each folder itself."""
     found: list[str] = []
     for layer in layers:
         found += [f"{layer}/{number}" for number in sorted(_generations(layer), reverse=True)]
@@ -39,7 +39,7 @@ def entries(layers: Iterable[str]) -> list[str]:
 
 
 def refresh(layers: Sequence[str]) -> None:
-    """Bring sys.path up to date, at the place where the layers are."""
+    """Update the layers' entries in sys.path, at the same place."""
     own = tuple(f"{layer}/" for layer in layers)
     rest = [path for path in sys.path if path not in layers and not path.startswith(own)]
     place = next((at for at, path in enumerate(sys.path) if path in layers), None)
@@ -53,7 +53,7 @@ def refresh(layers: Sequence[str]) -> None:
 
 
 def export(layers: Sequence[str]) -> None:
-    """Bring PYTHONPATH and PATH up to date for child processes: generations first."""
+    """Update PYTHONPATH and PATH for child processes: generations first."""
     own = tuple(f"{layer}/" for layer in layers)
     found = [path for path in entries(layers) if path not in layers]
     _lead("PYTHONPATH", found, own)
@@ -93,7 +93,7 @@ def _worker_flags() -> list[str]:
 def _lead(name: str, paths: Sequence[str], own: tuple[str, ...]) -> None:
     """Put `paths` first in a variable, instead of its paths that begin with one of `own`.
 
-    What stands in for pip stays before them: a pip that was installed may write nowhere.
+    The replacement of pip stays before them: a pip that was installed cannot write anywhere.
     """
     before = os.environ.get(name, "")
     kept = [path for path in before.split(os.pathsep) if path and not path.startswith(own)]
@@ -114,14 +114,14 @@ def _generations(layer: str) -> list[int]:
 
 
 MAIN_THREAD_WAIT_S = 0.05
-"""How long to wait for an idle main thread, which some packages insist on, before using another."""
+"""Seconds to wait for an idle main thread, which some packages require, before using another."""
 ERROR_CHARS = 500
 
 Report = dict[str, dict[str, str]]
 
 
 class LiveImports:
-    """Takes in what was added to the layers and tries it, in the session as it is."""
+    """Adds new packages of the layers to the running session, and imports them."""
 
     def __init__(
         self,
@@ -137,10 +137,10 @@ class LiveImports:
         self._main_loop = main_loop
 
     async def take(self, allowed: Iterable[str], modules: Sequence[str]) -> Report:
-        """Allow names, then import modules: `imported`, `earlier`, `shadowed` or `failed` each.
+        """Allow names, then import modules; return the state of each.
 
-        `earlier` is a module that stays the one loaded before from another place; `shadowed` one
-        that a file of the workspace hides.
+        `imported`; `earlier`: it stays as loaded before from another place; `shadowed`: a file of
+        the workspace hides it; `failed`.
         """
         refresh(self._layers)
         export(self._layers)
@@ -149,7 +149,7 @@ class LiveImports:
         return await self._in_main_thread(modules) if modules else {}
 
     async def _in_main_thread(self, modules: Sequence[str]) -> Report:
-        """Import in the main thread when no cell runs, else in another thread."""
+        """Import in the main thread if no cell runs, else in another thread."""
         loop = asyncio.get_running_loop()
         done: asyncio.Future[Report] = loop.create_future()
         started = asyncio.Event()
@@ -201,7 +201,7 @@ class LiveImports:
 
 
 def _place(name: str) -> str:
-    """The file or folder that `name` would be imported from; empty for none."""
+    """Return the file or folder that `name` would be imported from, or "". Raises ImportError."""
     parent = name.rpartition(".")[0]
     path = None
     if parent:

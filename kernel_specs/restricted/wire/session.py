@@ -19,7 +19,7 @@ _PARTS = 5  # signature, header, parent header, metadata, content
 
 
 def pack(value: Any) -> bytes:
-    """One message part as JSON; lone surrogates become question marks."""
+    """Return one message part as JSON; lone surrogates become question marks."""
     try:
         return _encode(value).encode("utf-8", "replace")
     except (TypeError, ValueError):
@@ -27,7 +27,7 @@ def pack(value: Any) -> bytes:
 
 
 class LeanSession(Session):
-    """The same messages as `Session`, at a third of the cost.
+    """A `Session` that builds the same messages at a third of the cost.
 
     One JSON encoder is kept, the parent header of a cell is encoded once, dates stay strings
     (nothing in a kernel reads them), and no digests are remembered: the sockets live in a folder
@@ -42,7 +42,7 @@ class LeanSession(Session):
         super().__init__(**kwargs)
 
     def renew(self, key: bytes, signature_scheme: str | None = None) -> None:
-        """Become a session of its own after a fork, which signs with this key."""
+        """Become a new session after a fork: new id, and `key` for signatures."""
         if signature_scheme and signature_scheme != self.signature_scheme:
             self.signature_scheme = signature_scheme
         self.key = key
@@ -52,11 +52,11 @@ class LeanSession(Session):
 
     @property
     def msg_id(self) -> str:
-        """A new message id; safe in every thread."""
+        """A new message id at each access; safe in every thread."""
         return f"{self.session}_{self.pid}_{next(self._numbers)}"
 
     def msg_header(self, msg_type: str) -> dict[str, Any]:
-        """A new header, its date already as text."""
+        """Return a new header, with its date as a string."""
         return {
             "msg_id": self.msg_id,
             "msg_type": msg_type,
@@ -69,7 +69,7 @@ class LeanSession(Session):
     def serialize(
         self, msg: dict[str, Any], ident: bytes | list[bytes] | None = None
     ) -> list[bytes]:
-        """The frames of one message without its buffers."""
+        """Return the frames of one message without its buffers."""
         parent, packed = self._parent
         if parent is not msg["parent_header"]:
             parent = msg["parent_header"]

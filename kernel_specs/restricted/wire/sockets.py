@@ -18,11 +18,11 @@ READ_BYTES = 64 * 1024
 _FD = struct.Struct("i")
 _ONE_FD = socket.CMSG_SPACE(_FD.size)
 MAX_REQUEST_BYTES = 1 << 30
-"""No defence, as every client may run code: it finds a peer with a broken length."""
+"""Upper bound that detects a broken length; no defence, as every client may run code."""
 
 
 class Peer:
-    """One client: what has come from it, and what has not gone to it yet.
+    """One client, with data that it has sent, and data that waits to be sent to it.
 
     For one thread at a time. A MemoryError loses nothing: the same call can be made again.
     """
@@ -210,7 +210,7 @@ class Listener:
                 return None
 
     def flush(self, peer: Peer) -> None:
-        """Send what is waiting for a client; be readable again when it takes the rest."""
+        """Send data that waits for a client; poll as readable once it can take the rest."""
         if (peer.waiting or peer.slow) and peer.flush() == peer.slow:
             peer.slow = not peer.slow
             self._epoll.modify(peer, select.EPOLLIN | select.EPOLLOUT * peer.slow)
@@ -230,7 +230,7 @@ class Listener:
             self._listening.close()
 
     def _listen(self) -> bool:
-        """Read what has arrived; whether anything has."""
+        """Read what has arrived; return True if anything has."""
         came = [fd for fd, events in self._epoll.poll(0) if events != select.EPOLLOUT]
         for fd in came:
             peer = self.peers.get(fd)
@@ -257,18 +257,18 @@ class Listener:
 
 BACKLOG = 64
 LINGER_SECONDS = 1.0
-"""Longest wait for a reader at the end of a kernel."""
+"""Longest wait in seconds for a reader at the end of a kernel."""
 STALL_SECONDS = 30.0
-"""A reader that takes nothing for so long is dropped."""
+"""Seconds after which a reader that takes nothing is dropped."""
 BEHIND_SECONDS = 0.5
-"""Longest time that one reader may hold up another."""
+"""Longest time in seconds that one reader may hold up another."""
 
 
 class Router:
-    """A ROUTER socket: takes requests of any client and answers each."""
+    """A ROUTER socket: receives requests of any client and answers each."""
 
     def __init__(self, listening: socket.socket | None, *, takes_descriptors: bool = False) -> None:
-        """Without `listening` there are the clients of `take_in` alone."""
+        """Without `listening` only `take_in` adds clients."""
         self.given: list[int] = []
         """The last descriptor that came with a message and was not taken."""
         given = self.given if takes_descriptors else None
@@ -282,7 +282,7 @@ class Router:
         return self._listener.fileno()
 
     def receive(self) -> list[bytes] | None:
-        """The next message, the name of its sender first, or None; never waits."""
+        """Return the next message, the name of its sender first, or None; never wait."""
         found = self._listener.receive()
         if found is None:
             return None
@@ -378,7 +378,7 @@ class Publisher:
         return topics
 
     def wait(self, seconds: float) -> None:
-        """Return when a reader takes something again, at the latest after so long."""
+        """Wait until a reader can take more, for `seconds` at most."""
         poller = select.poll()
         for peer in self._readers():
             if peer.waiting:
@@ -387,7 +387,7 @@ class Publisher:
         poller.poll(seconds * 1000)
 
     def close(self) -> None:
-        """Send what is left, as long as it is taken, and close all connections."""
+        """Send remaining data, waiting up to `LINGER_SECONDS` per reader; close all connections."""
         for peer in self._readers():
             peer.drained(LINGER_SECONDS)
         self._listener.close()
@@ -397,7 +397,7 @@ class Publisher:
 
 
 def listen(transport: str, ip: str, port: int) -> tuple[socket.socket, int]:
-    """A socket that listens where a connection file says, and its port; 0 stands for a free one.
+    """Return a listening socket, as a connection file places it, and its port; 0 picks a free one.
 
     Raises OSError.
     """

@@ -21,7 +21,7 @@ _KNOWN_FLAGS = _MORE | _LONG | _COMMAND
 _READY = b"\x05READY"
 _PING, _PONG = b"\x04PING", b"\x04PONG"
 _PING_CONTEXT_BYTES = 16
-"""Of ZMTP 3.1, after two bytes with a time to live: what goes back with the answer."""
+"""Most bytes of a ZMTP 3.1 ping's context, after the two of its TTL; the pong returns them."""
 
 
 class ProtocolError(ValueError):
@@ -29,21 +29,21 @@ class ProtocolError(ValueError):
 
 
 def ready(socket_type: bytes) -> bytes:
-    """The command that ends the handshake for a socket of this type (DEALER, SUB)."""
+    """Return the command that ends the handshake for a socket of this type (DEALER, SUB)."""
     body = _READY + b"\x0bSocket-Type" + len(socket_type).to_bytes(4, "big") + socket_type
     return bytes((_COMMAND, len(body))) + body
 
 
 def opening(socket_type: bytes) -> bytes:
-    """All that a client of this type says first, SUB subscribed to every topic; no answer is due.
+    """Return the whole handshake of a client of this type; SUB subscribes to every topic.
 
-    It may be sent before the other end has greeted.
+    It may be sent before the other end's greeting.
     """
     return GREETING + ready(socket_type) + (encode([b"\x01"]) if socket_type == b"SUB" else b"")
 
 
 def encode(frames: Sequence[bytes | memoryview]) -> bytes:
-    """The bytes of one message."""
+    """Return the bytes of one message."""
     parts: list[bytes | memoryview] = []
     last = len(frames) - 1
     for number, frame in enumerate(frames):
@@ -64,11 +64,11 @@ class Decoder:
 
     def __init__(self, max_bytes: int, *, answers_pings: bool = False) -> None:
         self.ready = False
-        """Whether the peer has ended its handshake and can be sent messages."""
+        """True once the peer has ended its handshake and can be sent messages."""
         self.pongs = b""
         """Answers to pings that are to be sent before anything else."""
         self.identity = b""
-        """What the peer wants to be called, if it has said so."""
+        """Identity that the peer has sent; empty without one."""
         self._answers_pings = answers_pings
         self._max_bytes = max_bytes
         self._greeted = False
@@ -78,14 +78,14 @@ class Decoder:
         self._size = 0
 
     def feed(self, data: bytes | memoryview) -> None:
-        """Add bytes as they came."""
+        """Add received bytes."""
         if self._at:
             del self._data[: self._at]
             self._at = 0
         self._data += data
 
     def message(self) -> list[bytes] | None:
-        """The next whole message, or None before more bytes have come. Raises ProtocolError."""
+        """Return the next whole message, None until more bytes arrive. Raises ProtocolError."""
         with memoryview(self._data) as view:
             found = self._next(view)
         if self._at and self._at == len(self._data):
@@ -118,7 +118,7 @@ class Decoder:
         return None
 
     def _frame(self, view: memoryview) -> tuple[int, bytes, int] | None:
-        """Flags, body and end of the next frame; None before it is whole."""
+        """Return flags, body and end of the next frame; None until it is whole."""
         at = self._at
         start = at + 2
         if len(view) < start:
@@ -156,7 +156,7 @@ class Decoder:
 
 
 def _properties(data: bytes) -> dict[bytes, bytes]:
-    """The properties of a READY command, names in lower case; a cut one is left out."""
+    """Return the properties of a READY command, names in lower case, a truncated value as it is."""
     found = {}
     while data:
         name_end = 1 + data[0]
