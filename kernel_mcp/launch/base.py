@@ -42,7 +42,7 @@ def hold_little(end: socket.socket) -> None:
 
 @dataclass(frozen=True, slots=True)
 class ConnectionInfo:
-    """Where a kernel listens: the content of a Jupyter connection file, `transport` ipc.
+    """The addresses of a kernel: the content of a Jupyter connection file, `transport` ipc.
 
     `ip` is the path prefix on the host; the socket of channel n is `{ip}-{n}`.
     """
@@ -68,7 +68,7 @@ class ConnectionInfo:
         )
 
     def path(self, port: int) -> str:
-        """The host path of one channel's socket."""
+        """Return the host path of one channel's socket."""
         return f"{self.ip}-{port}"
 
 

@@ -33,7 +33,7 @@ from kernel_mcp.linux.proc import ExitStatus, Usage, Watched
 
 HEADER_BYTES = 64
 RING_BYTES = 64 * 1024 - HEADER_BYTES
-"""As much as the kernel collects before it sends a message."""
+"""Bytes of output in the ring: as many as the kernel collects before it sends a message."""
 _COUNTERS = struct.Struct("<QQ")
 _SEALS = fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL
 
@@ -51,11 +51,11 @@ class OutputRing:
             raise
 
     def guest_fd(self) -> int:
-        """A further descriptor of the memory, to be passed to the kernel and closed here."""
+        """Return another descriptor of the memory, to be passed to the kernel and closed here."""
         return os.dup(self._fd)
 
     def unreceived(self, characters: int) -> str:
-        """Text after the first `characters`, at most the ring's size; kernels may forge it."""
+        """Return text after the first `characters`, up to the ring's size; kernels may forge it."""
         if self._fd < 0:
             return ""
         written, size = _COUNTERS.unpack(os.pread(self._fd, _COUNTERS.size, 0))

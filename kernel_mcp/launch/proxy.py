@@ -58,7 +58,7 @@ class Proxy:
         self._remark = remark
         self._numbers = itertools.count(1)
         self._open: dict[int, tuple[Mapping[str, Any], socket.socket, Tell]] = {}
-        """By number: the message about a listening socket, the socket, the callback for records."""
+        """Message about a listening socket, the socket, and the callback for records, by number."""
         self._closed: OrderedDict[int, Tell] = OrderedDict()
         self._process = HelperProcess(
             "the proxy of the network",

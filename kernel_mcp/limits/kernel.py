@@ -143,7 +143,7 @@ class KernelLimits:
         self._on_excess: list[Callable[[], None]] = []
         self._cause = ""
         self._fatal = ""
-        """Why the kernel was killed; stays when cells begin or end before the kernel has ended."""
+        """Reason that the kernel was killed; stays when cells begin or end before it has ended."""
         self._cpu_s = 0.0
         self._known = False
         self._looked_at: dict[FolderQuota, float] = {}

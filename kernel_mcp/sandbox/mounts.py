@@ -17,7 +17,7 @@ SOCKETS = "/run/kernel"
 BOOT = "/opt/kernel_specs"
 LAYERS = "/packages"
 BLANK = "/run/blank"
-"""What covers below mounted folders are copies of."""
+"""Folder with the empty file and folder that are mounted over masked paths."""
 SCRATCH = ("/tmp", "/dev/shm", "/dev/pts")
 """File systems in memory that each kernel has to itself."""
 WRITABLE = frozenset((WORKSPACE, SOCKETS, *SCRATCH))

@@ -274,7 +274,7 @@ class TemplateSupervisor:
         self._pause_s = FIRST_PAUSE_S
         self._failures = 0
         self.refusal = ""
-        """Why no template of this environment may be used; empty if one may."""
+        """Reason not to use templates for this environment; empty if there is none."""
         self._mark: object = None
         self._start()
 

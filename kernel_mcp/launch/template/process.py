@@ -124,7 +124,7 @@ class TemplateProcess:
         """Counts the times that it has imported more; kernels are forked from the first one on."""
         self.missing: dict[str, str] = {}
         self.reason = ""
-        """Why it forks no more; empty while it does, or if that was asked for."""
+        """Reason that it forks no more; empty while it does, or if that was asked for."""
         self.gone = anyio.Event()
         self.proof = Proof()
         kind = socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC
