@@ -98,9 +98,9 @@ def explained(error: Exception, doing: str, *, kept: str = "") -> KernelMcpError
 
 
 def in_full(error: Exception) -> str:
-    """What has ended a command, for who runs it: with paths, and what to do before it runs again.
+    """Return why a command has failed and what to do, for the person who runs it, with paths.
 
-    Tools advise otherwise: they have sessions to close and to reset.
+    Tools give other advice: their callers can close and reset sessions.
     """
     cause = _first(error)
     if isinstance(cause, KernelMcpError):

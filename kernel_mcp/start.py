@@ -134,7 +134,7 @@ def collect_seldom() -> None:
 
 
 async def proven(sandbox: Future[Sandbox]) -> Sandbox:
-    """What `begin_proof` has found. Raises SandboxUnavailable."""
+    """Return the sandbox that `begin_proof` has tried. Raises SandboxUnavailable."""
     return await asyncio.shield(asyncio.wrap_future(sandbox))
 
 
@@ -155,14 +155,14 @@ def _mask_log(settings: Settings) -> None:
 
 
 def _leave_no_core() -> None:
-    """Have no memory of this process written to disk; 1 counts for programs that take it, too."""
+    """Allow no core dump: a limit of 1 byte also holds for programs that dumps are piped to."""
     _, hard = resource.getrlimit(resource.RLIMIT_CORE)
     if hard:
         resource.setrlimit(resource.RLIMIT_CORE, (1, hard))
 
 
 def prepare_process(settings: Settings) -> None:
-    """Have this process be fit for sessions: log, core dumps, descriptors, threads."""
+    """Prepare this process for sessions: its log, core dumps and limit of open files."""
     _mask_log(settings)
     if settings.secrets:
         _leave_no_core()

@@ -52,6 +52,7 @@ class FakeKernel:
         self.exit: ExitStatus | None = None
         self.closed = self.broken = False
         self.stopped = False
+        self.rests = 0
         self.handle = self
         self.enclosure = None
         self.pid = 1
