@@ -49,14 +49,12 @@ to build an environment."""
 
 async def run_stdio(settings: Settings, sandbox: Future[Sandbox], ending: Ending) -> None:
     """Serve one client on stdin and stdout until it closes them or a signal arrives."""
-    async with stdio_wire() as wire, anyio.create_task_group() as reading:
-        reading.start_soon(wire.attend, ending.begin)
+    async with stdio_wire() as wire:
         with anyio.CancelScope() as proving:
             ending.hear(proving.cancel)
             proved = await proven(sandbox)
         if not proving.cancel_called:
             await _serve_wire(settings, proved, wire, ending)
-        reading.cancel_scope.cancel()
 
 
 async def _serve_wire(settings: Settings, sandbox: Sandbox, wire: Wire, ending: Ending) -> None:
@@ -64,6 +62,7 @@ async def _serve_wire(settings: Settings, sandbox: Sandbox, wire: Wire, ending: 
     async with ground(settings, sandbox) as below, anyio.create_task_group() as early:
         scopes = [early.cancel_scope]
         ending.hear(lambda: scopes[-1].cancel())
+        early.start_soon(wire.attend, ending.begin)  # no sooner: settings that fail are reported
         early.start_soon(below.prepare)
         with anyio.move_on_after(TEMPLATE_S):
             await below.factory.begun.wait()

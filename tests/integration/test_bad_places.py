@@ -27,7 +27,7 @@ def run(
         argv = ["env", *OUTSIDE, *given, *argv]
     done = subprocess.run(
         as_ordinary_user(argv) if ordinary else argv,
-        stdin=subprocess.DEVNULL,
+        input="",  # as of a client that has gone
         capture_output=True,
         text=True,
         timeout=PATIENCE_S,

@@ -66,30 +66,6 @@ async def test_figures_are_shown_and_closed_under_every_backend(
             await notebook.call("close_session", session=session)
 
 
-LIGHTLY_PACKED = """
-import base64, io
-import matplotlib.pyplot as plt
-from IPython.core.pylabtools import print_figure
-from PIL import Image
-plt.plot([1, 2, 3]); figure = plt.gcf()
-shown = get_ipython().display_formatter.format(figure)[0]['image/png']
-shown = base64.b64decode(shown) if isinstance(shown, str) else shown
-usual = print_figure(figure, 'png')
-pixels = [Image.open(io.BytesIO(each)).convert('RGBA').tobytes() for each in (shown, usual)]
-saved = io.BytesIO(); figure.savefig(saved, format='png', pil_kwargs={'compress_level': 9})
-plt.close('all')
-print(pixels[0] == pixels[1], shown == usual, saved.getbuffer().nbytes < len(shown))
-"""
-
-
-async def test_a_figure_has_the_pixels_that_it_would_have_if_it_were_packed_as_usual(
-    servers: Servers,
-) -> None:
-    async with servers.agent(*DATA) as notebook:
-        answer = await run(notebook, LIGHTLY_PACKED)
-    assert answer.text == "True False True"
-
-
 async def test_an_image_is_shown_in_the_output_where_a_program_for_pictures_is_installed(
     servers: Servers,
 ) -> None:
