@@ -74,8 +74,8 @@ def test_a_package_in_the_template_is_bounded(user: str) -> None:
     assert {name: told for name, told in found.items() if not told.startswith("held")} == {}
 
 
-def test_the_security_page_counts_the_attacks() -> None:
-    told = (REPOSITORY / "SECURITY.md").read_text()
+def test_the_page_on_tests_counts_the_attacks() -> None:
+    told = (REPOSITORY / "docs/security/tests.md").read_text()
     assert f"- {len(ATTACKS)} attacks on files" in told
     assert f"{len(LANDLOCK_ATTACKS)} more on Landlock" in told
     assert f"- {len(NEIGHBOURS)} attacks of a session on its neighbour" in told
