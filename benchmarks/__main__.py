@@ -80,7 +80,7 @@ def _options(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--record",
         action="store_true",
-        help="rewrite docs/benchmarks.md, its plot and the summary in the README",
+        help="rewrite docs/benchmarks.md and its plot",
     )
     options = parser.parse_args(argv)
     options.only = [name for name in options.only.split(",") if name]

@@ -1,10 +1,9 @@
-"""Keeps the results of a run: docs/benchmarks.md, its plot and the summary in the README."""
+"""Keeps the results of a run: docs/benchmarks.md and its plot."""
 
 from __future__ import annotations
 
 import base64
 import json
-import re
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -26,9 +25,7 @@ from benchmarks.sessions import STDIO
 ROOT = Path(__file__).parents[1]
 DOCUMENT = ROOT / "docs/benchmarks.md"
 PICTURE = ROOT / "docs/benchmarks.png"
-README = ROOT / "README.md"
 PLOT_CELL = Path(__file__).with_name("plot_cell.py")
-_SUMMARY = re.compile(r"(<!-- benchmarks -->\n).*?(<!-- end of benchmarks -->)", re.DOTALL)
 
 POOLED = f"{STDIO}, pooled"
 FORKED = f"{STDIO}, forked"
@@ -44,7 +41,7 @@ HEADLINES: tuple[tuple[str, Figure, str, int], ...] = (
     ("Cells a second in 64 sessions", crowds.ROBIN, STDIO, 64),
     ("Memory of one of 16 sessions, pandas used", crowds.PANDAS_EACH, STDIO, 16),
 )
-"""What the plot and the README show: its name there, figure, subject and number of sessions."""
+"""Figures of the plot and the summary: name there, figure, subject and number of sessions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,21 +125,20 @@ ABOUT = """\
 Every figure stands beside a floor that was measured in the same run, taking turns with it: \
 *jupyter_client and a stock ipykernel*, used as their documentation says, without MCP and without \
 any sandbox. Sessions of kernel-mcp are sandboxed throughout. Compare ratios, not milliseconds: \
-those belong to the machine."""
+those belong to the machine.
+
+A new session is handed over from a reserve of kernels that are already in their sandboxes, or \
+forked from a process that has imported everything; the kernel itself is ipykernel, tuned. \
+`make bench ARGS='--compare REV'` measures a revision and your tree in turns and prints ratios."""
 
 
 async def record(results: Results, machine: Machine, date: datetime) -> None:
     """Write all of it. Raises BenchmarkError when figures are missing that are shown."""
     headlines = _headlines(results)
     picture = await _plot(results, headlines)
-    document = _document(results, machine, date)
-    readme = README.read_text(encoding="utf-8")
-    summary = _summary(headlines, machine, date)
+    document = _document(results, _summary(headlines, machine, date), machine, date)
     PICTURE.write_bytes(picture)
     DOCUMENT.write_text(document, encoding="utf-8")
-    README.write_text(
-        _SUMMARY.sub(lambda match: match[1] + summary + match[2], readme), encoding="utf-8"
-    )
 
 
 Headline = tuple[str, Figure, Series, Series, float]
@@ -159,7 +155,7 @@ def _headlines(results: Results) -> list[Headline]:
     return found
 
 
-def _document(results: Results, machine: Machine, date: datetime) -> str:
+def _document(results: Results, summary: str, machine: Machine, date: datetime) -> str:
     chapters = [
         f"## {chapter.title}\n\n{chapter.text}\n\n{markdown(results, measured)}"
         for chapter in CHAPTERS
@@ -173,6 +169,7 @@ def _document(results: Results, machine: Machine, date: datetime) -> str:
                 machine.describe().replace("\n", "  \n"),
                 ABOUT,
                 "![Ratios to the floor, and memory by number of sessions](benchmarks.png)",
+                summary,
                 *chapters,
             ]
         )
@@ -187,7 +184,7 @@ def _summary(headlines: Sequence[Headline], machine: Machine, date: datetime) ->
         values = (f"{number(it.median)} {figure.unit}" for it in (series, floor))
         lines.append(f"| {name} | {' | '.join(values)} | {times(ratio)} |")
     measured = f"Medians of one run on {machine.cores} cores, {date:%Y-%m-%d}."
-    return "\n".join([*lines, "", measured, ""])
+    return "\n".join([*lines, "", measured])
 
 
 async def _plot(results: Results, headlines: Sequence[Headline]) -> bytes:
