@@ -15,7 +15,7 @@ ARGS ?=
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: help setup sandbox demo test lint type fmt bench lock clean
+.PHONY: help setup sandbox demo test lint type fmt bench reference lock clean
 
 help: ## Show the targets
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 10
@@ -49,6 +49,9 @@ fmt: $(READY) ## Format the code and apply safe fixes
 
 bench: $(READY) sandbox ## Measure what a client waits for
 	@$(BIN)/python -m benchmarks $(ARGS)
+
+reference: $(READY) ## Write the generated parts of docs/
+	@$(BIN)/python -m tests.reference
 
 lock: $(READY) ## Resolve the lock files anew, keeping versions that still fit
 	@$(BIN)/uv pip compile --quiet --universal --python-version 3.10 --generate-hashes --no-header --no-annotate \

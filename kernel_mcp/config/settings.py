@@ -1,8 +1,7 @@
 """The table of all settings that the operator decides, with the flag of each.
 
 The fields of `Settings` and `Limits` define the flags and `--help`, the environment variables and
-the keys of TOML files. They also define the table of flags in the README, which
-`python -m kernel_mcp.config.settings README.md` writes.
+the keys of TOML files. `make reference` writes docs/flags.md from them.
 """
 # `_flag` makes a field
 
@@ -10,9 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import re
 import shlex
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -94,7 +91,7 @@ _FLEET = "Many machines"
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """One setting: its name, its reader and its text in `--help` and README.
+    """One setting: its name, its reader and its text in `--help` and docs/flags.md.
 
     `default` is the text that `read` turns into the default or, with `in_words`, a description of
     it. `narrows` decides about values from a file in the current folder that no flag names: they
@@ -173,7 +170,7 @@ class Limits:
     cpus: float = _flag(
         "cpus", number, _USE, "N", "2",
         "processors that one session may keep busy, such as 1.5, and the most that one may ask "
-        "for; takes a cgroup (0 for no limit)",
+        "for; requires a cgroup (0 for no limit)",
         narrows=no_more_or_unlimited,
     )
     pids: int = _flag(
@@ -269,7 +266,7 @@ class Settings:
     )
     offline: bool = _flag(
         "offline", switch, _INSTALLS, "", "off",
-        "download nothing: only cached packages can be had", narrows=only_on,
+        "download nothing: only cached packages are available", narrows=only_on,
     )
     uv: Path | None = _flag(
         "uv", path, _INSTALLS, "PATH", "the one installed with the server",
@@ -407,8 +404,8 @@ class Settings:
     checkpoints: str = _flag(
         "checkpoints", choice(*CHECKPOINTS), _SERVER, "|".join(CHECKPOINTS), "auto",
         "copies of kernels by fork, to which a session goes back when its kernel dies, for `undo` "
-        "and `branch`: `auto` makes them where they cost a twentieth of the work that they save, "
-        "or in a pause, `always` after every cell; takes a template",
+        "and `branch`: `auto` makes one in a pause, or when it costs less than 5 % of the work it "
+        "protects; `always` makes one after every cell; requires a template",
         narrows=no_further(CHECKPOINTS),
     )
     tools: tuple[str, ...] = _flag(
@@ -590,20 +587,3 @@ def _options(table: type[Settings | Limits]) -> Iterator[Option]:
 
 OPTIONS = tuple(_options(Settings))
 """Every setting in the order of `--help`."""
-
-_TABLE = re.compile(r"(?<=<!-- flags -->\n).*?(?=<!-- end of flags -->)", re.DOTALL)
-
-
-def with_flags(readme: str) -> str:
-    """Return `readme` with the table of flags from `Settings` between its two markers."""
-    rows = ["| flag | default | |", "|---|---|---|"]
-    for option in OPTIONS:
-        flag = f"{option.flag} {option.metavar}".strip().replace("|", r"\|")
-        default = option.default if option.in_words else f"`{option.default}`"
-        rows.append(f"| `{flag}` | {default} | {option.help} |")
-    return _TABLE.sub(lambda _: "\n".join(rows) + "\n", readme)
-
-
-if __name__ == "__main__":
-    page = Path(sys.argv[1])
-    page.write_text(with_flags(page.read_text()))

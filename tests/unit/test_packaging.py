@@ -1,4 +1,4 @@
-"""What clients are given: manifests and the README's configurations say what the server takes."""
+"""What clients are given: manifests and documented configurations say what the server takes."""
 
 from __future__ import annotations
 
@@ -21,6 +21,8 @@ else:
 ROOT = Path(__file__).parents[2]
 PACKAGING = ROOT / "packaging"
 README = (ROOT / "README.md").read_text()
+CLIENTS = (ROOT / "docs/clients.md").read_text()
+TOOLS = (ROOT / "docs/tools.md").read_text()
 ALLOW, INSTALL = ("numpy", "pandas", "matplotlib"), ("*",)
 
 
@@ -28,8 +30,16 @@ def settings(argv: list[str]) -> Settings:
     return settings_from(vars(settings_parser("kernel-mcp", "", "").parse_args(argv)))
 
 
-def blocks(language: str) -> list[str]:
-    return re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL)
+def blocks(page: str, language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", page, re.DOTALL)
+
+
+def commands(page: str) -> list[list[str]]:
+    """The server's arguments in every configuration of a page."""
+    found = [configured(json.loads(block)) for block in blocks(page, "json")]
+    found += [configured(tomllib.loads(block)) for block in blocks(page, "toml")]
+    line = next(line for line in page.splitlines() if line.startswith("claude mcp add"))
+    return [*found, shlex.split(line.partition(" -- kernel-mcp ")[2])]
 
 
 def configured(config: dict[str, Any]) -> list[str]:
@@ -41,14 +51,11 @@ def configured(config: dict[str, Any]) -> list[str]:
     return [str(word) for word in words[start + 1 :]]
 
 
-def test_every_configuration_in_the_readme_starts_the_same_server() -> None:
-    found = [configured(json.loads(block)) for block in blocks("json")]
-    found += [configured(tomllib.loads(block)) for block in blocks("toml")]
-    line = next(line for line in README.splitlines() if line.startswith("claude mcp add"))
-    found.append(shlex.split(line.partition(" -- kernel-mcp ")[2]))
-    found.append(configured(json.loads((PACKAGING / "claude-code/.mcp.json").read_text())))
-    assert len(found) == 6
-    for argv in found:
+def test_every_documented_configuration_starts_the_same_server() -> None:
+    in_readme, in_clients = commands(README), commands(CLIENTS)
+    assert (len(in_readme), len(in_clients)) == (3, 5)
+    plugin = configured(json.loads((PACKAGING / "claude-code/.mcp.json").read_text()))
+    for argv in (*in_readme, *in_clients, plugin):
         read = settings(argv)
         assert (read.allow, read.allow_install) == (ALLOW, INSTALL)
 
@@ -71,9 +78,9 @@ def test_the_readme_has_the_name_of_the_server() -> None:
     assert "<!-- mcp-name: io.github.kernel-mcp/kernel-mcp -->" in README
 
 
-def test_the_skill_names_tools_of_the_readme() -> None:
+def test_the_skill_names_tools_of_the_documents() -> None:
     skill = (PACKAGING / "claude-code/skills/notebook/SKILL.md").read_text()
     named = set(re.findall(r"`([a-z]+_[a-z]+|execute|install|wait|interrupt)`", skill))
-    table = README.partition("## Tools")[2].partition("## Flags")[0]
+    table = TOOLS.partition("## Overview")[2].partition("## Arguments and results")[0]
     assert named
     assert all(f"`{name}`" in table for name in named)

@@ -24,6 +24,7 @@ CONTAINERFILE = (PACKAGING / "container/Containerfile").read_text()
 UNIT = (PACKAGING / "systemd/kernel-mcp.service").read_text()
 DEPLOY = (ROOT / "docs/deploy.md").read_text()
 README = (ROOT / "README.md").read_text()
+CLIENTS = (ROOT / "docs/clients.md").read_text()
 COMPOSE = yaml.safe_load((PACKAGING / "container/compose.yaml").read_text())
 SECCOMP = json.loads((PACKAGING / "container/seccomp.json").read_text())
 REGISTRY = json.loads((PACKAGING / "server.json").read_text())
@@ -175,7 +176,7 @@ def test_compose_and_docs_have_the_same_security_options() -> None:
         "apparmor=unconfined",
         "systempaths=unconfined",
     }
-    for text in (DEPLOY, README):
+    for text in (DEPLOY, CLIENTS):
         for option in ("seccomp=", "apparmor=unconfined", "systempaths=unconfined"):
             assert f"--security-opt {option}" in text
         assert "docker run -i --rm" in text

@@ -8,10 +8,9 @@ from pathlib import Path
 import pytest
 
 from kernel_mcp.config.load import load, settings_parser
-from kernel_mcp.config.settings import OPTIONS, Limits, Option, Settings, with_flags
+from kernel_mcp.config.settings import OPTIONS, Limits, Option, Settings
 from kernel_mcp.errors import ConfigError
 
-README = Path(__file__).parents[3] / "README.md"
 FIXED = {"limits", "driver", "file", "refusal", "tmp_bytes", "open_files", "address_space"}
 """Fields that nobody sets."""
 SAMPLES = {
@@ -76,13 +75,6 @@ def test_every_setting_is_reached_by_flag_variable_and_key(option: Option, tmp_p
     ]
     assert found == [found[0]] * 3
     assert found[0] != value(Settings(), option)
-
-
-def test_the_readme_has_the_table_of_flags() -> None:
-    page = README.read_text()
-    assert f"`{OPTIONS[0].flag} " in page
-    assert with_flags(page) == page, "run: python -m kernel_mcp.config.settings README.md"
-    assert with_flags(page.replace("| `--memory SIZE`", "| `--memry SIZE`")) == page
 
 
 def test_sandboxes_are_tried_in_the_order_of_a_list(tmp_path: Path) -> None:

@@ -1,0 +1,143 @@
+"""Writes the generated parts of docs/: flags, tools with their fields, and resources.
+
+`make reference` runs it. A generated part stands between two comments; the text around it is
+written by hand and stays.
+"""
+
+from __future__ import annotations
+
+import re
+import tempfile
+from collections.abc import Iterator, Mapping
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import anyio
+from mcp_types import ResourceTemplate
+from mcp_types import Tool as Definition
+
+from kernel_mcp.config.settings import OPTIONS, Option
+from tests.unit.tools.served import served
+
+DOCS = Path(__file__).parents[1] / "docs"
+PAGES = {"flags": "flags.md", "tools": "tools.md", "resources": "tools.md"}
+"""The page of each generated part."""
+
+Schema = Mapping[str, Any]
+
+
+def with_part(page: str, name: str, text: str) -> str:
+    """Return `page` with `text` as its part of this name. Raises ValueError if it has none."""
+    part = re.compile(rf"(?<=<!-- {name} -->\n).*?(?=<!-- end of {name} -->)", re.DOTALL)
+    replaced, found = part.subn(lambda _: text, page)
+    if found != 1:
+        raise ValueError(f"expected one part {name!r}, found {found}")
+    return replaced
+
+
+def flags() -> str:
+    """Return a table of flags for each group of `--help`."""
+    return "".join(
+        f"## {group}\n\n| flag | default | |\n|---|---|---|\n{''.join(map(_flag, options))}\n"
+        for group, options in groupby(OPTIONS, lambda option: option.group)
+    )
+
+
+def _flag(option: Option) -> str:
+    flag = f"{option.flag} {option.metavar}".strip().replace("|", r"\|")
+    default = option.default if option.in_words else f"`{option.default}`"
+    return f"| `{flag}` | {default} | {option.help} |\n"
+
+
+async def definitions() -> tuple[list[Definition], list[ResourceTemplate]]:
+    """Return the tools and resource templates that a client of the default server is shown."""
+    with tempfile.TemporaryDirectory() as folder:
+        async with served(Path(folder)) as server:
+            client = server.agent.client
+            tools = (await client.list_tools()).tools
+            return tools, (await client.list_resource_templates()).resource_templates
+
+
+def tool(definition: Definition) -> str:
+    """Return the section of a tool: its description, arguments and result."""
+    parts = [f"### {definition.name}\n", f"{definition.description}\n", _hints(definition)]
+    rows = list(_arguments(definition.input_schema))
+    if rows:
+        head = ["| argument | type | default | |", "|---|---|---|---|"]
+        parts.append("\n".join([*head, *rows]) + "\n")
+    if definition.output_schema is not None:
+        head = ["| result | type | |", "|---|---|---|"]
+        found = _fields(definition.output_schema, definition.output_schema.get("$defs", {}))
+        parts.append("\n".join([*head, *found]) + "\n")
+    return "\n".join(parts) + "\n"
+
+
+def _hints(definition: Definition) -> str:
+    annotations = definition.annotations
+    assert annotations is not None
+    hints = [
+        ("readOnlyHint", annotations.read_only_hint),
+        ("destructiveHint", annotations.destructive_hint),
+        ("idempotentHint", annotations.idempotent_hint),
+        ("openWorldHint", annotations.open_world_hint),
+    ]
+    names = ", ".join(f"`{name}`" for name, value in hints if value)
+    return f"Hints: {names or 'none'}.\n"
+
+
+def _arguments(schema: Schema) -> Iterator[str]:
+    required = schema.get("required", ())
+    for name, each in schema["properties"].items():
+        default = f"`{each['default']}`" if each.get("default") not in (None, "") else ""
+        default = "required" if name in required else default
+        yield f"| `{name}` | {_type(each)} | {default} | {each.get('description', '')} |"
+
+
+def _fields(schema: Schema, models: Schema, path: str = "") -> Iterator[str]:
+    for name, each in schema["properties"].items():
+        if name == "notices":  # the same in all: the page says it once
+            continue
+        yield f"| `{path}{name}` | {_type(each)} | {each.get('description', '')} |"
+        item = each.get("items", each)
+        if isinstance(item, dict) and "$ref" in item:
+            below = f"{path}{name}[]." if item is not each else f"{path}{name}."
+            yield from _fields(models[item["$ref"].rpartition("/")[2]], models, below)
+
+
+def _type(schema: Schema) -> str:
+    """Return the type of a value in words: `list of string`, `integer or null`."""
+    if "anyOf" in schema:
+        return " or ".join(map(_type, schema["anyOf"]))
+    if "enum" in schema:
+        return ", ".join(f"`{value}`" for value in schema["enum"])
+    if schema.get("type") == "array":
+        return f"list of {_type(schema['items'])}s"
+    return str(schema.get("type", "object"))
+
+
+def resources(templates: list[ResourceTemplate]) -> str:
+    """Return the table of resource templates."""
+    rows = "".join(f"| `{each.uri_template}` | {each.description} |\n" for each in templates)
+    return f"| address | |\n|---|---|\n{rows}"
+
+
+async def parts() -> dict[str, str]:
+    """Return the text of every generated part by its name."""
+    tools, templates = await definitions()
+    return {
+        "flags": flags(),
+        "tools": "".join(map(tool, tools)),
+        "resources": resources(templates),
+    }
+
+
+def write() -> None:
+    """Write all generated parts."""
+    for name, text in anyio.run(parts).items():
+        page = DOCS / PAGES[name]
+        page.write_text(with_part(page.read_text("utf-8"), name, text), "utf-8")
+
+
+if __name__ == "__main__":
+    write()
