@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from kernel_mcp import __version__
 from kernel_mcp.config.settings import OPTIONS
 from tests.reference import DOCS, PAGES, definitions, parts, with_part
 from tests.unit.tools.served import served
@@ -17,6 +18,8 @@ pytestmark = [pytest.mark.anyio]
 ROOT = DOCS.parent
 README = ROOT / "README.md"
 README_BYTES = 8 * 1024
+CHANGELOG = ROOT / "CHANGELOG.md"
+CHANGELOG_BYTES = 6 * 1024
 LINK = re.compile(r"\]\(([^()\s]+)\)")
 BLOCK = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 
@@ -49,6 +52,26 @@ def leads_to(page: Path, link: str) -> tuple[Path, str]:
 
 def test_the_readme_is_short() -> None:
     assert len(README.read_bytes()) <= README_BYTES
+
+
+def test_the_changelog_is_a_page_that_has_this_version() -> None:
+    text = CHANGELOG.read_text("utf-8")
+    assert len(text.encode()) <= CHANGELOG_BYTES
+    versions = re.findall(r"^## \[(.*)\]", text, re.MULTILINE)
+    assert versions[:2] == ["Unreleased", __version__]
+    kinds = re.findall(r"^### (.*)$", text, re.MULTILINE)
+    assert set(kinds) <= {"Added", "Changed", "Deprecated", "Removed", "Fixed", "Security"}
+
+
+def test_the_changelog_names_flags_that_exist_and_those_that_were_removed() -> None:
+    text = CHANGELOG.read_text("utf-8")
+    before, _, after = text.partition("### Removed")
+    removed, _, after = after.partition("###")
+    flags = {f"--{option.name}" for option in OPTIONS} | {"--config"}
+    assert set(re.findall(r"--[a-z][a-z-]*", before + after)) <= flags
+    gone = set(re.findall(r"^- `(--[a-z-]+)`", removed, re.MULTILINE))
+    assert gone
+    assert not gone & flags
 
 
 @pytest.mark.parametrize("page", pages(), ids=lambda page: str(page.relative_to(ROOT)))
