@@ -76,9 +76,9 @@ print('draw' in vars(figure))
 plt.close('all')
 """
 ODD = """
-matplotlib.__version_info__, before = None, matplotlib.__version_info__
 figure, axes = plt.subplots()
 axes.plot([1, 2], label='line'); axes.legend()
+matplotlib.__version_info__, before = None, matplotlib.__version_info__
 pictures = shown(figure), usual(figure)
 matplotlib.__version_info__ = before
 print(*(Image.open(io.BytesIO(each)).tobytes() == Image.open(io.BytesIO(pictures[1])).tobytes()
