@@ -191,7 +191,7 @@ GIT_SIGN = "HEAD"
 SIGNS = GIT_FOLDER | {ENVIRONMENT}
 """Names that make their folder a repository or an environment."""
 SIGNS_OF_FILES = SIGNS - {"objects", "refs"}
-"""Those of `SIGNS` that are files; every such folder has one of them."""
+"""The files among `SIGNS`. Every repository and every environment has one of them."""
 GIT_EXECUTES = (
     *("config", "config.worktree", "hooks", "info", "HEAD", "commondir", "modules", "worktrees"),
 )

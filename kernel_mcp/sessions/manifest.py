@@ -172,11 +172,11 @@ def decode(text: bytes) -> Saved:
     return saved
 
 
-def read(folder: Path, id: str = "") -> tuple[Saved | None, str]:  # noqa: A002  # what it is
+def read(folder: Path, expected: str = "") -> tuple[Saved | None, str]:
     """Return the manifest in a folder, and why its copy was read; empty if it was not.
 
-    With an `id` its key has to have that. None where there is no manifest. Raises ValueError where
-    both are damaged, OtherSession, UnknownFormat, OSError.
+    The id of its key has to be the `expected` one, if that is given. None where there is no
+    manifest. Raises ValueError where both are damaged, OtherSession, UnknownFormat, OSError.
     """
     problems: list[str] = []
     failure: OSError | None = None
@@ -185,7 +185,7 @@ def read(folder: Path, id: str = "") -> tuple[Saved | None, str]:  # noqa: A002 
         try:
             text = _text(folder / name)
             saved = None if text is None else decode(text)
-            if saved is not None and id not in ("", saved.key.id):
+            if saved is not None and expected not in ("", saved.key.id):
                 raise OtherSession
         except UnknownFormat:
             raise

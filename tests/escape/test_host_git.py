@@ -392,7 +392,7 @@ for name, text in FILES.items():
 async def test_no_folder_becomes_a_repository_by_code_or_file_tools(
     way: str, project: Project
 ) -> None:
-    """Whoever made the folder and whatever is in it; also in sessions after it was tried once."""
+    """The host or code made the folder, before or after the start; a later session tries, too."""
     host = Host(project)
     project.write("holds/.envrc", "x")
     project.own()

@@ -1,4 +1,4 @@
-"""What a client is told at the start is true for the settings, and fits."""
+"""The instructions for the model agree with the settings, and fit into 2,000 bytes."""
 
 from __future__ import annotations
 

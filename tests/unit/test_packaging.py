@@ -1,4 +1,4 @@
-"""What clients are given: manifests and documented configurations say what the server takes."""
+"""Manifests and documented client configurations name only flags that the server accepts."""
 
 from __future__ import annotations
 

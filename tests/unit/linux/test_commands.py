@@ -107,7 +107,7 @@ async def test_a_sandbox_given_up_before_its_first_process_had_its_word_leaves_n
 async def test_a_program_that_is_given_up_as_it_begins_ends_without_a_word(
     program: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Whoever gives it up may do so before it is known to have started."""
+    """A program is ended and awaited even if it is cancelled while it starts."""
     begun = tmp_path / "pid"
     argv = ["/bin/sh", "-c", f"echo $$ > {begun}; {program} & {program}"]
     for steps in range(40):
