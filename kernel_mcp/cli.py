@@ -112,13 +112,13 @@ def _serve(argv: Sequence[str]) -> int:
 
         return run_front(settings)
     from kernel_mcp.linux import process
-    from kernel_mcp.linux.ending import Ending
+    from kernel_mcp.linux.shutdown import Shutdown
     from kernel_mcp.sandbox.base import ContainerOptions
     from kernel_mcp.sandbox.select import begin_proof
 
     process.keep_small()
     process.switch_often()
-    ending = Ending(None if settings.http is None else 0)  # services are stopped at any time
+    ending = Shutdown(None if settings.http is None else 0)  # services are stopped at any time
     ending.take_signals()
     # runs while the import below takes its time
     sandbox = begin_proof(*settings.sandbox, container=ContainerOptions.of(settings))

@@ -11,7 +11,7 @@ from importlib import import_module
 
 from pydantic import BaseModel
 
-from kernel_mcp.later import deferring
+from kernel_mcp.lazy_imports import lazy_imports
 
 UNUSED = (
     "cryptography",
@@ -28,5 +28,5 @@ UNUSED = (
 """Packages that the SDK imports and a server on pipes does not use."""
 
 BaseModel.model_config["defer_build"] = True
-with deferring(*UNUSED):
+with lazy_imports(*UNUSED):
     import_module("mcp.server.mcpserver")

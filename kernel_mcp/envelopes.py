@@ -24,7 +24,7 @@ from mcp_types import (
 
 from kernel_mcp.barriers import Barrier, reason_of
 from kernel_mcp.records import dataclass
-from kernel_mcp.wire import END_BYTES
+from kernel_mcp.stdio_lines import END_BYTES
 
 EXAMINED_BYTES = 1024 * 1024
 """Bytes up to which a bad line is parsed again to name its fault; of longer ones the ends are
@@ -45,14 +45,14 @@ _LAST = re.compile(rb",\s*" + _ID + rb"(?:,\s*" + _SIMPLE + rb"){0,2}\}\s*\Z")
 
 
 @dataclass(frozen=True, slots=True)
-class Refusal:
+class MalformedLine:
     """A malformed line: its answers, each a line of JSON, and the reason for the log."""
 
     answers: tuple[str, ...]
     reason: str
 
 
-def message_of(line: bytes | bytearray) -> JSONRPCMessage | Refusal:
+def message_of(line: bytes | bytearray) -> JSONRPCMessage | MalformedLine:
     """Return the message in a line, with invalid text repaired; or the refusal of the line."""
     try:
         message = jsonrpc_message_adapter.validate_json(line, by_name=False)
@@ -63,7 +63,7 @@ def message_of(line: bytes | bytearray) -> JSONRPCMessage | Refusal:
     return message
 
 
-def oversized(head: bytes, tail: bytes, most_bytes: int) -> Refusal:
+def oversized(head: bytes, tail: bytes, most_bytes: int) -> MalformedLine:
     """Return the refusal of a line of more than `most_bytes`, of which only the ends are kept."""
     reason = (
         f"Invalid request: a message may have {most_bytes:,} bytes and this one has more. Nothing "
@@ -72,7 +72,7 @@ def oversized(head: bytes, tail: bytes, most_bytes: int) -> Refusal:
     return _refusal([_salvaged(head, tail)], INVALID_REQUEST, reason)
 
 
-def undone(line: bytes | bytearray, reason: str) -> Refusal:
+def undone(line: bytes | bytearray, reason: str) -> MalformedLine:
     """Return the refusal of a line that the server could not process because of `reason`."""
     text = f"The server could not take this message in: {reason}. Nothing was done; try again."
     number = _salvaged(bytes(line[:END_BYTES]), bytes(line[-END_BYTES:]))
@@ -109,7 +109,7 @@ def _well_formed(text: str) -> str:
     return _ESCAPE.sub(lambda found: r"\ufffd" if found["lone"] else found[0], text)
 
 
-def _repaired(line: bytes | bytearray) -> JSONRPCMessage | Refusal:
+def _repaired(line: bytes | bytearray) -> JSONRPCMessage | MalformedLine:
     text = line.decode("utf-8", "replace").removeprefix("\ufeff")
     try:
         message = jsonrpc_message_adapter.validate_json(_well_formed(text), by_name=False)
@@ -122,7 +122,7 @@ def _repaired(line: bytes | bytearray) -> JSONRPCMessage | Refusal:
 
 def _notification(
     message: JSONRPCNotification, line: bytes | bytearray
-) -> JSONRPCNotification | Refusal:
+) -> JSONRPCNotification | MalformedLine:
     """Return a notification; for a request with an invalid id, its refusal."""
     content = _parsed(line.decode("utf-8", "replace")) if len(line) <= EXAMINED_BYTES else None
     if not isinstance(content, dict) or "id" not in content:
@@ -132,16 +132,16 @@ def _notification(
     return _refusal([content["id"]], INVALID_REQUEST, _fault(content))
 
 
-def _refused(line: bytes | bytearray, text: str) -> Refusal:
+def _refused(line: bytes | bytearray, text: str) -> MalformedLine:
     if len(line) > EXAMINED_BYTES:
         number = _salvaged(bytes(line[:END_BYTES]), bytes(line[-END_BYTES:]))
         return _refusal([number], PARSE_ERROR, "Parse error: the message is no valid JSON-RPC.")
     content = _parsed(text)
     if isinstance(content, dict):
         if "method" not in content and ("result" in content or "error" in content):
-            return Refusal((), "a response that is none of JSON-RPC's")
+            return MalformedLine((), "a response that is none of JSON-RPC's")
         if "id" not in content and isinstance(content.get("method"), str):
-            return Refusal((), "a notification that is none of JSON-RPC's")
+            return MalformedLine((), "a notification that is none of JSON-RPC's")
         return _refusal([content.get("id")], INVALID_REQUEST, _fault(content))
     if isinstance(content, list):
         found = [each["id"] for each in content if isinstance(each, dict) and "id" in each]
@@ -150,7 +150,7 @@ def _refused(line: bytes | bytearray, text: str) -> Refusal:
     if content is not _UNPARSABLE:
         return _refusal([None], INVALID_REQUEST, "Invalid request: a message is a JSON object.")
     if not text.strip():
-        return Refusal((), "an empty line")
+        return MalformedLine((), "an empty line")
     number = _salvaged(bytes(line[:END_BYTES]), bytes(line[-END_BYTES:]))
     reason = "Parse error: the message is no valid JSON, or is nested too deeply."
     return _refusal([number], PARSE_ERROR, reason)
@@ -181,8 +181,8 @@ def _fault(content: dict[str, Any]) -> str:
     return f"Invalid request: {fault}."
 
 
-def _refusal(numbers: list[Any], code: int, reason: str) -> Refusal:
-    return Refusal(tuple(error_line(_usable(each), code, reason) for each in numbers), reason)
+def _refusal(numbers: list[Any], code: int, reason: str) -> MalformedLine:
+    return MalformedLine(tuple(error_line(_usable(each), code, reason) for each in numbers), reason)
 
 
 def _usable(number: object) -> str | int | float | None:

@@ -17,11 +17,11 @@ from kernel_mcp.services import Services
 from kernel_mcp.sessions.losses import Outbox, Reply
 from kernel_mcp.sessions.manager import Caller
 from kernel_mcp.stdio import Answers, Requests
+from kernel_mcp.stdio_lines import StdioLines
 from kernel_mcp.tools.app import MIME, VIEW, Views, page
 from kernel_mcp.tools.calls import SessionCalls
 from kernel_mcp.tools.local import LocalCalls
 from kernel_mcp.tools.resources import ResourceServer
-from kernel_mcp.wire import Wire
 
 NAME = "kernel-mcp"
 
@@ -85,14 +85,14 @@ def _tell_when_given_up(outbox: Outbox) -> ServerMiddleware[Any]:
     return pass_on
 
 
-async def serve_stdio(services: Services, wire: Wire, on_end: Callable[[], None]) -> None:
+async def serve_stdio(services: Services, wire: StdioLines, on_end: Callable[[], None]) -> None:
     """Serve the client of `wire` until it closes its pipes, and call `on_end` then."""
     await serve_wire(partial(build_mcp, services), wire, on_end)
 
 
 async def serve_wire(
     build: Callable[[Callers], ResourceServer],
-    wire: Wire,
+    wire: StdioLines,
     on_end: Callable[[], None],
     default: str = "default",
 ) -> None:

@@ -23,12 +23,12 @@ from kernel_mcp.config.settings import Settings
 from kernel_mcp.config.values import LEAST_MASKED
 from kernel_mcp.errors import KernelMcpError
 from kernel_mcp.ground import ground
-from kernel_mcp.linux.ending import Ending
 from kernel_mcp.linux.process import allow_many_files
+from kernel_mcp.linux.shutdown import Shutdown
 from kernel_mcp.output.text import Masks
 from kernel_mcp.sandbox.base import Sandbox
-from kernel_mcp.telemetry.logs import Lines
-from kernel_mcp.wire import Wire, stdio_wire
+from kernel_mcp.stdio_lines import StdioLines, stdio_lines
+from kernel_mcp.telemetry.logs import LogFormatter
 
 logger = logging.getLogger(__name__)
 
@@ -47,9 +47,9 @@ TEMPLATE_S = 0.2
 to build an environment."""
 
 
-async def run_stdio(settings: Settings, sandbox: Future[Sandbox], ending: Ending) -> None:
+async def run_stdio(settings: Settings, sandbox: Future[Sandbox], ending: Shutdown) -> None:
     """Serve one client on stdin and stdout until it closes them or a signal arrives."""
-    async with stdio_wire() as wire:
+    async with stdio_lines() as wire:
         with anyio.CancelScope() as proving:
             ending.hear(proving.cancel)
             proved = await proven(sandbox)
@@ -57,7 +57,9 @@ async def run_stdio(settings: Settings, sandbox: Future[Sandbox], ending: Ending
             await _serve_wire(settings, proved, wire, ending)
 
 
-async def _serve_wire(settings: Settings, sandbox: Sandbox, wire: Wire, ending: Ending) -> None:
+async def _serve_wire(
+    settings: Settings, sandbox: Sandbox, wire: StdioLines, ending: Shutdown
+) -> None:
     refusal: KernelMcpError | None = None
     async with ground(settings, sandbox) as below, anyio.create_task_group() as early:
         scopes = [early.cancel_scope]
@@ -141,7 +143,7 @@ def _mask_log(settings: Settings) -> None:
     """Keep values of variables out of the log, and say which stay in outputs."""
     if masks := Masks(settings.hidden):
         for handler in logging.getLogger().handlers:
-            if isinstance(handler.formatter, Lines):
+            if isinstance(handler.formatter, LogFormatter):
                 handler.formatter.hide = masks.anywhere
     for each in settings.variables:
         if each.short:
@@ -171,8 +173,8 @@ def prepare_process(settings: Settings) -> None:
 def serve(
     settings: Settings,
     sandbox: Future[Sandbox],
-    ending: Ending,
-    run: Callable[[Settings, Future[Sandbox], Ending], Awaitable[None]] = run_stdio,
+    ending: Shutdown,
+    run: Callable[[Settings, Future[Sandbox], Shutdown], Awaitable[None]] = run_stdio,
 ) -> int:
     """Serve by `run` until the end has begun and is over; return the exit code."""
     prepare_process(settings)

@@ -11,8 +11,8 @@ from mcp.shared.message import SessionMessage
 from mcp_types import JSONRPCMessage
 
 from kernel_mcp.barriers import Barrier, reason_of
-from kernel_mcp.envelopes import Refusal, line_of, message_of, oversized, undone
-from kernel_mcp.wire import Ends, Line, Wire
+from kernel_mcp.envelopes import MalformedLine, line_of, message_of, oversized, undone
+from kernel_mcp.stdio_lines import Line, OversizedLine, StdioLines
 
 logger = logging.getLogger(__name__)
 
@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 class Requests(ObjectReceiveStream[SessionMessage | Exception]):
     """Stream of the client's messages, read on demand. Refused lines are answered here."""
 
-    def __init__(self, wire: Wire, on_end: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, wire: StdioLines, on_end: Callable[[], None] = lambda: None) -> None:
         """`on_end` is called once, at the end of input."""
         self._lines = wire.lines()
         self._writer = wire.writer
@@ -32,7 +32,7 @@ class Requests(ObjectReceiveStream[SessionMessage | Exception]):
         while (line := await self._next()) is not None:
             message = _message(line)
             del line
-            if not isinstance(message, Refusal):
+            if not isinstance(message, MalformedLine):
                 return SessionMessage(message)
             logger.warning("a line of the client was refused: %s", message.reason)
             try:
@@ -57,7 +57,7 @@ class Answers(ObjectSendStream[SessionMessage]):
     """Sink of the SDK's messages, in order: when `send` returns, the message is on the pipe."""
 
     def __init__(
-        self, wire: Wire, written: Callable[[JSONRPCMessage], None] = lambda _message: None
+        self, wire: StdioLines, written: Callable[[JSONRPCMessage], None] = lambda _message: None
     ) -> None:
         """`written` is called with each message once it is on the pipe."""
         self._wire = wire
@@ -80,8 +80,8 @@ class Answers(ObjectSendStream[SessionMessage]):
         self._closed = True
 
 
-def _message(line: Line) -> JSONRPCMessage | Refusal:
-    if isinstance(line, Ends):
+def _message(line: Line) -> JSONRPCMessage | MalformedLine:
+    if isinstance(line, OversizedLine):
         return oversized(line.head, line.tail, line.most_bytes)
     with Barrier("reading a request") as barrier:
         return message_of(line)

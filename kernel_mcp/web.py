@@ -32,15 +32,15 @@ from kernel_mcp.http.addresses import Addresses
 from kernel_mcp.http.callers import HttpCallers
 from kernel_mcp.http.connections import state_of
 from kernel_mcp.http.gate import MCP, METRICS_PATH, OPEN_PATHS, Gate, Rates
-from kernel_mcp.http.operations import Named, routes
+from kernel_mcp.http.gate_audit import AuditObserver
+from kernel_mcp.http.operations import RequestIds, routes
 from kernel_mcp.http.refusals import respond
 from kernel_mcp.http.serving import announce, application, bound, serving, url_of
-from kernel_mcp.http.sessions import McpSessions, OldTransport
-from kernel_mcp.http.watching import Watched
+from kernel_mcp.http.sessions import McpSessions, SseTransport
 from kernel_mcp.identity import OneToken, Principal
 from kernel_mcp.identity.issuer import metadata, metadata_url
 from kernel_mcp.identity.verifiers import Verifiers, verifier_of
-from kernel_mcp.linux.ending import Ending
+from kernel_mcp.linux.shutdown import Shutdown
 from kernel_mcp.output.text import Masks
 from kernel_mcp.protocol import build_mcp
 from kernel_mcp.records import dataclass
@@ -248,7 +248,7 @@ class Wings:
             ended = built.manager.forget_default
             sessions = McpSessions(lowlevel, idle_s=settings.idle_timeout_s, ended=ended)
             mcp.middleware.append(tell_when_cancelled(sessions.outbox))
-            old = OldTransport(lowlevel, ended=ended) if settings.sse else None
+            old = SseTransport(lowlevel, ended=ended) if settings.sse else None
             moved = file_routes.routes(
                 built.manager,
                 self._callers.of_request,
@@ -293,7 +293,7 @@ class Wings:
         )
 
 
-async def run_http(settings: Settings, sandbox: Future[Sandbox], ending: Ending) -> None:
+async def run_http(settings: Settings, sandbox: Future[Sandbox], ending: Shutdown) -> None:
     """Serve clients over HTTP until the server is to stop, then finish the running calls."""
 
     async def wings(settings: Settings, url: str, callers: HttpCallers) -> Behind:
@@ -305,7 +305,7 @@ async def run_http(settings: Settings, sandbox: Future[Sandbox], ending: Ending)
 async def serve_http(
     settings: Settings,
     make: Callable[[Settings, str, HttpCallers], Awaitable[Behind]],
-    ending: Ending,
+    ending: Shutdown,
 ) -> None:
     """See `run_http`. `make` builds the application behind the gate.
 
@@ -346,7 +346,7 @@ async def _serve(
     """Serve until `stop` is set and the running calls have been answered."""
     assert settings.http is not None
     url = url_of(settings, listening)
-    watched = Watched(served.audit.note, served.meters)
+    watched = AuditObserver(served.audit.note, served.meters)
     operations = Starlette(
         routes=routes(
             served.readiness,
@@ -361,7 +361,7 @@ async def _serve(
         await (operations if asked else served)(scope, receive, send)
 
     gate = Gate(
-        Named(behind),
+        RequestIds(behind),
         addresses=Addresses.of(settings.http[0], settings.public_url),
         verifier=verifier,
         quotas=settings.quotas,

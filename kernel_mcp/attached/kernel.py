@@ -20,8 +20,8 @@ from typing import Any
 
 import anyio
 
-from kernel_mcp.attached.places import Place
 from kernel_mcp.attached.process import Connected
+from kernel_mcp.attached.targets import AttachTarget
 from kernel_mcp.config.values import MIB
 from kernel_mcp.errors import LaunchError
 from kernel_mcp.kernels.channels import Channel, Hearer, KernelChannels
@@ -98,7 +98,7 @@ def _description() -> str:
 
 
 class AttachedKernel(Kernel):
-    """A kernel at a `Place` named by the operator; code of other clients goes to `overheard`."""
+    """A kernel at an `AttachTarget`. Code that other clients run in it goes to `overheard`."""
 
     attached = True
 
@@ -107,7 +107,7 @@ class AttachedKernel(Kernel):
         handle: KernelProcess,
         start: Connected,
         *,
-        place: Place,
+        place: AttachTarget,
         channels: Callable[[Hearer], KernelChannels],
         policy: Policy,
         masks: Masks,

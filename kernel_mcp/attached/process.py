@@ -11,14 +11,14 @@ import socket
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 
-from kernel_mcp.attached.places import Place
+from kernel_mcp.attached.targets import AttachTarget
 from kernel_mcp.config.settings import Limits
 from kernel_mcp.launch.base import ConnectionInfo
 from kernel_mcp.launch.network import Network, Way
 from kernel_mcp.launch.process import ConfinedProcess, KernelProcess, OnEnd, OutputRing
 from kernel_mcp.launch.readiness import StderrTail
 from kernel_mcp.limits.kernel import KernelLimits
-from kernel_mcp.linux.proc import ExitStatus, Watched
+from kernel_mcp.linux.proc import ExitStatus, WatchedProcess
 
 KIND = "attached"
 OUTSIDE = "the kernel is not this server's: nothing of a sandbox or of limits is around it"
@@ -28,7 +28,7 @@ class Connected:
     """A `Start` without a process: `kill` ends the connection, and `why` says what ended it."""
 
     wrapped = False
-    kernel: Watched | None = None
+    kernel: WatchedProcess | None = None
 
     def __init__(self) -> None:
         self.why = ""
@@ -76,7 +76,7 @@ class Connected:
 
 
 def attached_process(
-    place: Place,
+    place: AttachTarget,
     connection: ConnectionInfo,
     start: Connected,
     ends: Sequence[socket.socket] = (),

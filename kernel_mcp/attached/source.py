@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import anyio
 
-from kernel_mcp.attached.places import Connection, Place, place_of, read_connection
+from kernel_mcp.attached.targets import AttachTarget, ConnectionFile, read_connection, target_of
 from kernel_mcp.config.values import Attachment
 from kernel_mcp.environments.uv import ProgressCallback
 from kernel_mcp.errors import LaunchError
@@ -79,13 +79,13 @@ class AttachingSource:
         if not request.attach:
             return await self._source.start(request, progress)
         await anyio.to_thread.run_sync(import_module, _KERNEL)
-        place = place_of(request.attach, self._named)
+        place = target_of(request.attach, self._named)
         await progress(f"Joining the kernel at {place}")
         if place.attachment.is_server:
             return await self._behind_server(place)
         return await self._at_sockets(place)
 
-    async def _at_sockets(self, place: Place) -> Kernel:
+    async def _at_sockets(self, place: AttachTarget) -> Kernel:
         path = Path(place.attachment.place)
         connection = await anyio.to_thread.run_sync(read_connection, path)
         ends: list[socket.socket] = []
@@ -102,16 +102,19 @@ class AttachingSource:
         opened = partial(_channels, connection, ends, wire, self._floods)
         return await self._joined(place, connection, opened)
 
-    async def _behind_server(self, place: Place) -> Kernel:
+    async def _behind_server(self, place: AttachTarget) -> Kernel:
         web = await anyio.to_thread.run_sync(import_module, _WEB)
         running = await web.kernel_at(place)
         end = await web.joined(place.attachment, running.kernel)
-        exact = Place(place.attachment, running.kernel, running.path)
+        exact = AttachTarget(place.attachment, running.kernel, running.path)
         nowhere = ConnectionInfo(ip="", key="")
         return await self._joined(exact, nowhere, partial(web.WebChannels, end, self._floods))
 
     async def _joined(
-        self, place: Place, connection: ConnectionInfo, channels: Callable[[Hearer], KernelChannels]
+        self,
+        place: AttachTarget,
+        connection: ConnectionInfo,
+        channels: Callable[[Hearer], KernelChannels],
     ) -> Kernel:
         from kernel_mcp.attached.kernel import AttachedKernel
         from kernel_mcp.attached.process import Connected, attached_process
@@ -133,13 +136,13 @@ class AttachingSource:
         return kernel
 
 
-def _connect(connection: Connection, ends: list[socket.socket]) -> None:
+def _connect(connection: ConnectionFile, ends: list[socket.socket]) -> None:
     """Append sockets of shell, control and iopub. Blocks; raises OSError."""
     for port in (connection.shell_port, connection.control_port, connection.iopub_port):
         ends.append(_connected(connection, port))  # noqa: PERF401 - what is open is closed
 
 
-def _connected(connection: Connection, port: int) -> socket.socket:
+def _connected(connection: ConnectionFile, port: int) -> socket.socket:
     """Return a connected, non-blocking socket of one channel. Blocks; raises OSError."""
     family = socket.AF_INET
     place: str | tuple[str, int] = (connection.host, port)
@@ -161,7 +164,7 @@ def _connected(connection: Connection, port: int) -> socket.socket:
 
 
 def _channels(
-    connection: Connection,
+    connection: ConnectionFile,
     ends: Sequence[socket.socket],
     wire: Wire,
     floods: Floods,

@@ -26,7 +26,7 @@ from tornado.websocket import (
     websocket_connect,
 )
 
-from kernel_mcp.attached.places import Place
+from kernel_mcp.attached.targets import AttachTarget
 from kernel_mcp.config.values import MIB, Attachment
 from kernel_mcp.errors import LaunchError
 from kernel_mcp.kernels.channels import (
@@ -90,7 +90,7 @@ def _text(value: object) -> str:
     return value if value.encode("utf-8", "replace").decode() == value else ""
 
 
-async def kernel_at(place: Place) -> Running:
+async def kernel_at(place: AttachTarget) -> Running:
     """Return the kernel at a place. Raises LaunchError, also if several match."""
     there = await kernels_of(place.attachment)
     meant = there
@@ -100,7 +100,9 @@ async def kernel_at(place: Place) -> Running:
         meant = [each for each in there if each.path == place.notebook]
     if len({each.kernel for each in meant}) == 1:
         return meant[0]
-    shown = [str(Place(place.attachment, each.kernel, each.path)) for each in there[:MOST_SHOWN]]
+    shown = [
+        str(AttachTarget(place.attachment, each.kernel, each.path)) for each in there[:MOST_SHOWN]
+    ]
     more = f" and {len(there) - MOST_SHOWN} more" if len(there) > MOST_SHOWN else ""
     if not there:
         raise LaunchError(

@@ -15,7 +15,7 @@ from kernel_mcp.config.settings import Settings
 from kernel_mcp.config.values import Quotas, format_bytes, quotas
 from kernel_mcp.errors import ConfigError, KernelMcpError
 from kernel_mcp.identity import EVERY_SCOPE, SCOPES, editing
-from kernel_mcp.identity.rows import DOORS_ARE, Row
+from kernel_mcp.identity.token_rows import DOORS_ARE, TokenRow
 
 _USAGE = "token: expected one of add, list, revoke; see kernel-mcp token --help"
 _HELP = """\
@@ -137,7 +137,7 @@ def _revoke(path: Path, name: str | None, digits: str | None) -> int:
         if len(same) > 1:
             raise KernelMcpError(f"--hash {digits}: {len(same)} tokens begin so; give more digits")
 
-    def unwanted(row: Row) -> bool:
+    def unwanted(row: TokenRow) -> bool:
         if name and row.principal != name:
             return False
         return digits is None or bool(row.digest and row.digest.hex().startswith(digits))

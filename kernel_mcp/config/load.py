@@ -24,17 +24,17 @@ from kernel_mcp import __version__
 from kernel_mcp.config.settings import (
     ENV_PREFIX,
     OPTIONS,
+    IgnoredKeys,
     Limits,
     Option,
-    Refusal,
     Settings,
     variable_of,
 )
 from kernel_mcp.config.values import (
     Attachment,
+    EnvVariable,
     HeaderSecret,
     Mount,
-    Variable,
     attachments,
     close_to,
     devices,
@@ -176,7 +176,7 @@ def _checked(settings: Settings, environ: Mapping[str, str]) -> Settings:
                 f"--env {each.name}: the server has no such variable; set it where the server is "
                 f"started, or give a value: --env {each.name}=VALUE"
             )
-        known.append(each if each.value is not None else Variable(each.name, environ[each.name]))
+        known.append(each if each.value is not None else EnvVariable(each.name, environ[each.name]))
     if sum(len(repr(each.value)) for each in known) > MAX_VARIABLES:
         raise ConfigError(
             f"--env: the values have more than {MAX_VARIABLES:,} characters together; mount a file "
@@ -205,7 +205,7 @@ def _variables(environ: Mapping[str, str]) -> dict[str, str]:
     return found
 
 
-def _discovered(cwd: Path, own: Mapping[str, Any]) -> tuple[dict[str, Any], Refusal | None]:
+def _discovered(cwd: Path, own: Mapping[str, Any]) -> tuple[dict[str, Any], IgnoredKeys | None]:
     """Return the accepted values of a file in `cwd`, by field, and the refused keys if any.
 
     The file is `kernel-mcp.toml` or else `pyproject.toml` with `[tool.kernel-mcp]`. `own` are the
@@ -227,7 +227,7 @@ def _discovered(cwd: Path, own: Mapping[str, Any]) -> tuple[dict[str, Any], Refu
 
 def _narrowing(
     table: Mapping[str, Any], file: Path, own: Settings
-) -> tuple[dict[str, Any], Refusal | None]:
+) -> tuple[dict[str, Any], IgnoredKeys | None]:
     values: dict[str, Any] = {}
     refused: list[str] = []
     for key, given in table.items():
@@ -241,7 +241,7 @@ def _narrowing(
             values[option.field] = value
         else:
             refused.append(key)
-    return values, Refusal(file, tuple(refused)) if refused else None
+    return values, IgnoredKeys(file, tuple(refused)) if refused else None
 
 
 def _file_at(file: Path, cwd: Path) -> Path:

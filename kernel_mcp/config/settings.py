@@ -17,12 +17,12 @@ from typing import Any
 from kernel_mcp.config.values import (
     MIB,
     Attachment,
+    EnvVariable,
     HeaderSecret,
     Mount,
     Narrows,
     Persist,
     Quotas,
-    Variable,
     address,
     among,
     attachments,
@@ -188,7 +188,7 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
-class Refusal:
+class IgnoredKeys:
     """Keys that were ignored in a file in the current folder that no flag names.
 
     Such a file may narrow what the operator permits, never widen it or name a path or a program.
@@ -334,7 +334,7 @@ class Settings:
         "let code use the NVIDIA GPUs of this machine: their devices, as by `--device`, and their "
         "driver's libraries; the server does not start where there are none",
     )
-    variables: tuple[Variable, ...] = _flag(
+    variables: tuple[EnvVariable, ...] = _flag(
         "env", variables, _DOORS, "NAME[=VALUE]", "none",
         "let code find this variable in `os.environ`, without VALUE as the server has it; its "
         "value is masked in outputs, which is a courtesy and no boundary; repeatable",
@@ -529,7 +529,7 @@ class Settings:
     )
     driver: Path | None = None
     file: Path | None = None
-    refusal: Refusal | None = None
+    refusal: IgnoredKeys | None = None
 
     @property
     def patience(self) -> float:

@@ -423,7 +423,7 @@ _TAKEN_NAMES = re.compile(
 
 
 @dataclass(frozen=True, slots=True)
-class Variable:
+class EnvVariable:
     """A variable of the environment for code; None stands for the server's own value."""
 
     name: str
@@ -439,7 +439,7 @@ class Variable:
         return f"{self.name} (too short to be masked)" if self.short else self.name
 
 
-def variables(given: object) -> tuple[Variable, ...]:
+def variables(given: object) -> tuple[EnvVariable, ...]:
     """Read `NAME` or `NAME=VALUE`, one or a list. No error contains a value."""
     found = [given] if isinstance(given, str) else given
     if not isinstance(found, (list, tuple)) or not all(isinstance(each, str) for each in found):
@@ -448,7 +448,7 @@ def variables(given: object) -> tuple[Variable, ...]:
     return tuple({variable.name: variable for variable in read}.values())
 
 
-def _variable(text: str) -> Variable:
+def _variable(text: str) -> EnvVariable:
     name, equals, value = text.partition("=")
     name = name.strip()
     if not _NAME.fullmatch(name):
@@ -458,7 +458,7 @@ def _variable(text: str) -> Variable:
     _check_name(name)
     if "\0" in value:
         raise ValueError(f"the value of {name} holds a zero byte")
-    return Variable(name, value if equals else None)
+    return EnvVariable(name, value if equals else None)
 
 
 LEAST_SECRET, MOST_SECRET = 8, 8192

@@ -27,7 +27,7 @@ CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class FolderEntry:
     """One thing in a folder; `path` is relative to the workspace, `modified` in Unix seconds."""
 
     path: str
@@ -41,7 +41,7 @@ class Listing:
     """A folder's entries by name; `omitted` more were not listed."""
 
     path: str
-    entries: tuple[Entry, ...]
+    entries: tuple[FolderEntry, ...]
     omitted: int = 0
 
 
@@ -57,7 +57,7 @@ def listing_of(path: str, fd: int) -> Listing:
                 yield entry.name
 
     first = heapq.nsmallest(MAX_LISTED, names())
-    entries: list[Entry] = []
+    entries: list[FolderEntry] = []
     unknown = 0
     for name in first:
         try:
@@ -71,7 +71,7 @@ def listing_of(path: str, fd: int) -> Listing:
     return Listing(path, tuple(entries), count - len(first) + unknown)
 
 
-def entry_of(path: str, info: os.stat_result) -> Entry:
+def entry_of(path: str, info: os.stat_result) -> FolderEntry:
     """Return the listing's entry for `path`, from its lstat `info`."""
     kind: Literal["file", "folder", "link", "other"] = "other"
     if stat.S_ISREG(info.st_mode):
@@ -80,7 +80,9 @@ def entry_of(path: str, info: os.stat_result) -> Entry:
         kind = "folder"
     elif stat.S_ISLNK(info.st_mode):
         kind = "link"
-    return Entry(one_line(path, 1000), kind, info.st_size if kind == "file" else 0, info.st_mtime)
+    return FolderEntry(
+        one_line(path, 1000), kind, info.st_size if kind == "file" else 0, info.st_mtime
+    )
 
 
 def make_folders(

@@ -37,9 +37,9 @@ from kernel_mcp.files.folders import (
     replace_file,
 )
 from kernel_mcp.files.streams import Condition, OpenFile, Upload, check, nearest, require
-from kernel_mcp.host_folders.shown import Shown, acting_as_owner
+from kernel_mcp.host_folders.exposed import ExposedMount, acting_as_owner
 from kernel_mcp.linux.safe_tree import Opener, empty_tree, open_beneath, remove_tree
-from kernel_mcp.linux.walk import Holding, entries_within, measure
+from kernel_mcp.linux.walk import TreeSize, entries_within, measure
 from kernel_mcp.output.images import sniff
 from kernel_mcp.output.text import one_line
 from kernel_mcp.records import dataclass
@@ -95,7 +95,7 @@ class Workspace:
         file_bytes: int = 50 * MIB,
         disk_bytes: int = 0,
         opener: Opener | None = None,
-        mounts: Sequence[Shown] = (),
+        mounts: Sequence[ExposedMount] = (),
         masked: Callable[[Iterator[str]], Iterable[str]] = iter,
     ) -> None:
         """`mounts` are folders of the host that absolute paths may lead into.
@@ -263,7 +263,7 @@ class Workspace:
                 finally:
                     os.close(parent)
 
-    def _check_target(self, path: str, place: _Place) -> None:
+    def _check_target(self, path: str, place: _ResolvedPath) -> None:
         """Raise WorkspaceError unless a file may be written there."""
         if not place.parts or path.endswith("/"):
             raise WorkspaceError(
@@ -292,7 +292,7 @@ class Workspace:
             self._promised += granted
             return granted
 
-    def usage(self) -> Holding:
+    def usage(self) -> TreeSize:
         """Return the disk space that the folder uses; the count ends once past `disk_bytes`."""
         with self._root() as root:
             return self._measured(root)
@@ -392,7 +392,7 @@ class Workspace:
             )
         return left
 
-    def _measured(self, root: int) -> Holding:
+    def _measured(self, root: int) -> TreeSize:
         most = self._disk_bytes or sys.maxsize
         try:
             return measure(
@@ -424,21 +424,21 @@ class Workspace:
             os.close(fd)
 
     @contextlib.contextmanager
-    def _place(self, path: str) -> Iterator[_Place]:
+    def _place(self, path: str) -> Iterator[_ResolvedPath]:
         """Resolve a path: below the workspace, or for an absolute one below a mounted folder."""
         absolute = os.path.normpath(path) if path.startswith("/") and "\0" not in path else ""
         for shown in reversed(self._mounts):
             parts = shown.parts(absolute) if absolute else None
             if parts is not None:
                 with _entered(shown, path) as root:
-                    yield _Place(path, root, parts, shown)
+                    yield _ResolvedPath(path, root, parts, shown)
                 return
         parts = self._parts(path)
         with self._root() as root:
-            yield _Place(path, root, parts)
+            yield _ResolvedPath(path, root, parts)
 
     @contextlib.contextmanager
-    def _opened(self, place: _Place, flags: int) -> Iterator[int]:
+    def _opened(self, place: _ResolvedPath, flags: int) -> Iterator[int]:
         if place.shown is not None and place.shown.covers_path(place.root, place.parts):
             raise _covered(place)
         try:
@@ -457,7 +457,7 @@ class Workspace:
             os.close(fd)
 
     @contextlib.contextmanager
-    def _file(self, place: _Place) -> Iterator[tuple[int, os.stat_result]]:
+    def _file(self, place: _ResolvedPath) -> Iterator[tuple[int, os.stat_result]]:
         """Yield a descriptor of a regular file, open for reading, and its stat."""
         with self._opened(place, os.O_RDONLY) as fd:
             info = os.fstat(fd)
@@ -466,7 +466,7 @@ class Workspace:
             with folders.explained(place.path):
                 yield fd, info
 
-    def _not_found(self, place: _Place) -> WorkspaceError:
+    def _not_found(self, place: _ResolvedPath) -> WorkspaceError:
         parts = place.on_disk
         for depth in range(len(parts) - 1, -1, -1):
             with contextlib.suppress(OSError), place.acting():
@@ -481,13 +481,13 @@ class Workspace:
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
+class _ResolvedPath:
     """A caller's `path` resolved to `parts` below the open folder `root`, of a mount if `shown`."""
 
     path: str
     root: int
     parts: tuple[str, ...]
-    shown: Shown | None = None
+    shown: ExposedMount | None = None
 
     @property
     def on_disk(self) -> tuple[str, ...]:
@@ -516,14 +516,14 @@ class _Place:
 
 
 @contextlib.contextmanager
-def _entered(shown: Shown, path: str) -> Iterator[int]:
+def _entered(shown: ExposedMount, path: str) -> Iterator[int]:
     with contextlib.ExitStack() as stack:
         with folders.explained(path):
             root = stack.enter_context(shown.entered())
         yield root
 
 
-def _covered(place: _Place) -> WorkspaceError:
+def _covered(place: _ResolvedPath) -> WorkspaceError:
     host = place.name if place.shown is None else place.shown.mount.host.joinpath(*place.parts)
     return WorkspaceError(
         f"{place.path!r} is covered: it is, or has the name of, a secret or of something that no "
@@ -533,7 +533,7 @@ def _covered(place: _Place) -> WorkspaceError:
     )
 
 
-def _check_writable(shown: Shown, place: _Place) -> None:
+def _check_writable(shown: ExposedMount, place: _ResolvedPath) -> None:
     """Raise WorkspaceError unless tools may write a file of a mount there."""
     if not shown.mount.writable:
         raise WorkspaceError(

@@ -14,8 +14,16 @@ import anyio
 
 from kernel_mcp.barriers import Barrier
 from kernel_mcp.fleet.members import LEASE_S
-from kernel_mcp.fleet.rows import DATA, NAMES, SESSIONS, Known, Row, Rows, data_of
-from kernel_mcp.fleet.signed import NOTHING, NotOurs, Overtaken, Version
+from kernel_mcp.fleet.session_table import (
+    DATA,
+    NAMES,
+    SESSIONS,
+    SessionRow,
+    SessionTable,
+    VersionedRow,
+    data_of,
+)
+from kernel_mcp.fleet.signed import NOTHING, NotOurs, Overtaken, StoredVersion
 from kernel_mcp.sessions.session import Clock
 
 logger = logging.getLogger(__name__)
@@ -41,7 +49,7 @@ class Collector:
 
     def __init__(
         self,
-        rows: Rows,
+        rows: SessionTable,
         is_over: IsOver,
         *,
         most_s: float,
@@ -86,10 +94,10 @@ class Collector:
         version = await self._latest(place)
         if version.value is None:
             return await self._ended(place, version, before)
-        known = Known(version, row := Row.of(version.value))
+        known = VersionedRow(version, row := SessionRow.of(version.value))
         if row.node:
             if await self._is_over(row.node, row.life):
-                left = Known(version, row.left(self._now(), ended=False))
+                left = VersionedRow(version, row.left(self._now(), ended=False))
                 await anyio.to_thread.run_sync(self._rows.write, left)
             return False
         if self._now() - row.since < self._most_s:
@@ -111,13 +119,13 @@ class Collector:
         await anyio.to_thread.run_sync(self._clear, place)
         return True
 
-    async def _ended(self, place: str, version: Version, before: Seen) -> bool:
+    async def _ended(self, place: str, version: StoredVersion, before: Seen) -> bool:
         if self._age_s(place, version, before) < SETTLED_S:
             return False
         await anyio.to_thread.run_sync(self._rows.signed.remove, place, version)
         return True
 
-    def _age_s(self, place: str, version: Version, before: Seen) -> float:
+    def _age_s(self, place: str, version: StoredVersion, before: Seen) -> float:
         """Return the seconds for which a name has been seen in this version."""
         now = self._clock()
         number, since = before.get(place, (version.number, now))
@@ -126,7 +134,7 @@ class Collector:
         self._seen[place] = version.number, since
         return now - since
 
-    async def _latest(self, place: str) -> Version:
+    async def _latest(self, place: str) -> StoredVersion:
         return await anyio.to_thread.run_sync(self._rows.signed.latest, place)
 
     async def _names(self, folder: str) -> list[str]:

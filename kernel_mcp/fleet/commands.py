@@ -37,17 +37,17 @@ from kernel_mcp.fleet.front import FleetCalls
 from kernel_mcp.fleet.handles import check_node
 from kernel_mcp.fleet.members import Member
 from kernel_mcp.fleet.node import Node, actor_name, start_options
-from kernel_mcp.fleet.peers import NodeLost
-from kernel_mcp.fleet.places import place_of
 from kernel_mcp.fleet.registry import registry_of
+from kernel_mcp.fleet.remote_nodes import NodeLost
+from kernel_mcp.fleet.storage import storage_of
 from kernel_mcp.http.callers import HttpCallers
 from kernel_mcp.launch.rundir import default_base
-from kernel_mcp.linux.ending import Ending
 from kernel_mcp.linux.folders import private_folder
+from kernel_mcp.linux.shutdown import Shutdown
 from kernel_mcp.output.text import one_line
 from kernel_mcp.protocol import mcp_over, serve_wire
+from kernel_mcp.stdio_lines import stdio_lines
 from kernel_mcp.telemetry.logs import log_to_stderr
-from kernel_mcp.wire import stdio_wire
 
 logger = logging.getLogger(__name__)
 
@@ -89,7 +89,7 @@ def run_node(argv: Sequence[str]) -> int:
     _check_node(settings)
     log_to_stderr(settings.log_level, settings.log_format)
     secret_of(settings.fleet)
-    place_of(settings.fleet_store)
+    storage_of(settings.fleet_store)
     import_ray()
     check_tls(settings.fleet)
     require_authentication(settings.fleet)
@@ -260,7 +260,7 @@ def run_front(settings: Settings) -> int:
     with contextlib.redirect_stdout(sys.stderr):
         ray = connect(settings.fleet, place=settings.fleet_place)
         registry = registry_of(ray)
-    ending = Ending(None if settings.http is None else 0)
+    ending = Shutdown(None if settings.http is None else 0)
     ending.take_signals()
     serve = partial(_serve_http, settings, ray, registry, ending)
     if settings.http is None:
@@ -277,19 +277,19 @@ def run_front(settings: Settings) -> int:
     return ending.code
 
 
-async def _serve_http(settings: Settings, ray: Any, registry: Any, ending: Ending) -> None:
-    from kernel_mcp.fleet.http import FleetBehind
+async def _serve_http(settings: Settings, ray: Any, registry: Any, ending: Shutdown) -> None:
+    from kernel_mcp.fleet.http import FleetHttpApp
     from kernel_mcp.web import Behind, serve_http
 
     async def make(settings: Settings, _url: str, callers: HttpCallers) -> Behind:
-        return FleetBehind(settings, ray, registry, callers)
+        return FleetHttpApp(settings, ray, registry, callers)
 
     await serve_http(settings, make, ending)
 
 
-async def _serve_stdio(ray: Any, registry: Any, ending: Ending) -> None:
+async def _serve_stdio(ray: Any, registry: Any, ending: Shutdown) -> None:
     calls = FleetCalls(ray, registry)
-    async with stdio_wire() as wire, anyio.create_task_group() as tasks:
+    async with stdio_lines() as wire, anyio.create_task_group() as tasks:
         ending.hear(tasks.cancel_scope.cancel)
         tasks.start_soon(wire.attend, ending.begin)
         await tasks.start(calls.run)

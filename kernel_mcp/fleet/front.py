@@ -23,9 +23,9 @@ from kernel_mcp.errors import KernelMcpError
 from kernel_mcp.fleet.cluster import FleetUnavailable
 from kernel_mcp.fleet.handles import named, node_of
 from kernel_mcp.fleet.members import LEASE_S, MARGIN_S, alive
-from kernel_mcp.fleet.peers import NodeLost, Peer, Peers
+from kernel_mcp.fleet.messages import caller_row, error_of
 from kernel_mcp.fleet.placement import environment_of
-from kernel_mcp.fleet.wire import caller_row, error_of
+from kernel_mcp.fleet.remote_nodes import NodeLost, RemoteNode, RemoteNodes
 from kernel_mcp.sessions.manager import Caller
 from kernel_mcp.tools.calls import Call
 from kernel_mcp.tools.resources import session_of
@@ -48,7 +48,7 @@ class FleetCalls:
     """See `SessionCalls`. `run` has to run as a task meanwhile."""
 
     def __init__(self, ray: Any, registry: Any, *, seed: int | None = None) -> None:
-        self._peers = Peers(ray, registry, Random(seed))
+        self._peers = RemoteNodes(ray, registry, Random(seed))
         self._where: OrderedDict[tuple[str, str], str] = OrderedDict()
         self._definitions: list[Definition] = []
         self._reading: frozenset[str] = frozenset()
@@ -129,7 +129,7 @@ class FleetCalls:
         *,
         environment: str = "",
         again: bool = False,
-    ) -> tuple[Peer, dict[str, Any]]:
+    ) -> tuple[RemoteNode, dict[str, Any]]:
         """Send a request to the node that has the session, also if it moves; return node and reply.
 
         With `again` it is repeated on another node if a node is lost. Raises NodeLost,
@@ -180,7 +180,7 @@ class FleetCalls:
         if len(self._where) > MOST_PLACES:
             self._where.popitem(last=False)
 
-    def _expect(self, peer: Peer, number: str, caller: Caller) -> None:
+    def _expect(self, peer: RemoteNode, number: str, caller: Caller) -> None:
         """Report to the node, later, if its answer was delivered to the client."""
         tell = self._peers.tell
         caller.reply.receipt.then(
@@ -192,7 +192,7 @@ class FleetCalls:
         answers: list[CallToolResult] = []
         quotas: list[int] = []
 
-        async def ask(peer: Peer) -> None:
+        async def ask(peer: RemoteNode) -> None:
             asked = {
                 "id": secrets.token_hex(8),
                 "tool": "list_sessions",

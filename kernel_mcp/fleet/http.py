@@ -22,7 +22,7 @@ from kernel_mcp.ground import callers_in_words, meters_of
 from kernel_mcp.http.callers import HttpCallers
 from kernel_mcp.http.gate import Rates
 from kernel_mcp.http.serving import application
-from kernel_mcp.http.sessions import McpSessions, OldTransport
+from kernel_mcp.http.sessions import McpSessions, SseTransport
 from kernel_mcp.output.text import Masks
 from kernel_mcp.protocol import mcp_over
 from kernel_mcp.sessions.audit import open_audit
@@ -36,7 +36,7 @@ SHARE_S = 0.25
 """Interval in seconds at which fronts share rate-limit counters."""
 
 
-class FleetBehind:
+class FleetHttpApp:
     """See `Behind`. All calls go to the fleet; there are no wings."""
 
     def __init__(self, settings: Settings, ray: Any, registry: Any, callers: HttpCallers) -> None:
@@ -73,7 +73,7 @@ class FleetBehind:
                 lowlevel = mcp._lowlevel_server
                 sessions = McpSessions(lowlevel, idle_s=settings.idle_timeout_s, ended=_forget)
                 mcp.middleware.append(tell_when_cancelled(sessions.outbox))
-                old = OldTransport(lowlevel, ended=_forget) if settings.sse else None
+                old = SseTransport(lowlevel, ended=_forget) if settings.sse else None
                 await stack.enter_async_context(sessions.run())
                 self._mcp, self._sessions = mcp, sessions
                 self._app = application((), sessions, old)

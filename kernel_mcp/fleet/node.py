@@ -24,16 +24,16 @@ from kernel_mcp.environments.uv import ProgressCallback
 from kernel_mcp.errors import KernelMcpError
 from kernel_mcp.fleet.cluster import NAMESPACE, FleetUnavailable, awaited, import_ray, secret_of
 from kernel_mcp.fleet.collector import Collector
-from kernel_mcp.fleet.keeping import DEFAULT_PERSIST, FLEET, FleetKeeping, keep_with
 from kernel_mcp.fleet.members import LEASE_S, RENEW_S, Load, Member, alive
-from kernel_mcp.fleet.places import place_of
+from kernel_mcp.fleet.persistence import DEFAULT_PERSIST, FLEET, FleetPersistence, keep_with
 from kernel_mcp.fleet.registry import registry_of
-from kernel_mcp.fleet.roll import FleetRoll
-from kernel_mcp.fleet.rows import Rows
+from kernel_mcp.fleet.session_registry import FleetSessionRegistry
+from kernel_mcp.fleet.session_table import SessionTable
 from kernel_mcp.fleet.sessions import NodeSessions
-from kernel_mcp.fleet.shared import SharedStore
+from kernel_mcp.fleet.shared_store import SharedStore
 from kernel_mcp.fleet.signed import Signed, key_of
-from kernel_mcp.fleet.uses import FleetOthers, rows_of
+from kernel_mcp.fleet.storage import storage_of
+from kernel_mcp.fleet.usage import FleetOthers, rows_of
 from kernel_mcp.fleet.watchdog import boottime
 from kernel_mcp.linux.deadline import Deadline
 from kernel_mcp.linux.proc import available_memory
@@ -236,9 +236,9 @@ class Node:
         ray = import_ray()
         registry = self._registry = registry_of(ray, make=True)
         member = self._member
-        signed = Signed(place_of(settings.fleet_store), key_of(secret_of(settings.fleet)))
-        rows = Rows(signed, member.name, member.life)
-        kept: list[FleetKeeping] = []
+        signed = Signed(storage_of(settings.fleet_store), key_of(secret_of(settings.fleet)))
+        rows = SessionTable(signed, member.name, member.life)
+        kept: list[FleetPersistence] = []
         loop = asyncio.get_running_loop()
 
         async def until_over(node: str, life: str, most_s: float) -> bool:
@@ -267,7 +267,7 @@ class Node:
                 overtaken=overtaken,
             )
 
-        roll = FleetRoll(member.name, is_over, lambda: kept[0])
+        roll = FleetSessionRegistry(member.name, is_over, lambda: kept[0])
         others = FleetOthers(member.name, registry, ray, partial(_actor_of, ray))
         options = ContainerOptions.of(settings)
         async with AsyncExitStack() as stack:

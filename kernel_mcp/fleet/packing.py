@@ -93,7 +93,7 @@ class _Packer:
             self._bytes -= info.st_size
             entry = _entry_of(path, info, tarfile.REGTYPE)
             entry.size = info.st_size
-            self._archive.addfile(entry, _Whole(file, info.st_size))
+            self._archive.addfile(entry, _ExactReader(file, info.st_size))
 
     def _leave(self, path: str) -> None:
         self.count += 1
@@ -101,7 +101,7 @@ class _Packer:
             self.left_out.append(path)
 
 
-class _Whole:
+class _ExactReader:
     """Reader of exactly `size` bytes; bytes that the file lacks by then are zeros."""
 
     def __init__(self, file: IO[bytes], size: int) -> None:

@@ -15,13 +15,13 @@ from kernel_mcp.barriers import Barrier, explained, log_failure, reason_of
 from kernel_mcp.environments.uv import ProgressCallback
 from kernel_mcp.errors import HibernationError, KernelMcpError, QuotaReached, SessionLimitReached
 from kernel_mcp.fleet.handles import named
-from kernel_mcp.fleet.keeping import FleetKeeping, key_of
 from kernel_mcp.fleet.members import LEASE_S, MARGIN_S
+from kernel_mcp.fleet.messages import Moved, caller_of, error_row
+from kernel_mcp.fleet.persistence import FleetPersistence, key_of
 from kernel_mcp.fleet.placement import environment_of
-from kernel_mcp.fleet.roll import Elsewhere, FleetRoll
-from kernel_mcp.fleet.rows import DEFAULT, NAMED, Known
+from kernel_mcp.fleet.session_registry import Elsewhere, FleetSessionRegistry
+from kernel_mcp.fleet.session_table import DEFAULT, NAMED, VersionedRow
 from kernel_mcp.fleet.signed import Overtaken
-from kernel_mcp.fleet.wire import Moved, caller_of, error_row
 from kernel_mcp.sessions.keeping import DEFAULT_NAME
 from kernel_mcp.sessions.losses import Awaited, Notice, Reply
 from kernel_mcp.sessions.manager import HANDLE, Caller, SessionManager
@@ -51,8 +51,8 @@ class NodeSessions:
         self,
         local: SessionCalls,
         manager: SessionManager,
-        keeping: FleetKeeping,
-        roll: FleetRoll,
+        keeping: FleetPersistence,
+        roll: FleetSessionRegistry,
         until_over: UntilOver,
         admits: Callable[[tuple[str, ...]], bool] = lambda _doors: True,
     ) -> None:
@@ -265,7 +265,7 @@ class NodeSessions:
             return Moved(error.node)
         return None
 
-    def _known(self, caller: Caller, name: str) -> Known | None:
+    def _known(self, caller: Caller, name: str) -> VersionedRow | None:
         rows = self._store.rows
         if self._is_default(name) or not name:
             if not caller.default:
@@ -279,7 +279,7 @@ class NodeSessions:
     def _is_default(name: str) -> bool:
         return name == DEFAULT_NAME
 
-    async def _bring(self, caller: Caller, known: Known) -> None:
+    async def _bring(self, caller: Caller, known: VersionedRow) -> None:
         """Take over a session that is not open on any node.
 
         Raises Overtaken, SessionLimitReached.

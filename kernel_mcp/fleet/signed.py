@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from kernel_mcp.errors import KernelMcpError
-from kernel_mcp.fleet.places import Place, read
+from kernel_mcp.fleet.storage import Storage, read
 from kernel_mcp.records import dataclass
 
 MOST_BYTES = 64 * 1024 * 1024
@@ -33,14 +33,14 @@ class Overtaken(KernelMcpError):
 
 
 @dataclass(frozen=True, slots=True)
-class Version:
+class StoredVersion:
     """One version of a value. Number 0 stands for a value that does not exist."""
 
     number: int = 0
     value: Mapping[str, Any] | None = None
 
 
-NOTHING = Version()
+NOTHING = StoredVersion()
 
 
 class Signed:
@@ -49,11 +49,11 @@ class Signed:
     Methods that access it are blocking and raise OSError.
     """
 
-    def __init__(self, place: Place, key: bytes) -> None:
+    def __init__(self, place: Storage, key: bytes) -> None:
         self.place = place
         self._key = key
 
-    def latest(self, name: str) -> Version:
+    def latest(self, name: str) -> StoredVersion:
         """Return the newest version of a value, or NOTHING. Raises NotOurs.
 
         The value of a version is None if it has ended.
@@ -62,10 +62,12 @@ class Signed:
             number = numbers[-1]
             data = read(self.place, f"{name}/{number:0{_DIGITS}}", MOST_BYTES)
             if data is not None:
-                return Version(number, self._opened(name, number, data))
+                return StoredVersion(number, self._opened(name, number, data))
         return NOTHING
 
-    def advance(self, name: str, before: Version, value: Mapping[str, Any] | None) -> Version:
+    def advance(
+        self, name: str, before: StoredVersion, value: Mapping[str, Any] | None
+    ) -> StoredVersion:
         """Write the version after `before` and return it; a value of None ends it.
 
         Raises Overtaken if another version has been written since.
@@ -80,9 +82,9 @@ class Signed:
             raise Overtaken(f"another node has changed {name} since version {before.number}")
         for old in numbers[:-KEPT]:
             self.place.remove(f"{name}/{old:0{_DIGITS}}")
-        return Version(number, value)
+        return StoredVersion(number, value)
 
-    def remove(self, name: str, last: Version) -> None:
+    def remove(self, name: str, last: StoredVersion) -> None:
         """Remove all versions of a value if it has ended and `last` is its newest version."""
         numbers = self._numbers(name)
         if last.value is None and numbers[-1:] == [last.number]:

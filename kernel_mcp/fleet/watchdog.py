@@ -27,7 +27,7 @@ def boottime() -> float:
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
-class Held:
+class PidfdSet:
     """Processes held by pidfd, so that a reused process id is never killed or awaited."""
 
     def __init__(self) -> None:
@@ -76,7 +76,7 @@ def below(pid: int, depth: int = DEPTH) -> Iterator[int]:
                     yield from below(child, depth - 1)
 
 
-class Watchdog:
+class LeaseWatchdog:
     """Watches one process until it or its lease ends; see `main`."""
 
     def __init__(self, pid: int, until: float, lines: int) -> None:
@@ -84,9 +84,9 @@ class Watchdog:
         self._pid = pid
         self._until = until
         self._lines = lines
-        self._node = Held()
+        self._node = PidfdSet()
         self._there = self._node.hold(pid)
-        self._descendants = Held()
+        self._descendants = PidfdSet()
         self._rest = b""
         self._told = False
         """True once a deadline was read. The first one replaces `until`, which is for the start."""
@@ -152,7 +152,7 @@ def main(arguments: Sequence[str]) -> int:
     with contextlib.suppress(OSError):
         os.setpriority(os.PRIO_PROCESS, 0, -10)
     pid, until = int(arguments[0]), float(arguments[1])
-    reason = Watchdog(pid, until, sys.stdin.fileno()).run()
+    reason = LeaseWatchdog(pid, until, sys.stdin.fileno()).run()
     with contextlib.suppress(OSError):  # only tests read it
         os.write(1, f"{reason}\n".encode())
     return 0

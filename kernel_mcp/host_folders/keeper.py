@@ -40,11 +40,17 @@ from pathlib import Path
 from typing import Any
 
 from kernel_mcp.host_folders import secrets
-from kernel_mcp.host_folders.entering import Entering, Sandbox, Work, parts_of, weight
-from kernel_mcp.host_folders.found import MOST_COVERS, TooManySecrets
-from kernel_mcp.host_folders.named import MOST_NAMED, last_names
+from kernel_mcp.host_folders.findings import MOST_COVERS, TooManySecrets
+from kernel_mcp.host_folders.named_paths import MOST_NAMED, last_names
+from kernel_mcp.host_folders.namespaces import (
+    RunningSandbox,
+    SandboxNamespaces,
+    Work,
+    parts_of,
+    weight,
+)
 from kernel_mcp.host_folders.secrets import Parts
-from kernel_mcp.host_folders.watching import HOST, NAMED, Change, Ground, Watches, by_code
+from kernel_mcp.host_folders.watching import HOST, NAMED, Change, MountedFolder, Watches, by_code
 from kernel_specs.template import linux, packets
 
 _INODE_BYTES = 50
@@ -58,7 +64,7 @@ _FEW_CHANGES = 64
 """Queued changes from which this process loses its priority: code can cause any number."""
 
 
-class Hurry:
+class RealtimePriority:
     """Scheduling priority of this process, as covers must not be late on a busy machine.
 
     Under a root server it has a real-time policy; otherwise the shortest time slices that Linux
@@ -85,7 +91,7 @@ class Keeper:
     def __init__(self, server: socket.socket) -> None:
         self._server = server
         self._watches = Watches()
-        self._grounds: list[Ground] = []
+        self._grounds: list[MountedFolder] = []
         self._inodes: dict[tuple[int, int], int] = {}
         """Inodes covered in any mount, with birth times: files may have names in several."""
         self._twins: set[tuple[int, int]] = set()
@@ -96,8 +102,8 @@ class Keeper:
         """Mounts for which the log says that not all names are known."""
         self._full: set[int] = set()
         """Mounts for which the log says that not all is covered: code can create any number."""
-        self._entering = Entering()
-        self._hurry = Hurry()
+        self._entering = SandboxNamespaces()
+        self._hurry = RealtimePriority()
         self._mounted = os.open("/proc/self/mountinfo", os.O_RDONLY | os.O_CLOEXEC)
         """Table of this namespace's mounts, also readable from inside another namespace."""
         self._places: set[bytes] = set()
@@ -148,7 +154,7 @@ class Keeper:
             elif operation == "map":
                 self._tell({"op": "mapped", "id": number}, [self._map(message["rows"])])
             elif operation == "hold":
-                held = Sandbox(*fds)
+                held = RunningSandbox(*fds)
                 if failed := self._entering.hold(held, self._since(message["since"])):
                     raise OSError(failed)
                 poll.register(held.process, select.POLLIN)
@@ -206,7 +212,7 @@ class Keeper:
         for index, data in enumerate(mounts):
             error = ""
             try:
-                ground = Ground(index, data, self._watches, self._inodes, self._twins)
+                ground = MountedFolder(index, data, self._watches, self._inodes, self._twins)
                 self._grounds.append(ground)
                 if ground.is_folder:
                     for _ in ground.walk.below(()):
@@ -237,7 +243,7 @@ class Keeper:
                 self._tell({"op": "said", "text": f"{ground.guest}: {unfixed} {_UNFIXED}"})
         self._tell({"op": "ready", "id": number})
 
-    def _on_named(self, ground: Ground, message: dict[str, Any]) -> None:
+    def _on_named(self, ground: MountedFolder, message: dict[str, Any]) -> None:
         """Make the paths that settings name read-only, once the last part has arrived."""
         ground.coming += map(tuple, message["paths"])
         ground.sources.update(map(tuple, message["sources"]))
@@ -268,13 +274,13 @@ class Keeper:
                 self._ask(ground)
         self._watches.outside_changed = False
 
-    def _tell_obeyed(self, ground: Ground) -> None:
+    def _tell_obeyed(self, ground: MountedFolder) -> None:
         changed, ground.obeyed = ground.obeyed, {}
         for part in parts_of(list(changed), weight):
             written = [(path, ground.writer(path, modified=changed[path])) for path in part]
             self._tell({"op": "changed", "mount": ground.number, "paths": written})
 
-    def _restore(self, ground: Ground) -> None:
+    def _restore(self, ground: MountedFolder) -> None:
         ground.rights_changed = False
         try:
             if ground.rights.restore():
@@ -282,12 +288,12 @@ class Keeper:
         except OSError as reason:
             self._tell({"op": "said", "text": f"{ground.guest}: {_RIGHTS_KEPT} ({reason})"})
 
-    def _ask(self, ground: Ground) -> None:
+    def _ask(self, ground: MountedFolder) -> None:
         """Ask the server to read settings again."""
         ground.walk.found.asks = False
         self._tell_paths("asks", ground, list(ground.walk.found.git))
 
-    def _tell_paths(self, operation: str, ground: Ground, paths: Sequence[Parts]) -> None:
+    def _tell_paths(self, operation: str, ground: MountedFolder, paths: Sequence[Parts]) -> None:
         parts = list(parts_of(paths, weight)) or [[]]
         for number, part in enumerate(parts):
             ends = {"first": number == 0, "last": number == len(parts) - 1}
@@ -341,17 +347,17 @@ class Keeper:
         except OSError:
             return
 
-    def _note_full(self, ground: Ground) -> None:
+    def _note_full(self, ground: MountedFolder) -> None:
         if ground.number not in self._full:
             self._full.add(ground.number)
             self._tell({"op": "said", "text": f"{ground.guest}: {_TOO_MANY}"})
 
-    def _note_lacking_names(self, ground: Ground) -> None:
+    def _note_lacking_names(self, ground: MountedFolder) -> None:
         if ground.number not in self._lacking_names:
             self._lacking_names.add(ground.number)
             self._tell({"op": "said", "text": f"{ground.guest}: {_UNNAMED}"})
 
-    def _linked(self) -> list[tuple[Ground, list[Parts]]]:
+    def _linked(self) -> list[tuple[MountedFolder, list[Parts]]]:
         """Cover the hard links of new findings in all mounts; return the paths by mount."""
         if not any(each.walk.found.linked for each in self._grounds):
             return []
@@ -362,7 +368,7 @@ class Keeper:
 
     def _cover(
         self,
-        ground: Ground,
+        ground: MountedFolder,
         paths: Sequence[Parts],
         *,
         begins: bool = False,
@@ -413,7 +419,7 @@ class Keeper:
 
     def _tell_covers(
         self,
-        ground: Ground,
+        ground: MountedFolder,
         paths: Sequence[Parts],
         *,
         anew: bool = False,
@@ -458,7 +464,7 @@ class Keeper:
             packets.send(self._server, message, fds)
 
 
-def _work(ground: Ground, path: Parts) -> Work:
+def _work(ground: MountedFolder, path: Parts) -> Work:
     return ground.guest, path, ground.walk.found.covers.get(path, secrets.FILE)
 
 

@@ -15,7 +15,7 @@ from contextlib import suppress
 from itertools import islice
 
 from kernel_mcp.host_folders import names
-from kernel_mcp.host_folders.leading import way
+from kernel_mcp.host_folders.links import links_on
 from kernel_mcp.host_folders.secrets import executed
 from kernel_mcp.records import dataclass
 
@@ -124,7 +124,7 @@ def repository_around(folder: str) -> Repository | None:
 
 
 def _with_common(top: str, folder: str) -> Repository:
-    folder = way(folder)[1] or folder
+    folder = links_on(folder)[1] or folder
     shared = _line(f"{folder}/commondir")
     return Repository(top, folder, _joined(folder, shared) if shared else folder)
 

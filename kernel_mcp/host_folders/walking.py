@@ -13,9 +13,15 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from pathlib import Path
 
 from kernel_mcp.host_folders import names
-from kernel_mcp.host_folders.found import MOST_COVERS, Found, TooManySecrets, born, status_of
-from kernel_mcp.host_folders.leading import below, way
-from kernel_mcp.host_folders.named import Named
+from kernel_mcp.host_folders.findings import (
+    MOST_COVERS,
+    TooManySecrets,
+    WalkFindings,
+    born,
+    status_of,
+)
+from kernel_mcp.host_folders.links import below, links_on
+from kernel_mcp.host_folders.named_paths import NamedPaths
 from kernel_mcp.host_folders.secrets import (
     FILE,
     FIXED,
@@ -79,15 +85,15 @@ class Walk:
         self._obeys = obeys
         self._twins = set() if twins is None else twins
         self.done = False
-        self.found = Found(inodes={} if inodes is None else inodes)
-        self.named = Named()
+        self.found = WalkFindings(inodes={} if inodes is None else inodes)
+        self.named = NamedPaths()
         self._awaited: set[Parts] = set()
         """Missing targets of links that have a secret's name."""
         self._touched: dict[Parts, None] = {}
         self._replaced: dict[tuple[int, int], int] = {}
         """Birth times of files made read-only since the first walk, by device and inode."""
 
-    def all(self) -> Found:
+    def all(self) -> WalkFindings:
         """Walk from the top. Raises OSError when that cannot be read, TooManySecrets."""
         for _ in self.below(()):
             pass
@@ -518,7 +524,7 @@ class Walk:
     def _way(self, parts: Parts) -> tuple[list[Parts | None], Parts | None]:
         """Return the links on the way of a path and its target; None for each outside the mount."""
         top = os.path.realpath(f"/proc/self/fd/{self._root}")
-        links, end = way("/".join((top, *parts)))
+        links, end = links_on("/".join((top, *parts)))
         return [below(link, top) for link in links], below(end, top)
 
     def _look(self, parts: Parts) -> os.stat_result | None:

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from kernel_mcp.host_folders import names, secrets
-from kernel_mcp.host_folders.entering import Work
-from kernel_mcp.host_folders.found import born
-from kernel_mcp.host_folders.named import MOST_NAMED
+from kernel_mcp.host_folders.findings import born
+from kernel_mcp.host_folders.named_paths import MOST_NAMED
+from kernel_mcp.host_folders.namespaces import Work
 from kernel_mcp.host_folders.rights import Rights
 from kernel_mcp.host_folders.secrets import Parts
 from kernel_mcp.host_folders.walking import Walk
@@ -104,7 +104,7 @@ def user_of(maker: str) -> int | None:
 class Change:
     """An entry that was created, replaced, written or removed; without parts it may be any."""
 
-    ground: Ground
+    ground: MountedFolder
     parts: Parts = ()
     hidden: bool = False
     """True if it had a secret's name before."""
@@ -117,7 +117,7 @@ class Change:
         return self.hidden or secrets.judged_by_content(path) or any(named)
 
 
-class Ground:
+class MountedFolder:
     """One mounted folder: its descriptor, its walk, and where sandboxes see it."""
 
     def __init__(
@@ -553,13 +553,13 @@ class Watches:
     def __init__(self) -> None:
         self.makers = Makers()
         self._fd = _libc.inotify_init1(_IN_NONBLOCK | _IN_CLOEXEC)
-        self._places: dict[int, tuple[Ground, Parts]] = {}
+        self._places: dict[int, tuple[MountedFolder, Parts]] = {}
         limit = Path("/proc/sys/fs/inotify/max_user_watches")
         self._most = int(limit.read_text(encoding="ascii")) // 2 if limit.exists() else 0
         """Half of the user's watches: other programs share them, and code can make many folders."""
-        self._files: dict[int, dict[tuple[Ground, Parts], None]] = {}
+        self._files: dict[int, dict[tuple[MountedFolder, Parts], None]] = {}
         """Names of the watched files that agents obey, by watch."""
-        self._file_at: dict[tuple[Ground, Parts], int] = {}
+        self._file_at: dict[tuple[MountedFolder, Parts], int] = {}
         self._outside: dict[int, set[str]] = {}
         """Watched file names in folders outside of the mounts, by watch."""
         self.outside_changed = False
@@ -572,7 +572,7 @@ class Watches:
         """Return the descriptor to poll; -1 if inotify is not available."""
         return int(self._fd)
 
-    def add(self, ground: Ground, parts: Parts, folder: int) -> None:
+    def add(self, ground: MountedFolder, parts: Parts, folder: int) -> None:
         """Watch an open folder."""
         path = f"/proc/self/fd/{folder}".encode()
         number = -1
@@ -586,7 +586,7 @@ class Watches:
         if ground.writable and not (self.makers.add(folder) or parts):
             ground.tells_makers = False
 
-    def add_file(self, ground: Ground, parts: Parts, file: int) -> None:
+    def add_file(self, ground: MountedFolder, parts: Parts, file: int) -> None:
         """Watch the content of an open file."""
         self._forget_file(ground, parts)
         if len(self._file_at) >= _MOST_OBEYED:
@@ -600,7 +600,7 @@ class Watches:
         self._files.setdefault(number, {})[ground, parts] = None
         self.makers.add_file(file)
 
-    def _forget_file(self, ground: Ground, parts: Parts) -> None:
+    def _forget_file(self, ground: MountedFolder, parts: Parts) -> None:
         number = self._file_at.pop((ground, parts), -1)
         if number < 0:
             return
@@ -645,7 +645,7 @@ class Watches:
                     yield from self._happened(*self._places[number], text, mask, cookie)
 
     def _happened(
-        self, ground: Ground, parts: Parts, name: str, mask: int, cookie: int
+        self, ground: MountedFolder, parts: Parts, name: str, mask: int, cookie: int
     ) -> Iterator[Change]:
         """Yield the changes that one event in a watched folder means."""
         if not name or mask & ~_IN_ISDIR == _IN_ATTRIB:
@@ -670,7 +670,7 @@ class Watches:
         if not mask & _IN_CLOSE_WRITE or ground.reads(path):
             yield Change(ground, path)
 
-    def _note_obeyed(self, ground: Ground, path: Parts, mask: int) -> None:
+    def _note_obeyed(self, ground: MountedFolder, path: Parts, mask: int) -> None:
         """Note a change of a file that agents obey, or the removal of a folder with such files."""
         left = mask & (_IN_MOVED_FROM | _IN_DELETE)
         if mask & _IN_ISDIR and left:

@@ -7,7 +7,7 @@ from typing import Any
 
 from kernel_mcp.errors import KernelMcpError
 from kernel_mcp.http.bodies import installs
-from kernel_mcp.http.refusals import Refused
+from kernel_mcp.http.refusals import RequestRefused
 from kernel_mcp.identity import (
     INSTALL,
     OPERATOR,
@@ -37,28 +37,28 @@ class Admission:
     async def who(self, authorization: str, needed: str) -> Principal:
         """Return the principal of an `Authorization` header.
 
-        Raises Refused: 401 without a valid token, 403 if it lacks the scope `needed`, and 503 if it
-        could not be verified.
+        Raises RequestRefused: 401 without a valid token, 403 if it lacks the scope `needed`, and
+        503 if it could not be verified.
         """
         if self.verifier is None:
             return Principal(scopes=OPERATOR, doors=())
         scheme, _, token = authorization.partition(" ")
         if scheme.lower() != "bearer" or not token.strip():
-            raise Refused(
+            raise RequestRefused(
                 401, "unauthenticated", _NO_TOKEN, {"www-authenticate": self._challenge("", needed)}
             )
         try:
             who = await self.verifier.verify(token.strip())
         except Unauthenticated as error:
             challenge = self._challenge("invalid_token", needed)
-            raise Refused(
+            raise RequestRefused(
                 401, "unauthenticated", str(error), {"www-authenticate": challenge}
             ) from None
         except KernelMcpError as error:
-            raise Refused(503, "verifier", str(error), {"retry-after": "10"}) from None
+            raise RequestRefused(503, "verifier", str(error), {"retry-after": "10"}) from None
         if needed not in who.scopes:
             challenge = self._challenge("insufficient_scope", needed)
-            raise Refused(
+            raise RequestRefused(
                 403,
                 "forbidden",
                 f"This token lacks the scope {needed}. Ask for one that has it.",
@@ -68,7 +68,7 @@ class Admission:
         return who
 
     def require_scopes(self, who: Principal, authorization: str, body: bytes) -> None:
-        """Raise Refused (403) if `body` calls `install` without that scope.
+        """Raise RequestRefused (403) if `body` calls `install` without that scope.
 
         The challenge makes a client with an issuer's token log in again for the scope. A token of
         the tokens file cannot get it that way: such calls pass, and the tool reports the error.
@@ -77,7 +77,7 @@ class Admission:
             return
         if authorization.partition(" ")[2].strip().startswith(TOKEN_PREFIX):
             return
-        raise Refused(
+        raise RequestRefused(
             403,
             "forbidden",
             f"This token lacks the scope {INSTALL}, which `install` takes.",

@@ -1,6 +1,6 @@
 """Bodies of calls, read completely before they are parsed, within limits of size and time.
 
-`Meter` also counts and watches the bytes of responses.
+`TrafficMeter` also counts and watches the bytes of responses.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from starlette.types import Message, Receive, Send
 
 from kernel_mcp.barriers import Barrier
 from kernel_mcp.config.values import KIB, MIB, format_bytes
-from kernel_mcp.http.refusals import Refused
+from kernel_mcp.http.refusals import RequestRefused
 
 MOST_BODY = 4 * MIB
 """Most bytes of one MCP message: parsing blocks all other requests, for 20 ms a MiB."""
@@ -29,27 +29,30 @@ WRITE_S = 60.0
 """Seconds for a client to accept the next piece of a response."""
 
 
-class Holder(Protocol):
+class MemoryOwner(Protocol):
     """Owner of bytes in memory; `held` is their number."""
 
     held: int
 
 
-class Held:
+class BufferedBytes:
     """Bytes of one request in memory, counted against the limit of its principal.
 
     The limit is `most`; 0 for none.
     """
 
-    def __init__(self, usage: Holder, most: int) -> None:
+    def __init__(self, usage: MemoryOwner, most: int) -> None:
         self._usage = usage
         self._most = most
         self._bytes = 0
 
     def take(self, count: int) -> None:
-        """Count `count` more bytes. Raises Refused (429) if the principal's limit is exceeded."""
+        """Count `count` more bytes.
+
+        Raises RequestRefused (429) if the principal's limit is exceeded.
+        """
         if self._most and self._usage.held + count > self._most:
-            raise Refused(
+            raise RequestRefused(
                 429,
                 "body",
                 "The requests of this principal that are being read hold "
@@ -72,7 +75,7 @@ MOST_FIELDS = 200
 """Most bytes of other fields before the data of an event."""
 
 
-class Meter:
+class TrafficMeter:
     """Counts the bytes of a request and its response; cuts off a response that is not read.
 
     `at_end` is called when the last byte of the response was handed to the transport.
@@ -120,36 +123,36 @@ class Meter:
         await self._send(message)
 
 
-async def read_body(receive: Receive, declared: str, most: int, held: Held) -> bytes:
+async def read_body(receive: Receive, declared: str, most: int, held: BufferedBytes) -> bytes:
     """Return the body of a call, of at most `most` bytes.
 
-    `declared` is its Content-Length, or empty. Raises Refused: 413 if it is too long, 408 if it is
-    cut off or slow, and 429 from `held`.
+    `declared` is its Content-Length, or empty. Raises RequestRefused: 413 if it is too long, 408 if
+    it is cut off or slow, and 429 from `held`.
     """
     if declared.isdecimal() and int(declared) > most:
-        raise Refused(413, "body", _too_long(most))
+        raise RequestRefused(413, "body", _too_long(most))
     parts: list[bytes] = []
     total = 0
     with anyio.move_on_after(BODY_S) as reading:
         while True:
             message = await receive()
             if message["type"] == "http.disconnect":
-                raise Refused(408, "body", "The request ended before its body did.")
+                raise RequestRefused(408, "body", "The request ended before its body did.")
             part = message.get("body", b"")
             total += len(part)
             if total > most:
-                raise Refused(413, "body", _too_long(most))
+                raise RequestRefused(413, "body", _too_long(most))
             held.take(len(part))
             if part:
                 parts.append(part)
             if not message.get("more_body", False):
                 break
     if reading.cancelled_caught:
-        raise Refused(408, "body", f"The body did not arrive within {BODY_S:.0f} s.")
+        raise RequestRefused(408, "body", f"The body did not arrive within {BODY_S:.0f} s.")
     return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
-async def skip_body(headers: Iterable[tuple[bytes, bytes]], meter: Meter) -> None:
+async def skip_body(headers: Iterable[tuple[bytes, bytes]], meter: TrafficMeter) -> None:
     """Read and discard the rest of a body, within limits.
 
     A client that still sends when the connection is closed would not receive the response.

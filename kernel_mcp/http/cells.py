@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from kernel_mcp.http.conditions import attachment
-from kernel_mcp.http.transfers import FRESH, Given, Stream, of_text
+from kernel_mcp.http.transfers import FRESH, RouteContext, StreamedResponse, of_text
 from kernel_mcp.sessions.notebook import NOTEBOOK_MIME, notebook_pieces
 from kernel_mcp.tools.resources import Documents
 from kernel_mcp.tools.results import masked_document
@@ -22,7 +22,7 @@ _MIME = re.compile(r"[\w.+-]+/[\w.+-]+")
 class Cells:
     """Endpoints for outputs of cells and for notebooks of all cells."""
 
-    def __init__(self, given: Given, *, notebooks: bool) -> None:
+    def __init__(self, given: RouteContext, *, notebooks: bool) -> None:
         self._documents = Documents(given.manager, files=notebooks)
         self._given = given
 
@@ -45,7 +45,7 @@ class Cells:
                 elif self._given.masks:
                     texts = self._given.masks.pieces(texts)
                 more, length = of_text(texts), None
-            return Stream(
+            return StreamedResponse(
                 200,
                 {**FRESH, "content-type": mime, "content-disposition": attachment(name)},
                 more=more,
@@ -64,7 +64,7 @@ class Cells:
             )
             shown: Any = self._shown if self._given.masks else bytes
             pieces = filter(None, notebook_pieces(cells, undone=cells.undone, shown=shown))
-            return Stream(
+            return StreamedResponse(
                 200,
                 {
                     **FRESH,

@@ -8,7 +8,7 @@ from urllib.parse import quote
 
 from starlette.requests import Request
 
-from kernel_mcp.http.transfers import Failed
+from kernel_mcp.http.transfers import RequestFailed
 
 _TAG = re.compile(r'(W/)?"([^"]*)"')
 _POSITION_DIGITS = 18
@@ -35,11 +35,14 @@ def permitted(request: Request, tag: str) -> bool:
 def unchanged(request: Request, tag: str, modified: float) -> bool:
     """Return True if the client already has this version of the file (304).
 
-    `modified` is in seconds since the epoch. Raises Failed (412) if `If-Match` does not match.
+    `modified` is in seconds since the epoch. Raises RequestFailed (412) if `If-Match` does not
+    match.
     """
     match, none = _listed(request, "if-match"), _listed(request, "if-none-match")
     if match is not None and not _among(tag, match, weak=False):
-        raise Failed(412, "The file is not as the request expects it.", {"etag": quoted(tag)})
+        raise RequestFailed(
+            412, "The file is not as the request expects it.", {"etag": quoted(tag)}
+        )
     if none is not None:
         return _among(tag, none, weak=True)
     try:
@@ -72,7 +75,7 @@ def part_of(request: Request, tag: str, size: int) -> tuple[int, int] | None:
     """Return first byte and number of bytes that `Range` asks for, or None for the whole file.
 
     Several ranges, and a range of another version (`If-Range`), are answered with the whole file.
-    Raises Failed (416) if the range is beyond the file.
+    Raises RequestFailed (416) if the range is beyond the file.
     """
     found = _positions(request.headers.get("range", ""))
     condition = request.headers.get("if-range", "").strip()
@@ -89,7 +92,7 @@ def part_of(request: Request, tag: str, size: int) -> tuple[int, int] | None:
         if end and int(end) < first:
             return None
     if first >= size or last < first:
-        raise Failed(
+        raise RequestFailed(
             416,
             f"The file has {size:,} bytes; none of them are in this range.",
             {"content-range": f"bytes */{size}", "etag": quoted(tag)},

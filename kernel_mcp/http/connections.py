@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from kernel_mcp.network.pieces import Pieces, TooManyBlanks
+from kernel_mcp.network.h11_input import H11Input, TooManyBlanks
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -33,7 +33,7 @@ JOINED_BYTES = 64 * 1024
 END_BYTES = 64
 
 
-class Joined:
+class CoalescingTransport:
     """A transport that sends everything written in one iteration of the loop as one piece.
 
     A client may close as soon as it has read the last event of a response. If the end of the body
@@ -98,7 +98,7 @@ class Joined:
             self._transport.write(b"".join(waiting))
 
 
-class Connection:
+class ClientConnection:
     """State of one connection; `unread` marks the response last sent on it as not delivered."""
 
     def __init__(self, transport: asyncio.Transport) -> None:
@@ -127,7 +127,7 @@ class Connection:
         self._transport.abort()
 
 
-class Wire(Protocol):
+class TrackedConnection(Protocol):
     """A connection that carries requests; `patience_s` is how long it may be silent."""
 
     patience_s: float
@@ -148,10 +148,10 @@ class Connections:
     def __init__(self, most: int, now: Callable[[], float]) -> None:
         self._most = most
         self._now = now
-        self._silent: OrderedDict[Wire, float] = OrderedDict()
+        self._silent: OrderedDict[TrackedConnection, float] = OrderedDict()
         """Connections without a request, and since when; the longest silent one first."""
-        self._open: set[Wire] = set()
-        self._stalled: dict[Wire, tuple[int, float]] = {}
+        self._open: set[TrackedConnection] = set()
+        self._stalled: dict[TrackedConnection, tuple[int, float]] = {}
         """Connections with unsent bytes: their number, and since when it has not changed."""
         self._none = asyncio.Event()
         self._none.set()
@@ -165,7 +165,7 @@ class Connections:
         """Wait until no connection is open."""
         await self._none.wait()
 
-    def opened(self, wire: Wire) -> None:
+    def opened(self, wire: TrackedConnection) -> None:
         """Add a connection; cut the one silent for longest if there are too many."""
         self._open.add(wire)
         self._none.clear()
@@ -174,7 +174,7 @@ class Connections:
             longest, _ = self._silent.popitem(last=False)
             longest.cut()
 
-    def closed(self, wire: Wire) -> None:
+    def closed(self, wire: TrackedConnection) -> None:
         """Remove a connection that has ended."""
         self._open.discard(wire)
         if not self._open:
@@ -192,11 +192,11 @@ class Connections:
         for each in list(self._open):
             each.cut()
 
-    def busy(self, wire: Wire) -> None:
+    def busy(self, wire: TrackedConnection) -> None:
         """Note that a complete head has arrived."""
         self._silent.pop(wire, None)
 
-    def silent(self, wire: Wire) -> None:
+    def silent(self, wire: TrackedConnection) -> None:
         """Note that a request has been answered."""
         self._silent[wire] = self._now()
         self._stalled.pop(wire, None)
@@ -224,12 +224,12 @@ class HttpProtocol(H11Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Register a new connection."""
-        self._here = Connection(transport)
-        self._joined = Joined(transport, self._here.broke)
+        self._here = ClientConnection(transport)
+        self._joined = CoalescingTransport(transport, self._here.broke)
         super().connection_made(self._joined)  # type: ignore[arg-type]
         self._all: Connections = self.app_state["connections"]
         self._socket = transport.get_extra_info("socket")
-        self._pieces = Pieces(self.conn)
+        self._pieces = H11Input(self.conn)
         self.app_state = {**self.app_state, "connection": self._here}
         self._all.opened(self)
 
@@ -273,7 +273,7 @@ class HttpProtocol(H11Protocol):
             self._all.busy(self)
 
     def unsent(self) -> int:
-        """See `Wire`."""
+        """See `TrackedConnection`."""
         waiting = self.transport.get_write_buffer_size()
         with suppress(OSError, ValueError):  # it has just ended
             queued = fcntl.ioctl(self._socket.fileno(), termios.TIOCOUTQ, bytes(4))
@@ -281,11 +281,11 @@ class HttpProtocol(H11Protocol):
         return waiting
 
     def end(self) -> None:
-        """See `Wire`."""
+        """See `TrackedConnection`."""
         self._joined.finish()
 
     def cut(self) -> None:
-        """See `Wire`."""
+        """See `TrackedConnection`."""
         self.transport.abort()
 
 

@@ -7,14 +7,14 @@ also report later that it had cancelled the request.
 
 from __future__ import annotations
 
-from kernel_mcp.http.connections import Connection
+from kernel_mcp.http.connections import ClientConnection
 from kernel_mcp.sessions.losses import Awaited, Outbox, Receipt, RequestId
 
 
 class Delivery:
     """Delivery of the response to one POST; `outbox` is that of its MCP session, if any."""
 
-    def __init__(self, connection: Connection | None, outbox: Outbox | None = None) -> None:
+    def __init__(self, connection: ClientConnection | None, outbox: Outbox | None = None) -> None:
         self._connection = connection
         self._outbox = outbox
         self._request: RequestId | None = None
@@ -61,7 +61,7 @@ class Delivery:
             self._receipt.revoke()
 
 
-class Later:
+class DeferredDelivery:
     """Delivery of responses on another connection, as with HTTP+SSE."""
 
     def __init__(self, outbox: Outbox) -> None:

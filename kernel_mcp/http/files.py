@@ -19,7 +19,7 @@ from starlette.routing import Route
 from kernel_mcp.barriers import explained, log_failure
 from kernel_mcp.config.settings import Settings
 from kernel_mcp.errors import InputError, KernelMcpError, SessionNotFound, WorkspaceError
-from kernel_mcp.files.folders import Entry, Listing
+from kernel_mcp.files.folders import FolderEntry, Listing
 from kernel_mcp.files.streams import Changed, OpenFile, tag_of
 from kernel_mcp.http.cells import Cells
 from kernel_mcp.http.conditions import attachment, date, part_of, permitted, quoted, unchanged
@@ -31,11 +31,11 @@ from kernel_mcp.http.transfers import (
     LINGER_S,
     PIECE_BYTES,
     Endpoint,
-    Failed,
-    Given,
+    ErrorResponse,
     Json,
-    Refusal,
-    Stream,
+    RequestFailed,
+    RouteContext,
+    StreamedResponse,
     Transfers,
     Work,
     batches,
@@ -96,7 +96,7 @@ def routes(
     `masks` are applied to texts. Without `files` there are only the outputs of cells. A transfer
     without progress for `idle_s` seconds is ended.
     """
-    given = Given(manager, caller_of, masks or Masks(), transfers or Transfers(), idle_s)
+    given = RouteContext(manager, caller_of, masks or Masks(), transfers or Transfers(), idle_s)
     cells = Cells(given, notebooks=files)
     found = [
         Route(
@@ -130,20 +130,20 @@ def _answered(endpoint: Endpoint, idle_s: float) -> Endpoint:
     async def answer(request: Request) -> Response:
         try:
             return await endpoint(request)
-        except Failed as error:
+        except RequestFailed as error:
             failed = error
         except KernelMcpError as error:
-            failed = Failed(_status_of(error), str(error))
+            failed = RequestFailed(_status_of(error), str(error))
         except Exception as error:  # noqa: BLE001  # logged, and told to the client
             log_failure(error, "answering a request for a file")
-            failed = Failed(500, str(explained(error, "answering a request for a file")))
+            failed = RequestFailed(500, str(explained(error, "answering a request for a file")))
         coming = request.method == "PUT" and not getattr(request.state, "whole", False)
-        return Refusal(failed, min(LINGER_S, idle_s)) if coming else _failure(failed)
+        return ErrorResponse(failed, min(LINGER_S, idle_s)) if coming else _failure(failed)
 
     return answer
 
 
-def _failure(failed: Failed) -> Json:
+def _failure(failed: RequestFailed) -> Json:
     return Json(failed.status, {"error": str(failed)}, failed.headers)
 
 
@@ -158,7 +158,7 @@ def _status_of(error: KernelMcpError) -> int:
 class _Files:
     """Endpoints for the files of workspaces."""
 
-    def __init__(self, given: Given) -> None:
+    def __init__(self, given: RouteContext) -> None:
         self._given = given
 
     async def _found(self, request: Request, stack: ExitStack) -> tuple[Work, Session, str]:
@@ -166,7 +166,9 @@ class _Files:
         session = await self._given.manager.resolve(caller, request.path_params["handle"])
         raw = _FILE.fullmatch(request.scope["raw_path"])
         if raw is None:
-            raise Failed(404, "There is nothing here: a slash of the address itself is escaped.")
+            raise RequestFailed(
+                404, "There is nothing here: a slash of the address itself is escaped."
+            )
         return work, session, os.fsdecode(unquote_to_bytes(raw[1]))
 
     async def read(self, request: Request) -> Response:
@@ -191,7 +193,7 @@ class _Files:
                 "content-disposition": attachment(opened.name),
                 "accept-ranges": "none" if masked else "bytes",
             }
-            stream = partial(Stream, work=work, idle_s=self._given.idle_s)
+            stream = partial(StreamedResponse, work=work, idle_s=self._given.idle_s)
             if masked:
                 more = of_text(self._given.masks.pieces(_texts(opened)))
                 return stream(200, headers, more=more, done=stack.pop_all())
@@ -211,7 +213,9 @@ class _Files:
     async def write(self, request: Request) -> Response:
         """Write a whole file atomically; nothing is changed if the body breaks off."""
         if "content-range" in request.headers:
-            raise Failed(400, "A file is put there as a whole: send it without Content-Range.")
+            raise RequestFailed(
+                400, "A file is put there as a whole: send it without Content-Range."
+            )
         with ExitStack() as stack:
             work, session, path = await self._found(request, stack)
             workspace, allowed = session.workspace, partial(permitted, request)
@@ -222,7 +226,9 @@ class _Files:
                 async for data in batches(request, self._given.idle_s):
                     await work.run(upload.write, data)
                 if size not in (None, upload.size):
-                    raise Failed(400, "The body is not as long as announced: nothing was changed.")
+                    raise RequestFailed(
+                        400, "The body is not as long as announced: nothing was changed."
+                    )
 
                 def finish() -> tuple[bool, str]:
                     new = workspace.finish_upload(upload, allowed)
@@ -276,6 +282,6 @@ def _listed(listing: Listing) -> Json:
     return Json(200, {"path": listing.path or ".", "entries": entries, "omitted": listing.omitted})
 
 
-def _entry(entry: Entry) -> dict[str, Any]:
+def _entry(entry: FolderEntry) -> dict[str, Any]:
     modified = date(entry.modified)
     return {"path": entry.path, "kind": entry.kind, "size": entry.size, "modified": modified}

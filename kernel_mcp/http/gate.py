@@ -26,17 +26,17 @@ from kernel_mcp.http.bodies import (
     MOST_BODY,
     MOST_VALUES,
     TOO_MANY,
-    Held,
-    Meter,
+    BufferedBytes,
+    TrafficMeter,
     read_body,
     replayed,
     skip_body,
     values_of,
 )
-from kernel_mcp.http.connections import Connection, state_of
+from kernel_mcp.http.connections import ClientConnection, state_of
 from kernel_mcp.http.delivery import Delivery
-from kernel_mcp.http.refusals import Refused, respond, respond_json
-from kernel_mcp.http.turns import BYTES_S, CALLS_S, Taken, Turns
+from kernel_mcp.http.fair_queue import BYTES_S, CALLS_S, FairQueue, TokenBucket
+from kernel_mcp.http.refusals import RequestRefused, respond, respond_json
 from kernel_mcp.identity import (
     METRICS,
     RUN,
@@ -60,7 +60,7 @@ METRICS_PATH = "/metrics"
 _METADATA = "/.well-known/oauth-protected-resource"
 
 
-class Watch(Protocol):
+class GateObserver(Protocol):
     """Observer of what the gate does."""
 
     def refused(self, reason: str, peer: str, principal: str) -> None:
@@ -74,25 +74,25 @@ class Watch(Protocol):
         """Note the bytes of one request's body and of its response's body."""
 
 
-class Unheard:
-    """A `Watch` that does nothing."""
+class NullObserver:
+    """A `GateObserver` that does nothing."""
 
     def refused(self, reason: str, peer: str, principal: str) -> None:
-        """See `Watch`."""
+        """See `GateObserver`."""
 
     def moved(self, received: int, sent: int) -> None:
-        """See `Watch`."""
+        """See `GateObserver`."""
 
 
 @dataclass(slots=True)
-class Usage:
+class PrincipalUsage:
     """Current usage of one principal.
 
     tokens  calls that its token bucket still permits
     since   when `tokens` was computed
     calls   calls taken from the bucket in all
     held    bytes of its calls in memory
-    taken   its use of the fair share, for `Turns`
+    taken   its use of the fair share, for `FairQueue`
     """
 
     tokens: float
@@ -100,7 +100,7 @@ class Usage:
     calls: int = 0
     held: int = 0
     user: AuthenticatedUser | None = None
-    taken: Taken = field(default_factory=Taken)
+    taken: TokenBucket = field(default_factory=TokenBucket)
 
 
 class Rates(Protocol):
@@ -127,7 +127,7 @@ class Gate:
         outbox_of: Callable[[str], Outbox | None],
         metadata: Mapping[str, Any] | None = None,
         metadata_url: str = "",
-        watch: Watch | None = None,
+        watch: GateObserver | None = None,
         sleep: Callable[[float], Awaitable[None]] = anyio.sleep,
     ) -> None:
         """Wrap `app`. Without a `verifier`, all requests have the same principal.
@@ -141,14 +141,14 @@ class Gate:
         self._quotas = quotas
         self._clock = clock
         self._outbox_of = outbox_of
-        self.watch: Watch = watch or Unheard()
-        self._usage: OrderedDict[str, Usage] = OrderedDict()
+        self.watch: GateObserver = watch or NullObserver()
+        self._usage: OrderedDict[str, PrincipalUsage] = OrderedDict()
         self._sleep = sleep
-        self._turns = Turns(clock, sleep)
+        self._turns = FairQueue(clock, sleep)
         self.draining = False
         self._calls = 0
         self._transfers: set[anyio.CancelScope] = set()
-        self._lasting: dict[object, tuple[Connection, str, str]] = {}
+        self._lasting: dict[object, tuple[ClientConnection, str, str]] = {}
         """Long-lived responses: their connection, `Authorization` header and needed scope.
 
         A connection may have two, when the next request arrives before the last is cleaned up.
@@ -181,7 +181,7 @@ class Gate:
             with Barrier("checking the token of a stream"):
                 try:
                     await self._admission.who(authorization, needed)
-                except Refused as refused:
+                except RequestRefused as refused:
                     if refused.status in (401, 403):
                         connection.close()
 
@@ -190,10 +190,10 @@ class Gate:
         if scope["type"] != "http":
             return
         peer = scope["client"][0] if scope.get("client") else ""
-        meter = Meter(receive, send)
+        meter = TrafficMeter(receive, send)
         try:
             await self._pass(scope, meter, send, peer)
-        except Refused as refused:
+        except RequestRefused as refused:
             who = state_of(scope).get("principal")
             self.watch.refused(refused.reason, peer, who.name if who is not None else refused.who)
             headers = refused.headers
@@ -202,23 +202,23 @@ class Gate:
             await skip_body(scope["headers"], meter)
             await respond(send, refused.status, str(refused), headers)
 
-    async def _pass(self, scope: Scope, meter: Meter, send: Send, peer: str) -> None:
+    async def _pass(self, scope: Scope, meter: TrafficMeter, send: Send, peer: str) -> None:
         path, method = scope["path"], scope["method"]
         headers = _needed(scope["headers"])
         if path in OPEN_PATHS:
             await self._app(scope, meter.receive, send)
             return
         if not self._addresses.host(headers.get(b"host", "")):
-            raise Refused(421, "host", _NOT_HERE)
+            raise RequestRefused(421, "host", _NOT_HERE)
         origin = headers.get(b"origin", "")
         if origin and not self._addresses.origin(origin):
-            raise Refused(403, "origin", "Pages of this origin may not call this server.")
+            raise RequestRefused(403, "origin", "Pages of this origin may not call this server.")
         metadata = self._admission.metadata
         if metadata is not None and path in (_METADATA, _METADATA + MCP):
             await respond_json(send, 200, metadata)
             return
         if self.draining:
-            raise Refused(503, "draining", _STOPPING, {"retry-after": "5"})
+            raise RequestRefused(503, "draining", _STOPPING, {"retry-after": "5"})
         state = state_of(scope)
         needed = METRICS if path == METRICS_PATH else RUN
         who = state["principal"] = await self._admission.who(
@@ -233,14 +233,14 @@ class Gate:
         if method in ("POST", "PUT", "DELETE"):
             try:
                 self._admit(usage, quotas)
-            except Refused:
+            except RequestRefused:
                 await self._sleep(REFUSED_S)
                 raise
         if wait_s := await self._turns.wait(who.name, usage.taken):
             after = {"retry-after": str(round(wait_s + 0.5))}
-            raise Refused(429, "rate", _OTHERS_CALL, after)
+            raise RequestRefused(429, "rate", _OTHERS_CALL, after)
         if self.draining:
-            raise Refused(503, "draining", _STOPPING, {"retry-after": "5"})
+            raise RequestRefused(503, "draining", _STOPPING, {"retry-after": "5"})
         try:
             if method in ("PUT", "DELETE"):
                 await self._transfer(scope, meter)
@@ -252,7 +252,7 @@ class Gate:
         finally:
             self.watch.moved(meter.received, meter.sent)
 
-    async def _transfer(self, scope: Scope, meter: Meter) -> None:
+    async def _transfer(self, scope: Scope, meter: TrafficMeter) -> None:
         """Pass on an upload or removal, which `give_up` can cancel."""
         self._begin()
         try:
@@ -270,22 +270,22 @@ class Gate:
     async def _call(
         self,
         scope: Scope,
-        meter: Meter,
-        usage: Usage,
+        meter: TrafficMeter,
+        usage: PrincipalUsage,
         quotas: Quotas,
         headers: Mapping[bytes, str],
     ) -> None:
-        """Read the body of a POST, then pass it on. Raises Refused."""
+        """Read the body of a POST, then pass it on. Raises RequestRefused."""
         most = PRINCIPAL_BODY if quotas.body is None else quotas.body
         room = MOST_BODY if not most else min(MOST_BODY, most)
         state = state_of(scope)
-        held = Held(usage, most)
+        held = BufferedBytes(usage, most)
         self._begin()
         try:
             body = await read_body(meter.receive, headers.get(b"content-length", ""), room, held)
             usage.taken.read(len(body))
             if values_of(body) > MOST_VALUES:
-                raise Refused(413, "body", TOO_MANY)
+                raise RequestRefused(413, "body", TOO_MANY)
             self._admission.require_scopes(
                 state["principal"], headers.get(b"authorization", ""), body
             )
@@ -315,7 +315,7 @@ class Gate:
         self, state: Mapping[str, Any], headers: Mapping[bytes, str], needed: str
     ) -> Iterator[None]:
         """Register a long-lived response inside this block: `recheck` verifies its token."""
-        connection: Connection | None = state.get("connection")
+        connection: ClientConnection | None = state.get("connection")
         if connection is None or self._admission.verifier is None:
             yield
             return
@@ -336,18 +336,21 @@ class Gate:
         if not self._calls:
             self._idle.set()
 
-    def _usage_of(self, who: Principal) -> Usage:
+    def _usage_of(self, who: Principal) -> PrincipalUsage:
         usage = self._usage.get(who.name)
         if usage is None:
-            usage = self._usage[who.name] = Usage(math.inf, self._clock())
+            usage = self._usage[who.name] = PrincipalUsage(math.inf, self._clock())
             if len(self._usage) > MOST_PRINCIPALS:
                 self._usage.popitem(last=False)
         else:
             self._usage.move_to_end(who.name)
         return usage
 
-    def _admit(self, usage: Usage, quotas: Quotas) -> None:
-        """Take one call from a principal's rate. Raises Refused (429) if there is none left."""
+    def _admit(self, usage: PrincipalUsage, quotas: Quotas) -> None:
+        """Take one call from a principal's rate.
+
+        Raises RequestRefused (429) if there is none left.
+        """
         if not quotas.rate:
             return
         now, most = self._clock(), max(1.0, quotas.rate)
@@ -355,7 +358,7 @@ class Gate:
         usage.since = now
         if usage.tokens < 1:
             wait_s = (1 - usage.tokens) / quotas.rate
-            raise Refused(
+            raise RequestRefused(
                 429,
                 "rate",
                 f"More than {quotas.rate:g} calls a second of one principal (its quota `rate`): "
@@ -390,12 +393,15 @@ _NAMES = frozenset(
 
 
 def _needed(headers: Iterable[tuple[bytes, bytes]]) -> dict[bytes, str]:
-    """Return the headers that the gate uses. Raises Refused (400) if one of them occurs twice."""
+    """Return the headers that the gate uses.
+
+    Raises RequestRefused (400) if one of them occurs twice.
+    """
     found: dict[bytes, str] = {}
     for name, value in headers:
         if name in _NAMES:
             if name in found:
-                raise Refused(400, "host", f"The header {name.decode()} is there twice.")
+                raise RequestRefused(400, "host", f"The header {name.decode()} is there twice.")
             found[name] = value.decode("latin-1")
     return found
 

@@ -15,7 +15,7 @@ from kernel_mcp.http.connections import state_of
 from kernel_mcp.http.gate import METRICS_PATH
 from kernel_mcp.telemetry import Levels, Meters, Readiness
 from kernel_mcp.telemetry.origin import Origin
-from kernel_mcp.telemetry.spans import Within
+from kernel_mcp.telemetry.spans import OriginContext
 
 UNINSTALLED = (
     "Metrics take prometheus-client, which is not installed: pip install 'kernel-mcp[http]', then "
@@ -66,7 +66,7 @@ _REQUEST = b"x-request-id"
 _ID = re.compile(rb"[A-Za-z0-9._-]{1,64}")
 
 
-class Named:
+class RequestIds:
     """ASGI middleware that gives each request an id, which lines of the log name.
 
     The id is that of the `X-Request-Id` header, if it is valid, or a new one.
@@ -82,5 +82,5 @@ class Named:
         state = state_of(scope)
         state["request"] = request
         who = state.get("principal")
-        with Within(Origin(request, "", who.name if who is not None else "")):
+        with OriginContext(Origin(request, "", who.name if who is not None else "")):
             await self._app(scope, receive, send)

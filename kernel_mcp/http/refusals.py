@@ -9,10 +9,10 @@ from typing import Any
 from starlette.types import Send
 
 
-class Refused(Exception):  # an answer
+class RequestRefused(Exception):  # an answer
     """A request is refused with an HTTP status; the message is for the client.
 
-    reason  a short label for meters and the audit trail; see `gate.Watch.refused`
+    reason  a short label for meters and the audit trail; see `gate.GateObserver.refused`
     """
 
     def __init__(

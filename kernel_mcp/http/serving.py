@@ -47,9 +47,12 @@ def application(routes: Sequence[BaseRoute], mcp: Any, old: Any = None) -> Starl
 
     `old` is None without the HTTP+SSE transport.
     """
-    found: list[BaseRoute] = [Route(MCP, _Whole(mcp))]
+    found: list[BaseRoute] = [Route(MCP, _AnyMethod(mcp))]
     if old is not None:
-        found += [Route(old.path, _Whole(old.connect)), Route(old.messages, _Whole(old.post))]
+        found += [
+            Route(old.path, _AnyMethod(old.connect)),
+            Route(old.messages, _AnyMethod(old.post)),
+        ]
 
     async def explain(_: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
@@ -61,7 +64,7 @@ def application(routes: Sequence[BaseRoute], mcp: Any, old: Any = None) -> Starl
     return Starlette(routes=[*found, *routes], exception_handlers={HTTPException: explain})
 
 
-class _Whole:
+class _AnyMethod:
     """Wrapper by which a route passes every HTTP method to an ASGI application."""
 
     def __init__(self, app: Any) -> None:

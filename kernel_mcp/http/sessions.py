@@ -27,7 +27,7 @@ from kernel_mcp.barriers import Barrier
 from kernel_mcp.http.bodies import MOST_BODY
 from kernel_mcp.http.callers import SESSION_HEADER
 from kernel_mcp.http.connections import state_of
-from kernel_mcp.http.delivery import Later
+from kernel_mcp.http.delivery import DeferredDelivery
 from kernel_mcp.http.refusals import respond
 from kernel_mcp.sessions.losses import Outbox
 
@@ -110,7 +110,7 @@ class McpSessions(StreamableHTTPSessionManager):
             self._ended(owner["client_id"] if owner is not None else "", session_id)
 
 
-class OldTransport:
+class SseTransport:
     """HTTP+SSE: responses are events of one GET; requests are sent by POST to `messages`."""
 
     path = "/sse"
@@ -159,7 +159,7 @@ class OldTransport:
         session = query.partition("session_id=")[2].partition("&")[0]
         outbox = self._outboxes.get(session)
         if outbox is not None:
-            state_of(scope)["delivery"] = Later(outbox)
+            state_of(scope)["delivery"] = DeferredDelivery(outbox)
         await self._sse.handle_post_message(scope, receive, send)
 
 

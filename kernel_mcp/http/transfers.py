@@ -40,7 +40,7 @@ HEADERS = {
 FRESH = {"cache-control": "private, no-store"}
 
 
-class Failed(Exception):  # an answer
+class RequestFailed(Exception):  # an answer
     """A request fails with an HTTP status; the message is for the client."""
 
     def __init__(self, status: int, text: str, headers: Mapping[str, str] | None = None) -> None:
@@ -49,7 +49,7 @@ class Failed(Exception):  # an answer
         self.headers = dict(headers or {})
 
 
-class _Own:
+class _PrincipalTransfers:
     """One principal's number of transfers, and the limit on their threads."""
 
     def __init__(self) -> None:
@@ -80,20 +80,23 @@ class Transfers:
         self._most = most
         self._most_of_one = most_of_one
         self._count = 0
-        self._own: dict[str, _Own] = {}
+        self._own: dict[str, _PrincipalTransfers] = {}
 
     @contextmanager
     def one(self, principal: str) -> Iterator[Work]:
-        """Count one transfer inside this block. Raises Failed (429, 503) if there are too many."""
-        own = self._own.get(principal) or _Own()
+        """Count one transfer inside this block.
+
+        Raises RequestFailed (429, 503) if there are too many.
+        """
+        own = self._own.get(principal) or _PrincipalTransfers()
         if own.count >= self._most_of_one:
-            raise Failed(
+            raise RequestFailed(
                 429,
                 f"{own.count} transfers of this principal are under way: wait for one to end.",
                 {"retry-after": "2"},
             )
         if self._count >= self._most:
-            raise Failed(
+            raise RequestFailed(
                 503, f"{self._count} transfers are under way: try again.", {"retry-after": "5"}
             )
         self._own[principal] = own
@@ -109,7 +112,7 @@ class Transfers:
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
+class RouteContext:
     """Context of the routes. A transfer without progress for `idle_s` seconds is ended."""
 
     manager: SessionManager
@@ -121,7 +124,7 @@ class Given:
     def begin(self, request: Request, stack: ExitStack) -> tuple[Caller, Work]:
         """Return the caller of a request, and a transfer that counts until `stack` is closed.
 
-        Raises Failed if there are too many.
+        Raises RequestFailed if there are too many.
         """
         caller = self.caller_of(request)
         return caller, stack.enter_context(self.transfers.one(caller.who.name))
@@ -141,10 +144,10 @@ class Json(Response):
         )
 
 
-class Refusal(Json):
+class ErrorResponse(Json):
     """An error response to a request whose body may still be arriving."""
 
-    def __init__(self, failed: Failed, linger_s: float) -> None:
+    def __init__(self, failed: RequestFailed, linger_s: float) -> None:
         headers = {"connection": "close", **failed.headers}
         super().__init__(failed.status, {"error": str(failed)}, headers)
         self._linger_s = linger_s
@@ -161,7 +164,7 @@ class Refusal(Json):
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
-class Stream(Response):
+class StreamedResponse(Response):
     """A response whose pieces `more` returns one by one, empty at the end.
 
     The connection is cut if `more` fails, or if there are fewer than `length` bytes. `done` is
@@ -251,8 +254,8 @@ async def _cut(scope: Scope, receive: Receive) -> None:
 async def batches(request: Request, idle_s: float = IDLE_S) -> AsyncIterator[bytes]:
     """Yield a body in pieces of about `BATCH_BYTES`.
 
-    `request.state.whole` is set to True when all of it was received. Raises Failed if the body
-    breaks off (400), or stalls for `idle_s` seconds (408).
+    `request.state.whole` is set to True when all of it was received. Raises RequestFailed if the
+    body breaks off (400), or stalls for `idle_s` seconds (408).
     """
     parts: list[bytes] = []
     size = 0
@@ -261,9 +264,11 @@ async def batches(request: Request, idle_s: float = IDLE_S) -> AsyncIterator[byt
         with anyio.move_on_after(idle_s) as waiting:
             message = await request.receive()
         if waiting.cancelled_caught:
-            raise Failed(408, f"Nothing of the body came for {idle_s:g} s: nothing was changed.")
+            raise RequestFailed(
+                408, f"Nothing of the body came for {idle_s:g} s: nothing was changed."
+            )
         if message["type"] == "http.disconnect":
-            raise Failed(400, "The request ended before its body did: nothing was changed.")
+            raise RequestFailed(400, "The request ended before its body did: nothing was changed.")
         if part := message.get("body", b""):
             parts.append(part)
             size += len(part)
@@ -275,7 +280,7 @@ async def batches(request: Request, idle_s: float = IDLE_S) -> AsyncIterator[byt
 
 
 def of_text(pieces: Iterable[str]) -> Callable[[], bytes]:
-    """Return a function for `Stream` that returns the text's next bytes, empty only at the end."""
+    """Return a `more` for `StreamedResponse`: the text's next bytes, empty only at the end."""
     found = iter(pieces)
 
     def more() -> bytes:

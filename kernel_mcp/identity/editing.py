@@ -16,7 +16,13 @@ from typing import Any, BinaryIO
 from kernel_mcp.config.values import quotas
 from kernel_mcp.errors import ConfigError, KernelMcpError
 from kernel_mcp.identity import EVERY_SCOPE, SCOPES, digest, new_token
-from kernel_mcp.identity.rows import Row, doors_named, parse, principal_named, scopes_named
+from kernel_mcp.identity.token_rows import (
+    TokenRow,
+    doors_named,
+    parse,
+    principal_named,
+    scopes_named,
+)
 from kernel_mcp.identity.tokens import read_open
 from kernel_mcp.linux.folders import require_unshared
 
@@ -75,7 +81,7 @@ def add(
     return token
 
 
-def revoke(path: Path, unwanted: Callable[[Row], bool]) -> list[Row]:
+def revoke(path: Path, unwanted: Callable[[TokenRow], bool]) -> list[TokenRow]:
     """Remove the rows for which `unwanted` is True, and return them. Raises KernelMcpError."""
     with _held(path, make=False) as (place, opened):
         content, rows = _content(opened, path)
@@ -85,13 +91,13 @@ def revoke(path: Path, unwanted: Callable[[Row], bool]) -> list[Row]:
     return gone
 
 
-def listed(path: Path) -> tuple[Row, ...]:
+def listed(path: Path) -> tuple[TokenRow, ...]:
     """Return the rows of a tokens file. Raises KernelMcpError."""
     with _explained(path), path.open("rb") as opened:
         return read_open(opened, path)[0]
 
 
-def _table_of(content: bytes, row: Row | None) -> dict[str, Any]:
+def _table_of(content: bytes, row: TokenRow | None) -> dict[str, Any]:
     """Return the JSON object of a row as it is in the file; empty for None."""
     if row is None:
         return {}
@@ -105,7 +111,7 @@ def _without(content: bytes, numbers: Collection[int]) -> bytes:
     return b"\n".join(line for number, line in enumerate(lines, 1) if number not in numbers)
 
 
-def _content(opened: BinaryIO, path: Path) -> tuple[bytes, tuple[Row, ...]]:
+def _content(opened: BinaryIO, path: Path) -> tuple[bytes, tuple[TokenRow, ...]]:
     """Return bytes and rows of an open file. Raises ConfigError if it is not valid."""
     rows, _ = read_open(opened, path)
     opened.seek(0)

@@ -38,7 +38,7 @@ _PRIVATE = frozenset({"d", "p", "q", "dp", "dq", "qi", "oth", "k"})
 
 
 @dataclass(frozen=True, slots=True)
-class Key:
+class IssuerKey:
     """A public key, and the `ALGORITHMS` that its signatures may use."""
 
     id: str
@@ -46,7 +46,7 @@ class Key:
     public: Any
 
 
-def usable_keys(document: Mapping[str, Any]) -> tuple[Key, ...]:
+def usable_keys(document: Mapping[str, Any]) -> tuple[IssuerKey, ...]:
     """Return the keys of a JWK set (RFC 7517) for accepted algorithms. Raises Unreachable."""
     given = document.get("keys")
     if not isinstance(given, list):
@@ -55,7 +55,7 @@ def usable_keys(document: Mapping[str, Any]) -> tuple[Key, ...]:
     return tuple(key for key in found if key is not None)
 
 
-def _key(given: Mapping[str, Any]) -> Key | None:
+def _key(given: Mapping[str, Any]) -> IssuerKey | None:
     """Return a key, or None if it is not valid or not for accepted signatures."""
     kind = (given.get("kty"), given.get("crv"))
     algorithms: tuple[str, ...] = next((found for known, found in _KINDS if known == kind), ())
@@ -73,7 +73,7 @@ def _key(given: Mapping[str, Any]) -> Key | None:
         return None
     if kind[0] == "RSA" and key.key_size < LEAST_RSA_BITS:
         return None
-    return Key(name, algorithms, key)
+    return IssuerKey(name, algorithms, key)
 
 
 class SigningKeys:
@@ -86,11 +86,11 @@ class SigningKeys:
         self._clock = clock
         self._fetch = fetch
         self._turn = anyio.Lock()
-        self._keys: tuple[Key, ...] = ()
+        self._keys: tuple[IssuerKey, ...] = ()
         self._fetched = self._asked = -math.inf
         self._reason = ""
 
-    async def key(self, name: str, algorithm: str) -> Key | None:
+    async def key(self, name: str, algorithm: str) -> IssuerKey | None:
         """Return the key with id `name`, or None if the issuer does not have it.
 
         An empty `name` stands for the only key for `algorithm`. Raises VerifierUnavailable if the
@@ -115,7 +115,7 @@ class SigningKeys:
     def _age(self) -> float:
         return self._clock() - self._fetched
 
-    def _found(self, name: str, algorithm: str) -> Key | None:
+    def _found(self, name: str, algorithm: str) -> IssuerKey | None:
         fit = [each for each in self._keys if algorithm in each.algorithms]
         if name:
             return next((each for each in fit if each.id == name), None)

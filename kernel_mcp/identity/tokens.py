@@ -16,7 +16,7 @@ import anyio
 
 from kernel_mcp.errors import ConfigError
 from kernel_mcp.identity import INVALID, Principal, Unauthenticated, digest
-from kernel_mcp.identity.rows import MOST_BYTES, Row, parse
+from kernel_mcp.identity.token_rows import MOST_BYTES, TokenRow, parse
 from kernel_mcp.linux.folders import require_unshared, trusted_users
 from kernel_mcp.records import dataclass
 
@@ -30,7 +30,7 @@ File systems keep times by the tick, of at most 10 ms.
 
 
 @dataclass(frozen=True, slots=True)
-class Version:
+class FileVersion:
     """Identity of a file's content by its metadata, to detect changes without reading it."""
 
     device: int = -1
@@ -41,7 +41,7 @@ class Version:
     owner: int = -1
 
     @classmethod
-    def of(cls, found: os.stat_result) -> Version:
+    def of(cls, found: os.stat_result) -> FileVersion:
         """Return the version of a file."""
         return cls(
             found.st_dev,
@@ -58,10 +58,10 @@ class Version:
         return not 0 <= time.time_ns() - self.modified_ns < UNSETTLED_NS
 
 
-NO_FILE = Version()
+NO_FILE = FileVersion()
 
 
-def read_tokens(path: Path) -> tuple[tuple[Row, ...], Version]:
+def read_tokens(path: Path) -> tuple[tuple[TokenRow, ...], FileVersion]:
     """Return the rows of a tokens file and its version. Raises ConfigError, OSError.
 
     ConfigError is also raised if another user may write to the file or replace it.
@@ -74,10 +74,10 @@ def read_tokens(path: Path) -> tuple[tuple[Row, ...], Version]:
         return read_open(opened, path)
 
 
-def read_open(opened: BinaryIO, path: Path) -> tuple[tuple[Row, ...], Version]:
+def read_open(opened: BinaryIO, path: Path) -> tuple[tuple[TokenRow, ...], FileVersion]:
     """Do as `read_tokens` with a file open at its beginning. Raises ConfigError, OSError."""
     found = os.fstat(opened.fileno())
-    version = Version.of(found)
+    version = FileVersion.of(found)
     mode = stat.S_IMODE(found.st_mode)
     if not stat.S_ISREG(found.st_mode):
         raise ConfigError(f"{path} is no file")
@@ -108,8 +108,8 @@ class TokenFile:
         self._said = ""
         self.told: Callable[[str], None] = lambda _text: None
         """Called, in a thread, with a message about each change of the file."""
-        self._rows: tuple[Row, ...] = ()
-        self._version: Version | None = None
+        self._rows: tuple[TokenRow, ...] = ()
+        self._version: FileVersion | None = None
         try:
             self._take(*read_tokens(path))
         except FileNotFoundError:
@@ -123,7 +123,7 @@ class TokenFile:
             raise ConfigError(f"--tokens: {error}") from None
 
     @property
-    def rows(self) -> tuple[Row, ...]:
+    def rows(self) -> tuple[TokenRow, ...]:
         """The rows in force."""
         return self._rows
 
@@ -139,7 +139,7 @@ class TokenFile:
             raise Unauthenticated(INVALID)
         return Principal(found.principal, found.scopes, found.quotas, found.doors)
 
-    async def claimed(self, claims: Mapping[str, Any]) -> Row | None:
+    async def claimed(self, claims: Mapping[str, Any]) -> TokenRow | None:
         """Return the first row whose claim an access token has, or None."""
         await self.refresh()
         return next((row for row in self._rows if row.claim and row.claim.holds(claims)), None)
@@ -155,10 +155,10 @@ class TokenFile:
             if self._seen() != self._version:
                 await anyio.to_thread.run_sync(self._read_again)
 
-    def _seen(self) -> Version | None:
+    def _seen(self) -> FileVersion | None:
         """Return the current version, NO_FILE without a file, or None if it is not known."""
         try:
-            return Version.of(self._path.stat())
+            return FileVersion.of(self._path.stat())
         except OSError as error:
             return NO_FILE if error.errno in (errno.ENOENT, errno.ENOTDIR) else None
 
@@ -175,7 +175,7 @@ class TokenFile:
                 logging.ERROR, f"the tokens stay as they were, their file is of no use: {error}"
             )
 
-    def _take(self, rows: tuple[Row, ...], version: Version) -> None:
+    def _take(self, rows: tuple[TokenRow, ...], version: FileVersion) -> None:
         self._rows = rows
         self._version = version if version.settled else None
         if not rows:

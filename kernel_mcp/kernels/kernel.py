@@ -19,7 +19,7 @@ from kernel_mcp.launch.base import KernelEnvironment
 from kernel_mcp.launch.checkpoint import Checkpoint
 from kernel_mcp.launch.process import KernelProcess
 from kernel_mcp.linux.proc import ExitStatus
-from kernel_mcp.output.items import Event, Failure, Stream, Veil
+from kernel_mcp.output.items import Event, Failure, Redactor, Stream
 from kernel_mcp.output.text import Masks, one_line
 from kernel_mcp.policy import Policy
 
@@ -329,7 +329,7 @@ class Kernel:
             self._run.lift()
         run = Run(sink)
         if self._masks:
-            veil = Veil(self._masks, sink)
+            veil = Redactor(self._masks, sink)
             run = Run(veil, veil.lift)
         sink = run.sink
         self._run = run

@@ -64,7 +64,7 @@ def run_lab(state: Path, port: int) -> NoReturn:
         from jupyter_server.serverapp import ServerApp
         from traitlets.config import Config
 
-        from kernel_mcp.lab.gate import guard
+        from kernel_mcp.lab.request_filter import guard
 
         class Server(ServerApp):  # type: ignore[misc]
             @property
@@ -113,8 +113,8 @@ def _others() -> list[str]:
 
 def _config(state: Path, folder: Path, port: int) -> dict[str, Any]:
     from kernel_mcp.lab.contents import SessionContents
-    from kernel_mcp.lab.joined import Sessions
     from kernel_mcp.lab.kernels import NotebookSessions, SessionKernels, SessionSpecs
+    from kernel_mcp.lab.sessions import Sessions
 
     own = {"sessions": Sessions(state)}
     root = folder / "root"

@@ -17,7 +17,7 @@ from traitlets import Unicode
 
 from kernel_mcp.errors import KernelMcpError
 from kernel_mcp.lab.following import Follower
-from kernel_mcp.lab.joined import Joined, Sessions
+from kernel_mcp.lab.sessions import LabSession, Sessions
 
 EXTENSION = "jupyter_server_ydoc"
 _ONLY = "There are only the notebooks of sessions here, and none can be {done} in JupyterLab."
@@ -125,7 +125,7 @@ class SessionContents(AsyncContentsManager):
     async def delete_checkpoint(self, checkpoint_id: str, path: str) -> None:
         """Do nothing."""
 
-    async def _content(self, joined: Joined) -> dict[str, Any]:
+    async def _content(self, joined: LabSession) -> dict[str, Any]:
         """Return the notebook, which follows its session from now on. Raises HTTPError."""
         document, follower = self._documents.get(joined.path), self._followers.get(joined.path)
         if document is not None and follower is not None and not follower.ended:
@@ -154,7 +154,7 @@ class SessionContents(AsyncContentsManager):
                 del self._followers[joined.path]
             raise HTTPError(404, str(error)) from error
 
-    async def _returned(self, before: Joined, after: Joined) -> None:
+    async def _returned(self, before: LabSession, after: LabSession) -> None:
         """Connect notebooks to the kernel of a session that is back on another server.
 
         Pages notice this within a few seconds, when they poll.
@@ -172,7 +172,7 @@ class SessionContents(AsyncContentsManager):
     def _extension(self) -> Any:
         return self.parent.extension_manager.extension_apps[EXTENSION].copy().pop()
 
-    def _folder(self, found: Mapping[str, Joined]) -> dict[str, Any]:
+    def _folder(self, found: Mapping[str, LabSession]) -> dict[str, Any]:
         shown = [self._model(path, "notebook") for path in found]
         return {**self._model("", "directory"), "content": shown, "format": "json"}
 

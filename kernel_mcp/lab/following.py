@@ -12,7 +12,7 @@ from jupyter_client.asynchronous.client import AsyncKernelClient
 from pycrdt import Array, Map, Text
 
 from kernel_mcp.barriers import Barrier
-from kernel_mcp.lab.joined import Joined, Sessions
+from kernel_mcp.lab.sessions import LabSession, Sessions
 
 MOST_TEXT = 500_000
 """Characters of text of one cell that a notebook shows."""
@@ -52,10 +52,10 @@ class Follower:
 
     def __init__(
         self,
-        joined: Joined,
+        joined: LabSession,
         sessions: Sessions,
         find: Callable[[], Awaitable[Any]],
-        returned: Callable[[Joined, Joined], Awaitable[None]],
+        returned: Callable[[LabSession, LabSession], Awaitable[None]],
     ) -> None:
         self._joined = joined
         self._sessions = sessions
@@ -146,7 +146,7 @@ class Follower:
                     await self._returned(before, found)
                 return client
 
-    async def _there(self) -> Joined | None:
+    async def _there(self) -> LabSession | None:
         return (await self._sessions.listed()).get(self._joined.path)
 
 

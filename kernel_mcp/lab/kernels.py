@@ -16,7 +16,7 @@ from jupyter_server.services.sessions.sessionmanager import SessionManager
 from tornado.web import HTTPError
 
 from kernel_mcp.errors import KernelMcpError
-from kernel_mcp.lab.joined import Joined, Sessions
+from kernel_mcp.lab.sessions import LabSession, Sessions
 
 SPEC = "python3"
 INTERRUPT_S = 10.0
@@ -27,7 +27,7 @@ class SessionKernel(AsyncIOLoopKernelManager):
     """The connection to one session, instead of a process that JupyterLab would have started."""
 
     sessions: Sessions
-    joined: Joined
+    joined: LabSession
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, owns_kernel=False, **options)

@@ -14,11 +14,11 @@ import anyio
 
 from kernel_mcp.errors import LaunchError
 from kernel_mcp.host_folders import settings
-from kernel_mcp.host_folders.entering import parts_of, weight
-from kernel_mcp.host_folders.leading import below, way
+from kernel_mcp.host_folders.exposed import ExposedMount
+from kernel_mcp.host_folders.links import below, links_on
+from kernel_mcp.host_folders.namespaces import parts_of, weight
 from kernel_mcp.host_folders.secrets import Parts, executed
 from kernel_mcp.host_folders.settings import Entries, Repository
-from kernel_mcp.host_folders.shown import Shown
 from kernel_mcp.linux.commands import output_of
 from kernel_mcp.records import dataclass
 from kernel_mcp.sandbox.base import Builder, BuildRequest
@@ -50,7 +50,7 @@ class Answer:
     paths: tuple[Parts, ...] = ()
     read: tuple[str, ...] = ()
 
-    def messages(self, shown: Shown) -> Iterator[dict[str, Any]]:
+    def messages(self, shown: ExposedMount) -> Iterator[dict[str, Any]]:
         """Yield the messages to the keeper, split to fit into packets."""
         items: list[tuple[str, Parts]] = [("paths", path) for path in self.paths]
         for path in self.read:
@@ -71,7 +71,7 @@ class Asking:
         self._find = builder
         self._builder: Builder | None = None
 
-    async def ask(self, shown: Shown, *, again: bool) -> Answer:
+    async def ask(self, shown: ExposedMount, *, again: bool) -> Answer:
         """Read all settings that concern one mount. Raises Unasked, OSError.
 
         `again` means that code may have changed the mount since it was shown.
@@ -166,7 +166,7 @@ class _About:
     Its methods block.
     """
 
-    def __init__(self, shown: Shown, *, again: bool) -> None:
+    def __init__(self, shown: ExposedMount, *, again: bool) -> None:
         self._shown = shown
         self._again = again
         self._top = str(shown.mount.host)
@@ -243,7 +243,7 @@ class _About:
         return inside is None or not self._again or inside in self._shown.covers
 
     def _inside(self, path: str) -> Sequence[Parts]:
-        links, end = way(path, self._passable)
+        links, end = links_on(path, self._passable)
         places = [below(each, self._top) for each in (*links, *([end] if end else []))]
         return [
             each
@@ -257,7 +257,7 @@ class Settings:
 
     def __init__(
         self,
-        shown: Sequence[Shown],
+        shown: Sequence[ExposedMount],
         asking: Asking,
         send: Callable[[Mapping[str, Any]], Awaitable[object]],
     ) -> None:

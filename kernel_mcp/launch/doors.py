@@ -16,10 +16,10 @@ import anyio
 from kernel_mcp.config.values import Mount
 from kernel_mcp.errors import ConfigError, KernelMcpError, LaunchError
 from kernel_mcp.host_folders import Device, within
-from kernel_mcp.host_folders.entering import PINS, pins_of, weight
-from kernel_mcp.host_folders.found import MOST_COVERS
+from kernel_mcp.host_folders.exposed import ExposedMount
+from kernel_mcp.host_folders.findings import MOST_COVERS
+from kernel_mcp.host_folders.namespaces import PINS, pins_of, weight
 from kernel_mcp.host_folders.secrets import FIXED, HIDING
-from kernel_mcp.host_folders.shown import Shown
 from kernel_mcp.launch.asking import Asking, Settings
 from kernel_mcp.launch.base import KernelEnvironment
 from kernel_mcp.launch.helper import HelperProcess
@@ -86,7 +86,7 @@ class Doors:
         self._fixed = fixed
         self.enters = shows == BY_TREES or (shows == BY_BINDS and os.geteuid() == 0)
         """True if the keeper can mask paths in sandboxes that already run."""
-        self.shown = [Shown(mount) for mount in mounts]
+        self.shown = [ExposedMount(mount) for mount in mounts]
         self.blank = folder / "blank"
         self.stage = folder / "stage"
         self.version = 0
@@ -285,7 +285,7 @@ class Doors:
                 self.remark(f"{_NOT_RENEWED} ({error})")
                 logger.error("%s: %s", _NOT_RENEWED, error)
 
-    def _told(self, shown: Shown) -> dict[str, Any]:
+    def _told(self, shown: ExposedMount) -> dict[str, Any]:
         inner = [
             Path(each.mount.guest).relative_to(shown.mount.guest).parts
             for each in self.shown
@@ -320,7 +320,7 @@ class Doors:
                 each.mapped = False
                 each.rights = _ALL_READ if self.by_rules else _COMMON_READ
 
-    async def _try_map(self, shown: Shown) -> None:
+    async def _try_map(self, shown: ExposedMount) -> None:
         if shown.mount.writable and shown.mount.host.stat().st_uid == 0:
             logger.warning(
                 "--mount %s: what sessions make there belongs to root, as the folder does. Give it "
@@ -402,7 +402,7 @@ class Doors:
             raise
         return trees
 
-    async def _mapped(self, shown: Shown, identity: Identity) -> int:
+    async def _mapped(self, shown: ExposedMount, identity: Identity) -> int:
         handle = open_place(shown.mount.host)
         try:
             info = os.fstat(handle)
@@ -579,7 +579,7 @@ def _listed(path: str) -> str:
     return "".join(f"\\{ord(char):03o}" if char in " \t\n\\" else char for char in text)
 
 
-def as_folder(shown: Shown, source: Path) -> Folder:
+def as_folder(shown: ExposedMount, source: Path) -> Folder:
     """Return the mount at `source` for the sandbox's command.
 
     Masked paths that do not exist any more are dropped, also from `shown`.

@@ -20,7 +20,7 @@ from kernel_mcp.launch import silence
 from kernel_mcp.launch.readiness import StderrTail
 from kernel_mcp.launch.silence import Silence
 from kernel_mcp.launch.spawn import spawn
-from kernel_mcp.linux.proc import Watched
+from kernel_mcp.linux.proc import WatchedProcess
 from kernel_mcp.sandbox.base import SandboxCommand
 from kernel_specs.template import linux, packets
 
@@ -73,8 +73,8 @@ class HelperProcess:
         self._numbers = itertools.count(1)
         self._asked: dict[int, asyncio.Future[tuple[dict[str, Any], list[int]]]] = {}
         self._control: socket.socket | None = None
-        self._watched: Watched | None = None
-        self._ending: list[Watched] = []
+        self._watched: WatchedProcess | None = None
+        self._ending: list[WatchedProcess] = []
         self._tail: StderrTail | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._pause_s = PAUSE_S
@@ -166,7 +166,7 @@ class HelperProcess:
                 undo.callback(popen.kill)
                 tail = StderrTail(output, loop)
                 undo.callback(tail.close)
-                self._watched = Watched(popen.pid, loop, _reaping(popen))
+                self._watched = WatchedProcess(popen.pid, loop, _reaping(popen))
                 self._tail = tail
                 undo.pop_all()
         except (LaunchError, OSError) as reason:

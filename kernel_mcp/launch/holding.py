@@ -11,9 +11,9 @@ from pathlib import Path
 import anyio
 
 from kernel_mcp.barriers import Barrier
-from kernel_mcp.host_folders.held import Covered, Holder, holders
+from kernel_mcp.host_folders.exposed import ExposedMount
+from kernel_mcp.host_folders.open_files import CoveredFile, OpenFileHolder, holders
 from kernel_mcp.host_folders.secrets import FILE, FIXED, FOLDER, Parts
-from kernel_mcp.host_folders.shown import Shown
 
 PATIENCE_S = 1.0
 """Seconds that a process may go on reading what it has opened: programs read whole folders."""
@@ -33,18 +33,18 @@ class Holding:
         self,
         blank: Path,
         namespaces: Callable[[], frozenset[int]],
-        tell: Callable[[Shown, Parts, Holder], None],
+        tell: Callable[[ExposedMount, Parts, OpenFileHolder], None],
     ) -> None:
         self._blank = blank
         self._namespaces = namespaces
         self._tell = tell
-        self._waiting: dict[Covered, tuple[Shown, Parts]] = {}
-        self._since: dict[tuple[int, str, str, Covered], float] = {}
+        self._waiting: dict[CoveredFile, tuple[ExposedMount, Parts]] = {}
+        self._since: dict[tuple[int, str, str, CoveredFile], float] = {}
         """Time (monotonic) when a process was first seen to hold a path, by process and kind."""
         self._more = asyncio.Event()
         self._looking: asyncio.Task[None] | None = None
 
-    def covered(self, shown: Shown, covers: Mapping[Parts, str]) -> None:
+    def covered(self, shown: ExposedMount, covers: Mapping[Parts, str]) -> None:
         """Search for processes that hold open the paths that were just masked."""
         for parts, kind in covers.items():
             path = shown.mount.host.joinpath(*parts)
@@ -55,7 +55,7 @@ class Holding:
             with contextlib.suppress(OSError):
                 info = path.lstat()
                 place = "/".join((shown.mount.guest, *parts))
-                each = Covered(place, kind, (info.st_dev, info.st_ino))
+                each = CoveredFile(place, kind, (info.st_dev, info.st_ino))
                 self._waiting[each] = (shown, parts)
         if self._waiting:
             self._more.set()
@@ -82,7 +82,7 @@ class Holding:
                     with anyio.move_on_after(_PAUSE_S):
                         await self._more.wait()
 
-    def _found(self, wanted: Sequence[Covered]) -> list[Holder]:
+    def _found(self, wanted: Sequence[CoveredFile]) -> list[OpenFileHolder]:
         namespaces = self._namespaces()
         if not namespaces:
             return []
@@ -90,7 +90,7 @@ class Holding:
         blank = {(info.st_dev, info.st_ino) for info in infos}
         return list(holders(namespaces, wanted, blank))
 
-    def _ended(self, holder: Holder, shown: Shown, parts: Parts) -> bool:
+    def _ended(self, holder: OpenFileHolder, shown: ExposedMount, parts: Parts) -> bool:
         """Kill a process, unless it may only be reading and has time left; return False then."""
         since = self._since.setdefault(_key(holder), time.monotonic())
         if not holder.at_once and time.monotonic() - since < PATIENCE_S:
@@ -100,5 +100,5 @@ class Holding:
         return True
 
 
-def _key(holder: Holder) -> tuple[int, str, str, Covered]:
+def _key(holder: OpenFileHolder) -> tuple[int, str, str, CoveredFile]:
     return holder.pid, holder.started, holder.way, holder.covered

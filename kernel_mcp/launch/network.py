@@ -23,7 +23,7 @@ from kernel_mcp.launch.base import Tell
 from kernel_mcp.launch.proxy import Proxy, fits
 from kernel_mcp.linux.commands import output_of
 from kernel_mcp.linux.process import bare_program
-from kernel_mcp.network.rules import Entry, Rules, literal
+from kernel_mcp.network.rules import HostRule, Rules, literal
 from kernel_mcp.network.secrets import Vault
 from kernel_mcp.records import dataclass
 from kernel_mcp.sandbox.base import Sandbox
@@ -56,7 +56,7 @@ def opened(
     except ValueError as reason:
         raise ConfigError(f"--network: {reason}") from None
     try:
-        hosts = dict.fromkeys(Entry.parse(each.host).host for each in settings.secrets)
+        hosts = dict.fromkeys(HostRule.parse(each.host).host for each in settings.secrets)
     except ValueError as reason:
         raise ConfigError(f"--secret: {reason}") from None
     if hosts and sandbox.name == "none":
@@ -65,7 +65,7 @@ def opened(
             "--sandbox bwrap or container, or --env where code may know the value."
         )
     missing = [host for host in hosts if rules.entry_for(host, *_TLS) is None]
-    rules = Rules((*rules.entries, *(Entry(host, _TLS) for host in missing)))
+    rules = Rules((*rules.entries, *(HostRule(host, _TLS) for host in missing)))
     if rules and sandbox.name == "landlock":
         raise ConfigError(
             "--network, --secret: the landlock sandbox has no network of its own to open a door "
@@ -91,7 +91,7 @@ class Place:
 
     address: str
     port: int
-    entry: Entry | None = None
+    entry: HostRule | None = None
 
 
 def places_of(rules: Rules) -> tuple[tuple[Place, ...], tuple[tuple[str, str], ...]]:
@@ -266,7 +266,7 @@ class Way:
             held.callback(os.close, namespace)
             signal.pidfd_send_signal(pidfd, 0)  # the number still means this kernel
             words = [str(namespace), str(way), json.dumps(self.places)]
-            argv = bare_program("kernel_mcp.network.inside", *words)
+            argv = bare_program("kernel_mcp.network.namespace_listeners", *words)
             env = {"LANG": "C.UTF-8"}  # none of the server's: it enters the kernel's namespaces
             done = await output_of(argv, env=env, pass_fds=(namespace, way))
         if done.code != 0:

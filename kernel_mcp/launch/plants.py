@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any, Protocol
 from weakref import WeakKeyDictionary
 
-from kernel_mcp.host_folders.held import Holder
+from kernel_mcp.host_folders.exposed import MOST_TOLD, ExposedMount
+from kernel_mcp.host_folders.open_files import OpenFileHolder
 from kernel_mcp.host_folders.secrets import FIXED, Parts, quoted, readable
-from kernel_mcp.host_folders.shown import MOST_TOLD, Shown
 from kernel_mcp.host_folders.watching import CODE, HOST, NAMED, by_code, held_for_code, user_of
 from kernel_mcp.records import dataclass
 
@@ -78,7 +78,7 @@ class Plants:
         return awake if held_for_code(maker) else self.at_work(age_s) or awake
 
     def note(
-        self, shown: Shown, covers: Mapping[Parts, str], makers: Mapping[Parts, str]
+        self, shown: ExposedMount, covers: Mapping[Parts, str], makers: Mapping[Parts, str]
     ) -> list[Parts]:
         """Quarantine new entries that programs of the host execute; return the paths handled so.
 
@@ -104,10 +104,12 @@ class Plants:
                 aside.append(parts)
         return aside
 
-    def _fixes(self, shown: Shown, parts: Parts) -> bool:
+    def _fixes(self, shown: ExposedMount, parts: Parts) -> bool:
         return shown.mount.host.joinpath(*parts) in self._fixed
 
-    def _see_to(self, shown: Shown, parts: Parts, signs: Sequence[Parts], maker: str) -> bool:
+    def _see_to(
+        self, shown: ExposedMount, parts: Parts, signs: Sequence[Parts], maker: str
+    ) -> bool:
         """Rename the entries `signs` if code may have made them, and report them.
 
         Return True if the path is no longer there.
@@ -130,7 +132,9 @@ class Plants:
                 self._count(suspects, sign)
         return gone
 
-    def _tell_new(self, shown: Shown, name: str, now: str, suspects: Sequence[AtWork]) -> None:
+    def _tell_new(
+        self, shown: ExposedMount, name: str, now: str, suspects: Sequence[AtWork]
+    ) -> None:
         self._tell("appeared", {"mount": str(shown.mount), "path": name, "now": now or name})
         found = (
             f"{quoted(name)} has appeared, which programs of the host execute or take commands from"
@@ -159,7 +163,7 @@ class Plants:
                 aside.clear()
                 each.end_kernel(_PLANTED + (_BY_ONE_OF.format(among) if among > 1 else ""))
 
-    def note_held(self, shown: Shown, parts: Parts, holder: Holder) -> None:
+    def note_held(self, shown: ExposedMount, parts: Parts, holder: OpenFileHolder) -> None:
         """Report a process that was killed because it held a path open."""
         name = quoted(readable(parts))
         found = _CHANGES if holder.covered.kind == FIXED else _READS
@@ -168,7 +172,7 @@ class Plants:
         for each in self._suspects(f"{CODE}:{holder.uid}"):
             each.remark(f"In {shown.mount.guest} {name}: {found}. Tell the user.")
 
-    def note_changed(self, shown: Shown, changed: Sequence[tuple[Parts, str]]) -> None:
+    def note_changed(self, shown: ExposedMount, changed: Sequence[tuple[Parts, str]]) -> None:
         """Report files that agents or build servers obey, and that code may have changed."""
         for parts, writer in changed:
             age_s = max(0.0, time.time() - shown.changed_at(parts))

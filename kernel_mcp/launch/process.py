@@ -29,7 +29,7 @@ from kernel_mcp.launch.base import ConnectionInfo, LaunchRequest, Tell
 from kernel_mcp.launch.checkpoint import Checkpoint
 from kernel_mcp.launch.readiness import ReadinessChannel, StderrTail
 from kernel_mcp.limits.kernel import KernelLimits
-from kernel_mcp.linux.proc import ExitStatus, Usage, Watched
+from kernel_mcp.linux.proc import ExitStatus, Usage, WatchedProcess
 
 HEADER_BYTES = 64
 RING_BYTES = 64 * 1024 - HEADER_BYTES
@@ -95,7 +95,7 @@ class Start(Protocol):
     """The last of their standard output and error; closed by `close`."""
 
     @property
-    def kernel(self) -> Watched | None:
+    def kernel(self) -> WatchedProcess | None:
         """The process to interrupt, once it is known."""
 
     @property

@@ -18,7 +18,7 @@ from kernel_mcp.launch.base import Tell
 from kernel_mcp.launch.helper import HelperProcess
 from kernel_mcp.linux.folders import Identity
 from kernel_mcp.linux.process import bare_program
-from kernel_mcp.network.rules import Entry, Rules
+from kernel_mcp.network.rules import HostRule, Rules
 from kernel_mcp.network.secrets import Vault
 from kernel_mcp.sandbox.base import Sandbox
 from kernel_specs.template import linux, packets
@@ -106,7 +106,7 @@ class Proxy:
         return next(self._numbers)
 
     def give(
-        self, session: int, sock: socket.socket, rules: Rules, exact: Entry | None, tell: Tell
+        self, session: int, sock: socket.socket, rules: Rules, exact: HostRule | None, tell: Tell
     ) -> int:
         """Let the proxy accept from `sock`, which this object owns from now on; return its number.
 

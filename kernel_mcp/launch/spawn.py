@@ -17,7 +17,7 @@ from kernel_mcp.barriers import shortage
 from kernel_mcp.errors import LaunchError
 from kernel_mcp.launch.process import OnEnd
 from kernel_mcp.launch.readiness import StderrTail
-from kernel_mcp.linux.proc import Watched, parent_of
+from kernel_mcp.linux.proc import WatchedProcess, parent_of
 from kernel_mcp.sandbox.base import SandboxCommand
 
 
@@ -66,8 +66,8 @@ class Spawned:
         self.wrapped = command.status_fd >= 0
         self._detached = command.detached
         self._link: socket.socket | None = None
-        self._first: Watched | None = None
-        self.kernel: Watched | None = None
+        self._first: WatchedProcess | None = None
+        self.kernel: WatchedProcess | None = None
         self._status = b""
         self._status_known = anyio.Event()
         self._code: int | None = None
@@ -80,7 +80,7 @@ class Spawned:
             undo.callback(self._popen.kill)
             self.tail = StderrTail(read, self._loop)
             undo.callback(self.tail.close)
-            self._outer = Watched(self._popen.pid, self._loop, self._on_outer_end)
+            self._outer = WatchedProcess(self._popen.pid, self._loop, self._on_outer_end)
             undo.pop_all()
         if self.wrapped:
             self._loop.add_reader(self._status_fd, self._on_status)
@@ -100,7 +100,7 @@ class Spawned:
     def adopt(self, pid: int) -> None:
         """Take `pid` as the kernel. Raises LaunchError when it is not of this tree."""
         try:
-            self.kernel = Watched(pid, self._loop, None)
+            self.kernel = WatchedProcess(pid, self._loop, None)
             # after opening: from here on the number can only mean this process
             parent = parent_of(pid)
         except ProcessLookupError:
@@ -191,7 +191,7 @@ class Spawned:
     def _watch_first(self, pid: int) -> None:
         """Hold the sandbox's first process. Raises ProcessLookupError when it is gone."""
         with ExitStack() as undo:
-            found = Watched(pid, self._loop, None)
+            found = WatchedProcess(pid, self._loop, None)
             undo.callback(found.close)
             # a detached one is held to be the right one by `adopt`, as the kernel's parent
             if self._detached or parent_of(pid) == self._popen.pid:

@@ -16,7 +16,7 @@ from kernel_mcp.barriers import Faults, absences
 from kernel_mcp.config.values import KIB, MIB, format_bytes
 from kernel_mcp.limits.group import KernelGroup, backstop
 from kernel_mcp.limits.quota import opened
-from kernel_mcp.linux.proc import Meter, Usage, memory_lines
+from kernel_mcp.linux.proc import ProcessMeter, Usage, memory_lines
 from kernel_mcp.records import dataclass
 
 # Memory by /proc, where no control group limits it: private and shared memory, deleted files in
@@ -218,7 +218,7 @@ class Gauge:
         self._processes = processes
         self._budget = budget
         self._faults = faults
-        self._meter = Meter()
+        self._meter = ProcessMeter()
         self._memory = MemoryMeter(processes)
         self._last = Usage(measured=False)
         self._peak = 0

@@ -18,7 +18,7 @@ from threading import Lock
 from kernel_mcp.barriers import absences
 from kernel_mcp.config.values import KIB, MIB, format_bytes
 from kernel_mcp.linux.proc import threads
-from kernel_mcp.linux.walk import BLOCK, File, Holding, entries_within, measure
+from kernel_mcp.linux.walk import BLOCK, File, TreeSize, entries_within, measure
 from kernel_mcp.records import dataclass
 
 LEAST_PAUSE_S = 0.5
@@ -56,11 +56,11 @@ class FolderQuota:
         self._begun = -math.inf
         self._took = self._took_cpu = 0.0
         self._free = 0
-        self._lowest = Holding()
+        self._lowest = TreeSize()
         self._known: dict[File, int] = {}
         """Large and deleted files by the last scan."""
         self._in_use = Lock()
-        self.measured = Holding()
+        self.measured = TreeSize()
 
     @property
     def full(self) -> bool:
@@ -148,7 +148,7 @@ class FolderQuota:
             complete=found.complete and held.complete,
             crowded=not held.complete,
         )
-        self._lowest = Holding(
+        self._lowest = TreeSize(
             min(self._lowest.bytes, self.measured.bytes),
             min(self._lowest.entries, self.measured.entries),
         )
@@ -217,7 +217,7 @@ def unlinked(processes: Iterable[int], known: Mapping[File, int] | None = None) 
     return look.found
 
 
-class _TooMuch(Exception):
+class _ScanLimitExceeded(Exception):
     """A bound of one scan was reached."""
 
 
@@ -239,13 +239,13 @@ class _Look:
                         self._running(pid)
                     with absences:
                         self._mapped(pid)
-        except _TooMuch:
+        except _ScanLimitExceeded:
             self.found.complete = False
 
     def _spend(self, count: int) -> None:
         self._files -= count
         if self._files < 0:
-            raise _TooMuch
+            raise _ScanLimitExceeded
 
     def _open_files(self, pid: int) -> None:
         """Count deleted files in a process's descriptors, by its first thread that shows them.
@@ -317,7 +317,7 @@ class _Look:
             parts.append(part)
             self._text -= len(part)
             if self._text < 0:
-                raise _TooMuch
+                raise _ScanLimitExceeded
         return b"".join(parts)
 
     def _note(self, info: os.stat_result) -> None:

@@ -19,7 +19,7 @@ END_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class Output:
+class CompletedCommand:
     """The exit code of a program, and all that it wrote."""
 
     code: int
@@ -63,7 +63,7 @@ async def running(
 
 async def output_of(
     argv: Sequence[str], *, env: Mapping[str, str] | None = None, pass_fds: Sequence[int] = ()
-) -> Output:
+) -> CompletedCommand:
     """Run a program to its end and return its output. Raises OSError if it cannot be started."""
     async with running(argv, env=env, pass_fds=pass_fds, stderr=subprocess.PIPE) as process:
         assert process.stdout is not None
@@ -79,7 +79,7 @@ async def output_of(
             tasks.start_soon(collect)
             async for piece in process.stdout:
                 stdout.extend(piece)
-        return Output(await process.wait(), bytes(stdout), bytes(stderr))
+        return CompletedCommand(await process.wait(), bytes(stdout), bytes(stderr))
 
 
 async def _end(process: Process) -> None:

@@ -24,7 +24,7 @@ PIDFD_SIGNAL_PROCESS_GROUP = 1 << 2
 _STOPPED = (b"T", b"t")
 
 
-class Watched:
+class WatchedProcess:
     """A process held by pidfd: its number cannot come to mean another one."""
 
     def __init__(
@@ -269,7 +269,7 @@ Process = tuple[int, int]
 """Process id and the time of its start: ids are used again."""
 
 
-class Meter:
+class ProcessMeter:
     """Adds up what processes use, including processor time of ended ones; for any thread.
 
     A parent that waits for a child takes over its time. Linux drops the time of any other, so the

@@ -54,7 +54,7 @@ File = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
-class Holding:
+class TreeSize:
     """Bytes on disk and number of files and folders; not `complete` past a limit of the walk.
 
     `crowded` means that processes have too many files open to examine. `unseen` is the number of
@@ -80,7 +80,7 @@ def measure(
     most_bytes: int,
     large: dict[File, int] | None = None,
     opener: Opener | None = None,
-) -> Holding:
+) -> TreeSize:
     """Add up what the open folder `root` holds; links to one file count once. Blocks.
 
     The walk ends early past either limit. Sizes of `LARGE` files are put into `large`. Folders of
@@ -103,15 +103,15 @@ def measure(
                     large[key] = held
             size += held
             if entries > most_entries or size > most_bytes:
-                raise _TooMuch
-    except _TooMuch:
-        return Holding(size, entries, complete=False, unseen=walk.unseen)
+                raise _WalkLimitExceeded
+    except _WalkLimitExceeded:
+        return TreeSize(size, entries, complete=False, unseen=walk.unseen)
     finally:
         walk.close()
-    return Holding(size, entries, unseen=walk.unseen)
+    return TreeSize(size, entries, unseen=walk.unseen)
 
 
-class _TooMuch(Exception):
+class _WalkLimitExceeded(Exception):
     """The tree exceeds a limit of the walk, or code keeps interfering with it."""
 
 
@@ -190,7 +190,7 @@ class _Walk:
                 return open_beneath(parent, names, _FOLDER, opener=self._opener)
             if not (_reclaimed(parent) and self._reclaim(parent, names)):
                 return -1
-        raise _TooMuch
+        raise _WalkLimitExceeded
 
     def _again(self) -> int:
         """Open the last level once more from the root."""
@@ -202,7 +202,7 @@ class _Walk:
             for depth in range(len(names) + 1):
                 self._spend(depth)
                 self._reclaim(self._root, names[:depth])
-        raise _TooMuch
+        raise _WalkLimitExceeded
 
     def _reclaim(self, parent: int, names: Sequence[str]) -> bool:
         """Restore the owner's rights on a folder; return False if another user owns it."""
@@ -218,7 +218,7 @@ class _Walk:
     def _spend(self, steps: int) -> None:
         self._steps += steps
         if self._steps > MOST_STEPS:
-            raise _TooMuch
+            raise _WalkLimitExceeded
 
     @staticmethod
     def _close(level: _Level) -> None:
@@ -244,7 +244,7 @@ def _looked_at(folder: int, entry: os.DirEntry[str]) -> os.stat_result | None:
             return entry.stat(follow_symlinks=False)
         if not _reclaimed(folder):
             return None
-    raise _TooMuch
+    raise _WalkLimitExceeded
 
 
 def _reclaimed(folder: int) -> bool:

@@ -10,12 +10,19 @@ from dataclasses import field
 from typing import TYPE_CHECKING, TypeAlias
 
 from kernel_mcp.barriers import Barrier
-from kernel_mcp.network.http import Head, Refused, Stream, Within
-from kernel_mcp.network.records import Records, Used
-from kernel_mcp.network.relay import Cut, Guard, Relay
-from kernel_mcp.network.rules import Entry, Rules, literal, shown, why_never
+from kernel_mcp.network.http import ByteStream, Head, ProxyRefusal, TunnelHost
+from kernel_mcp.network.records import Records, Traffic
+from kernel_mcp.network.relay import HostFilter, IncompleteResponse, Relay
+from kernel_mcp.network.rules import HostRule, Rules, literal, shown, why_never
 from kernel_mcp.network.tls import UNRECOGNIZED_NAME, BadHello, Hello, Tls
-from kernel_mcp.network.tunnel import RESOLVERS_OF_ONE, Dialer, Turns, Watch, Wire, pass_both_ways
+from kernel_mcp.network.tunnel import (
+    RESOLVERS_OF_ONE,
+    ConnectionDeadline,
+    Dialer,
+    SocketStream,
+    StepQueue,
+    pass_both_ways,
+)
 from kernel_mcp.records import dataclass
 
 if TYPE_CHECKING:
@@ -35,14 +42,14 @@ _LINGER_S, _LINGER_BYTES = 2.0, 1 << 20
 """Limits on what is read and discarded after a refusal, so that the client receives it."""
 
 
-class Session:
+class SessionTraffic:
     """State that the listeners of one session share: connections, turns, and bytes passed."""
 
     def __init__(self, key: str, loop: asyncio.AbstractEventLoop) -> None:
         self.key = key
-        self.turns = Turns(loop)
+        self.turns = StepQueue(loop)
         self.resolving = asyncio.Semaphore(RESOLVERS_OF_ONE)
-        self.connections: set[Connection] = set()
+        self.connections: set[ProxiedConnection] = set()
         self.listeners = 0
         self._bytes = 0
 
@@ -51,7 +58,7 @@ class Session:
         """Bytes passed in both directions, by connections that have ended, too."""
         return self._bytes + sum(each.passed for each in self.connections)
 
-    def forget(self, connection: Connection) -> None:
+    def forget(self, connection: ProxiedConnection) -> None:
         """Remove a connection that has ended, and keep the count of its bytes."""
         self.connections.discard(connection)
         self._bytes += connection.passed
@@ -68,16 +75,16 @@ class Listener:
     sock: socket.socket
     rules: Rules
     exact: tuple[str, int] | None
-    session: Session
-    connections: set[Connection] = field(default_factory=set)
+    session: SessionTraffic
+    connections: set[ProxiedConnection] = field(default_factory=set)
 
-    def entry_for(self, host: str, port: int) -> Entry:
-        """Return the rule that permits `host` and `port`. Raises Refused if there is none."""
+    def entry_for(self, host: str, port: int) -> HostRule:
+        """Return the rule that permits `host` and `port`. Raises ProxyRefusal if there is none."""
         entry = self.rules.entry_for(host, port)
         if entry is None or (self.exact is not None and not entry.exact):
             never = why_never(host)
             step = f", nor can it: {never}" if never else ": use what it permits, or have it named"
-            raise Refused(
+            raise ProxyRefusal(
                 f"the operator's --network does not permit {shown(host, port)} here{step}. It "
                 f"permits: {self.rules}"
             )
@@ -98,7 +105,7 @@ _LIMITS: Mapping[str, tuple[float, bool, str]] = {
 """Per phase: seconds, True if each byte restarts them, and the words of the timeout error."""
 
 
-class Connection:
+class ProxiedConnection:
     """One connection of a session, from its accept to its end."""
 
     def __init__(
@@ -112,16 +119,16 @@ class Connection:
         self._loop = asyncio.get_running_loop()
         self._ending = ending
         self._listener, self._dialer, self._records = listener, dialer, records
-        self._watch = Watch(self._loop)
+        self._watch = ConnectionDeadline(self._loop)
         self._client = self._wire(sock)
-        self._front: Stream = self._client
+        self._front: ByteStream = self._client
         """Stream on which the session is answered: its connection, or TLS over that."""
         self._phase = "request"
         self._since = self._loop.time()
         self._place = ("", 0)
-        self._host: Wire | None = None
-        self._told: Refused | None = None
-        self._cut: Refused | None = None
+        self._host: SocketStream | None = None
+        self._told: ProxyRefusal | None = None
+        self._cut: ProxyRefusal | None = None
         self._to("request")
         self.task = self._loop.create_task(self._run())
 
@@ -138,19 +145,19 @@ class Connection:
             and self._client.ended
         ):
             words = f"the session had closed, and nothing came for {ENDED_IDLE_S:g} s"
-            self.cut(Refused(words, 504, "failed"))
+            self.cut(ProxyRefusal(words, 504, "failed"))
         elif now > self._watch.until:
             seconds, _, words = _LIMITS[self._phase]
-            self.cut(Refused(f"{words} in {seconds:g} s: try again", 504, "failed"))
+            self.cut(ProxyRefusal(f"{words} in {seconds:g} s: try again", 504, "failed"))
             self._watch.within(2 * _LINGER_S)  # wait_for of Python 3.10 can lose cancellation
 
-    def cut(self, refusal: Refused) -> None:
+    def cut(self, refusal: ProxyRefusal) -> None:
         """Cancel the connection. The first `refusal` is the one that is reported."""
         self._cut = self._cut or refusal
         self.task.cancel()
 
     async def _run(self) -> None:
-        refusal: Refused | None = None
+        refusal: ProxyRefusal | None = None
         try:
             with Barrier("connecting for a session", str(self._listener.number)):
                 refusal = await self._serve()
@@ -163,23 +170,23 @@ class Connection:
             if not told and (self._host or (refusal and self._phase != "request")):
                 self._note(self._place, refusal, self._host, (0, 0))
 
-    async def _serve(self) -> Refused | None:
+    async def _serve(self) -> ProxyRefusal | None:
         """Serve the connection. Return why it ended early, or None if it ended in order."""
         try:
             if self._listener.exact is None:
                 await self._requests(self._relay(self._client, self._reached_plainly))
             else:
                 await self._exactly(*self._listener.exact)
-        except Refused as reason:
+        except ProxyRefusal as reason:
             await self._say(b"" if self._listener.exact else reason.answer())
             return reason
         except BadHello as reason:
             await self._say(reason.alert)
-            return Refused(f"{self._place[0]}: {reason}")
-        except Cut as reason:
+            return ProxyRefusal(f"{self._place[0]}: {reason}")
+        except IncompleteResponse as reason:
             return reason.refusal
         except OSError as reason:
-            return Refused(f"the connection broke: {reason}", 502, "failed")
+            return ProxyRefusal(f"the connection broke: {reason}", 502, "failed")
         except asyncio.CancelledError:
             if self._cut is None:
                 raise
@@ -258,7 +265,7 @@ class Connection:
         """Relay plain HTTP inside a CONNECT, which some clients use for websockets."""
         self._check_plain(host, port)
         wire, self._host = self._host, None
-        within = Within(host, port, 80)
+        within = TunnelHost(host, port, 80)
         await self._requests(
             self._relay(self._client, self._reached_plainly, within=within, rest=rest, host=wire)
         )
@@ -271,7 +278,7 @@ class Connection:
         except OSError as reason:
             raise end.distrusted(reason) from None
 
-        async def reached(host: str, port: int) -> Stream:
+        async def reached(host: str, port: int) -> ByteStream:
             wire, self._host = self._host, None
             if wire is None or wire.stale:
                 if wire is not None:
@@ -283,13 +290,13 @@ class Connection:
                 wire.close()
                 raise
 
-        within = Within(host, port, TLS_PORT)
+        within = TunnelHost(host, port, TLS_PORT)
         await self._requests(self._relay(tls, reached, within=within, guard=end))
 
     async def _switched(self, relay: Relay, head: Head) -> None:
         """Pass bytes both ways on a connection that has been upgraded to a websocket."""
         host, exchange = relay.host, relay.exchange
-        assert isinstance(host, Wire)
+        assert isinstance(host, SocketStream)
         assert exchange is not None
         relay.host, self._host, self._place = None, host, (head.host, head.port)
         self._to("tunnel")
@@ -299,13 +306,13 @@ class Connection:
 
     def _relay(
         self,
-        client: Stream,
-        connect: Callable[[str, int], Awaitable[Stream]],
+        client: ByteStream,
+        connect: Callable[[str, int], Awaitable[ByteStream]],
         *,
-        within: Within | None = None,
+        within: TunnelHost | None = None,
         rest: bytes = b"",
-        host: Wire | None = None,
-        guard: Guard | None = None,
+        host: SocketStream | None = None,
+        guard: HostFilter | None = None,
     ) -> Relay:
         return Relay(
             client,
@@ -315,11 +322,11 @@ class Connection:
             within=within,
             rest=rest,
             host=host,
-            guard=guard or Guard(),
+            guard=guard or HostFilter(),
         )
 
     def _check_plain(self, host: str, port: int) -> None:
-        """Raise Refused for plain HTTP to port 443 or to a host with a secret.
+        """Raise ProxyRefusal for plain HTTP to port 443 or to a host with a secret.
 
         An entry for exactly this host and port permits it.
         """
@@ -328,31 +335,33 @@ class Connection:
         if entry is not None and entry.exact:
             return
         if port == TLS_PORT:
-            raise Refused(f"{host}:{port} is for TLS, and what came is none: use https://{host}")
+            raise ProxyRefusal(
+                f"{host}:{port} is for TLS, and what came is none: use https://{host}"
+            )
         if self._ending(host) is not None and rules.entry_for(host, TLS_PORT) is not None:
-            raise Refused(
+            raise ProxyRefusal(
                 f"there is a secret for {host}, which is put into HTTPS alone: use https://{host}"
             )
 
-    async def _reached_plainly(self, host: str, port: int) -> Wire:
-        """Connect as `_reached` does, for plain HTTP. Raises Refused."""
+    async def _reached_plainly(self, host: str, port: int) -> SocketStream:
+        """Connect as `_reached` does, for plain HTTP. Raises ProxyRefusal."""
         self._check_plain(host, port)
         return await self._reached(host, port)
 
-    async def _reached(self, host: str, port: int) -> Wire:
-        """Connect to `host` and `port` if a rule permits it. Raises Refused."""
+    async def _reached(self, host: str, port: int) -> SocketStream:
+        """Connect to `host` and `port` if a rule permits it. Raises ProxyRefusal."""
         entry = self._entry_for(host, port)
         self._to("host")
         return self._wire(
             await self._dialer.connect(entry, host, port, self._listener.session.resolving)
         )
 
-    def _entry_for(self, host: str, port: int) -> Entry:
+    def _entry_for(self, host: str, port: int) -> HostRule:
         self._place, self._since = (host, port), self._loop.time()
         return self._listener.entry_for(host, port)
 
-    def _wire(self, sock: socket.socket) -> Wire:
-        return Wire(sock, self._listener.session.turns, self._watch)
+    def _wire(self, sock: socket.socket) -> SocketStream:
+        return SocketStream(sock, self._listener.session.turns, self._watch)
 
     def _to(self, phase: str) -> None:
         self._phase = phase
@@ -362,8 +371,8 @@ class Connection:
     def _over(
         self,
         place: tuple[str, int],
-        refusal: Refused | None,
-        host: Stream | None,
+        refusal: ProxyRefusal | None,
+        host: ByteStream | None,
         before: tuple[int, int],
     ) -> None:
         self._told = refusal or self._cut
@@ -372,13 +381,15 @@ class Connection:
     def _note(
         self,
         place: tuple[str, int],
-        refusal: Refused | None,
-        host: Stream | None,
+        refusal: ProxyRefusal | None,
+        host: ByteStream | None,
         before: tuple[int, int],
     ) -> None:
         now = self._loop.time()
         up, down = (0, 0) if host is None else (host.sent - before[0], host.received - before[1])
-        self._records.add(self._listener.number, place, refusal, Used(up, down, now - self._since))
+        self._records.add(
+            self._listener.number, place, refusal, Traffic(up, down, now - self._since)
+        )
         self._since = now
 
     async def _say(self, words: bytes) -> None:

@@ -30,7 +30,7 @@ _MAIL = re.compile(rb"=([0-9a-fA-F]{2})")
 _BLANKS = b" \t\r\n\v\f"
 
 
-class Decoder:
+class EscapeDecoder:
     """Decoder of texts, with a cache of common escapes."""
 
     def __init__(self) -> None:

@@ -38,7 +38,7 @@ HOP = frozenset(
 _CONNECTION_WORDS = frozenset([*HOP, b"close", b"trailers", b""])
 
 
-class Refused(Exception):
+class ProxyRefusal(Exception):
     """A connection or request is refused or has failed; `words` tell the session's code why.
 
     status   HTTP status of the answer
@@ -63,8 +63,8 @@ class Refused(Exception):
         )
 
 
-class Stream(Protocol):
-    """Bytes to and from one side: a `tunnel.Wire`, or `tls.Tls` over one."""
+class ByteStream(Protocol):
+    """Bytes to and from one side: a `tunnel.SocketStream`, or `tls.Tls` over one."""
 
     received: int
     sent: int
@@ -87,7 +87,7 @@ class Stream(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Within:
+class TunnelHost:
     """The one host that requests inside a CONNECT may name; `default_port` is its scheme's."""
 
     host: str
@@ -131,8 +131,8 @@ class Head:
         return tuple(kept)
 
     @classmethod
-    def parse(cls, raw: bytes, within: Within | None = None) -> Head:
-        """Parse `raw`, which includes the empty line. Raises Refused.
+    def parse(cls, raw: bytes, within: TunnelHost | None = None) -> Head:
+        """Parse `raw`, which includes the empty line. Raises ProxyRefusal.
 
         It is a request to a proxy, or one inside a connection to the host `within`.
         """
@@ -161,8 +161,8 @@ class Head:
         return cls(method, host, port, path, headers, authority, websocket, modern, raw)
 
 
-def bad_request(words: str, status: int = 400) -> Refused:
-    return Refused(
+def bad_request(words: str, status: int = 400) -> ProxyRefusal:
+    return ProxyRefusal(
         f"the request cannot be passed on: {words}. Send it as a usual client would", status
     )
 
@@ -179,7 +179,10 @@ def values_of(headers: Headers, name: bytes) -> list[bytes]:
 
 
 def _check_framing(headers: Headers, *, modern: bool) -> frozenset[bytes]:
-    """Return the options of Connection. Raises Refused unless the body's length is unambiguous."""
+    """Return the options of Connection.
+
+    Raises ProxyRefusal unless the body's length is unambiguous.
+    """
     lengths, codings = (
         values_of(headers, b"content-length"),
         values_of(headers, b"transfer-encoding"),
@@ -203,8 +206,8 @@ def _check_framing(headers: Headers, *, modern: bool) -> frozenset[bytes]:
     return words
 
 
-def _place(method: bytes, target: bytes, within: Within | None) -> tuple[str, int, bytes, int]:
-    """Return host, port, path and default port of a request line. Raises Refused."""
+def _place(method: bytes, target: bytes, within: TunnelHost | None) -> tuple[str, int, bytes, int]:
+    """Return host, port, path and default port of a request line. Raises ProxyRefusal."""
     if method == b"CONNECT":
         if within is not None:
             raise bad_request("a CONNECT within a connection")
@@ -242,7 +245,7 @@ def _authority(text: bytes) -> tuple[str, int | None]:
 
 
 def _check_host(headers: Headers, host: str, port: int, default: int, *, needed: bool) -> None:
-    """Raise Refused if there are several Host headers, a needed one is missing, or one differs."""
+    """Raise ProxyRefusal for several Host headers, a missing needed one, or one that differs."""
     said = values_of(headers, b"host")
     if len(said) > 1 or (needed and not said):
         raise bad_request("it does not have one Host header")
@@ -255,14 +258,14 @@ def _check_host(headers: Headers, host: str, port: int, default: int, *, needed:
 class HeadReader:
     """Reads request heads from a stream; `rest` is what was read beyond the last one."""
 
-    def __init__(self, stream: Stream, rest: bytes = b"") -> None:
+    def __init__(self, stream: ByteStream, rest: bytes = b"") -> None:
         self._stream = stream
         self.rest = rest
 
     async def next(self, begun: Callable[[], None]) -> bytes | None:
         """Return the next head with its empty line, or None at the end of the stream.
 
-        `begun` is called when its first byte has arrived. Raises Refused, OSError.
+        `begun` is called when its first byte has arrived. Raises ProxyRefusal, OSError.
         """
         data = bytearray(self.rest)
         looked = 0

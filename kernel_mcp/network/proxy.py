@@ -55,9 +55,9 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from kernel_mcp.barriers import Barrier
 from kernel_mcp.linux.process import keep_small, trim
-from kernel_mcp.network.connection import Connection, Listener, Session
-from kernel_mcp.network.http import Refused
-from kernel_mcp.network.records import Records, Used
+from kernel_mcp.network.connection import Listener, ProxiedConnection, SessionTraffic
+from kernel_mcp.network.http import ProxyRefusal
+from kernel_mcp.network.records import Records, Traffic
 from kernel_mcp.network.rules import Rules, plain_host, split_port
 from kernel_mcp.network.secrets import Secret
 from kernel_mcp.network.tunnel import PIECE_BYTES, Dialer
@@ -84,15 +84,15 @@ _ACCEPTED = 16
 """Connections accepted from one listener in one iteration of the event loop."""
 _PAUSE_S = 0.02
 """Pause before a listener with too many connections accepts again."""
-_TOO_MANY = Refused(
+_TOO_MANY = ProxyRefusal(
     f"this session has {MOST_OF_ONE} connections open, or all sessions together have too many: "
     "close some, or use them again",
     503,
 )
-_TOO_MUCH = Refused(f"this session has passed {MOST_BYTES >> 30} GiB: reset it to go on", 403)
+_TOO_MUCH = ProxyRefusal(f"this session has passed {MOST_BYTES >> 30} GiB: reset it to go on", 403)
 
 
-class Proxy:
+class ProxyServer:
     """The proxy of one server: accepts connections of sessions until the server exits."""
 
     def __init__(self, control: socket.socket) -> None:
@@ -102,7 +102,7 @@ class Proxy:
         self._terminations: Terminations | None = None
         self._records = Records(control, self._loop.time)
         self._listeners: dict[int, Listener] = {}
-        self._sessions: dict[str, Session] = {}
+        self._sessions: dict[str, SessionTraffic] = {}
         self._total = self._most = 0
         self._over: asyncio.Future[None] = self._loop.create_future()
         self._closing: set[asyncio.Task[None]] = set()
@@ -200,7 +200,7 @@ class Proxy:
             raise ValueError("it does not listen")
         sock.setblocking(False)
         key = str(message.get("session", number))
-        session = self._sessions.setdefault(key, Session(key, self._loop))
+        session = self._sessions.setdefault(key, SessionTraffic(key, self._loop))
         return Listener(number, sock, rules, exact, session)
 
     def _on_accept(self, listener: Listener) -> None:
@@ -223,7 +223,7 @@ class Proxy:
         if turned_away:
             self._rest(listener)
 
-    def _full(self, session: Session) -> Refused | None:
+    def _full(self, session: SessionTraffic) -> ProxyRefusal | None:
         """Return why a session gets no further connection, or None if it gets one."""
         mine = len(session.connections)
         if mine >= MOST_OF_ONE or (self._total >= MOST_CONNECTIONS and mine >= FEW):
@@ -231,19 +231,19 @@ class Proxy:
         return _TOO_MUCH if session.used > MOST_BYTES else None
 
     def _begin(self, listener: Listener, sock: socket.socket) -> None:
-        connection = Connection(listener, sock, self._dialer, self._records, self._ending)
+        connection = ProxiedConnection(listener, sock, self._dialer, self._records, self._ending)
         self._total += 1
         self._most = max(self._most, self._total)
         listener.connections.add(connection)
         listener.session.connections.add(connection)
         connection.task.add_done_callback(lambda _: self._ended(listener, connection))
 
-    def _ended(self, listener: Listener, connection: Connection) -> None:
+    def _ended(self, listener: Listener, connection: ProxiedConnection) -> None:
         self._total -= 1
         listener.connections.discard(connection)
         listener.session.forget(connection)
 
-    def _turn_away(self, listener: Listener, sock: socket.socket, refusal: Refused) -> None:
+    def _turn_away(self, listener: Listener, sock: socket.socket, refusal: ProxyRefusal) -> None:
         """Answer a connection with `refusal` and close it, without keeping any state."""
         with sock, contextlib.suppress(OSError):
             sock.setblocking(False)
@@ -251,7 +251,7 @@ class Proxy:
                 sock.send(refusal.answer())
             sock.shutdown(socket.SHUT_WR)
             sock.recv(PIECE_BYTES)  # an unread request would reset the connection
-        self._records.add(listener.number, listener.exact or ("", 0), refusal, Used(0, 0, 0.0))
+        self._records.add(listener.number, listener.exact or ("", 0), refusal, Traffic(0, 0, 0.0))
 
     def _rest(self, listener: Listener) -> None:
         """Stop accepting for a moment, so that one flooding session does not slow down others."""
@@ -267,7 +267,7 @@ class Proxy:
         listener.sock.close()
         tasks = [connection.task for connection in listener.connections]
         for connection in list(listener.connections):
-            connection.cut(Refused("the session's kernel has ended", 503, "failed"))
+            connection.cut(ProxyRefusal("the session's kernel has ended", 503, "failed"))
         await asyncio.gather(*tasks, return_exceptions=True)
         self._records.flush(listener.number)
         listener.session.listeners -= 1
@@ -325,7 +325,7 @@ def _confine(uid: int) -> None:
 
 
 async def _serve(control: socket.socket) -> None:
-    await Proxy(control).run()
+    await ProxyServer(control).run()
 
 
 def main(argv: Sequence[str]) -> NoReturn:

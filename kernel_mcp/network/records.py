@@ -6,12 +6,12 @@ import socket
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from kernel_mcp.network.http import Refused
+from kernel_mcp.network.http import ProxyRefusal
 from kernel_specs.template import packets
 
 
 @dataclass(slots=True)
-class Used:
+class Traffic:
     """Bytes sent and received, and duration, of a connection or of one request on it."""
 
     up: int
@@ -35,7 +35,9 @@ class Records:
         self._allowed: dict[int, tuple[float, float]] = {}
         self._kept: dict[tuple[int, str, int, str, str], list[float]] = {}
 
-    def add(self, number: int, place: tuple[str, int], refusal: Refused | None, used: Used) -> None:
+    def add(
+        self, number: int, place: tuple[str, int], refusal: ProxyRefusal | None, used: Traffic
+    ) -> None:
         """Report an ended connection of listener `number`; a `refusal` of None means success."""
         verdict, words = ("ok", "") if refusal is None else (refusal.verdict, refusal.words[:300])
         key = (number, *place, verdict, words)

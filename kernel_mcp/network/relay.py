@@ -8,35 +8,35 @@ from contextlib import suppress
 
 import h11
 
+from kernel_mcp.network.h11_input import H11Input, TooManyBlanks
 from kernel_mcp.network.http import (
     HEAD_BYTES,
     HOP,
+    ByteStream,
     Head,
     Headers,
     HeadReader,
-    Refused,
-    Stream,
-    Within,
+    ProxyRefusal,
+    TunnelHost,
     bad_request,
     values_of,
 )
-from kernel_mcp.network.pieces import Pieces, TooManyBlanks
 from kernel_mcp.records import dataclass
 
 _STEP_EVENTS = 32
 """Body events, each perhaps of one byte, that are passed on in one write."""
 
 
-class Cut(Exception):
+class IncompleteResponse(Exception):
     """A response that has begun cannot be completed; the connection has to be closed."""
 
-    def __init__(self, refusal: Refused) -> None:
+    def __init__(self, refusal: ProxyRefusal) -> None:
         super().__init__(refusal.words)
         self.refusal = refusal
 
 
 @dataclass(slots=True)
-class Outcome:
+class ExchangeResult:
     """How an exchange has ended.
 
     client_again, host_again  True if that connection can carry another request
@@ -48,7 +48,7 @@ class Outcome:
     switched: bool = False
 
 
-class Answer:
+class ResponseFilter:
     """Filter of one response; this one passes it on unchanged.
 
     whole  a response whose Content-Length is at most this is passed on in one piece or not at all
@@ -57,35 +57,41 @@ class Answer:
     whole = -1
 
     def begin(self, response: h11.Response) -> None:
-        """Check the head of the response. Raises Refused."""
+        """Check the head of the response. Raises ProxyRefusal."""
 
     def pass_on(self, data: bytes) -> bytes:
-        """Take the next piece of the body; return what can be passed on now. Raises Refused."""
+        """Take the next piece of the body; return what can be passed on now.
+
+        Raises ProxyRefusal.
+        """
         return data
 
     def end(self, trailers: Headers) -> bytes:  # for those that look at it
-        """Check the trailers, which are not forwarded; return the body's rest. Raises Refused."""
+        """Check the trailers, which are not forwarded; return the body's rest.
+
+        Raises ProxyRefusal.
+        """
         return b""
 
 
-class Guard:
+class HostFilter:
     """Filters for requests and responses of one host; these change nothing."""
 
     def asked(self, head: Head) -> Headers:
-        """Return the headers to send to the host. Raises Refused."""
+        """Return the headers to send to the host. Raises ProxyRefusal."""
         return head.sent_headers()
 
-    def answer(self, head: Head) -> Answer:  # for those that look at it
+    def answer(self, head: Head) -> ResponseFilter:  # for those that look at it
         """Return the filter for the response to this request."""
-        return Answer()
+        return ResponseFilter()
 
 
 class _Intake:
     """Feeds h11 from a stream, piece by piece."""
 
-    def __init__(self, connection: h11.Connection, stream: Stream, rest: bytes = b"") -> None:
+    def __init__(self, connection: h11.Connection, stream: ByteStream, rest: bytes = b"") -> None:
         self._connection, self._stream = connection, stream
-        self._pieces = Pieces(connection)
+        self._pieces = H11Input(connection)
         self._pieces.add(rest)
 
     @property
@@ -105,12 +111,12 @@ class Exchange:
 
     def __init__(
         self,
-        client: Stream,
-        host: Stream,
+        client: ByteStream,
+        host: ByteStream,
         head: Head,
         rest: bytes,
         asked: Headers,
-        answer: Answer,
+        answer: ResponseFilter,
     ) -> None:
         self._client, self._host, self._head = client, host, head
         self._asked, self._answer = asked, answer
@@ -124,11 +130,11 @@ class Exchange:
         self._left = float("inf")
         """Bytes of the response body still to be sent; infinite without Content-Length."""
 
-    async def run(self) -> Outcome:
+    async def run(self) -> ExchangeResult:
         """Pass the request to the host and the response to the client.
 
-        Raises Refused while nothing of the response has been sent, Cut afterwards, and OSError if
-        the client's connection breaks.
+        Raises ProxyRefusal while nothing of the response has been sent, IncompleteResponse
+        afterwards, and OSError if the client's connection breaks.
         """
         try:
             self._down.next_event()
@@ -148,13 +154,13 @@ class Exchange:
             if upload.done():
                 upload.result()
             await download
-        except (Refused, h11.LocalProtocolError) as reason:
-            refusal = reason if isinstance(reason, Refused) else self._unfit(reason)
+        except (ProxyRefusal, h11.LocalProtocolError) as reason:
+            refusal = reason if isinstance(reason, ProxyRefusal) else self._unfit(reason)
             if self._client.sent == self._before:
                 raise refusal from None
             if download.done():
                 await self._end_short(refusal)
-            raise Cut(refusal) from None
+            raise IncompleteResponse(refusal) from None
         finally:
             for task in tasks:
                 task.cancel()
@@ -171,10 +177,10 @@ class Exchange:
         """Bytes that the host has sent after its response."""
         return self._up.trailing_data[0] + self._received.rest
 
-    def _outcome(self) -> Outcome:
+    def _outcome(self) -> ExchangeResult:
         if self._up.their_state is h11.SWITCHED_PROTOCOL:
-            return Outcome(switched=True)
-        return Outcome(
+            return ExchangeResult(switched=True)
+        return ExchangeResult(
             client_again=self._down.states == {h11.CLIENT: h11.DONE, h11.SERVER: h11.DONE},
             host_again=self._up.states == {h11.CLIENT: h11.DONE, h11.SERVER: h11.DONE}
             and not self.host_rest,
@@ -249,7 +255,7 @@ class Exchange:
         """Return the bytes to send for an interim response (1xx); empty if it is not forwarded.
 
         Forwarded are an upgrade to a websocket, and a 100 that the client waits for. Raises
-        Refused for another upgrade.
+        ProxyRefusal for another upgrade.
         """
         if event.status_code == 101:
             if [value.lower() for value in values_of(tuple(event.headers), b"upgrade")] != [
@@ -290,7 +296,7 @@ class Exchange:
         if self._down.our_state is h11.SEND_RESPONSE:  # only interim responses so far
             self._before = self._client.sent
 
-    async def _end_short(self, refusal: Refused) -> None:
+    async def _end_short(self, refusal: ProxyRefusal) -> None:
         """Append the reason to the body, as far as Content-Length allows.
 
         The response is left without its end, so that clients detect that it is incomplete.
@@ -301,12 +307,12 @@ class Exchange:
             with suppress(OSError):
                 await self._client.write(self._pass(text[: max(0, int(room))]))
 
-    def _unfit(self, reason: h11.LocalProtocolError) -> Refused:
+    def _unfit(self, reason: h11.LocalProtocolError) -> ProxyRefusal:
         return self._failure(f"its answer cannot be passed on: {_unquoted(reason)}")
 
-    def _failure(self, words: str) -> Refused:
+    def _failure(self, words: str) -> ProxyRefusal:
         words = f"{self._head.host}: {words}. Try again, or use another host"
-        return Refused(words, 502, "failed")
+        return ProxyRefusal(words, 502, "failed")
 
 
 def _unquoted(error: Exception) -> str:
@@ -329,15 +335,17 @@ class Relay:
 
     def __init__(
         self,
-        client: Stream,
-        connect: Callable[[str, int], Awaitable[Stream]],
+        client: ByteStream,
+        connect: Callable[[str, int], Awaitable[ByteStream]],
         *,
         phase: Callable[[str], None],
-        over: Callable[[tuple[str, int], Refused | None, Stream | None, tuple[int, int]], None],
-        within: Within | None = None,
+        over: Callable[
+            [tuple[str, int], ProxyRefusal | None, ByteStream | None, tuple[int, int]], None
+        ],
+        within: TunnelHost | None = None,
         rest: bytes = b"",
-        host: Stream | None = None,
-        guard: Guard,
+        host: ByteStream | None = None,
+        guard: HostFilter,
     ) -> None:
         self._client = client
         self._connect = connect
@@ -359,7 +367,7 @@ class Relay:
         """Serve requests. Return the CONNECT or the websocket upgrade that ends them.
 
         Returns None when the client has closed, or its connection cannot be reused. Raises
-        Refused, Cut, OSError.
+        ProxyRefusal, IncompleteResponse, OSError.
         """
         while True:
             self._phase("request")
@@ -377,7 +385,7 @@ class Relay:
             if not outcome.client_again:
                 return None
 
-    async def _one(self, head: Head) -> Outcome:
+    async def _one(self, head: Head) -> ExchangeResult:
         refusal = None
         before = (0, 0) if self.host is None else (self.host.sent, self.host.received)
         try:
@@ -392,15 +400,15 @@ class Relay:
             outcome = await self.exchange.run()
             self._heads.rest = self.exchange.rest
             return outcome
-        except Refused as reason:
+        except ProxyRefusal as reason:
             refusal = reason
             raise
-        except Cut as reason:
+        except IncompleteResponse as reason:
             refusal = reason.refusal
             raise
         except OSError as reason:
-            refusal = Refused(f"the session's side broke: {reason}", 502, "failed")
-            raise Cut(refusal) from None
+            refusal = ProxyRefusal(f"the session's side broke: {reason}", 502, "failed")
+            raise IncompleteResponse(refusal) from None
         finally:
             self._over((head.host, head.port), refusal, self.host, before)
 

@@ -178,7 +178,7 @@ def shown(host: str, port: int | None) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class HostRule:
     """One permission of `--network`.
 
     host   a name, an address, `*`, or `*.` before a name
@@ -193,7 +193,7 @@ class Entry:
         return shown(self.host, None if self.ports == WEB_PORTS else self.ports[0])
 
     @classmethod
-    def parse(cls, text: str) -> Entry:
+    def parse(cls, text: str) -> HostRule:
         """Parse an entry of `--network`. Raises ValueError."""
         if "/" in text:
             raise BadHost(
@@ -266,7 +266,7 @@ def _check_named(address: Address, port: int | None) -> None:
 class Rules:
     """The network access of a session or server. Without entries there is none."""
 
-    entries: tuple[Entry, ...] = ()
+    entries: tuple[HostRule, ...] = ()
 
     def __bool__(self) -> bool:
         return bool(self.entries)
@@ -283,7 +283,7 @@ class Rules:
             if len(set(texts)) > 1:
                 raise ValueError("none stands alone")
             return cls()
-        found = tuple(dict.fromkeys(map(Entry.parse, texts)))
+        found = tuple(dict.fromkeys(map(HostRule.parse, texts)))
         if len(found) > MOST_ENTRIES or sum(each.exact for each in found) > MOST_EXACT:
             raise ValueError(
                 f"there may be {MOST_ENTRIES} entries, and {MOST_EXACT} of them with a port"
@@ -291,13 +291,13 @@ class Rules:
         return cls(found)
 
     @property
-    def exact(self) -> tuple[Entry, ...]:
+    def exact(self) -> tuple[HostRule, ...]:
         """Entries HOST:PORT, each of which has its own listener."""
         return tuple(each for each in self.entries if each.exact)
 
     def narrowed(self, words: Iterable[str]) -> Rules:
         """Return the rules that a session asks for. Raises ValueError if one is not permitted."""
-        found: dict[Entry, None] = {}
+        found: dict[HostRule, None] = {}
         for asked in Rules.parse(words).entries:
             within = [own for own in self.entries if own.covers_host(asked.host)]
             if exact := [own for own in within if own.exact and set(asked.ports) >= set(own.ports)]:
@@ -308,10 +308,10 @@ class Rules:
             if missing and (asked.ports != WEB_PORTS or len(missing) == len(WEB_PORTS)):
                 raise ValueError(f"the operator's --network ({self}) does not permit {asked}")
             if ports:
-                found[Entry(asked.host, tuple(sorted(ports)))] = None
+                found[HostRule(asked.host, tuple(sorted(ports)))] = None
         return Rules(tuple(found))
 
-    def entry_for(self, host: str, port: int) -> Entry | None:
+    def entry_for(self, host: str, port: int) -> HostRule | None:
         """Return the entry that permits host and port, preferably an exact one; None without one.
 
         `host` is in the form of `plain_host`.
@@ -328,5 +328,5 @@ class Rules:
     def from_json(cls, data: Mapping[str, Any]) -> Rules:
         """Return the rules from the output of `to_json`."""
         return cls(
-            tuple(Entry(host, tuple(ports), exact) for host, ports, exact in data["entries"])
+            tuple(HostRule(host, tuple(ports), exact) for host, ports, exact in data["entries"])
         )

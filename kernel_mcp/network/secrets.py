@@ -18,7 +18,7 @@ from urllib.parse import quote
 
 from kernel_mcp.config.values import HeaderSecret
 from kernel_mcp.errors import ConfigError
-from kernel_mcp.network.decoding import Decoder
+from kernel_mcp.network.decoding import EscapeDecoder
 from kernel_mcp.records import dataclass
 
 PREFIX = "kmcp_"
@@ -150,19 +150,19 @@ def decoded_forms(value: str, decode: Callable[..., bytes]) -> set[bytes]:
     return {each for each in plain if len(each) >= _LEAST} | _in_base64(value.encode())
 
 
-class Found(Exception):
+class SecretFound(Exception):
     """A response contains the value of a secret; the message is the name of the secret."""
 
 
-class Sought:
+class SearchForms:
     """Encoded forms of secrets that responses are searched for."""
 
     def __init__(self, found: Iterable[Secret]) -> None:
         secrets = tuple(found)
         self.most = max((_LONGEST * len(each.value) - 1 for each in secrets), default=0)
-        """Most bytes that a `Scan` holds back. It depends on the length of values alone."""
+        """Most bytes that a `StreamSearch` holds back. It depends on the length of values alone."""
         self._forms = [(each.name, form) for each in secrets for form in forms(each.value)]
-        self._decode = Decoder().decoded
+        self._decode = EscapeDecoder().decoded
         self._decoded = [
             (each.name, form)
             for each in secrets
@@ -170,27 +170,28 @@ class Sought:
         ]
 
     def search(self, text: bytes) -> None:
-        """Raise Found if `text` contains a secret in any form."""
+        """Raise SecretFound if `text` contains a secret in any form."""
         found = (name for name, form in self._forms if form in text)
         if (name := next(found, None)) is not None:
-            raise Found(name)
+            raise SecretFound(name)
         for plain in {self._decode(text), self._decode(text, mail=True)}:
             for name, form in self._decoded:
                 if form in plain:
-                    raise Found(name)
+                    raise SecretFound(name)
 
 
-class Scan:
+class StreamSearch:
     """Streaming search of one response; its tail is held back until more arrives.
 
     The amount held back reveals nothing about a value except its length. Otherwise a client could
     tell, by TLS record sizes or timing, if the last bytes are the beginning of a value; and code
     may have chosen those bytes. Held back is everything since the last character that no value
     contains, such as a newline, but no more than the longest form of the longest value. Lines that
-    continue in the next one, as those of base64, are held back, too. Both methods raise Found.
+    continue in the next one, as those of base64, are held back, too. Both methods raise
+    SecretFound.
     """
 
-    def __init__(self, sought: Sought) -> None:
+    def __init__(self, sought: SearchForms) -> None:
         self._sought = sought
         self._before = b""
         """Bytes passed on last: a form may begin in them."""
@@ -201,7 +202,7 @@ class Scan:
         text = self._held + data
         try:
             self._sought.search(self._before + text)
-        except Found:
+        except SecretFound:
             self._held = b""
             raise
         passed = len(text) - min(_unfinished(text), self._sought.most)

@@ -12,9 +12,9 @@ from collections.abc import Mapping, Sequence
 import h11
 
 from kernel_mcp.network.authority import Authority
-from kernel_mcp.network.http import Head, Headers, Refused, Stream, values_of
-from kernel_mcp.network.relay import Answer, Guard
-from kernel_mcp.network.secrets import Found, Scan, Secret, Sought
+from kernel_mcp.network.http import ByteStream, Head, Headers, ProxyRefusal, values_of
+from kernel_mcp.network.relay import HostFilter, ResponseFilter
+from kernel_mcp.network.secrets import SearchForms, Secret, SecretFound, StreamSearch
 from kernel_mcp.network.tls import Tls
 from kernel_mcp.records import dataclass
 
@@ -24,7 +24,7 @@ _PARTS = frozenset({b"range", b"if-range", b"request-range"})
 
 
 @dataclass(frozen=True)
-class Termination(Guard):
+class Termination(HostFilter):
     """TLS termination for `host`: fills `secrets` into requests, keeps them out of responses.
 
     serving  context that serves TLS to the session as the host
@@ -36,18 +36,18 @@ class Termination(Guard):
     secrets: Sequence[Secret]
     serving: ssl.SSLContext
     trust: ssl.SSLContext
-    sought: Sought
+    sought: SearchForms
 
-    def distrusted(self, reason: OSError) -> Refused:
+    def distrusted(self, reason: OSError) -> ProxyRefusal:
         """Return the error for a session whose TLS handshake with the proxy failed."""
-        return Refused(
+        return ProxyRefusal(
             f"the session makes no TLS connection to {self.host}: {_said(reason)}. The proxy ends "
             "TLS to it for its secret: trust the file that SSL_CERT_FILE names",
             verdict="failed",
         )
 
-    async def begun(self, outside: Stream) -> Tls:
-        """Begin TLS with the host over `outside`, and verify the host. Raises Refused."""
+    async def begun(self, outside: ByteStream) -> Tls:
+        """Begin TLS with the host over `outside`, and verify the host. Raises ProxyRefusal."""
         tls = Tls(outside, self.trust, self.host)
         try:
             await tls.begin()
@@ -58,21 +58,21 @@ class Termination(Guard):
                     f"{self.host} is not who it says it is: {reason.verify_message}. The operator "
                     "may have the server trust it, by SSL_CERT_FILE in the server's environment"
                 )
-            raise Refused(words, 502, "failed") from None
+            raise ProxyRefusal(words, 502, "failed") from None
         return tls
 
     def asked(self, head: Head) -> Headers:
         """Return the headers to send to the host, with secrets filled in.
 
-        Raises Refused for HTTP/1.0 and websockets.
+        Raises ProxyRefusal for HTTP/1.0 and websockets.
         """
         if not head.modern:  # a truncated response would look complete
-            raise Refused(
+            raise ProxyRefusal(
                 f"only HTTP/1.1 is spoken to {self.host}, for which there is a secret: ask in that",
                 505,
             )
         if any(b"websocket" in each.lower() for each in values_of(head.headers, b"upgrade")):
-            raise Refused(
+            raise ProxyRefusal(
                 f"no websockets to {self.host}: there is a secret for it, and what they carry is "
                 "not searched for it. Ask by HTTP, or have the operator name another host",
                 501,
@@ -88,29 +88,32 @@ class Termination(Guard):
             text = secret.fill(name, text)
         return text
 
-    def answer(self, head: Head) -> Answer:
+    def answer(self, head: Head) -> ResponseFilter:
         """Return the filter that searches the response to this request."""
-        return _Searched(self, head)
+        return _SecretFilter(self, head)
 
 
-class _Searched(Answer):
-    """Filter of one response that raises Refused if it contains the value of a secret."""
+class _SecretFilter(ResponseFilter):
+    """Filter of one response that raises ProxyRefusal if it contains the value of a secret."""
 
     whole = WHOLE_BYTES
 
     def __init__(self, guard: Termination, head: Head) -> None:
         self._guard = guard
         self._bare = head.method == b"HEAD"
-        self._scan = Scan(guard.sought)
+        self._scan = StreamSearch(guard.sought)
 
     def begin(self, response: h11.Response) -> None:
-        """Check the head of the response. Raises Refused if it has a secret or is compressed."""
+        """Check the head of the response.
+
+        Raises ProxyRefusal if it has a secret or is compressed.
+        """
         self._search(tuple(response.headers.raw_items()), bytes(response.reason))
         codings = values_of(tuple(response.headers), b"content-encoding")
         coding = b", ".join(codings).decode("latin-1").strip().lower()
         bare = self._bare or response.status_code in (204, 304)
         if coding not in ("", "identity") and not bare:
-            raise Refused(
+            raise ProxyRefusal(
                 f"{self._guard.host} answers compressed ({coding}) though it is asked not to, and "
                 "what is compressed cannot be searched for its secret. Ask it for another form, or "
                 "without the secret by a host that has none",
@@ -119,14 +122,17 @@ class _Searched(Answer):
             )
 
     def pass_on(self, data: bytes) -> bytes:
-        """Take the next piece of the body; return what can be passed on now. Raises Refused."""
+        """Take the next piece of the body; return what can be passed on now.
+
+        Raises ProxyRefusal.
+        """
         try:
             return self._scan.feed(data)
-        except Found as secret:
+        except SecretFound as secret:
             raise self._held(secret) from None
 
     def end(self, trailers: Headers) -> bytes:
-        """Search the trailers; return the rest of the body. Raises Refused."""
+        """Search the trailers; return the rest of the body. Raises ProxyRefusal."""
         self._search(trailers)
         return self._scan.end()
 
@@ -134,11 +140,11 @@ class _Searched(Answer):
         texts = [reason, *(part for each in headers for part in each)]
         try:
             self._guard.sought.search(b"\n".join(texts))
-        except Found as secret:
+        except SecretFound as secret:
             raise self._held(secret) from None
 
-    def _held(self, secret: Found) -> Refused:
-        return Refused(
+    def _held(self, secret: SecretFound) -> ProxyRefusal:
+        return ProxyRefusal(
             f"an answer of {self._guard.host} held the value of the secret {secret}, which code "
             "does not get to see, and was cut off. Ask for what does not show it",
             502,
@@ -164,7 +170,7 @@ class Terminations:
             host: [each for each in secrets if each.host == host]
             for host in {each.host for each in secrets}
         }
-        self._sought = {host: Sought(found) for host, found in self._secrets.items()}
+        self._sought = {host: SearchForms(found) for host, found in self._secrets.items()}
         self._trust = ssl.create_default_context(cadata=trust)
 
     @property

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import TypeVar
 
-from kernel_mcp.network.http import Stream
+from kernel_mcp.network.http import ByteStream
 
 HELLO_BYTES = 16 * 1024
 """Longest ClientHello in bytes. With keys for post-quantum exchange it has 2 KiB."""
@@ -71,11 +71,11 @@ class Hello:
 
 def _server_name(message: bytes) -> str:
     """Return the server name of a ClientHello; empty without one. Raises BadHello."""
-    reader = _Reader(message)
+    reader = _HelloReader(message)
     reader.take(2 + 32)  # version, random
     for size in (1, 2, 1):  # session, ciphers, compression
         reader.part(size)
-    extensions = _Reader(reader.part(2) if reader.left else b"")
+    extensions = _HelloReader(reader.part(2) if reader.left else b"")
     if reader.left:
         raise BadHello("its first TLS message has bytes too many")
     found: dict[int, bytes] = {}
@@ -88,8 +88,8 @@ def _server_name(message: bytes) -> str:
         raise BadHello("it hides the name of the server in TLS (ECH)")
     if _SERVER_NAME not in found:
         return ""
-    outer = _Reader(found[_SERVER_NAME])
-    names = _Reader(outer.part(2))
+    outer = _HelloReader(found[_SERVER_NAME])
+    names = _HelloReader(outer.part(2))
     usual = names.take(1) == b"\0"
     name = names.part(2)
     if not usual or not name or names.left or outer.left or not name.isascii():
@@ -97,7 +97,7 @@ def _server_name(message: bytes) -> str:
     return name.decode("ascii").lower()
 
 
-class _Reader:
+class _HelloReader:
     """Reader of the vectors of a TLS message. Raises BadHello if the message is too short."""
 
     def __init__(self, data: bytes) -> None:
@@ -123,7 +123,11 @@ class Tls:
     """TLS over a stream, as a stream. It counts plaintext bytes. `ssl.SSLError` is an OSError."""
 
     def __init__(
-        self, stream: Stream, context: ssl.SSLContext, name: str | None = None, first: bytes = b""
+        self,
+        stream: ByteStream,
+        context: ssl.SSLContext,
+        name: str | None = None,
+        first: bytes = b"",
     ) -> None:
         """Wrap `stream` as a client that verifies the host `name`, or, without `name`, as a server.
 

@@ -13,12 +13,12 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from kernel_mcp.network.http import Refused
+from kernel_mcp.network.http import ProxyRefusal
 from kernel_mcp.network.rules import (
     NAMEABLE,
     OWN,
     Address,
-    Entry,
+    HostRule,
     is_own,
     literal,
     why_not_public,
@@ -34,7 +34,7 @@ _ESTABLISHED = 1
 """TCP_ESTABLISHED, a value of tcpi_state (<linux/tcp.h>)."""
 
 
-class Turns:
+class StepQueue:
     """One session's share of the event loop: beyond `_STEPS` an iteration, its steps wait."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -71,7 +71,7 @@ class Turns:
             self._begin()
 
 
-class Watch:
+class ConnectionDeadline:
     """Deadline of a connection, by the loop's clock: a fixed one, or one that each byte extends."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -99,10 +99,10 @@ class Watch:
             self.until = self._loop.time() + self._idle_s
 
 
-class Wire:
+class SocketStream:
     """A connected socket as a stream that counts its bytes."""
 
-    def __init__(self, sock: socket.socket, turns: Turns, watch: Watch) -> None:
+    def __init__(self, sock: socket.socket, turns: StepQueue, watch: ConnectionDeadline) -> None:
         self.sock = sock
         self.turns = turns
         self.watch = watch
@@ -166,7 +166,9 @@ class _Pump:
     _buffer = memoryview(bytearray(PIECE_BYTES))
     """Shared by the whole process: what the sink does not accept at once is copied from it."""
 
-    def __init__(self, source: Wire, sink: Wire, done: Callable[[Exception | None], None]) -> None:
+    def __init__(
+        self, source: SocketStream, sink: SocketStream, done: Callable[[Exception | None], None]
+    ) -> None:
         self._source, self._sink = source, sink
         self._done = done
         self._loop = asyncio.get_running_loop()
@@ -239,7 +241,7 @@ class _Pump:
         self._done(reason)
 
 
-async def pass_both_ways(one: Wire, other: Wire) -> None:
+async def pass_both_ways(one: SocketStream, other: SocketStream) -> None:
     """Copy bytes both ways until both sides have closed; each half-close is passed on, too.
 
     Raises OSError.
@@ -283,9 +285,12 @@ class Dialer:
         self._pool = ThreadPoolExecutor(_RESOLVERS, "resolver")
 
     async def connect(
-        self, entry: Entry, host: str, port: int, resolving: asyncio.Semaphore
+        self, entry: HostRule, host: str, port: int, resolving: asyncio.Semaphore
     ) -> socket.socket:
-        """Return a connected, non-blocking socket. `resolving` bounds lookups. Raises Refused."""
+        """Return a connected, non-blocking socket.
+
+        `resolving` bounds lookups. Raises ProxyRefusal.
+        """
         address = literal(host)
         if address is None:
             addresses = await self._resolved(host, port, resolving)
@@ -299,7 +304,7 @@ class Dialer:
             if isinstance(connected, socket.socket):
                 return connected
             failure = connected
-        raise Refused(
+        raise ProxyRefusal(
             f"{host}:{port} cannot be reached: {failure}. See that the host serves this port, and "
             "try again later",
             *(502, "failed"),
@@ -315,7 +320,7 @@ class Dialer:
             return reason.strerror or str(reason)
 
     async def _resolved(self, host: str, port: int, resolving: asyncio.Semaphore) -> list[Address]:
-        """Return all addresses of a name. Raises Refused.
+        """Return all addresses of a name. Raises ProxyRefusal.
 
         A lookup that exceeds the timeout keeps its slot of `resolving` until it ends.
         """
@@ -326,7 +331,7 @@ class Dialer:
             )
         except RuntimeError as reason:  # no thread can be started
             resolving.release()
-            raise Refused(
+            raise ProxyRefusal(
                 f"{host} cannot be resolved now: {reason}. Try again in a few seconds",
                 *(503, "failed"),
             ) from None
@@ -339,7 +344,7 @@ class Dialer:
         answer.add_done_callback(over)
         done, _ = await asyncio.wait({answer}, timeout=RESOLVE_S)
         if not done:
-            raise Refused(
+            raise ProxyRefusal(
                 f"{host} could not be resolved in {RESOLVE_S:g} s: the resolver of the server's "
                 "machine does not answer. Try again later",
                 *(504, "failed"),
@@ -349,7 +354,7 @@ class Dialer:
             return list(dict.fromkeys(ipaddress.ip_address(each[4][0]) for each in found))
         except (OSError, ValueError, UnicodeError) as reason:
             words = getattr(reason, "strerror", None) or reason
-            raise Refused(
+            raise ProxyRefusal(
                 f"{host} cannot be resolved by the server's machine: {words}. See how it is "
                 "spelled; if it is right, try again later or use another host",
                 *(502, "failed"),
@@ -369,7 +374,7 @@ class Dialer:
 
 
 def _checked(host: str, addresses: list[Address]) -> list[Address]:
-    """Return the addresses that have a route. Raises Refused if any address is not public."""
+    """Return the addresses that have a route. Raises ProxyRefusal if any address is not public."""
     ways = []
     for address in addresses:
         reason = why_not_public(address)
@@ -380,7 +385,7 @@ def _checked(host: str, addresses: list[Address]) -> list[Address]:
                 continue
             ways.append(address)
         if reason:
-            raise Refused(
+            raise ProxyRefusal(
                 f"{host} is at {address}, which is no public address ({reason}), and names lead "
                 f"to public ones only. {_instead(reason)}"
             )

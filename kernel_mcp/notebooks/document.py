@@ -14,7 +14,7 @@ from typing import Any
 
 from kernel_mcp.errors import NotebookError
 from kernel_mcp.notebooks import jsontext
-from kernel_mcp.notebooks.jsontext import Span, dumped, joined, lines, members
+from kernel_mcp.notebooks.jsontext import JsonSpan, dumped, joined, lines, members
 from kernel_mcp.output.markup import NotJson, utf8
 from kernel_mcp.records import dataclass
 
@@ -36,7 +36,7 @@ _NEW = {
 
 
 @dataclass(frozen=True, slots=True)
-class BookCell:
+class NotebookCell:
     """A cell of a notebook: its text in the file and its parsed value.
 
     `id` is its own if `named`, else one made from its content, as it has none or an unusable one.
@@ -85,7 +85,7 @@ class BookCell:
         return hashlib.sha256(f"{self.kind}\n{self.source}".encode(errors="replace")).hexdigest()
 
 
-class Document:
+class NotebookDocument:
     """One notebook; `cells` are in order."""
 
     def __init__(self, text: str, path: str = "") -> None:
@@ -114,7 +114,7 @@ class Document:
         self._closing = text[found[-1].end : span.end - 1] if found else ""
         if not found:
             self._closing = f"{self._newline}{self._indent}" if self._indent else ""
-        self.cells: list[BookCell] = []
+        self.cells: list[NotebookCell] = []
         taken: set[str] = set()
         for place, each in enumerate(found):
             if not isinstance(each.value, dict):
@@ -124,7 +124,7 @@ class Document:
             self.cells.append(cell)
 
     @classmethod
-    def read(cls, path: str, data: bytes) -> Document:
+    def read(cls, path: str, data: bytes) -> NotebookDocument:
         """Return the notebook in the bytes of a file. Raises NotebookError."""
         try:
             return cls(data.decode("utf-8"), path)
@@ -135,7 +135,7 @@ class Document:
         raise NotebookError(f"{path!r} is no notebook that can be read: {reason}.")
 
     @classmethod
-    def new(cls) -> Document:
+    def new(cls) -> NotebookDocument:
         """Return a notebook without cells."""
         return cls(json.dumps(_NEW, indent=1) + "\n")
 
@@ -169,7 +169,7 @@ class Document:
         self.name_all()
         text = dumped(value, self._indent, self._indent * 2, self._newline)
         self._count("", text)
-        self.cells.insert(place, BookCell(str(value["id"]), text, value))
+        self.cells.insert(place, NotebookCell(str(value["id"]), text, value))
         usual = next((lead for lead in self._leads if lead), "")
         self._leads.insert(
             place, usual or (self._newline + self._indent * 2 if self._indent else "")
@@ -189,7 +189,7 @@ class Document:
         }
         text = jsontext.changed(cell.text, texts)
         self._count(cell.text, text)
-        self.cells[place] = BookCell(cell.id, text, {**cell.value, **values})
+        self.cells[place] = NotebookCell(cell.id, text, {**cell.value, **values})
 
     def remove(self, place: int) -> None:
         """Remove the cell at index `place`."""
@@ -204,7 +204,7 @@ class Document:
         for place, cell in enumerate(self.cells):
             if not cell.named:
                 text = jsontext.changed(cell.text, {"id": json.dumps(cell.id)})
-                self.cells[place] = BookCell(cell.id, text, {**cell.value, "id": cell.id})
+                self.cells[place] = NotebookCell(cell.id, text, {**cell.value, "id": cell.id})
         if self._known.get("nbformat_minor", 0) < _MINOR:
             self._known["nbformat_minor"] = _MINOR
             self._upgrade()
@@ -240,13 +240,13 @@ class Document:
             )
 
 
-def _cell(text: str, value: Mapping[str, Any], place: int, taken: Set[str]) -> BookCell:
+def _cell(text: str, value: Mapping[str, Any], place: int, taken: Set[str]) -> NotebookCell:
     """Return a cell whose id is not in `taken`, the ids of cells before it."""
     own = value.get("id")
     if isinstance(own, str) and _ID.fullmatch(own) and own not in taken:
-        return BookCell(own, text, value)
+        return NotebookCell(own, text, value)
     made = hashlib.sha256(f"{place}\n{text}".encode(errors="replace")).hexdigest()[:8]
-    return BookCell(jsontext.unlike(made, taken), text, value, named=False)
+    return NotebookCell(jsontext.unlike(made, taken), text, value, named=False)
 
 
 def code_cell(name: str, source: str, outputs: Sequence[Any], count: int | None) -> dict[str, Any]:
@@ -266,13 +266,13 @@ def text_cell(name: str, kind: str, source: str) -> dict[str, Any]:
     return {"cell_type": kind, "id": name, "metadata": {}, "source": lines(source)}
 
 
-def _indent(text: str, top: Sequence[Span]) -> str:
+def _indent(text: str, top: Sequence[JsonSpan]) -> str:
     """Return the indentation of one level; empty where the whole file is on one line."""
     before = text[: text.find('"')] if top else ""
     return before.rpartition("\n")[2] if "\n" in before else ""
 
 
-def _gaps(text: str, start: int, found: Sequence[Span]) -> list[tuple[int, int]]:
+def _gaps(text: str, start: int, found: Sequence[JsonSpan]) -> list[tuple[int, int]]:
     """Return start and end of the white space before each element, after the comma."""
     gaps: list[tuple[int, int]] = []
     for each in found:

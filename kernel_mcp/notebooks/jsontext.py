@@ -21,7 +21,7 @@ _DECODER = json.JSONDecoder(strict=False)
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class JsonSpan:
     """A value, and start and end of its text; `name` is its key if it is a member of an object."""
 
     start: int
@@ -45,40 +45,42 @@ def bounded(text: str) -> int:
     return shape.values
 
 
-def members(text: str, start: int = 0, apart: str = "") -> tuple[list[Span], int]:
+def members(text: str, start: int = 0, apart: str = "") -> tuple[list[JsonSpan], int]:
     """Return the members of the object at `start`, and where it ends. Raises NotJson.
 
     The value of the member `apart`, if that is an array, is a list of the spans of its elements.
     """
 
-    def member(at: int) -> Span:
+    def member(at: int) -> JsonSpan:
         key, at = _value(text, at)
         if not isinstance(key, str):
             raise NotJson(f"a name is missing at character {at:,}")
         at = after(text, at, ":")
         is_apart = key == apart and text[at : at + 1] == "["
         value, end = elements(text, at) if is_apart else _value(text, at)
-        return Span(at, end, value, key)
+        return JsonSpan(at, end, value, key)
 
     return _all(text, start, "{}", member)
 
 
-def elements(text: str, start: int) -> tuple[list[Span], int]:
+def elements(text: str, start: int) -> tuple[list[JsonSpan], int]:
     """Return the elements of the array at `start`, and where it ends. Raises NotJson."""
 
-    def element(at: int) -> Span:
+    def element(at: int) -> JsonSpan:
         value, end = _value(text, at)
-        return Span(at, end, value)
+        return JsonSpan(at, end, value)
 
     return _all(text, start, "[]", element)
 
 
-def _all(text: str, start: int, marks: str, one: Callable[[int], Span]) -> tuple[list[Span], int]:
+def _all(
+    text: str, start: int, marks: str, one: Callable[[int], JsonSpan]
+) -> tuple[list[JsonSpan], int]:
     """Read items by `one`, separated by commas, between the two `marks`.
 
     Return them and the position after the second mark. Raises NotJson.
     """
-    found: list[Span] = []
+    found: list[JsonSpan] = []
     at = after(text, start, marks[0])
     if text[at : at + 1] == marks[1]:
         return found, at + 1

@@ -22,7 +22,7 @@ from kernel_mcp.output.markup import (
     utf8,
 )
 from kernel_mcp.output.terminal import clean
-from kernel_mcp.output.text import Cut, cut
+from kernel_mcp.output.text import Truncation, cut
 from kernel_mcp.records import dataclass
 
 MAX_TYPES = 16
@@ -91,7 +91,7 @@ def extension(mime: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class Representation:
     """One representation of a bundle.
 
     The value is `text` (base64 for binary types) or the file at `path` (decoded); both are None
@@ -168,7 +168,7 @@ def decode_base64(text: str) -> bytes:
         raise ValueError(f"not valid base64 ({error})") from None
 
 
-class Shelf:
+class BundleStore:
     """Keeps the parts of one cell's bundles within its budgets of memory and disk (bytes).
 
     Values over `bundle_bytes` in one bundle, or over `memory_bytes` in all, become files named
@@ -186,11 +186,11 @@ class Shelf:
         self.in_memory = 0
         self.on_disk = 0
 
-    def put(self, number: int, data: Mapping[str, Any]) -> tuple[Part, ...]:
+    def put(self, number: int, data: Mapping[str, Any]) -> tuple[Representation, ...]:
         """Keep a bundle under `number`; files of a former one with that number are replaced."""
         parts = [_part(mime, data[mime]) for mime in _types(data)]
         small = sum(part.size for part in parts) <= self._bundle_bytes
-        kept: list[Part] = []
+        kept: list[Representation] = []
         for part in sorted(parts, key=_size):
             fits = self.in_memory + part.size <= self._memory_bytes
             if part.size > SMALL_BYTES and not (small and fits):
@@ -200,12 +200,12 @@ class Shelf:
                 self.in_memory += part.size
         return tuple(kept)
 
-    def settle(self, number: int, parts: tuple[Part, ...]) -> tuple[Part, ...]:
+    def settle(self, number: int, parts: tuple[Representation, ...]) -> tuple[Representation, ...]:
         """Move every value above `SMALL_BYTES` to a file; return the parts.
 
         When the cell has more than `SETTLED_BYTES` in memory, smaller values are moved too.
         """
-        settled: list[Part] = []
+        settled: list[Representation] = []
         for part in parts:
             stays = SMALL_BYTES if self.in_memory <= SETTLED_BYTES else SMALL_BYTES // 32
             if part.text is not None and part.size > stays:
@@ -215,7 +215,7 @@ class Shelf:
                 settled.append(part)
         return tuple(settled)
 
-    def drop(self, parts: tuple[Part, ...]) -> None:
+    def drop(self, parts: tuple[Representation, ...]) -> None:
         """Release the memory and remove the files of `parts`."""
         for part in parts:
             if part.text is not None:
@@ -224,7 +224,7 @@ class Shelf:
                 self.on_disk -= _file_size(part.path)
                 part.path.unlink(missing_ok=True)
 
-    def _spill(self, number: int, part: Part) -> Part:
+    def _spill(self, number: int, part: Representation) -> Representation:
         try:
             raw = part.data()
         except ValueError as error:
@@ -249,7 +249,7 @@ class Shelf:
         return path
 
 
-def primary(parts: tuple[Part, ...]) -> Part | None:
+def primary(parts: tuple[Representation, ...]) -> Representation | None:
     """Return the representation that people want to open: rich before plain; None for none."""
     for mime in _RICH:
         for part in parts:
@@ -258,7 +258,7 @@ def primary(parts: tuple[Part, ...]) -> Part | None:
     return next((part for part in parts if part.mime != "text/plain"), *parts[:1] or (None,))
 
 
-def readable(parts: tuple[Part, ...], limit: int) -> Cut:
+def readable(parts: tuple[Representation, ...], limit: int) -> Truncation:
     """Return a bundle as text for a reader without a browser; only its ends beyond `limit`.
 
     Empty when only a picture represents it.
@@ -276,11 +276,11 @@ def readable(parts: tuple[Part, ...], limit: int) -> Cut:
             text = html_to_text(text[text.find(">", text.find("<svg")) + 1 :], HTML_CHARS)
         if text.strip():
             ends = cut(text, limit // 2, limit - limit // 2)
-            return Cut(clean(ends.head), clean(ends.tail), ends.omitted)
+            return Truncation(clean(ends.head), clean(ends.tail), ends.omitted)
     shown = primary(parts)
     if shown is None or pictured:
-        return Cut("", "", 0)
-    return Cut(f"[{shown.mime}, {shown.size:,} characters]", "", 0)
+        return Truncation("", "", 0)
+    return Truncation(f"[{shown.mime}, {shown.size:,} characters]", "", 0)
 
 
 def bounded_metadata(metadata: dict[str, Any]) -> dict[str, Any]:
@@ -300,19 +300,19 @@ def _types(data: Mapping[str, Any]) -> list[str]:
     return [mime for mime in data if _MIME.fullmatch(mime)][:MAX_TYPES]
 
 
-def _part(mime: str, value: Any) -> Part:
+def _part(mime: str, value: Any) -> Representation:
     if isinstance(value, str):
-        return Part(mime.lower(), len(value), value)
+        return Representation(mime.lower(), len(value), value)
     try:
         text = json.dumps(value, ensure_ascii=False, allow_nan=False)
     except RecursionError:
-        return Part(mime.lower(), 0, problem="nested too deeply to be kept")
+        return Representation(mime.lower(), 0, problem="nested too deeply to be kept")
     except ValueError:
-        return Part(mime.lower(), 0, problem="it holds a number that JSON cannot carry")
-    return Part(mime.lower(), len(text), text, structured=True)
+        return Representation(mime.lower(), 0, problem="it holds a number that JSON cannot carry")
+    return Representation(mime.lower(), len(text), text, structured=True)
 
 
-def _size(part: Part) -> int:
+def _size(part: Representation) -> int:
     return part.size
 
 

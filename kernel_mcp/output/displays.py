@@ -6,16 +6,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from kernel_mcp.output.bundles import Part, Shelf, bounded_metadata
+from kernel_mcp.output.bundles import BundleStore, Representation, bounded_metadata
 from kernel_mcp.output.items import Display, DisplayItem, Failure, FailureItem
-from kernel_mcp.output.textstore import Failed, Segment, Shown, Transcript
+from kernel_mcp.output.textstore import DisplayEntry, FailureEntry, TextSegment, Transcript
 
 
-def row_of(entry: Segment | Shown | Failed) -> list[Any]:
+def row_of(entry: TextSegment | DisplayEntry | FailureEntry) -> list[Any]:
     """Return an entry of a finished cell as a JSON value; values in files stay there."""
-    if isinstance(entry, Segment):
+    if isinstance(entry, TextSegment):
         return ["text", entry.name, entry.start, entry.end]
-    if isinstance(entry, Failed):
+    if isinstance(entry, FailureEntry):
         failure = entry.item.failure
         return ["failure", entry.tick, failure.name, failure.value, failure.traceback]
     item = entry.item
@@ -24,27 +24,27 @@ def row_of(entry: Segment | Shown | Failed) -> list[Any]:
     return ["display", entry.tick, entry.display_id, shown]
 
 
-def entry_from(row: list[Any], folder: Path) -> Segment | Shown | Failed:
+def entry_from(row: list[Any], folder: Path) -> TextSegment | DisplayEntry | FailureEntry:
     """Return the entry that `row_of` turned into this value; its files are in `folder`."""
     kind, *rest = row
     if kind == "text":
-        return Segment(*rest)
+        return TextSegment(*rest)
     if kind == "failure":
         tick, name, value, traceback = rest
-        return Failed(tick, FailureItem(Failure(name, value, tuple(traceback))))
+        return FailureEntry(tick, FailureItem(Failure(name, value, tuple(traceback))))
     tick, display_id, (cell, number, parts, metadata, result) = rest
     kept = tuple(_part(part, folder) for part in parts)
-    return Shown(tick, DisplayItem(cell, number, kept, metadata, result), display_id)
+    return DisplayEntry(tick, DisplayItem(cell, number, kept, metadata, result), display_id)
 
 
-def _part_row(part: Part) -> list[Any]:
+def _part_row(part: Representation) -> list[Any]:
     file = None if part.path is None else part.path.name
     return [part.mime, part.size, part.text, file, part.structured, part.problem]
 
 
-def _part(row: list[Any], folder: Path) -> Part:
+def _part(row: list[Any], folder: Path) -> Representation:
     mime, size, text, file, structured, problem = row
-    return Part(mime, size, text, file and folder / file, structured, problem)
+    return Representation(mime, size, text, file and folder / file, structured, problem)
 
 
 MAX_LOGS = 8
@@ -112,7 +112,7 @@ class Displays:
     At most `most` are kept; `dropped` counts the others. A tick is the log's time of a change.
     """
 
-    def __init__(self, transcript: Transcript, shelf: Shelf, most: int) -> None:
+    def __init__(self, transcript: Transcript, shelf: BundleStore, most: int) -> None:
         self.most = most
         self.dropped = 0
         self._transcript = transcript
@@ -149,13 +149,13 @@ class Displays:
             metadata=bounded_metadata(event.metadata),
             result=event.result,
         )
-        self._transcript.place(Shown(tick, item, event.display_id))
+        self._transcript.place(DisplayEntry(tick, item, event.display_id))
 
-    def having(self, display_id: str | None) -> list[Shown]:
+    def having(self, display_id: str | None) -> list[DisplayEntry]:
         """Return the displays with this id, in order."""
         return [shown for shown in self._transcript.displays if shown.display_id == display_id]
 
-    def replace(self, found: list[Shown], event: Display, tick: int) -> None:
+    def replace(self, found: list[DisplayEntry], event: Display, tick: int) -> None:
         """Show the content of `event` in the last of these displays."""
         for shown in found[-MAX_UPDATED:]:
             self._shelf.drop(shown.item.parts)
@@ -198,6 +198,6 @@ class Displays:
         self.dropped, self._count, self._numbers = row["dropped"], row["count"], row["numbers"]
         self._shelf.in_memory, self._shelf.on_disk = row["in_memory"], row["on_disk"]
 
-    def _kept(self, number: int, event: Display) -> tuple[Part, ...]:
+    def _kept(self, number: int, event: Display) -> tuple[Representation, ...]:
         parts = self._shelf.put(number, event.data)
         return self._shelf.settle(number, parts) if self._settled else parts

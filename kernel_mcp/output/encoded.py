@@ -99,7 +99,7 @@ class Encoded:
         return iter(sorted(found, key=lambda each: (each[0], -each[1])))
 
 
-class _Places:
+class _PositionMap:
     """Map of positions in a decoded text to those before one decoding step."""
 
     def __init__(self) -> None:
@@ -118,11 +118,11 @@ def _plain(text: str, steps: Iterable[re.Pattern[str]]) -> str:
     return text
 
 
-def _decoded(text: str, steps: Iterable[re.Pattern[str]]) -> tuple[str, list[_Places]]:
+def _decoded(text: str, steps: Iterable[re.Pattern[str]]) -> tuple[str, list[_PositionMap]]:
     """Return the text decoded as `_plain` does, with the position map of each step."""
-    all_places: list[_Places] = []
+    all_places: list[_PositionMap] = []
     for step in steps:
-        places, parts = _Places(), list[str]()
+        places, parts = _PositionMap(), list[str]()
         done = length = 0
         for found in step.finditer(text):
             char = _char(found[0])
@@ -137,7 +137,7 @@ def _decoded(text: str, steps: Iterable[re.Pattern[str]]) -> tuple[str, list[_Pl
     return text, all_places
 
 
-def _source(steps: list[_Places], place: int) -> int:
+def _source(steps: list[_PositionMap], place: int) -> int:
     """Return the start, in the original text, of the character at a decoded position."""
     for each in reversed(steps):
         last = bisect_right(each.after, place) - 1
@@ -146,7 +146,7 @@ def _source(steps: list[_Places], place: int) -> int:
     return place
 
 
-def _source_end(steps: list[_Places], end: int) -> int:
+def _source_end(steps: list[_PositionMap], end: int) -> int:
     """Return the end, in the original text, of the character before a decoded position."""
     for each in reversed(steps):
         last = bisect_left(each.after, end)

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any, Literal, TypeAlias
 
 from kernel_mcp.config.values import KIB, MIB
-from kernel_mcp.output.bundles import Part, readable
+from kernel_mcp.output.bundles import Representation, readable
 from kernel_mcp.output.failing import attempted
 from kernel_mcp.output.terminal import clean
 from kernel_mcp.output.text import Masks, cut, omission
@@ -64,7 +64,7 @@ class Failure:
 Event: TypeAlias = Stream | Display | Clear | Failure
 
 
-class Veil:
+class Redactor:
     """Masks secret values in the events of one cell, also if split over several stream events.
 
     Text that may be the beginning of a value is held back until more arrives or `lift` is called.
@@ -153,7 +153,7 @@ class DisplayItem:
 
     cell: int
     number: int
-    parts: tuple[Part, ...]
+    parts: tuple[Representation, ...]
     metadata: dict[str, Any]
     result: bool = False
 

@@ -12,7 +12,7 @@ from kernel_mcp.config.values import KIB
 from kernel_mcp.output.bundles import (
     CHART,
     INLINE_IMAGES,
-    Part,
+    Representation,
     extension,
     is_binary,
     primary,
@@ -30,7 +30,7 @@ from kernel_mcp.output.items import (
     TextItem,
 )
 from kernel_mcp.output.terminal import clean
-from kernel_mcp.output.text import Cut, cut, head_of, tail_of
+from kernel_mcp.output.text import Truncation, cut, head_of, tail_of
 from kernel_mcp.records import dataclass
 
 # Tracebacks cut down to what the reader of a cell can act on.
@@ -196,7 +196,7 @@ class Gap:
 
 
 @dataclass(frozen=True, slots=True)
-class Note:
+class Remark:
     """A remark that is never cut, on a line of its own."""
 
     text: str
@@ -206,9 +206,9 @@ class Note:
 class PictureAt:
     """A picture that is to be shown here; `uri` is its original, `others` say the same."""
 
-    part: Part
+    part: Representation
     uri: str
-    others: tuple[Part, ...] = ()
+    others: tuple[Representation, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,7 +221,7 @@ class Link:
     size: int
 
 
-Unit: TypeAlias = Text | Gap | Note | PictureAt
+Unit: TypeAlias = Text | Gap | Remark | PictureAt
 
 
 @dataclass(slots=True)
@@ -245,11 +245,11 @@ def lay_out(items: Sequence[Item], *, cell: int, uri: str, characters: int) -> L
     """
     layout = Layout()
     for item in items:
-        made = attempted(partial(_laid_out, item, cell, uri), lambda why: Layout([Note(why)]))
+        made = attempted(partial(_laid_out, item, cell, uri), lambda why: Layout([Remark(why)]))
         layout.units += made.units
         layout.links += made.links
     if len(layout.links) > MAX_LINKS:
-        layout.units.append(Note(f"[… {len(layout.links) - MAX_LINKS} more links left out …]"))
+        layout.units.append(Remark(f"[… {len(layout.links) - MAX_LINKS} more links left out …]"))
         del layout.links[MAX_LINKS:]
     layout.units = _fewer_pictures(layout.units)
     if _length(layout.units) > characters:
@@ -263,7 +263,7 @@ def _laid_out(item: Item, cell: int, uri: str) -> Layout:
     if isinstance(item, GapItem):
         return Layout([Gap(item.characters)])
     if isinstance(item, NoteItem):
-        return Layout([Note(item.text)])
+        return Layout([Remark(item.text)])
     if isinstance(item, FailureItem):
         return Layout([Text(text, apart=True) for text in shortened(item.failure) if text])
     layout = Layout()
@@ -273,7 +273,7 @@ def _laid_out(item: Item, cell: int, uri: str) -> Layout:
 
 def _lay_out_display(layout: Layout, item: DisplayItem, cell: int, uri: str) -> None:
     if item.cell != cell:
-        layout.units.append(Note(f"[the display of cell {item.cell} now shows:]"))
+        layout.units.append(Remark(f"[the display of cell {item.cell} now shows:]"))
     here = f"{uri}/outputs/{item.number}"
     first = primary(item.parts)
     pictures = [p for mime in INLINE_IMAGES for p in item.parts if p.mime == mime]
@@ -296,7 +296,7 @@ def _lay_out_display(layout: Layout, item: DisplayItem, cell: int, uri: str) -> 
             layout.units += [Gap(text.omitted), Text(text.tail)]
 
 
-def _is_said(part: Part, text: Cut, plain: Part | None) -> bool:
+def _is_said(part: Representation, text: Truncation, plain: Representation | None) -> bool:
     """Return True if the shown `text` already has the whole content of a part.
 
     Of HTML that is so when it has only words, and `plain` has the same ones.
@@ -316,7 +316,9 @@ def _fewer_pictures(units: list[Unit]) -> list[Unit]:
     if len(places) <= MAX_PICTURES:
         return units
     pictures = [unit for unit in (units[place] for place in dropped) if isinstance(unit, PictureAt)]
-    note = Note(f"[… {len(dropped)} pictures left out: {pictures[0].uri} to {pictures[-1].uri} …]")
+    note = Remark(
+        f"[… {len(dropped)} pictures left out: {pictures[0].uri} to {pictures[-1].uri} …]"
+    )
     kept: list[Unit] = []
     for place, unit in enumerate(units):
         if place == dropped[0]:

@@ -138,7 +138,7 @@ def html_to_text(source: str, limit: int) -> str:
 
     Reads at most `limit` characters of the source.
     """
-    reader = _Reader()
+    reader = _HtmlReader()
     for words, name, tag in _pieces(source[:limit]):
         reader.words(words)
         reader.tag(name, tag)
@@ -229,7 +229,7 @@ def _after(source: str, end: str, position: int) -> int:
     return len(source) if found < 0 else found + len(end)
 
 
-class _Reader:
+class _HtmlReader:
     """Lays out the words between tags."""
 
     def __init__(self) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from kernel_mcp.config.values import KIB, MIB
-from kernel_mcp.output.bundles import Part, Shelf, extension, primary
+from kernel_mcp.output.bundles import BundleStore, Representation, extension, primary
 from kernel_mcp.output.displays import DisplayIndex, Displays, entry_from, row_of
 from kernel_mcp.output.failing import attempted
 from kernel_mcp.output.items import (
@@ -28,8 +28,8 @@ from kernel_mcp.output.items import (
     item_text,
     without_shown,
 )
-from kernel_mcp.output.text import Cut, tail_of
-from kernel_mcp.output.textstore import Failed, Streams, TextStore, Transcript
+from kernel_mcp.output.text import Truncation, tail_of
+from kernel_mcp.output.textstore import FailureEntry, Streams, TextStore, Transcript
 from kernel_mcp.records import dataclass
 
 SHOWN_CHARS = 64 * KIB
@@ -94,7 +94,7 @@ class OutputLog:
         )
         self._transcript = Transcript(store)
         self._streams = Streams(self._transcript)
-        shelf = Shelf(
+        shelf = BundleStore(
             folder,
             number,
             bundle_bytes=caps.bundle_bytes,
@@ -166,18 +166,18 @@ class OutputLog:
         items = self.since(position, limit)
         return tail_of("".join(i.text for i in items if isinstance(i, TextItem)), limit)
 
-    def stream(self, name: StreamName, limit: int) -> Cut:
+    def stream(self, name: StreamName, limit: int) -> Truncation:
         """Return the text of one stream so far, at most `limit` characters from both ends."""
         with self._lock:
             found, live = self._transcript.stream(name, limit), self._streams.live(name)
-        return Cut(found.head, f"{found.tail}{live}", found.omitted)
+        return Truncation(found.head, f"{found.tail}{live}", found.omitted)
 
     @property
     def failures(self) -> list[Failure]:
         """The exceptions that ended it."""
         with self._lock:
             entries = self._transcript.entries
-            return [entry.item.failure for entry in entries if isinstance(entry, Failed)]
+            return [entry.item.failure for entry in entries if isinstance(entry, FailureEntry)]
 
     def text(self) -> Iterator[str]:
         """Yield the whole output as text in pieces: streams, readable forms, full tracebacks."""
@@ -198,7 +198,7 @@ class OutputLog:
         if self._lost:
             yield f"{self._lost}\n"
 
-    def output(self, key: str) -> Part | None:
+    def output(self, key: str) -> Representation | None:
         """Return a representation of a display: the richest for the key `k`, one type for `k.ext`.
 
         None if there is no such display or type.
@@ -303,7 +303,7 @@ class OutputLog:
         self._tick += 1
         self._failures += 1
         if self._failures <= MAX_FAILURES:
-            self._transcript.place(Failed(self._tick, FailureItem(bounded_failure(failure))))
+            self._transcript.place(FailureEntry(self._tick, FailureItem(bounded_failure(failure))))
 
     def _clear(self) -> None:
         self._generation += 1

@@ -12,7 +12,7 @@ import anyio.to_thread
 from mcp_types import ContentBlock, ImageContent, ResourceLink, TextContent
 
 from kernel_mcp.config.values import KIB
-from kernel_mcp.output.bundles import INLINE_IMAGES, Part, primary
+from kernel_mcp.output.bundles import INLINE_IMAGES, Representation, primary
 from kernel_mcp.output.failing import attempted
 from kernel_mcp.output.images import ImageError, Picture, fit, shares
 from kernel_mcp.output.items import DisplayItem, FailureItem, Item, StreamName, TextItem
@@ -130,7 +130,7 @@ def mime_types(items: Sequence[Item]) -> list[str]:
     return types
 
 
-def _face(parts: tuple[Part, ...]) -> Part | None:
+def _face(parts: tuple[Representation, ...]) -> Representation | None:
     """Return the representation by which a bundle is listed, a picture first; None for none."""
     return next((part for part in parts if part.mime in INLINE_IMAGES), primary(parts))
 
@@ -150,14 +150,16 @@ def _said(why: str) -> str:
     return why.strip("[]")
 
 
-def _data(part: Part) -> bytes | str:
+def _data(part: Representation) -> bytes | str:
     try:
         return part.data()
     except ValueError as error:
         return str(error)
 
 
-def _fitted(raw: bytes | str, limit: int, deadline: float, others: Sequence[Part]) -> Picture | str:
+def _fitted(
+    raw: bytes | str, limit: int, deadline: float, others: Sequence[Representation]
+) -> Picture | str:
     """Return a picture ready to show: `raw`, or one of `others` with the same content.
 
     If none of them can be shown, the reason.

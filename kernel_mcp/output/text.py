@@ -422,7 +422,7 @@ def _escaped(match: re.Match[str]) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
+class Truncation:
     """The two ends of a text and how many characters lie between them."""
 
     head: str
@@ -443,12 +443,12 @@ def omission(characters: int, note: str = "") -> str:
     return f"[… {characters:,} character{plural} left out{'; ' + note if note else ''} …]"
 
 
-def cut(text: str, head: int, tail: int) -> Cut:
+def cut(text: str, head: int, tail: int) -> Truncation:
     """Keep at most `head` characters of the start and `tail` of the end, at line ends if near."""
     if len(text) <= head + tail:
-        return Cut(text, "", 0)
+        return Truncation(text, "", 0)
     first, last = head_of(text, head), tail_of(text, tail)
-    return Cut(first, last, len(text) - len(first) - len(last))
+    return Truncation(first, last, len(text) - len(first) - len(last))
 
 
 def head_of(text: str, limit: int) -> str:

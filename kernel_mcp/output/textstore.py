@@ -26,7 +26,7 @@ from kernel_mcp.output.items import (
     item_text,
 )
 from kernel_mcp.output.terminal import Screen
-from kernel_mcp.output.text import Cut, stripped
+from kernel_mcp.output.text import Truncation, stripped
 from kernel_mcp.records import dataclass
 
 BLOCK_CHARS = 64 * 1024
@@ -36,7 +36,7 @@ SMALL_CHARS = 8 * 1024
 
 
 @dataclass(frozen=True, slots=True)
-class _Block:
+class _TextBlock:
     """The characters from `start` to `end`: `size` bytes at `offset` of the file, or `text`."""
 
     start: int
@@ -65,7 +65,7 @@ class TextStore:
         self.disk_bytes = 0
         self._saved = 0
         self._stopped = False
-        self._blocks: list[_Block] = []
+        self._blocks: list[_TextBlock] = []
         self._recent: deque[str] = deque()
         self._recent_chars = 0
 
@@ -131,7 +131,7 @@ class TextStore:
     def restore(self, row: dict[str, Any]) -> None:
         """Take the text of a row that `row` gave."""
         self.total, self.disk_bytes = row["total"], row["disk_bytes"]
-        self._blocks = [_Block(*block) for block in row["blocks"]]
+        self._blocks = [_TextBlock(*block) for block in row["blocks"]]
         self._recent = deque(filter(None, [row["recent"]]))
         self._recent_chars = len(row["recent"])
 
@@ -153,13 +153,13 @@ class TextStore:
         except OSError:
             self._stopped = True
             if not self._blocks:
-                self._blocks.append(_Block(start, end, text=text))
+                self._blocks.append(_TextBlock(start, end, text=text))
             return
-        self._blocks.append(_Block(start, end, self.disk_bytes, len(raw)))
+        self._blocks.append(_TextBlock(start, end, self.disk_bytes, len(raw)))
         self.disk_bytes += len(raw)
         self._saved = end
 
-    def _load(self, block: _Block) -> str:
+    def _load(self, block: _TextBlock) -> str:
         """Return the text of a block; empty if its file no longer exists."""
         if block.text:
             return block.text
@@ -185,7 +185,7 @@ class TextStore:
             os.close(fd)
 
 
-def _start(block: _Block) -> int:
+def _start(block: _TextBlock) -> int:
     return block.start
 
 
@@ -196,7 +196,7 @@ PIECE_CHARS = 64 * KIB
 
 
 @dataclass(slots=True)
-class Segment:
+class TextSegment:
     """Stream text from one position of the text to another."""
 
     name: StreamName
@@ -205,7 +205,7 @@ class Segment:
 
 
 @dataclass(slots=True)
-class Shown:
+class DisplayEntry:
     """A display in its place; `tick` grows whenever it changes."""
 
     tick: int
@@ -214,7 +214,7 @@ class Shown:
 
 
 @dataclass(frozen=True, slots=True)
-class Failed:
+class FailureEntry:
     """An exception in its place."""
 
     tick: int
@@ -226,11 +226,11 @@ class Transcript:
 
     def __init__(self, text: TextStore) -> None:
         self.text = text
-        self.entries: list[Segment | Shown | Failed] = []
+        self.entries: list[TextSegment | DisplayEntry | FailureEntry] = []
 
     @property
-    def displays(self) -> list[Shown]:
-        return [entry for entry in self.entries if isinstance(entry, Shown)]
+    def displays(self) -> list[DisplayEntry]:
+        return [entry for entry in self.entries if isinstance(entry, DisplayEntry)]
 
     def write(self, name: StreamName, text: str) -> None:
         if not text:
@@ -238,15 +238,15 @@ class Transcript:
         start = self.text.total
         self.text.append(text)
         last = self.entries[-1] if self.entries else None
-        joins = isinstance(last, Segment) and (
+        joins = isinstance(last, TextSegment) and (
             last.name == name or len(self.entries) >= MAX_SEGMENTS
         )
-        if isinstance(last, Segment) and joins:
+        if isinstance(last, TextSegment) and joins:
             last.end = self.text.total
         else:
-            self.entries.append(Segment(name, start, self.text.total))
+            self.entries.append(TextSegment(name, start, self.text.total))
 
-    def place(self, entry: Shown | Failed) -> None:
+    def place(self, entry: DisplayEntry | FailureEntry) -> None:
         self.entries.append(entry)
 
     def clear(self) -> None:
@@ -264,7 +264,7 @@ class Transcript:
             first = last = self.text.total
         items: list[Item] = []
         for entry in self.entries:
-            if not isinstance(entry, Segment):
+            if not isinstance(entry, TextSegment):
                 if entry.tick > tick:
                     items.append(entry.item)
             elif entry.end > characters:
@@ -274,19 +274,19 @@ class Transcript:
                 self._read(items, entry.name, max(start, last), end)
         return items
 
-    def stream(self, name: StreamName, limit: int) -> Cut:
+    def stream(self, name: StreamName, limit: int) -> Truncation:
         """Return the text of one stream, at most `limit` characters of it from both ends."""
         spans = [
             (entry.start, entry.end)
             for entry in self.entries
-            if isinstance(entry, Segment) and entry.name == name
+            if isinstance(entry, TextSegment) and entry.name == name
         ]
         total = sum(end - start for start, end in spans)
         if total <= limit:
-            return Cut("".join(self._slice(spans, 0, total)), "", 0)
+            return Truncation("".join(self._slice(spans, 0, total)), "", 0)
         half = limit // 2
         head = "".join(self._slice(spans, 0, half))
-        return Cut(head, "".join(self._slice(spans, total - half, total)), total - 2 * half)
+        return Truncation(head, "".join(self._slice(spans, total - half, total)), total - 2 * half)
 
     def _slice(self, spans: list[tuple[int, int]], first: int, last: int) -> Iterator[str]:
         """Yield the text of spans, from one of their characters to another."""
@@ -302,7 +302,7 @@ class Transcript:
     def whole(self) -> Iterator[Item]:
         """Yield every item with all its text, long text as several items."""
         for entry in list(self.entries):
-            if not isinstance(entry, Segment):
+            if not isinstance(entry, TextSegment):
                 yield entry.item
                 continue
             for start in range(entry.start, entry.end, PIECE_CHARS):

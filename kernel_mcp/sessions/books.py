@@ -17,8 +17,8 @@ from kernel_mcp.sessions.audit import Journal
 from kernel_mcp.sessions.cell import Cell
 
 if TYPE_CHECKING:  # few sessions have notebooks, and the server is to start fast
-    from kernel_mcp.notebooks.book import Book
-    from kernel_mcp.notebooks.document import BookCell, Document
+    from kernel_mcp.notebooks.document import NotebookCell, NotebookDocument
+    from kernel_mcp.notebooks.notebook_file import NotebookFile
 
 MOST_WRITTEN = 10_000
 """Cells for which a session remembers where they were written; the oldest are forgotten."""
@@ -35,7 +35,7 @@ class Place:
     `print` is the fingerprint of the notebook cell's source when it was run.
     """
 
-    book: Book
+    book: NotebookFile
     id: str
     print: str
 
@@ -44,7 +44,7 @@ class Books:
     """The notebooks of one session: where its cells are written, and cells as they were read."""
 
     def __init__(self, workspace: Workspace, handle: str, journal: Journal) -> None:
-        self.bound: Book | None = None
+        self.bound: NotebookFile | None = None
         """The notebook to which cells are added once they have ended."""
         self._workspace = workspace
         self._journal = journal
@@ -60,14 +60,14 @@ class Books:
         """Path of the notebook to which cells are added; empty for none."""
         return "" if self.bound is None else self.bound.path
 
-    def book(self, path: str) -> Book:
+    def book(self, path: str) -> NotebookFile:
         """Return the notebook at a path, where there may be no file yet. Reads the disk.
 
         Raises WorkspaceError, NotebookError.
         """
-        from kernel_mcp.notebooks.book import Book
+        from kernel_mcp.notebooks.notebook_file import NotebookFile
 
-        return Book(self._workspace, path, self._journal.wrote)
+        return NotebookFile(self._workspace, path, self._journal.wrote)
 
     def place(self, cell: Cell, place: Place) -> None:
         """Write the outputs of `cell` into an existing notebook cell once `cell` has ended."""
@@ -131,14 +131,14 @@ class Books:
             )
         return told
 
-    def read(self, path: str, cells: Iterable[BookCell]) -> None:
+    def read(self, path: str, cells: Iterable[NotebookCell]) -> None:
         """Remember notebook cells as they were shown to the caller."""
         known = self._known.setdefault(path, {})
         known.update((cell.id, cell.print) for cell in cells)
         if sum(map(len, self._known.values())) > MOST_KNOWN:
             self._known = {path: known}
 
-    def unchanged(self, path: str, document: Document, name: str) -> int:
+    def unchanged(self, path: str, document: NotebookDocument, name: str) -> int:
         """Return the index of a notebook cell that has not changed since it was read.
 
         Raises NotebookError where it was changed, or not read in this session.
@@ -158,10 +158,10 @@ class Books:
         return found
 
 
-def _tag(book: Book, names: Iterable[str]) -> None:
+def _tag(book: NotebookFile, names: Iterable[str]) -> None:
     """Tag those cells that a notebook still has. Raises NotebookError, WorkspaceError, OSError."""
 
-    def tag(document: Document) -> None:
+    def tag(document: NotebookDocument) -> None:
         for found in [place for place in map(document.find, names) if place is not None]:
             metadata, tags = _tags(document.cells[found])
             if UNDONE not in tags:
@@ -170,7 +170,7 @@ def _tag(book: Book, names: Iterable[str]) -> None:
     book.change(tag)
 
 
-def _tags(cell: BookCell) -> tuple[Mapping[str, Any], list[Any]]:
+def _tags(cell: NotebookCell) -> tuple[Mapping[str, Any], list[Any]]:
     """Return the metadata of a cell and its tags; empty where they are missing or malformed."""
     metadata = cell.value.get("metadata")
     metadata = metadata if isinstance(metadata, dict) else {}
@@ -191,12 +191,12 @@ def _write(cell: Cell, place: Place) -> str:
     outputs = [_by_lines(each) for each in written["outputs"]]
     count = written["execution_count"]
 
-    def add(document: Document) -> str:
+    def add(document: NotebookDocument) -> str:
         name = unlike(secrets.token_hex(4), (each.id for each in document.cells))
         document.insert(len(document.cells), code_cell(name, cell.recorded, outputs, count))
         return name
 
-    def update(document: Document) -> str:
+    def update(document: NotebookDocument) -> str:
         found = document.find(place.id)
         if found is None or document.cells[found].print != place.print:
             raise NotebookError(

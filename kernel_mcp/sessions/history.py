@@ -16,7 +16,7 @@ import anyio
 
 from kernel_mcp.barriers import Barrier, surely
 from kernel_mcp.config.values import KIB, MIB
-from kernel_mcp.linux.pouring import checksum
+from kernel_mcp.linux.pipes import checksum
 from kernel_mcp.linux.safe_tree import remove_tree
 from kernel_mcp.output.displays import DisplayIndex
 from kernel_mcp.output.outputs import OutputLog

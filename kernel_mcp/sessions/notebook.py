@@ -16,7 +16,7 @@ from itertools import islice
 from typing import Any
 
 from kernel_mcp.errors import NotebookError
-from kernel_mcp.output.bundles import CHART, Part
+from kernel_mcp.output.bundles import CHART, Representation
 from kernel_mcp.output.failing import attempted
 from kernel_mcp.output.items import DisplayItem, FailureItem, GapItem, Item, StreamName, TextItem
 from kernel_mcp.output.markup import JSON_DEPTH, NotJson, Shape, checked, compact, slices, string
@@ -190,7 +190,7 @@ class _Writer:
         self._outputs_left -= 200 + sum(map(len, missing))
         return pieces
 
-    def _value(self, part: Part) -> list[bytes] | str:
+    def _value(self, part: Representation) -> list[bytes] | str:
         """Return a value that the schema allows, objects for JSON types only; or why none is."""
         if part.problem:
             return part.problem
@@ -205,7 +205,7 @@ class _Writer:
             return f"the server could not read it ({error.strerror})"
         return _FULL if pieces is None else pieces
 
-    def _json(self, part: Part) -> list[bytes] | None:
+    def _json(self, part: Representation) -> list[bytes] | None:
         """Return the checked JSON of a part, or None when it does not fit. Raises NotJson, OSError.
 
         A refused part counts towards `JSON_VALUES` too.

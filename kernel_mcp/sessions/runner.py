@@ -37,7 +37,7 @@ from kernel_mcp.sessions.history import History
 from kernel_mcp.sessions.lifecycle import KernelLifecycle
 from kernel_mcp.sessions.losses import Ledger, Notice
 from kernel_mcp.sessions.turns import Turns
-from kernel_mcp.telemetry.spans import Span, Within
+from kernel_mcp.telemetry.spans import OriginContext, Span
 
 RECORD_BYTES = 512 * MIB
 """Most bytes of one session's record on disk; the oldest outputs are removed first."""
@@ -262,7 +262,7 @@ class CellRunner:
         cell.phase, cell.state_as_of = Phase.INSTALL, self._lifecycle.state_as_of
         doing = f"installing for cell {cell.number}"
         try:
-            with Within(cell.origin), Barrier(doing, handle) as barrier, scope:
+            with OriginContext(cell.origin), Barrier(doing, handle) as barrier, scope:
                 cell.watch_stop(scope)
                 try:
                     await work(cell)
@@ -280,7 +280,7 @@ class CellRunner:
     async def run(self, cell: Cell) -> None:
         """Run `cell` until it has an outcome. Raises nothing but a cancellation."""
         handle = self._lifecycle.request.session
-        with Within(cell.origin), Span("cell", session=handle, cell=cell.number) as span:
+        with OriginContext(cell.origin), Span("cell", session=handle, cell=cell.number) as span:
             try:
                 await self._run_to_outcome(cell)
             finally:

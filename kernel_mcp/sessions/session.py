@@ -52,11 +52,11 @@ from kernel_mcp.sessions.snapshot import SECONDS, Dump, counted, descriptions
 from kernel_mcp.sessions.turns import Turns
 from kernel_mcp.sessions.words import duration, listing
 from kernel_mcp.sessions.writer import HERE_S, TOO_LARGE, write_forked, write_here
-from kernel_mcp.telemetry.spans import Within, caught, of_session
+from kernel_mcp.telemetry.spans import OriginContext, caught, of_session
 
 if TYPE_CHECKING:
     from kernel_mcp.kernels.kernel import Kernel
-    from kernel_mcp.notebooks.book import Book
+    from kernel_mcp.notebooks.notebook_file import NotebookFile
 
 
 Clock = Callable[[], float]
@@ -331,7 +331,9 @@ class Session:
 
     async def serve(self, *, task_status: anyio.abc.TaskStatus[None]) -> None:
         """Run queued cells until the session is closed, then end the kernel."""
-        with Within(of_session(self.handle, self.owner)):  # not that of the call which opened it
+        with OriginContext(
+            of_session(self.handle, self.owner)
+        ):  # not that of the call which opened it
             await self._serve(task_status)
 
     async def _serve(self, task_status: anyio.abc.TaskStatus[None]) -> None:
@@ -540,7 +542,7 @@ class Session:
                     kernel.interrupt(alone=True)
         return None if answer.message is None else answer.message.content
 
-    async def bind(self, book: Book | None) -> None:
+    async def bind(self, book: NotebookFile | None) -> None:
         """Append cells to a notebook from now on, also on later servers; None ends that."""
         self.books.bound = book
         self._touched = True

@@ -19,7 +19,7 @@ import anyio
 
 from kernel_mcp.config.values import MIB
 from kernel_mcp.errors import HibernationError, KernelMcpError, LaunchError
-from kernel_mcp.linux.pouring import Checksum, checksum_of, from_pipe, into_pipe, make_pipe
+from kernel_mcp.linux.pipes import Checksum, checksum_of, from_pipe, into_pipe, make_pipe
 from kernel_mcp.output.text import one_line
 from kernel_mcp.records import dataclass
 

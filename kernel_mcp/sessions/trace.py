@@ -12,7 +12,7 @@ import os
 from pathlib import Path
 
 from kernel_mcp.config.values import KIB
-from kernel_mcp.linux.pouring import checksum
+from kernel_mcp.linux.pipes import checksum
 
 TRACE_BYTES = 256 * KIB
 MOST_CODE_CHARS = 20_000

@@ -23,13 +23,13 @@ def without_tokens(text: str) -> str:
     return _TOKEN.sub(_HIDDEN, text) if "kmcp_" in text or "earer " in text else text
 
 
-class Lines(logging.Formatter):
+class LogFormatter(logging.Formatter):
     """Base of both formats; `hide` masks secret values in a text, or in the texts of a dict."""
 
     hide: Callable[[Any], Any] = staticmethod(lambda value: value)
 
 
-class TextLines(Lines):
+class TextFormatter(LogFormatter):
     """Lines for people."""
 
     def format(self, record: logging.LogRecord) -> str:
@@ -37,7 +37,7 @@ class TextLines(Lines):
         return str(self.hide(without_tokens(super().format(record))))
 
 
-class JsonLines(Lines):
+class JsonFormatter(LogFormatter):
     """An object a line: time (RFC 3339, UTC), level, logger, message; where they are known the
     ids of `request` and `session`, and the `principal`; and `exception` as text.
 
@@ -68,11 +68,11 @@ class JsonLines(Lines):
         return "\n".join(filter(None, (record.exc_text, stack)))
 
 
-def formatter(log_format: str) -> Lines:
+def formatter(log_format: str) -> LogFormatter:
     """Return the formatter for a value of `--log-format`."""
     if log_format == "json":
-        return JsonLines()
-    return TextLines("%(asctime)s %(levelname)s %(name)s: %(message)s")
+        return JsonFormatter()
+    return TextFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s")
 
 
 if TYPE_CHECKING:

@@ -84,7 +84,7 @@ def of_session(session: str, principal: str) -> Origin:
     return Origin(session=session, principal=principal, trace=Context())
 
 
-class Within:
+class OriginContext:
     """Context in which log lines and spans have an origin; its spans become the parents."""
 
     __slots__ = ("_attached", "_origin", "_token")

@@ -30,7 +30,7 @@ from kernel_mcp.sessions.manager import Caller, SessionManager
 from kernel_mcp.sessions.session import Session
 from kernel_mcp.telemetry import Meters
 from kernel_mcp.telemetry.origin import in_session, of_call
-from kernel_mcp.telemetry.spans import Within
+from kernel_mcp.telemetry.spans import OriginContext
 from kernel_mcp.tools.arguments import CheckedTool
 from kernel_mcp.tools.calls import Call
 from kernel_mcp.tools.hints import Effect, hints
@@ -199,7 +199,7 @@ class Toolbox:
                 async with AsyncExitStack() as stack:
                     if computes:
                         await stack.enter_async_context(self._manager.turns(caller))
-                    with Within(origin):
+                    with OriginContext(origin):
                         result = await tool(*args, **kwargs)
             except KernelMcpError as error:
                 if _bounded(error):

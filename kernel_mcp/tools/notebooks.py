@@ -16,10 +16,10 @@ from pydantic import Field
 from kernel_mcp.environments.uv import ProgressCallback
 from kernel_mcp.errors import InputError, NotebookError
 from kernel_mcp.identity import Principal
-from kernel_mcp.notebooks.book import Book
-from kernel_mcp.notebooks.document import BookCell, Document, code_cell, text_cell
+from kernel_mcp.notebooks.document import NotebookCell, NotebookDocument, code_cell, text_cell
 from kernel_mcp.notebooks.jsontext import lines, unlike
-from kernel_mcp.notebooks.reading import Outline, Room, outline, whole
+from kernel_mcp.notebooks.notebook_file import NotebookFile
+from kernel_mcp.notebooks.views import AnswerBudget, Outline, outline, whole
 from kernel_mcp.output.images import Picture
 from kernel_mcp.output.outputs import Position
 from kernel_mcp.output.render import PICTURE_BYTES
@@ -122,7 +122,7 @@ def register(box: Toolbox, services: Services) -> None:
         return await run.through(time.monotonic() + wait, report, caller.who)
 
 
-def _opened(session: Session, path: str) -> tuple[Book, bool, Document]:
+def _opened(session: Session, path: str) -> tuple[NotebookFile, bool, NotebookDocument]:
     book = session.books.book(path)
     made = book.create()
     document = book.read()
@@ -150,7 +150,7 @@ def _read(session: Session, path: str, ids: Sequence[str], first: int, most: int
         session.books.read(book.path, document.cells[first - 1 : shown.last])
         return _outlined(shown, f"{book.path!r}")
     content: list[ContentBlock] = []
-    room = Room(most)
+    room = AnswerBudget(most)
     for name in ids[:MOST_CELLS]:
         place = document.place(name)
         cell = document.cells[place]
@@ -168,7 +168,7 @@ def _block(part: str | Picture) -> ContentBlock:
     return ImageContent(data=base64.b64encode(part.data).decode(), mime_type=part.mime)
 
 
-def _heading(cell: BookCell, place: int) -> str:
+def _heading(cell: NotebookCell, place: int) -> str:
     count = f", run as [{cell.count}]" if cell.count is not None else ""
     outputs = f", {len(cell.outputs)} outputs below" if cell.outputs else ""
     return f"Cell {cell.id}: {cell.kind}, number {place + 1}{count}{outputs}"
@@ -183,7 +183,7 @@ def _edit(
     if op == "delete" and source:
         raise InputError("source is for insert and replace; delete takes none.")
 
-    def work(document: Document) -> tuple[str, Document]:
+    def work(document: NotebookDocument) -> tuple[str, NotebookDocument]:
         if op == "insert":
             place = session.books.unchanged(book.path, document, name) + 1 if name else 0
             made = unlike(secrets.token_hex(4), (each.id for each in document.cells))
@@ -220,7 +220,9 @@ def _edit(
     return say(f"Cell {made} of {book.path!r} is {done}.{where}{cleared} Nothing was run.")
 
 
-def _chosen(session: Session, path: str, cells: str | list[str]) -> tuple[Book, list[BookCell]]:
+def _chosen(
+    session: Session, path: str, cells: str | list[str]
+) -> tuple[NotebookFile, list[NotebookCell]]:
     book = session.books.book(path)
     document = book.read()
     book.check_writable()
@@ -246,8 +248,8 @@ class _Run:
         self,
         services: Services,
         session: Session,
-        book: Book,
-        chosen: Sequence[BookCell],
+        book: NotebookFile,
+        chosen: Sequence[NotebookCell],
         reply: Reply,
     ) -> None:
         self._services = services
@@ -309,7 +311,7 @@ class _Run:
 
     async def _run(
         self,
-        one: BookCell,
+        one: NotebookCell,
         end: float,
         report: ProgressCallback | None,
         who: Principal,

@@ -13,8 +13,8 @@ from mcp_types import CallToolResult
 from pydantic import Field
 
 from kernel_mcp import __version__
-from kernel_mcp.attached.places import place_of
 from kernel_mcp.attached.process import OUTSIDE
+from kernel_mcp.attached.targets import target_of
 from kernel_mcp.config.settings import Limits, Settings
 from kernel_mcp.config.values import MIB, Share, format_bytes, hosts, no_more_or_unlimited
 from kernel_mcp.environments.own import remarks
@@ -212,7 +212,7 @@ async def _attached(
             "Pass nothing but `name` and `timeout` with it."
         )
     limit_s = own_timeout(settings, timeout)
-    place_of(attach, settings.attach)
+    target_of(attach, settings.attach)
     opened = await manager.create(caller, name=name, timeout_s=limit_s, attach=attach)
     try:
         await opened.attach(report)

@@ -16,7 +16,7 @@ import anyio
 from mcp_types import CallToolResult
 
 from kernel_mcp.errors import InputError
-from kernel_mcp.output.bundles import CHART, INLINE_IMAGES, Part
+from kernel_mcp.output.bundles import CHART, INLINE_IMAGES, Representation
 from kernel_mcp.output.failing import attempted
 from kernel_mcp.output.images import fit
 from kernel_mcp.output.items import DisplayItem, FailureItem, Item, TextItem
@@ -118,7 +118,7 @@ def _outputs(item: Item, left: int) -> Iterator[dict[str, Any]]:
         yield {"kind": "note", "text": getattr(item, "text", "[…]")}
 
 
-def _display(parts: dict[str, Part], left: int) -> Iterator[dict[str, Any]]:
+def _display(parts: dict[str, Representation], left: int) -> Iterator[dict[str, Any]]:
     chart = _json(parts.get(CHART))
     if _drawn(chart):
         yield {"kind": "chart", "data": chart}
@@ -138,7 +138,7 @@ def _display(parts: dict[str, Part], left: int) -> Iterator[dict[str, Any]]:
         yield {"kind": "note", "text": f"An output of {kinds} that is not shown here."}
 
 
-def _picture(part: Part, left: int) -> dict[str, str]:
+def _picture(part: Representation, left: int) -> dict[str, str]:
     """Return a picture, shrunk to `left` characters of base64; empty where that fails."""
     if part.size < left:
         return {"mime": part.mime, "data": part.read()}
@@ -181,7 +181,7 @@ def _is_place(value: Any) -> bool:
     return value is None or isinstance(value, (int, float))
 
 
-def _json(part: Part | None) -> Any:
+def _json(part: Representation | None) -> Any:
     """Return the value of a part that is strict JSON; None for any other, or a large one."""
     if part is None or part.problem or part.size > MOST_BYTES:
         return None

@@ -21,7 +21,7 @@ import anyio
 
 from kernel_mcp.fleet.cluster import connect
 from kernel_mcp.fleet.front import FleetCalls
-from kernel_mcp.fleet.keeping import FLEET, key_of
+from kernel_mcp.fleet.persistence import FLEET, key_of
 from kernel_mcp.fleet.registry import registry_of
 from kernel_mcp.fleet.watchdog import below
 from tests.integration.calls_contract import Person, links

@@ -65,11 +65,13 @@ async def opened_on(
 
 async def saved(calls: FleetCalls, machines: Machines, handle: str, cell: int) -> None:
     """Wait until other nodes could go on with a session as it was after a cell."""
-    from kernel_mcp.fleet.places import FolderPlace
-    from kernel_mcp.fleet.rows import Rows
+    from kernel_mcp.fleet.session_table import SessionTable
     from kernel_mcp.fleet.signed import Signed, key_of
+    from kernel_mcp.fleet.storage import FolderStorage
 
-    rows = Rows(Signed(FolderPlace(machines.root / "store"), key_of(machines.token)), "", "")
+    rows = SessionTable(
+        Signed(FolderStorage(machines.root / "store"), key_of(machines.token)), "", ""
+    )
     with anyio.fail_after(60):
         while True:
             known = await anyio.to_thread.run_sync(rows.find, handle)

@@ -12,14 +12,14 @@ import anyio
 from mcp_types import CallToolResult
 
 from kernel_mcp.config.settings import Settings
-from kernel_mcp.fleet.keeping import FleetKeeping, keep_with
-from kernel_mcp.fleet.places import FolderPlace
-from kernel_mcp.fleet.roll import FleetRoll
-from kernel_mcp.fleet.rows import Rows
+from kernel_mcp.fleet.messages import caller_row
+from kernel_mcp.fleet.persistence import FleetPersistence, keep_with
+from kernel_mcp.fleet.session_registry import FleetSessionRegistry
+from kernel_mcp.fleet.session_table import SessionTable
 from kernel_mcp.fleet.sessions import NodeSessions
-from kernel_mcp.fleet.shared import SharedStore
+from kernel_mcp.fleet.shared_store import SharedStore
 from kernel_mcp.fleet.signed import Signed
-from kernel_mcp.fleet.wire import caller_row
+from kernel_mcp.fleet.storage import FolderStorage
 from kernel_mcp.sandbox.select import proven_sandbox
 from kernel_mcp.server import Parts, parts
 from kernel_mcp.sessions.manager import Caller
@@ -89,8 +89,8 @@ class Nodes:
     folder: Path
     lost: set[str]
 
-    def rows(self, name: str, life: str) -> Rows:
-        return Rows(Signed(FolderPlace(self.folder / "store"), KEY), name, life)
+    def rows(self, name: str, life: str) -> SessionTable:
+        return SessionTable(Signed(FolderStorage(self.folder / "store"), KEY), name, life)
 
     @asynccontextmanager
     async def node(self, name: str, **given: Any) -> AsyncIterator[FakeNode]:
@@ -100,7 +100,7 @@ class Nodes:
             fleet_store=str(self.folder / "store"),
         )
         rows = self.rows(name, f"life of {name}")
-        kept: list[FleetKeeping] = []
+        kept: list[FleetPersistence] = []
 
         def make(state: Path) -> SharedStore:
             return SharedStore(
@@ -121,7 +121,7 @@ class Nodes:
         async def is_over(node: str, life: str) -> bool:
             return life in self.lost
 
-        roll = FleetRoll(name, is_over, lambda: kept[0])
+        roll = FleetSessionRegistry(name, is_over, lambda: kept[0])
         async with AsyncExitStack() as stack:
             stack.callback(let_go)
             built = await stack.enter_async_context(

@@ -125,7 +125,7 @@ def test_a_client_that_stops_listening_in_a_start_ends_it_before_all_is_imported
         said = started.stderr.read()
         assert started.wait(timeout=GONE_S) == 0
         started.stdin.close()
-    assert b"kernel_mcp.wire" in said
+    assert b"kernel_mcp.stdio_lines" in said
     assert b"mcp.server.mcpserver" not in said
     assert b"Traceback" not in said
 

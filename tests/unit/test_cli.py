@@ -15,7 +15,7 @@ from kernel_mcp import __version__, cli
 from kernel_mcp.config.settings import OPTIONS, Settings
 from kernel_mcp.config.values import GIB
 from kernel_mcp.errors import EnvironmentBuildError
-from kernel_mcp.linux.ending import Ending
+from kernel_mcp.linux.shutdown import Shutdown
 from kernel_mcp.sandbox.base import Sandbox
 
 
@@ -141,7 +141,7 @@ def test_a_wrong_command_line_gets_one_clear_line(
 
 
 def _replace_server(
-    monkeypatch: pytest.MonkeyPatch, serve: Callable[[Settings, Future[Sandbox], Ending], int]
+    monkeypatch: pytest.MonkeyPatch, serve: Callable[[Settings, Future[Sandbox], Shutdown], int]
 ) -> None:
     server = ModuleType("kernel_mcp.start")
     server.serve = serve  # type: ignore[attr-defined]
@@ -151,7 +151,7 @@ def _replace_server(
 def test_settings_reach_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Settings] = []
 
-    def serve(settings: Settings, _sandbox: Future[Sandbox], _ending: Ending) -> int:
+    def serve(settings: Settings, _sandbox: Future[Sandbox], _ending: Shutdown) -> int:
         seen.append(settings)
         return 7
 
@@ -177,7 +177,7 @@ def test_whoever_types_the_command_is_told_that_a_client_starts_it(
 def test_a_switch_takes_no_value_and_sandboxes_are_a_list(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Settings] = []
 
-    def serve(settings: Settings, _sandbox: Future[Sandbox], _ending: Ending) -> int:
+    def serve(settings: Settings, _sandbox: Future[Sandbox], _ending: Shutdown) -> int:
         seen.append(settings)
         return 0
 
@@ -190,7 +190,7 @@ def test_a_switch_takes_no_value_and_sandboxes_are_a_list(monkeypatch: pytest.Mo
 def test_flags_for_lists_can_be_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Settings] = []
 
-    def serve(settings: Settings, _sandbox: Future[Sandbox], _ending: Ending) -> int:
+    def serve(settings: Settings, _sandbox: Future[Sandbox], _ending: Shutdown) -> int:
         seen.append(settings)
         return 0
 
@@ -205,7 +205,7 @@ def test_flags_for_lists_can_be_repeated(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_a_failure_the_server_explains_exits_1(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def serve(settings: Settings, _sandbox: Future[Sandbox], _ending: Ending) -> int:
+    def serve(settings: Settings, _sandbox: Future[Sandbox], _ending: Shutdown) -> int:
         raise EnvironmentBuildError("no network. Do this.")
 
     _replace_server(monkeypatch, serve)

@@ -23,9 +23,9 @@ from kernel_mcp.environments.uv import UvResult
 from kernel_mcp.errors import KernelMcpError
 from kernel_mcp.fronts.plain import plain_data
 from kernel_mcp.http.conditions import part_of
-from kernel_mcp.network.http import Head, Refused
-from kernel_mcp.notebooks.document import Document
-from kernel_mcp.notebooks.reading import Room, outline, whole
+from kernel_mcp.network.http import Head, ProxyRefusal
+from kernel_mcp.notebooks.document import NotebookDocument
+from kernel_mcp.notebooks.views import AnswerBudget, outline, whole
 from kernel_mcp.output.bundles import bounded_metadata
 from kernel_mcp.output.items import Display, Failure, Item, Stream
 from kernel_mcp.output.layout import lay_out
@@ -49,7 +49,7 @@ CLOCK_S = 0.03
 SAMPLE = 60
 FULL = 1000
 CHILD_S = 600
-EXPECTED = (KernelMcpError, ValueError, RecursionError, Refused, OverflowError)
+EXPECTED = (KernelMcpError, ValueError, RecursionError, ProxyRefusal, OverflowError)
 """How a parser says that a document is none of its kind."""
 
 
@@ -106,8 +106,10 @@ def parsers(folder: Path) -> dict[str, Callable[[str], object]]:
         return list(installed_needs(folder))
 
     def book(text: str) -> object:
-        cells = Document.read("a.ipynb", text.encode("utf-8", "replace")).cells
-        return outline(cells, 1, 10_000), [list(whole(cell, Room(10_000))) for cell in cells[:5]]
+        cells = NotebookDocument.read("a.ipynb", text.encode("utf-8", "replace")).cells
+        return outline(cells, 1, 10_000), [
+            list(whole(cell, AnswerBudget(10_000))) for cell in cells[:5]
+        ]
 
     def ranged(text: str) -> object:
         headers: Any = {"range": text, "if-match": text, "if-range": ""}

@@ -18,7 +18,7 @@ from mcp_types import (
     JSONRPCResponse,
 )
 
-from kernel_mcp.envelopes import Refusal, line_of, message_of, oversized, undone
+from kernel_mcp.envelopes import MalformedLine, line_of, message_of, oversized, undone
 
 PING = {"jsonrpc": "2.0", "id": 7, "method": "ping"}
 
@@ -32,11 +32,11 @@ def request(line: bytes) -> JSONRPCRequest:
 def refused(line: bytes) -> list[tuple[Any, int]]:
     """The ids and codes of the errors that a line gets."""
     message = message_of(line)
-    assert isinstance(message, Refusal), message
+    assert isinstance(message, MalformedLine), message
     return errors(message)
 
 
-def errors(refusal: Refusal) -> list[tuple[Any, int]]:
+def errors(refusal: MalformedLine) -> list[tuple[Any, int]]:
     answers = [json.loads(answer) for answer in refusal.answers]
     assert all(answer["jsonrpc"] == "2.0" and answer["error"]["message"] for answer in answers)
     return [(answer["id"], answer["error"]["code"]) for answer in answers]

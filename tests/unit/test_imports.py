@@ -17,7 +17,7 @@ PACKAGES = ("kernel_mcp", "kernel_specs")
 ROOMS = (
     ("records",),
     ("errors",),
-    ("barriers", "later"),
+    ("barriers", "lazy_imports"),
     ("telemetry",),
     ("linux",),
     ("config",),
@@ -38,7 +38,7 @@ ROOMS = (
     ("packages",),
     ("lab",),
     ("instructions",),
-    ("services", "wire"),
+    ("services", "stdio_lines"),
     ("tools",),
     ("envelopes",),
     ("stdio",),

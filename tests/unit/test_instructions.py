@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from kernel_mcp.config.settings import Refusal, Settings
-from kernel_mcp.config.values import HeaderSecret, Mount, Variable
+from kernel_mcp.config.settings import IgnoredKeys, Settings
+from kernel_mcp.config.values import EnvVariable, HeaderSecret, Mount
 from kernel_mcp.instructions import instructions
 from kernel_mcp.sandbox.base import SandboxReport
 from kernel_mcp.sandbox.landlock import landlock_report
@@ -50,7 +50,7 @@ def test_the_profile_decides_what_is_said_about_imports_and_files() -> None:
 def test_what_is_missing_of_what_the_operator_asked_for_is_said() -> None:
     text = instructions(Settings(allow=("pandsa",)), WHOLE, ["pandsa"])
     assert "Missing, though the operator asked for it: pandsa (see info)." in text
-    refusal = Refusal(Path("/x/kernel-mcp.toml"), ("allow",))
+    refusal = IgnoredKeys(Path("/x/kernel-mcp.toml"), ("allow",))
     assert "kernel-mcp.toml has settings that are ignored" in instructions(
         Settings(refusal=refusal), WHOLE
     )
@@ -74,7 +74,7 @@ def test_the_hosts_that_are_open_are_named() -> None:
 
 NAMES = tuple(f"package-{number}[extra]>=1.{number},<2" for number in range(400))
 WORST = (
-    Settings(allow=NAMES, allow_install=NAMES, refusal=Refusal(Path("/x"), NAMES)),
+    Settings(allow=NAMES, allow_install=NAMES, refusal=IgnoredKeys(Path("/x"), NAMES)),
     Settings(allow=NAMES, allow_install=NAMES, profile="strict"),
     Settings(allow=("\u00e4" * 900,), allow_install=("\u00e4" * 900,)),
     Settings(profile="data", allow_install=("*",)),
@@ -88,7 +88,7 @@ WORST = (
             Mount(Path("/p"), f"/srv/data/project-{number}", ("ro", "rw")[number % 2])
             for number in range(40)
         ),
-        variables=tuple(Variable(f"VARIABLE_{number}", "12345678") for number in range(40)),
+        variables=tuple(EnvVariable(f"VARIABLE_{number}", "12345678") for number in range(40)),
         secrets=tuple(HeaderSecret(f"KEY_{number}", "api.test", "X-Key") for number in range(40)),
         devices=tuple(Path(f"/dev/dri/render{number}") for number in range(40)),
     ),

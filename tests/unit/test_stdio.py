@@ -10,7 +10,7 @@ from mcp.shared.message import SessionMessage
 from mcp_types import JSONRPCMessage, JSONRPCRequest, JSONRPCResponse
 
 from kernel_mcp.stdio import Answers, Requests
-from kernel_mcp.wire import Lines, Wire
+from kernel_mcp.stdio_lines import LineReader, StdioLines
 
 pytestmark = pytest.mark.anyio
 
@@ -31,14 +31,14 @@ class Pipe:
         await self.free.wait()
 
 
-async def begun(pipe: Pipe, *pieces: bytes) -> Wire:
+async def begun(pipe: Pipe, *pieces: bytes) -> StdioLines:
     """A wire that has the first line."""
     left = list(pieces)
 
     async def read() -> bytes:
         return left.pop(0) if left else b""
 
-    wire = Wire(Lines(read), pipe)
+    wire = StdioLines(LineReader(read), pipe)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(wire.attend, lambda: None)
         await anyio.wait_all_tasks_blocked()

@@ -35,7 +35,7 @@ from kernel_mcp.launch.template.kernel import Forked
 from kernel_mcp.limits.kernel import KernelLimits
 from kernel_mcp.linux.proc import (
     ExitStatus,
-    Watched,
+    WatchedProcess,
     namespace_of,
     pids_of_namespace,
     threads,
@@ -84,7 +84,7 @@ class Revived:
         self._end_by = 0.0
         self._later: asyncio.TimerHandle | None = None
         self._on_end: OnEnd = lambda _code: None
-        self.kernel = Watched(woken.pid, self._loop, self._on_kernel_end, pidfd=woken.pidfd)
+        self.kernel = WatchedProcess(woken.pid, self._loop, self._on_kernel_end, pidfd=woken.pidfd)
         checkpoint.when_ended(woken.number, self._told)
 
     @property

@@ -25,7 +25,7 @@ from kernel_mcp.launch.readiness import (
 from kernel_mcp.launch.rundir import RunDirectory
 from kernel_mcp.launch.template.process import Fork, Proof, TemplateProcess
 from kernel_mcp.linux.folders import Identity
-from kernel_mcp.linux.proc import Watched, pid_of
+from kernel_mcp.linux.proc import WatchedProcess, pid_of
 from kernel_mcp.policy import Policy
 from kernel_mcp.sandbox.base import Sandbox
 from kernel_mcp.sandbox.probe import Check, Probe, probing
@@ -53,9 +53,9 @@ class Forked:
         self.needed: Callable[[], bool] | None = None
         """Returns True if the sandbox outlives this kernel; None: it ends with the kernel."""
         with ExitStack() as undo:
-            self.init = Watched(pid_of(fork.init), self._loop, None, pidfd=fork.init)
+            self.init = WatchedProcess(pid_of(fork.init), self._loop, None, pidfd=fork.init)
             undo.callback(self.init.close)
-            self.kernel = Watched(
+            self.kernel = WatchedProcess(
                 pid_of(fork.kernel), self._loop, self._on_kernel_end, pidfd=fork.kernel
             )
             undo.pop_all()

@@ -62,7 +62,7 @@ def test_files_written_at_once_do_not_share_the_same_room(root: Path) -> None:
 def test_a_workspace_that_cannot_be_measured_takes_no_file(
     workspace: Workspace, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def failing(*_: object, **__: object) -> walk.Holding:
+    def failing(*_: object, **__: object) -> walk.TreeSize:
         raise OSError(errno.EMFILE, "Too many open files")
 
     limited = Workspace(root, disk_bytes=MIB)

@@ -8,9 +8,18 @@ from pathlib import Path
 import pytest
 
 from kernel_mcp.fleet.collector import SETTLED_S, Collector
-from kernel_mcp.fleet.places import FolderPlace, ObjectPlace, Place
-from kernel_mcp.fleet.rows import DATA, NAMED, NAMES, SESSIONS, Known, Row, Rows, data_of
+from kernel_mcp.fleet.session_table import (
+    DATA,
+    NAMED,
+    NAMES,
+    SESSIONS,
+    SessionRow,
+    SessionTable,
+    VersionedRow,
+    data_of,
+)
 from kernel_mcp.fleet.signed import Signed
+from kernel_mcp.fleet.storage import FolderStorage, ObjectStorage, Storage
 from tests.unit.fake_kernels import FakeClock
 
 pytestmark = pytest.mark.anyio
@@ -22,10 +31,13 @@ KEY = b"key"
 class Store:
     """A store with two nodes, one of which is over."""
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: Storage) -> None:
         self.place = place
         signed = Signed(place, KEY)
-        self.there, self.lost = Rows(signed, "there", "1"), Rows(signed, "lost", "1")
+        self.there, self.lost = (
+            SessionTable(signed, "there", "1"),
+            SessionTable(signed, "lost", "1"),
+        )
         self.clock = FakeClock()
         self.collector = Collector(
             self.there, self._is_over, most_s=KEPT_S, clock=self.clock, now=self.clock
@@ -41,10 +53,10 @@ class Store:
             for name in self.place.names(folder)
         )
 
-    def opened(self, rows: Rows, handle: str, *, moment: float = 0.0) -> Known:
-        known = rows.open(Row(handle, "ada", name=f"name of {handle}"))
+    def opened(self, rows: SessionTable, handle: str, *, moment: float = 0.0) -> VersionedRow:
+        known = rows.open(SessionRow(handle, "ada", name=f"name of {handle}"))
         self.place.create(data_of(handle, "digest"), b"saved")
-        return rows.write(Known(known.version, replace(known.row, saved={"moment": moment})))
+        return rows.write(VersionedRow(known.version, replace(known.row, saved={"moment": moment})))
 
     async def pass_by(self, seconds: float) -> None:
         await self.collector.collect()
@@ -52,14 +64,14 @@ class Store:
         await self.collector.collect()
 
 
-def objects(tmp_path: Path) -> Place:
+def objects(tmp_path: Path) -> Storage:
     fsspec = pytest.importorskip("fsspec")
-    return ObjectPlace(fsspec.filesystem("memory"), f"/{tmp_path.name}")
+    return ObjectStorage(fsspec.filesystem("memory"), f"/{tmp_path.name}")
 
 
 @pytest.fixture(params=["folder", "objects"])
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
-    return Store(FolderPlace(tmp_path / "s") if request.param == "folder" else objects(tmp_path))
+    return Store(FolderStorage(tmp_path / "s") if request.param == "folder" else objects(tmp_path))
 
 
 async def test_a_session_that_has_ended_leaves_nothing_once_nobody_can_go_on_with_it(
@@ -91,7 +103,7 @@ async def test_a_session_that_nobody_calls_goes_once_it_was_kept_for_long_enough
     known = store.opened(store.there if let_go else store.lost, "s-left")
     if let_go:
         rows = store.there
-        rows.write(Known(known.version, known.row.left(store.clock(), ended=True)))
+        rows.write(VersionedRow(known.version, known.row.left(store.clock(), ended=True)))
     await store.pass_by(KEPT_S - 1)
     assert store.there.find("s-left") is not None
     store.clock.now += 2
@@ -109,7 +121,7 @@ async def test_one_that_a_node_had_for_long_is_kept_as_long_once_none_has_it(
     known = store.opened(store.there if let_go else store.lost, "s-slept", moment=1.0)
     store.clock.now = 10 * KEPT_S
     if let_go:
-        store.there.write(Known(known.version, known.row.left(store.clock.now, ended=True)))
+        store.there.write(VersionedRow(known.version, known.row.left(store.clock.now, ended=True)))
     await store.pass_by(KEPT_S - 1)
     found = store.there.find("s-slept")
     assert found is not None
@@ -126,11 +138,11 @@ async def test_what_is_taken_while_it_would_go_stays(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     known = store.opened(store.there, "s-late")
-    found = store.there.write(Known(known.version, known.row.left(1.0, ended=True)))
+    found = store.there.write(VersionedRow(known.version, known.row.left(1.0, ended=True)))
     store.clock.now = 10 * KEPT_S
     forget = store.there.forget
 
-    def late(known: Known) -> None:
+    def late(known: VersionedRow) -> None:
         store.there.take(found)
         forget(known)
 
@@ -145,7 +157,7 @@ async def test_a_node_that_has_just_begun_knows_how_long_it_was_kept(store: Stor
     for handle, since in (("s-old", -1), ("s-young", 1)):
         known = store.opened(store.there, handle)
         left = known.row.left(store.clock.now - KEPT_S + since, ended=True)
-        store.there.write(Known(known.version, left))
+        store.there.write(VersionedRow(known.version, left))
     await store.collector.collect()
     assert store.there.find("s-old") is None
     assert store.there.find("s-young") is not None
@@ -163,7 +175,9 @@ async def test_what_was_saved_without_a_row_goes(store: Store) -> None:
 async def test_what_somebody_else_has_written_stays_and_stops_nothing(
     store: Store, caplog: pytest.LogCaptureFixture
 ) -> None:
-    Rows(Signed(store.place, b"another key"), "there", "1").open(Row("s-forged", "eve"))
+    SessionTable(Signed(store.place, b"another key"), "there", "1").open(
+        SessionRow("s-forged", "eve")
+    )
     store.there.forget(store.opened(store.there, "s-ended"))
     await store.pass_by(SETTLED_S + 1)
     assert store.files() == 1

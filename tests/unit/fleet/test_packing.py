@@ -131,8 +131,8 @@ def test_other_kinds_of_entries_are_refused(kind: bytes, tmp_path: Path) -> None
 
 
 def test_a_file_that_shrinks_while_it_is_read_is_filled_up(tmp_path: Path) -> None:
-    from kernel_mcp.fleet.packing import _Whole
+    from kernel_mcp.fleet.packing import _ExactReader
 
     file = io.BytesIO(b"abc")
-    whole = _Whole(file, 5)
+    whole = _ExactReader(file, 5)
     assert whole.read(4) + whole.read(4) == b"abc\0\0"

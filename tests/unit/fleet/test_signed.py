@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from kernel_mcp.fleet.places import FolderPlace
 from kernel_mcp.fleet.signed import NOTHING, NotOurs, Overtaken, Signed, key_of
+from kernel_mcp.fleet.storage import FolderStorage
 
 KEY = key_of("t" * 40)
 
 
 @pytest.fixture
 def signed(tmp_path: Path) -> Signed:
-    return Signed(FolderPlace(tmp_path / "store"), KEY)
+    return Signed(FolderStorage(tmp_path / "store"), KEY)
 
 
 def files(tmp_path: Path) -> list[Path]:

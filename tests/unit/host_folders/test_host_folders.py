@@ -16,7 +16,7 @@ from kernel_mcp.config.settings import Settings
 from kernel_mcp.config.values import Mount
 from kernel_mcp.errors import ConfigError
 from kernel_mcp.host_folders import checked, shown_folders
-from kernel_mcp.host_folders.shown import Shown
+from kernel_mcp.host_folders.exposed import ExposedMount
 from kernel_specs.landlock import calls
 
 
@@ -234,7 +234,7 @@ def test_tools_know_what_is_covered_by_path_name_and_inode(tmp_path: Path) -> No
     (tmp_path / ".git").mkdir()
     (tmp_path / ".git" / "config").write_text("url = https://me:pass@host/")
     info = (tmp_path / "plain").stat()
-    shown = Shown(mount(tmp_path), covers={("kept", "x"): "folder"})
+    shown = ExposedMount(mount(tmp_path), covers={("kept", "x"): "folder"})
     root = os.open(tmp_path, os.O_PATH)
     try:
         for covered in ((".env",), (".ssh", "id"), ("kept", "x", "y"), (".git", "config")):
@@ -249,7 +249,7 @@ def test_tools_know_what_is_covered_by_path_name_and_inode(tmp_path: Path) -> No
 
 
 def test_a_path_belongs_to_a_mount_by_whole_components(tmp_path: Path) -> None:
-    shown = Shown(mount(tmp_path, "/data"))
+    shown = ExposedMount(mount(tmp_path, "/data"))
     assert shown.parts("/data") == ()
     assert shown.parts("/data/a/b") == ("a", "b")
     assert shown.parts("/database") is None
@@ -259,7 +259,7 @@ def test_an_environment_is_set_aside_by_its_file_and_all_else_as_it_is(tmp_path:
     (tmp_path / "src").mkdir()
     (tmp_path / "src" / "pyvenv.cfg").touch()
     (tmp_path / "uv.toml").touch()  # such as the operator's own, which has no known name
-    shown = Shown(mount(tmp_path, mode="rw"))
+    shown = ExposedMount(mount(tmp_path, mode="rw"))
     assert shown.signs(("src",)) == [("src", "pyvenv.cfg")]
     assert shown.signs(("uv.toml",)) == [("uv.toml",)]
     assert shown.signs((".git",)) == [(".git",)]

@@ -12,9 +12,9 @@ import pytest
 
 from kernel_mcp.config.values import Mount
 from kernel_mcp.host_folders import names, secrets, walking
-from kernel_mcp.host_folders.found import TooManySecrets
+from kernel_mcp.host_folders.exposed import ExposedMount
+from kernel_mcp.host_folders.findings import TooManySecrets
 from kernel_mcp.host_folders.secrets import FILE, FIXED, FOLDER, KEPT
-from kernel_mcp.host_folders.shown import Shown
 from kernel_mcp.host_folders.walking import Walk
 
 
@@ -269,7 +269,7 @@ def test_a_folder_is_fixed_for_a_file_as_long_as_that_is_there(
 
 
 def test_a_fixed_path_is_told_by_its_name_where_nothing_is_yet(tmp_path: Path) -> None:
-    shown = Shown(Mount(tmp_path, "/data", "rw"))
+    shown = ExposedMount(Mount(tmp_path, "/data", "rw"))
     for path in (".mcp.json", "a/.git/hooks/x", ".vscode/tasks.json", "b/HEAD", "b/pyvenv.cfg"):
         assert shown.fixes_path(tuple(path.split("/"))), path
     for path in ("git/hooks/x", "mcp.json", "a/b.py", "objects/x", "refs"):
@@ -404,7 +404,7 @@ def test_names_are_judged_with_those_of_folders_above_the_mount(
         assert covered(walk.all().covers) == {name: kind}
         again = Walk(fd, above=path.parts[1:])
         assert looked(again, *name.split("/")) == [tuple(name.split("/"))]
-        shown = Shown(Mount(path, str(path)))
+        shown = ExposedMount(Mount(path, str(path)))
         assert shown.covers_path(fd, tuple(name.split("/")))
     finally:
         os.close(fd)

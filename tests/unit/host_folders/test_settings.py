@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from kernel_mcp.host_folders import settings
-from kernel_mcp.host_folders.leading import below, way
+from kernel_mcp.host_folders.links import below, links_on
 
 
 def named(tmp_path: Path, name: str, value: str) -> set[str]:
@@ -109,8 +109,8 @@ def test_a_way_over_links_is_told_link_by_link(tmp_path: Path) -> None:
     (tmp_path / "b").symlink_to("a")
     (tmp_path / "a" / "c").symlink_to("../b/none/deep")
     (tmp_path / "loop").symlink_to("loop")
-    assert way(f"{top}/b/c") == ([f"{top}/b", f"{top}/a/c", f"{top}/b"], f"{top}/a/none/deep")
-    assert way(f"{top}/loop")[1] == ""
-    assert way(f"{top}/b/x", lambda _link: False) == ([], f"{top}/b/x")
+    assert links_on(f"{top}/b/c") == ([f"{top}/b", f"{top}/a/c", f"{top}/b"], f"{top}/a/none/deep")
+    assert links_on(f"{top}/loop")[1] == ""
+    assert links_on(f"{top}/b/x", lambda _link: False) == ([], f"{top}/b/x")
     assert below(f"{top}/x/y", top) == ("x", "y")
     assert below("/elsewhere", top) is None

@@ -16,7 +16,7 @@ from starlette.requests import Request
 
 from kernel_mcp.config.values import Quotas
 from kernel_mcp.files.workspace import Workspace
-from kernel_mcp.host_folders.shown import Shown
+from kernel_mcp.host_folders.exposed import ExposedMount
 from kernel_mcp.http.files import routes
 from kernel_mcp.identity import Principal
 from kernel_mcp.output.text import Masks
@@ -148,7 +148,7 @@ async def asking(
     hidden: Sequence[tuple[str, str]] = (),
     opener: Any = None,
     quotas: Quotas | None = None,
-    mounts: Sequence[Shown] = (),
+    mounts: Sequence[ExposedMount] = (),
     **options: Any,
 ) -> AsyncIterator[Asking]:
     """A client of the routes for files, of sessions with fake kernels and real folders."""

@@ -14,8 +14,8 @@ from kernel_mcp.http.connections import (
     JOINED_BYTES,
     SILENT_S,
     STALLED_S,
+    CoalescingTransport,
     Connections,
-    Joined,
 )
 from tests.unit.fake_kernels import FakeClock
 
@@ -143,7 +143,7 @@ class Pipe:
 @pytest.mark.anyio
 async def test_what_is_written_in_one_turn_is_one_piece_with_its_end() -> None:
     pipe = Pipe()
-    joined = Joined(cast(asyncio.Transport, pipe), pytest.fail)
+    joined = CoalescingTransport(cast(asyncio.Transport, pipe), pytest.fail)
     for part in (b"head", b"body", b"end"):
         joined.write(part)
     assert pipe.sent == []
@@ -161,7 +161,9 @@ async def test_what_is_written_in_one_turn_is_one_piece_with_its_end() -> None:
 async def test_a_close_sends_what_waits_and_nothing_is_sent_behind_it() -> None:
     pipe = Pipe()
     dropped: list[bytes] = []
-    joined = Joined(cast(asyncio.Transport, pipe), lambda: dropped.append(b"something"))
+    joined = CoalescingTransport(
+        cast(asyncio.Transport, pipe), lambda: dropped.append(b"something")
+    )
     joined.write(b"last")
     joined.close()
     assert dropped == []
@@ -175,7 +177,7 @@ async def test_a_close_sends_what_waits_and_nothing_is_sent_behind_it() -> None:
 @pytest.mark.anyio
 async def test_behind_the_last_answer_the_client_closes_first() -> None:
     pipe = Pipe(half=True)
-    joined = Joined(cast(asyncio.Transport, pipe), pytest.fail)
+    joined = CoalescingTransport(cast(asyncio.Transport, pipe), pytest.fail)
     joined.write(b"last")
     joined.close()
     joined.close()
@@ -188,7 +190,9 @@ async def test_behind_the_last_answer_the_client_closes_first() -> None:
 async def test_what_waits_when_the_client_ends_the_connection_is_told_as_dropped() -> None:
     pipe = Pipe()
     dropped: list[bytes] = []
-    joined = Joined(cast(asyncio.Transport, pipe), lambda: dropped.append(b"something"))
+    joined = CoalescingTransport(
+        cast(asyncio.Transport, pipe), lambda: dropped.append(b"something")
+    )
     joined.write(b"an answer")
     pipe.close()
     await anyio.lowlevel.checkpoint()

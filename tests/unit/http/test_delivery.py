@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 from typing import cast
 
-from kernel_mcp.http.connections import Connection
-from kernel_mcp.http.delivery import Delivery, Later
+from kernel_mcp.http.connections import ClientConnection
+from kernel_mcp.http.delivery import DeferredDelivery, Delivery
 from kernel_mcp.sessions.losses import Outbox
 
 
-def connection() -> Connection:
-    return Connection(cast("asyncio.Transport", None))
+def connection() -> ClientConnection:
+    return ClientConnection(cast("asyncio.Transport", None))
 
 
 class Heard:
@@ -79,7 +79,7 @@ def test_in_an_mcp_session_a_client_can_say_later_that_it_had_cancelled() -> Non
 
 def test_answers_on_another_connection_are_the_outboxes() -> None:
     outbox, heard = Outbox(), Heard()
-    Later(outbox).expect(3).then(heard.delivered)
+    DeferredDelivery(outbox).expect(3).then(heard.delivered)
     assert heard.events == []
     outbox.delivered(3)
     assert heard.events == ["delivered"]

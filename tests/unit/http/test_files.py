@@ -19,7 +19,7 @@ from kernel_mcp.config.settings import Settings
 from kernel_mcp.config.values import Mount, Quotas
 from kernel_mcp.errors import WorkspaceError
 from kernel_mcp.files import streams
-from kernel_mcp.host_folders.shown import Shown
+from kernel_mcp.host_folders.exposed import ExposedMount
 from kernel_mcp.http.files import links_of
 from kernel_mcp.http.transfers import PIECE_BYTES, Transfers
 from kernel_mcp.linux.safe_tree import Opener, by_walking, with_openat2
@@ -334,7 +334,7 @@ async def test_mounted_folders_are_read_and_written_as_the_operator_says(tmp_pat
         folder.mkdir()
         (folder / "a").write_text("host")
         (folder / ".env").write_text("secret")
-        shown.append(Shown(Mount(folder, f"/{mode}", mode)))
+        shown.append(ExposedMount(Mount(folder, f"/{mode}", mode)))
         shown[-1].covers[(".env",)] = "file"
     async with asking(tmp_path / "sessions", mounts=shown) as client:
         assert (await client.get("/ro/a")).body == b"host"

@@ -15,7 +15,7 @@ from kernel_mcp.config.values import KIB, MIB, Quotas
 from kernel_mcp.errors import ServerFailure
 from kernel_mcp.http.addresses import Addresses
 from kernel_mcp.http.bodies import MOST_BODY, MOST_VALUES
-from kernel_mcp.http.connections import Connection
+from kernel_mcp.http.connections import ClientConnection
 from kernel_mcp.http.gate import PRINCIPAL_BODY, REFUSED_S, Gate
 from kernel_mcp.http.refusals import respond_json
 from kernel_mcp.identity import INSTALL, METRICS, RUN, OneToken, Principal, Unauthenticated
@@ -465,7 +465,7 @@ async def test_a_stream_is_cut_when_its_token_is_good_no_more(
 
     gate._app = stream
     line = Line()
-    state = {"connection": Connection(cast(asyncio.Transport, line))}
+    state = {"connection": ClientConnection(cast(asyncio.Transport, line))}
     headers = {**ANNA, "mcp-method": "subscriptions/listen"}
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(partial(ask, gate, method, headers=headers, state=state))
@@ -497,7 +497,7 @@ async def test_a_stream_is_cut_though_the_answer_before_it_ended_after_it_began(
 
     gate._app = stream
     line = Line()
-    state = {"connection": Connection(cast(asyncio.Transport, line))}
+    state = {"connection": ClientConnection(cast(asyncio.Transport, line))}
     asked = partial(ask, gate, "GET", headers=ANNA, state=state)
 
     async def first() -> None:
@@ -538,7 +538,7 @@ async def test_an_answer_that_is_an_event_has_arrived_before_its_stream_ends() -
 
     gate, _ = made(Doorbell(), outbox_of=lambda _: outbox)
     gate._app = stream
-    line = Connection(cast(asyncio.Transport, Line()))
+    line = ClientConnection(cast(asyncio.Transport, Line()))
     await ask(gate, headers=ANNA, state={"connection": line})
     assert seen == [[], ["delivered"]]
     assert told == ["delivered"]

@@ -15,7 +15,7 @@ from starlette.responses import PlainTextResponse
 from starlette.testclient import TestClient
 
 from kernel_mcp.http.callers import caller_of
-from kernel_mcp.http.operations import Named, meters_of_http, routes
+from kernel_mcp.http.operations import RequestIds, meters_of_http, routes
 from kernel_mcp.identity import Principal
 from kernel_mcp.telemetry import Levels, Meters, Readiness
 from kernel_mcp.telemetry.origin import HERE, Origin
@@ -101,7 +101,7 @@ def test_a_request_is_known_by_its_id_and_principal(given: str, kept: bool) -> N
 
     async def outer(scope: Any, receive: Any, send: Any) -> None:
         scope["state"] = {"principal": Principal("ada")}
-        await Named(app)(scope, receive, send)
+        await RequestIds(app)(scope, receive, send)
 
     TestClient(outer).get("/", headers={"x-request-id": given} if given else {})
     (origin,) = seen

@@ -7,7 +7,7 @@ import pytest
 from mcp.server.lowlevel.server import Server
 
 from kernel_mcp.http import sessions as module
-from kernel_mcp.http.sessions import OldTransport
+from kernel_mcp.http.sessions import SseTransport
 from kernel_mcp.identity import Principal
 from tests.unit.http.asgi import Answer, ask
 
@@ -18,7 +18,7 @@ async def test_clients_of_one_principal_take_no_place_of_anothers(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(module, "MOST_OF_ONE", 1)
-    transport = OldTransport(Server("x"), ended=lambda *_: None)
+    transport = SseTransport(Server("x"), ended=lambda *_: None)
 
     transport._owners.append("ada")
 

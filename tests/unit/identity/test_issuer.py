@@ -32,7 +32,7 @@ from kernel_mcp.identity.issuer import (
     principal_name,
     scopes_of,
 )
-from kernel_mcp.identity.rows import ISSUED
+from kernel_mcp.identity.token_rows import ISSUED
 from kernel_mcp.identity.tokens import TokenFile
 from tests.unit.identity.signing import (
     AUDIENCE,

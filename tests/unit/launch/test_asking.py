@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from kernel_mcp.config.values import Mount
+from kernel_mcp.host_folders.exposed import ExposedMount
 from kernel_mcp.host_folders.secrets import FIXED
-from kernel_mcp.host_folders.shown import Shown
 from kernel_mcp.launch.asking import Asking, Unasked
 from kernel_mcp.sandbox.select import PlainBuilder
 
@@ -23,16 +23,18 @@ class Confined(PlainBuilder):
 
 
 @pytest.fixture
-def shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Shown:
+def shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ExposedMount:
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     project = tmp_path / "project"
     (project / ".git").mkdir(parents=True)
-    shown = Shown(Mount(project, "/data", "rw"))
+    shown = ExposedMount(Mount(project, "/data", "rw"))
     shown.covers[(".git",)] = FIXED
     return shown
 
 
-async def test_settings_are_read_with_all_that_they_include(shown: Shown, tmp_path: Path) -> None:
+async def test_settings_are_read_with_all_that_they_include(
+    shown: ExposedMount, tmp_path: Path
+) -> None:
     top = shown.mount.host
     (tmp_path / "home").mkdir()
     (tmp_path / "home/.gitconfig").write_text("[core]\n\thooksPath = hooks-of-all\n")
@@ -55,7 +57,7 @@ async def test_settings_are_read_with_all_that_they_include(shown: Shown, tmp_pa
 
 
 async def test_hooks_outside_the_mount_are_read_for_what_they_run_in_it(
-    shown: Shown, tmp_path: Path
+    shown: ExposedMount, tmp_path: Path
 ) -> None:
     top = shown.mount.host
     hooks = tmp_path / "home/hooks"
@@ -70,7 +72,7 @@ async def test_hooks_outside_the_mount_are_read_for_what_they_run_in_it(
 
 
 async def test_hooks_in_the_mount_that_settings_name_are_read_for_what_they_run(
-    shown: Shown,
+    shown: ExposedMount,
 ) -> None:
     top = shown.mount.host
     (top / ".git/config").write_text(
@@ -91,7 +93,7 @@ async def test_hooks_in_the_mount_that_settings_name_are_read_for_what_they_run(
     assert {"/".join(path) for path in answer.paths} == named
 
 
-async def test_links_that_code_may_have_made_lead_nowhere(shown: Shown) -> None:
+async def test_links_that_code_may_have_made_lead_nowhere(shown: ExposedMount) -> None:
     top = shown.mount.host
     (top / ".git/config").write_text("[core]\n\thooksPath = named\n")
     (top / "named").symlink_to("src")
@@ -101,7 +103,7 @@ async def test_links_that_code_may_have_made_lead_nowhere(shown: Shown) -> None:
 
 
 async def test_without_git_or_a_sandbox_nothing_is_known(
-    shown: Shown, monkeypatch: pytest.MonkeyPatch
+    shown: ExposedMount, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (shown.mount.host / ".git/config").write_text("[core]\n\tbare = false\n")
     with pytest.raises(Unasked, match="sandbox"):

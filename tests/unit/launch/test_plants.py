@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from kernel_mcp.config.values import Mount
-from kernel_mcp.host_folders import names, shown
-from kernel_mcp.host_folders.shown import Shown
+from kernel_mcp.host_folders import exposed, names
+from kernel_mcp.host_folders.exposed import ExposedMount
 from kernel_mcp.host_folders.walking import Walk
 from kernel_mcp.host_folders.watching import CODE, HOST, LIKELY, LOST
 from kernel_mcp.launch.plants import MOST_NAMES, MOST_SET_ASIDE, Plants
@@ -42,7 +42,7 @@ class Mounted:
         self.folder = folder
         self.root = os.open(folder, os.O_PATH | os.O_DIRECTORY)
         self.walk = Walk(self.root, above=folder.parts[1:], writable=True)
-        self.shown = Shown(Mount(folder, "/data", "rw"))
+        self.shown = ExposedMount(Mount(folder, "/data", "rw"))
         self.session = Working()
         self.plants = Plants(lambda _event, _facts: None, ())
         self.at_work = [self.session]
@@ -308,7 +308,7 @@ def test_the_same_name_is_told_each_time_it_is_planted(mounted: Mounted) -> None
 def test_so_much_is_told_in_an_hour_and_more_after_it(
     mounted: Mounted, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(shown, "MOST_TOLD", 3)
+    monkeypatch.setattr(exposed, "MOST_TOLD", 3)
     mounted.shown.told = deque(maxlen=3)
     told = [mounted.shown.note(f"{number}/.envrc", "x") for number in range(5)]
     assert told == [True, True, True, False, False]

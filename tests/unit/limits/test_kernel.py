@@ -23,7 +23,7 @@ from kernel_mcp.limits import meter, quota
 from kernel_mcp.limits import quota as quota_module
 from kernel_mcp.limits.meter import Memory
 from kernel_mcp.linux import proc as usage_module
-from kernel_mcp.linux.walk import Holding
+from kernel_mcp.linux.walk import TreeSize
 from tests.unit.fake_cgroups import FakeGroups
 from tests.unit.limits.watched import KILLED, SMALL, Watched, with_groups
 
@@ -385,7 +385,7 @@ async def test_folders_that_cannot_be_seen_are_said_once_and_held_against_nobody
     watched: Watched, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     watched.limits.session = "s-1"
-    monkeypatch.setattr(quota_module, "measure", lambda *_, **__: Holding(0, 3, unseen=2))
+    monkeypatch.setattr(quota_module, "measure", lambda *_, **__: TreeSize(0, 3, unseen=2))
     await watched.begin()
     await watched.limits.check_disk()
     assert watched.done == []

@@ -13,7 +13,7 @@ import pytest
 from kernel_mcp.config.values import MIB
 from kernel_mcp.limits import quota
 from kernel_mcp.limits.quota import FolderQuota
-from kernel_mcp.linux.walk import Holding
+from kernel_mcp.linux.walk import TreeSize
 
 
 class Clock:
@@ -130,9 +130,9 @@ def test_it_is_looked_at_twice_a_second_at_most(watched: FolderQuota, clock: Clo
 def test_what_takes_long_is_done_seldom(
     watched: FolderQuota, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def slow(*_: object, **__: object) -> Holding:
+    def slow(*_: object, **__: object) -> TreeSize:
         clock.now += 1
-        return Holding()
+        return TreeSize()
 
     monkeypatch.setattr(quota, "measure", slow)
     watched.look()
@@ -226,7 +226,7 @@ def test_a_look_that_fails_keeps_what_the_last_one_found(
     watched.start()
     before = watched.measured
 
-    def failing(*_: object, **__: object) -> Holding:
+    def failing(*_: object, **__: object) -> TreeSize:
         raise reason
 
     monkeypatch.setattr(quota, "measure", failing)

@@ -11,7 +11,7 @@ import pytest
 
 from kernel_mcp.config.values import MIB
 from kernel_mcp.linux import proc
-from kernel_mcp.linux.proc import Meter, Process, memory_lines, orphans, tree
+from kernel_mcp.linux.proc import Process, ProcessMeter, memory_lines, orphans, tree
 
 FIRST_THREAD_ENDS = """
 import ctypes, os, threading
@@ -49,7 +49,7 @@ def figures(monkeypatch: pytest.MonkeyPatch) -> dict[int, tuple[int, int]]:
 
 
 def test_time_of_a_child_that_nobody_waits_for_stays(figures: dict[int, tuple[int, int]]) -> None:
-    meter = Meter()
+    meter = ProcessMeter()
     figures |= {1: (10, 0), 2: (5, 0)}
     assert meter.usage([1, 2]).cpu_s == 15
     del figures[2]
@@ -63,7 +63,7 @@ def test_time_of_a_child_that_nobody_waits_for_stays(figures: dict[int, tuple[in
 def test_time_of_a_child_that_was_waited_for_counts_once(
     figures: dict[int, tuple[int, int]],
 ) -> None:
-    meter = Meter()
+    meter = ProcessMeter()
     figures |= {1: (10, 0), 2: (5, 0)}
     meter.usage([1, 2])
     del figures[2]
@@ -72,7 +72,7 @@ def test_time_of_a_child_that_was_waited_for_counts_once(
 
 
 def test_a_process_that_is_missed_once_counts_once(figures: dict[int, tuple[int, int]]) -> None:
-    meter = Meter()
+    meter = ProcessMeter()
     figures |= {1: (10, 0), 2: (5, 0)}
     meter.usage([1, 2])
     assert meter.usage([1]).cpu_s == 15
@@ -80,7 +80,7 @@ def test_a_process_that_is_missed_once_counts_once(figures: dict[int, tuple[int,
 
 
 def test_the_time_of_real_processes_adds_up() -> None:
-    meter = Meter()
+    meter = ProcessMeter()
     busy = "import time\nwhile time.process_time() < 0.3: pass\nprint(flush=True)\ninput()"
     with subprocess.Popen(
         [sys.executable, "-I", "-S", "-c", busy], stdin=subprocess.PIPE, stdout=subprocess.PIPE
@@ -104,7 +104,7 @@ def test_memory_is_found_when_the_first_thread_has_ended() -> None:
         while "(zombie)" not in (status := _status(process.pid)):
             assert status
         assert memory_lines(process.pid, "status", [b"RssAnon:"])[b"RssAnon:"] > 64 * MIB
-        assert Meter().usage([process.pid]).memory_bytes > 64 * MIB
+        assert ProcessMeter().usage([process.pid]).memory_bytes > 64 * MIB
         process.kill()
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from socket import socket
 
-from kernel_mcp.network.http import Refused
-from kernel_mcp.network.records import Records, Used
+from kernel_mcp.network.http import ProxyRefusal
+from kernel_mcp.network.records import Records, Traffic
 from kernel_mcp.network.tunnel import Dialer
 
 
@@ -16,7 +16,9 @@ class Told(Records):
     def __init__(self) -> None:
         self.all: list[tuple[tuple[str, int], str, str]] = []
 
-    def add(self, number: int, place: tuple[str, int], refusal: Refused | None, used: Used) -> None:
+    def add(
+        self, number: int, place: tuple[str, int], refusal: ProxyRefusal | None, used: Traffic
+    ) -> None:
         verdict, words = ("ok", "") if refusal is None else (refusal.verdict, refusal.words)
         self.all.append((place, verdict, words))
 

@@ -7,7 +7,7 @@ import socket
 
 import pytest
 
-from kernel_mcp.network.connection import ENDED_IDLE_S, Connection, Listener, Session
+from kernel_mcp.network.connection import ENDED_IDLE_S, Listener, ProxiedConnection, SessionTraffic
 from kernel_mcp.network.rules import Rules
 from tests.unit.network.near import Near, Told
 
@@ -28,8 +28,8 @@ async def test_an_answer_is_not_waited_for_long_by_who_has_closed(by: str) -> No
     loop, told = asyncio.get_running_loop(), Told()
     client, inside = connected()
     host, outside = connected()
-    listener = Listener(1, inside, Rules.parse(["a.test"]), None, Session("", loop))
-    connection = Connection(listener, inside, Near(lambda: outside), told)
+    listener = Listener(1, inside, Rules.parse(["a.test"]), None, SessionTraffic("", loop))
+    connection = ProxiedConnection(listener, inside, Near(lambda: outside), told)
     with client, host:
         await loop.sock_sendall(client, b"GET http://a.test/ HTTP/1.1\r\nHost: a.test\r\n\r\n")
         assert (await loop.sock_recv(host, 1000)).startswith(b"GET / ")

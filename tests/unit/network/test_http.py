@@ -11,8 +11,8 @@ from kernel_mcp.network.http import (
     HEAD_BYTES,
     Head,
     HeadReader,
-    Refused,
-    Within,
+    ProxyRefusal,
+    TunnelHost,
 )
 
 pytestmark = pytest.mark.anyio
@@ -22,7 +22,7 @@ POST = GET.replace("GET", "POST", 1)
 CONNECT = "CONNECT example.com:443 HTTP/1.1\r\n"
 
 
-def parsed(text: str, within: Within | None = None) -> Head:
+def parsed(text: str, within: TunnelHost | None = None) -> Head:
     return Head.parse(f"{text}\r\n".encode("latin-1"), within)
 
 
@@ -150,14 +150,14 @@ SMUGGLED = [
 
 @pytest.mark.parametrize("text", SMUGGLED)
 def test_what_can_be_read_in_two_ways_is_refused(text: str) -> None:
-    with pytest.raises(Refused) as refused:
+    with pytest.raises(ProxyRefusal) as refused:
         parsed(text)
     assert refused.value.status in (400, 417, 421)
     assert refused.value.verdict == "refused"
 
 
 def test_a_connection_to_a_host_is_for_that_host_alone() -> None:
-    within = Within("example.com", 8080, 80)
+    within = TunnelHost("example.com", 8080, 80)
     own = "GET /a HTTP/1.1\r\nHost: example.com:8080\r\n"
     assert parsed(own, within).authority == b"example.com:8080"
     assert parsed(own.replace("/a", "http://example.com:8080/a"), within).target == b"/a"
@@ -168,7 +168,7 @@ def test_a_connection_to_a_host_is_for_that_host_alone() -> None:
         own.replace("Host: example.com:8080\r\n", ""),
         CONNECT,
     ):
-        with pytest.raises(Refused):
+        with pytest.raises(ProxyRefusal):
             parsed(text, within)
 
 
@@ -180,7 +180,7 @@ def test_what_is_taken_means_the_same_to_h11(noise: bytes, text: str, place: int
         return
     try:
         head = Head.parse(raw)
-    except Refused:
+    except ProxyRefusal:
         return
     server = h11.Connection(h11.SERVER)
     server.receive_data(raw)
@@ -241,12 +241,12 @@ async def test_heads_are_taken_off_a_stream_in_whatever_pieces_they_come() -> No
 async def test_no_head_has_bare_line_feeds_or_no_end(data: bytes) -> None:
     for size in (len(data), 1000, 7):
         pieces = [data[at : at + size] for at in range(0, len(data), size)]
-        with pytest.raises(Refused):
+        with pytest.raises(ProxyRefusal):
             await HeadReader(Said(*pieces)).next(lambda: None)
 
 
 def test_a_refusal_is_in_the_line_that_clients_show() -> None:
-    answer = Refused("no\r\nX: y\N{SNOWMAN} " + "long " * 100).answer()
+    answer = ProxyRefusal("no\r\nX: y\N{SNOWMAN} " + "long " * 100).answer()
     client = h11.Connection(h11.CLIENT)
     client.send(h11.Request(method="GET", target="/", headers=[("Host", "x")]))
     client.receive_data(answer)

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from kernel_mcp.network.http import Refused
-from kernel_mcp.network.records import Records, Used
+from kernel_mcp.network.http import ProxyRefusal
+from kernel_mcp.network.records import Records, Traffic
 from kernel_specs.template import packets
 
 
@@ -46,10 +46,10 @@ def test_a_flood_is_told_together_and_nothing_of_it_is_lost(
     server, proxy = ends
     now = 0.0
     records = Records(proxy, lambda: now)
-    refusal = Refused("no")
+    refusal = ProxyRefusal("no")
     for number in range(5000):
-        records.add(1, (f"h{number}.test", 80), refusal, Used(1, 2, 0.001))
-    records.add(2, ("a.test", 80), None, Used(5, 6, 0.001))
+        records.add(1, (f"h{number}.test", 80), refusal, Traffic(1, 2, 0.001))
+    records.add(2, ("a.test", 80), None, Traffic(5, 6, 0.001))
     first = told(server)
     assert first[-1]["end"] == 2
     assert len(first) < 100
@@ -59,7 +59,7 @@ def test_a_flood_is_told_together_and_nothing_of_it_is_lost(
     assert sums([each for each in first + rest if each["end"] == 1]) == (5000, 5000, 10_000)
     assert rest[-1]["host"] == "…"
     now = 100.0
-    records.add(1, ("a.test", 80), None, Used(5, 6, 0.001))
+    records.add(1, ("a.test", 80), None, Traffic(5, 6, 0.001))
     assert [each["host"] for each in told(server)] == ["a.test"]
 
 
@@ -71,7 +71,7 @@ def test_a_server_that_reads_nothing_is_not_waited_for(
     records = Records(proxy, lambda: now)
     for number in range(5000):
         now += 1
-        records.add(number % 7, ("a.test", 80), None, Used(1, 1, 0.0))
+        records.add(number % 7, ("a.test", 80), None, Traffic(1, 1, 0.0))
         records.flush()
     found = told(server)
     records.flush()
@@ -85,8 +85,8 @@ def test_the_last_records_of_a_listener_come_with_its_end(
     server, proxy = ends
     records = Records(proxy, lambda: 0.0)
     for _ in range(100):
-        records.add(1, ("a.test", 80), None, Used(1, 1, 0.0))
-        records.add(2, ("a.test", 80), None, Used(1, 1, 0.0))
+        records.add(1, ("a.test", 80), None, Traffic(1, 1, 0.0))
+        records.add(2, ("a.test", 80), None, Traffic(1, 1, 0.0))
     told(server)
     records.flush(1)
     assert {each["end"] for each in told(server)} == {1}

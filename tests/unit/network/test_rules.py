@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from kernel_mcp.network.rules import (
     BadHost,
-    Entry,
+    HostRule,
     Rules,
     is_own,
     literal,
@@ -250,8 +250,8 @@ def test_a_star_is_for_names_and_no_address() -> None:
 
 def test_an_exact_entry_goes_before_others() -> None:
     rules = Rules.parse(["*.example.com:5432,db.example.com:5432"])
-    assert rules.entry_for("db.example.com", 5432) == Entry("db.example.com", (5432,), True)
-    assert rules.entry_for("x.example.com", 5432) == Entry("*.example.com", (5432,))
+    assert rules.entry_for("db.example.com", 5432) == HostRule("db.example.com", (5432,), True)
+    assert rules.entry_for("x.example.com", 5432) == HostRule("*.example.com", (5432,))
 
 
 @pytest.mark.parametrize(
@@ -299,7 +299,7 @@ def test_no_session_gets_more_than_the_operator_gave(own: str, asked: str) -> No
 
 def test_narrowing_makes_no_place_exact_that_was_not() -> None:
     [entry] = Rules.parse(["*,example.com"]).narrowed(["example.com:443"]).entries
-    assert entry == Entry("example.com", (443,), exact=False)
+    assert entry == HostRule("example.com", (443,), exact=False)
 
 
 ENTRIES = """

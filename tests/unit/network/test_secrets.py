@@ -23,10 +23,10 @@ from kernel_mcp.errors import ConfigError
 from kernel_mcp.network.authority import Authority
 from kernel_mcp.network.secrets import (
     PREFIX,
-    Found,
-    Scan,
+    SearchForms,
     Secret,
-    Sought,
+    SecretFound,
+    StreamSearch,
     Vault,
     authorities,
     placeholder,
@@ -79,7 +79,7 @@ def test_other_headers_keep_the_placeholder() -> None:
 
 def scanned(pieces: Sequence[bytes], value: str) -> bytes:
     secret = replace(SECRET, value=value)
-    scan = Scan(Sought([secret]))
+    scan = StreamSearch(SearchForms([secret]))
     return b"".join([*(scan.feed(piece) for piece in pieces), scan.end()])
 
 
@@ -128,7 +128,7 @@ def test_no_form_of_a_value_passes_however_the_reply_is_cut(
     places: list[int],
 ) -> None:
     data = before + form(value, before, after) + after
-    with pytest.raises(Found, match="TOKEN"):
+    with pytest.raises(SecretFound, match="TOKEN"):
         scanned(cut(data, places), value)
 
 
@@ -196,7 +196,7 @@ def test_no_escapes_and_no_ends_of_lines_hide_a_value(
     form: str, value: str, places: list[int]
 ) -> None:
     data = b'{"a": "' + ENCODED[form](value) + b'"}\n'
-    with pytest.raises(Found, match="TOKEN"):
+    with pytest.raises(SecretFound, match="TOKEN"):
         scanned(cut(data, places), value)
 
 
@@ -208,17 +208,17 @@ def test_no_escapes_and_no_ends_of_lines_hide_a_value(
     ],
 )
 def test_a_value_is_held_back_though_lines_end_within_it(lines: bytes) -> None:
-    scan = Scan(Sought([replace(SECRET, value="s3cr3t+/token=" * 5)]))
+    scan = StreamSearch(SearchForms([replace(SECRET, value="s3cr3t+/token=" * 5)]))
     first, second = lines.split(b"\n", 1)
     assert scan.feed(first + b"\n") == b""
-    with pytest.raises(Found):
+    with pytest.raises(SecretFound):
         scan.feed(second)
 
 
 def test_a_value_that_only_escapes_is_looked_for_as_it_is() -> None:
     for value in ("\\" * 16, "%41" * 4, "&#65;" * 3, "=41" * 4):
         assert scanned([b"A\\A AA \\\\ AAAA"], value) == b"A\\A AA \\\\ AAAA"
-        with pytest.raises(Found):
+        with pytest.raises(SecretFound):
             scanned([value.encode()], value)
 
 
@@ -242,8 +242,8 @@ def test_what_is_held_back_tells_nothing_of_the_value(
     guess = own.value[: min(begun, len(own.value) - 1)].encode()
     passed = []
     for secret in (own, other):
-        scan = Scan(Sought([secret]))
-        with contextlib.suppress(Found):
+        scan = StreamSearch(SearchForms([secret]))
+        with contextlib.suppress(SecretFound):
             passed.append([scan.feed(piece) for piece in (*data, guess, b"\n", guess)])
     assert passed[1:] == passed[:-1]
 
@@ -253,7 +253,7 @@ def test_the_beginning_of_a_value_is_held_back_until_the_reply_goes_on(
     value: str, end: int, places: list[int]
 ) -> None:
     secret = replace(SECRET, value=value)
-    scan = Scan(Sought([secret]))
+    scan = StreamSearch(SearchForms([secret]))
     begun = value[: min(end, len(value) - 1)].encode()
     passed = b"".join(scan.feed(piece) for piece in cut(b"\n\n" + begun, places))
     assert passed == b"\n\n"
@@ -261,7 +261,7 @@ def test_the_beginning_of_a_value_is_held_back_until_the_reply_goes_on(
 
 
 def test_events_that_end_a_line_are_not_held_back() -> None:
-    assert Scan(Sought([SECRET])).feed(b"data: 1\n\n") == b"data: 1\n\n"
+    assert StreamSearch(SearchForms([SECRET])).feed(b"data: 1\n\n") == b"data: 1\n\n"
 
 
 def test_a_vault_has_one_placeholder_for_each_name_and_shows_no_value(tmp_path: Path) -> None:

@@ -17,12 +17,12 @@ from socket import SHUT_WR, create_connection, socket
 import pytest
 
 from kernel_mcp.network.authority import Authority
-from kernel_mcp.network.connection import Connection, Listener, Session
+from kernel_mcp.network.connection import Listener, ProxiedConnection, SessionTraffic
 from kernel_mcp.network.rules import Rules
 from kernel_mcp.network.secrets import Secret, authorities, placeholder
 from kernel_mcp.network.termination import Terminations
 from kernel_mcp.network.tls import Tls
-from kernel_mcp.network.tunnel import Turns, Watch, Wire
+from kernel_mcp.network.tunnel import ConnectionDeadline, SocketStream, StepQueue
 from tests import tls_hosts
 from tests.unit.network.near import Near, Told
 
@@ -55,10 +55,10 @@ class World:
         return [each[1:] for each in self.records.all if each[1] != "ok"]
 
     async def _serve(self, theirs: socket) -> None:
-        session = Session("", self.loop)
+        session = SessionTraffic("", self.loop)
         listener = Listener(1, theirs, Rules.parse([self.rules]), None, session)
         dialer = Near(lambda: create_connection(("127.0.0.1", self.host.port)))
-        connection = Connection(listener, theirs, dialer, self.records, self.terminations.of)
+        connection = ProxiedConnection(listener, theirs, dialer, self.records, self.terminations.of)
         await connection.task
 
     @contextlib.contextmanager
@@ -257,7 +257,7 @@ async def test_a_session_that_says_nothing_more_gets_its_answer(world: World, by
     with world.tunnelled() as ours:
         loop = asyncio.get_running_loop()
         ours.setblocking(False)
-        wire = Wire(ours.dup(), Turns(loop), Watch(loop))
+        wire = SocketStream(ours.dup(), StepQueue(loop), ConnectionDeadline(loop))
         trust = ssl.create_default_context(cadata=world.terminations.certificate)
         tls = Tls(wire, trust, NAME)
         await tls.begin()

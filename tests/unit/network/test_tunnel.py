@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from kernel_mcp.network.http import Refused
-from kernel_mcp.network.rules import Address, Entry
-from kernel_mcp.network.tunnel import RESOLVERS_OF_ONE, Dialer, Turns
+from kernel_mcp.network.http import ProxyRefusal
+from kernel_mcp.network.rules import Address, HostRule
+from kernel_mcp.network.tunnel import RESOLVERS_OF_ONE, Dialer, StepQueue
 
 pytestmark = pytest.mark.anyio
 
-ANY = Entry("*")
+ANY = HostRule("*")
 
 
 class Resolver:
@@ -55,7 +55,7 @@ def resolver(monkeypatch: pytest.MonkeyPatch) -> Resolver:
     return found
 
 
-async def dialled(dialer: Dialer, host: str, entry: Entry = ANY) -> None:
+async def dialled(dialer: Dialer, host: str, entry: HostRule = ANY) -> None:
     (await dialer.connect(entry, host, 443, asyncio.Semaphore(RESOLVERS_OF_ONE))).close()
 
 
@@ -65,7 +65,7 @@ async def test_the_address_that_was_checked_is_the_one_connected(resolver: Resol
     await dialled(dialer, "a.test")
     assert dialer.tried == ["1.1.1.1:443", "8.8.8.8:443"]
     assert resolver.asked == ["a.test"]
-    with pytest.raises(Refused, match=r"127\.0\.0\.1"):
+    with pytest.raises(ProxyRefusal, match=r"127\.0\.0\.1"):
         await dialled(dialer, "a.test")
     assert len(dialer.tried) == 2
 
@@ -86,18 +86,20 @@ async def test_one_bad_address_is_enough_to_refuse_a_name(
 ) -> None:
     resolver._answers = [found]
     dialer = Dialled()
-    for entry in (ANY, Entry("a.test"), Entry("a.test", (443,), exact=True)):
-        with pytest.raises(Refused, match=r"public ones only\. (The operator|Use another host)"):
+    for entry in (ANY, HostRule("a.test"), HostRule("a.test", (443,), exact=True)):
+        with pytest.raises(
+            ProxyRefusal, match=r"public ones only\. (The operator|Use another host)"
+        ):
             await dialled(dialer, "a.test", entry)
     assert dialer.tried == []
 
 
 async def test_an_address_is_reached_that_the_operator_has_named(resolver: Resolver) -> None:
     dialer = Dialled()
-    await dialled(dialer, "10.0.0.1", Entry("10.0.0.1", (443,), exact=True))
-    await dialled(dialer, "8.8.8.8", Entry("8.8.8.8"))
-    with pytest.raises(Refused):
-        await dialled(dialer, "10.0.0.1", Entry("10.0.0.1"))
+    await dialled(dialer, "10.0.0.1", HostRule("10.0.0.1", (443,), exact=True))
+    await dialled(dialer, "8.8.8.8", HostRule("8.8.8.8"))
+    with pytest.raises(ProxyRefusal):
+        await dialled(dialer, "10.0.0.1", HostRule("10.0.0.1"))
     assert dialer.tried == ["10.0.0.1:443", "8.8.8.8:443"]
     assert resolver.asked == []
 
@@ -105,7 +107,9 @@ async def test_an_address_is_reached_that_the_operator_has_named(resolver: Resol
 async def test_what_cannot_be_resolved_or_reached_says_so(
     monkeypatch: pytest.MonkeyPatch, resolver: Resolver
 ) -> None:
-    with pytest.raises(Refused, match=r"refused. See that the host serves this port") as failed:
+    with pytest.raises(
+        ProxyRefusal, match=r"refused. See that the host serves this port"
+    ) as failed:
         await dialled(Dialled("1.1.1.1"), "a.test")
     assert (failed.value.status, failed.value.verdict) == (502, "failed")
 
@@ -113,7 +117,7 @@ async def test_what_cannot_be_resolved_or_reached_says_so(
         raise socket.gaierror(-2, "Name or service not known")
 
     monkeypatch.setattr(socket, "getaddrinfo", unknown)
-    with pytest.raises(Refused, match=r"a.test cannot be resolved .* not known.* spelled"):
+    with pytest.raises(ProxyRefusal, match=r"a.test cannot be resolved .* not known.* spelled"):
         await dialled(Dialled(), "a.test")
 
     def no_thread(*_: Any) -> None:
@@ -122,13 +126,13 @@ async def test_what_cannot_be_resolved_or_reached_says_so(
     dialer, resolving = Dialled(), asyncio.Semaphore(1)
     monkeypatch.setattr(asyncio.get_running_loop(), "run_in_executor", no_thread)
     for _ in range(2):  # it has kept no place for ever
-        with pytest.raises(Refused, match=r"cannot be resolved now: .* Try again"):
+        with pytest.raises(ProxyRefusal, match=r"cannot be resolved now: .* Try again"):
             await dialer.connect(ANY, "a.test", 443, resolving)
 
 
 async def test_a_session_with_much_to_pass_leaves_turns_to_others() -> None:
     loop = asyncio.get_running_loop()
-    busy, quiet = Turns(loop), Turns(loop)
+    busy, quiet = StepQueue(loop), StepQueue(loop)
     done: list[str] = []
     for _ in range(100):
         busy.wait(lambda: done.append("busy"))

@@ -10,7 +10,7 @@ import nbformat
 import pytest
 
 from kernel_mcp.errors import NotebookError
-from kernel_mcp.notebooks.document import Document, code_cell, text_cell
+from kernel_mcp.notebooks.document import NotebookDocument, code_cell, text_cell
 
 FOREIGN = """{
     "cells": [
@@ -46,8 +46,8 @@ OLD = (
 )
 
 
-def read(text: str) -> Document:
-    return Document.read("a.ipynb", text.encode())
+def read(text: str) -> NotebookDocument:
+    return NotebookDocument.read("a.ipynb", text.encode())
 
 
 def valid(content: bytes) -> Any:
@@ -100,7 +100,7 @@ def test_cells_are_put_in_anywhere_and_taken_out_again(text: str) -> None:
 
 
 def test_a_notebook_without_cells_gets_some_and_loses_them() -> None:
-    document = Document.new()
+    document = NotebookDocument.new()
     before = document.bytes()
     document.insert(0, code_cell("a", "1", [], 1))
     assert valid(document.bytes()).cells[0].source == "1"
@@ -156,12 +156,12 @@ def test_what_is_no_notebook_is_refused_with_the_reason(text: str, reason: str) 
 
 def test_text_that_is_not_utf8_is_refused() -> None:
     with pytest.raises(NotebookError, match="not UTF-8 at byte 0"):
-        Document.read("a.ipynb", b"\xff\xfe{")
+        NotebookDocument.read("a.ipynb", b"\xff\xfe{")
 
 
 def test_a_byte_order_mark_stays() -> None:
     data = b"\xef\xbb\xbf" + FOREIGN.encode()
-    document = Document.read("a.ipynb", data)
+    document = NotebookDocument.read("a.ipynb", data)
     assert document.bytes() == data
     document.insert(0, code_cell("new", "1", [], None))
     assert document.bytes().startswith(b"\xef\xbb\xbf{")
@@ -171,10 +171,13 @@ def test_cells_of_one_id_do_not_take_the_square_of_their_number() -> None:
     cell = '{"cell_type":"raw","id":"same","metadata":{},"source":""}'
     text = '{"cells":[%s],"metadata":{},"nbformat":4,"nbformat_minor":5}'
     began = time.process_time()
-    Document(text % ",".join([cell] * 500))
+    NotebookDocument(text % ",".join([cell] * 500))
     few = time.process_time() - began
     began = time.process_time()
-    assert len({each.id for each in Document(text % ",".join([cell] * 20_000)).cells}) == 20_000
+    assert (
+        len({each.id for each in NotebookDocument(text % ",".join([cell] * 20_000)).cells})
+        == 20_000
+    )
     assert time.process_time() - began < 40 * max(few, 0.02) * 4
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from kernel_mcp.output.bundles import (
     MAX_TYPES,
-    Shelf,
+    BundleStore,
     bounded_metadata,
     extension,
     primary,
@@ -19,9 +19,9 @@ from kernel_mcp.output.bundles import (
 PNG = base64.b64encode(b"\x89PNG\r\n\x1a\n" + bytes(30_000)).decode()
 
 
-def shelf_in(folder: Path, **limits: int) -> Shelf:
+def shelf_in(folder: Path, **limits: int) -> BundleStore:
     defaults = {"bundle_bytes": 50_000, "memory_bytes": 100_000, "disk_bytes": 200_000}
-    return Shelf(folder, 7, **(defaults | limits))
+    return BundleStore(folder, 7, **(defaults | limits))
 
 
 def text_of(data: dict[str, Any], folder: Path) -> str:

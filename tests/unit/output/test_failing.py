@@ -11,9 +11,9 @@ import pytest
 from mcp_types import TextContent
 
 from kernel_mcp.fronts.plain import plain, plain_cell
-from kernel_mcp.notebooks.reading import Room, whole
+from kernel_mcp.notebooks.views import AnswerBudget, whole
 from kernel_mcp.output import bundles, layout, markup, render
-from kernel_mcp.output.items import Display, Event, Failure, Stream, Veil
+from kernel_mcp.output.items import Display, Event, Failure, Redactor, Stream
 from kernel_mcp.output.outputs import OutputLog
 from kernel_mcp.output.text import Masks
 from kernel_mcp.sessions.notebook import _Writer
@@ -78,7 +78,7 @@ async def test_a_traceback_that_cannot_be_read_leaves_the_others(
     assert in_order(streams["stdout"], "before", "after")
 
 
-@pytest.mark.parametrize(("place", "name"), [(render, "fit"), (bundles.Part, "data")])
+@pytest.mark.parametrize(("place", "name"), [(render, "fit"), (bundles.Representation, "data")])
 async def test_a_picture_that_cannot_be_read_leaves_the_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: Any, name: str
 ) -> None:
@@ -92,7 +92,7 @@ async def test_an_event_that_cannot_be_kept_leaves_the_others(
 ) -> None:
     log = log_of(tmp_path, EVENTS[0])
     with monkeypatch.context() as patched:
-        patched.setattr(bundles.Shelf, "put", fails)
+        patched.setattr(bundles.BundleStore, "put", fails)
         log.add(PAGE)
     log.add(EVENTS[2])
     assert in_order(await answer(log), "before", WHY, "after")
@@ -100,7 +100,7 @@ async def test_an_event_that_cannot_be_kept_leaves_the_others(
 
 def test_an_event_that_cannot_be_masked_is_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     found: list[Event] = []
-    veil = Veil(Masks([("KEY", "secret-value")]), found.append)
+    veil = Redactor(Masks([("KEY", "secret-value")]), found.append)
     monkeypatch.setattr(Masks, "anywhere", fails)
     for event in (PAGE, Stream("stdout", "after")):
         veil(event)
@@ -127,11 +127,11 @@ def test_a_page_for_the_lab_that_cannot_be_read_leaves_the_others(
 def test_an_output_of_a_notebook_that_cannot_be_read_leaves_the_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("kernel_mcp.notebooks.reading.html_to_text", fails)
+    monkeypatch.setattr("kernel_mcp.notebooks.views.html_to_text", fails)
     page = {"output_type": "display_data", "data": {"text/html": "<p>page"}}
     text = {"output_type": "stream", "text": "after"}
     cell: Any = SimpleNamespace(source="source", outputs=[page, text])
-    found = list(whole(cell, Room(1000)))
+    found = list(whole(cell, AnswerBudget(1000)))
     assert [found[0], found[2]] == ["source", "after"]
     assert str(found[1]).startswith(WHY)
 

@@ -7,9 +7,9 @@ from kernel_mcp.output.items import (
     Failure,
     GapItem,
     Item,
+    Redactor,
     Stream,
     TextItem,
-    Veil,
     add_gap,
     add_text,
     without_shown,
@@ -58,7 +58,7 @@ def test_after_a_gap_nothing_is_taken_for_shown() -> None:
 def veiled(*events: Event) -> list[Event]:
     """What a veil passes on of events, at the end of their cell too."""
     passed: list[Event] = []
-    veil = Veil(Masks([("TOKEN", "secret-value")]), passed.append)
+    veil = Redactor(Masks([("TOKEN", "secret-value")]), passed.append)
     for event in events:
         veil(event)
     veil.lift()

@@ -64,7 +64,7 @@ class Server:
 
 @pytest.fixture
 def _holders(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ask each `Holder` itself."""
+    """Ask each `MemoryOwner` itself."""
     monkeypatch.setattr(bounds, "held_by", lambda holder: holder.held)
     monkeypatch.setattr(bounds, "relieve", Holder.relieve)
 

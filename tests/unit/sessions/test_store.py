@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from kernel_mcp.linux.pouring import checksum
+from kernel_mcp.linux.pipes import checksum
 from kernel_mcp.linux.safe_tree import remove_tree
 from kernel_mcp.sessions.manifest import OF_PRINCIPAL, Key, Saved
 from kernel_mcp.sessions.snapshot import CHANGED, CUT, damage, missing

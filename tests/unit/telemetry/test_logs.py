@@ -16,12 +16,12 @@ from kernel_mcp.telemetry.logs import (
     MOST_KINDS,
     WINDOW_S,
     BoundedHandler,
-    JsonLines,
-    TextLines,
+    JsonFormatter,
+    TextFormatter,
     formatter,
 )
 from kernel_mcp.telemetry.origin import NOWHERE, Origin, in_session, of_call
-from kernel_mcp.telemetry.spans import Within
+from kernel_mcp.telemetry.spans import OriginContext
 
 TOKEN = "kmcp_" + "Ab3-_" * 8
 
@@ -33,8 +33,8 @@ def record(message: str, *args: object, **more: Any) -> logging.LogRecord:
     return made
 
 
-def line(made: logging.LogRecord, lines: JsonLines | None = None) -> dict[str, Any]:
-    text = (lines or JsonLines()).format(made)
+def line(made: logging.LogRecord, lines: JsonFormatter | None = None) -> dict[str, Any]:
+    text = (lines or JsonFormatter()).format(made)
     assert "\n" not in text
     found: dict[str, Any] = json.loads(text)
     return found
@@ -50,7 +50,7 @@ def test_a_line_is_an_object_with_what_is_known() -> None:
 
 
 def test_a_line_names_request_session_and_principal() -> None:
-    with Within(Origin("earlier")), Within(of_call(7, "ada", "h1")):
+    with OriginContext(Origin("earlier")), OriginContext(of_call(7, "ada", "h1")):
         in_session("s-1")
         found = line(record("hello"))
         assert (found["request"], found["session"], found["principal"]) == ("h1/7", "s-1", "ada")
@@ -58,7 +58,7 @@ def test_a_line_names_request_session_and_principal() -> None:
 
 
 def test_a_record_knows_its_session_better() -> None:
-    with Within(Origin("1", "s-1", "ada")):
+    with OriginContext(Origin("1", "s-1", "ada")):
         assert line(record("hello", session="s-2"))["session"] == "s-2"
         assert line(record("hello", session=""))["session"] == "s-1"
 
@@ -77,7 +77,7 @@ def test_an_exception_is_text_in_one_field() -> None:
 
 def test_values_are_masked_before_json_writes_them_in_other_letters() -> None:
     value = 'a"value\\of\nlength'
-    lines = JsonLines()
+    lines = JsonFormatter()
     lines.hide = Masks([("SECRET", value)]).anywhere
     found = line(record("it is %s", value), lines)
     assert "value" not in json.dumps(found)
@@ -97,7 +97,7 @@ def test_no_line_has_a_token(text: str, log_format: str) -> None:
 
 
 def test_text_is_for_people() -> None:
-    written = TextLines("%(levelname)s %(name)s: %(message)s").format(record("hello"))
+    written = TextFormatter("%(levelname)s %(name)s: %(message)s").format(record("hello"))
     assert written == "WARNING kernel_mcp.http: hello"
 
 

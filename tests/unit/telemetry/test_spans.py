@@ -13,7 +13,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import StatusCode
 
 from kernel_mcp.telemetry.origin import Origin
-from kernel_mcp.telemetry.spans import Span, Within, caught, of_session
+from kernel_mcp.telemetry.spans import OriginContext, Span, caught, of_session
 
 
 @pytest.fixture
@@ -72,10 +72,10 @@ def test_work_in_another_task_nests_in_the_call_it_came_with(
         own = of_session("s-1", "ada")
     with Span("call", session="s-1"):
         origin = caught("s-1", "ada")
-    with Within(own):
+    with OriginContext(own):
         with Span("save", session="s-1"):
             pass
-        with Within(origin), Span("cell", session="s-1"):
+        with OriginContext(origin), Span("cell", session="s-1"):
             pass
     found = {each.name: each for each in exporter.get_finished_spans()}
     call, cell = found["call"], found["cell"]
@@ -85,7 +85,7 @@ def test_work_in_another_task_nests_in_the_call_it_came_with(
 
 
 def test_an_origin_without_spans_leaves_those_around_it(exporter: InMemorySpanExporter) -> None:
-    with Span("call"), Within(Origin("1")), Span("install"):
+    with Span("call"), OriginContext(Origin("1")), Span("install"):
         pass
     install, _ = exporter.get_finished_spans()
     assert install.parent is not None

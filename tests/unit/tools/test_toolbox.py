@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 import pytest
 from mcp.shared.exceptions import MCPError
 
-from kernel_mcp.notebooks.document import Document, code_cell
+from kernel_mcp.notebooks.document import NotebookDocument, code_cell
 from kernel_mcp.sessions.losses import Loss
 from tests.integration.agent import Answer
 from tests.unit.tools.served import Served, served
@@ -59,7 +59,7 @@ def lost(answer: Answer) -> list[str]:
 async def prepared(server: Served) -> None:
     """The default session with a file in it."""
     await server.call("write_file", path="a.txt", content="a")
-    book = Document.new()
+    book = NotebookDocument.new()
     book.insert(0, code_cell("one", "say 1", [], None))
     await server.call("write_file", path="c.ipynb", content=book.bytes().decode())
 

@@ -1,0 +1,121 @@
+"""Persistence of a node's sessions: all of them, by their handles."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from kernel_mcp.config.settings import Settings
+from kernel_mcp.config.values import GIB, Persist
+from kernel_mcp.errors import KernelMcpError
+from kernel_mcp.fleet.session_table import SessionRow
+from kernel_mcp.fleet.shared_store import SharedStore
+from kernel_mcp.sessions.keeping import DEFAULT_NAME, Claim, Keeping, open_doors
+from kernel_mcp.sessions.losses import Loss, together
+from kernel_mcp.sessions.manifest import OF_PRINCIPAL, Key
+
+if TYPE_CHECKING:
+    from packaging.requirements import Requirement
+
+FLEET = "fleet"
+"""Subfolder of the state folder for nodes."""
+DEFAULT_PERSIST = Persist(2 * GIB, 7 * 24 * 3600.0)
+_CAUSE = "the node of this session was lost"
+_LOST = (
+    "The node that had this session was lost. Variables and files are as they were when it was "
+    "last saved; what cells did after that is lost, and nothing was run again: run again what is "
+    "still wanted"
+)
+_NOTHING = (
+    "The node that had this session was lost before anything of it was saved: its variables, "
+    "files and packages are gone, and nothing was run again"
+)
+_LEFT_OUT = (
+    "Of its files {} had not been saved and are gone: pipes, sockets, what cannot be read, or "
+    "what is beyond its disk limit ({})"
+)
+
+
+class FleetPersistence(Keeping):
+    """Persists every session that has a row.
+
+    `came` maps handles to the rows of sessions that were taken over from other nodes.
+    """
+
+    store: SharedStore
+
+    def __init__(
+        self,
+        store: SharedStore,
+        settings: Settings,
+        sandbox: str,
+        permits: Callable[[Sequence[str]], tuple[Requirement, ...]],
+    ) -> None:
+        super().__init__(
+            store,
+            folder="",
+            bare=False,
+            by_principal=True,
+            doors=open_doors(settings, sandbox),
+            settings=settings,
+            permits=permits,
+        )
+        self.came: dict[str, SessionRow] = {}
+
+    def key(self, principal: str, name: str, *, default: bool, handle: str = "") -> Key | None:
+        """See `Keeping`. The key contains the handle."""
+        return key_of(principal, handle or name or DEFAULT_NAME)
+
+    def has(self, principal: str, name: str) -> bool:
+        """Return False: names of sessions are looked up in the rows of the fleet."""
+        return False
+
+    def claim(self, key: Key, *, fresh: bool, resume: bool) -> Claim:
+        """See `Keeping`. The result also reports what was lost with the session's previous node."""
+        claim = super().claim(key, fresh=fresh, resume=resume)
+        row = self.came.pop(key.name, None)
+        if row is None:
+            return claim
+        notes, losses = [*row.unheard, *([claim.note] if claim.note else [])], [claim.loss]
+        if row.lost is not None:
+            losses.append(Loss(**{**row.lost, "names": tuple(row.lost["names"])}))
+        if not row.ended:
+            notes.append(_LOST if row.saved is not None else _NOTHING)
+            losses.append(Loss(_CAUSE, kept=row.saved is not None))
+        if row.omitted:
+            notes.append(_LEFT_OUT.format(row.omitted, ", ".join(row.left_out)))
+        told = ". ".join(each.rstrip(".") for each in notes)
+        return replace(claim, note=told, loss=together(losses))
+
+
+def key_of(principal: str, handle: str) -> Key:
+    """Return the key of a session on the disk of its node."""
+    return Key(f"{OF_PRINCIPAL}{principal}", handle)
+
+
+def keep_with(
+    make: Callable[[Path], SharedStore], kept: list[FleetPersistence]
+) -> Callable[..., tuple[Keeping | None, str]]:
+    """Return a function like `keeping_of` for a node of a fleet.
+
+    `make` makes its store in the state folder. The persistence object is appended to `kept`.
+    """
+
+    def keep(
+        settings: Settings,
+        state: Path,
+        sandbox: str,
+        permits: Callable[[Sequence[str]], tuple[Requirement, ...]],
+        /,
+    ) -> tuple[Keeping | None, str]:
+        store = make(state)
+        try:
+            store.make()
+        except OSError as reason:
+            raise KernelMcpError(f"sessions of a fleet cannot be kept here: {reason}") from reason
+        kept.append(FleetPersistence(store, settings, sandbox, permits))
+        return kept[0], ""
+
+    return keep

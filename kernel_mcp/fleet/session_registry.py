@@ -1,0 +1,117 @@
+"""Session registry of a node: a name leads to one session in the whole fleet."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from functools import partial
+
+import anyio
+
+from kernel_mcp.barriers import Barrier, surely
+from kernel_mcp.errors import InputError, KernelMcpError
+from kernel_mcp.fleet.handles import new_handle
+from kernel_mcp.fleet.persistence import FleetPersistence, key_of
+from kernel_mcp.fleet.session_table import DEFAULT, NAMED, SessionRow, VersionedRow
+from kernel_mcp.fleet.shared_store import SharedStore
+from kernel_mcp.fleet.signed import Overtaken
+from kernel_mcp.sessions.keeping import Ask
+from kernel_mcp.sessions.storage import SCRIPT
+
+ATTEMPTS = 20
+"""Attempts to open a session under a name that other nodes open at the same time."""
+
+IsOver = Callable[[str, str], Awaitable[bool]]
+"""Function that returns True if an incarnation (`life`) of a node is certainly over."""
+
+
+class Elsewhere(KernelMcpError):
+    """A session is open on another node, `node`."""
+
+    def __init__(self, node: str, handle: str) -> None:
+        super().__init__(f"Session {handle} is on node {node}.")
+        self.node = node
+
+
+class FleetSessionRegistry:
+    """See `Roll`, for one node. `keeping` returns its persistence, once the node has that."""
+
+    def __init__(self, node: str, is_over: IsOver, keeping: Callable[[], FleetPersistence]) -> None:
+        self._node = node
+        self._is_over = is_over
+        self._keeping = keeping
+        self._taken: set[str] = set()
+
+    def handle(self) -> str:
+        """See `Roll`."""
+        return new_handle(self._node)
+
+    async def enter(self, principal: str, ask: Ask, default: str) -> str:
+        """See `Roll`. For an open session, raises Elsewhere (default one) or InputError."""
+        if ask.name == SCRIPT:
+            return self.handle()
+        store = self._keeping().store
+        kind, name = (DEFAULT, default) if default else (NAMED, ask.name)
+        for _ in range(ATTEMPTS):
+            if name:
+                find = partial(store.rows.named, principal, kind, name)
+                known = await anyio.to_thread.run_sync(find)
+                if known is not None and not ask.fresh:
+                    if await self._is_open(known):
+                        raise self._elsewhere(known.row)
+                    return await self.take(known)
+                if known is not None:
+                    await self._forget(store, known)
+            row = SessionRow(self.handle(), principal, ask.name, default)
+            try:
+                await anyio.to_thread.run_sync(store.open_row, row)
+            except Overtaken:
+                continue
+            return row.handle
+        raise KernelMcpError(
+            f"Sessions named {name!r} are being opened on many nodes at once. Call again."
+        )
+
+    async def take(self, known: VersionedRow) -> str:
+        """Take over a session that is not open on any node; return its handle.
+
+        Raises Overtaken, NotOurs.
+        """
+        keeping, row = self._keeping(), known.row
+        key = key_of(row.principal, row.handle)
+        keeping.came[row.handle] = await anyio.to_thread.run_sync(keeping.store.take, known, key)
+        self._taken.add(row.handle)
+        return row.handle
+
+    async def strike(self, handle: str) -> None:
+        """See `Roll`. The saved data of a session that was taken over stays for other nodes."""
+        keeping = self._keeping()
+        with Barrier("taking the handle of a session back", handle):
+            row = keeping.came.pop(handle, None)
+            if handle in self._taken:
+                self._taken.discard(handle)
+                whole = row is not None and row.ended
+                await surely(partial(keeping.store.let_go, handle, whole=whole))
+            else:
+                await surely(keeping.store.forget_row, handle)
+
+    async def _is_open(self, known: VersionedRow) -> bool:
+        row = known.row
+        if not row.node:
+            return False
+        if self._keeping().store.rows.is_mine(row):
+            return True
+        return not await self._is_over(row.node, row.life)
+
+    async def _forget(self, store: SharedStore, known: VersionedRow) -> None:
+        """Remove the session of a name. Raises Elsewhere or InputError if it is open."""
+        if await self._is_open(known):
+            raise self._elsewhere(known.row)
+        await anyio.to_thread.run_sync(store.rows.forget, known)
+
+    def _elsewhere(self, row: SessionRow) -> KernelMcpError:
+        if row.default:
+            return Elsewhere(row.node, row.handle)
+        return InputError(
+            f"You have a session named {row.name!r} already. Use it by session={row.name!r}, end "
+            f"it with close_session(session={row.name!r}), or choose another name."
+        )

@@ -1,0 +1,303 @@
+"""Mounted folders from the host's side, as file tools and `info` use them."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import itertools
+import os
+import stat
+import time
+from collections import deque
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import field
+from functools import partial
+from pathlib import Path
+
+from kernel_mcp.config.values import Mount
+from kernel_mcp.host_folders import names, secrets, within
+from kernel_mcp.host_folders.secrets import quoted
+from kernel_mcp.linux.safe_tree import open_beneath, open_place
+from kernel_mcp.records import dataclass
+
+MOST_TOLD = 200
+"""New entries below one mount that are reported in an hour: code can create any number."""
+_HOUR_S = 3600.0
+_SHOWN = 8
+"""Covered paths that are listed by name."""
+_A_LIST = (
+    "what programs of the host execute there is known by a list of tools and by what Git's "
+    "settings name, which is no boundary"
+)
+_STRICT = "strict (what appears beside a covered file is readable in later sessions only)"
+_libc = ctypes.CDLL(None, use_errno=True)
+_LONGEST_KEPT = 50
+"""Characters of a name that are kept when it is set aside: Linux permits 255 bytes in all."""
+
+
+@dataclass
+class ExposedMount:
+    """One mount from the host's side, where file tools apply the same covers as sandboxes.
+
+    place     device and inode of the folder that was walked
+    covers    kinds of covers by path below it
+    inodes    device and inode of what is covered
+    mapped    True if kernels of a root server have its owner's rights there, by an id-map
+    rights    remark on who else may read it, "" for none
+    roots     True if new files of sessions belong to root, who owns the folder
+    numbers   next numbers for names of what is set aside
+    links     symlinks that hosts execute, with inode and time of change: covers cannot hold them
+    appeared  newest entries that hosts execute and that appeared since the server's start, with
+              their new name if they were set aside, else ""
+    changed   newest files that agents and build servers obey and that code may have changed
+    named     paths that hosts execute although no rule for names matches them
+    git       folders that Git recognises as repositories
+    told      times of the latest reports
+    """
+
+    mount: Mount
+    place: tuple[int, int] = (0, 0)
+    covers: dict[tuple[str, ...], str] = field(default_factory=dict)
+    inodes: set[tuple[int, int]] = field(default_factory=set)
+    mapped: bool = True
+    rights: str = ""
+    roots: bool = False
+    numbers: Iterator[int] = field(default_factory=partial(itertools.count, 1))
+    links: dict[tuple[str, ...], tuple[int, int]] = field(default_factory=dict)
+    appeared: dict[str, str] = field(default_factory=dict)
+    changed: dict[str, None] = field(default_factory=dict)
+    named: set[tuple[str, ...]] = field(default_factory=set)
+    git: list[tuple[str, ...]] = field(default_factory=list)
+    told: deque[float] = field(default_factory=partial(deque, maxlen=MOST_TOLD))
+
+    def __str__(self) -> str:
+        """Return for people its path, whether it is writable, and the first covered paths."""
+        host = "" if str(self.mount.host) == self.mount.guest else f" (of {self.mount.host})"
+        how = "can be changed, outside --disk" if self.mount.writable else "read-only"
+        if self.mount.strict:
+            how += f", {_STRICT}"
+        covered = self._named("covered", secrets.HIDING) + self._named("fixed", {secrets.FIXED})
+        if self.appeared:
+            last = list(self.appeared.items())[-_SHOWN:]
+            words = [f"{quoted(a)} (now {quoted(now)})" if now else quoted(a) for a, now in last]
+            covered += f"; appeared, and the host may execute it: {', '.join(words)}"
+        if self.changed:
+            last_names = ", ".join(map(quoted, list(self.changed)[-_SHOWN:]))
+            covered += f"; changed, and agents or build servers obey it: {last_names}"
+        if self.mount.writable and not self.single:
+            covered += f"; {_A_LIST}"
+        if self.roots:
+            how += ", new files belong to root as the folder does"
+        rights = f"; {self.rights}" if self.rights else ""
+        return f"{self.mount.guest}{host}: {how}{rights}{covered}"
+
+    def _named(self, word: str, kinds: Collection[str]) -> str:
+        paths = [path for path, kind in self.covers.items() if kind in kinds]
+        words = [quoted(secrets.readable(path)) for path in sorted(paths, key=len)]
+        more = f" and {len(words) - _SHOWN} more" if len(words) > _SHOWN else ""
+        return f"; {word}: {', '.join(words[:_SHOWN])}{more}" if words else ""
+
+    @property
+    def stays(self) -> str:
+        """Text that names the read-only paths of a writable mount; empty if there are none."""
+        return self._named("read-only", {secrets.FIXED}).removeprefix("; ")
+
+    @property
+    def executable(self) -> list[tuple[str, ...]]:
+        """Covered paths that hosts execute by their names."""
+        return [
+            path
+            for path, kind in self.covers.items()
+            if kind != secrets.KEPT
+            if self.executes(path)
+        ]
+
+    def executes(self, parts: tuple[str, ...]) -> bool:
+        """Return True if hosts execute a path by its own name."""
+        return secrets.executed((*self.mount.host.parts[1:], *parts))
+
+    @property
+    def closed(self) -> set[tuple[str, ...]]:
+        """Folders that contain a covered path, at any depth."""
+        return secrets.around(self.covers)
+
+    @property
+    def single(self) -> bool:
+        """True if the mount is a single file."""
+        return not self.mount.host.is_dir()
+
+    def parts(self, path: str) -> tuple[str, ...] | None:
+        """Return the parts of a normalised absolute path below the mount; None if it is outside."""
+        if not within(path, (self.mount.guest,)):
+            return None
+        return tuple(Path(path).relative_to(self.mount.guest).parts)
+
+    def covers_path(self, root: int, parts: tuple[str, ...]) -> bool:
+        """Return True if a path, or a folder above it, is covered below the open folder `root`."""
+        if self.single:
+            return False
+        if self.hides(parts):
+            return True
+        above = self.mount.host.parts[1:]
+        if not parts or secrets.secret_by_name(parts, above):
+            return bool(parts)
+        path = (*above, *parts)
+        return secrets.judged_by_content(path) and secrets.holds_credentials(root, parts, path)
+
+    def hides(self, parts: tuple[str, ...]) -> bool:
+        """Return True if a path, or a folder above it, is known to be hidden."""
+        return bool(secrets.HIDING.intersection(self._kinds(parts)))
+
+    def fixes_path(self, parts: tuple[str, ...]) -> bool:
+        """Return True if a path below a writable mount stays read-only, as hosts execute it.
+
+        So do names that would make a repository or an environment of the folder that they are in.
+        """
+        ways = [parts[:end] for end in range(1, len(parts) + 1)]
+        fixed = secrets.FIXED in self._kinds(parts) or not self.named.isdisjoint(ways)
+        signs = parts[-1:] != () and parts[-1] in names.SIGNS_OF_FILES
+        return fixed or signs or any(map(self.executes, ways))
+
+    def _kinds(self, parts: tuple[str, ...]) -> set[str]:
+        return {self.covers.get(parts[:end], "") for end in range(1, len(parts) + 1)}
+
+    def fixed_above(self, parts: tuple[str, ...]) -> bool:
+        """Return True if a path is in a read-only folder, where no session could change it."""
+        return secrets.FIXED in self._kinds(parts[:-1])
+
+    def note_links(self, covers: Mapping[tuple[str, ...], str]) -> None:
+        """Record the symlinks among read-only covers."""
+        for parts in (path for path, kind in covers.items() if kind == secrets.FIXED):
+            info = self._status(parts)
+            if info is not None and stat.S_ISLNK(info.st_mode):
+                self.links[parts] = (info.st_ino, info.st_ctime_ns)
+
+    def was_there(self, parts: tuple[str, ...]) -> bool:
+        """Return True if a covered entry is still the original, not put in place of a symlink."""
+        if parts not in self.links:
+            return self.covers.get(parts, secrets.KEPT) != secrets.KEPT
+        info = self._status(parts)
+        return info is None or (info.st_ino, info.st_ctime_ns) == self.links[parts]
+
+    def forget(self, removed: Iterable[tuple[str, ...]]) -> None:
+        """Forget entries that the host has removed or moved: the next of that name is another."""
+        for parts in removed:
+            self.covers.pop(parts, None)
+            self.links.pop(parts, None)
+            if not self.appeared.get(secrets.readable(parts), "moved"):
+                del self.appeared[secrets.readable(parts)]
+
+    def note(self, name: str, now: str) -> bool:
+        """Note an entry that has appeared; return True if it is to be reported."""
+        stays = self.appeared.pop(name, None) == now == ""
+        self.appeared[name] = now
+        if len(self.appeared) > MOST_TOLD:
+            del self.appeared[next(iter(self.appeared))]
+        if stays or self.silent:
+            return False
+        self.told.append(time.monotonic())
+        return True
+
+    @property
+    def silent(self) -> bool:
+        """True while no more is reported, as so much was within an hour."""
+        return len(self.told) == MOST_TOLD and self.told[0] > time.monotonic() - _HOUR_S
+
+    def is_another_name(self, parts: tuple[str, ...]) -> bool:
+        """Return True if a file is read-only only because hosts execute a hard link of it."""
+        if self.executes(parts) or parts in self.named:
+            return False
+        info = self._status(parts)
+        return info is not None and stat.S_ISREG(info.st_mode) and info.st_nlink > 1
+
+    def holds(self, parts: tuple[str, ...]) -> bool:
+        """Return True if there is an entry at a path."""
+        return self._status(parts) is not None
+
+    def changed_at(self, parts: tuple[str, ...]) -> float:
+        """Return the Unix time of an entry's last change or move; now if it is gone."""
+        info = self._status(parts)
+        return time.time() if info is None else info.st_ctime
+
+    def _status(self, parts: tuple[str, ...]) -> os.stat_result | None:
+        try:
+            return self.mount.host.joinpath(*parts).lstat()
+        except OSError:
+            return None
+
+    def signs(self, parts: tuple[str, ...]) -> list[tuple[str, ...]]:
+        """Return the entries for which hosts execute a path: the path itself, or signs in it.
+
+        Empty for a folder that is no longer an environment or a repository.
+        """
+        info = self._status(parts)
+        folder = info is not None and stat.S_ISDIR(info.st_mode)
+        if self.executes(parts) or parts in self.named or not folder:
+            return [parts]
+        inner = [(*parts, name) for name in (names.ENVIRONMENT, names.GIT_SIGN)]
+        return [path for path in inner if self._status(path) is not None]
+
+    def set_aside(self, parts: tuple[str, ...]) -> str:
+        """Rename an entry to a name that no program looks for; return the new path, for people.
+
+        Raises OSError.
+        """
+        with self.entered() as root:
+            folder = open_beneath(root, parts[:-1], os.O_PATH | os.O_DIRECTORY)
+        try:
+            for number in self.numbers:
+                name = f"{parts[-1][:_LONGEST_KEPT]}.set-aside-{number}"
+                try:
+                    os.lstat(name, dir_fd=folder)
+                except FileNotFoundError:
+                    os.rename(parts[-1], name, src_dir_fd=folder, dst_dir_fd=folder)
+                    break
+        finally:
+            os.close(folder)
+        return secrets.readable((*parts[:-1], name))
+
+    def covers_file(self, info: os.stat_result) -> bool:
+        """Return True if a file is covered under any name, or is a device, pipe or socket."""
+        known = (info.st_dev, info.st_ino) in self.inodes
+        usual = stat.S_ISREG(info.st_mode) or stat.S_ISDIR(info.st_mode)
+        return not self.single and (known or not (usual or stat.S_ISLNK(info.st_mode)))
+
+    @contextlib.contextmanager
+    def entered(self) -> Iterator[int]:
+        """Yield a descriptor of the folder, or of the one that a single file is in.
+
+        Raises OSError.
+        """
+        host = self.mount.host.parent if self.single else self.mount.host
+        root = open_place(host)
+        try:
+            yield root
+        finally:
+            os.close(root)
+
+
+@contextlib.contextmanager
+def acting_as_owner(path: Path) -> Iterator[None]:
+    """Access files as the owner of `path` in this thread of a root server (setfsuid(2)).
+
+    No component of `path` may be a symlink. Other servers are not affected.
+
+    Keep the block to a few calls: Python's own library may be closed to that user.
+    Raises OSError.
+    """
+    if os.geteuid() != 0:
+        yield
+        return
+    place = open_place(path)
+    try:
+        info = os.fstat(place)
+    finally:
+        os.close(place)
+    uid, gid = info.st_uid, info.st_gid
+    _libc.setfsgid(ctypes.c_uint(gid))
+    _libc.setfsuid(ctypes.c_uint(uid))
+    try:
+        yield
+    finally:
+        _libc.setfsuid(ctypes.c_uint(0))
+        _libc.setfsgid(ctypes.c_uint(os.getegid()))

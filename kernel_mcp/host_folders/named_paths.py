@@ -1,0 +1,67 @@
+"""Paths below one mount that hosts execute although no rule for names matches them."""
+
+from __future__ import annotations
+
+import stat
+from collections.abc import Iterable, Sequence
+
+from kernel_mcp.host_folders.secrets import Parts
+
+MOST_NAMED = 300
+"""Maximal number below one mount of paths named by settings, and of targets of links."""
+
+
+class NamedPaths:
+    """Paths that settings of the host name, and the targets of links that hosts execute."""
+
+    def __init__(self) -> None:
+        self._asked: dict[Parts, None] = {}
+        self._led: dict[Parts, None] = {}
+        self._above: set[Parts] = set()
+        self.fresh = False
+        """True if there are paths to report."""
+        self.lacking = False
+        """True if there were more paths than can be kept."""
+
+    @property
+    def all(self) -> list[Parts]:
+        """Every path."""
+        return [*self._asked, *self._led]
+
+    def executes(self, parts: Parts, mode: int) -> bool:
+        """Return True if hosts execute a file at this path, or through a link at it."""
+        if parts in self._asked or parts in self._led:
+            return True
+        return stat.S_ISLNK(mode) and parts in self._above
+
+    def ask(self, paths: Iterable[Parts]) -> list[Parts]:
+        """Replace the paths that settings name; return the new ones."""
+        before, self._asked = self._asked, {}
+        self._note(self._asked, paths)
+        return [each for each in self._asked if each not in before]
+
+    def lead(self, paths: Iterable[Parts | None]) -> None:
+        """Add targets of links."""
+        self._note(self._led, (each for each in paths if each))
+
+    def add(self, paths: Iterable[Parts]) -> bool:
+        """Add paths of a repository at the top of the mount; return True if any is new."""
+        count = len(self._led)
+        self._note(self._led, paths)
+        return len(self._led) > count
+
+    def _note(self, known: dict[Parts, None], paths: Iterable[Parts]) -> None:
+        for parts in paths:
+            if parts in known:
+                continue
+            if len(known) >= MOST_NAMED:
+                self.lacking = True
+                return
+            known[parts] = None
+            self.fresh = True
+        self._above = {path[:end] for path in self.all for end in range(1, len(path))}
+
+
+def last_names(paths: Sequence[Parts]) -> set[str]:
+    """Return the names of paths and of the folders that they are in."""
+    return {name for path in paths for name in path}

@@ -1,0 +1,157 @@
+"""Shutdown of a server process: the signals that begin it, listeners, and a watchdog alarm."""
+
+from __future__ import annotations
+
+import asyncio
+import faulthandler
+import logging
+import signal
+import sys
+import threading
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from types import FrameType
+
+ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+BEAT_S = 1.0
+"""Seconds between two heartbeats of the event loop."""
+STILL_S = 2.0
+"""Seconds of processor time without a heartbeat until the stack is written to stderr. A signal
+handler writes it: `faulthandler.dump_traceback_later` uses a thread that reads frames while they
+change, which has ended servers by SIGSEGV on a busy machine."""
+ALARM_S = 5.0
+"""Seconds without a heartbeat during shutdown until SIGALRM ends the process. Work in progress is
+not cut short: it has limits of its own, or its client stops waiting."""
+EXIT_S = 30.0
+"""The same after the event loop has ended: Python waits for threads, such as a self-test's."""
+AGAIN_S = 0.5
+"""Seconds until a second SIGINT counts: programs that start servers pass on the first one twice."""
+_STDERR = 2
+INTERRUPTED = 128 + signal.SIGINT
+
+logger = logging.getLogger(__name__)
+
+
+class Shutdown:
+    """The shutdown of this process, which a signal or `begin` starts.
+
+    It uses Python's signal handlers, not the event loop's: they run during a long match of a
+    regular expression, too. Unless the loop is running (see `during`), a signal raises SystemExit.
+    """
+
+    def __init__(self, code: int | None = None) -> None:
+        """Without a running loop a signal exits with `code`, by default 128 plus its number."""
+        self.begun = False
+        self._code = code
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._hear: Callable[[], None] = lambda: None
+        self._beat = asyncio.Event()
+        self._interrupted = 0.0
+        """Time of the first SIGINT, by the monotonic clock; 0 before."""
+        self._told = False
+        self._number = 0
+        self._watched = False
+
+    @property
+    def code(self) -> int:
+        """Exit code of a server after an orderly shutdown."""
+        return INTERRUPTED if self._interrupted and self._code is None else 0
+
+    def take_signals(self) -> None:
+        """Handle the signals of `ENDING` here; no effect outside the main thread."""
+        if threading.current_thread() is threading.main_thread():
+            for number in ENDING:
+                signal.signal(number, self._on_signal)
+            sys.unraisablehook = self._on_unraisable
+            faulthandler.register(signal.SIGVTALRM, file=_STDERR, all_threads=False)
+            self._watched = True
+
+    def begin(self) -> None:
+        """Start the shutdown, once: the callback given to `hear` is called on the event loop."""
+        if self.begun:
+            return
+        self.begun = True
+        _set_alarm(ALARM_S)
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self._on_begin)
+
+    def hear(self, hear: Callable[[], None]) -> None:
+        """Register a callback for the start of the shutdown; if that has begun, call it now."""
+        self._hear = hear
+        if self.begun:
+            hear()
+
+    async def during(self, serve: Callable[[], Awaitable[None]]) -> None:
+        """Await `serve`; meanwhile signals are delivered to its event loop, which is monitored."""
+        self._loop = asyncio.get_running_loop()
+        beating = self._loop.create_task(self._go_on())
+        try:
+            await serve()
+        finally:
+            beating.cancel()
+            self._watch(0.0)
+            self._loop = None
+            if self.begun:
+                _set_alarm(EXIT_S)
+
+    def _on_signal(self, number: int, _frame: FrameType | None) -> None:
+        now = time.monotonic()
+        if self._interrupted and number == signal.SIGINT and now - self._interrupted > AGAIN_S:
+            signal.signal(number, signal.SIG_DFL)
+            signal.raise_signal(number)
+        if number == signal.SIGINT:
+            self._interrupted = self._interrupted or now
+        if self.begun:
+            return
+        self._number = number
+        self.begin()
+        if self._loop is None:
+            raise SystemExit(128 + number if self._code is None else self._code)
+
+    def _on_unraisable(self, error: sys.UnraisableHookArgs) -> None:
+        """Suppress the report of a SystemExit raised in a callback, which it cannot leave.
+
+        The event loop ends as soon as it starts then, since the shutdown has `begun`.
+        """
+        if not (self.begun and isinstance(error.exc_value, SystemExit)):
+            sys.__unraisablehook__(error)
+
+    def _on_begin(self) -> None:
+        if self._number:  # not in the handler, which may interrupt the writing of another line
+            logger.info("stopping on %s", signal.Signals(self._number).name)
+        self._beat.set()
+        self._hear()
+
+    async def _go_on(self) -> None:
+        """Send heartbeats: they defer the alarm and the stack dump while the event loop runs."""
+        while True:
+            self._watch(STILL_S)
+            if self.begun:
+                _set_alarm(ALARM_S)
+                self._tell()
+            pause = AGAIN_S if self.begun else BEAT_S
+            began = time.monotonic()
+            with suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._beat.wait(), pause)
+            self._beat.clear()
+            if (passed := time.monotonic() - began) > STILL_S:
+                logger.warning("the event loop stood still for %.1f s: see above", passed - pause)
+
+    def _watch(self, seconds: float) -> None:
+        """Schedule a stack dump after so much processor time; 0 cancels it."""
+        if self._watched:
+            signal.setitimer(signal.ITIMER_VIRTUAL, seconds)
+
+    def _tell(self) -> None:
+        """Tell a user who has pressed Ctrl-C, once, why the shutdown takes time."""
+        waited = time.monotonic() - self._interrupted
+        if self._interrupted and not self._told and waited >= AGAIN_S:
+            self._told = True
+            print("kernel-mcp: saving sessions; Ctrl-C again ends at once", file=sys.stderr)
+
+
+def _set_alarm(seconds: float) -> None:
+    """Arm SIGALRM to end the process after so many seconds; the next call replaces this timer."""
+    if threading.current_thread() is threading.main_thread():
+        signal.setitimer(signal.ITIMER_REAL, seconds)
