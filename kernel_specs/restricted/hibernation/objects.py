@@ -210,15 +210,19 @@ class ObjectReducer:
             attributes = {k: v for k, v in attributes.items() if _is_plain_attribute(k, v)}
         elif not type(obj).__flags__ & _HEAP_TYPE:
             self._memory.add_owner(obj)
-        if below.__name__ in _FRAMES:  # the others are caches
-            attributes = {k: v for k, v in attributes.items() if not k.startswith("_")}
+        refs = None
+        if below.__name__ in _FRAMES:
+            refs = attributes.get("_references")  # from pandas 2.0 on
+            attributes = {k: v for k, v in attributes.items() if not k.startswith("_")}  # no caches
         if module_of(below).startswith("numpy") and type(obj).__flags__ & _HEAP_TYPE:
             self._changed(PLAIN_SCALAR)
             return NotImplemented
-        usual = obj.__reduce_ex__(5) if attributes else ""
+        usual = obj.__reduce_ex__(5) if attributes or refs is not None else ""
         if isinstance(usual, str) or len(usual) > 5:
             return NotImplemented
         function, arguments, state, *items = (*usual, None, None, None, None)[:5]
+        if refs is not None:
+            return function, arguments, (state, attributes, refs), *items, set_index_state
         known = state if isinstance(state, dict) else {}
         if isinstance(state, tuple) and len(state) == 2:
             known = {**(state[0] or {}), **(state[1] or {})} if type(state[1]) is dict else {}
@@ -377,6 +381,17 @@ def set_block_refs(block: Any, refs: Any) -> None:
     """Add a pandas block to the references of its memory, for copy-on-write."""
     block.refs = refs
     refs.add_reference(block)
+
+
+def set_index_state(index: Any, state: tuple[Any, dict[str, Any], Any]) -> None:
+    """Set the state of a pandas index, and add it to the references of its memory.
+
+    A series over the same memory copies it before its first change.
+    """
+    usual, more, refs = state
+    set_state_and_attributes(index, (usual, more))
+    index._references = refs
+    refs.add_index_reference(index)
 
 
 def set_gradient(tensor: Any, gradient: Any) -> None:
@@ -682,10 +697,11 @@ def _reducing_base(kind: type) -> type | None:
     """Return the library base that pickles instances without further attributes, or None."""
     if issubclass(kind, (enum.Enum, types.ModuleType)) or kind in copyreg.dispatch_table:
         return None
+    for base in kind.__mro__[:-1]:  # first, as some kinds of index reduce themselves
+        if base.__name__ in _FRAMES and module_of(base).partition(".")[0] == "pandas":
+            return base
     for base in kind.__mro__[:-1]:
         top = module_of(base).partition(".")[0]
-        if top == "pandas" and base.__name__ in _FRAMES:
-            return base
         if "__reduce_ex__" in vars(base) or "__reduce__" in vars(base):
             is_known = top in sys.stdlib_module_names or top == "numpy"
             return base if is_known or _keeps_attributes(base) else None
