@@ -48,10 +48,7 @@ TRIALS = 24
 """Most kernels that are started, and lost, to find the variables that end them."""
 BEHIND = "shares objects with one that ended the kernel"
 UNTRIED = "could not be tried: others had ended too many kernels"
-START_ANEW = (
-    "Threads, caches, environment variables, the current folder, library settings and the state of "
-    "imported modules start anew"
-)
+START_ANEW = "Threads, caches and the state of imported modules start anew"
 ENDED_WITH_KERNEL = "a file in a folder that ends with its kernel; files in the workspace stay"
 
 

@@ -60,6 +60,7 @@ class KernelHost:
         `at_work` is called during the first cell that takes longer than a flush interval.
         """
         from kernel_specs.restricted.checkpoints.requests import Lifeline
+        from kernel_specs.restricted.hibernation.process_state import ProcessState
 
         _reseed()
         _extend_path(boot)
@@ -69,6 +70,7 @@ class KernelHost:
         self._app.shell.takes_packages = bool(boot.layers)
         self._app.connect(boot, connection_file)
         self._app.service.at_work = at_work
+        self._app.shell.process_state = ProcessState(boot.layers)
         lifeline = os.dup(boot.ready_fd) if boot.lifeline and boot.ready_fd >= 0 else -1
         self._app.kernel.lifeline = Lifeline(lifeline)
         _send_ready(boot.ready_fd)

@@ -36,6 +36,7 @@ from kernel_specs.restricted.confine import Reserve
 from kernel_specs.restricted.console import tracebacks
 from kernel_specs.restricted.console.lacks import lacking
 from kernel_specs.restricted.display import bundles
+from kernel_specs.restricted.hibernation.process_state import ProcessState
 
 
 class Loops:
@@ -108,6 +109,7 @@ class Shell(ZMQInteractiveShell):
     display_pub_class = Type(bundles.Publisher)
     gate = AnyTrait()
     reserve = Instance(Reserve, ())
+    process_state = Instance(ProcessState)
     """The kernel closes it once the request is answered."""
     loops = Instance(Loops, ())
 

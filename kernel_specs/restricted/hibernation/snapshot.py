@@ -52,6 +52,7 @@ from kernel_specs.restricted.hibernation.pickles import (
     live_objects,
     stand_in,
 )
+from kernel_specs.restricted.hibernation.process_state import Changes
 from kernel_specs.restricted.policy.guard import CELL_PREFIX
 
 if TYPE_CHECKING:
@@ -166,7 +167,7 @@ class SnapshotRequests:
         self.session.send(stream, "kernel_mcp_load_reply", reply, parent, ident)
 
     def _make_dump(self, content: dict[str, Any]) -> dict[str, Any]:
-        self._dump, reply = take(self.shell, content)
+        self._dump, reply = take(self.shell, content, self.shell.process_state.changes())
         return self._whole(reply)
 
     def _save(self, content: dict[str, Any]) -> dict[str, Any]:
@@ -176,7 +177,8 @@ class SnapshotRequests:
         with socket.socket(fileno=given) as host:
             unfit = saving.unfit_to_fork([self.service])
             if not unfit:
-                saving.write_from_child(host, self._report, content)
+                settings = self.shell.process_state.changes()  # here: a child has another `random`
+                saving.write_from_child(host, partial(self._report, settings), content)
         return {"unfit": unfit}
 
     def _given(self) -> int | None:
@@ -202,9 +204,9 @@ class SnapshotRequests:
         return {"came": given is not None}
 
     def _report(
-        self, content: Mapping[str, Any], say: Callable[[str], None]
+        self, settings: Changes, content: Mapping[str, Any], say: Callable[[str], None]
     ) -> tuple[Dump, dict[str, Any]]:
-        dump, reply = take(self.shell, content, say, ahead=False)
+        dump, reply = take(self.shell, content, settings, say, ahead=False)
         return dump, {"status": "ok", **self._whole(reply)}
 
     def _whole(self, reply: dict[str, Any]) -> dict[str, Any]:
@@ -240,11 +242,14 @@ def _attempted(action: Callable[[Any], Any], argument: Any) -> dict[str, Any]:
 def take(
     shell: Any,
     content: Mapping[str, Any],
+    settings: Changes,
     say: Callable[[str], object] = len,
     *,
     ahead: bool = True,
 ) -> tuple[Dump, dict[str, Any]]:
     """Pickle the variables of `shell`; return dump and report. `say` gets each name before.
+
+    `settings` are those that have changed, and those that are lost.
 
     With `ahead` a forked child does so first, and values that end it are left out. Raises
     StoppedError.
@@ -280,7 +285,9 @@ def take(
             "order": order,
             "hidden": [name for name in found if name in kept and name in hidden],
         }
-        dump = Dump({**header, **_history(shell)}, filled)
+        changed_settings, lost_settings = settings
+        lost |= lost_settings
+        dump = Dump({**header, **_history(shell), "settings": changed_settings}, filled)
     finally:
         for part in segments:
             part.close()
@@ -570,6 +577,8 @@ class Loading:
         self._leave: set[str] = set()
         self._ask: Callable[[], object] = bool
         """The `ask` of the current step's watch."""
+        self._settings = dict(arrival.header.get("settings", {}))
+        self._failed = shell.process_state.restore(self._settings, early=True)
         _restore_history(shell, self._header)
 
     def step(self, content: Mapping[str, Any]) -> dict[str, Any]:
@@ -600,9 +609,10 @@ class Loading:
         order = [name for name in self._header["order"] if name in self._values]
         if not self._left:
             self._finish(order)
+        failed, self._failed = self._failed, {}
         return {
             "names": [name for name in order if name not in before],
-            "lost": attempts.lost,
+            "lost": {**attempts.lost, **failed},
             "behind": self._behind[done:],
             "left": self._left,
             "missing": [path for path in content["files"] if not os.path.lexists(path)],
@@ -647,12 +657,13 @@ class Loading:
             self._shell.push({name: value}, interactive=name not in self._hidden)
 
     def _finish(self, order: list[str]) -> None:
-        """Restore the order of the names, and put results into IPython's `Out`."""
+        """Restore the order of the names, IPython's `Out`, and the settings of the process."""
         names = self._shell.user_ns
         for name in order:
             if name in names:
                 names[name] = names.pop(name)
         _restore_results(self._shell, self._values)
+        self._failed |= self._shell.process_state.restore(self._settings, early=False)
 
 
 def _import(name: str) -> None:

@@ -24,6 +24,8 @@ from kernel_specs.restricted.config import BootConfig
 from kernel_specs.restricted.confine import SHIMS
 from kernel_specs.restricted.interrupts import InterruptGate
 
+LISTS = ("PYTHONPATH", "PATH")
+"""Variables of the environment that list the folders of layers."""
 _SITES = ("site-packages", "dist-packages")
 _modules: dict[str, Any] = sys.modules
 _own_flags: Callable[[], list[str]] = vars(subprocess)["_args_from_interpreter_flags"]

@@ -26,7 +26,7 @@ def taken(
         execution_count=1,
     )
     content = {"max_bytes": 10**8, "seconds": seconds, "leave": []}
-    return snapshot.take(shell, content, ahead=False)[1]
+    return snapshot.take(shell, content, ({}, {}), ahead=False)[1]
 
 
 class Endless:
