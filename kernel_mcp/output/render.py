@@ -24,8 +24,8 @@ from kernel_mcp.records import dataclass
 OUTPUT_CHARS = 30_000
 PICTURE_BYTES = 650_000
 """All pictures of one answer before base64: the SDK's client refuses HTTP events over 1 MiB."""
-PICTURES_S = 10.0
-"""Time after which the remaining pictures of an answer are linked instead of shown."""
+PICTURES_S = 5.0
+"""Processor seconds after which the remaining pictures of an answer are linked instead of shown."""
 MAX_TYPES = 100
 STREAMS: tuple[StreamName, ...] = ("stdout", "stderr")
 STREAM_CHARS = 30_000
@@ -139,7 +139,7 @@ def _prepare(wanted: Sequence[PictureAt], total: int) -> dict[PictureAt, Picture
     """Return each picture ready to show, or the reason why it cannot be shown. Blocks."""
     data = [attempted(partial(_data, place.part), _said) for place in wanted]
     limits = shares([len(raw) if isinstance(raw, bytes) else 0 for raw in data], total)
-    deadline = time.monotonic() + PICTURES_S
+    deadline = time.thread_time() + PICTURES_S
     return {
         place: attempted(partial(_fitted, raw, limit, deadline, place.others), _said)
         for place, raw, limit in zip(wanted, data, limits, strict=True)
@@ -164,7 +164,7 @@ def _fitted(
 
     If none of them can be shown, the reason.
     """
-    if time.monotonic() > deadline:
+    if time.thread_time() > deadline:
         return "there was no time left to prepare it"
     if isinstance(raw, str):
         return raw

@@ -33,22 +33,22 @@ MOST_CHARTS = 16
 MOST_VALUES = 20_000
 """Most values of all series of a figure together."""
 MOST_S = 0.05
-"""Seconds to collect the data of a figure, which has none after that."""
+"""Processor seconds to collect the data of a figure, which has none after that."""
 MOST_NAMED = 8
 """Most elements of a chart that its words name."""
 
 
 class _Clock:
-    """Counts values and time, which are bounded for a whole figure."""
+    """Counts values and processor time, which are bounded for a whole figure."""
 
     def __init__(self) -> None:
-        self._end = time.monotonic() + MOST_S
+        self._end = time.thread_time() + MOST_S
         self._left = MOST_VALUES
 
     def take(self, values: int = 0) -> None:
         """Count so many more values. Raises Unknown if there are too many or time is over."""
         self._left -= values
-        if self._left < 0 or time.monotonic() > self._end:
+        if self._left < 0 or time.thread_time() > self._end:
             raise Unknown
 
 

@@ -83,7 +83,7 @@ class Process:
         return self.popen.stdout.readline().strip()
 
     def end(self) -> tuple[int, str, str]:
-        out, err = self.popen.communicate(timeout=60)
+        out, err = self.popen.communicate()
         return self.popen.returncode, out, err
 
 
