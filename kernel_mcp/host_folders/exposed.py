@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import itertools
 import os
 import stat
@@ -19,6 +18,7 @@ from kernel_mcp.host_folders import names, secrets, within
 from kernel_mcp.host_folders.secrets import quoted
 from kernel_mcp.linux.safe_tree import open_beneath, open_place
 from kernel_mcp.records import dataclass
+from kernel_specs import linux
 
 MOST_TOLD = 200
 """New entries below one mount that are reported in an hour: code can create any number."""
@@ -30,7 +30,6 @@ _A_LIST = (
     "settings name, which is no boundary"
 )
 _STRICT = "strict (what appears beside a covered file is readable in later sessions only)"
-_libc = ctypes.CDLL(None, use_errno=True)
 _LONGEST_KEPT = 50
 """Characters of a name that are kept when it is set aside: Linux permits 255 bytes in all."""
 
@@ -294,10 +293,10 @@ def acting_as_owner(path: Path) -> Iterator[None]:
     finally:
         os.close(place)
     uid, gid = info.st_uid, info.st_gid
-    _libc.setfsgid(ctypes.c_uint(gid))
-    _libc.setfsuid(ctypes.c_uint(uid))
+    linux.setfsgid(gid)
+    linux.setfsuid(uid)
     try:
         yield
     finally:
-        _libc.setfsuid(ctypes.c_uint(0))
-        _libc.setfsgid(ctypes.c_uint(os.getegid()))
+        linux.setfsuid(0)
+        linux.setfsgid(os.getegid())

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
-import struct
+from contextlib import suppress
 from dataclasses import field
 
 from kernel_mcp.host_folders.secrets import Parts
 from kernel_mcp.records import dataclass
+from kernel_specs import linux
 
 MOST_COVERS = 1000
 """Maximal number of covers below one mount; each delays the start of a kernel by some 20 µs."""
-_AT_EMPTY_PATH, _STATX_BTIME = 0x1000, 0x800
-"""<linux/fcntl.h>, <linux/stat.h>."""
-_libc = ctypes.CDLL(None, use_errno=True)
 
 
 @dataclass
@@ -53,15 +50,10 @@ class TooManySecrets(Exception):
 
 
 def born(fd: int) -> int:
-    """Return the birth time of an open file in nanoseconds (statx(2)); 0 if it is not known."""
-    statx = getattr(_libc, "statx", None)
-    content = ctypes.create_string_buffer(256)
-    arguments = (ctypes.c_int(_AT_EMPTY_PATH), ctypes.c_uint(_STATX_BTIME), content)
-    if statx is None or statx(ctypes.c_int(fd), b"", *arguments) != 0:
-        return 0
-    (filled,) = struct.unpack_from("=I", content)
-    seconds, nanoseconds = struct.unpack_from("=qI", content, 80)
-    return seconds * 10**9 + nanoseconds if filled & _STATX_BTIME else 0
+    """Return the birth time of an open file in nanoseconds; 0 if it is not known."""
+    with suppress(OSError):
+        return linux.birth_time(fd)
+    return 0
 
 
 def status_of(entry: os.DirEntry[str]) -> os.stat_result | None:

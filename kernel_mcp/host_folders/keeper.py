@@ -51,7 +51,8 @@ from kernel_mcp.host_folders.namespaces import (
 )
 from kernel_mcp.host_folders.secrets import Parts
 from kernel_mcp.host_folders.watching import HOST, NAMED, Change, MountedFolder, Watches, by_code
-from kernel_specs.template import linux, packets
+from kernel_specs import linux
+from kernel_specs.template import packets
 
 _INODE_BYTES = 50
 """Upper bound of the bytes of a device and an inode in a message."""

@@ -21,7 +21,8 @@ from kernel_mcp.host_folders import secrets
 from kernel_mcp.host_folders.secrets import Parts
 from kernel_mcp.linux.safe_tree import open_beneath
 from kernel_mcp.records import dataclass
-from kernel_specs.template import linux, packets
+from kernel_specs import linux
+from kernel_specs.template import packets
 
 T = TypeVar("T")
 BLANK = "/run/blank"

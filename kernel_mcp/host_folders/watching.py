@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import select
 import stat
@@ -23,6 +22,7 @@ from kernel_mcp.host_folders.secrets import Parts
 from kernel_mcp.host_folders.walking import Walk
 from kernel_mcp.linux.safe_tree import open_beneath, open_place
 from kernel_mcp.records import dataclass
+from kernel_specs import linux
 from kernel_specs.landlock import calls
 
 # <sys/inotify.h>
@@ -55,8 +55,6 @@ _FAN_EVENT_ON_CHILD, _FAN_ONDIR = 0x08000000, 0x40000000
 _FAN_EVENT, _FAN_INFO = struct.Struct("=IBBHQii"), struct.Struct("=BBH")
 _OF_NAME, _OF_PIDFD = 2, 4
 _HANDLE = struct.Struct("=Ii")
-_HANDLE_BYTES = 128
-_AT_EMPTY_PATH, _AT_FDCWD = 0x1000, -100
 _MOST_MADE = 1 << 16
 """Maximal number of entries whose makers are recorded; the oldest are dropped."""
 _MOST_MISSED = 64
@@ -80,7 +78,6 @@ that the entry may be older than the settings that name it. The user that code r
 _MOST_MOVED = 64
 """Renames of secrets that are under way; more have left what is watched."""
 
-_libc = ctypes.CDLL(None, use_errno=True)
 T = TypeVar("T")
 
 
@@ -343,10 +340,10 @@ class Makers:
     def __init__(self) -> None:
         flags = _FAN_CLOEXEC | _FAN_NONBLOCK | _FAN_UNLIMITED_MARKS
         report = _FAN_REPORT_PIDFD | _FAN_REPORT_DIR_FID | _FAN_REPORT_NAME
-        init = getattr(_libc, "fanotify_init", None)
         self._fd = -1
-        if init is not None and os.geteuid() == 0:
-            self._fd = init(ctypes.c_uint(flags | report), ctypes.c_uint(os.O_RDONLY))
+        if os.geteuid() == 0:
+            with suppress(OSError):
+                self._fd = linux.fanotify_init(flags | report, os.O_RDONLY)
         self._made: dict[tuple[bytes, str], str] = {}
         self._noted: dict[tuple[bytes, str], int] = {}
         """Times (ns) at which entries that code may have made were recorded."""
@@ -362,21 +359,23 @@ class Makers:
 
     def fileno(self) -> int:
         """Return the descriptor to poll; -1 if fanotify is not available."""
-        return int(self._fd)
+        return self._fd
 
     def add(self, folder: int) -> bool:
         """Watch an open folder; return False if the makers of its entries cannot be known."""
         changes = _FAN_CHANGES & ~_FAN_MODIFY
-        mask = ctypes.c_uint64(changes | _FAN_ONDIR | _FAN_EVENT_ON_CHILD)
-        arguments = (ctypes.c_uint(_FAN_MARK_ADD), mask, ctypes.c_int(folder), None)
-        return self._fd >= 0 and _libc.fanotify_mark(self._fd, *arguments) == 0
+        return self._mark(changes | _FAN_ONDIR | _FAN_EVENT_ON_CHILD, folder)
 
     def add_file(self, file: int) -> None:
         """Watch an open file for writes through any of its names."""
-        arguments = (ctypes.c_uint64(_FAN_MODIFY), ctypes.c_int(_AT_FDCWD))
-        if self._fd >= 0:
-            path = f"/proc/self/fd/{file}".encode()
-            _libc.fanotify_mark(self._fd, ctypes.c_uint(_FAN_MARK_ADD), *arguments, path)
+        self._mark(_FAN_MODIFY, f"/proc/self/fd/{file}")
+
+    def _mark(self, mask: int, place: int | str) -> bool:
+        with suppress(OSError):
+            if self._fd >= 0:
+                linux.fanotify_mark(self._fd, _FAN_MARK_ADD, mask, place)
+                return True
+        return False
 
     def of(self, root: int, parts: Parts) -> str:
         """Return the maker of an entry below the folder `root`: CODE comes with its user.
@@ -428,24 +427,18 @@ class Makers:
 
     @staticmethod
     def _key(root: int, parts: Parts) -> tuple[bytes, str] | None:
-        handle = ctypes.create_string_buffer(_HANDLE.size + _HANDLE_BYTES)
-        _HANDLE.pack_into(handle, 0, _HANDLE_BYTES, 0)
-        mount = ctypes.c_int()
-        arguments = (handle, ctypes.byref(mount), ctypes.c_int(_AT_EMPTY_PATH))
         try:
             folder = open_beneath(root, parts[:-1], os.O_PATH | os.O_DIRECTORY)
         except OSError:
             return None
         try:
-            if _libc.name_to_handle_at(ctypes.c_int(folder), b"", *arguments) != 0:
-                return None
+            handle = linux.file_handle(folder)
             system = struct.pack("=Q", os.fstatvfs(folder).f_fsid)
         except OSError:
             return None
         finally:
             os.close(folder)
-        length, _ = _HANDLE.unpack_from(handle)
-        return system + handle.raw[: _HANDLE.size + length], parts[-1]
+        return system + handle, parts[-1]
 
     def _matters(self, name: str) -> bool:
         last = name.lower()
@@ -552,7 +545,9 @@ class Watches:
 
     def __init__(self) -> None:
         self.makers = Makers()
-        self._fd = _libc.inotify_init1(_IN_NONBLOCK | _IN_CLOEXEC)
+        self._fd = -1
+        with suppress(OSError):
+            self._fd = linux.inotify_init(_IN_NONBLOCK | _IN_CLOEXEC)
         self._places: dict[int, tuple[MountedFolder, Parts]] = {}
         limit = Path("/proc/sys/fs/inotify/max_user_watches")
         self._most = int(limit.read_text(encoding="ascii")) // 2 if limit.exists() else 0
@@ -570,7 +565,13 @@ class Watches:
 
     def fileno(self) -> int:
         """Return the descriptor to poll; -1 if inotify is not available."""
-        return int(self._fd)
+        return self._fd
+
+    def _watch(self, path: bytes, mask: int) -> int:
+        """Return the number of a watch on a path, -1 if there can be none."""
+        with suppress(OSError):
+            return linux.inotify_add_watch(self._fd, path, mask)
+        return -1
 
     def add(self, ground: MountedFolder, parts: Parts, folder: int) -> None:
         """Watch an open folder."""
@@ -578,7 +579,7 @@ class Watches:
         number = -1
         if len(self._places) < self._most:
             more = _IN_ATTRIB if ground.writable and not parts else 0
-            number = _libc.inotify_add_watch(self._fd, path, _MASK | _IN_ONLYDIR | more)
+            number = self._watch(path, _MASK | _IN_ONLYDIR | more)
         if number < 0:
             self.lacking += 1
             return
@@ -592,7 +593,7 @@ class Watches:
         if len(self._file_at) >= _MOST_OBEYED:
             return
         path = f"/proc/self/fd/{file}".encode()
-        number = _libc.inotify_add_watch(self._fd, path, _IN_MODIFY)
+        number = self._watch(path, _IN_MODIFY)
         if number < 0:
             self.lacking += 1
             return
@@ -607,14 +608,15 @@ class Watches:
         del self._files[number][ground, parts]
         if not self._files[number]:
             del self._files[number]
-            _libc.inotify_rm_watch(self._fd, number)
+            with suppress(OSError):  # its file is gone
+                linux.inotify_rm_watch(self._fd, number)
 
     def watch_outside(self, paths: Iterable[str]) -> None:
         """Watch files outside of the mounts, if their folders exist."""
         for path in paths:
             folder, _, name = path.rpartition("/")
             flags = _MASK | _IN_ONLYDIR | _IN_MASK_ADD
-            number = _libc.inotify_add_watch(self._fd, os.fsencode(folder or "/"), flags)
+            number = self._watch(os.fsencode(folder or "/"), flags)
             if number >= 0:
                 self._outside.setdefault(number, set()).add(name)
 

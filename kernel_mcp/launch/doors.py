@@ -39,8 +39,9 @@ from kernel_mcp.sandbox.base import (
 from kernel_mcp.sandbox.landlock.rules import CHANGE, RUN, Ruleset
 from kernel_mcp.sandbox.mounts import PROC, Folder, opens_proc
 from kernel_mcp.sandbox.select import builder_for
+from kernel_specs import linux
 from kernel_specs.landlock import calls
-from kernel_specs.template import linux, packets
+from kernel_specs.template import packets
 
 BEGIN_S = 180.0
 """Seconds that the first walk through all mounts may take; 100,000 files take one."""

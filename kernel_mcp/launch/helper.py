@@ -22,7 +22,8 @@ from kernel_mcp.launch.silence import Silence
 from kernel_mcp.launch.spawn import spawn
 from kernel_mcp.linux.proc import WatchedProcess
 from kernel_mcp.sandbox.base import SandboxCommand
-from kernel_specs.template import linux, packets
+from kernel_specs import linux
+from kernel_specs.template import packets
 
 PING_LOOKS = 5
 """Number of looks, `silence.LOOK_S` apart, between two pings of a process without requests."""

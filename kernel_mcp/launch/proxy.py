@@ -21,7 +21,8 @@ from kernel_mcp.linux.process import bare_program
 from kernel_mcp.network.rules import HostRule, Rules
 from kernel_mcp.network.secrets import Vault
 from kernel_mcp.sandbox.base import Sandbox
-from kernel_specs.template import linux, packets
+from kernel_specs import linux
+from kernel_specs.template import packets
 
 CERTIFIED_S = 120.0
 """Seconds for a proxy to make the certificate authority for hosts of secrets; 0.2 s when idle."""

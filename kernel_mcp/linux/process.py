@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import os
 import resource
@@ -12,6 +11,8 @@ import sys
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+
+from kernel_specs import linux
 
 
 def tie_to_server() -> list[str]:
@@ -28,8 +29,6 @@ def free_descriptors() -> int:
 
 
 # The C heap: unused memory goes back to the system. glibc by default keeps a heap per thread.
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8
-"""Parameters of mallopt(3)."""
 SWITCH_S = 0.0005
 """Thread switch interval in seconds, a tenth of Python's default."""
 _LARGE_BYTES = 1 << 20
@@ -38,11 +37,9 @@ _LARGE_BYTES = 1 << 20
 
 def keep_small() -> None:
     """Use one heap for all threads, with large blocks outside; call it before threads start."""
-    setting = getattr(ctypes.CDLL(None), "mallopt", None)
-    if setting is not None:
-        setting(_M_ARENA_MAX, 1)
-        setting(_M_MMAP_THRESHOLD, _LARGE_BYTES)
-        setting(_M_TRIM_THRESHOLD, _LARGE_BYTES)
+    linux.mallopt(linux.M_ARENA_MAX, 1)
+    linux.mallopt(linux.M_MMAP_THRESHOLD, _LARGE_BYTES)
+    linux.mallopt(linux.M_TRIM_THRESHOLD, _LARGE_BYTES)
 
 
 def allow_many_files() -> None:
@@ -63,9 +60,7 @@ def trim(*, collect: bool = True) -> None:
     """
     if collect:
         gc.collect()
-    trimming = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if trimming is not None:
-        trimming(0)
+    linux.malloc_trim()
 
 
 def overwrite_arguments(given: Sequence[tuple[str, str]]) -> None:

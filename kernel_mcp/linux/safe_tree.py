@@ -6,7 +6,6 @@ No symlink is followed and no path grows with the depth of the tree. The calls b
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import errno
 import itertools
 import os
@@ -16,8 +15,9 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
 
+from kernel_specs import linux
+
 # Open beneath a changing folder: openat2(2) in one step, else one openat(2) per component.
-_SYS_OPENAT2 = 437  # the same on every architecture
 _NO_XDEV, _NO_MAGICLINKS, _NO_SYMLINKS, _BENEATH = 0x01, 0x02, 0x04, 0x08
 _RESOLVE = _NO_XDEV | _NO_MAGICLINKS | _NO_SYMLINKS | _BENEATH
 _ALWAYS = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY
@@ -29,14 +29,6 @@ _ATTEMPTS = 16
 
 Opener = Callable[[int, Sequence[bytes], int], int]
 """Opens some components below a folder's descriptor with flags; raises OSError."""
-
-
-class _OpenHow(ctypes.Structure):
-    _fields_ = (
-        ("flags", ctypes.c_uint64),
-        ("mode", ctypes.c_uint64),
-        ("resolve", ctypes.c_uint64),
-    )
 
 
 def open_beneath(
@@ -99,21 +91,10 @@ def _chunks(names: Sequence[bytes]) -> Iterator[list[bytes]]:
 def with_openat2(folder: int, names: Sequence[bytes], flags: int) -> int:
     """Open by one openat2 call. Raises OSError."""
     path = b"/".join(names)
-    how = _OpenHow(flags, 0, _RESOLVE)
-    for _ in range(_ATTEMPTS):
-        fd: int = _c_library().syscall(
-            ctypes.c_long(_SYS_OPENAT2),
-            ctypes.c_int(folder),
-            ctypes.c_char_p(path),
-            ctypes.byref(how),
-            ctypes.c_size_t(ctypes.sizeof(how)),
-        )
-        if fd >= 0:
-            return fd
-        code = ctypes.get_errno()
-        if code not in (errno.EAGAIN, errno.EINTR):
-            break
-    raise OSError(code, os.strerror(code), os.fsdecode(path))
+    for _ in range(_ATTEMPTS - 1):
+        with contextlib.suppress(BlockingIOError, InterruptedError):
+            return linux.openat2(folder, path, flags, _RESOLVE)
+    return linux.openat2(folder, path, flags, _RESOLVE)
 
 
 def by_walking(folder: int, names: Sequence[bytes], flags: int) -> int:
@@ -159,16 +140,8 @@ def _default_opener() -> Opener:
     return with_openat2
 
 
-@cache
-def _c_library() -> ctypes.CDLL:
-    return ctypes.CDLL(None, use_errno=True)
-
-
-_AT_FDCWD = -100  # <fcntl.h>
-_RENAME_EXCHANGE = 2  # <linux/fs.h>
 _NOT_HERE = (errno.EINVAL, errno.ENOSYS, errno.EPERM)
 """Errors of renameat2(2) on file systems without exchange, on old systems and under filters."""
-_libc = ctypes.CDLL(None, use_errno=True)
 
 
 def take_place(newcomer: Path, place: Path) -> Path | None:
@@ -177,22 +150,16 @@ def take_place(newcomer: Path, place: Path) -> Path | None:
     The two are exchanged, which takes a tenth of the time of replacing. Where Linux cannot do that,
     `place` must be empty, is replaced, and None is returned. Raises OSError.
     """
-    paths = os.fsencode(newcomer), os.fsencode(place)
-    if not _renameat2(_AT_FDCWD, paths[0], _AT_FDCWD, paths[1], _RENAME_EXCHANGE):
-        return newcomer
-    reason = ctypes.get_errno()
-    if reason not in _NOT_HERE:
-        raise OSError(reason, os.strerror(reason), str(newcomer), None, str(place))
-    newcomer.rename(place)
-    return None
-
-
-def _without(*_: object) -> int:
-    ctypes.set_errno(errno.ENOSYS)
-    return -1
-
-
-_renameat2 = getattr(_libc, "renameat2", _without)
+    try:
+        linux.exchange(os.fsencode(newcomer), os.fsencode(place))
+    except OSError as reason:
+        if reason.errno not in _NOT_HERE:
+            raise OSError(
+                reason.errno, reason.strerror, str(newcomer), None, str(place)
+            ) from reason
+        newcomer.rename(place)
+        return None
+    return newcomer
 
 
 _OPEN_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC

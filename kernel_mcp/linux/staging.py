@@ -11,7 +11,7 @@ import stat
 from collections.abc import Sequence
 from typing import NoReturn
 
-from kernel_specs.template import linux
+from kernel_specs import linux
 
 
 def main(argv: Sequence[str]) -> NoReturn:

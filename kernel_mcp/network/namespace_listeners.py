@@ -12,7 +12,7 @@ import json
 import os
 from collections.abc import Sequence
 
-from kernel_specs.template import linux
+from kernel_specs import linux
 
 _NS_GET_USERNS = 0xB701  # <linux/nsfs.h>
 

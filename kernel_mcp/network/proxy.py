@@ -61,7 +61,8 @@ from kernel_mcp.network.records import Records, Traffic
 from kernel_mcp.network.rules import Rules, plain_host, split_port
 from kernel_mcp.network.secrets import Secret
 from kernel_mcp.network.tunnel import PIECE_BYTES, Dialer
-from kernel_specs.template import linux, packets
+from kernel_specs import linux
+from kernel_specs.template import packets
 
 if TYPE_CHECKING:
     from kernel_mcp.network.termination import Termination, Terminations

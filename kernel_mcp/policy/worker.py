@@ -29,7 +29,8 @@ from kernel_mcp.config.values import GIB
 from kernel_mcp.linux.process import keep_small, trim
 from kernel_mcp.policy import Diagnostic, ImportUse, Policy, Report
 from kernel_mcp.policy.check import check
-from kernel_specs.template import linux, packets
+from kernel_specs import linux
+from kernel_specs.template import packets
 
 MOST_BYTES = GIB
 """Address-space limit of the process; the densest code of `MAX_CODE` needs a quarter of it."""

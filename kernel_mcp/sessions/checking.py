@@ -22,7 +22,7 @@ from kernel_mcp.policy import Policy, Report
 from kernel_mcp.policy.check import check
 from kernel_mcp.policy.source import MAX_CODE
 from kernel_mcp.policy.worker import Answer, content_of, question, written
-from kernel_specs.template import linux
+from kernel_specs import linux
 
 LONG_CODE_CHARS = 2_000
 """Longer code is checked in a process: 60 lines take 0.5 ms, a message to the process 0.25 ms."""

@@ -13,7 +13,6 @@ from __future__ import annotations
 import array
 import base64
 import contextlib
-import ctypes
 import fcntl
 import json
 import os
@@ -26,22 +25,16 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:  # importing typing would take longer than all of the rest
     from typing import Any
 
-_libc = ctypes.CDLL(None, use_errno=True)
+_PROJECT = os.path.realpath(f"{__file__}/../../..")
+sys.path.insert(0, _PROJECT)
+from kernel_specs import linux  # noqa: E402  # with -I and -S, only its folder tells where it is
 
-# <linux/prctl.h>
-PR_SET_DUMPABLE = 4
-PR_SET_SECCOMP = 22
-PR_SET_NO_NEW_PRIVS = 38
-SECCOMP_MODE_FILTER = 2
+sys.path.remove(_PROJECT)
 
 MESSAGE_BYTES = 1 << 18
 MOST_DESCRIPTORS = 64
 EXIT_FAILED = 71
 """EX_OSERR of <sysexits.h>."""
-
-
-class _FilterProgram(ctypes.Structure):
-    _fields_ = (("len", ctypes.c_ushort), ("filter", ctypes.c_void_p))
 
 
 def main(path: str) -> int:
@@ -57,9 +50,9 @@ def main(path: str) -> int:
         signal.signal(signal.SIGCHLD, _noted)
         signal.set_wakeup_fd(wake.fileno(), warn_on_full_buffer=False)
         # the kernel is of the same user: it must not look into this process or change it
-        _prctl(PR_SET_DUMPABLE, 0)
-        _prctl(PR_SET_NO_NEW_PRIVS, 1)
-        _filter_calls(base64.b64decode(task["filter"]))
+        linux.prctl(linux.PR_SET_DUMPABLE, 0)
+        linux.prctl(linux.PR_SET_NO_NEW_PRIVS, 1)
+        linux.install_filter(base64.b64decode(task["filter"]))
         child = os.fork()
         if child == 0:
             _become(task, received)
@@ -147,23 +140,6 @@ def _noted(number: int, frame: object) -> None:
 def _tell(host: socket.socket, code: int) -> None:
     with contextlib.suppress(OSError):  # the host has closed
         host.send(str(code).encode())
-
-
-def _filter_calls(program: bytes) -> None:
-    buffer = ctypes.create_string_buffer(program, len(program))
-    attr = _FilterProgram(len(program) // 8, ctypes.addressof(buffer))
-    _check(_libc.prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, ctypes.byref(attr), 0, 0))
-
-
-def _prctl(option: int, value: int) -> None:
-    wide = [ctypes.c_ulong(number) for number in (value, 0, 0, 0)]
-    _check(_libc.prctl(option, *wide))
-
-
-def _check(result: int) -> None:
-    if result < 0:
-        error = ctypes.get_errno()
-        raise OSError(error, os.strerror(error))
 
 
 if __name__ == "__main__":

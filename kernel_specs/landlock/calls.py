@@ -6,10 +6,11 @@ Runs in the server, in its keeper and in kernels. Every function raises OSError.
 
 from __future__ import annotations
 
-import ctypes
 import os
 import struct
 from collections.abc import Sequence
+
+from kernel_specs.linux import syscall
 
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
 _CREATE_RULESET_VERSION = 1
@@ -18,30 +19,28 @@ READ_FILE, REFER = 1 << 2, 1 << 13
 READING = READ_FILE | REFER
 """Rights that rules about strict mounts handle. Without REFER files could not be moved at all."""
 
-_libc = ctypes.CDLL(None, use_errno=True)
-
 
 def version() -> int:
     """Return the ABI version of the running Linux. Raises OSError if it has none."""
-    return _call(_CREATE_RULESET, None, 0, _CREATE_RULESET_VERSION)
+    return syscall(_CREATE_RULESET, None, 0, _CREATE_RULESET_VERSION)
 
 
 def make(files: int, network: int = 0, scoped: int = 0) -> int:
     """Return a ruleset, close-on-exec, that denies the given rights until rules allow them."""
     attr = struct.pack("=3Q", files, network, scoped)
     # an older Linux knows fewer fields
-    return _call(_CREATE_RULESET, attr, len(attr) if network or scoped else 8, 0)
+    return syscall(_CREATE_RULESET, attr, len(attr) if network or scoped else 8, 0)
 
 
 def allow(ruleset: int, place: int, access: int) -> None:
     """Allow `access` on an open file, or below an open folder."""
     attr = struct.pack("=Qi", access, place)
-    _call(_ADD_RULE, ruleset, _RULE_PATH_BENEATH, attr, 0)
+    syscall(_ADD_RULE, ruleset, _RULE_PATH_BENEATH, attr, 0)
 
 
 def enter(ruleset: int) -> None:
     """Enforce the rules for this thread and processes that it starts, for good."""
-    _call(_RESTRICT_SELF, ruleset, 0)
+    syscall(_RESTRICT_SELF, ruleset, 0)
 
 
 def read_no_more(ruleset: int, strict: Sequence[str]) -> None:
@@ -72,12 +71,3 @@ def _above(path: str) -> list[str]:
 
 def _within(path: str, folder: str) -> bool:
     return path == folder or path.startswith(f"{folder}/")
-
-
-def _call(number: int, *args: object) -> int:
-    wide = [ctypes.c_long(arg) if isinstance(arg, int) else arg for arg in args]
-    result = int(_libc.syscall(ctypes.c_long(number), *wide))
-    if result < 0:
-        error = ctypes.get_errno()
-        raise OSError(error, os.strerror(error))
-    return result

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import mmap
 import os
 import resource
@@ -13,6 +12,7 @@ import sys
 import time
 from pathlib import Path
 
+from kernel_specs import linux
 from kernel_specs.landlock import calls
 from kernel_specs.restricted.config import BootConfig, BootError, Limits
 
@@ -33,7 +33,6 @@ MEMORY_RESERVE = 128 * MIB
 RESERVED_ADDRESSES = 68 * 1024 * MIB
 """Address space beyond that, for programs which reserve it without access: V8, which draws charts,
 takes 64 GiB. What can be written to has a limit of its own, RLIMIT_DATA, that does not count it."""
-M_ARENA_MAX = -8  # malloc.h
 SPIN = "18"
 """OPENBLAS_THREAD_TIMEOUT: idle threads spin for 2**18 cycles, 0.1 ms, before they sleep. Without
 the variable it is 2**26: each new kernel kept a processor busy for some 25 ms."""
@@ -136,7 +135,7 @@ def apply_limits(limits: Limits) -> None:
             _lower(kind, value)
     # A second arena reserves 64 MiB of address space, which the main thread fills, unseen by its
     # limit, when it may have no more of its own.
-    ctypes.CDLL(None).mallopt(M_ARENA_MAX, 1)
+    linux.mallopt(linux.M_ARENA_MAX, 1)
     if limits.memory_bytes > 0:
         soft = limits.memory_bytes + ADDRESS_SPACE_OVERHEAD
         most = soft + MEMORY_RESERVE

@@ -15,7 +15,7 @@ import stat
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from kernel_specs.template import linux
+from kernel_specs import linux
 
 if TYPE_CHECKING:
     from typing import Any, NoReturn

@@ -13,7 +13,8 @@ import os
 import signal
 from collections.abc import Sequence
 
-from kernel_specs.template import init, linux
+from kernel_specs import linux
+from kernel_specs.template import init
 
 _EVERYTHING = (
     linux.CLONE_NEWUSER

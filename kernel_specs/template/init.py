@@ -35,7 +35,8 @@ import socket
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from kernel_specs.template import cell, linux, packets
+from kernel_specs import linux
+from kernel_specs.template import cell, packets
 
 if TYPE_CHECKING:
     from typing import Any, NoReturn

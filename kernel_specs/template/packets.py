@@ -8,7 +8,7 @@ import socket
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from kernel_specs.template.linux import close_all
+from kernel_specs.linux import close_all
 
 PACKET_BYTES = 128 * 1024
 MAX_FDS = 64

@@ -21,12 +21,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from kernel_specs import linux
 from kernel_specs.restricted import confine, host
 from kernel_specs.restricted.config import BootConfig
 from kernel_specs.restricted.console.tracebacks import forgetting
 from kernel_specs.restricted.wire.sockets import Router
 from kernel_specs.restricted.wire.zmtp import encode, opening
-from kernel_specs.template import linux
 
 LARGEST = 4
 """Most threads of a native pool in a kernel, as `confine.environment` sets it for a cold start."""

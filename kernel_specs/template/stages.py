@@ -14,8 +14,9 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
+from kernel_specs import linux
 from kernel_specs.restricted import host
-from kernel_specs.template import immortal, linux, packets, prewarm
+from kernel_specs.template import immortal, packets, prewarm
 
 STAGE_S = 0.15
 """Seconds of imports after which a successor takes over, once the current module is imported."""

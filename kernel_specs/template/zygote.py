@@ -22,9 +22,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
-from kernel_specs import selftest
+from kernel_specs import linux, selftest
 from kernel_specs.restricted import config, confine, host
-from kernel_specs.template import cell, immortal, linux, packets, prewarm, stages
+from kernel_specs.template import cell, immortal, packets, prewarm, stages
 from kernel_specs.template.init import RESERVED_FDS, ChildWatch
 
 CONNECTION_FILE = Path("/run/kernel/connection.json")

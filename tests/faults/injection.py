@@ -27,7 +27,7 @@ FAILURES: dict[str, Callable[[], Exception]] = {
     "RuntimeError": lambda: RuntimeError("can't start new thread"),
     "MemoryError": MemoryError,
 }
-DONE_ALL_THE_SAME = ("os.close", "kernel_specs.template.linux.close_all")
+DONE_ALL_THE_SAME = ("os.close", "kernel_specs.linux.close_all")
 """What reports a failure after it has done its work: close(2) on Linux."""
 
 

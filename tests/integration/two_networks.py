@@ -22,7 +22,8 @@ import anyio
 
 from kernel_mcp.linux.process import bare_program
 from kernel_mcp.network.rules import Rules
-from kernel_specs.template import linux, packets
+from kernel_specs import linux
+from kernel_specs.template import packets
 from tests.conftest import lacking
 
 PROXY_USER = 1_900_065_000

@@ -34,7 +34,7 @@ from kernel_mcp.limits.manager import ResourceManager
 from kernel_mcp.linux.folders import Identity
 from kernel_mcp.sandbox.base import Sandbox
 from kernel_mcp.sandbox.probe import Check
-from kernel_specs.template import linux
+from kernel_specs import linux
 
 
 def detached(folder: Path) -> int:

@@ -42,8 +42,8 @@ from kernel_mcp.linux.proc import (
     tree,
     wait_status,
 )
+from kernel_specs import linux
 from kernel_specs.restricted.wire.zmtp import opening
-from kernel_specs.template import linux
 
 logger = logging.getLogger(__name__)
 

@@ -24,7 +24,8 @@ from kernel_mcp.linux.proc import ExitStatus, pid_of, tree
 from kernel_mcp.records import dataclass
 from kernel_mcp.sandbox.base import SandboxCommand
 from kernel_mcp.sandbox.probe import Check
-from kernel_specs.template import linux, packets
+from kernel_specs import linux
+from kernel_specs.template import packets
 
 BARE = 1
 """The stage in which it has what every kernel needs, and nothing else."""

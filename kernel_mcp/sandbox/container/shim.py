@@ -13,7 +13,6 @@ It dies with the server. The container ends when the connection closes.
 from __future__ import annotations
 
 import array
-import ctypes
 import json
 import os
 import select
@@ -29,7 +28,6 @@ if TYPE_CHECKING:
 
     from kernel_mcp.linux.cgroupfs import Hierarchy
 
-PR_SET_PDEATHSIG = 1
 SOCKET = "enter"
 PATIENCE_MS = 2000
 """Milliseconds of silence after which the engine is asked about a started container."""
@@ -39,7 +37,6 @@ GROUP_PREFIX = "kernel-mcp-"
 """Prefix of the names of servers' control groups."""
 Task: TypeAlias = "dict[str, Any]"
 _CREDENTIALS = struct.Struct("3i")
-_libc = ctypes.CDLL(None, use_errno=True)
 
 
 def main(argv: list[str]) -> int:
@@ -75,7 +72,10 @@ def _task(fd: int) -> Task:
 
 
 def _die_with(parent: int) -> None:
-    _libc.prctl(PR_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGKILL), 0, 0, 0)
+    _find_project()
+    from kernel_specs import linux
+
+    linux.prctl(linux.PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         sys.exit(EXIT_FAILED)
 
@@ -159,12 +159,17 @@ def _kernel_groups() -> list[Hierarchy]:
 
 
 def _groups_of(process: str) -> Sequence[Hierarchy]:
-    packages = str(Path(__file__).parents[3])
-    if packages not in sys.path:
-        sys.path.append(packages)
+    _find_project()
     from kernel_mcp.linux.cgroupfs import find_hierarchies
 
     return find_hierarchies(Path("/proc", process))
+
+
+def _find_project() -> None:
+    """Let this program import the project that it belongs to."""
+    packages = str(Path(__file__).parents[3])
+    if packages not in sys.path:
+        sys.path.append(packages)
 
 
 def _told(status: socket.socket, pid: int, first: socket.socket) -> bool:

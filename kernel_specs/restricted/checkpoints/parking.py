@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import array
 import contextlib
-import ctypes
 import fcntl
 import json
 import os
@@ -28,11 +27,11 @@ import warnings
 from collections.abc import Container, Iterator
 from typing import Any
 
+from kernel_specs import linux
+
 PACKET_BYTES = 64 * 1024
 MOST_FDS = 8
 FIRST_FD = 3
-PR_SET_DUMPABLE = 4
-"""<linux/prctl.h>."""
 AS_A_COPY = 0x6B6D6370
 """Fifth argument of prctl(2), unused by Linux: the one form that the host's filter lets pass."""
 
@@ -85,8 +84,8 @@ def show(*, seen: bool) -> None:
 
     Does nothing where the host's filter does not permit a process to hide.
     """
-    rest = [ctypes.c_ulong(value) for value in (int(seen), 0, 0, AS_A_COPY)]
-    ctypes.CDLL(None).prctl(ctypes.c_int(PR_SET_DUMPABLE), *rest)
+    with contextlib.suppress(OSError):
+        linux.prctl(linux.PR_SET_DUMPABLE, int(seen), 0, 0, AS_A_COPY)
 
 
 def fork_apart() -> int:

@@ -16,7 +16,8 @@ import anyio
 import pytest
 
 from kernel_mcp.linux.safe_tree import remove_tree
-from kernel_specs.template import linux, packets
+from kernel_specs import linux
+from kernel_specs.template import packets
 from tests.integration import everyday_files
 from tests.integration.bombs import QUIET
 from tests.integration.processes import descendants, named, running

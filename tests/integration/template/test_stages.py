@@ -146,7 +146,7 @@ async def test_a_stage_that_does_not_confine_is_refused_though_the_one_before_pa
 ) -> None:
     library = Library(
         tmp_path,
-        loosening="import gated\nfrom kernel_specs.template import linux\n"
+        loosening="import gated\nfrom kernel_specs import linux\n"
         "linux.install_filter = lambda program: None",
     )
     async with bench(ready=False) as b:

@@ -18,7 +18,7 @@ from kernel_mcp.launch.proxy import Proxy
 from kernel_mcp.network.rules import Rules
 from kernel_mcp.network.secrets import Vault
 from kernel_mcp.sandbox.base import Sandbox
-from kernel_specs.template import linux
+from kernel_specs import linux
 
 pytestmark = pytest.mark.anyio
 

@@ -14,7 +14,7 @@ from kernel_mcp.config.values import GIB, MIB
 from kernel_mcp.limits.groups import GroupsUnavailable, GroupTree, remove_recorded
 from kernel_mcp.linux import cgroupfs
 from kernel_mcp.linux.cgroupfs import find_hierarchies
-from kernel_specs.template import linux
+from kernel_specs import linux
 from tests.unit.fake_cgroups import FakeGroups
 
 NAME = "kernel-mcp-1-abcd"

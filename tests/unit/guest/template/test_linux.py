@@ -8,7 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from kernel_specs.template import linux, packets
+from kernel_specs import linux
+from kernel_specs.template import packets
 
 
 @pytest.fixture

@@ -28,7 +28,8 @@ pytestmark = pytest.mark.anyio
 PRELUDE = f"""
 import os, signal, socket, sys, time
 sys.path.insert(0, {str(Path(__file__).parents[3])!r})
-from kernel_specs.template import linux, packets
+from kernel_specs import linux
+from kernel_specs.template import packets
 control = socket.socket(fileno=int(sys.argv[1]))
 def tell(fds=(), **message):
     packets.send(control, message, fds)

@@ -1,16 +1,23 @@
-"""System calls that Python does not wrap (before 3.12). Every function raises OSError.
+"""Calls of Linux and its C library that Python does not wrap (before 3.12), for both programs.
 
-Numbers: <sched.h>, <sys/mount.h>, <sys/prctl.h> and <linux/capability.h>.
+Every function raises OSError unless it says otherwise. Imports the standard library only. Numbers:
+<sched.h>, <sys/mount.h>, <sys/prctl.h>, <linux/capability.h>, <linux/openat2.h>, <linux/fs.h>,
+<linux/stat.h> and <linux/time.h>.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import fcntl
 import os
 import struct
 from collections.abc import Iterable, Sequence
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:  # importing typing takes longer than the rest
+    from typing import Any
 
 
 def close_all(fds: Sequence[int]) -> None:
@@ -59,6 +66,19 @@ _OPEN_TREE_CLONE = 1
 _AT_EMPTY_PATH, _AT_NO_AUTOMOUNT, _AT_RECURSIVE = 0x1000, 0x800, 0x8000
 MOUNT_ATTR_RDONLY, MOUNT_ATTR_NOSUID, MOUNT_ATTR_NODEV, MOUNT_ATTR_IDMAP = 1, 2, 4, 0x100000
 _AT_FDCWD = -100
+_SYS_OPENAT2 = 437
+_RENAME_EXCHANGE = 2
+_STATX_BTIME = 0x800
+_STATX_BYTES, _STATX_BTIME_AT = 256, 80
+_HANDLE = struct.Struct("=Ii")
+"""Head of `struct file_handle`: bytes of the handle, its type."""
+_HANDLE_BYTES = 128  # MAX_HANDLE_SZ
+CLOCK_BOOTTIME = 7
+"""The clock that also counts while the machine sleeps."""
+_TIMER_ABSTIME = 1
+_SIGEV_SIGNAL, _SIGEVENT_BYTES = 0, 64
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_ARENA_MAX = -1, -3, -8
+"""Parameters of mallopt(3)."""
 FIRST_FD, LAST_FD = 3, 0x7FFFFFFF
 """Range of descriptors above standard input, output and error."""
 CAP_SYS_PTRACE = 19
@@ -68,12 +88,20 @@ _SIOCGIFFLAGS, _SIOCSIFFLAGS, _IFF_UP = 0x8913, 0x8914, 1
 _SIOCSIFADDR, _SIOCSIFNETMASK = 0x8916, 0x891C
 
 _libc = ctypes.CDLL(None, use_errno=True)
+_locked = ctypes.PyDLL(None, use_errno=True)
+"""The same for calls that never block: they keep Python's lock."""
 
 
 class _Filter(ctypes.Structure):
     """`struct sock_fprog`."""
 
     _fields_ = (("length", ctypes.c_ushort), ("instructions", ctypes.c_char_p))
+
+
+def syscall(number: int, *arguments: int | bytes | None) -> int:
+    """Make a system call by its number on this architecture; return its result."""
+    wide = [ctypes.c_long(each) if isinstance(each, int) else each for each in arguments]
+    return _check(int(_libc.syscall(ctypes.c_long(number), *wide)), "")
 
 
 def unshare(flags: int) -> None:
@@ -152,17 +180,14 @@ def set_attributes(
     _check(int(done), "mount_setattr")
 
 
-def prctl(option: int, first: int = 0, second: int = 0) -> int:
+def prctl(option: int, first: int = 0, second: int = 0, third: int = 0, fourth: int = 0) -> int:
     """Change an attribute of this process, by integer arguments; return the call's result."""
-    zero = ctypes.c_ulong(0)
-    done = _libc.prctl(
-        ctypes.c_int(option), ctypes.c_ulong(first), ctypes.c_ulong(second), zero, zero
-    )
-    return _check(done, f"prctl {option}")
+    wide = map(ctypes.c_ulong, (first, second, third, fourth))
+    return _check(_libc.prctl(ctypes.c_int(option), *wide), f"prctl {option}")
 
 
 def set_name(name: str) -> None:
-    """Set the name of this process in `ps`; it is cut to 15 bytes. Raises OSError."""
+    """Set the name of this thread, in `ps` that of its process; it is cut to 15 bytes."""
     _check(_libc.prctl(ctypes.c_int(PR_SET_NAME), name.encode()[:15], 0, 0, 0), "prctl name")
 
 
@@ -294,10 +319,147 @@ def send_listeners(way: int, places: Sequence[tuple[str, int]]) -> None:
                 each.close()
 
 
+def openat2(folder: int, path: bytes, flags: int, resolve: int) -> int:
+    """Open a path below a folder's descriptor under the RESOLVE_ flags `resolve`. Linux 5.6."""
+    how = struct.pack("=3Q", flags, 0, resolve)
+    try:
+        return syscall(_SYS_OPENAT2, folder, path, how, len(how))
+    except OSError as reason:
+        raise OSError(reason.errno, reason.strerror, os.fsdecode(path)) from None
+
+
+def exchange(one: bytes, other: bytes) -> None:
+    """Exchange two paths in one step. ENOSYS where the C library has no renameat2(2)."""
+    call = _function("renameat2")
+    _check(call(_AT_FDCWD, one, _AT_FDCWD, other, _RENAME_EXCHANGE), "")
+
+
+def birth_time(fd: int) -> int:
+    """Return the birth time of an open file in ns (statx(2)); 0 if its file system has none."""
+    call, content = _function("statx"), ctypes.create_string_buffer(_STATX_BYTES)
+    flags, mask = ctypes.c_int(_AT_EMPTY_PATH), ctypes.c_uint(_STATX_BTIME)
+    _check(call(ctypes.c_int(fd), b"", flags, mask, content), "statx")
+    (filled,) = struct.unpack_from("=I", content)
+    seconds, nanoseconds = struct.unpack_from("=qI", content, _STATX_BTIME_AT)
+    return int(seconds * 10**9 + nanoseconds) if filled & _STATX_BTIME else 0
+
+
+def file_handle(fd: int) -> bytes:
+    """Return the handle of an open file, with its head, as fanotify(7) reports it."""
+    handle = ctypes.create_string_buffer(_HANDLE.size + _HANDLE_BYTES)
+    _HANDLE.pack_into(handle, 0, _HANDLE_BYTES, 0)
+    mounted, flags = ctypes.c_int(), ctypes.c_int(_AT_EMPTY_PATH)
+    done = _libc.name_to_handle_at(ctypes.c_int(fd), b"", handle, ctypes.byref(mounted), flags)
+    _check(done, "name_to_handle_at")
+    length, _ = _HANDLE.unpack_from(handle)
+    return handle.raw[: _HANDLE.size + length]
+
+
+def fanotify_init(flags: int, event_flags: int) -> int:
+    """Return the descriptor of a new fanotify(7) group."""
+    call = _function("fanotify_init")
+    return _check(call(ctypes.c_uint(flags), ctypes.c_uint(event_flags)), "fanotify_init")
+
+
+def fanotify_mark(group: int, flags: int, mask: int, place: int | str) -> None:
+    """Mark an open file or folder, or a path, for a fanotify(7) group."""
+    folder, path = (place, None) if isinstance(place, int) else (_AT_FDCWD, os.fsencode(place))
+    wide = ctypes.c_uint(flags), ctypes.c_uint64(mask), ctypes.c_int(folder)
+    _check(_libc.fanotify_mark(ctypes.c_int(group), *wide, path), "fanotify_mark")
+
+
+def inotify_init(flags: int) -> int:
+    """Return the descriptor of a new inotify(7) instance."""
+    return _check(_libc.inotify_init1(ctypes.c_int(flags)), "inotify_init1")
+
+
+def inotify_add_watch(instance: int, path: bytes, mask: int) -> int:
+    """Watch a path; return the number of the watch."""
+    wide = ctypes.c_int(instance), path, ctypes.c_uint(mask)
+    return _check(_libc.inotify_add_watch(*wide), "inotify_add_watch")
+
+
+def inotify_rm_watch(instance: int, watch: int) -> None:
+    """Remove a watch."""
+    done = _libc.inotify_rm_watch(ctypes.c_int(instance), ctypes.c_int(watch))
+    _check(done, "inotify_rm_watch")
+
+
+def setfsuid(uid: int) -> None:
+    """Set the user as whom this thread accesses files; reports no error."""
+    _libc.setfsuid(ctypes.c_uint(uid))
+
+
+def setfsgid(gid: int) -> None:
+    """Set the group as which this thread accesses files; reports no error."""
+    _libc.setfsgid(ctypes.c_uint(gid))
+
+
+def timer_create(clock: int, signal_number: int) -> int:
+    """Return a timer that sends this process a signal; children do not inherit it."""
+    event = struct.pack("@Pii", 0, signal_number, _SIGEV_SIGNAL).ljust(_SIGEVENT_BYTES, b"\0")
+    timer = ctypes.c_void_p()
+    _check(_timers().timer_create(ctypes.c_int(clock), event, ctypes.byref(timer)), "timer_create")
+    return timer.value or 0
+
+
+def timer_set(timer: int, moment: float) -> None:
+    """Let a timer expire once, at `moment` in seconds of its clock."""
+    seconds = int(moment)
+    part = int((moment - seconds) * 1e9) or 1  # a zero time would stop it
+    spec, flags = struct.pack("@4l", 0, 0, seconds, part), ctypes.c_int(_TIMER_ABSTIME)
+    _check(_timers().timer_settime(ctypes.c_void_p(timer), flags, spec, None), "timer_settime")
+
+
+def _timers() -> ctypes.CDLL:
+    """Return the C library with timers; before glibc 2.34 that is a library of its own."""
+    return _libc if hasattr(_libc, "timer_create") else ctypes.CDLL("librt.so.1", use_errno=True)
+
+
+def timerfd_create(clock: int, flags: int) -> int:
+    """Return the descriptor of a stopped timer."""
+    return _check(_locked.timerfd_create(clock, flags), "timerfd_create")
+
+
+def timerfd_spec(first: float, pause: float = 0.0) -> bytes:
+    """Return `struct itimerspec`: seconds until the first tick, and between ticks; 0 for none."""
+    return struct.pack(
+        "@4l", *divmod(round(pause * 1e9), 10**9), *divmod(round(first * 1e9), 10**9)
+    )
+
+
+def timerfd_settime(fd: int, spec: bytes) -> None:
+    """Start or stop a timer, as `timerfd_spec` says."""
+    _check(_locked.timerfd_settime(fd, 0, spec, None), "timerfd_settime")
+
+
+def mallopt(parameter: int, value: int) -> None:
+    """Set a parameter of the C heap; does nothing where the C library has no such call."""
+    call = getattr(_libc, "mallopt", None)
+    if call is not None:
+        call(parameter, value)
+
+
+def malloc_trim() -> None:
+    """Return free memory of the C heap to the system; does nothing where there is no such call."""
+    call = getattr(_libc, "malloc_trim", None)
+    if call is not None:
+        call(ctypes.c_size_t(0))
+
+
+def _function(name: str) -> Any:
+    """Return a function that old C libraries lack. Raises OSError (ENOSYS) then."""
+    try:
+        return getattr(_libc, name)
+    except AttributeError:
+        raise OSError(errno.ENOSYS, f"{name}: {os.strerror(errno.ENOSYS)}") from None
+
+
 def _check(result: int, what: str) -> int:
     if result < 0:
         number = ctypes.get_errno()
-        raise OSError(number, f"{what}: {os.strerror(number)}")
+        text = os.strerror(number)
+        raise OSError(number, f"{what}: {text}" if what else text)
     return result
 
 
