@@ -27,9 +27,10 @@ from kernel_mcp.environments.uv import sources
 from kernel_mcp.errors import ConfigError
 from kernel_mcp.host_folders import shown_folders, usable_devices
 from kernel_mcp.kernels.factory import KernelFactory
+from kernel_mcp.launch.assembly import KernelAssembly
 from kernel_mcp.launch.cold import LocalLauncher
-from kernel_mcp.launch.doors import Doors
-from kernel_mcp.launch.network import Network, opened
+from kernel_mcp.launch.mounts import MountGrants
+from kernel_mcp.launch.network import Network, granted_network
 from kernel_mcp.launch.readiness import Inspector
 from kernel_mcp.launch.rundir import RunDirectory
 from kernel_mcp.launch.template import TemplateLauncher
@@ -128,7 +129,7 @@ class Ground:
     keeping: Keeping | None
     unkept: str
     own: OwnEnvironment | None
-    doors: Doors
+    doors: MountGrants
     network: Network
     report: SandboxReport
     templates: TemplateLauncher | None
@@ -195,7 +196,7 @@ async def ground(
         shown = shown_folders(settings, sandbox.name, state, default_cache())
         if own is not None:
             own.require_steady(shown)
-        doors = Doors(
+        doors = MountGrants(
             shown,
             run.path,
             audit.note,
@@ -207,28 +208,24 @@ async def ground(
         stack.push_async_callback(doors.aclose)
         import_nothing_from([each.mount.host for each in doors.shown if each.mount.writable])
         await doors.open()
-        network = opened(settings, sandbox, run.path, partial(audit.note, "network"))
+        network = granted_network(settings, sandbox, run.path, partial(audit.note, "network"))
         stack.push_async_callback(network.aclose)
         await network.open()
         opened_doors = doors.opened(network=bool(network))
         report = resources.report(sandbox.report(opened_doors), settings.limits)
-        cold = LocalLauncher(
-            sandbox, run, resources=resources, inspector=inspector, doors=doors, network=network
+        assembly = KernelAssembly(
+            sandbox, run, resources=resources, inspector=inspector, mounts=doors, network=network
         )
+        cold = LocalLauncher(assembly)
         templates = None
         if sandbox.forks and not settings.no_template:
             shared = [folders.workspaces, folders.layers]
             if keeping is not None:
                 shared += [keeping.store.workspaces, keeping.store.layers]
             templates = TemplateLauncher(
-                sandbox,
-                run,
+                assembly,
                 cold=cold,
                 shared=shared,
-                resources=resources,
-                inspector=inspector,
-                doors=doors,
-                network=network,
                 variables=settings.of_kernels,
                 checkpoints=settings.checkpoints != "off",
             )

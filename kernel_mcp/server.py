@@ -156,8 +156,10 @@ async def upon(
         below.managers.append(manager)
         commons.managers.append(manager)
         stack.callback(commons.managers.remove, manager)
-        doors.plants.at_work = partial(_at_work, manager)
-        doors.plants.awake = lambda: [each for each in manager.sessions if each.kernel is not None]
+        doors.new_files.active_sessions = partial(_at_work, manager)
+        doors.new_files.running_sessions = lambda: [
+            each for each in manager.sessions if each.kernel is not None
+        ]
         below.network.remark = doors.remark = manager.remark
         if below.templates is not None:
             below.templates.remark = manager.remark

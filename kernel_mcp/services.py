@@ -5,7 +5,7 @@ from __future__ import annotations
 from kernel_mcp.config.settings import Settings
 from kernel_mcp.instructions import instructions
 from kernel_mcp.kernels.factory import KernelFactory
-from kernel_mcp.launch.doors import Doors
+from kernel_mcp.launch.mounts import MountGrants
 from kernel_mcp.launch.network import Network
 from kernel_mcp.limits.manager import ResourceManager
 from kernel_mcp.packages.installer import Installer
@@ -36,7 +36,7 @@ class Services:
     report: SandboxReport
     audit: Audit
     clock: Clock
-    doors: Doors
+    doors: MountGrants
     network: Network
     kept: str
     meters: Meters

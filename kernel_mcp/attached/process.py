@@ -14,8 +14,8 @@ from contextlib import AsyncExitStack
 from kernel_mcp.attached.targets import AttachTarget
 from kernel_mcp.config.settings import Limits
 from kernel_mcp.launch.base import ConnectionInfo
-from kernel_mcp.launch.network import Network, Way
-from kernel_mcp.launch.process import ConfinedProcess, KernelProcess, OnEnd, OutputRing
+from kernel_mcp.launch.network import Network, NetworkAccess
+from kernel_mcp.launch.process import ConfinedProcess, KernelProcess, OnEnd, OutputRingReader
 from kernel_mcp.launch.readiness import StderrTail
 from kernel_mcp.limits.kernel import KernelLimits
 from kernel_mcp.linux.proc import ExitStatus, WatchedProcess
@@ -83,7 +83,7 @@ def attached_process(
 ) -> KernelProcess:
     """Return the handle of a kernel at `place`; `ends` are sockets of shell, control and iopub."""
     resources = AsyncExitStack()
-    ring = OutputRing()
+    ring = OutputRingReader()
     resources.callback(ring.close)
     process = ConfinedProcess(start, start.explain)
     resources.push_async_callback(process.aclose)
@@ -100,7 +100,7 @@ def attached_process(
         process=process,
         limits=limits,
         ring=ring,
-        way=Way(Network()),
+        egress=NetworkAccess(Network()),
         resources=resources,
         channels=ends,
         kind=KIND,

@@ -356,7 +356,7 @@ class Kernel:
         While the kernel waits for a processor, only its processor time counts.
         """
         with self.asking("control", kind, content) as answer:
-            await silence.patient(answer.done, lambda: [self.handle.pid], timeout)
+            await silence.await_patiently(answer.done, lambda: [self.handle.pid], timeout)
         if answer.message is None and self.exit is not None:
             raise LaunchError("The kernel has ended.")
         if answer.message is None:
@@ -432,10 +432,10 @@ class Kernel:
         Raises Uncopyable if a copy would lack something that the kernel has, LaunchError if it
         cannot be made for another reason.
         """
-        enclosure = self.handle.enclosure
-        if enclosure is None:
+        group = self.handle.sandbox_group
+        if group is None:
             raise LaunchError("there are no checkpoints here")
-        made = await enclosure.place(self.handle)
+        made = await group.new_checkpoint(self.handle)
         try:
             with self.asking("shell", "kernel_mcp_checkpoint_request", {}) as answer:
                 why = await self._answer_to(answer.done, CHECKPOINT_S)
@@ -446,20 +446,20 @@ class Kernel:
                 raise LaunchError(
                     one_line(str(said.get("reason") or why or "the kernel has ended"))
                 )
-            await made.parked(CHECKPOINT_S)
+            await made.suspended(CHECKPOINT_S)
         except BaseException:
-            enclosure.drop(made)
+            group.drop(made)
             raise
-        enclosure.keep(made)
+        group.add(made)
         self.known[made] = KnownNames(self.names)
-        for former in [each for each in self.known if each not in enclosure.checkpoints]:
+        for former in [each for each in self.known if each not in group.checkpoints]:
             del self.known[former]
         seconds = said.get("seconds")
         return made, seconds if isinstance(seconds, float) and seconds > 0 else 0.0
 
     async def _answer_to(self, answer: anyio.Event, cpu_s: float) -> str:
         """Wait for an answer; return why there is none after `cpu_s` processor seconds, or ""."""
-        return await silence.heard(answer, lambda: [self.handle.pid], cpu_s)
+        return await silence.await_answer(answer, lambda: [self.handle.pid], cpu_s)
 
     async def become_branch(self, folder: str) -> None:
         """Tell a fresh kernel the folder of its branch. Raises LaunchError without an answer."""
@@ -474,9 +474,9 @@ class Kernel:
 
         `folder` is that of a branch, empty for none. Raises LaunchError, BoundaryBroken.
         """
-        assert self.handle.enclosure is not None
+        assert self.handle.sandbox_group is not None
         try:
-            handle = await self.handle.enclosure.wake(checkpoint, folder)
+            handle = await self.handle.sandbox_group.resume(checkpoint, folder)
         except OSError as reason:
             raise LaunchError(f"the checkpoint cannot be woken: {reason}") from reason
         kernel = Kernel(

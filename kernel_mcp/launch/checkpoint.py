@@ -1,8 +1,7 @@
-"""The host's side of one checkpoint: a copy of a kernel that waits to be woken, and is hostile.
+"""The host's side of one checkpoint: a suspended copy of a kernel, which is hostile.
 
-The server makes every descriptor and takes none. Who says something is what Linux says: the process
-id comes with each packet, and has to be of the sandbox. A packet that was not asked for ends the
-checkpoint.
+The server makes every descriptor and receives none. Linux names the sender of each packet by its
+process id, which has to be of the sandbox. A packet without a request ends the checkpoint.
 """
 
 from __future__ import annotations
@@ -31,15 +30,15 @@ from kernel_mcp.records import dataclass
 _CREDENTIALS = struct.Struct("3i")
 """`struct ucred`: pid, uid, gid, as the receiver's namespaces number them."""
 PACKET_BYTES = 64 * 1024
-SAID_CHARS = 300
+QUOTED_CHARS = 300
 ENDED = "its process has ended"
 MOST_STATUS = 0xFFFF
-WAKE_S = 5.0
-"""Processor time in which a copy has to fork a kernel; it takes some 20 ms."""
+RESUME_S = 5.0
+"""CPU seconds within which a copy has to fork a kernel; it needs some 20 ms."""
 
 
 @dataclass(frozen=True, slots=True)
-class Woken:
+class ResumedKernel:
     """A kernel that a checkpoint has forked: its process, the key of its messages, its number.
 
     `closed` is what it says of files that it has open no more: hostile data.
@@ -52,8 +51,8 @@ class Woken:
     closed: object
 
 
-class _Asked:
-    """A kernel that was asked for, and a callback for its end."""
+class _ResumeRequest:
+    """A request for a kernel, and a callback for the kernel's end."""
 
     def __init__(self) -> None:
         self.given = anyio.Event()
@@ -64,12 +63,13 @@ class _Asked:
 
 
 class Checkpoint:
-    """One copy, from the moment a place to wait at is made for it.
+    """One copy, from the moment its park socket is made.
 
-    `pid` and `pidfd` are known once it is `parked`. `refusal` says why it is of no more use, `died`
-    whether its process has ended by itself. `size`
-    is what the kernel held in bytes when it was made; `users` are the sessions that may go back to
-    it.
+    pid, pidfd  its process, once it is `suspended`
+    refusal     reason why it cannot be used any more, or ""
+    died        True if its process has ended by itself
+    size        bytes of memory that the kernel held when the copy was made
+    users       number of sessions that may go back to it
     """
 
     def __init__(
@@ -78,10 +78,10 @@ class Checkpoint:
         on_gone: Callable[[Checkpoint], None],
         begun: Callable[[], Iterable[int]] = tuple,
     ) -> None:
-        """`admit` gives a pidfd of a process of the sandbox, or raises LaunchError or OSError.
+        """`admit` returns a pidfd of a process of the sandbox, or raises LaunchError or OSError.
 
-        `on_gone` is called when the process has ended without having been told to, by `close` or
-        for what it said. Before it is parked, it is among the processes of `begun`.
+        `on_gone` is called when the process has ended although the server did not end it. Before it
+        is suspended, it is among the processes of `begun`.
         """
         kind = socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC
         self._host, self._guest = socket.socketpair(socket.AF_UNIX, kind)
@@ -92,10 +92,10 @@ class Checkpoint:
         self._on_gone = on_gone
         self._begun = begun
         self._loop = asyncio.get_running_loop()
-        self._there = anyio.Event()
+        self._suspended = anyio.Event()
         self._numbers = itertools.count(1)
-        self._asked: dict[int, _Asked] = {}
-        self._closed = self._told = False
+        self._requests: dict[int, _ResumeRequest] = {}
+        self._closed = self._ended_here = False
         self.pid = self.pidfd = -1
         self.size = 0
         self.users = 1
@@ -105,25 +105,25 @@ class Checkpoint:
 
     @property
     def usable(self) -> bool:
-        """Return True if the copy waits and can be woken."""
+        """Return True if the copy is suspended and can be resumed."""
         return not self._closed and not self.refusal and self.pidfd >= 0
 
-    def hand_over(self, lifeline: socket.socket) -> None:
-        """Send the end that the copy will wait at. Raises LaunchError."""
+    def send_park_socket(self, control_socket: socket.socket) -> None:
+        """Send the kernel the park socket of the copy. Raises LaunchError."""
         try:
-            socket.send_fds(lifeline, [b'{"op": "park"}'], [self._guest.fileno()])
+            socket.send_fds(control_socket, [b'{"op": "park"}'], [self._guest.fileno()])
         except OSError as reason:
             raise LaunchError(f"the kernel takes no word of the server: {reason}") from reason
         finally:
             self._guest.close()
 
-    async def parked(self, cpu_s: float) -> None:
-        """Return once the copy waits. Raises LaunchError after `cpu_s` of processor time."""
-        why = await silence.heard(self._there, self._begun, cpu_s)
+    async def suspended(self, cpu_s: float) -> None:
+        """Wait until the copy is suspended. Raises LaunchError after `cpu_s` CPU seconds."""
+        why = await silence.await_answer(self._suspended, self._begun, cpu_s)
         if not self.usable:
             raise LaunchError(self.refusal or f"it was not there: {why}")
 
-    async def wake(self, fds: Sequence[int], folder: str = "") -> Woken:
+    async def resume(self, fds: Sequence[int], folder: str = "") -> ResumedKernel:
         """Fork a kernel from the copy, with the socket ends `fds`; `folder` is that of a branch.
 
         The caller keeps `fds` and owns the pidfd of the result. Raises LaunchError. If the
@@ -132,25 +132,25 @@ class Checkpoint:
         if not self.usable:
             raise LaunchError(self.refusal or "the checkpoint has ended")
         number, key = next(self._numbers), secrets.token_hex(32)
-        asked = self._asked[number] = _Asked()
+        request = self._requests[number] = _ResumeRequest()
         order = {"op": "wake", "id": number, "key": key, "folder": folder}
         try:
             signal.pidfd_send_signal(self.pidfd, signal.SIGCONT)  # code may have stopped it
             socket.send_fds(self._host, [json.dumps(order).encode()], fds)
             with anyio.CancelScope(shield=True):
-                why = await silence.heard(asked.given, self._waking, WAKE_S)
+                why = await silence.await_answer(request.given, self._resuming, RESUME_S)
         except OSError as reason:
             raise LaunchError(f"the checkpoint takes no word of the server: {reason}") from reason
-        if asked.found is None:
-            if asked.ended and self.usable:
+        if request.found is None:
+            if request.ended and self.usable:
                 raise LaunchError("the kernel that it forked has ended at once")
             self.refuse(f"it did not become a kernel: {why}")
             raise LaunchError(self.refusal)
-        return Woken(*asked.found, key, number, asked.closed)
+        return ResumedKernel(*request.found, key, number, request.closed)
 
-    def _waking(self) -> Iterable[int]:
+    def _resuming(self) -> Iterable[int]:
         """Return its process and children that are not kernels yet; kernels may be computing."""
-        kernels = {each.found[0] for each in self._asked.values() if each.found is not None}
+        kernels = {each.found[0] for each in self._requests.values() if each.found is not None}
         return tree(self.pid, kernels)
 
     def when_ended(self, number: int, callback: Callable[[int], None]) -> None:
@@ -158,19 +158,19 @@ class Checkpoint:
 
         Not called if the checkpoint never does, or has done so already.
         """
-        if (asked := self._asked.get(number)) is not None:
-            asked.on_end = callback
+        if (request := self._requests.get(number)) is not None:
+            request.on_end = callback
 
     def refuse(self, reason: str) -> None:
         """Use it no more, and end its process."""
         self.refusal = self.refusal or reason
-        self._there.set()
+        self._suspended.set()
         self._hang_up()
-        self._told = True
+        self._ended_here = True
         if self.pidfd >= 0:
             _kill(self.pidfd)
-        for asked in self._asked.values():
-            asked.given.set()
+        for request in self._requests.values():
+            request.given.set()
 
     def close(self) -> None:
         """End its process; the kernels that it has forked go on."""
@@ -196,7 +196,7 @@ class Checkpoint:
             self._end("the server could not take in what it said")
 
     def _read(self) -> None:
-        """Take one packet; a flood has its turn with others."""
+        """Read one packet at a time, so that a flood delays no other checkpoint."""
         space = socket.CMSG_SPACE(_CREDENTIALS.size)
         try:
             content, extra, _, _ = self._host.recvmsg(PACKET_BYTES, space)
@@ -217,36 +217,36 @@ class Checkpoint:
         )
         try:
             packet = json.loads(content)
-            taken = isinstance(packet, dict) and self._take(packet, pid)
+            valid = isinstance(packet, dict) and self._handle(packet, pid)
         except (ValueError, RecursionError, TypeError, LaunchError, OSError):
-            taken = False
-        if not taken:
-            said = content.decode("utf-8", "replace")[:SAID_CHARS]
-            self._end(f"it said what nobody had asked for: {said!r}")
+            valid = False
+        if not valid:
+            text = content.decode("utf-8", "replace")[:QUOTED_CHARS]
+            self._end(f"it said what nobody had asked for: {text!r}")
 
-    def _take(self, packet: dict[str, Any], pid: int) -> bool:
-        """Take in a packet; False when it may not be said now. Raises LaunchError, OSError."""
+    def _handle(self, packet: dict[str, Any], pid: int) -> bool:
+        """Handle a packet; return False if it is not valid now. Raises LaunchError, OSError."""
         if packet == {"parked": True} and self.pid < 0:
             self.pidfd = self._admit(pid)
             self.pid = pid
             self._loop.add_reader(self.pidfd, self._on_end)
-            self._there.set()
+            self._suspended.set()
             return True
         number = packet.get("alive", packet.get("ended"))
-        if type(number) is not int or (asked := self._asked.get(number)) is None:
+        if type(number) is not int or (request := self._requests.get(number)) is None:
             return False
         alive = packet.keys() == {"alive", "closed"}
-        if alive and not asked.given.is_set() and pid != self.pid:
-            asked.found = pid, self._admit(pid)
-            asked.closed = packet["closed"]
-            asked.given.set()
+        if alive and not request.given.is_set() and pid != self.pid:
+            request.found = pid, self._admit(pid)
+            request.closed = packet["closed"]
+            request.given.set()
             return True
         status = packet.get("status")
         if packet.keys() == {"ended", "status"} and is_end(status) and pid == self.pid:
-            del self._asked[number]
-            asked.ended = True
-            asked.given.set()
-            asked.on_end(status)
+            del self._requests[number]
+            request.ended = True
+            request.given.set()
+            request.on_end(status)
             return True
         return False
 
@@ -255,8 +255,8 @@ class Checkpoint:
         self._end(ENDED)
 
     def _end(self, reason: str) -> None:
-        """End the checkpoint; call `on_gone` if the server had not told it to end."""
-        by_itself = not self._told
+        """End the checkpoint; call `on_gone` unless the server has ended it."""
+        by_itself = not self._ended_here
         self.refuse(reason)
         if by_itself and self.pid >= 0:
             self.died = reason == ENDED

@@ -114,7 +114,7 @@ class HelperProcess:
         answer: asyncio.Future[tuple[dict[str, Any], list[int]]]
         answer = self._asked[number] = asyncio.get_running_loop().create_future()
         try:
-            self._await_word()
+            self._watch_for_silence()
             self.send({**message, "id": number}, fds)
             return await answer
         finally:
@@ -122,13 +122,13 @@ class HelperProcess:
 
     def replace(self, why: str) -> None:
         """End it, and start another one after a pause, or when it is needed."""
-        said = self._stop(why)
+        output = self._stop(why)
         logger.error(
             "%s is replaced%s: %s%s",
             self._name,
             "" if self._on_demand else f" in {self._pause_s:g} s",
             why,
-            f". It wrote:\n{said}" if said else "",
+            f". It wrote:\n{output}" if output else "",
         )
         if not self._on_demand:
             self._timer = asyncio.get_running_loop().call_later(self._pause_s, self._start)
@@ -162,10 +162,10 @@ class HelperProcess:
                 undo.callback(ours.close)
                 ours.setblocking(False)
                 fd = theirs.detach()
-                popen, output = spawn(SandboxCommand(self._command(fd), [fd], {"LANG": "C.UTF-8"}))
+                popen, pipe = spawn(SandboxCommand(self._command(fd), [fd], {"LANG": "C.UTF-8"}))
                 undo.callback(popen.wait)
                 undo.callback(popen.kill)
-                tail = StderrTail(output, loop)
+                tail = StderrTail(pipe, loop)
                 undo.callback(tail.close)
                 self._watched = WatchedProcess(popen.pid, loop, _reaping(popen))
                 self._tail = tail
@@ -180,7 +180,7 @@ class HelperProcess:
 
     def _stop(self, why: str) -> str:
         """Kill it, fail its open requests, and return its last output."""
-        said = ""
+        output = ""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -195,14 +195,14 @@ class HelperProcess:
             self._watched = None
         if self._tail is not None:
             self._tail.drain()
-            said = self._tail.text().strip()
+            output = self._tail.text().strip()
             self._tail.close()
             self._tail = None
         self._silence, self._quiet = None, 0
         for answer in self._asked.values():
             if not answer.done():
                 answer.set_exception(LaunchError(f"{self._name} is being replaced: {why}"))
-        return said
+        return output
 
     def _on_readable(self) -> None:
         while self._control is not None:
@@ -220,11 +220,11 @@ class HelperProcess:
                 self.replace(_ENDED)
                 return
             try:
-                self._hear(*received)
+                self._handle(*received)
             except (KeyError, TypeError, ValueError, IndexError) as reason:
                 self.replace(f"it sent what is no message: {reason!r}")
 
-    def _hear(self, message: dict[str, Any], fds: list[int]) -> None:
+    def _handle(self, message: dict[str, Any], fds: list[int]) -> None:
         self._silence, self._quiet = None, 0
         if "pong" in message:
             linux.close_all(fds)
@@ -234,7 +234,7 @@ class HelperProcess:
         else:
             self._on_message(message, fds)
         if any(not each.done() for each in self._asked.values()):
-            self._await_word()
+            self._watch_for_silence()
 
     def _answer(self, message: dict[str, Any], fds: list[int], failure: str = "") -> None:
         answer = self._asked.get(message.get("id", 0))
@@ -245,7 +245,7 @@ class HelperProcess:
         else:
             answer.set_result((message, fds))
 
-    def _await_word(self) -> None:
+    def _watch_for_silence(self) -> None:
         """Watch the process for silence, unless an open request does already."""
         if self._silence is None and self._watched is not None:
             pid = self._watched.pid
@@ -259,7 +259,7 @@ class HelperProcess:
             if why := self._silence.look():
                 self.replace(why)
         elif self._quiet >= PING_LOOKS:
-            self._await_word()
+            self._watch_for_silence()
             self.send({"ping": next(self._numbers)})
 
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from kernel_mcp.config.settings import Settings
 from kernel_mcp.errors import ConfigError, InputError, LaunchError
 from kernel_mcp.launch.base import Tell
-from kernel_mcp.launch.proxy import Proxy, fits
+from kernel_mcp.launch.proxy_client import ProxyClient, fits
 from kernel_mcp.linux.commands import output_of
 from kernel_mcp.linux.process import bare_program
 from kernel_mcp.network.rules import HostRule, Rules, literal
@@ -43,7 +43,7 @@ _COOKIE = struct.Struct("=Q")
 logger = logging.getLogger(__name__)
 
 
-def opened(
+def granted_network(
     settings: Settings, sandbox: Sandbox, folder: Path, tell: Tell = lambda _record: None
 ) -> Network:
     """Return the network access that the operator grants by `settings`.
@@ -83,7 +83,7 @@ def opened(
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class ListenAddress:
     """An address that a socket listens on in every kernel.
 
     `entry` is the host and port that its connections go to, None for the proxy.
@@ -94,7 +94,7 @@ class Place:
     entry: HostRule | None = None
 
 
-def places_of(rules: Rules) -> tuple[tuple[Place, ...], tuple[tuple[str, str], ...]]:
+def listen_addresses(rules: Rules) -> tuple[tuple[ListenAddress, ...], tuple[tuple[str, str], ...]]:
     """Return the listening addresses for `rules`, the proxy's first, and pairs of address and name.
 
     The pairs are for /etc/hosts. A rule for an IPv4 address listens on that very address. One for
@@ -104,18 +104,18 @@ def places_of(rules: Rules) -> tuple[tuple[Place, ...], tuple[tuple[str, str], .
     own = {str(address): each for each, address in exact if address is not None}
     free = (f"127.0.0.{number}" for number in itertools.count(_FIRST_NAMED))
     addresses: dict[str, str] = {}
-    named: list[Place] = []
+    named: list[ListenAddress] = []
     for entry, address in exact:
         if address is None:
             if entry.host not in addresses:
                 addresses[entry.host] = next(each for each in free if each not in own)
-            named.append(Place(addresses[entry.host], entry.ports[0], entry))
+            named.append(ListenAddress(addresses[entry.host], entry.ports[0], entry))
         elif address.version == 4:
-            named.append(Place(str(address), entry.ports[0], entry))
+            named.append(ListenAddress(str(address), entry.ports[0], entry))
     taken = {each.port for each in named if each.address == _OWN}
     port = next(each for each in itertools.count(PORT) if each not in taken)
     hosts = tuple((address, name) for name, address in addresses.items())
-    return (Place(_OWN, port), *named), hosts
+    return (ListenAddress(_OWN, port), *named), hosts
 
 
 class Network:
@@ -135,13 +135,13 @@ class Network:
         """
         self.vault = vault or Vault()
         self.rules = rules or Rules()
-        self.places: tuple[Place, ...] = ()
+        self.addresses: tuple[ListenAddress, ...] = ()
         self.hosts: tuple[tuple[str, str], ...] = ()
         if self.rules:
-            self.places, self.hosts = places_of(self.rules)
+            self.addresses, self.hosts = listen_addresses(self.rules)
         self.remark: Callable[[str], None] = lambda _text: None
         """Called with a text that the next answer of every session includes."""
-        self.proxy = Proxy(self.vault, sandbox, tell, lambda text: self.remark(text))
+        self.proxy = ProxyClient(self.vault, sandbox, tell, lambda text: self.remark(text))
 
     def __bool__(self) -> bool:
         return bool(self.rules)
@@ -151,7 +151,7 @@ class Network:
         """Environment variables of kernels: the proxy's address, and those of secrets."""
         if not self:
             return {}
-        proxy = f"http://{_OWN}:{self.places[0].port}"
+        proxy = f"http://{_OWN}:{self.addresses[0].port}"
         names = dict.fromkeys(("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"), proxy)
         names["NO_PROXY"] = _NOT_PROXIED
         both = {**names, **{name.lower(): value for name, value in names.items()}}
@@ -190,18 +190,18 @@ class Network:
         if self.vault:
             await self.proxy.certify()
 
-    def way(self) -> Way:
+    def access(self) -> NetworkAccess:
         """Return the network access of a new kernel; start the proxy if it does not run."""
         if self:
             self.proxy.start()
-        return Way(self)
+        return NetworkAccess(self)
 
     async def aclose(self) -> None:
         """End the proxy."""
         await self.proxy.aclose()
 
 
-class Way:
+class NetworkAccess:
     """The network access of one kernel; without network rules it has no socket at all."""
 
     def __init__(self, network: Network) -> None:
@@ -211,9 +211,9 @@ class Way:
         self._ours: socket.socket | None = None
 
     @property
-    def places(self) -> list[tuple[str, int]]:
+    def addresses(self) -> list[tuple[str, int]]:
         """Addresses and ports to listen on in the kernel's network namespace."""
-        return [(each.address, each.port) for each in self._network.places]
+        return [(each.address, each.port) for each in self._network.addresses]
 
     def guest(self) -> int:
         """Return a descriptor to pass into the sandbox, which sends its listening sockets over it.
@@ -224,7 +224,7 @@ class Way:
         self._ours.setblocking(False)
         return theirs.detach()
 
-    def take(self) -> None:
+    def receive(self) -> None:
         """Receive the listening sockets of a kernel that is ready.
 
         Raises LaunchError if they are missing, or are not those that were asked for.
@@ -233,7 +233,7 @@ class Way:
             return
         with self._ours as ours:
             try:
-                most = len(self.places) + 1
+                most = len(self.addresses) + 1
                 _, fds, _, _ = socket.recv_fds(ours, 64, most, socket.MSG_CMSG_CLOEXEC)
             except OSError as reason:
                 raise LaunchError(f"the kernel has no way to the network: {reason}") from reason
@@ -243,32 +243,37 @@ class Way:
 
     def _right(self) -> bool:
         outside = _namespace_of(None)
-        return len(self._made) == len(self.places) and all(
+        return len(self._made) == len(self.addresses) and all(
             each.family == socket.AF_INET
             and each.type == socket.SOCK_STREAM
             and each.getsockname() == place
             and each.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
             and (outside is None or _namespace_of(each) != outside)
-            for each, place in zip(self._made, self.places, strict=True)
+            for each, place in zip(self._made, self.addresses, strict=True)
         )
 
-    async def enter(self, pid: int, pidfd: int) -> None:
-        """Make the listening sockets of a cold kernel from outside, in its network namespace.
+    async def establish(self, pid: int, pidfd: int) -> None:
+        """Obtain the listening sockets of a kernel that is ready.
 
-        Raises LaunchError, ProcessLookupError, OSError.
+        A forked kernel has sent them; those of a cold one are made from outside. Raises
+        LaunchError, ProcessLookupError, OSError.
         """
-        if not self.places:
-            return
+        if self._ours is None and self.addresses:
+            await self._create_in(pid, pidfd)
+        self.receive()
+
+    async def _create_in(self, pid: int, pidfd: int) -> None:
+        """Have the listening sockets made in the network namespace of a process."""
         with ExitStack() as held:
-            way = self.guest()
-            held.callback(os.close, way)
+            guest = self.guest()
+            held.callback(os.close, guest)
             namespace = os.open(f"/proc/{pid}/ns/net", os.O_RDONLY | os.O_CLOEXEC)
             held.callback(os.close, namespace)
             signal.pidfd_send_signal(pidfd, 0)  # the number still means this kernel
-            words = [str(namespace), str(way), json.dumps(self.places)]
+            words = [str(namespace), str(guest), json.dumps(self.addresses)]
             argv = bare_program("kernel_mcp.network.namespace_listeners", *words)
             env = {"LANG": "C.UTF-8"}  # none of the server's: it enters the kernel's namespaces
-            done = await output_of(argv, env=env, pass_fds=(namespace, way))
+            done = await output_of(argv, env=env, pass_fds=(namespace, guest))
         if done.code != 0:
             said = done.stderr.decode("utf-8", "replace").strip().splitlines()[-1:]
             raise LaunchError(
@@ -276,7 +281,6 @@ class Way:
                 f"({said[0] if said else f'exit code {done.code}'}). Start the server "
                 "without --network, or as the user that the engine of containers runs as."
             )
-        self.take()
 
     def open(self, wanted: tuple[str, ...] | None, tell: Tell) -> None:
         """Grant a session network access to the hosts `wanted`; None means all that are permitted.
@@ -287,10 +291,10 @@ class Way:
         if not made:
             return
         rules, session = self._network.rules_for(wanted), self._network.proxy.number()
-        for place, sock in zip(self._network.places, made, strict=True):
+        for place, sock in zip(self._network.addresses, made, strict=True):
             entry = place.entry
             if entry is None or entry in rules.entries:
-                number = self._network.proxy.give(session, sock, rules, entry, tell)
+                number = self._network.proxy.add_listener(session, sock, rules, entry, tell)
                 self._given.append(number)
             else:
                 sock.close()
@@ -303,7 +307,7 @@ class Way:
             sock.close()
         self._made.clear()
         while self._given:
-            self._network.proxy.take_back(self._given.pop())
+            self._network.proxy.remove_listener(self._given.pop())
 
 
 def _namespace_of(sock: socket.socket | None) -> int | None:

@@ -2,11 +2,11 @@
 
 KernelProcess      a running kernel: its process, channels, limits; what a Launcher starts
 ConfinedProcess    the process of a kernel or another command, cold and forked alike
-OutputRing         shared memory with the last output of a kernel
-Enclosure          the sandbox of a kernel, with its checkpoints, which outlives the kernel
+OutputRingReader         shared memory with the last output of a kernel
+SandboxGroup          the sandbox of a kernel, with its checkpoints, which outlives the kernel
 Start              how it was started, how all of it is killed and how its end becomes known
 Spawned            a child of the server, as a rule bubblewrap (spawn.py)
-Forked             forked by a template, which reports its end (template/kernel.py)
+Forked             forked by a template, which reports its end (template/forked.py)
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _COUNTERS = struct.Struct("<QQ")
 _SEALS = fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL
 
 
-class OutputRing:
+class OutputRingReader:
     """A memfd of 64 KiB that the kernel writes and the server reads; its size is sealed."""
 
     def __init__(self) -> None:
@@ -86,7 +86,7 @@ OnEnd = Callable[[int | None], None]
 """Callback for an exit code as `subprocess` gives it, None if it is unknown."""
 
 
-class Start(Protocol):
+class SandboxProcesses(Protocol):
     """The processes of one sandbox. No signal does anything once they have ended."""
 
     wrapped: bool
@@ -111,7 +111,7 @@ class Start(Protocol):
     def kill(self) -> None:
         """Send SIGKILL to all of them; continue the process that reports their end.
 
-        In an enclosure that is still needed the kernel alone is killed.
+        In a sandbox that is still needed the kernel alone is killed.
         """
 
     async def settled(self) -> None:
@@ -131,7 +131,9 @@ class ConfinedProcess:
     """
 
     def __init__(
-        self, start: Start, explain: Callable[[ExitStatus], ExitStatus] = lambda status: status
+        self,
+        start: SandboxProcesses,
+        explain: Callable[[ExitStatus], ExitStatus] = lambda status: status,
     ) -> None:
         self.start = start
         self.explain = explain
@@ -267,7 +269,7 @@ def fatal_line(output: str) -> str:
     return next((line[:200] for line in lines if line.startswith(marks)), "")
 
 
-class Exit(Protocol):
+class Egress(Protocol):
     """The network access of a kernel."""
 
     def open(self, wanted: tuple[str, ...] | None, tell: Tell) -> None:
@@ -277,14 +279,14 @@ class Exit(Protocol):
         """
 
 
-class Enclosure(Protocol):
+class SandboxGroup(Protocol):
     """The sandbox that a template has made for a kernel, and for those of its checkpoints."""
 
     checkpoints: list[Checkpoint]
     """The copies that wait, oldest first."""
 
-    async def place(self, kernel: KernelProcess) -> Checkpoint:
-        """Send a kernel the socket at which a copy of it is to wait; return the new checkpoint.
+    async def new_checkpoint(self, kernel: KernelProcess) -> Checkpoint:
+        """Send a kernel the park socket for a copy of it; return the new checkpoint.
 
         Raises LaunchError.
         """
@@ -292,7 +294,7 @@ class Enclosure(Protocol):
     def drop(self, checkpoint: Checkpoint) -> None:
         """Remove one user of a checkpoint; end it with the last one."""
 
-    def keep(self, checkpoint: Checkpoint) -> None:
+    def add(self, checkpoint: Checkpoint) -> None:
         """Add a checkpoint that now waits to `checkpoints`."""
 
     async def clear(self) -> None:
@@ -301,7 +303,7 @@ class Enclosure(Protocol):
         Raises LaunchError if some do not end.
         """
 
-    async def wake(self, checkpoint: Checkpoint, folder: str = "") -> KernelProcess:
+    async def resume(self, checkpoint: Checkpoint, folder: str = "") -> KernelProcess:
         """Return a kernel that goes on from a checkpoint; with a `folder`, as a branch in that.
 
         Raises LaunchError, BoundaryBroken, OSError.
@@ -313,13 +315,13 @@ class KernelProcess:
 
     connection  where its channels listen, in host paths
     channels    its ends of shell, control and iopub, where it does not listen
-    lifeline    socket that carries requests for checkpoints to it; None if it supports none
-    enclosure   its sandbox; None if there can be no checkpoints of it
+    control_socket  socket that carries requests for checkpoints to it; None if it supports none
+    sandbox_group  its sandbox; None if there can be no checkpoints of it
     closed      files that its checkpoint had open and it has not, as it says: hostile data
     kind        how it was started: cold, forked, or pooled if it waited in the pool first
     boundary    how it was started and what the check of its sandbox has found, for people
     limits      its resource limits
-    way         its network access
+    egress      its network access
     resources   closed by `aclose`, which undoes the start
     """
 
@@ -330,25 +332,25 @@ class KernelProcess:
         boundary: tuple[str, ...],
         process: ConfinedProcess,
         limits: KernelLimits,
-        ring: OutputRing,
-        way: Exit,
+        ring: OutputRingReader,
+        egress: Egress,
         resources: AsyncExitStack,
         channels: Sequence[socket.socket] = (),
-        lifeline: socket.socket | None = None,
-        enclosure: Enclosure | None = None,
+        control_socket: socket.socket | None = None,
+        sandbox_group: SandboxGroup | None = None,
         closed: object = None,
         kind: str = "cold",
     ) -> None:
         self.kind = kind
         self.channels = channels
         self.closed = closed
-        self.lifeline = lifeline
-        self.enclosure = enclosure
+        self.control_socket = control_socket
+        self.sandbox_group = sandbox_group
         self.process = process
         self.connection = connection
         self.boundary = boundary
         self.limits = limits
-        self.way = way
+        self.egress = egress
         self._ring = ring
         self._resources = resources
 
@@ -401,7 +403,7 @@ class KernelProcess:
     async def aclose(self) -> None:
         """Kill what still runs, reap it, remove the socket directory, give the user id back.
 
-        An enclosure that other kernels use stays.
+        A sandbox that other kernels use stays.
         """
         await self._resources.aclose()
 

@@ -22,6 +22,7 @@ from traitlets import Int, List, Unicode
 
 from kernel_mcp.config.settings import Limits
 from kernel_mcp.config.values import MIB
+from kernel_mcp.launch.assembly import KernelAssembly
 from kernel_mcp.launch.base import ConnectionInfo, KernelEnvironment, LaunchRequest
 from kernel_mcp.launch.cold import LocalLauncher
 from kernel_mcp.launch.process import KernelProcess
@@ -109,7 +110,7 @@ class SandboxProvisioner(KernelProvisionerBase):
             self._resources.callback(resources.close)
             self._loop = KernelLoop()
             self._resources.callback(self._loop.close)
-            self._launcher = LocalLauncher(sandbox, self._run, resources=resources)
+            self._launcher = LocalLauncher(KernelAssembly(sandbox, self._run, resources=resources))
         manager: Any = self.parent
         manager.transport = "ipc"
         if Path(manager.ip).parent.parent != self._run.kernels:

@@ -108,7 +108,7 @@ ENDED = "the kernel ended right after it had become ready"
 
 
 @dataclass(frozen=True, slots=True)
-class Opens:
+class WritableMounts:
     """Mount points that kernels may write to besides their own files, as in /proc/PID/mountinfo.
 
     places   single mounts
@@ -121,12 +121,12 @@ class Opens:
     fixed: Callable[[], frozenset[str]] = frozenset
 
 
-NOTHING = Opens()
+NO_MOUNTS = WritableMounts()
 UNPROMISED = ("nothing was promised, and nothing was looked at",)
 
 
 @dataclass(frozen=True, slots=True)
-class Inspected:
+class Inspection:
     """Result of a passed inspection, in `words` for people.
 
     Call `forget` once the kernel has ended.
@@ -157,9 +157,9 @@ class Inspector:
         forked: bool = False,
         others: Collection[str] = (),
         ceilings: Mapping[str, int] | None = None,
-        opened: Opens = NOTHING,
+        opened: WritableMounts = NO_MOUNTS,
         kin: Iterable[int] = (),
-    ) -> Inspected:
+    ) -> Inspection:
         """Check, by /proc, the confinement of a kernel that is ready and has run no code: 0.3 ms.
 
         It may share no namespace with `others`, the server or a kernel that is not forgotten yet,
@@ -169,7 +169,7 @@ class Inspector:
         """
         promise = self._sandbox.promise(identity, forked=forked)
         if promise is None:
-            return Inspected(UNPROMISED, _nothing)
+            return Inspection(UNPROMISED, _nothing)
         if promise.writable is not None:
             closed = fixed() if PROC in opened.places else ()
             promise = replace(
@@ -207,7 +207,7 @@ class Inspector:
         own = " ".join(kind for kind in promise.namespaces if kind in found.namespaces)
         places = [] if promise.writable is None else [f"writable: {' '.join(found.writable)}"]
         spaces = [f"namespaces of its own: {own}"] if own else []
-        return Inspected((*found.words(), *places, *spaces), lambda: self._forget(pidfd))
+        return Inspection((*found.words(), *places, *spaces), lambda: self._forget(pidfd))
 
     def lineage(self, pid: int) -> frozenset[str]:
         """Return the namespaces of the processes between a template's kernel and the server.
@@ -267,10 +267,15 @@ class ReadinessChannel:
         self._host.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
         take_no_descriptors(self._host)
         self._host.setblocking(False)
-        self.guest_fd = guest.detach()
-        """The process's end, to be passed to it; the starting code closes it."""
+        self._guest: socket.socket | None = guest
         self.said: dict[str, Any] = {}
         """The readiness message."""
+
+    def pass_guest(self) -> int:
+        """Return the process's end, once; the caller passes it to the process and closes it."""
+        assert self._guest is not None
+        guest, self._guest = self._guest, None
+        return guest.detach()
 
     def give(self, fds: Sequence[int]) -> None:
         """Send descriptors to the process, and close them here."""
@@ -280,7 +285,7 @@ class ReadinessChannel:
             for fd in fds:
                 os.close(fd)
 
-    def lifeline(self) -> socket.socket:
+    def control_socket(self) -> socket.socket:
         """Return a duplicate of the host's end, for sending only; `close` leaves it open."""
         line = self._host.dup()
         line.shutdown(socket.SHUT_RD)
@@ -307,8 +312,10 @@ class ReadinessChannel:
         raise LaunchError("the kernel's readiness came without credentials")
 
     def close(self) -> None:
-        """Close the host's end."""
+        """Close the host's end, and the process's if it was not passed on."""
         self._host.close()
+        if self._guest is not None:
+            self._guest.close()
 
 
 def _parse(packet: bytes) -> dict[str, Any]:

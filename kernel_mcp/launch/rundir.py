@@ -125,12 +125,12 @@ def boot_content(
     sealed: bool = False,
     connected: bool = False,
     strict: Sequence[str] = (),
-    lifeline: bool = False,
+    checkpoints: bool = False,
 ) -> dict[str, Any]:
     """Return the boot file: policy, limits and paths; `sealed` for a kernel that makes no socket.
 
-    A `connected` kernel is sent its ends of the connections. With a `lifeline` the readiness
-    channel stays open, for checkpoints. `strict` are mounts whose ruleset comes over it before
+    A `connected` kernel is sent its ends of the connections. With `checkpoints` the readiness
+    channel stays open as the control socket. `strict` are mounts whose ruleset comes over it before
     anything else.
     """
     limits = request.limits
@@ -153,7 +153,7 @@ def boot_content(
         "ring_fd": ring_fd,
         "sealed": sealed,
         "connected": connected,
-        "lifeline": lifeline,
+        "lifeline": checkpoints,
         "variables": dict(request.variables),
         "strict": [*strict],
         "runtime": ["/usr", *map(str, request.environment.readonly)],

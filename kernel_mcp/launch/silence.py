@@ -18,7 +18,7 @@ RESTING_CPU_S = 0.05
 BUSY_CPU_S = 60.0
 """CPU seconds without an answer after which the processes count as silent although they work."""
 LONGEST_S = 60.0
-"""Seconds that `heard` waits: code can hold its own process in the state of one that must wait."""
+"""Longest wait of `await_answer`, in seconds: code can keep its process in a state that waits."""
 
 PATIENCE = 10
 """Bound of a patient wait as a multiple of its seconds, for a busy machine."""
@@ -65,7 +65,9 @@ class Silence:
         return f"it did not answer, and did nothing, for {self._looks * LOOK_S:g} s"
 
 
-async def heard(answer: anyio.Event, pids: Callable[[], Iterable[int]], most_cpu_s: float) -> str:
+async def await_answer(
+    answer: anyio.Event, pids: Callable[[], Iterable[int]], most_cpu_s: float
+) -> str:
     """Wait for an answer; return why its processes count as silent, or "" once it has come.
 
     The end of a process has to set `answer`, too.
@@ -80,7 +82,9 @@ async def heard(answer: anyio.Event, pids: Callable[[], Iterable[int]], most_cpu
     return f"it did not answer within {LONGEST_S:g} s"
 
 
-async def patient(answer: anyio.Event, pids: Callable[[], Iterable[int]], seconds: float) -> None:
+async def await_patiently(
+    answer: anyio.Event, pids: Callable[[], Iterable[int]], seconds: float
+) -> None:
     """Wait for an answer for `seconds`; while its processes can run, their CPU time counts instead.
 
     Returns after `PATIENCE` times as many seconds at the latest.

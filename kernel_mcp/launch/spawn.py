@@ -57,7 +57,7 @@ class Spawned:
     """A running `SandboxCommand`: the started process, the sandbox's first one, the kernel.
 
     They are one process where the sandbox has none of its own. A detached sandbox goes on without
-    the started process, and its connection tells the end. The start raises LaunchError.
+    the started process, and its connection reports the end. The start raises LaunchError.
     """
 
     def __init__(self, command: SandboxCommand) -> None:
@@ -116,7 +116,7 @@ class Spawned:
             )
 
     def kill(self) -> None:
-        """SIGKILL to all; the process in front of a sandbox is continued, to tell of its end."""
+        """SIGKILL to all; the process in front of a sandbox is continued, to report its end."""
         if self._first is not None:
             self._first.signal(signal.SIGKILL)
             self._outer.signal(signal.SIGCONT)
@@ -126,7 +126,7 @@ class Spawned:
             self._outer.signal(signal.SIGKILL)
 
     async def settled(self) -> None:
-        """Return when the sandbox has told its first process, `STATUS_WAIT_S` at most."""
+        """Return when the sandbox has reported its first process, `STATUS_WAIT_S` at most."""
         if self.wrapped:
             with anyio.move_on_after(STATUS_WAIT_S):
                 await self._status_known.wait()
@@ -182,11 +182,11 @@ class Spawned:
         assert self._link is not None
         self._loop.remove_reader(self._link)
         try:
-            said = self._link.recv(64)
+            code = self._link.recv(64)
         except OSError:
-            said = b""
-        # without a word: the first process was killed, and with it all others
-        self._end(int(said or 128 + signal.SIGKILL))
+            code = b""
+        # no message: the first process was killed, and with it all others
+        self._end(int(code or 128 + signal.SIGKILL))
 
     def _watch_first(self, pid: int) -> None:
         """Hold the sandbox's first process. Raises ProcessLookupError when it is gone."""

@@ -77,7 +77,7 @@ async def try_imports(
         process = ConfinedProcess(Spawned(command))
         try:
             (first, *_) = process.pids
-            await silence.patient(process.ended, lambda: tree(first), TRIAL_S)
+            await silence.await_patiently(process.ended, lambda: tree(first), TRIAL_S)
             if process.exit is None:
                 raise InstallError(
                     f"Importing {', '.join(modules)} did not end within {TRIAL_S:g} s: nothing "

@@ -225,7 +225,7 @@ class Checkpoints:
         """Return seconds without a cell after which `pause` is to be called; None for never."""
         if kernel is None or kernel.exit is not None or self._mode == "off":
             return None
-        possible = kernel.handle.enclosure is not None and kernel is not self._useless
+        possible = kernel.handle.sandbox_group is not None and kernel is not self._useless
         if self._stale and possible:
             return self._resting.pause_s(self)
         return IDLE_S if self._as_of else None
@@ -261,7 +261,7 @@ class Checkpoints:
         """Make a copy after a cell if that protects enough work."""
         if self._mode == "always" and self._stale:
             await self.take(kernel, as_of)
-        elif kernel.handle.enclosure is None:
+        elif kernel.handle.sandbox_group is None:
             return
         elif self._work_s > LEAST_WORK_S and self._work_s > PART * await self._cost_s():
             await self.take(kernel, as_of)
@@ -310,7 +310,7 @@ class Checkpoints:
                 raise
             return None
         except LaunchError as reason:
-            self._useless = None if kernel.handle.enclosure is None else kernel
+            self._useless = None if kernel.handle.sandbox_group is None else kernel
             logger.info("no checkpoint could be made: %s", reason)
             if asked:
                 raise
@@ -338,14 +338,14 @@ class Checkpoints:
         """
         if self._mode == "off":
             return OFF
-        if kernel is not None and kernel.handle.enclosure is None:
+        if kernel is not None and kernel.handle.sandbox_group is None:
             return none_of(kernel)
         cells = ", ".join(str(cell) for each, cell in self._as_of.items() if each.usable)
         return f"{self._mode}; {f'as after cell {cells}' if cells else 'none now'}"
 
     def advice(self, kernel: Kernel) -> str:
         """Return a sentence on when checkpoints are made; empty where none can be."""
-        if self._mode == "off" or kernel.handle.enclosure is None:
+        if self._mode == "off" or kernel.handle.sandbox_group is None:
             return ""
         return (
             " One is made in a pause of a second, after work of a second, and before a cell with "
@@ -373,8 +373,8 @@ class Checkpoints:
     def drop(self, kernel: Kernel, checkpoint: Checkpoint) -> None:
         """Give a copy up."""
         del self._as_of[checkpoint]
-        if kernel.handle.enclosure is not None:
-            kernel.handle.enclosure.drop(checkpoint)
+        if kernel.handle.sandbox_group is not None:
+            kernel.handle.sandbox_group.drop(checkpoint)
 
     def drop_all(self, kernel: Kernel) -> None:
         """Give all copies up: the session has that kernel no longer."""
@@ -403,7 +403,7 @@ class Checkpoints:
         return self._fork_s <= TRIFLE_S if self._fork_s else _resident(kernel) <= SMALL
 
     async def _make(self, kernel: Kernel) -> Checkpoint:
-        if kernel.handle.enclosure is None:
+        if kernel.handle.sandbox_group is None:
             raise LaunchError(OFF if self._mode == "off" else none_of(kernel))
         if not self._affordable(kernel):
             raise LaunchError("the machine has too little free memory for a copy of the kernel")

@@ -581,7 +581,7 @@ class KernelLifecycle:
         With `not_after` it is the newest one without effects of cells after that.
         """
         kernel, known = self.kernel, self.checkpoints
-        if kernel is None or kernel.exit is None or kernel.handle.enclosure is None:
+        if kernel is None or kernel.exit is None or kernel.handle.sandbox_group is None:
             return None
         known.stir()
         failures: Counter[Checkpoint] = Counter()
@@ -590,7 +590,7 @@ class KernelLifecycle:
             if found is None:
                 return None
             with Barrier("going on from a checkpoint", self.request.session) as barrier:
-                await kernel.handle.enclosure.clear()
+                await kernel.handle.sandbox_group.clear()
                 fresh = await kernel.wake(found, self._folder if found is self._begun else "")
             if barrier.failure is None:
                 break
@@ -718,7 +718,7 @@ class KernelLifecycle:
         self._missed = False
         kernel = await self._launch(request, progress)
         kernel.tell, kernel.overheard = self.ledger.add, self._overheard.ran
-        kernel.handle.way.open(request.network, self._journal.connected)
+        kernel.handle.egress.open(request.network, self._journal.connected)
         if self._folder:
             try:
                 await kernel.become_branch(self._folder)

@@ -116,7 +116,7 @@ class Saving:
             kind = "kernel_mcp_save_request"
             with kernel.asking("shell", kind, content, given=self._guest.fileno()) as answer:
                 self._guest.close()
-                why = await silence.heard(answer.done, lambda: [kernel.handle.pid], FORK_S)
+                why = await silence.await_answer(answer.done, lambda: [kernel.handle.pid], FORK_S)
         except LaunchError as error:
             raise HibernationError("its kernel took no requests") from error
         if kernel.exit is not None:

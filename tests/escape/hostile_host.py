@@ -27,7 +27,7 @@ from kernel_mcp.files.workspace import Workspace
 from kernel_mcp.kernels.factory import KernelRequest
 from kernel_mcp.kernels.kernel import Kernel
 from kernel_mcp.launch.base import ConnectionInfo, KernelEnvironment, Tell
-from kernel_mcp.launch.process import Exit, KernelProcess
+from kernel_mcp.launch.process import Egress, KernelProcess
 from kernel_mcp.limits.kernel import KernelLimits
 from kernel_mcp.limits.manager import ResourceManager
 from kernel_mcp.linux.proc import ExitStatus, Usage
@@ -65,9 +65,9 @@ class HostileHandle:
         )
         self.pid, self.kind = self._process.pid, "cold"
         self.boundary: tuple[str, ...] = ()
-        self.way: Exit = NoWay()
+        self.egress: Egress = NoWay()
         self.channels: tuple[socket.socket, ...] = ()
-        self.lifeline = self.enclosure = None
+        self.control_socket = self.sandbox_group = None
         self.exit: ExitStatus | None = None
         self.limits: KernelLimits = ResourceManager().open(NO_LIMITS, folder, folder)
         self._ended = anyio.Event()

@@ -19,12 +19,13 @@ from pathlib import Path
 import anyio
 
 from kernel_mcp.kernels.kernel import Kernel
+from kernel_mcp.launch.assembly import KernelAssembly
 from kernel_mcp.launch.base import KernelEnvironment, LaunchRequest
 from kernel_mcp.launch.cold import LocalLauncher
 from kernel_mcp.launch.process import Launcher
 from kernel_mcp.launch.rundir import RunDirectory
 from kernel_mcp.launch.template import TemplateLauncher
-from kernel_mcp.launch.template.kernel import Forked
+from kernel_mcp.launch.template.forked import Forked
 from kernel_mcp.output.items import Event, Stream
 from kernel_mcp.policy import Policy
 from kernel_mcp.sandbox.base import GuestPaths
@@ -45,8 +46,10 @@ async def forked_outcomes() -> dict[str, str]:
     """What the corpus and the attacks on neighbours come to in kernels of one template."""
     sandbox = BwrapSandbox.detect()
     with RunDirectory.create() as runs:
-        cold = LocalLauncher(sandbox, runs)
-        launcher = TemplateLauncher(sandbox, runs, cold=cold, shared=(runs.path / "w",))
+        assembly = KernelAssembly(sandbox, runs)
+        launcher = TemplateLauncher(
+            assembly, cold=LocalLauncher(assembly), shared=(runs.path / "w",)
+        )
         (runs.path / "w").mkdir(mode=0o700)
         try:
             launcher.prepare(ENVIRONMENT)
@@ -72,8 +75,10 @@ async def outcomes_of_a_package() -> dict[str, str]:
         shutil.copy(FOLDER / "hostile_package.py", library)
         environment = clone_environment(runs.path, library)
         (runs.path / "w" / "neighbour").mkdir(parents=True)
-        cold = LocalLauncher(sandbox, runs)
-        launcher = TemplateLauncher(sandbox, runs, cold=cold, shared=(runs.path / "w",))
+        assembly = KernelAssembly(sandbox, runs)
+        launcher = TemplateLauncher(
+            assembly, cold=LocalLauncher(assembly), shared=(runs.path / "w",)
+        )
         try:
             launcher.prepare(environment, ("hostile_package",))
             assert await launcher.ready(environment)
@@ -97,7 +102,7 @@ async def unconfined_outcomes() -> dict[str, str]:
         raise PermissionError("attacks without a sandbox are not run as root")
     with RunDirectory.create() as runs:
         (runs.path / "w").mkdir(mode=0o700)
-        launcher = LocalLauncher(_Unconfined(), runs)
+        launcher = LocalLauncher(KernelAssembly(_Unconfined(), runs))
         async with kernels(launcher, runs, 2) as (attacker, victim):
             found = await against(attacker, victim, confined=False)
             await run(victim, CLEANUP)

@@ -18,6 +18,7 @@ import anyio
 
 from kernel_mcp.config.settings import Limits
 from kernel_mcp.kernels.kernel import Kernel
+from kernel_mcp.launch.assembly import KernelAssembly
 from kernel_mcp.launch.base import KernelEnvironment, LaunchRequest
 from kernel_mcp.launch.cold import LocalLauncher
 from kernel_mcp.launch.process import KernelProcess, Launcher
@@ -77,7 +78,8 @@ async def notebook(
 ) -> AsyncIterator[Notebook]:
     """Start a kernel in an empty workspace, below `folder` if given, and end it."""
     with tempfile.TemporaryDirectory(prefix="kernel-mcp-", dir=folder) as made:
-        launcher = launcher or LocalLauncher(sandbox or LandlockSandbox.detect(), runs)
+        assembly = KernelAssembly(sandbox or LandlockSandbox.detect(), runs)
+        launcher = launcher or LocalLauncher(assembly)
         request = LaunchRequest(
             session="test",
             environment=ENVIRONMENT,

@@ -21,6 +21,7 @@ import anyio
 from kernel_mcp.config.settings import Limits
 from kernel_mcp.errors import KernelMcpError
 from kernel_mcp.kernels.kernel import Kernel
+from kernel_mcp.launch.assembly import KernelAssembly
 from kernel_mcp.launch.base import KernelEnvironment, LaunchRequest
 from kernel_mcp.launch.cold import LocalLauncher
 from kernel_mcp.launch.process import KernelProcess, Launcher
@@ -108,11 +109,12 @@ async def limited_kernel(
             else ResourceManager(refusal="a test wants none")
         )
         await stack.enter_async_context(resources.running())
-        launcher: Launcher = LocalLauncher(sandbox, run, resources=resources)
+        assembly = KernelAssembly(sandbox, run, resources=resources)
+        launcher: Launcher = LocalLauncher(assembly)
         if forked:
             assert isinstance(sandbox, BwrapSandbox)
             launcher = template = TemplateLauncher(
-                sandbox, run, cold=launcher, shared=[workspace.parent], resources=resources
+                assembly, cold=launcher, shared=[workspace.parent]
             )
             template.prepare(ENVIRONMENT)
             assert await template.ready(ENVIRONMENT)

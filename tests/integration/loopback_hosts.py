@@ -46,7 +46,7 @@ def _program(ports: str, module: str, *words: str, packages: bool = False) -> li
 
 if __name__ == "__main__":
     from kernel_mcp import cli
-    from kernel_mcp.launch import proxy as kept
+    from kernel_mcp.launch import proxy_client as kept
 
     setattr(kept, "bare_program", functools.partial(_program, sys.argv[1]))  # noqa: B010
     sys.exit(cli.main(sys.argv[2:]))

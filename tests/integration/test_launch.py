@@ -16,6 +16,7 @@ import pytest
 
 from kernel_mcp.config.settings import Limits
 from kernel_mcp.errors import LaunchError
+from kernel_mcp.launch.assembly import KernelAssembly
 from kernel_mcp.launch.base import KernelEnvironment, LaunchRequest
 from kernel_mcp.launch.cold import LocalLauncher
 from kernel_mcp.launch.process import KernelProcess
@@ -108,7 +109,7 @@ def launch(sandbox: Sandbox, runs: RunDirectory, boot: Path, workspace: Path) ->
         script: str, *, timeout: float = 20, python: str = sys.executable
     ) -> KernelProcess:
         (boot / "restricted" / "boot.py").write_text(PRELUDE + script)
-        launcher = LocalLauncher(sandbox, runs, start_timeout_s=timeout)
+        launcher = LocalLauncher(KernelAssembly(sandbox, runs), start_timeout_s=timeout)
         return await launcher.launch(
             LaunchRequest(
                 session="test",
@@ -310,6 +311,7 @@ SERVER = """
 import sys, anyio
 from pathlib import Path
 from kernel_mcp.launch.base import KernelEnvironment, LaunchRequest
+from kernel_mcp.launch.assembly import KernelAssembly
 from kernel_mcp.launch.cold import LocalLauncher
 from kernel_mcp.launch.rundir import RunDirectory
 from kernel_mcp.policy import Policy
@@ -323,7 +325,7 @@ async def main(name, boot, workspace, base):
         python=Path(sys.executable), readonly=(Path(sys.prefix), Path(sys.base_prefix))
     )
     with RunDirectory.create(Path(base) / "b") as runs:
-        await LocalLauncher(sandbox, runs).launch(
+        await LocalLauncher(KernelAssembly(sandbox, runs)).launch(
             LaunchRequest("s", environment, Policy.for_allow(()), Limits(), Path(workspace))
         )
         print("ready", flush=True)

@@ -16,6 +16,7 @@ from mcp.client import Client
 import kernel_specs
 from kernel_mcp.config.settings import Limits
 from kernel_mcp.errors import BoundaryBroken
+from kernel_mcp.launch.assembly import KernelAssembly
 from kernel_mcp.launch.base import LaunchRequest
 from kernel_mcp.launch.cold import LocalLauncher
 from kernel_mcp.launch.rundir import RunDirectory
@@ -244,7 +245,7 @@ async def refused(sandbox: Sandbox, workspace: Path) -> str:
     with RunDirectory.create(own_folder() / "refused") as runs:
         request = LaunchRequest("s", ENVIRONMENT, Policy.for_allow(()), Limits(), workspace)
         with pytest.raises(BoundaryBroken) as told:
-            await LocalLauncher(sandbox, runs).launch(request)
+            await LocalLauncher(KernelAssembly(sandbox, runs)).launch(request)
         assert list(runs.kernels.iterdir()) == []
     assert descendants(os.getpid()) == []
     return str(told.value)

@@ -20,7 +20,7 @@ from kernel_mcp.kernels.factory import KernelRequest
 from kernel_mcp.kernels.kernel import Answer, Kernel, KnownNames, Run, Sink
 from kernel_mcp.kernels.wire import Message
 from kernel_mcp.launch.base import KernelEnvironment
-from kernel_mcp.launch.network import Network, Way
+from kernel_mcp.launch.network import Network, NetworkAccess
 from kernel_mcp.limits.kernel import KernelLimits
 from kernel_mcp.linux.proc import ExitStatus, Usage
 from kernel_mcp.output.items import Failure, Stream
@@ -54,9 +54,9 @@ class FakeKernel:
         self.stopped = False
         self.rests = 0
         self.handle = self
-        self.enclosure = None
+        self.sandbox_group = None
         self.pid = 1
-        self.way = Way(Network())
+        self.egress = NetworkAccess(Network())
         self.names = KnownNames()
         self.limits = KernelLimits(
             Limits(), membership=None, quotas=(), wake=lambda _: None, forget=lambda _: None

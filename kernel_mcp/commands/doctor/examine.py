@@ -47,10 +47,11 @@ from kernel_mcp.host_folders import shown_folders, usable_devices
 from kernel_mcp.http.serving import bound
 from kernel_mcp.identity.tokens import TokenFile
 from kernel_mcp.kernels.kernel import Kernel
+from kernel_mcp.launch.assembly import KernelAssembly
 from kernel_mcp.launch.base import KernelEnvironment, LaunchRequest
 from kernel_mcp.launch.cold import LocalLauncher
-from kernel_mcp.launch.doors import Doors
-from kernel_mcp.launch.network import Network, opened
+from kernel_mcp.launch.mounts import MountGrants
+from kernel_mcp.launch.network import Network, granted_network
 from kernel_mcp.launch.process import KernelProcess, Launcher
 from kernel_mcp.launch.rundir import RunDirectory
 from kernel_mcp.launch.template import TemplateLauncher
@@ -251,7 +252,10 @@ async def examine(
         report = resources.report(told, settings.limits)
         report = replace(report, gaps=(*report.gaps, *doors.gaps))
         if environment is not None:
-            cold = LocalLauncher(sandbox, runs, resources=resources, doors=doors, network=network)
+            assembly = KernelAssembly(
+                sandbox, runs, resources=resources, mounts=doors, network=network
+            )
+            cold = LocalLauncher(assembly)
             opened = through_doors(doors, settings, environment, files)
             trials = (*TRIALS, *opened, *through_proxy(network))
             variables = (*settings.environ, *network.variables.items())
@@ -263,13 +267,9 @@ async def examine(
                 folder = runs.path / "f"
                 again = (Trial(CHECKPOINTS, coming_back),) if wanted else ()
                 forking = TemplateLauncher(
-                    sandbox,
-                    runs,
+                    assembly,
                     cold=_ForkedOnly(),
                     shared=(folder,),
-                    resources=resources,
-                    doors=doors,
-                    network=network,
                     checkpoints=wanted,
                 )
                 forked = runner(forking, folder, trials=(*trials, *again))
@@ -284,9 +284,9 @@ async def examine(
 
 async def _opened(
     settings: Settings, sandbox: Sandbox, runs: RunDirectory
-) -> tuple[Doors, list[Check]]:
+) -> tuple[MountGrants, list[Check]]:
     """Open folders and devices as a server would; return them, and a failed check if it cannot."""
-    doors = Doors()
+    doors = MountGrants()
     try:
         shown = shown_folders(settings, sandbox.name, runs.path, default_cache())
         own = await anyio.to_thread.run_sync(own_environment, settings.python)
@@ -294,7 +294,7 @@ async def _opened(
             own.require_steady(shown)
         fixed = (*own_places(), *settings.obeyed, *(own.fixed if own is not None else ()))
         devices = usable_devices(settings.devices, runs.path, sandbox.name)
-        doors = Doors(
+        doors = MountGrants(
             shown,
             runs.path,
             shows=sandbox.shows,
@@ -305,7 +305,7 @@ async def _opened(
         await doors.open()
     except (ConfigError, EnvironmentBuildError, LaunchError) as refusal:
         await doors.aclose()
-        return Doors(), [Check("folders and devices", False, _NO_START, str(refusal))]
+        return MountGrants(), [Check("folders and devices", False, _NO_START, str(refusal))]
     return doors, []
 
 
@@ -315,7 +315,7 @@ async def _network(
     """Open the network as a server would; return it and a check, which failed if it cannot."""
     network = Network()
     try:
-        network = opened(settings, sandbox, folder)
+        network = granted_network(settings, sandbox, folder)
         await network.open()
     except (ConfigError, LaunchError) as refusal:
         await network.aclose()
@@ -431,7 +431,7 @@ class _TrialRunner:
         kernel = Kernel(handle, environment=self._environment, policy=policy)
         try:
             await kernel.ready(30)
-            handle.way.open(None, lambda _record: None)
+            handle.egress.open(None, lambda _record: None)
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(kernel.watch)
                 yield TrialKernel(kernel, self._folder / f"r{self._count}")

@@ -20,9 +20,10 @@ import anyio
 from kernel_mcp.config.settings import Limits, Settings
 from kernel_mcp.config.values import MIB
 from kernel_mcp.kernels.kernel import Kernel
+from kernel_mcp.launch.assembly import KernelAssembly
 from kernel_mcp.launch.base import KernelEnvironment, LaunchRequest, Support
 from kernel_mcp.launch.cold import LocalLauncher
-from kernel_mcp.launch.doors import Doors
+from kernel_mcp.launch.mounts import MountGrants
 from kernel_mcp.launch.network import Network
 from kernel_mcp.launch.rundir import RunDirectory, support_of
 from kernel_mcp.linux.folders import home_folder
@@ -233,13 +234,13 @@ async def interrupt(target: TrialKernel) -> list[Check]:
 async def coming_back(target: TrialKernel) -> list[Check]:
     """Check that a checkpoint replaces a kernel that dies. Raises LaunchError."""
     await target.run(target.cell("kept = 42"))
-    kernel, enclosure = target.kernel, target.kernel.handle.enclosure
-    assert enclosure is not None
+    kernel, group = target.kernel, target.kernel.handle.sandbox_group
+    assert group is not None
     made, _ = await kernel.checkpoint()
     await target.run(target.cell("kept = 0\nimport os\nos.kill(os.getpid(), 9)"))
     await kernel.dead.wait()
     began = time.monotonic()
-    await enclosure.clear()
+    await group.clear()
     fresh = target.kernel = await kernel.wake(made)
     took = time.monotonic() - began
     try:
@@ -322,7 +323,7 @@ def through_proxy(network: Network) -> Sequence[Trial]:
 
     async def perform(target: TrialKernel) -> list[Check]:
         """Check that the proxy refuses an address that no rule permits: cloud metadata."""
-        cell, facts = await target.facts(_ASK_PROXY.format(port=network.places[0].port))
+        cell, facts = await target.facts(_ASK_PROXY.format(port=network.addresses[0].port))
         said = str(facts.get("said") or "".join(cell.log.text())[-300:])
         refused = said.startswith("HTTP/1.1 403 ")
         return [Check("the network is reached by its proxy alone", refused, said)]
@@ -331,7 +332,7 @@ def through_proxy(network: Network) -> Sequence[Trial]:
 
 
 def through_doors(
-    doors: Doors, settings: Settings, environment: KernelEnvironment, files: Sequence[str]
+    doors: MountGrants, settings: Settings, environment: KernelEnvironment, files: Sequence[str]
 ) -> Sequence[Trial]:
     """Return a trial of the folders, devices, variables, secrets and packages granted to code.
 
@@ -462,7 +463,8 @@ async def _serve(task: dict[str, Any]) -> None:
         workspace = runs.path / "w"
         workspace.mkdir(mode=0o700)
         container = ContainerOptions(**task["container"])
-        launcher = LocalLauncher(select_sandbox(task["backend"], container=container), runs)
+        sandbox = select_sandbox(task["backend"], container=container)
+        launcher = LocalLauncher(KernelAssembly(sandbox, runs))
         python, readonly = Path(task["python"]), tuple(map(Path, task["readonly"]))
         below = task["support"]
         support = Support(Path(below[0]), below[1] == "first", ()) if below else None

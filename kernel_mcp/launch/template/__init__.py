@@ -6,10 +6,8 @@ import asyncio
 import errno
 import logging
 import os
-import secrets
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, ExitStack, suppress
-from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -18,21 +16,19 @@ import anyio
 from kernel_mcp.barriers import Barrier
 from kernel_mcp.errors import BoundaryBroken
 from kernel_mcp.launch import rundir
-from kernel_mcp.launch.base import ConnectionInfo, KernelEnvironment, LaunchRequest
-from kernel_mcp.launch.cold import hand_over, remove_folder, seal, write_boot_files
-from kernel_mcp.launch.doors import ALL, Doors, as_folder
-from kernel_mcp.launch.network import Network, Way
-from kernel_mcp.launch.process import ConfinedProcess, KernelProcess, Launcher, OutputRing
-from kernel_mcp.launch.readiness import Inspector, ReadinessChannel, StderrTail
-from kernel_mcp.launch.rundir import RunDirectory
+from kernel_mcp.launch.assembly import KernelAssembly
+from kernel_mcp.launch.base import KernelEnvironment, LaunchRequest
+from kernel_mcp.launch.mounts import ALL, as_folder
+from kernel_mcp.launch.network import NetworkAccess
+from kernel_mcp.launch.process import ConfinedProcess, KernelProcess, Launcher
+from kernel_mcp.launch.readiness import StderrTail
 from kernel_mcp.launch.template import outer
-from kernel_mcp.launch.template.enclosure import ForkedEnclosure, connected
-from kernel_mcp.launch.template.kernel import READY_S, Forked, Prover
+from kernel_mcp.launch.template.forked import Forked
 from kernel_mcp.launch.template.outer import TemplateSupervisor
 from kernel_mcp.launch.template.process import StageOver, TemplateError, TemplateProcess
-from kernel_mcp.limits.manager import ResourceManager
+from kernel_mcp.launch.template.sandbox_group import ForkedSandboxGroup, connected
+from kernel_mcp.launch.template.self_test import READY_S, TemplateSelfTest
 from kernel_mcp.linux.folders import Identity
-from kernel_mcp.sandbox.base import Sandbox
 from kernel_mcp.sandbox.probe import Check
 from kernel_specs import linux
 
@@ -83,49 +79,38 @@ class TemplateLauncher:
 
     def __init__(
         self,
-        sandbox: Sandbox,
-        runs: RunDirectory,
+        assembly: KernelAssembly,
         *,
         cold: Launcher,
         shared: Sequence[Path],
         templates: int = 4,
-        resources: ResourceManager | None = None,
-        inspector: Inspector | None = None,
-        doors: Doors | None = None,
-        network: Network | None = None,
         variables: tuple[tuple[str, str], ...] = (),
         checkpoints: bool = True,
     ) -> None:
         """Keep the `templates` that were used last; `checkpoints`: their kernels support those.
 
-        `shared` folders hold all workspaces and package layers. Without `resources`: rlimits only.
-        Packages may read `variables` while they are imported.
+        `shared` folders hold all workspaces and package layers. Packages may read `variables` while
+        they are imported.
         """
+        self._assembly = assembly
         self._checkpoints = checkpoints
-        self._resources = resources or ResourceManager()
-        self._inspector = inspector or Inspector(sandbox)
-        self._sandbox = sandbox
-        self._runs = runs
+        self._sandbox = assembly.sandbox
         self._cold = cold
-        self._doors = Doors() if doors is None else doors
-        self._network = network or Network()
-        mounts = tuple(each.mount for each in self._doors.shown)
-        self._shared = outer.Shared(
-            (runs.kernels, *shared),
+        self._mounts = assembly.mounts
+        mounts = tuple(each.mount for each in self._mounts.shown)
+        self._settings = outer.TemplateSettings(
+            (assembly.runs.kernels, *shared),
             mounts,
-            self._doors.blank,
-            self._doors.marks,
-            self._network.hosts,
+            self._mounts.blank,
+            self._mounts.marks,
+            assembly.network.hosts,
             variables,
-            self._doors.devices,
+            self._mounts.devices,
         )
-        self._prover = Prover(
-            sandbox,
-            runs,
-            self._inspector,
+        self._self_test = TemplateSelfTest(
+            assembly,
             self._start,
-            self._shared.places,
-            self._doors.opens,
+            self._settings.folder_paths,
             [Path(each.guest) for each in mounts],
         )
         self.remark: Callable[[str], None] = lambda _text: None
@@ -151,7 +136,7 @@ class TemplateLauncher:
         while len(self._supervisors) >= self._most:
             self._retire(next(iter(self._supervisors)))
         self._supervisors[environment] = TemplateSupervisor(
-            self._sandbox, self._shared, environment, preload, lambda text: self.remark(text)
+            self._sandbox, self._settings, environment, preload, lambda text: self.remark(text)
         )
 
     def template(self, environment: KernelEnvironment) -> TemplateProcess | None:
@@ -170,7 +155,7 @@ class TemplateLauncher:
         template = supervisor.template
         if template is not None:
             with Barrier("trying what a template forks") as barrier:
-                await self._prover.proven(template, environment)
+                await self._self_test.passed(template, environment)
             if isinstance(barrier.failure, BoundaryBroken):
                 supervisor.refuse(str(barrier.failure))
         return supervisor.template is not None
@@ -178,7 +163,7 @@ class TemplateLauncher:
     def checks(self, environment: KernelEnvironment) -> tuple[Check, ...]:
         """Return the results of the self-test of the template of `environment`; empty before it."""
         template = self.template(environment)
-        return () if template is None else template.proof.checks
+        return () if template is None else template.self_test.checks
 
     def refusal(self, environment: KernelEnvironment) -> str:
         """Return why the template of `environment` may not be used; empty if it may."""
@@ -241,115 +226,70 @@ class TemplateLauncher:
 
         Raises StageOver, LaunchError, OSError.
         """
-        proof = await self._prover.proven(template, request.environment)
-        if self._doors:
-            await self._doors.look(request.environment)
-        # covers that do not fit into a message are left to the keeper
-        since = self._doors.version if self._doors.brief else ALL
-        async with AsyncExitStack() as undo, AsyncExitStack() as own:
-            identity = self._sandbox.identity(request.workspace)
-            undo.callback(self._sandbox.release, identity)
-            folder = self._runs.fresh()
-            undo.push_async_callback(remove_folder, folder)
-            # its group is made in a thread meanwhile
-            limits = self._resources.open(
-                request.limits, request.workspace, folder, request.session
+        tested = await self._self_test.passed(template, request.environment)
+        if self._mounts:
+            await self._mounts.refresh(request.environment)
+        # masks that do not fit into a message are left to the keeper
+        since = self._mounts.version if self._mounts.fits_message else ALL
+        async with self._assembly.prepare(request) as kernel:
+            kernel.write_boot_files(
+                READY_FD, RING_FD, connected=True, checkpoints=self._checkpoints
             )
-            undo.push_async_callback(limits.aclose)
-            connection = ConnectionInfo(ip=f"{folder}/k", key=secrets.token_hex(32))
-            paths = self._sandbox.guest_paths(request.workspace, folder)
-            if identity is not None:
-                await hand_over(request.workspace, identity)
-            boot = rundir.boot_content(
-                request,
-                paths,
-                READY_FD,
-                RING_FD,
-                sealed=bool(self._doors),
-                connected=True,
-                strict=self._doors.strict,
-                lifeline=self._checkpoints,
-            )
-            contents = {
-                rundir.CONNECTION_FILE: rundir.connection_content(connection, paths),
-                rundir.BOOT_FILE: boot,
-            }
-            write_boot_files(folder, contents, identity)
-            channel = ReadinessChannel()
-            undo.callback(channel.close)
-            ring = OutputRing()
-            own.callback(ring.close)
-            if self._doors.strict:
-                channel.give([await self._doors.rules()])
-            channels, theirs = connected(own)
-            channel.give(theirs)
-            way = self._network.way()
-            undo.callback(way.close)
+            channels, theirs = connected(kernel.of_kernel)
+            kernel.channel.give(theirs)
             with ExitStack() as sent:
-                gates = await limits.gates()
+                gates = await kernel.limits.gates()
                 sent.callback(linux.close_all, gates)
+                ring = kernel.ring.guest_fd()
                 process = await self._start(
                     template,
                     request,
-                    folder,
-                    identity,
-                    (channel.guest_fd, ring.guest_fd()),
+                    kernel.folder,
+                    kernel.identity,
+                    (kernel.channel.pass_guest(), ring),
                     gates=gates,
-                    stage=proof.stage,
-                    way=way,
+                    stage=tested.stage,
+                    access=kernel.access,
                     covers=since != ALL,
                 )
-            own.push_async_callback(process.aclose)
-            process.explain, limits.kill = limits.explain, process.kill
-            if not gates:
-                limits.admit(process.pids)
-            await process.ready(channel, READY_S)
-            if gates:  # they have entered by themselves, or are moved now
-                limits.admit(process.pids)
-            way.take()
-            inspect = partial(
-                self._inspector.inspect,
-                identity=identity,
-                forked=True,
-                others=proof.namespaces,
-                ceilings=rundir.ceilings(request, paths),
-                opened=self._doors.opens,
+            kernel.own(process)
+            if not gates:  # else it enters its group by itself
+                kernel.limits.admit(process.pids)
+            inspect = kernel.inspection(forked=True, others=tested.namespaces)
+            inspected = await kernel.verify(
+                process,
+                READY_S,
+                inspect,
+                masks_since=since,
+                lasting=lambda: process.pids[0],
             )
-            inspected = inspect(process.pid, process.pidfd)
-            own.callback(inspected.forget)
-            if self._doors:
-                await self._doors.hold(process.pids[0], since)
-            await limits.settled()
-            lifeline = channel.lifeline() if self._checkpoints else None
-            if lifeline is not None:
-                own.callback(lifeline.close)
-            channel.close()
-            rundir.forget_variables(request, folder)
-            if identity is not None:
-                seal(folder, identity)
-            enclosure = ForkedEnclosure(
+            control_socket = kernel.channel.control_socket() if self._checkpoints else None
+            if control_socket is not None:
+                kernel.of_kernel.callback(control_socket.close)
+            kernel.finish()
+            group = ForkedSandboxGroup(
                 cast(Forked, process.start),
-                limits=limits,
+                limits=kernel.limits,
                 inspect=inspect,
-                connection=connection,
-                way=way,
-                resources=undo.pop_all(),
+                connection=kernel.connection,
+                egress=kernel.access,
+                resources=kernel.of_sandbox.pop_all(),
             )
-            kernel = KernelProcess(
-                connection=connection,
+            forked = KernelProcess(
+                connection=kernel.connection,
                 boundary=("forked from a template that was tried", *inspected.words),
                 process=process,
-                limits=limits,
-                ring=ring,
-                way=way,
+                limits=kernel.limits,
+                ring=kernel.ring,
+                egress=kernel.access,
                 resources=AsyncExitStack(),
                 channels=channels,
-                lifeline=lifeline,
+                control_socket=control_socket,
                 kind="forked",
-                enclosure=enclosure if self._checkpoints else None,
+                sandbox_group=group if self._checkpoints else None,
             )
-            enclosure.join(kernel, own.pop_all())
-            return kernel
+            group.join(forked, kernel.of_kernel.pop_all())
+            return forked
 
     async def _start(
         self,
@@ -359,7 +299,7 @@ class TemplateLauncher:
         identity: Identity | None,
         inherited: tuple[int, int],
         trial: Mapping[str, Any] | None = None,
-        way: Way | None = None,
+        access: NetworkAccess | None = None,
         *,
         gates: Sequence[int] = (),
         stage: int = 0,
@@ -381,9 +321,9 @@ class TemplateLauncher:
                 "trial": trial,
                 "gates": len(gates),
             }
-            if way is not None and way.places:
-                message["listen"] = way.places
-                trees.append(way.guest())
+            if access is not None and access.addresses:
+                message["listen"] = access.addresses
+                trees.append(access.guest())
                 sent.callback(os.close, trees[-1])
             fork = await template.fork(message, [*inherited, write, *gates, *trees], stage)
             undo.pop_all()
@@ -416,7 +356,7 @@ class TemplateLauncher:
                 tree = detached(source)
                 sent.callback(os.close, tree)
                 trees.append(tree)
-            inside = self._shared.inside(source) if bind else ""
+            inside = self._settings.inside(source) if bind else ""
             places.append({"target": target, "source": inside, "readonly": readonly})
         return places, trees
 
@@ -430,12 +370,12 @@ class TemplateLauncher:
         covers: bool,
     ) -> None:
         """Add the mounted folders to `places`, and their trees to `trees`; `sent` closes these."""
-        made = await self._doors.trees(identity) if identity is not None and self._doors else []
+        made = await self._mounts.trees(identity) if identity is not None and self._mounts else []
         for tree in made:
             sent.callback(os.close, tree)
         trees += made
-        for number, shown in enumerate(self._doors.shown):
-            source = self._shared.shown(number) if identity is None else ""
+        for number, shown in enumerate(self._mounts.shown):
+            source = self._settings.mount_path(number) if identity is None else ""
             folder = as_folder(shown, shown.mount.host)
             places.append(
                 {

@@ -71,7 +71,7 @@ _TO_BUILD = (
 
 
 @dataclass(frozen=True, slots=True)
-class Shared:
+class TemplateSettings:
     """The folders below which all files of kernels lie, and settings common to all kernels."""
 
     folders: tuple[Path, ...]
@@ -93,23 +93,23 @@ class Shared:
         raise LaunchError(f"{path} is not below a folder that the template was given")
 
     @property
-    def places(self) -> list[str]:
+    def folder_paths(self) -> list[str]:
         """Paths of the folders in the template of an unprivileged server."""
         return [f"{SESSIONS}/{number}" for number in range(len(self.folders))]
 
     def options(self) -> list[str]:
         """Return options that bind all folders and mounts; folders that are missing are made."""
         options: list[str] = []
-        for folder, place in zip(self.folders, self.places, strict=True):
+        for folder, place in zip(self.folders, self.folder_paths, strict=True):
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             options += ["--bind", str(folder), place]
         for number, mount in enumerate(self.mounts):
             bind = "--bind" if mount.writable else "--ro-bind"
-            options += [bind, str(mount.host), self.shown(number)]
+            options += [bind, str(mount.host), self.mount_path(number)]
         return options
 
     @staticmethod
-    def shown(number: int) -> str:
+    def mount_path(number: int) -> str:
         """Return the path of a mounted folder in the template."""
         return f"{SESSIONS}/m{number}"
 
@@ -136,7 +136,10 @@ class Shared:
 
 
 def outer_command(
-    environment: KernelEnvironment, control: int, shared: Shared, identity: Identity | None
+    environment: KernelEnvironment,
+    control: int,
+    settings: TemplateSettings,
+    identity: Identity | None,
 ) -> SandboxCommand:
     """Return the command of a template whose end of the control socket is descriptor `control`.
 
@@ -151,13 +154,13 @@ def outer_command(
     entry = [f"{mounts.BOOT}/template/start.py", role, str(control)]
     if identity is not None:
         entry += [",".join(":".join(map(str, row)) for row in _maps(identity))]
-    options = _options(environment, shared, root=identity is not None)
+    options = _options(environment, settings, root=identity is not None)
     with Passed() as passed:
-        options += shared.targets(passed)
-        for name, content in mounts.account_files(GUEST_ID, GUEST_ID, shared.hosts).items():
+        options += settings.targets(passed)
+        for name, content in mounts.account_files(GUEST_ID, GUEST_ID, settings.hosts).items():
             options += ["--perms", "0644", "--file", passed.file(content.encode()), f"/etc/{name}"]
         options += ["--remount-ro", "/dev", "--remount-ro", "/", "--chdir", "/"]
-        options += ["--seccomp", passed.file(_filter(shared, BUILDING))]
+        options += ["--seccomp", passed.file(_filter(settings, BUILDING))]
         return SandboxCommand(
             argv=[
                 program,
@@ -170,7 +173,7 @@ def outer_command(
 
 
 def start_message(
-    environment: KernelEnvironment, preload: Sequence[str], shared: Shared
+    environment: KernelEnvironment, preload: Sequence[str], settings: TemplateSettings
 ) -> dict[str, Any]:
     """Return the first message to a template: interpreter, imports, masked paths, filter.
 
@@ -182,15 +185,15 @@ def start_message(
         "preload": list(preload),
         "support": rundir.support_of(environment),
         "masks": list(mounts.masked()),
-        "fixed": list(mounts.fixed()) if mounts.opens_proc(shared.devices) else [],
+        "fixed": list(mounts.fixed()) if mounts.opens_proc(settings.devices) else [],
         "kept": [path for path in _bound(runtime) if path.startswith("/tmp/")],
-        "filter": base64.b64encode(_filter(shared)).decode(),
-        "variables": dict(shared.variables),
+        "filter": base64.b64encode(_filter(settings)).decode(),
+        "variables": dict(settings.variables),
     }
 
 
-def _filter(shared: Shared, but: Collection[str] = ()) -> bytes:
-    return compile_filter(_architecture(), but, sealed=bool(shared.mounts), copies=True)
+def _filter(settings: TemplateSettings, but: Collection[str] = ()) -> bytes:
+    return compile_filter(_architecture(), but, sealed=bool(settings.mounts), copies=True)
 
 
 def _architecture() -> Architecture:
@@ -200,7 +203,9 @@ def _architecture() -> Architecture:
     return arch
 
 
-def _options(environment: KernelEnvironment, shared: Shared, *, root: bool) -> list[str]:
+def _options(
+    environment: KernelEnvironment, settings: TemplateSettings, *, root: bool
+) -> list[str]:
     features = mounts.Features(size=True, disable_userns=False)
     options = [*_NAMESPACES]
     if not root:
@@ -212,7 +217,7 @@ def _options(environment: KernelEnvironment, shared: Shared, *, root: bool) -> l
     options += mounts.runtime_options(environment.readonly)
     options += mounts.replaced_options(environment.replaced)
     options += ["--ro-bind", str(BOOT_FOLDER), mounts.BOOT, "--dev", "/dev"]
-    options += mounts.device_options(shared.devices)
+    options += mounts.device_options(settings.devices)
     options += mounts.scratch_options("/dev/shm", TEMPLATE_TMP_BYTES, features)
     # where something covers parts of /proc, a user namespace may not mount another one: no masks,
     # and as root no --proc either, which makes parts of it read-only by mounts
@@ -221,7 +226,7 @@ def _options(environment: KernelEnvironment, shared: Shared, *, root: bool) -> l
     for folder in (mounts.WORKSPACE, mounts.SOCKETS, mounts.LAYERS, *layers):
         options += ["--perms", "0755", "--dir", folder]
     if not root:
-        options += shared.options()
+        options += settings.options()
     return options
 
 
@@ -257,7 +262,7 @@ class TemplateSupervisor:
     def __init__(
         self,
         sandbox: Sandbox,
-        shared: Shared,
+        settings: TemplateSettings,
         environment: KernelEnvironment,
         preload: Sequence[str],
         remark: Callable[[str], None] = lambda _text: None,
@@ -265,7 +270,7 @@ class TemplateSupervisor:
         """`remark` is called with texts that the next answers include."""
         self._sandbox = sandbox
         self._remark = remark
-        self._shared = shared
+        self._settings = settings
         self.environment = environment
         self.preload = tuple(preload)
         self._current: TemplateProcess | None = None
@@ -280,7 +285,7 @@ class TemplateSupervisor:
 
     def renew(self) -> None:
         """Replace a template whose mounted folders were replaced on the host."""
-        if self._mark != self._shared.mark() and self._current is not None:
+        if self._mark != self._settings.mark() and self._current is not None:
             self._current.retire()
             self._replace("a mounted folder was replaced on the host")
 
@@ -359,13 +364,13 @@ class TemplateSupervisor:
 
     def _start(self) -> None:
         self._failures = 0
-        self._mark = self._shared.mark()
+        self._mark = self._settings.mark()
         identity = None
         with Barrier("starting a template") as barrier:
             identity = self._sandbox.identity()
             template = TemplateProcess(
-                lambda control: outer_command(self.environment, control, self._shared, identity),
-                start_message(self.environment, self.preload, self._shared),
+                lambda control: outer_command(self.environment, control, self._settings, identity),
+                start_message(self.environment, self.preload, self._settings),
                 self._on_change,
             )
             self._current = template

@@ -30,7 +30,7 @@ from kernel_specs.template import packets
 BARE = 1
 """The stage in which it has what every kernel needs, and nothing else."""
 END_S = 0.5
-"""Seconds that a template which was told to end, or a discarded kernel, may take."""
+"""Seconds until a template that ends on request, or a discarded kernel, has ended."""
 
 
 class TemplateError(LaunchError):
@@ -66,7 +66,7 @@ class Fork:
 
 
 @dataclass
-class _Answer:
+class _ForkAnswer:
     """The answer of a template to a request: a kernel or an error, valid once `given` is set."""
 
     given: anyio.Event = field(default_factory=anyio.Event)
@@ -81,7 +81,7 @@ class _Answer:
             self.given.set()
 
 
-class Proof:
+class SelfTestResult:
     """The result of a template's self-test; `lock` is held during the test.
 
     It is valid for one stage: later, code of more packages has run in the template. `namespaces`
@@ -94,7 +94,7 @@ class Proof:
         self.checks: tuple[Check, ...] = ()
         self.namespaces: frozenset[str] = frozenset()
 
-    def take(self, stage: int, checks: Iterable[Check], namespaces: frozenset[str]) -> None:
+    def note(self, stage: int, checks: Iterable[Check], namespaces: frozenset[str]) -> None:
         """Note that this stage has passed."""
         self.stage, self.checks, self.namespaces = stage, tuple(checks), namespaces
 
@@ -115,7 +115,7 @@ class TemplateProcess:
         self._on_change = on_change
         self._loop = asyncio.get_running_loop()
         self._numbers = itertools.count(1)
-        self._asked: dict[int, _Answer] = {}
+        self._asked: dict[int, _ForkAnswer] = {}
         self._forks: dict[int, Fork] = {}
         self._can_fork, self._stocked, self._whole = (anyio.Event() for _ in range(3))
         self.usable = self._stopped = self._silent = False
@@ -125,9 +125,9 @@ class TemplateProcess:
         """Counts the times that it has imported more; kernels are forked from the first one on."""
         self.missing: dict[str, str] = {}
         self.reason = ""
-        """Reason that it forks no more; empty while it does, or if that was asked for."""
+        """Reason that it forks no more; empty while it does, or on request."""
         self.gone = anyio.Event()
-        self.proof = Proof()
+        self.self_test = SelfTestResult()
         kind = socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC
         self._control, theirs = socket.socketpair(socket.AF_UNIX, kind)
         self._control.setblocking(False)
@@ -150,7 +150,7 @@ class TemplateProcess:
 
     @property
     def alive(self) -> bool:
-        """Return True if it runs and was not told to stop: it is ready or can become so."""
+        """Return True if it runs and has no order to stop: it is ready or can become so."""
         return not self.gone.is_set() and not self._stopped
 
     @property
@@ -181,7 +181,7 @@ class TemplateProcess:
         if not self.usable:
             raise TemplateError("the template is not running")
         number = next(self._numbers)
-        answer = self._asked[number] = _Answer()
+        answer = self._asked[number] = _ForkAnswer()
         self._look_later()
         try:
             packets.send(
@@ -196,7 +196,7 @@ class TemplateProcess:
             raise answer.error
         return answer.fork
 
-    async def _answer(self, answer: _Answer) -> None:
+    async def _answer(self, answer: _ForkAnswer) -> None:
         """Wait for an answer; when cancelled `END_S` more, to end a kernel that comes late."""
         try:
             await answer.given.wait()
@@ -289,7 +289,7 @@ class TemplateProcess:
     def _on_message(self, message: dict[str, Any], fds: list[int]) -> None:
         self._silence = None
         operation, number = message["op"], message.get("id", 0)
-        answer = self._asked.get(number, _Answer())
+        answer = self._asked.get(number, _ForkAnswer())
         if operation == "forked":
             stage = int(message["stage"])
             fork = self._forks[number] = Fork(

@@ -15,12 +15,13 @@ import pytest
 
 from kernel_mcp.config.settings import Limits
 from kernel_mcp.kernels.kernel import Kernel
+from kernel_mcp.launch.assembly import KernelAssembly
 from kernel_mcp.launch.base import KernelEnvironment, LaunchRequest
 from kernel_mcp.launch.cold import LocalLauncher
 from kernel_mcp.launch.process import KernelProcess
 from kernel_mcp.launch.rundir import RunDirectory
 from kernel_mcp.launch.template import TemplateLauncher
-from kernel_mcp.launch.template.kernel import Forked
+from kernel_mcp.launch.template.forked import Forked
 from kernel_mcp.output.items import Event, Stream
 from kernel_mcp.policy import Policy
 from kernel_mcp.sandbox.bwrap import BwrapSandbox
@@ -87,9 +88,8 @@ async def bench(preload: tuple[str, ...] = (), *, ready: bool = True) -> AsyncIt
     with RunDirectory.create(Path("/tmp", f"kmt-{os.getpid()}")) as runs:
         workspaces = runs.path / "w"
         workspaces.mkdir(mode=0o700)
-        launcher = TemplateLauncher(
-            sandbox, runs, cold=LocalLauncher(sandbox, runs), shared=(workspaces,)
-        )
+        assembly = KernelAssembly(sandbox, runs)
+        launcher = TemplateLauncher(assembly, cold=LocalLauncher(assembly), shared=(workspaces,))
         made = Bench(launcher, runs, workspaces)
         try:
             if ready:

@@ -67,11 +67,11 @@ async def die(kernel: Kernel, code: str) -> str:
 
 
 async def come_back(made: Bench, kernel: Kernel) -> Kernel:
-    enclosure = kernel.handle.enclosure
-    assert enclosure is not None
+    group = kernel.handle.sandbox_group
+    assert group is not None
     with anyio.fail_after(20):
-        await enclosure.clear()
-        fresh = await kernel.wake(enclosure.checkpoints[-1])
+        await group.clear()
+        fresh = await kernel.wake(group.checkpoints[-1])
     made.kernels.append(fresh)
     await kernel.aclose()
     return fresh
@@ -119,11 +119,11 @@ async def test_a_kernel_comes_back_many_times_without_leaving_anything() -> None
         before, inside = 0, ""
         for number in range(30):
             await run(kernel, f"n = {number}")
-            enclosure = kernel.handle.enclosure
-            assert enclosure is not None
+            group = kernel.handle.sandbox_group
+            assert group is not None
             newest, _ = await kernel.checkpoint()
-            for former in [each for each in enclosure.checkpoints if each is not newest]:
-                enclosure.drop(former)
+            for former in [each for each in group.checkpoints if each is not newest]:
+                group.drop(former)
             await die(kernel, "os.kill(os.getpid(), 9)")
             kernel = await come_back(made, kernel)
             assert await run(kernel, "print(n)") == f"{number}\n"
@@ -282,7 +282,7 @@ async def test_a_checkpoint_that_answers_twice_or_is_stopped_gives_one_kernel() 
         assert "nobody had asked for" in checkpoint.refusal
 
 
-async def test_a_kernel_that_speaks_over_the_lifeline_is_not_heard() -> None:
+async def test_a_kernel_that_speaks_over_the_control_socket_is_not_trusted() -> None:
     async with bench() as made:
         kernel = await made.forked()
         await run(kernel, FIND)
@@ -300,11 +300,11 @@ async def test_a_woken_kernel_that_is_not_confined_is_ended(
         kernel = await made.forked()
         await kernel.checkpoint()
         await die(kernel, "import os\nos._exit(0)")
-        enclosure = kernel.handle.enclosure
-        assert enclosure is not None
+        group = kernel.handle.sandbox_group
+        assert group is not None
         monkeypatch.setattr("kernel_mcp.launch.readiness.broken", lambda *_: ("it is root",))
         with pytest.raises(LaunchError, match="it is root"):
-            await kernel.wake(enclosure.checkpoints[-1])
+            await kernel.wake(group.checkpoints[-1])
 
 
 async def test_branches_can_be_closed_all_at_once(caplog: pytest.LogCaptureFixture) -> None:

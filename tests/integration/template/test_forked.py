@@ -53,8 +53,8 @@ async def test_a_forked_kernel_has_the_descriptors_of_a_cold_one() -> None:
         expected = (await run(cold, code)).splitlines()
         for _ in ("shell", "iopub", "stdin", "control", "hb"):
             expected.remove("socket:[N]")  # it listens nowhere
-        lifeline = ["socket:[N]"]  # over which it is asked for checkpoints
-        assert (await run(forked, code)).splitlines() == sorted([*expected, *lifeline])
+        control_socket = ["socket:[N]"]  # over which it is asked for checkpoints
+        assert (await run(forked, code)).splitlines() == sorted([*expected, *control_socket])
 
 
 async def test_a_forked_kernel_listens_nowhere() -> None:

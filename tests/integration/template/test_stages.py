@@ -152,7 +152,7 @@ async def test_a_stage_that_does_not_confine_is_refused_though_the_one_before_pa
     async with bench(ready=False) as b:
         b.launcher.prepare(library.environment, ("loosening",))
         confined = await b.forked(environment=library.environment)
-        assert template(b, library.environment).proof.stage == 1
+        assert template(b, library.environment).self_test.stage == 1
         library.open()
         with anyio.fail_after(60):
             assert not await b.launcher.ready(library.environment)

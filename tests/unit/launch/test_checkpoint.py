@@ -34,7 +34,7 @@ class Copy:
     """
 
     process: subprocess.Popen[bytes]
-    lifeline: socket.socket
+    control_socket: socket.socket
     theirs: socket.socket
     gone: list[Checkpoint] = field(default_factory=list)
     asked: list[int] = field(default_factory=list)
@@ -50,7 +50,7 @@ class Copy:
 
     def begin(self) -> Checkpoint:
         made = self.checkpoint = Checkpoint(self.admit, self.gone.append)
-        made.hand_over(self.lifeline)
+        made.send_park_socket(self.control_socket)
         _, (fd,), _, _ = socket.recv_fds(self.theirs, 1000, 1)
         self.end = socket.socket(fileno=fd)
         return made
@@ -99,7 +99,7 @@ async def test_what_was_not_asked_for_ends_a_copy(copy: Copy, content: Any, firs
     made = copy.begin()
     if not first:
         copy.say(PARKED)
-        await made.parked(10)
+        await made.suspended(10)
     copy.say(content)
     assert await refused(made)
     assert not made.usable
@@ -112,7 +112,7 @@ async def test_what_was_not_asked_for_ends_a_copy(copy: Copy, content: Any, firs
 async def test_a_copy_says_once_that_it_waits(copy: Copy) -> None:
     made = copy.begin()
     copy.say(PARKED)
-    await made.parked(10)
+    await made.suspended(10)
     copy.say(PARKED)
     assert "what nobody had asked for" in await refused(made)
     assert copy.asked == [os.getpid()]
@@ -123,14 +123,14 @@ async def test_a_process_of_elsewhere_is_no_copy_and_is_not_touched(copy: Copy) 
     made, copy.known = copy.begin(), False
     copy.say(PARKED)
     with pytest.raises(LaunchError, match="what nobody had asked for"):
-        await made.parked(10)
+        await made.suspended(10)
     assert copy.process.poll() is None
 
 
 async def test_a_copy_that_dies_is_told_to_have_died(copy: Copy) -> None:
     made = copy.begin()
     copy.say(PARKED)
-    await made.parked(10)
+    await made.suspended(10)
     copy.process.kill()
     assert await refused(made) == "its process has ended"
     assert (copy.gone, made.died) == ([made], True)
@@ -139,7 +139,7 @@ async def test_a_copy_that_dies_is_told_to_have_died(copy: Copy) -> None:
 async def test_one_that_is_closed_tells_nobody(copy: Copy) -> None:
     made = copy.begin()
     copy.say(PARKED)
-    await made.parked(10)
+    await made.suspended(10)
     made.close()
     assert copy.process.wait(10) == -signal.SIGKILL
     assert copy.gone == []
@@ -152,12 +152,12 @@ async def test_an_end_that_cannot_be_is_believed_of_nobody(copy: Copy, status: A
     made = copy.begin()
     ends: list[int] = []
     copy.say(PARKED)
-    await made.parked(10)
+    await made.suspended(10)
     made.pid = 1  # somebody else than who is woken, as Linux says
     async with anyio.create_task_group() as tasks:
 
         async def wake() -> None:
-            woken = await made.wake([])
+            woken = await made.resume([])
             made.when_ended(woken.number, ends.append)
             os.close(woken.pidfd)
 
@@ -176,10 +176,10 @@ async def test_an_end_that_cannot_be_is_believed_of_nobody(copy: Copy, status: A
 async def test_who_is_woken_twice_is_no_copy_any_more(copy: Copy) -> None:
     made = copy.begin()
     copy.say(PARKED)
-    await made.parked(10)
+    await made.suspended(10)
     made.pid = 1
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(made.wake, [])
+        tasks.start_soon(made.resume, [])
         with anyio.fail_after(10):
             await anyio.wait_readable(copy.end or -1)
         number = copy.hear()[0]["id"]
@@ -197,25 +197,25 @@ async def test_a_copy_has_to_wake_by_its_processor_time(
     copy: Copy, monkeypatch: pytest.MonkeyPatch, code: str, why: str
 ) -> None:
     monkeypatch.setattr(silence, "LOOK_S", 0.01)
-    monkeypatch.setattr(checkpoint, "WAKE_S", 0.3)
+    monkeypatch.setattr(checkpoint, "RESUME_S", 0.3)
     made = copy.begin()
     copy.say(PARKED)
-    await made.parked(10)
+    await made.suspended(10)
     with subprocess.Popen([sys.executable, "-S", "-c", code]) as process:
         made.pid = process.pid
         with pytest.raises(LaunchError, match=f"did not become a kernel: .*{why}"):
-            await made.wake([])
+            await made.resume([])
         process.kill()
 
 
 async def test_a_kernel_that_takes_nothing_holds_few_places(copy: Copy) -> None:
-    hold_little(copy.lifeline)
+    hold_little(copy.control_socket)
     made: list[Checkpoint] = []
     try:
         with suppress(LaunchError):
             while len(made) < 100:
                 made.append(Checkpoint(copy.admit, copy.gone.append))
-                made[-1].hand_over(copy.lifeline)
+                made[-1].send_park_socket(copy.control_socket)
         assert 2 <= len(made) <= 10
     finally:
         for each in made:

@@ -13,8 +13,14 @@ import pytest
 from kernel_mcp.config.settings import Settings
 from kernel_mcp.config.values import HeaderSecret
 from kernel_mcp.errors import ConfigError, InputError, LaunchError
-from kernel_mcp.launch.network import PORT, Network, Way, opened, places_of
-from kernel_mcp.launch.proxy import Proxy
+from kernel_mcp.launch.network import (
+    PORT,
+    Network,
+    NetworkAccess,
+    granted_network,
+    listen_addresses,
+)
+from kernel_mcp.launch.proxy_client import ProxyClient
 from kernel_mcp.network.rules import Rules
 from kernel_mcp.network.secrets import Vault
 from kernel_mcp.sandbox.base import Sandbox
@@ -27,7 +33,7 @@ def door(*entries: str) -> Network:
     return Network(Rules.parse(entries))
 
 
-class Silent(Proxy):
+class Silent(ProxyClient):
     """It is not started: what it is told is kept."""
 
     def __init__(self) -> None:
@@ -44,8 +50,8 @@ class Silent(Proxy):
 
 def test_every_named_host_and_port_listens_at_an_address_of_the_sandbox() -> None:
     entries = ("api.example.com", "db.example.com:5432", "db.example.com:443", "other.test:5432")
-    places, hosts = places_of(Rules.parse(entries))
-    found = [(each.address, each.port, str(each.entry or "")) for each in places]
+    addresses, hosts = listen_addresses(Rules.parse(entries))
+    found = [(each.address, each.port, str(each.entry or "")) for each in addresses]
     assert found == [
         ("127.0.0.1", PORT, ""),
         ("127.0.0.2", 5432, "db.example.com:5432"),
@@ -59,9 +65,9 @@ def test_an_address_is_itself_and_the_proxy_gives_way() -> None:
     rules = Rules.parse(
         [f"127.0.0.1:{PORT}", "127.0.0.2:80", "10.0.0.1:5432", "db.test:1", "[::1]:9"]
     )
-    places, hosts = places_of(rules)
-    assert (places[0].address, places[0].port) == ("127.0.0.1", PORT + 1)
-    assert [(each.address, each.port) for each in places[1:]] == [
+    addresses, hosts = listen_addresses(rules)
+    assert (addresses[0].address, addresses[0].port) == ("127.0.0.1", PORT + 1)
+    assert [(each.address, each.port) for each in addresses[1:]] == [
         ("127.0.0.1", PORT),
         ("127.0.0.2", 80),
         ("10.0.0.1", 5432),
@@ -72,12 +78,12 @@ def test_an_address_is_itself_and_the_proxy_gives_way() -> None:
 
 def test_a_closed_door_has_no_socket_and_no_variable() -> None:
     network = Network()
-    way = network.way()
-    way.take()
-    way.open(None, lambda _: None)
-    way.close()
+    access = network.access()
+    access.receive()
+    access.open(None, lambda _: None)
+    access.close()
     assert not network
-    assert (way.places, network.variables, network.hosts) == ([], {}, ())
+    assert (access.addresses, network.variables, network.hosts) == ([], {}, ())
     assert network.words(None) == "none"
 
 
@@ -109,7 +115,9 @@ def test_what_cannot_be_opened_is_refused_with_words(
     entries: tuple[str, ...], sandbox: str, words: str
 ) -> None:
     with pytest.raises(ConfigError, match=words):
-        opened(Settings(network=entries), cast(Sandbox, SimpleNamespace(name=sandbox)), Path("/"))
+        granted_network(
+            Settings(network=entries), cast(Sandbox, SimpleNamespace(name=sandbox)), Path("/")
+        )
 
 
 def test_a_secret_opens_its_own_host_and_takes_a_sandbox(tmp_path: Path) -> None:
@@ -117,15 +125,15 @@ def test_a_secret_opens_its_own_host_and_takes_a_sandbox(tmp_path: Path) -> None
     settings = Settings(network=("*.test",), secrets=secrets)
     for name in ("none", "landlock"):
         with pytest.raises(ConfigError, match="--secret"):
-            opened(settings, cast(Sandbox, SimpleNamespace(name=name)), tmp_path)
+            granted_network(settings, cast(Sandbox, SimpleNamespace(name=name)), tmp_path)
     sandbox = cast(Sandbox, SimpleNamespace(name="bwrap"))
     with pytest.raises(ConfigError, match="--secret: 'localhost'"):
-        opened(Settings(secrets=(HeaderSecret("KEY", "localhost"),)), sandbox, tmp_path)
+        granted_network(Settings(secrets=(HeaderSecret("KEY", "localhost"),)), sandbox, tmp_path)
     long = tuple(HeaderSecret("KEY", f"{each}.test", value="x" * 8000) for each in range(9))
     with pytest.raises(ConfigError, match="--secret: all values together"):
-        opened(Settings(secrets=long), sandbox, tmp_path)
-    assert str(opened(settings, sandbox, tmp_path).rules) == "*.test"
-    alone = opened(Settings(secrets=secrets), sandbox, tmp_path)
+        granted_network(Settings(secrets=long), sandbox, tmp_path)
+    assert str(granted_network(settings, sandbox, tmp_path).rules) == "*.test"
+    alone = granted_network(Settings(secrets=secrets), sandbox, tmp_path)
     assert str(alone.rules) == "a.test:443, b.test:443"
     assert alone.rules_for(("a.test",)).entry_for("a.test", 443) is not None
     assert "a placeholder for a secret" in alone.words(None)
@@ -137,9 +145,9 @@ def test_a_secret_opens_its_own_host_and_takes_a_sandbox(tmp_path: Path) -> None
     assert found["SSL_CERT_FILE"] == str(tmp_path / "authorities.pem")
 
 
-def made(way: Way) -> None:
+def made(access: NetworkAccess) -> None:
     """What a sandbox does, in this network namespace."""
-    linux.send_listeners(way.guest(), way.places)
+    linux.send_listeners(access.guest(), access.addresses)
 
 
 def listening(*names: str) -> Network:
@@ -149,25 +157,25 @@ def listening(*names: str) -> Network:
         port = free.getsockname()[1]
     network = door(f"127.0.0.1:{port}", *names)
     network.proxy = Silent()
-    network.places = network.places[1:]  # the proxy's port may be taken here
+    network.addresses = network.addresses[1:]  # the proxy's port may be taken here
     return network
 
 
 async def test_only_sockets_of_another_network_are_taken() -> None:
     network = listening()
-    way = network.way()
-    made(way)
+    access = network.access()
+    made(access)
     with pytest.raises(LaunchError, match="not what it has to be"):
-        way.take()
-    way.close()
+        access.receive()
+    access.close()
 
 
 async def test_a_kernel_that_sent_nothing_has_no_way() -> None:
-    way = listening().way()
-    with socket.socket(fileno=way.guest()):
+    access = listening().access()
+    with socket.socket(fileno=access.guest()):
         pass
-    with pytest.raises(LaunchError, match=r"not what it has to be|no way"):
-        way.take()
+    with pytest.raises(LaunchError, match=r"not what it has to be|no access"):
+        access.receive()
 
 
 async def test_a_session_gets_what_it_asked_for_and_records_find_it_after_its_end(
@@ -177,23 +185,23 @@ async def test_a_session_gets_what_it_asked_for_and_records_find_it_after_its_en
     network = listening()
     proxy = network.proxy
     assert isinstance(proxy, Silent)
-    way = network.way()
-    made(way)
-    way.take()
+    access = network.access()
+    made(access)
+    access.receive()
     heard: list[Mapping[str, Any]] = []
-    way.open(None, heard.append)
-    way.open(None, heard.append)
+    access.open(None, heard.append)
+    access.open(None, heard.append)
     (message,) = proxy.told
     assert message["exact"] == str(network.rules)
     number = message["listen"]
-    way.close()
+    access.close()
     assert proxy.told[-1] == {"close": number}
     proxy._on_message({"end": number, "host": "x"}, [])
     assert heard == [{"host": "x"}]
 
-    other = network.way()
+    other = network.access()
     made(other)
-    other.take()
+    other.receive()
     other.open((), heard.append)
     assert proxy.told[-1] == {"close": number}, "what the session did not ask for is closed"
     other.close()

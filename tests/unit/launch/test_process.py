@@ -10,7 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kernel_mcp.launch.process import HEADER_BYTES, RING_BYTES, OutputRing, exit_status, fatal_line
+from kernel_mcp.launch.process import (
+    HEADER_BYTES,
+    RING_BYTES,
+    OutputRingReader,
+    exit_status,
+    fatal_line,
+)
 from kernel_mcp.linux.proc import ExitStatus
 from kernel_specs.restricted.console import iopub as guest
 
@@ -46,8 +52,8 @@ def test_an_orderly_end_has_no_detail() -> None:
     assert exit_status(1, wrapped=True, output="Fatal Python error: no").detail != ""
 
 
-def both() -> tuple[OutputRing, guest.OutputRing]:
-    host = OutputRing()
+def both() -> tuple[OutputRingReader, guest.OutputRing]:
+    host = OutputRingReader()
     return host, guest.OutputRing(host.guest_fd())
 
 
@@ -85,7 +91,7 @@ def test_counters_and_bytes_that_lie_give_bounded_text(
     data: bytes, characters: int, size: int
 ) -> None:
 
-    host = OutputRing()
+    host = OutputRingReader()
     fd = host.guest_fd()
     with mmap.mmap(fd, 0) as memory:
         struct.pack_into("<QQ", memory, 0, characters, size)
@@ -97,7 +103,7 @@ def test_counters_and_bytes_that_lie_give_bounded_text(
 
 def test_the_memory_cannot_be_resized_by_the_kernel() -> None:
 
-    host = OutputRing()
+    host = OutputRingReader()
     fd = host.guest_fd()
     for size in (0, 10 * RING_BYTES):
         with pytest.raises(PermissionError):

@@ -35,7 +35,7 @@ pytestmark = pytest.mark.anyio
 @contextmanager
 def channel() -> Iterator[tuple[ReadinessChannel, socket.socket]]:
     made = ReadinessChannel()
-    with closing(made), socket.socket(fileno=made.guest_fd) as guest:
+    with closing(made), socket.socket(fileno=made.pass_guest()) as guest:
         yield made, guest
 
 

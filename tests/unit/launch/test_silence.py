@@ -13,7 +13,7 @@ import anyio
 import pytest
 
 from kernel_mcp.launch import silence
-from kernel_mcp.launch.silence import heard, patient
+from kernel_mcp.launch.silence import await_answer, await_patiently
 from kernel_mcp.linux.proc import processor_seconds
 
 pytestmark = [pytest.mark.anyio]
@@ -45,7 +45,7 @@ def running(code: str) -> Iterator[int]:
 
 async def waited(code: str, cpu_s: float = 60.0) -> str:
     with running(code) as pid, anyio.fail_after(60):
-        return await heard(anyio.Event(), lambda: [pid], cpu_s)
+        return await await_answer(anyio.Event(), lambda: [pid], cpu_s)
 
 
 async def test_one_that_computes_is_waited_for_by_its_processor_time() -> None:
@@ -59,7 +59,7 @@ async def test_one_that_computes_is_waited_for_by_its_processor_time() -> None:
 
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(later)
-            assert await heard(answer, lambda: [pid], 60.0) == ""
+            assert await await_answer(answer, lambda: [pid], 60.0) == ""
     assert "of processor time" in await waited(COMPUTES, 0.2)
 
 
@@ -67,7 +67,7 @@ async def test_one_that_rests_or_is_stopped_is_silent() -> None:
     assert "did nothing" in await waited(RESTS)
     with running(COMPUTES) as pid:
         os.kill(pid, signal.SIGSTOP)
-        assert "did nothing" in await heard(anyio.Event(), lambda: [pid], 60.0)
+        assert "did nothing" in await await_answer(anyio.Event(), lambda: [pid], 60.0)
 
 
 async def test_what_looks_as_if_it_waited_for_a_disk_is_not_waited_for_for_ever(
@@ -80,20 +80,20 @@ async def test_what_looks_as_if_it_waited_for_a_disk_is_not_waited_for_for_ever(
 async def test_one_that_has_ended_is_silent_and_an_answer_counts_at_once() -> None:
     with running("pass") as pid:
         with anyio.fail_after(60):
-            assert "did nothing" in await heard(anyio.Event(), lambda: [pid], 60.0)
+            assert "did nothing" in await await_answer(anyio.Event(), lambda: [pid], 60.0)
     answer = anyio.Event()
     answer.set()
-    assert await heard(answer, lambda: [pid], 60.0) == ""
+    assert await await_answer(answer, lambda: [pid], 60.0) == ""
 
 
 async def test_a_patient_wait_counts_what_is_computed_and_all_rest() -> None:
     with running(COMPUTES) as pid:
         before = processor_seconds(pid)
         with anyio.fail_after(60):
-            await patient(anyio.Event(), lambda: [pid], 0.5)
+            await await_patiently(anyio.Event(), lambda: [pid], 0.5)
         assert 0.45 <= processor_seconds(pid) - before < 2.0  # the rest is that of slow looks
     with running(RESTS) as pid, anyio.fail_after(60):
-        await patient(anyio.Event(), lambda: [pid], 0.5)
+        await await_patiently(anyio.Event(), lambda: [pid], 0.5)
     answer = anyio.Event()
     answer.set()
-    await patient(answer, lambda: [pid], 1e9)
+    await await_patiently(answer, lambda: [pid], 1e9)

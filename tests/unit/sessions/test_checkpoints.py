@@ -46,7 +46,9 @@ class Copied:
         self.dropped: list[Any] = []
         self.failure: LaunchError | None = None
         self.fork_s = 0.004
-        self.handle = SimpleNamespace(pid=1, enclosure=SimpleNamespace(drop=self.dropped.append))
+        self.handle = SimpleNamespace(
+            pid=1, sandbox_group=SimpleNamespace(drop=self.dropped.append)
+        )
 
     async def checkpoint(self) -> tuple[Any, float]:
         if self.failure is not None:

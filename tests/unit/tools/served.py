@@ -16,7 +16,7 @@ from kernel_mcp.config.settings import Settings
 from kernel_mcp.environments.store import EnvironmentStore
 from kernel_mcp.environments.uv import ProgressCallback
 from kernel_mcp.kernels.factory import KernelFactory
-from kernel_mcp.launch.doors import Doors
+from kernel_mcp.launch.mounts import MountGrants
 from kernel_mcp.launch.network import Network
 from kernel_mcp.limits.manager import ResourceManager
 from kernel_mcp.packages.installer import Installer
@@ -143,7 +143,7 @@ async def served(
         kept="off",
         audit=Audit(),
         clock=clock,
-        doors=Doors(),
+        doors=MountGrants(),
         network=Network(),
         meters=Meters(),
     )

@@ -12,7 +12,7 @@ import pytest
 
 from kernel_mcp.errors import LaunchError, SandboxUnavailable
 from kernel_mcp.launch.base import KernelEnvironment
-from kernel_mcp.launch.template.outer import Shared, outer_command, start_message
+from kernel_mcp.launch.template.outer import TemplateSettings, outer_command, start_message
 from kernel_mcp.linux.folders import Identity
 from kernel_mcp.sandbox.users import IdMap
 
@@ -33,7 +33,7 @@ def mapped(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def argv(identity: Identity | None, shared: Sequence[Path] = ()) -> list[str]:
-    command = outer_command(ENVIRONMENT, 9, Shared(tuple(shared)), identity)
+    command = outer_command(ENVIRONMENT, 9, TemplateSettings(tuple(shared)), identity)
     for fd in command.pass_fds:
         if fd != 9:
             os.close(fd)
@@ -101,7 +101,7 @@ def test_without_bubblewrap_it_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_folders_are_found_below_the_shared_ones() -> None:
-    shared = Shared((Path("/run/k"), Path("/srv/w")))
+    shared = TemplateSettings((Path("/run/k"), Path("/srv/w")))
     assert shared.inside(Path("/run/k/abcd")) == "/sessions/0/abcd"
     assert shared.inside(Path("/srv/w/a/b")) == "/sessions/1/a/b"
 
@@ -109,12 +109,12 @@ def test_folders_are_found_below_the_shared_ones() -> None:
 @pytest.mark.parametrize("path", ["/srv/w", "/srv/other", "/srv/w/../other", "/"])
 def test_what_is_not_below_a_shared_folder_is_refused(path: str) -> None:
     with pytest.raises(LaunchError, match="not below"):
-        Shared((Path("/srv/w"),)).inside(Path(path))
+        TemplateSettings((Path("/srv/w"),)).inside(Path(path))
 
 
 def test_the_start_message_names_the_runtime_below_tmp(tmp_path: Path) -> None:
     environment = KernelEnvironment(python=Path(sys.executable), readonly=(tmp_path, Path("/usr")))
-    message = start_message(environment, ["numpy"], Shared(()))
+    message = start_message(environment, ["numpy"], TemplateSettings(()))
     assert message["preload"] == ["numpy"]
     assert message["python"] == sys.executable
     kept = [str(tmp_path)] if str(tmp_path).startswith("/tmp/") else []
@@ -122,12 +122,12 @@ def test_the_start_message_names_the_runtime_below_tmp(tmp_path: Path) -> None:
 
 
 def test_the_start_message_holds_the_system_call_filter() -> None:
-    program = base64.b64decode(start_message(ENVIRONMENT, [], Shared(()))["filter"])
+    program = base64.b64decode(start_message(ENVIRONMENT, [], TemplateSettings(()))["filter"])
     assert program
     assert len(program) % 8 == 0
 
 
 def test_the_start_message_masks_only_files_of_proc() -> None:
-    masks = start_message(ENVIRONMENT, [], Shared(()))["masks"]
+    masks = start_message(ENVIRONMENT, [], TemplateSettings(()))["masks"]
     assert masks
     assert all(mask.startswith("/proc/") for mask in masks)

@@ -18,7 +18,7 @@ from kernel_mcp.launch import silence
 from kernel_mcp.launch.process import ConfinedProcess
 from kernel_mcp.launch.readiness import StderrTail
 from kernel_mcp.launch.template import process as template_process
-from kernel_mcp.launch.template.kernel import Forked
+from kernel_mcp.launch.template.forked import Forked
 from kernel_mcp.launch.template.process import StageOver, TemplateError, TemplateProcess
 from kernel_mcp.sandbox.base import SandboxCommand
 from kernel_specs.template import packets

@@ -12,7 +12,7 @@ import pytest
 from kernel_mcp.errors import LaunchError
 from kernel_mcp.launch.base import KernelEnvironment
 from kernel_mcp.launch.template import outer as template_supervisor
-from kernel_mcp.launch.template.outer import MOST_FAILURES, Shared, TemplateSupervisor
+from kernel_mcp.launch.template.outer import MOST_FAILURES, TemplateSettings, TemplateSupervisor
 from kernel_mcp.linux.folders import Identity
 from kernel_mcp.sandbox.select import NoSandbox
 
@@ -101,7 +101,7 @@ def sandbox(monkeypatch: pytest.MonkeyPatch) -> Ids:
 def supervise(
     sandbox: Ids, *preload: str, remark: Callable[[str], None] = lambda _text: None
 ) -> TemplateSupervisor:
-    return TemplateSupervisor(sandbox, Shared(()), ENVIRONMENT, preload, remark)
+    return TemplateSupervisor(sandbox, TemplateSettings(()), ENVIRONMENT, preload, remark)
 
 
 async def next_process() -> Process:

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from kernel_mcp.launch.template import enclosure
-from kernel_mcp.launch.template.enclosure import ForkedEnclosure
+from kernel_mcp.launch.template import sandbox_group
+from kernel_mcp.launch.template.sandbox_group import ForkedSandboxGroup
 from kernel_mcp.linux.proc import ExitStatus
 
 pytestmark = pytest.mark.anyio
@@ -30,14 +30,14 @@ class Kernel:
 
 @pytest.fixture
 def family(monkeypatch: pytest.MonkeyPatch) -> tuple[Any, list[Kernel], list[int]]:
-    """An enclosure with two kernels, the second of which holds more."""
+    """An sandbox_group with two kernels, the second of which holds more."""
     killed: list[int] = []
     kernels = [Kernel(10, killed), Kernel(20, killed)]
-    made: Any = ForkedEnclosure.__new__(ForkedEnclosure)
+    made: Any = ForkedSandboxGroup.__new__(ForkedSandboxGroup)
     made._kernels, made._ending = kernels, None
     made._limits = SimpleNamespace(cause="out of memory (limit 1 GiB)")
-    monkeypatch.setattr(enclosure, "tree", lambda pid: [pid])
-    monkeypatch.setattr(enclosure, "_held_now", lambda pid: pid)
+    monkeypatch.setattr(sandbox_group, "tree", lambda pid: [pid])
+    monkeypatch.setattr(sandbox_group, "_held_now", lambda pid: pid)
     return made, kernels, killed
 
 

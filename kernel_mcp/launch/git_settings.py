@@ -39,12 +39,12 @@ done
 logger = logging.getLogger(__name__)
 
 
-class Unasked(Exception):
+class GitUnavailable(Exception):
     """Git could not be asked; the text says why."""
 
 
 @dataclass(frozen=True)
-class Answer:
+class SettingsReply:
     """The paths below one mount that settings name, and the files that were read for that."""
 
     paths: tuple[Parts, ...] = ()
@@ -58,25 +58,25 @@ class Answer:
             items += [("outside", (path,)) if inside is None else ("sources", inside)]
         pieces = list(parts_of(items, lambda item: weight(item[1]))) or [[]]
         for number, piece in enumerate(pieces, 1):
-            told: dict[str, Any] = {"paths": [], "sources": [], "outside": []}
+            message: dict[str, Any] = {"paths": [], "sources": [], "outside": []}
             for kind, parts in piece:
-                told[kind].append(parts[0] if kind == "outside" else parts)
-            yield {**told, "last": number == len(pieces)}
+                message[kind].append(parts[0] if kind == "outside" else parts)
+            yield {**message, "last": number == len(pieces)}
 
 
-class Asking:
+class GitSettingsQuery:
     """Asks Git about the settings of a mount; `builder` returns what confines Git, and blocks."""
 
     def __init__(self, builder: Callable[[], Builder]) -> None:
         self._find = builder
         self._builder: Builder | None = None
 
-    async def ask(self, shown: ExposedMount, *, again: bool) -> Answer:
-        """Read all settings that concern one mount. Raises Unasked, OSError.
+    async def ask(self, shown: ExposedMount, *, again: bool) -> SettingsReply:
+        """Read all settings that concern one mount. Raises GitUnavailable, OSError.
 
         `again` means that code may have changed the mount since it was shown.
         """
-        about = await anyio.to_thread.run_sync(partial(_About, shown, again=again))
+        about = await anyio.to_thread.run_sync(partial(_MountSurvey, shown, again=again))
         pending = list(dict.fromkeys(about.files))
         seen: set[str] = set()
         size = count = 0
@@ -86,7 +86,7 @@ class Asking:
             size += sum(map(len, contents.values()))
             count += len(contents)
             if count > MOST_FILES or size > MOST_BYTES:
-                raise Unasked(
+                raise GitUnavailable(
                     f"Git has more than {MOST_FILES} files of settings for it, or than "
                     f"{MOST_BYTES >> 20} MiB of them"
                 )
@@ -94,17 +94,17 @@ class Asking:
             found = await anyio.to_thread.run_sync(partial(about.take, read))
             pending = [path for path in dict.fromkeys(found) if path not in seen]
         paths = await anyio.to_thread.run_sync(about.named)
-        return Answer(tuple(paths), (*seen, *about.entries))
+        return SettingsReply(tuple(paths), (*seen, *about.entries))
 
     async def _read(self, contents: Mapping[str, bytes]) -> dict[str, Entries]:
         """Ask Git to parse these files, in a sandbox without network or access to their folders."""
         program = shutil.which("git")
         if program is None:
-            raise Unasked("there is no git on this server's PATH")
+            raise GitUnavailable("there is no git on this server's PATH")
         if self._builder is None:
             self._builder = await anyio.to_thread.run_sync(self._find)
         if not self._builder.confined:
-            raise Unasked("there is no sandbox in which Git could read foreign settings")
+            raise GitUnavailable("there is no sandbox in which Git could read foreign settings")
         files = [_memory(content) for content in contents.values()]
         try:
             async with self._builder.owner([], hostile=True) as identity:
@@ -125,12 +125,14 @@ class Asking:
                 finally:
                     command.close_passed()
         except (OSError, TimeoutError) as reason:
-            raise Unasked(f"Git does not answer: {reason!r}") from reason
+            raise GitUnavailable(f"Git does not answer: {reason!r}") from reason
         finally:
             for file in files:
                 os.close(file)
         if done.code:
-            raise Unasked(f"Git could not be asked: {done.stderr.decode(errors='replace')[-300:]}")
+            raise GitUnavailable(
+                f"Git could not be asked: {done.stderr.decode(errors='replace')[-300:]}"
+            )
         return dict(zip(contents, _parsed(done.stdout), strict=True))
 
 
@@ -160,7 +162,7 @@ def _parsed(output: bytes) -> list[Entries]:
     return list(files)
 
 
-class _About:
+class _MountSurvey:
     """Findings about one mount: its repositories, their settings, and those of its users.
 
     Its methods block.
@@ -252,36 +254,36 @@ class _About:
         ]
 
 
-class Settings:
+class GitSettingsTracker:
     """Follows which paths below writable mounts settings name; `send` sends them to the keeper."""
 
     def __init__(
         self,
         shown: Sequence[ExposedMount],
-        asking: Asking,
+        query: GitSettingsQuery,
         send: Callable[[Mapping[str, Any]], Awaitable[object]],
     ) -> None:
         self._shown = shown
-        self._asking = asking
+        self._query = query
         self._send = send
         self._stale: dict[int, None] = {}
-        self._wake = anyio.Event()
+        self._changed = anyio.Event()
         self._turn = anyio.Lock()
         self._read: dict[int, tuple[str, ...]] = {}
         """Files that were read, by mount."""
         self._stamps: tuple[object, ...] = ()
-        self._unasked: dict[int, str] = {}
+        self._failures: dict[int, str] = {}
 
     @property
     def gaps(self) -> list[str]:
         """Messages about mounts whose settings could not be read, with the reason."""
-        found = self._unasked.items()
-        return [f"{self._shown[number].mount.guest}: {_UNASKED} ({why})" for number, why in found]
+        found = self._failures.items()
+        return [f"{self._shown[number].mount.guest}: {_UNKNOWN} ({why})" for number, why in found]
 
     def changed(self, number: int) -> None:
         """Note that settings of the mount with this number have changed."""
         self._stale[number] = None
-        self._wake.set()
+        self._changed.set()
 
     async def look(self) -> None:
         """Refresh if one of the files that were read has changed. Raises LaunchError."""
@@ -292,8 +294,8 @@ class Settings:
     async def follow(self) -> None:
         """Refresh at each `changed`, until cancelled; failures are logged."""
         while True:
-            await self._wake.wait()
-            self._wake = anyio.Event()
+            await self._changed.wait()
+            self._changed = anyio.Event()
             try:
                 await self.refresh()
             except LaunchError as reason:
@@ -313,25 +315,25 @@ class Settings:
     async def _refresh(self, number: int, *, again: bool) -> None:
         shown = self._shown[number]
         try:
-            answer = await self._asking.ask(shown, again=again)
-        except (Unasked, OSError) as reason:
-            if self._unasked.get(number) != str(reason):
-                self._unasked[number] = str(reason)
-                logger.warning("--mount %s: %s (%s)", shown.mount, _UNASKED, reason)
+            answer = await self._query.ask(shown, again=again)
+        except (GitUnavailable, OSError) as reason:
+            if self._failures.get(number) != str(reason):
+                self._failures[number] = str(reason)
+                logger.warning("--mount %s: %s (%s)", shown.mount, _UNKNOWN, reason)
             return
-        self._unasked.pop(number, None)
+        self._failures.pop(number, None)
         self._read[number] = answer.read
         self._stamps = await self._stamped()
         about = {"op": "named", "mount": number, "again": again}
-        for told in answer.messages(shown):
-            await self._send({**about, **told})
+        for message in answer.messages(shown):
+            await self._send({**about, **message})
 
     async def _stamped(self) -> tuple[object, ...]:
         paths = [path for files in self._read.values() for path in files]
         return await anyio.to_thread.run_sync(partial(settings.stamps, paths))
 
 
-_UNASKED = (
+_UNKNOWN = (
     "it is not known which paths in it Git's settings name, so that sessions can change what Git "
     "runs there: mount a folder for results instead"
 )

@@ -22,22 +22,22 @@ MOST_WAITING = 1000
 """Most masked paths that are searched for at a time; further ones are skipped."""
 
 
-class Holding:
+class FileHolders:
     """Kills processes of sandboxes that hold open a path that became read-only, or a masked folder.
 
-    `namespaces` returns the mount namespaces of the sandboxes. `tell` is called for each process
-    that was killed, with the path that it held.
+    `namespaces` returns the mount namespaces of the sandboxes. `on_killed` is called for each
+    process that was killed, with the path that it held.
     """
 
     def __init__(
         self,
         blank: Path,
         namespaces: Callable[[], frozenset[int]],
-        tell: Callable[[ExposedMount, Parts, OpenFileHolder], None],
+        on_killed: Callable[[ExposedMount, Parts, OpenFileHolder], None],
     ) -> None:
         self._blank = blank
         self._namespaces = namespaces
-        self._tell = tell
+        self._on_killed = on_killed
         self._waiting: dict[CoveredFile, tuple[ExposedMount, Parts]] = {}
         self._since: dict[tuple[int, str, str, CoveredFile], float] = {}
         """Time (monotonic) when a process was first seen to hold a path, by process and kind."""
@@ -96,7 +96,7 @@ class Holding:
         if not holder.at_once and time.monotonic() - since < PATIENCE_S:
             return False
         if holder.end(self._namespaces()):
-            self._tell(shown, parts, holder)
+            self._on_killed(shown, parts, holder)
         return True
 
 

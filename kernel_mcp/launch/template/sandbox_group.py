@@ -20,18 +20,18 @@ import anyio
 from kernel_mcp.barriers import absences
 from kernel_mcp.errors import LaunchError
 from kernel_mcp.launch.base import ConnectionInfo, hold_little, take_no_descriptors
-from kernel_mcp.launch.checkpoint import Checkpoint, Woken
+from kernel_mcp.launch.checkpoint import Checkpoint, ResumedKernel
 from kernel_mcp.launch.process import (
     END_WAIT_S,
     ConfinedProcess,
-    Exit,
+    Egress,
     KernelProcess,
     OnEnd,
-    OutputRing,
-    Start,
+    OutputRingReader,
+    SandboxProcesses,
 )
-from kernel_mcp.launch.readiness import Inspected
-from kernel_mcp.launch.template.kernel import Forked
+from kernel_mcp.launch.readiness import Inspection
+from kernel_mcp.launch.template.forked import Forked
 from kernel_mcp.limits.kernel import KernelLimits
 from kernel_mcp.linux.proc import (
     ExitStatus,
@@ -66,31 +66,35 @@ _TYPES = (b"DEALER", b"DEALER", b"SUB")
 class Inspect(Protocol):
     """Compares a process with the confinement that its sandbox is expected to have."""
 
-    def __call__(self, pid: int, pidfd: int, *, kin: Iterable[int]) -> Inspected:
+    def __call__(self, pid: int, pidfd: int, *, kin: Iterable[int]) -> Inspection:
         """`kin` are pidfds of kernels whose sandbox it shares. Raises BoundaryBroken."""
 
 
-class Revived:
-    """The `Start` of a kernel that a checkpoint has forked."""
+class ResumedProcess:
+    """The processes of a kernel that a checkpoint has forked."""
 
     wrapped = False
 
-    def __init__(self, woken: Woken, checkpoint: Checkpoint, enclosure: ForkedEnclosure) -> None:
-        self.tail = enclosure.tail
-        self._enclosure = enclosure
+    def __init__(
+        self, resumed: ResumedKernel, checkpoint: Checkpoint, group: ForkedSandboxGroup
+    ) -> None:
+        self.tail = group.tail
+        self._group = group
         self._loop = asyncio.get_running_loop()
         self._status: int | None = None
         self._over = False
         self._end_by = 0.0
         self._later: asyncio.TimerHandle | None = None
         self._on_end: OnEnd = lambda _code: None
-        self.kernel = WatchedProcess(woken.pid, self._loop, self._on_kernel_end, pidfd=woken.pidfd)
-        checkpoint.when_ended(woken.number, self._told)
+        self.kernel = WatchedProcess(
+            resumed.pid, self._loop, self._on_kernel_end, pidfd=resumed.pidfd
+        )
+        checkpoint.when_ended(resumed.number, self._on_status)
 
     @property
     def pids(self) -> list[int]:
         """The init and the kernel."""
-        return [self._enclosure.init.pid, self.kernel.pid]
+        return [self._group.init.pid, self.kernel.pid]
 
     def begin(self, on_end: OnEnd) -> None:
         """Call `on_end` when the kernel ends."""
@@ -103,8 +107,8 @@ class Revived:
         """Send SIGKILL to the kernel, and to all where nothing else needs the sandbox."""
         self.kernel.signal(signal.SIGKILL)
         self.kernel.continue_parent()
-        if not self._enclosure.needed(self):
-            self._enclosure.kill()
+        if not self._group.needed(self):
+            self._group.kill()
 
     async def settled(self) -> None:
         """Return at once: all processes are known from the beginning."""
@@ -114,7 +118,7 @@ class Revived:
         await self.kernel.gone.wait()
 
     def close(self) -> None:
-        """Close its descriptor; the tail is the enclosure's."""
+        """Close its descriptor; the tail is the group's."""
         if self._later is not None:
             self._later.cancel()
         self.kernel.close()
@@ -123,7 +127,7 @@ class Revived:
         self._end_by = self._loop.time() + STATUS_S
         self._look()
 
-    def _told(self, status: int) -> None:
+    def _on_status(self, status: int) -> None:
         self._status = status
         if self.kernel.gone.is_set():
             self._look()
@@ -143,7 +147,7 @@ class Revived:
         self._on_end(None if status is None else os.waitstatus_to_exitcode(status))
 
 
-class ForkedEnclosure:
+class ForkedSandboxGroup:
     """Owner of a sandbox and all its processes; closed when its last kernel is closed.
 
     `checkpoints` are those that wait. A kernel that is dead but not closed also keeps it open.
@@ -156,7 +160,7 @@ class ForkedEnclosure:
         limits: KernelLimits,
         inspect: Inspect,
         connection: ConnectionInfo,
-        way: Exit,
+        egress: Egress,
         resources: AsyncExitStack,
     ) -> None:
         """`resources` are closed when nothing of it runs any more."""
@@ -165,19 +169,19 @@ class ForkedEnclosure:
         self._limits = limits
         self._inspect = inspect
         self._connection = connection
-        self._way = way
+        self._egress = egress
         self._resources = resources
         self._kernels: dict[KernelProcess, AsyncExitStack] = {}
-        self._places: set[Checkpoint] = set()
+        self._pending: set[Checkpoint] = set()
         self._namespace = ""
-        self._waking = 0
+        self._resuming = 0
         self._clearing = anyio.Lock()
         self._closed = False
         forked.needed = lambda: self.needed(forked)
         self._ending: tuple[KernelProcess, float] | None = None
         limits.kill, limits.relieve = self._kill_kernels, self._kill_largest
 
-    def needed(self, beside: Start) -> bool:
+    def needed(self, beside: SandboxProcesses) -> bool:
         """Return True if another kernel than `beside` lives, or a checkpoint could fork one."""
         others = (each for each in self._kernels if each.process.start is not beside)
         return not self._closed and (
@@ -187,7 +191,7 @@ class ForkedEnclosure:
 
     def kill(self) -> None:
         """SIGKILL to the init, and so to all."""
-        if self.init.pidfd >= 0:  # else all of it is gone, and a kernel's end is told late
+        if self.init.pidfd >= 0:  # else all of it is gone, and a kernel's end is reported late
             self.init.signal(signal.SIGKILL)
             self.init.continue_parent()
 
@@ -199,7 +203,7 @@ class ForkedEnclosure:
         with anyio.CancelScope(shield=True):
             if not self._kernels:
                 self._closed = True
-                for checkpoint in (*self.checkpoints, *self._places):
+                for checkpoint in (*self.checkpoints, *self._pending):
                     checkpoint.close()
                 self.checkpoints.clear()
                 self.kill()
@@ -217,12 +221,12 @@ class ForkedEnclosure:
                 self._release()
                 await self._resources.aclose()
             else:
-                self.tail.forget()  # its last words are those of no other
+                self.tail.forget()  # its last output is not that of the next
 
-    async def place(self, kernel: KernelProcess) -> Checkpoint:
-        """See `Enclosure`."""
+    async def new_checkpoint(self, kernel: KernelProcess) -> Checkpoint:
+        """See `SandboxGroup`."""
         await self._cleared()
-        if kernel.lifeline is None or kernel.exit is not None:
+        if kernel.control_socket is None or kernel.exit is not None:
             raise LaunchError("the kernel takes no checkpoints")
         try:
             namespace, size = namespace_of(kernel.pid), _held(kernel.pid)
@@ -232,9 +236,9 @@ class ForkedEnclosure:
         self._namespace = self._namespace or namespace
         made = Checkpoint(self._hold, self._on_gone, self._unknown)
         made.size = size
-        self._places.add(made)
+        self._pending.add(made)
         try:
-            made.hand_over(kernel.lifeline)
+            made.send_park_socket(kernel.control_socket)
         except BaseException:
             self.drop(made)
             raise
@@ -245,30 +249,30 @@ class ForkedEnclosure:
         known = {each.pid for each in self._kernels} | {each.pid for each in self.checkpoints}
         return tree(self.init.pid, known)
 
-    def keep(self, checkpoint: Checkpoint) -> None:
-        """See `Enclosure`."""
-        self._places.discard(checkpoint)
+    def add(self, checkpoint: Checkpoint) -> None:
+        """See `SandboxGroup`."""
+        self._pending.discard(checkpoint)
         self.checkpoints.append(checkpoint)
         with contextlib.suppress(OSError):  # a system that lets nobody say so
             _set_oom_score(checkpoint.pid, checkpoint.pidfd, MOST_OOM_SCORE)
         self._share()
 
     def drop(self, checkpoint: Checkpoint) -> None:
-        """See `Enclosure`."""
+        """See `SandboxGroup`."""
         checkpoint.users -= 1
         if checkpoint.users > 0 and checkpoint.usable:
             return
-        self._places.discard(checkpoint)
+        self._pending.discard(checkpoint)
         if checkpoint in self.checkpoints:
             self.checkpoints.remove(checkpoint)
         checkpoint.close()
         self._share()
 
     async def clear(self) -> None:
-        """See `Enclosure`."""
+        """See `SandboxGroup`."""
         async with self._clearing:
             for _ in range(BUSY_LOOKS):  # a process that is being made belongs to nobody yet
-                if not (self._waking or self._places):
+                if not (self._resuming or self._pending):
                     break
                 await anyio.sleep(LOOK_S)
             if await self._end_others(FIRST_ROUNDS):
@@ -300,59 +304,61 @@ class ForkedEnclosure:
         return False
 
     async def _cleared(self) -> None:
-        """Wait until no `clear` is under way: that would kill what is being made."""
+        """Wait for a running `clear`, which would kill a new process."""
         async with self._clearing:
             return
 
-    async def wake(self, checkpoint: Checkpoint, folder: str = "") -> KernelProcess:
-        """See `Enclosure`."""
+    async def resume(self, checkpoint: Checkpoint, folder: str = "") -> KernelProcess:
+        """See `SandboxGroup`."""
         await self._cleared()
-        self._waking += 1
+        self._resuming += 1
         try:
-            return await self._wake(checkpoint, folder)
+            return await self._resume(checkpoint, folder)
         finally:
-            self._waking -= 1
+            self._resuming -= 1
 
-    async def _wake(self, checkpoint: Checkpoint, folder: str) -> KernelProcess:
+    async def _resume(self, checkpoint: Checkpoint, folder: str) -> KernelProcess:
         async with AsyncExitStack() as own:
-            ring = OutputRing()
+            ring = OutputRingReader()
             own.callback(ring.close)
             with ExitStack() as sent:
                 channels, theirs = connected(own)
                 sent.callback(linux.close_all, theirs)
-                lifeline, guest = _pair(own, socket.SOCK_SEQPACKET)
+                control_socket, guest = _pair(own, socket.SOCK_SEQPACKET)
                 theirs.append(guest.detach())
                 theirs.append(ring.guest_fd())
-                woken = await checkpoint.wake(theirs, folder)
+                resumed = await checkpoint.resume(theirs, folder)
             try:
-                process = ConfinedProcess(Revived(woken, checkpoint, self), self._limits.explain)
+                process = ConfinedProcess(
+                    ResumedProcess(resumed, checkpoint, self), self._limits.explain
+                )
             except BaseException:
-                signal.pidfd_send_signal(woken.pidfd, signal.SIGKILL)
-                os.close(woken.pidfd)
+                signal.pidfd_send_signal(resumed.pidfd, signal.SIGKILL)
+                os.close(resumed.pidfd)
                 raise
             own.push_async_callback(process.aclose)
-            lifeline.shutdown(socket.SHUT_RD)
-            hold_little(lifeline)
+            control_socket.shutdown(socket.SHUT_RD)
+            hold_little(control_socket)
             with contextlib.suppress(OSError):
-                _set_oom_score(woken.pid, woken.pidfd, 0)
+                _set_oom_score(resumed.pid, resumed.pidfd, 0)
                 if folder:  # all branches come back from it: who takes too much is ended first
                     _set_oom_score(checkpoint.pid, checkpoint.pidfd, 0)
             kin = [each.process.pidfd for each in self._kernels]
-            inspected = self._inspect(woken.pid, woken.pidfd, kin=kin)
+            inspected = self._inspect(resumed.pid, resumed.pidfd, kin=kin)
             own.callback(inspected.forget)
             self.tail.forget()
             kernel = KernelProcess(
-                connection=ConnectionInfo(ip=self._connection.ip, key=woken.key),
+                connection=ConnectionInfo(ip=self._connection.ip, key=resumed.key),
                 boundary=("forked from a checkpoint of its session", *inspected.words),
                 process=process,
                 limits=self._limits,
                 ring=ring,
-                way=self._way,
+                egress=self._egress,
                 resources=AsyncExitStack(),
                 channels=channels,
-                lifeline=lifeline,
-                enclosure=self,
-                closed=woken.closed,
+                control_socket=control_socket,
+                sandbox_group=self,
+                closed=resumed.closed,
             )
             self.join(kernel, own.pop_all())
             return kernel
@@ -407,7 +413,7 @@ class ForkedEnclosure:
 
         Raises LaunchError for any other process, OSError.
         """
-        known = {self.init.pid, *(each.pid for each in (*self.checkpoints, *self._places))}
+        known = {self.init.pid, *(each.pid for each in (*self.checkpoints, *self._pending))}
         known.update(kernel.pid for kernel in self._kernels)
         if pid <= 0 or pid in known:
             raise LaunchError("it is another process")

@@ -18,17 +18,17 @@ from kernel_mcp.host_folders.secrets import FIXED, Parts, quoted, readable
 from kernel_mcp.host_folders.watching import CODE, HOST, NAMED, by_code, held_for_code, user_of
 from kernel_mcp.records import dataclass
 
-MOST_SET_ASIDE = 10
+MOST_QUARANTINED = 10
 MOST_NAMES = 40
 WITHIN_S = 60.0
-"""Seconds within which `MOST_SET_ASIDE` entries of one name, or `MOST_NAMES` in all, end a kernel.
+"""Seconds within which `MOST_QUARANTINED` entries of one name, or `MOST_NAMES`, end a kernel.
 
 If the maker may be any of several sessions, the numbers are multiplied by that of the sessions."""
 
 logger = logging.getLogger(__name__)
 
 
-class AtWork(Protocol):
+class ActiveSession(Protocol):
     """A session with a kernel."""
 
     @property
@@ -43,7 +43,7 @@ class AtWork(Protocol):
 
 
 @dataclass(frozen=True)
-class _Aside:
+class _Quarantined:
     """A quarantined entry: the time, and the number of sessions that may have made it."""
 
     moment: float
@@ -51,31 +51,31 @@ class _Aside:
     among: int
 
 
-class Plants:
-    """Renames entries that code has made, and reports them; `tell` takes audit events."""
+class NewFileQuarantine:
+    """Renames entries that code has made, and reports them; `audit` writes audit events."""
 
     def __init__(
-        self, tell: Callable[[str, Mapping[str, Any]], None], fixed: Sequence[Path]
+        self, audit: Callable[[str, Mapping[str, Any]], None], fixed: Sequence[Path]
     ) -> None:
-        self._tell = tell
+        self._audit = audit
         self._fixed = fixed
-        self._aside: WeakKeyDictionary[AtWork, deque[_Aside]] = WeakKeyDictionary()
-        self._last: WeakKeyDictionary[AtWork, str] = WeakKeyDictionary()
-        self.at_work: Callable[[float], Sequence[AtWork]] = lambda _age_s: []
+        self._recent: WeakKeyDictionary[ActiveSession, deque[_Quarantined]] = WeakKeyDictionary()
+        self._last: WeakKeyDictionary[ActiveSession, str] = WeakKeyDictionary()
+        self.active_sessions: Callable[[float], Sequence[ActiveSession]] = lambda _age_s: []
         """Returns the sessions in which code runs, or ran within the given number of seconds."""
-        self.awake: Callable[[], Sequence[AtWork]] = list
+        self.running_sessions: Callable[[], Sequence[ActiveSession]] = list
         """Returns the sessions with a kernel, where cells may have left processes and threads."""
 
-    def _suspects(self, maker: str, age_s: float = 0.0) -> Sequence[AtWork]:
+    def _suspects(self, maker: str, age_s: float = 0.0) -> Sequence[ActiveSession]:
         """Return the sessions that may have made an entry `age_s` seconds ago.
 
         Those of the maker's user alone, if that is known.
         """
-        awake = self.awake()
+        running = self.running_sessions()
         user = user_of(maker)
-        if user is not None and (known := [each for each in awake if each.user == user]):
+        if user is not None and (known := [each for each in running if each.user == user]):
             return known
-        return awake if held_for_code(maker) else self.at_work(age_s) or awake
+        return running if held_for_code(maker) else self.active_sessions(age_s) or running
 
     def note(
         self, shown: ExposedMount, covers: Mapping[Parts, str], makers: Mapping[Parts, str]
@@ -85,7 +85,7 @@ class Plants:
         Entries that code has made are renamed, and while code runs, those of an unknown maker.
         Entries that a program of the host has made stay.
         """
-        aside = []
+        moved = []
         for parts, kind in covers.items():
             wanted = kind == FIXED or (shown.mount.writable and shown.executes(parts))
             maker = makers[parts]
@@ -99,15 +99,15 @@ class Plants:
             if not signs and self._fixes(shown, parts):
                 signs = [parts]
             if not signs:
-                aside.append(parts)  # seen to already; if it is made one again, it will be new
-            elif self._see_to(shown, parts, signs, maker):
-                aside.append(parts)
-        return aside
+                moved.append(parts)  # handled before; one that is made again is new
+            elif self._handle(shown, parts, signs, maker):
+                moved.append(parts)
+        return moved
 
     def _fixes(self, shown: ExposedMount, parts: Parts) -> bool:
         return shown.mount.host.joinpath(*parts) in self._fixed
 
-    def _see_to(
+    def _handle(
         self, shown: ExposedMount, parts: Parts, signs: Sequence[Parts], maker: str
     ) -> bool:
         """Rename the entries `signs` if code may have made them, and report them.
@@ -116,7 +116,7 @@ class Plants:
         """
         age_s = max(0.0, time.time() - max(shown.changed_at(sign) for sign in signs))
         suspects = self._suspects(maker, age_s)
-        sure = held_for_code(maker) or bool(self.at_work(age_s) and maker != NAMED)
+        sure = held_for_code(maker) or bool(self.active_sessions(age_s) and maker != NAMED)
         gone = False
         for sign in signs:
             now = ""
@@ -125,49 +125,49 @@ class Plants:
                     now = shown.set_aside(sign)
                 gone = gone or bool(now) or not os.path.lexists(shown.mount.host.joinpath(*parts))
                 if not now and readable(sign) in shown.appeared and not shown.holds(sign):
-                    continue  # set aside and told when it was made; now its content was written
+                    continue  # quarantined and reported when it was made; now written to
             if shown.note(readable(sign), now):
-                self._tell_new(shown, readable(sign), now, suspects)
+                self._report(shown, readable(sign), now, suspects)
             if now:
                 self._count(suspects, sign)
         return gone
 
-    def _tell_new(
-        self, shown: ExposedMount, name: str, now: str, suspects: Sequence[AtWork]
+    def _report(
+        self, shown: ExposedMount, name: str, now: str, suspects: Sequence[ActiveSession]
     ) -> None:
-        self._tell("appeared", {"mount": str(shown.mount), "path": name, "now": now or name})
+        self._audit("appeared", {"mount": str(shown.mount), "path": name, "now": now or name})
         found = (
             f"{quoted(name)} has appeared, which programs of the host execute or take commands from"
         )
         more = f". No more than {MOST_TOLD} an hour are told." if shown.silent else ""
-        told = (
+        outcome = (
             f"it was renamed to {quoted(now)}. If it is the user's own, rename it back on the host"
         )
         asks = "it stays as it is: unless the user made what is there, a session did"
-        logger.warning("--mount %s: %s; %s%s", shown.mount, found, told if now else asks, more)
+        logger.warning("--mount %s: %s; %s%s", shown.mount, found, outcome if now else asks, more)
         for each in suspects:
-            words = f"In {shown.mount.guest} {found}; {told if now else asks}"
+            words = f"In {shown.mount.guest} {found}; {outcome if now else asks}"
             each.remark(f"{words}. Tell the user{more or '.'}")
 
-    def _count(self, suspects: Sequence[AtWork], sign: Parts) -> None:
+    def _count(self, suspects: Sequence[ActiveSession], sign: Parts) -> None:
         """Count a quarantined entry, and kill the kernel of a session that goes on making them."""
         now = time.monotonic()
         for each in suspects:
-            aside = self._aside.setdefault(each, deque())
-            aside.append(_Aside(now, sign, len(suspects)))
-            while aside[0].moment < now - WITHIN_S:
-                aside.popleft()
-            among = max(one.among for one in aside)
-            same = sum(one.sign == sign for one in aside)
-            if len(aside) >= MOST_NAMES * among or same >= MOST_SET_ASIDE * among:
-                aside.clear()
+            moved = self._recent.setdefault(each, deque())
+            moved.append(_Quarantined(now, sign, len(suspects)))
+            while moved[0].moment < now - WITHIN_S:
+                moved.popleft()
+            among = max(one.among for one in moved)
+            same = sum(one.sign == sign for one in moved)
+            if len(moved) >= MOST_NAMES * among or same >= MOST_QUARANTINED * among:
+                moved.clear()
                 each.end_kernel(_PLANTED + (_BY_ONE_OF.format(among) if among > 1 else ""))
 
     def note_held(self, shown: ExposedMount, parts: Parts, holder: OpenFileHolder) -> None:
         """Report a process that was killed because it held a path open."""
         name = quoted(readable(parts))
         found = _CHANGES if holder.covered.kind == FIXED else _READS
-        self._tell("held", {"mount": str(shown.mount), "path": readable(parts)})
+        self._audit("held", {"mount": str(shown.mount), "path": readable(parts)})
         logger.warning("--mount %s: %s: %s", shown.mount, name, found)
         for each in self._suspects(f"{CODE}:{holder.uid}"):
             each.remark(f"In {shown.mount.guest} {name}: {found}. Tell the user.")
@@ -176,14 +176,14 @@ class Plants:
         """Report files that agents or build servers obey, and that code may have changed."""
         for parts, writer in changed:
             age_s = max(0.0, time.time() - shown.changed_at(parts))
-            if writer == HOST or not (held_for_code(writer) or self.at_work(age_s)):
+            if writer == HOST or not (held_for_code(writer) or self.active_sessions(age_s)):
                 continue
             name = readable(parts)
             if name not in shown.changed:
                 if len(shown.changed) >= MOST_TOLD:
                     continue
                 shown.changed[name] = None
-                self._tell("changed", {"mount": str(shown.mount), "path": name})
+                self._audit("changed", {"mount": str(shown.mount), "path": name})
                 logger.warning("--mount %s: %s was changed, %s", shown.mount, quoted(name), _OBEYED)
             for each in self._suspects(writer, age_s):
                 if self._last.get(each) != name:
@@ -195,9 +195,9 @@ class Plants:
 
 
 _PLANTED = (
-    f"{MOST_SET_ASIDE} times within {WITHIN_S:g} s the same name, or {MOST_NAMES} names, appeared "
-    "in a mounted folder that programs of the host execute; leave such names alone, or work in the "
-    "workspace"
+    f"{MOST_QUARANTINED} times within {WITHIN_S:g} s the same name, or {MOST_NAMES} names, "
+    "appeared in a mounted folder that programs of the host execute; leave such names alone, or "
+    "work in the workspace"
 )
 _BY_ONE_OF = (
     ". Which of {} sessions made them is not known, so the kernels of all that were at work all "

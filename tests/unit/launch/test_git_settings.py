@@ -10,7 +10,7 @@ import pytest
 from kernel_mcp.config.values import Mount
 from kernel_mcp.host_folders.exposed import ExposedMount
 from kernel_mcp.host_folders.secrets import FIXED
-from kernel_mcp.launch.asking import Asking, Unasked
+from kernel_mcp.launch.git_settings import GitSettingsQuery, GitUnavailable
 from kernel_mcp.sandbox.select import PlainBuilder
 
 pytestmark = pytest.mark.anyio
@@ -46,7 +46,7 @@ async def test_settings_are_read_with_all_that_they_include(
     )
     (top / "one").write_text('[filter "f"]\n\tclean = \\\n\tby/one\n[broken')
     (top / "two").write_text("[include]\n\tpath = three\n")
-    answer = await Asking(Confined).ask(shown, again=False)
+    answer = await GitSettingsQuery(Confined).ask(shown, again=False)
     assert {"/".join(path) for path in answer.paths} == {
         *("hooks-of-all", "one", "two", "three", "sub/conf", "by/one", "lent/objects")
     }
@@ -67,7 +67,7 @@ async def test_hooks_outside_the_mount_are_read_for_what_they_run_in_it(
     (hooks / "post-commit").symlink_to(top / "tools/linked")
     (top / "tools").mkdir()
     (top / "tools/linked").touch()
-    answer = await Asking(Confined).ask(shown, again=False)
+    answer = await GitSettingsQuery(Confined).ask(shown, again=False)
     assert {"/".join(path) for path in answer.paths} == {"tools/check.sh", "tools/linked"}
 
 
@@ -85,11 +85,13 @@ async def test_hooks_in_the_mount_that_settings_name_are_read_for_what_they_run(
     (top / "src").mkdir()
     (top / "src/made.py").touch()
     named = {"own/hooks", "own/monitor", "attrs"}
-    answer = await Asking(Confined).ask(shown, again=False)
+    answer = await GitSettingsQuery(Confined).ask(shown, again=False)
     found = {"/".join(path) for path in answer.paths}
     assert found >= {*named, "scripts/lint.sh", "own/lib.sh"}
     assert "src/made.py" not in found
-    answer = await Asking(Confined).ask(shown, again=True)  # code may have made them by now
+    answer = await GitSettingsQuery(Confined).ask(
+        shown, again=True
+    )  # code may have made them by now
     assert {"/".join(path) for path in answer.paths} == named
 
 
@@ -97,7 +99,7 @@ async def test_links_that_code_may_have_made_lead_nowhere(shown: ExposedMount) -
     top = shown.mount.host
     (top / ".git/config").write_text("[core]\n\thooksPath = named\n")
     (top / "named").symlink_to("src")
-    asking = Asking(Confined)
+    asking = GitSettingsQuery(Confined)
     assert (await asking.ask(shown, again=True)).paths == (("named",),)
     assert ("src",) in (await asking.ask(shown, again=False)).paths
 
@@ -106,8 +108,8 @@ async def test_without_git_or_a_sandbox_nothing_is_known(
     shown: ExposedMount, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (shown.mount.host / ".git/config").write_text("[core]\n\tbare = false\n")
-    with pytest.raises(Unasked, match="sandbox"):
-        await Asking(PlainBuilder).ask(shown, again=False)
+    with pytest.raises(GitUnavailable, match="sandbox"):
+        await GitSettingsQuery(PlainBuilder).ask(shown, again=False)
     monkeypatch.setattr(shutil, "which", lambda _name: None)
-    with pytest.raises(Unasked, match="PATH"):
-        await Asking(Confined).ask(shown, again=False)
+    with pytest.raises(GitUnavailable, match="PATH"):
+        await GitSettingsQuery(Confined).ask(shown, again=False)

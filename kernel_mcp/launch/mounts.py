@@ -20,12 +20,12 @@ from kernel_mcp.host_folders.exposed import ExposedMount
 from kernel_mcp.host_folders.findings import MOST_COVERS
 from kernel_mcp.host_folders.namespaces import PINS, pins_of, weight
 from kernel_mcp.host_folders.secrets import FIXED, HIDING
-from kernel_mcp.launch.asking import Asking, Settings
 from kernel_mcp.launch.base import KernelEnvironment
+from kernel_mcp.launch.file_holders import FileHolders
+from kernel_mcp.launch.git_settings import GitSettingsQuery, GitSettingsTracker
 from kernel_mcp.launch.helper import HelperProcess
-from kernel_mcp.launch.holding import Holding
-from kernel_mcp.launch.plants import Plants
-from kernel_mcp.launch.readiness import Opens
+from kernel_mcp.launch.new_files import NewFileQuarantine
+from kernel_mcp.launch.readiness import WritableMounts
 from kernel_mcp.linux.folders import Identity
 from kernel_mcp.linux.process import bare_program
 from kernel_mcp.linux.safe_tree import open_place
@@ -56,7 +56,7 @@ class NotMapped(OSError):
     """The file system does not support id-mapped mounts."""
 
 
-class Doors:
+class MountGrants:
     """Client of the keeper, the process that watches the mounts and masks secrets below them.
 
     `blank` holds the empty file and folder that are mounted over masked paths.
@@ -66,20 +66,20 @@ class Doors:
         self,
         mounts: Sequence[Mount] = (),
         folder: Path = Path("/"),
-        tell: Callable[[str, Mapping[str, Any]], None] = lambda _event, _facts: None,
+        audit: Callable[[str, Mapping[str, Any]], None] = lambda _event, _facts: None,
         *,
         shows: str = BY_TREES,
         fixed: Sequence[Path] = (),
         devices: tuple[Device, ...] = (),
         builder: Callable[[], Builder] = builder_for,
     ) -> None:
-        """`folder` is one of the server's own, which has to exist; `tell` takes audit events.
+        """`folder` is one of the server's own, which has to exist; `audit` writes audit events.
 
         `shows` is a sandbox's way of showing folders. What is `fixed` stays read-only below
         writable mounts. `devices` are in the /dev of every kernel. `builder` is found in a
         thread, for what reads settings of Git.
         """
-        self._tell = tell
+        self._audit = audit
         self.devices = devices
         self.by_rules = shows == BY_RULES
         """True if kernels see the host's own files, restricted by Landlock rules."""
@@ -92,12 +92,12 @@ class Doors:
         self.stage = folder / "stage"
         self.version = 0
         self._maps: dict[tuple[int, ...], int] = {}
-        self.plants = Plants(tell, fixed)
-        self._settings = Settings(self.shown, Asking(builder), self._ask)
-        self._asker: asyncio.Task[None] | None = None
-        self._held: list[tuple[int, int]] = []
+        self.new_files = NewFileQuarantine(audit, fixed)
+        self._settings = GitSettingsTracker(self.shown, GitSettingsQuery(builder), self._ask)
+        self._settings_task: asyncio.Task[None] | None = None
+        self._sandboxes: list[tuple[int, int]] = []
         """Mount namespace and pidfd of a process of each watched sandbox."""
-        self._holding = Holding(self.blank, self._namespaces, self.plants.note_held)
+        self._file_holders = FileHolders(self.blank, self._namespaces, self.new_files.note_held)
         self._ready = anyio.Event()
         self._opened = False
         self._beginning: asyncio.Task[None] | None = None
@@ -115,10 +115,10 @@ class Doors:
         return bool(self.shown)
 
     @property
-    def opens(self) -> Opens:
+    def writable(self) -> WritableMounts:
         """The mounts and devices that kernels may write to."""
         proc = {PROC} if opens_proc(self.devices) else set()
-        return Opens(
+        return WritableMounts(
             places=frozenset((*proc, *(_listed(each.guest) for each in self.devices))),
             folders=frozenset(
                 _listed(each.mount.guest) for each in self.shown if each.mount.writable
@@ -135,7 +135,12 @@ class Doors:
         )
 
     @property
-    def brief(self) -> bool:
+    def sealed(self) -> bool:
+        """Return True if kernels can make no socket, and need masks: all but those by rules."""
+        return bool(self) and not self.by_rules
+
+    @property
+    def fits_message(self) -> bool:
         """Return True if all masked paths fit into half of one message to a template."""
         paths = [path for each in self.shown for path in each.covers]
         return sum(map(weight, paths)) < packets.PACKET_BYTES // 2
@@ -223,15 +228,15 @@ class Doors:
             await self._begin()
             if os.geteuid() == 0:
                 await self._try_maps()
-            self._asker = asyncio.create_task(self._settings.follow())
-            self._say_what_stays()
+            self._settings_task = asyncio.create_task(self._settings.follow())
+            self._warn_of_unmasked()
             return
         raise ConfigError(
             f"--mount: looking for secrets in the mounted folders took more than {BEGIN_S:g} s; "
             "mount the folders in them that are needed"
         )
 
-    def _say_what_stays(self) -> None:
+    def _warn_of_unmasked(self) -> None:
         for each in self.shown:
             if each.mount.writable and (stays := each.stays):
                 logger.warning(
@@ -260,11 +265,11 @@ class Doors:
         try:
             for each in self.shown:
                 each.place = _place(each.mount.host)
-            told = [self._told(each) for each in self.shown]
+            requests = [self._watch_request(each) for each in self.shown]
             version = self.version + self._opened
-            await self._ask({"op": "watch", "mounts": told, "version": version})
+            await self._ask({"op": "watch", "mounts": requests, "version": version})
             await self._settings.refresh(again=self._opened)
-            for held in self._those_that_run():
+            for held in self._running_sandboxes():
                 await self._renew(held)
         except KernelMcpError as error:
             if not self._opened:
@@ -282,11 +287,11 @@ class Doors:
         except LaunchError as error:
             if not self._keeper.running:
                 raise
-            if held in self._those_that_run():
+            if held in self._running_sandboxes():
                 self.remark(f"{_NOT_RENEWED} ({error})")
                 logger.error("%s: %s", _NOT_RENEWED, error)
 
-    def _told(self, shown: ExposedMount) -> dict[str, Any]:
+    def _watch_request(self, shown: ExposedMount) -> dict[str, Any]:
         inner = [
             Path(each.mount.guest).relative_to(shown.mount.guest).parts
             for each in self.shown
@@ -348,18 +353,18 @@ class Doors:
 
     async def aclose(self) -> None:
         """End the keeper."""
-        if self._asker is not None:
-            self._asker.cancel()
-            await asyncio.wait([self._asker])
+        if self._settings_task is not None:
+            self._settings_task.cancel()
+            await asyncio.wait([self._settings_task])
         await self._keeper.aclose()
         if self._beginning is not None:
             self._beginning.cancel()
-        await self._holding.aclose()
-        linux.close_all([*self._maps.values(), *(fd for held in self._held for fd in held)])
+        await self._file_holders.aclose()
+        linux.close_all([*self._maps.values(), *(fd for held in self._sandboxes for fd in held)])
         self._maps.clear()
-        self._held.clear()
+        self._sandboxes.clear()
 
-    async def look(self, environment: KernelEnvironment) -> None:
+    async def refresh(self, environment: KernelEnvironment) -> None:
         """Prepare for the start of a kernel: walk the mounts again that were replaced on the host.
 
         Waits up to `BEGIN_S` for a keeper that is being replaced. Raises LaunchError.
@@ -434,7 +439,7 @@ class Doors:
             self._maps[key] = fds[0]
         return self._maps[key]
 
-    async def rules(self) -> int:
+    async def ruleset(self) -> int:
         """Return the descriptor of a Landlock ruleset for one kernel; the caller closes it.
 
         For a sandbox that shows folders by rules, it handles all accesses. Otherwise it handles
@@ -450,7 +455,7 @@ class Doors:
             raise
         return made
 
-    async def hold(self, pid: int, since: int) -> None:
+    async def apply_masks(self, pid: int, since: int) -> None:
         """Watch a sandbox: the keeper masks the paths in it that were found after version `since`.
 
         `pid` is a process of the sandbox. Raises LaunchError, OSError.
@@ -461,33 +466,33 @@ class Doors:
             process = os.pidfd_open(pid)
             undo.callback(os.close, process)
             await self._ask({"op": "hold", "since": since}, [namespace, process])
-            self._those_that_run()
-            self._held.append((namespace, process))
+            self._running_sandboxes()
+            self._sandboxes.append((namespace, process))
             undo.pop_all()
 
     def _namespaces(self) -> frozenset[int]:
-        return frozenset(os.fstat(namespace).st_ino for namespace, _ in self._held)
+        return frozenset(os.fstat(namespace).st_ino for namespace, _ in self._sandboxes)
 
-    def _those_that_run(self) -> list[tuple[int, int]]:
+    def _running_sandboxes(self) -> list[tuple[int, int]]:
         """Forget the sandboxes that have ended; return the others."""
         ended = select.poll()
-        for _, process in self._held:
+        for _, process in self._sandboxes:
             ended.register(process, select.POLLIN)
         gone = {fd for fd, _ in ended.poll(0)}
-        linux.close_all([fd for held in self._held if held[1] in gone for fd in held])
-        self._held = [held for held in self._held if held[1] not in gone]
-        return list(self._held)
+        linux.close_all([fd for held in self._sandboxes if held[1] in gone for fd in held])
+        self._sandboxes = [held for held in self._sandboxes if held[1] not in gone]
+        return list(self._sandboxes)
 
     async def _ask(
         self, message: Mapping[str, Any], fds: Sequence[int] = ()
     ) -> tuple[dict[str, Any], list[int]]:
         """Send a request and wait for its answer. Raises LaunchError, ConfigError."""
-        said, got = await self._keeper.ask(message, fds)
-        if said["op"] == "refused":
-            raise ConfigError(f"--mount {self.shown[said['mount']].mount}: {said['error']}")
-        if said["op"] == "failed":
-            raise LaunchError(f"the mounted folders cannot be shown: {said['error']}")
-        return said, got
+        reply, fds = await self._keeper.ask(message, fds)
+        if reply["op"] == "refused":
+            raise ConfigError(f"--mount {self.shown[reply['mount']].mount}: {reply['error']}")
+        if reply["op"] == "failed":
+            raise LaunchError(f"the mounted folders cannot be shown: {reply['error']}")
+        return reply, fds
 
     def _on_message(self, message: dict[str, Any], fds: list[int]) -> None:
         linux.close_all(fds)
@@ -502,9 +507,9 @@ class Doors:
             if message["anew"] or not message["version"]:
                 shown.note_links(covers)
             else:
-                for parts in self.plants.note(shown, covers, makers):
+                for parts in self.new_files.note(shown, covers, makers):
                     del covers[parts]
-                self._holding.covered(shown, covers)
+                self._file_holders.covered(shown, covers)
             for parts, kind in covers.items():
                 if len(shown.covers) < MOST_COVERS or kind in HIDING:
                     shown.covers[parts] = kind
@@ -525,7 +530,9 @@ class Doors:
                 self._settings.changed(message["mount"])
         elif operation == "changed":
             shown = self.shown[message["mount"]]
-            self.plants.note_changed(shown, [(tuple(path), who) for path, who in message["paths"]])
+            self.new_files.note_changed(
+                shown, [(tuple(path), who) for path, who in message["paths"]]
+            )
         elif operation == "said":
             logger.warning("%s", message["text"])
 

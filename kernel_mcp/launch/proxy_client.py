@@ -34,7 +34,7 @@ MOST_CLOSED = 1000
 logger = logging.getLogger(__name__)
 
 
-class Proxy:
+class ProxyClient:
     """The proxy process, with the listening sockets of all kernels."""
 
     def __init__(
@@ -106,7 +106,7 @@ class Proxy:
         """Return a number that no other listener or session has."""
         return next(self._numbers)
 
-    def give(
+    def add_listener(
         self, session: int, sock: socket.socket, rules: Rules, exact: HostRule | None, tell: Tell
     ) -> int:
         """Let the proxy accept from `sock`, which this object owns from now on; return its number.
@@ -125,7 +125,7 @@ class Proxy:
         self._process.send(message, [sock.fileno()])
         return number
 
-    def take_back(self, number: int) -> None:
+    def remove_listener(self, number: int) -> None:
         """Close the listening socket of this number, and cut its connections."""
         _, sock, tell = self._open.pop(number)
         sock.close()
@@ -148,8 +148,8 @@ class Proxy:
             with open(trust, "w+", encoding="ascii") as file:
                 file.write(self._vault.trust)
                 file.seek(0)
-                told = {**_message_of(self._vault), "authority": self._authority}
-                self._process.send(told, [file.fileno()])
+                secrets = {**_message_of(self._vault), "authority": self._authority}
+                self._process.send(secrets, [file.fileno()])
         for message, sock, _ in list(self._open.values()):
             self._process.send(message, [sock.fileno()])
 

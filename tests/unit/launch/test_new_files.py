@@ -14,7 +14,7 @@ from kernel_mcp.host_folders import exposed, names
 from kernel_mcp.host_folders.exposed import ExposedMount
 from kernel_mcp.host_folders.walking import Walk
 from kernel_mcp.host_folders.watching import CODE, HOST, LIKELY, LOST
-from kernel_mcp.launch.plants import MOST_NAMES, MOST_SET_ASIDE, Plants
+from kernel_mcp.launch.new_files import MOST_NAMES, MOST_QUARANTINED, NewFileQuarantine
 
 CREDENTIALS = "token = abc\nurl = https://me:pass@host/x\n"
 PLAIN = "one: two\n"
@@ -36,7 +36,7 @@ class Working:
 
 
 class Mounted:
-    """A writable mount, its keeper's walk, and what sees to plants."""
+    """A writable mount, its keeper's walk, and the quarantine of new files."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -44,11 +44,11 @@ class Mounted:
         self.walk = Walk(self.root, above=folder.parts[1:], writable=True)
         self.shown = ExposedMount(Mount(folder, "/data", "rw"))
         self.session = Working()
-        self.plants = Plants(lambda _event, _facts: None, ())
-        self.at_work = [self.session]
-        self.awake = [self.session]
-        self.plants.at_work = lambda _age_s: self.at_work
-        self.plants.awake = lambda: self.awake
+        self.quarantine = NewFileQuarantine(lambda _event, _facts: None, ())
+        self.active_sessions = [self.session]
+        self.running_sessions = [self.session]
+        self.quarantine.active_sessions = lambda _age_s: self.active_sessions
+        self.quarantine.running_sessions = lambda: self.running_sessions
 
     def begin(self) -> None:
         """Walk once, as a server does when it starts."""
@@ -61,7 +61,7 @@ class Mounted:
         for found in self.walk.one(parts):
             covers = {path: self.walk.found.covers[path] for path in found}
             self.shown.named.update(self.walk.named.all)
-            aside = self.plants.note(self.shown, covers, dict.fromkeys(covers, maker))
+            aside = self.quarantine.note(self.shown, covers, dict.fromkeys(covers, maker))
             for path in covers:
                 if path not in aside:
                     self.shown.covers[path] = covers[path]
@@ -235,7 +235,7 @@ def test_a_folder_that_becomes_a_repository_of_its_own_is_none_any_more(
 
 def test_who_plants_over_and_over_is_ended(mounted: Mounted) -> None:
     mounted.begin()
-    for number in range(MOST_SET_ASIDE):
+    for number in range(MOST_QUARANTINED):
         assert not mounted.session.ended, number
         a_file(mounted.folder / ".envrc", PLAIN)
         mounted.appeared(".envrc")
@@ -255,7 +255,7 @@ def test_who_plants_many_names_is_ended(mounted: Mounted) -> None:
 def planting(mounted: Mounted, maker: str) -> Iterator[int]:
     """Plant one name over and over, as often as ends every kernel; yield how often so far."""
     mounted.begin()
-    for number in range(MOST_SET_ASIDE * len(mounted.awake)):
+    for number in range(MOST_QUARANTINED * len(mounted.running_sessions)):
         a_file(mounted.folder / ".envrc", PLAIN)
         mounted.appeared(".envrc", maker=maker)
         yield number + 1
@@ -263,9 +263,9 @@ def planting(mounted: Mounted, maker: str) -> Iterator[int]:
 
 def test_of_several_sessions_the_one_whose_user_plants_is_ended(mounted: Mounted) -> None:
     other = Working(user=7)
-    mounted.at_work, mounted.awake = [mounted.session], [mounted.session, other]
+    mounted.active_sessions, mounted.running_sessions = [mounted.session], [mounted.session, other]
     for count in planting(mounted, f"{CODE}:7"):
-        if count == MOST_SET_ASIDE:
+        if count == MOST_QUARANTINED:
             break
     assert len(other.ended) == 1
     assert other.remarks
@@ -278,9 +278,12 @@ def test_of_several_sessions_all_are_ended_after_more_where_nobody_knows_whose_c
     mounted: Mounted, maker: str
 ) -> None:
     other = Working()
-    mounted.at_work, mounted.awake = [mounted.session, other], [mounted.session, other]
+    mounted.active_sessions, mounted.running_sessions = (
+        [mounted.session, other],
+        [mounted.session, other],
+    )
     for count in planting(mounted, maker):
-        if count < 2 * MOST_SET_ASIDE:
+        if count < 2 * MOST_QUARANTINED:
             assert [*other.ended, *mounted.session.ended] == [], count
     assert "Which of 2 sessions" in other.ended[0]
     assert len(mounted.session.ended) == 1
@@ -288,9 +291,9 @@ def test_of_several_sessions_all_are_ended_after_more_where_nobody_knows_whose_c
 
 def test_a_session_that_was_idle_meanwhile_is_not_ended_for_another(mounted: Mounted) -> None:
     other = Working()
-    mounted.awake = [mounted.session, other]
+    mounted.running_sessions = [mounted.session, other]
     for count in planting(mounted, LOST):
-        mounted.at_work = [mounted.session, *([other] if count % 2 else [])]
+        mounted.active_sessions = [mounted.session, *([other] if count % 2 else [])]
     assert mounted.session.ended
     assert not other.ended
 
@@ -326,14 +329,14 @@ def test_a_name_is_quoted_and_no_notice_begins_with_it(mounted: Mounted, name: s
     said = name.replace('"', "'")
     assert remark.startswith(f'In /data "{said}" has appeared')
     assert f'"{said}" (now "' in str(mounted.shown)
-    mounted.plants.note_changed(mounted.shown, [((".github", name), CODE)])
+    mounted.quarantine.note_changed(mounted.shown, [((".github", name), CODE)])
     assert mounted.session.remarks[1].startswith(f'In /data ".github/{said}" was changed')
 
 
 def test_what_is_likely_codes_is_set_aside_also_when_none_runs_any_more(mounted: Mounted) -> None:
     """So much was made at the time that Linux did not tell of all of it."""
     mounted.begin()
-    mounted.at_work = []
+    mounted.active_sessions = []
     a_file(mounted.folder / ".envrc", PLAIN)
     mounted.appeared(".envrc", maker=LIKELY)
     assert not (mounted.folder / ".envrc").exists()
@@ -349,7 +352,7 @@ def test_what_was_made_while_a_cell_ran_is_set_aside_once_it_is_found_later(
         asked.append(age_s)
         return [mounted.session] if age_s > 5 else []
 
-    mounted.plants.at_work = at_work
+    mounted.quarantine.active_sessions = at_work
     a_file(mounted.folder / ".envrc", PLAIN)
     made = (mounted.folder / ".envrc").stat().st_ctime
     monkeypatch.setattr(mounted.shown, "changed_at", lambda _parts: made - 7)
@@ -359,7 +362,7 @@ def test_what_was_made_while_a_cell_ran_is_set_aside_once_it_is_found_later(
 
 
 def test_what_a_process_that_a_cell_left_plants_is_told_and_counted(mounted: Mounted) -> None:
-    mounted.at_work = []
+    mounted.active_sessions = []
     for _ in planting(mounted, CODE):
         assert not (mounted.folder / ".envrc").exists()
     assert mounted.session.remarks
@@ -367,17 +370,17 @@ def test_what_a_process_that_a_cell_left_plants_is_told_and_counted(mounted: Mou
 
 
 def test_what_agents_obey_is_told_when_code_changed_it(mounted: Mounted) -> None:
-    mounted.plants.note_changed(mounted.shown, [(("AGENTS.md",), HOST)])
+    mounted.quarantine.note_changed(mounted.shown, [(("AGENTS.md",), HOST)])
     assert not mounted.session.remarks
     for writer in (CODE, LOST, CODE):
-        mounted.plants.note_changed(mounted.shown, [(("AGENTS.md",), writer)])
+        mounted.quarantine.note_changed(mounted.shown, [(("AGENTS.md",), writer)])
     assert len(mounted.session.remarks) == 1
     assert "AGENTS.md" in str(mounted.shown)
 
 
 def test_what_appears_while_no_cell_runs_stays_and_is_told_to_sessions(mounted: Mounted) -> None:
     mounted.begin()
-    mounted.at_work = []
+    mounted.active_sessions = []
     a_file(mounted.folder / ".envrc", PLAIN)
     mounted.appeared(".envrc", maker=LOST)
     assert (mounted.folder / ".envrc").exists()

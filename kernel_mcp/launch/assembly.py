@@ -1,0 +1,232 @@
+"""The steps that every start of a kernel takes, whether its process is started cold or forked.
+
+`KernelAssembly.prepare` makes what has to exist before the process does. The launcher starts the
+process. `PreparedKernel.verify` waits for it and inspects it, `PreparedKernel.finish` removes what
+only its start needed. A start that fails or is cancelled leaves nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import AsyncIterator, Callable, Collection
+from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
+from pathlib import Path
+
+import anyio
+
+from kernel_mcp.barriers import Barrier, surely
+from kernel_mcp.launch import rundir
+from kernel_mcp.launch.base import ConnectionInfo, LaunchRequest
+from kernel_mcp.launch.mounts import MountGrants
+from kernel_mcp.launch.network import Network, NetworkAccess
+from kernel_mcp.launch.process import ConfinedProcess, OutputRingReader
+from kernel_mcp.launch.readiness import Inspection, Inspector, ReadinessChannel
+from kernel_mcp.launch.rundir import RunDirectory
+from kernel_mcp.limits.kernel import KernelLimits
+from kernel_mcp.limits.manager import ResourceManager
+from kernel_mcp.linux.folders import Identity
+from kernel_mcp.linux.safe_tree import give_tree, remove_tree
+from kernel_mcp.sandbox.base import Sandbox
+
+
+class KernelAssembly:
+    """Makes the parts of kernels for the launchers of a server, which share one."""
+
+    def __init__(
+        self,
+        sandbox: Sandbox,
+        runs: RunDirectory,
+        *,
+        resources: ResourceManager | None = None,
+        inspector: Inspector | None = None,
+        mounts: MountGrants | None = None,
+        network: Network | None = None,
+    ) -> None:
+        """Without `resources` kernels have rlimits only, and those of their sandbox."""
+        self.sandbox = sandbox
+        self.runs = runs
+        self.resources = resources or ResourceManager()
+        self.inspector = inspector or Inspector(sandbox)
+        self.mounts = MountGrants() if mounts is None else mounts
+        self.network = network or Network()
+
+    @asynccontextmanager
+    async def prepare(
+        self, request: LaunchRequest, connection: ConnectionInfo | None = None
+    ) -> AsyncIterator[PreparedKernel]:
+        """Yield the parts of a new kernel; undo them unless `PreparedKernel` has been finished.
+
+        `connection` is what the kernel listens on, in a new folder of the run directory. Raises
+        LaunchError, OSError.
+        """
+        async with AsyncExitStack() as of_sandbox, AsyncExitStack() as of_kernel:
+            identity = self.sandbox.identity(request.workspace)
+            of_sandbox.callback(self.sandbox.release, identity)
+            folder = self.runs.fresh(Path(connection.ip).parent.name if connection else "")
+            of_sandbox.push_async_callback(remove_folder, folder)
+            # its control group is made in a thread meanwhile
+            limits = self.resources.open(request.limits, request.workspace, folder, request.session)
+            of_sandbox.push_async_callback(limits.aclose)
+            if identity is not None:
+                await hand_over(request.workspace, identity)
+            channel = ReadinessChannel()
+            of_sandbox.callback(channel.close)
+            ring = OutputRingReader()
+            of_kernel.callback(ring.close)
+            if self.mounts.strict:
+                channel.give([await self.mounts.ruleset()])
+            access = self.network.access()
+            of_sandbox.callback(access.close)
+            yield PreparedKernel(
+                self,
+                request,
+                identity=identity,
+                folder=folder,
+                connection=connection
+                or ConnectionInfo(ip=f"{folder}/k", key=secrets.token_hex(32)),
+                limits=limits,
+                channel=channel,
+                ring=ring,
+                access=access,
+                of_sandbox=of_sandbox,
+                of_kernel=of_kernel,
+            )
+
+
+class PreparedKernel:
+    """The parts of one kernel before and while its process starts.
+
+    identity    the kernel's user on the host; None for the server's own
+    folder      its socket folder on the host
+    channel     where its process reports that it is ready
+    ring        shared memory with its last output
+    access      its network access
+    of_sandbox  closed when the sandbox has ended, checkpoints included
+    of_kernel   closed when this kernel has ended
+    """
+
+    def __init__(
+        self,
+        assembly: KernelAssembly,
+        request: LaunchRequest,
+        *,
+        identity: Identity | None,
+        folder: Path,
+        connection: ConnectionInfo,
+        limits: KernelLimits,
+        channel: ReadinessChannel,
+        ring: OutputRingReader,
+        access: NetworkAccess,
+        of_sandbox: AsyncExitStack,
+        of_kernel: AsyncExitStack,
+    ) -> None:
+        self._assembly = assembly
+        self.request = request
+        self.identity = identity
+        self.folder = folder
+        self.connection = connection
+        self.paths = assembly.sandbox.guest_paths(request.workspace, folder)
+        self.limits = limits
+        self.channel = channel
+        self.ring = ring
+        self.access = access
+        self.of_sandbox = of_sandbox
+        self.of_kernel = of_kernel
+
+    def write_boot_files(
+        self, ready_fd: int, ring_fd: int, *, connected: bool = False, checkpoints: bool = False
+    ) -> None:
+        """Write the files that the kernel boots from, and make its user the owner of the folder.
+
+        The kernel finds its end of `channel` and `ring` at these descriptor numbers.
+        """
+        mounts = self._assembly.mounts
+        contents = {
+            rundir.CONNECTION_FILE: rundir.connection_content(self.connection, self.paths),
+            rundir.BOOT_FILE: rundir.boot_content(
+                self.request,
+                self.paths,
+                ready_fd,
+                ring_fd,
+                sealed=mounts.sealed,
+                connected=connected,
+                strict=mounts.strict,
+                checkpoints=checkpoints,
+            ),
+        }
+        rundir.write_files(self.folder, contents, self.identity)
+        if self.identity is not None:
+            os.chown(self.folder, self.identity.uid, self.identity.gid)
+
+    def own(self, process: ConfinedProcess) -> None:
+        """Let the process end with the kernel, and its limits end and explain it."""
+        self.of_kernel.push_async_callback(process.aclose)
+        process.explain, self.limits.kill = self.limits.explain, process.kill
+
+    def inspection(
+        self, *, forked: bool = False, others: Collection[str] = ()
+    ) -> Callable[..., Inspection]:
+        """Return `Inspector.inspect` for processes of this sandbox, to be called with a process.
+
+        They may share no namespace with `others`.
+        """
+        return partial(
+            self._assembly.inspector.inspect,
+            identity=self.identity,
+            forked=forked,
+            others=others,
+            ceilings=rundir.ceilings(self.request, self.paths),
+            opened=self._assembly.mounts.writable,
+        )
+
+    async def verify(
+        self,
+        process: ConfinedProcess,
+        timeout_s: float,
+        inspect: Callable[..., Inspection],
+        *,
+        masks_since: int,
+        lasting: Callable[[], int],
+    ) -> Inspection:
+        """Wait until the process is ready; inspect it, then complete its mounts, network and group.
+
+        The masks found after version `masks_since` are applied. `lasting` returns the process with
+        whose end the sandbox ends. Raises BoundaryBroken, LaunchError, OSError.
+        """
+        await process.ready(self.channel, timeout_s)
+        self.limits.admit(process.pids)
+        inspected = inspect(process.pid, process.pidfd)
+        self.of_kernel.callback(inspected.forget)
+        if self._assembly.mounts.sealed and self._assembly.mounts.enters:
+            await self._assembly.mounts.apply_masks(lasting(), masks_since)
+        await self.access.establish(process.pid, process.pidfd)
+        await self.limits.settled()
+        return inspected
+
+    def finish(self) -> None:
+        """Close the readiness channel; remove secrets and the kernel's rights to its folder."""
+        self.channel.close()
+        rundir.forget_variables(self.request, self.folder)
+        if self.identity is not None:
+            # taken back from the kernel's user, as no quota counts its files
+            os.chown(self.folder, os.geteuid(), self.identity.gid, follow_symlinks=False)
+            self.folder.chmod(0o710)
+
+
+async def hand_over(workspace: Path, identity: Identity) -> None:
+    """Make the kernel's user the owner of its workspace."""
+    if workspace.lstat().st_uid == identity.uid:
+        return
+    give = partial(give_tree, workspace, uid=identity.uid, gid=identity.gid)
+    if any(workspace.iterdir()):
+        await anyio.to_thread.run_sync(give)
+    else:
+        give()
+
+
+async def remove_folder(folder: Path) -> None:
+    """Remove the folder of a kernel's sockets; a failure is logged."""
+    with Barrier("removing the folder of a kernel's sockets"):
+        await surely(remove_tree, folder)
