@@ -75,9 +75,9 @@ class MountGrants:
     ) -> None:
         """`folder` is one of the server's own, which has to exist; `audit` writes audit events.
 
-        `shows` is a sandbox's way of showing folders. What is `fixed` stays read-only below
-        writable mounts. `devices` are in the /dev of every kernel. `builder` is found in a
-        thread, for what reads settings of Git.
+        `shows` is how the sandbox shows folders: by trees, binds or rules. What is `fixed` stays
+        read-only below writable mounts. `devices` are in the /dev of every kernel. `builder` is
+        called in a thread and returns the sandbox in which Git runs.
         """
         self._audit = audit
         self.devices = devices
@@ -269,8 +269,8 @@ class MountGrants:
             version = self.version + self._opened
             await self._ask({"op": "watch", "mounts": requests, "version": version})
             await self._settings.refresh(again=self._opened)
-            for held in self._running_sandboxes():
-                await self._renew(held)
+            for sandbox in self._running_sandboxes():
+                await self._renew(sandbox)
         except KernelMcpError as error:
             if not self._opened:
                 raise
@@ -280,14 +280,14 @@ class MountGrants:
         self._opened = True
         self._ready.set()
 
-    async def _renew(self, held: tuple[int, int]) -> None:
+    async def _renew(self, sandbox: tuple[int, int]) -> None:
         """Ask a further keeper to cover paths in a running sandbox. Raises LaunchError."""
         try:
-            await self._ask({"op": "hold", "since": ALL}, held)
+            await self._ask({"op": "hold", "since": ALL}, sandbox)
         except LaunchError as error:
             if not self._keeper.running:
                 raise
-            if held in self._running_sandboxes():
+            if sandbox in self._running_sandboxes():
                 self.remark(f"{_NOT_RENEWED} ({error})")
                 logger.error("%s: %s", _NOT_RENEWED, error)
 

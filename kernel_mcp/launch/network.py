@@ -263,7 +263,7 @@ class NetworkAccess:
         self.receive()
 
     async def _create_in(self, pid: int, pidfd: int) -> None:
-        """Have the listening sockets made in the network namespace of a process."""
+        """Run a program that makes the listening sockets in a process's network namespace."""
         with ExitStack() as held:
             guest = self.guest()
             held.callback(os.close, guest)

@@ -298,7 +298,7 @@ class TemplateLauncher:
         folder: Path,
         identity: Identity | None,
         inherited: tuple[int, int],
-        trial: Mapping[str, Any] | None = None,
+        task: Mapping[str, Any] | None = None,
         access: NetworkAccess | None = None,
         *,
         gates: Sequence[int] = (),
@@ -311,14 +311,14 @@ class TemplateLauncher:
             undo.callback(os.close, read)
             sent.callback(os.close, write)
             places, trees = self._places(request, folder, sent, bind=identity is None)
-            if trial is None:
+            if task is None:
                 await self._show(places, trees, sent, identity, covers=covers)
             message = {
                 "uid": 0 if identity is None else identity.uid,
                 "hostname": outer.HOSTNAME,
                 "tmp_bytes": request.limits.tmp_bytes,
                 "places": places,
-                "trial": trial,
+                "trial": task,
                 "gates": len(gates),
             }
             if access is not None and access.addresses:

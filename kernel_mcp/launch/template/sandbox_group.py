@@ -31,7 +31,7 @@ from kernel_mcp.launch.process import (
     SandboxProcesses,
 )
 from kernel_mcp.launch.readiness import Inspection
-from kernel_mcp.launch.template.forked import Forked
+from kernel_mcp.launch.template.forked import STATUS_S, Forked
 from kernel_mcp.limits.kernel import KernelLimits
 from kernel_mcp.linux.proc import (
     ExitStatus,
@@ -47,8 +47,6 @@ from kernel_specs.restricted.wire.zmtp import opening
 
 logger = logging.getLogger(__name__)
 
-STATUS_S = 1.0
-"""Seconds after a kernel's end that its exit status may take."""
 LOOK_S = 0.005
 FIRST_ROUNDS, ROUNDS = 3, 40
 """Attempts to kill what a dead kernel has left: a few while the sandbox may start processes, then
@@ -182,7 +180,7 @@ class ForkedSandboxGroup:
         limits.kill, limits.relieve = self._kill_kernels, self._kill_largest
 
     def needed(self, beside: SandboxProcesses) -> bool:
-        """Return True if another kernel than `beside` lives, or a checkpoint could fork one."""
+        """Return True if a kernel other than `beside` runs, or a checkpoint could fork one."""
         others = (each for each in self._kernels if each.process.start is not beside)
         return not self._closed and (
             any(each.exit is None for each in others)
@@ -190,7 +188,7 @@ class ForkedSandboxGroup:
         )
 
     def kill(self) -> None:
-        """SIGKILL to the init, and so to all."""
+        """Send SIGKILL to the init, which ends all processes."""
         if self.init.pidfd >= 0:  # else all of it is gone, and a kernel's end is reported late
             self.init.signal(signal.SIGKILL)
             self.init.continue_parent()
@@ -369,15 +367,14 @@ class ForkedSandboxGroup:
         kernel.on_close(partial(self.leave, kernel))
 
     def _kill_kernels(self) -> None:
-        """SIGKILL to all kernels: a limit is exceeded."""
+        """Send SIGKILL to all kernels, as a limit is exceeded."""
         for kernel in self._kernels:
             kernel.kill()
 
     def _kill_largest(self) -> None:
-        """SIGKILL to the kernel that holds most memory, as Linux does it in a control group.
+        """Send SIGKILL to the kernel that holds most memory, as Linux does in a control group.
 
-        What the last one held is counted until it has ended, so that is awaited before, and by what
-        was measured meanwhile, too.
+        Do nothing while the last one is still ending: its memory counts until then.
         """
         living = [kernel for kernel in self._kernels if kernel.exit is None]
         now = asyncio.get_running_loop().time()
@@ -390,7 +387,7 @@ class ForkedSandboxGroup:
         if living:
             largest = max(living, key=lambda kernel: sum(map(_held_now, tree(kernel.pid))))
             self._ending = largest, now
-            # a cell of another kernel may begin or end before this one's end is noticed
+            # a cell of another kernel may begin or end before this one's end is seen
             largest.process.explain = partial(_because, self._limits.cause)
             largest.kill()
 

@@ -35,9 +35,9 @@ class ForkFromTemplate(Protocol):
         folder: Path,
         identity: Identity | None,
         inherited: tuple[int, int],
-        trial: Mapping[str, Any] | None = None,
+        task: Mapping[str, Any] | None = None,
     ) -> ConfinedProcess:
-        """Return the process, which is a kernel, or with `trial` runs that self-test instead.
+        """Return the process, which is a kernel, or with `task` runs that self-test instead.
 
         Raises TemplateError, OSError.
         """
@@ -97,7 +97,7 @@ class TemplateSelfTest:
                 folder,
                 identity,
                 (channel.pass_guest(), os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)),
-                trial={**probe.task, "hidden": hidden, "workspace": shown.workspace},
+                task={**probe.task, "hidden": hidden, "workspace": shown.workspace},
             )
             undo.push_async_callback(process.aclose)
             await process.ready(channel, READY_S)
