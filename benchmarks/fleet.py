@@ -41,7 +41,7 @@ class Plan:
     node_gib     memory of a node, `usable` of which is for kernels
     fill         part of the usable memory that sessions take
     state_mib    variables of a session: the mean of a log-normal with `spread`
-    dirty_s      a session that is used is saved this often (`sessions.saving.LEAST_PAUSE_S`)
+    dirty_s      a session that is used is saved this often (`sessions.saver.LONGEST_S`)
     used         part of the awake sessions in which a cell runs within that time
     cap_mib      variables beyond it are saved at hibernation alone, 0 for no bound
     changed      part of a save that has to be copied, as the rest is there already

@@ -23,8 +23,8 @@ from kernel_mcp.protocol import StdioCallers, build_mcp
 from kernel_mcp.sandbox.select import proven_sandbox
 from kernel_mcp.server import Parts, parts
 from kernel_mcp.sessions.cell import Status
-from kernel_mcp.sessions.losses import Outbox
 from kernel_mcp.sessions.manager import Caller
+from kernel_mcp.sessions.notifications import DeliveryTracker
 from kernel_mcp.sessions.session import Session
 
 ALLOW = ",".join(PACKAGES)
@@ -183,5 +183,5 @@ async def in_process(
 @asynccontextmanager
 async def in_memory(server: DirectServer) -> AsyncIterator[McpServer]:
     """An MCP client of parts in this process, without any transport."""
-    async with Client(build_mcp(server.built, StdioCallers(Outbox()))) as client:
+    async with Client(build_mcp(server.built, StdioCallers(DeliveryTracker()))) as client:
         yield McpServer(client)

@@ -45,11 +45,11 @@ from kernel_mcp.sandbox.select import builder_for
 from kernel_mcp.sessions.audit import Audit, open_audit
 from kernel_mcp.sessions.capacity import Capacity
 from kernel_mcp.sessions.checking import Checks
-from kernel_mcp.sessions.keeping import Keeping, keeping_of
 from kernel_mcp.sessions.measuring import Measured
+from kernel_mcp.sessions.persistence import Persistence, persistence_of
 from kernel_mcp.sessions.pool import spare_folder, sweep_spares
+from kernel_mcp.sessions.start_queue import CellStartQueue
 from kernel_mcp.sessions.storage import SessionFolders
-from kernel_mcp.sessions.turns import Turns
 from kernel_mcp.telemetry import Meters, Readiness
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ class Commons:
         self.capacity = _capacity(settings)
         self.managers: list[SessionManager] = []
         self.checks = Checks(self.remark)
-        self.turns = Turns()
+        self.start_queue = CellStartQueue()
 
     @property
     def sessions(self) -> list[Session]:
@@ -97,7 +97,7 @@ class Commons:
 
 
 class Keep(Protocol):
-    """Factory of session persistence, see `keeping_of`."""
+    """Factory of session persistence, see `persistence_of`."""
 
     def __call__(
         self,
@@ -106,7 +106,7 @@ class Keep(Protocol):
         sandbox: str,
         permits: Callable[[Sequence[str]], tuple[Requirement, ...]],
         /,
-    ) -> tuple[Keeping | None, str]:
+    ) -> tuple[Persistence | None, str]:
         """Return the persistence and "", or None and the reason why sessions are not persisted."""
 
 
@@ -114,8 +114,8 @@ class Keep(Protocol):
 class Ground:
     """The objects of a server that exist before the first session.
 
-    `unkept` is the reason why sessions are not persisted. `managers` is empty until sessions are
-    served. `spares` is the number of pooled kernels, whose folders lie in `waiting`.
+    `not_persisted_why` is the reason why sessions are not persisted. `managers` is empty until
+    sessions are served. `spares` is the number of pooled kernels, whose folders lie in `waiting`.
     """
 
     settings: Settings
@@ -126,8 +126,8 @@ class Ground:
     folders: SessionFolders
     masks: Masks
     rules: InstallRules
-    keeping: Keeping | None
-    unkept: str
+    persistence: Persistence | None
+    not_persisted_why: str
     own: OwnEnvironment | None
     doors: MountGrants
     network: Network
@@ -161,7 +161,7 @@ async def ground(
     sandbox: Sandbox,
     commons: Commons | None = None,
     *,
-    keep: Keep = keeping_of,
+    keep: Keep = persistence_of,
 ) -> AsyncIterator[Ground]:
     """Build the ground; tear it down in reverse order. Raises KernelMcpError.
 
@@ -189,7 +189,7 @@ async def ground(
         inspector = Inspector(sandbox)
         rules = InstallRules.of(settings)
         state = run.path.parent
-        keeping, unkept = keep(settings, state, sandbox.name, rules.admit)
+        persistence, not_persisted_why = keep(settings, state, sandbox.name, rules.admit)
         own = await anyio.to_thread.run_sync(
             partial(own_environment, settings.python, apart=_apart(sandbox))
         )
@@ -220,8 +220,8 @@ async def ground(
         templates = None
         if sandbox.forks and not settings.no_template:
             shared = [folders.workspaces, folders.layers]
-            if keeping is not None:
-                shared += [keeping.store.workspaces, keeping.store.layers]
+            if persistence is not None:
+                shared += [persistence.store.workspaces, persistence.store.layers]
             templates = TemplateLauncher(
                 assembly,
                 cold=cold,
@@ -274,8 +274,8 @@ async def ground(
             folders=folders,
             masks=masks,
             rules=rules,
-            keeping=keeping,
-            unkept=unkept,
+            persistence=persistence,
+            not_persisted_why=not_persisted_why,
             own=own,
             doors=doors,
             network=network,

@@ -14,8 +14,8 @@ from mcp.server.mcpserver import Context
 
 from kernel_mcp import __version__
 from kernel_mcp.services import Services
-from kernel_mcp.sessions.losses import Outbox, Reply
 from kernel_mcp.sessions.manager import Caller
+from kernel_mcp.sessions.notifications import DeliveryTracker, ResponseContext
 from kernel_mcp.stdio import Answers, Requests
 from kernel_mcp.stdio_lines import StdioLines
 from kernel_mcp.tools.app import MIME, VIEW, Views, page
@@ -29,21 +29,21 @@ NAME = "kernel-mcp"
 class StdioCallers:
     """The only client on stdin and stdout; `default` is the key of its default session."""
 
-    def __init__(self, outbox: Outbox, default: str = "default") -> None:
-        self._outbox = outbox
+    def __init__(self, deliveries: DeliveryTracker, default: str = "default") -> None:
+        self._deliveries = deliveries
         self._default = default
 
     def of(self, context: Context[Any, Any]) -> Caller:
         """See `Callers`."""
-        reply = Reply(self._outbox.expect(context.request_id))
-        return Caller(default=self._default, reply=reply)
+        response = ResponseContext(self._deliveries.expect(context.request_id))
+        return Caller(default=self._default, response=response)
 
 
 class Callers(Protocol):
     """A transport's source of callers and of the delivery of answers."""
 
     def of(self, context: Context[Any, Any]) -> Caller:
-        """Return the caller of the call with this context; its `reply` tracks the delivery."""
+        """Return the caller of the call with this context; its `response` tracks the delivery."""
 
 
 def build_mcp(
@@ -74,12 +74,12 @@ def mcp_over(
     )
 
 
-def _tell_when_given_up(outbox: Outbox) -> ServerMiddleware[Any]:
+def _tell_when_given_up(deliveries: DeliveryTracker) -> ServerMiddleware[Any]:
     async def pass_on(ctx: ServerRequestContext[Any], call_next: CallNext) -> HandlerResult:
         if ctx.method == "notifications/cancelled":
             request = (ctx.params or {}).get("requestId")
             if isinstance(request, (str, int)):
-                outbox.given_up(request)
+                deliveries.given_up(request)
         return await call_next(ctx)
 
     return pass_on
@@ -97,9 +97,9 @@ async def serve_wire(
     default: str = "default",
 ) -> None:
     """Serve the client of `wire` with the server that `build` returns; see `serve_stdio`."""
-    outbox = Outbox()
-    mcp = build(StdioCallers(outbox, default))
-    mcp.middleware.append(_tell_when_given_up(outbox))
-    read, write = Requests(wire, on_end), Answers(wire, outbox.written)
+    deliveries = DeliveryTracker()
+    mcp = build(StdioCallers(deliveries, default))
+    mcp.middleware.append(_tell_when_given_up(deliveries))
+    read, write = Requests(wire, on_end), Answers(wire, deliveries.written)
     lowlevel = mcp._lowlevel_server
     await lowlevel.run(read, write, lowlevel.create_initialization_options())

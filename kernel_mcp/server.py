@@ -28,14 +28,14 @@ from kernel_mcp.packages.requirements import ScriptReader
 from kernel_mcp.records import dataclass
 from kernel_mcp.sandbox.base import Sandbox
 from kernel_mcp.services import Services
+from kernel_mcp.sessions.admin import serving_admin, summary_of
 from kernel_mcp.sessions.bounds import OwnMemory, ServerBounds, memory_bound
-from kernel_mcp.sessions.keeping import keeping_of, kept_in_words
 from kernel_mcp.sessions.manager import JUST_NOW_S, SessionManager
+from kernel_mcp.sessions.persistence import persistence_in_words, persistence_of
 from kernel_mcp.sessions.pool import WarmPool
 from kernel_mcp.sessions.principals import Others
 from kernel_mcp.sessions.reaper import Reaper
-from kernel_mcp.sessions.roll import Roll
-from kernel_mcp.sessions.roster import answering, described
+from kernel_mcp.sessions.registry import SessionRegistry
 from kernel_mcp.sessions.session import Session
 from kernel_mcp.telemetry import Levels, Readiness
 
@@ -87,31 +87,31 @@ async def parts(
     sandbox: Sandbox,
     commons: Commons | None = None,
     *,
-    keep: Keep = keeping_of,
-    roll: Roll | None = None,
+    keep: Keep = persistence_of,
+    registry: SessionRegistry | None = None,
     others: Others | None = None,
 ) -> AsyncIterator[Parts]:
     """Build all parts; close them in reverse order. Raises KernelMcpError.
 
-    `commons` and `keep` are those of `ground`. `roll` assigns session handles; `others` are the
+    `commons` and `keep` are those of `ground`. `registry` assigns session handles; `others` are the
     servers with which this one shares quotas.
     """
     async with (
         ground(settings, sandbox, commons, keep=keep) as below,
-        upon(below, roll=roll, others=others) as built,
+        upon(below, registry=registry, others=others) as built,
     ):
         yield built
 
 
 @asynccontextmanager
 async def upon(
-    below: Ground, *, roll: Roll | None = None, others: Others | None = None
+    below: Ground, *, registry: SessionRegistry | None = None, others: Others | None = None
 ) -> AsyncIterator[Parts]:
     """Build the parts that serve sessions, see `parts`."""
     settings, sandbox, commons, run = below.settings, below.sandbox, below.commons, below.run
     folders, factory, doors = below.folders, below.factory, below.doors
     rules, environments, own = below.rules, below.environments, below.own
-    masks, audit, keeping = below.masks, commons.audit, below.keeping
+    masks, audit, persistence = below.masks, commons.audit, below.persistence
     async with AsyncExitStack() as stack:
         capacity = commons.capacity
         pool = WarmPool(
@@ -146,11 +146,11 @@ async def upon(
             audit=audit,
             capacity=capacity,
             checks=commons.checks,
-            turns=commons.turns,
+            start_queue=commons.start_queue,
             preparation=CellInstallations(installer, commons.checks),
-            keeping=keeping,
+            persistence=persistence,
             everyone=lambda: commons.sessions,
-            roll=roll,
+            registry=registry,
             others=others,
         )
         below.managers.append(manager)
@@ -167,7 +167,7 @@ async def upon(
         fronts = Fronts(run.path / "f", lambda: manager.sessions)
         await stack.enter_async_context(fronts.running())
         await stack.enter_async_context(
-            answering(run.path, partial(_told, settings, manager, fronts))
+            serving_admin(run.path, partial(_told, settings, manager, fronts))
         )
         yield Parts(
             settings=settings,
@@ -182,7 +182,7 @@ async def upon(
             clock=time.monotonic,
             doors=doors,
             network=below.network,
-            kept=kept_in_words(keeping, below.unkept),
+            kept=persistence_in_words(persistence, below.not_persisted_why),
             meters=commons.meters,
             readiness=below.readiness,
             templates=below.templates,
@@ -205,7 +205,7 @@ async def _told(
         "pid": os.getpid(),
         "http": "{}:{}".format(*settings.http) if settings.http is not None else "",
         "folder": str(Path.cwd()),
-        "sessions": [await described(each, now) for each in manager.sessions],
+        "sessions": [await summary_of(each, now) for each in manager.sessions],
     }
 
 

@@ -47,7 +47,7 @@ from kernel_mcp.records import dataclass
 from kernel_mcp.sandbox.base import Sandbox
 from kernel_mcp.server import Parts, parts, stay_within_bounds, warm_up
 from kernel_mcp.sessions.audit import Audit
-from kernel_mcp.sessions.losses import Outbox
+from kernel_mcp.sessions.notifications import DeliveryTracker
 from kernel_mcp.sessions.reaper import Reaper
 from kernel_mcp.start import proven
 from kernel_mcp.telemetry import Levels, Meters, Readiness
@@ -87,8 +87,8 @@ class Behind(Protocol):
     def end_calls(self) -> int:
         """Answer all running calls now, as the server stops. Returns their number."""
 
-    def outbox(self, session: str) -> Outbox | None:
-        """Return the outbox of an MCP session, or None if there is no such session."""
+    def deliveries(self, session: str) -> DeliveryTracker | None:
+        """Return the delivery tracker of an MCP session; None if there is no such session."""
 
     async def levels(self, calls: int) -> Levels:
         """Return the current gauges; `calls` is the number of calls in progress."""
@@ -247,7 +247,7 @@ class Wings:
             lowlevel = mcp._lowlevel_server
             ended = built.manager.forget_default
             sessions = McpSessions(lowlevel, idle_s=settings.idle_timeout_s, ended=ended)
-            mcp.middleware.append(tell_when_cancelled(sessions.outbox))
+            mcp.middleware.append(tell_when_cancelled(sessions.deliveries))
             old = SseTransport(lowlevel, ended=ended) if settings.sse else None
             moved = file_routes.routes(
                 built.manager,
@@ -263,9 +263,9 @@ class Wings:
             await self._over.wait()
             tasks.cancel_scope.cancel()
 
-    def outbox(self, session: str) -> Outbox | None:
+    def deliveries(self, session: str) -> DeliveryTracker | None:
         """See `Behind`."""
-        found = (wing.sessions.outbox(session) for wing in self.all)
+        found = (wing.sessions.deliveries(session) for wing in self.all)
         return next((each for each in found if each is not None), None)
 
     async def share(self, rates: Rates) -> None:
@@ -366,7 +366,7 @@ async def _serve(
         verifier=verifier,
         quotas=settings.quotas,
         clock=time.monotonic,
-        outbox_of=served.outbox,
+        deliveries_of=served.deliveries,
         metadata=metadata(url, settings.issuer) if settings.issuer else None,
         metadata_url=metadata_url(url),
         watch=watched,
@@ -387,7 +387,9 @@ async def _serve(
         tasks.cancel_scope.cancel()
 
 
-def tell_when_cancelled(outbox_of: Callable[[str], Outbox | None]) -> ServerMiddleware[Any]:
+def tell_when_cancelled(
+    deliveries_of: Callable[[str], DeliveryTracker | None],
+) -> ServerMiddleware[Any]:
     """Return middleware that handles cancellation by clients of the handshake era.
 
     The response to a cancelled request counts as not delivered: its notices become pending again.
@@ -396,9 +398,9 @@ def tell_when_cancelled(outbox_of: Callable[[str], Outbox | None]) -> ServerMidd
     async def pass_on(ctx: ServerRequestContext[Any], call_next: CallNext) -> HandlerResult:
         if ctx.method == "notifications/cancelled" and ctx.request is not None:
             request = (ctx.params or {}).get("requestId")
-            outbox = outbox_of(ctx.request.headers.get("mcp-session-id", ""))
-            if outbox is not None and isinstance(request, (str, int)):
-                outbox.given_up(request)
+            deliveries = deliveries_of(ctx.request.headers.get("mcp-session-id", ""))
+            if deliveries is not None and isinstance(request, (str, int)):
+                deliveries.given_up(request)
         return await call_next(ctx)
 
     return pass_on

@@ -240,7 +240,7 @@ def run_sessions(argv: Sequence[str]) -> int:
     names = [str(name) for name in flags.pop("names", None) or ()]
     folder, every = flags.pop("folder", None) or ".", bool(flags.pop("all", False))
     joined = str(flags.pop("session", ""))
-    from kernel_mcp.sessions.keeping import store_of
+    from kernel_mcp.sessions.persistence import store_of
 
     settings = settings_from(flags)
     state = _state(settings)
@@ -256,7 +256,7 @@ def run_sessions(argv: Sequence[str]) -> int:
 
 
 def _list_sessions(store: SessionStore) -> None:
-    from kernel_mcp.sessions.keeping import moment
+    from kernel_mcp.sessions.persistence import moment
 
     store.collect()
     found = store.entries()
@@ -277,7 +277,7 @@ def _list_sessions(store: SessionStore) -> None:
 
 def _list_running(state: Path) -> int:
     """Print the sessions of running servers; those that do not answer are left out."""
-    from kernel_mcp.sessions.roster import ask_all
+    from kernel_mcp.sessions.admin import ask_all
 
     for server in ask_all(state):
         sessions = server["sessions"]
@@ -314,7 +314,7 @@ def _state(settings: Settings) -> Path:
 
 def _join(state: Path, session: str) -> int:
     """Print the connection file of a session; return 1 unless exactly one session matches."""
-    from kernel_mcp.sessions.roster import ask_all
+    from kernel_mcp.sessions.admin import ask_all
 
     answers = list(ask_all(state, {"join": session}))
     files = [str(each["file"]) for each in answers if "file" in each]
@@ -342,11 +342,11 @@ def _age(seconds: float) -> str:
 
 def _forget_sessions(store: SessionStore, folder: str, names: Sequence[str] | None) -> int:
     """Remove persisted sessions of a folder, or all for None; return 1 if one could not be."""
-    from kernel_mcp.sessions.manifest import Key
+    from kernel_mcp.sessions.manifest import SessionKey
 
     store.collect()
     there = {each.id: each for each in store.entries()}
-    wanted = [*there] if names is None else [Key(folder, name).id for name in names]
+    wanted = [*there] if names is None else [SessionKey(folder, name).id for name in names]
     failed = 0
     if names is None:
         store.drop_words()

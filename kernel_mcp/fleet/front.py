@@ -183,7 +183,7 @@ class FleetCalls:
     def _expect(self, peer: RemoteNode, number: str, caller: Caller) -> None:
         """Report to the node, later, if its answer was delivered to the client."""
         tell = self._peers.tell
-        caller.reply.receipt.then(
+        caller.response.receipt.then(
             lambda: tell(peer, "delivered", number), lambda: tell(peer, "revoked", number)
         )
 

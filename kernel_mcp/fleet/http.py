@@ -26,8 +26,8 @@ from kernel_mcp.http.sessions import McpSessions, SseTransport
 from kernel_mcp.output.text import Masks
 from kernel_mcp.protocol import mcp_over
 from kernel_mcp.sessions.audit import open_audit
-from kernel_mcp.sessions.losses import Outbox
 from kernel_mcp.sessions.measuring import Measured
+from kernel_mcp.sessions.notifications import DeliveryTracker
 from kernel_mcp.telemetry import Levels, Readiness
 from kernel_mcp.tools.resources import ResourceServer
 from kernel_mcp.web import tell_when_cancelled
@@ -72,7 +72,7 @@ class FleetHttpApp:
                 )
                 lowlevel = mcp._lowlevel_server
                 sessions = McpSessions(lowlevel, idle_s=settings.idle_timeout_s, ended=_forget)
-                mcp.middleware.append(tell_when_cancelled(sessions.outbox))
+                mcp.middleware.append(tell_when_cancelled(sessions.deliveries))
                 old = SseTransport(lowlevel, ended=_forget) if settings.sse else None
                 await stack.enter_async_context(sessions.run())
                 self._mcp, self._sessions = mcp, sessions
@@ -98,9 +98,9 @@ class FleetHttpApp:
         """See `Behind`."""
         return self._mcp.end_calls() if self._mcp is not None else 0
 
-    def outbox(self, session: str) -> Outbox | None:
+    def deliveries(self, session: str) -> DeliveryTracker | None:
         """See `Behind`."""
-        return self._sessions.outbox(session) if self._sessions is not None else None
+        return self._sessions.deliveries(session) if self._sessions is not None else None
 
     async def share(self, rates: Rates) -> None:
         """See `Behind`. The counters are shared with the other fronts of the fleet."""

@@ -10,8 +10,8 @@ from kernel_mcp.config.values import Quotas
 from kernel_mcp.errors import InputError, KernelMcpError, ServerFailure, SessionNotFound
 from kernel_mcp.identity import Principal
 from kernel_mcp.records import dataclass
-from kernel_mcp.sessions.losses import Reply
 from kernel_mcp.sessions.manager import Caller
+from kernel_mcp.sessions.notifications import ResponseContext
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,19 +32,19 @@ def caller_row(caller: Caller) -> dict[str, Any]:
         "scopes": sorted(who.scopes),
         "quotas": dataclasses.asdict(who.quotas),
         "doors": list(who.doors),
-        "lead": caller.reply.lead,
+        "lead": caller.response.preamble,
     }
 
 
-def caller_of(row: Mapping[str, Any], reply: Reply) -> Caller:
-    """Return the caller from the output of `caller_row`; `reply` tracks the delivery."""
+def caller_of(row: Mapping[str, Any], response: ResponseContext) -> Caller:
+    """Return the caller from the output of `caller_row`; `response` tracks the delivery."""
     who = Principal(
         name=str(row["principal"]),
         scopes=frozenset(map(str, row["scopes"])),
         quotas=Quotas(**row["quotas"]),
         doors=tuple(map(str, row["doors"])),
     )
-    return Caller(**{name: row[name] for name in _FIELDS}, who=who, reply=reply)
+    return Caller(**{name: row[name] for name in _FIELDS}, who=who, response=response)
 
 
 _KINDS: dict[str, type[KernelMcpError]] = {"missing": SessionNotFound, "input": InputError}

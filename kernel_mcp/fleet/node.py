@@ -267,18 +267,20 @@ class Node:
                 overtaken=overtaken,
             )
 
-        roll = FleetSessionRegistry(member.name, is_over, lambda: kept[0])
+        registry = FleetSessionRegistry(member.name, is_over, lambda: kept[0])
         others = FleetOthers(member.name, registry, ray, partial(_actor_of, ray))
         options = ContainerOptions.of(settings)
         async with AsyncExitStack() as stack:
             sandbox = await proven(begin_proof(*settings.sandbox, container=options))
             keep = keep_with(make, kept)
             built = await stack.enter_async_context(
-                parts(settings, sandbox, keep=keep, roll=roll, others=others)
+                parts(settings, sandbox, keep=keep, registry=registry, others=others)
             )
             self._built, self._local = built, LocalCalls(built)
             admits = partial(_sees_no_more, settings)
-            sessions = NodeSessions(self._local, built.manager, kept[0], roll, until_over, admits)
+            sessions = NodeSessions(
+                self._local, built.manager, kept[0], registry, until_over, admits
+            )
             tasks = await stack.enter_async_context(anyio.create_task_group())
             tasks.start_soon(Reaper(built.manager, settings.idle_timeout_s, built.clock).run)
             tasks.start_soon(stay_within_bounds, settings, lambda: built.manager.sessions)

@@ -12,9 +12,9 @@ from kernel_mcp.config.values import GIB, Persist
 from kernel_mcp.errors import KernelMcpError
 from kernel_mcp.fleet.session_table import SessionRow
 from kernel_mcp.fleet.shared_store import SharedStore
-from kernel_mcp.sessions.keeping import DEFAULT_NAME, Claim, Keeping, open_doors
-from kernel_mcp.sessions.losses import Loss, together
-from kernel_mcp.sessions.manifest import OF_PRINCIPAL, Key
+from kernel_mcp.sessions.manifest import OF_PRINCIPAL, SessionKey
+from kernel_mcp.sessions.notifications import Loss, together
+from kernel_mcp.sessions.persistence import DEFAULT_NAME, LookupResult, Persistence, granted
 
 if TYPE_CHECKING:
     from packaging.requirements import Requirement
@@ -38,7 +38,7 @@ _LEFT_OUT = (
 )
 
 
-class FleetPersistence(Keeping):
+class FleetPersistence(Persistence):
     """Persists every session that has a row.
 
     `came` maps handles to the rows of sessions that were taken over from other nodes.
@@ -58,27 +58,29 @@ class FleetPersistence(Keeping):
             folder="",
             bare=False,
             by_principal=True,
-            doors=open_doors(settings, sandbox),
+            doors=granted(settings, sandbox),
             settings=settings,
             permits=permits,
         )
         self.came: dict[str, SessionRow] = {}
 
-    def key(self, principal: str, name: str, *, default: bool, handle: str = "") -> Key | None:
-        """See `Keeping`. The key contains the handle."""
+    def key(
+        self, principal: str, name: str, *, default: bool, handle: str = ""
+    ) -> SessionKey | None:
+        """See `Persistence`. The key contains the handle."""
         return key_of(principal, handle or name or DEFAULT_NAME)
 
     def has(self, principal: str, name: str) -> bool:
         """Return False: names of sessions are looked up in the rows of the fleet."""
         return False
 
-    def claim(self, key: Key, *, fresh: bool, resume: bool) -> Claim:
-        """See `Keeping`. The result also reports what was lost with the session's previous node."""
-        claim = super().claim(key, fresh=fresh, resume=resume)
+    def look_up(self, key: SessionKey, *, fresh: bool, resume: bool) -> LookupResult:
+        """See `Persistence`. The result also reports what the previous node lost."""
+        found = super().look_up(key, fresh=fresh, resume=resume)
         row = self.came.pop(key.name, None)
         if row is None:
-            return claim
-        notes, losses = [*row.unheard, *([claim.note] if claim.note else [])], [claim.loss]
+            return found
+        notes, losses = [*row.unheard, *([found.note] if found.note else [])], [found.loss]
         if row.lost is not None:
             losses.append(Loss(**{**row.lost, "names": tuple(row.lost["names"])}))
         if not row.ended:
@@ -87,17 +89,17 @@ class FleetPersistence(Keeping):
         if row.omitted:
             notes.append(_LEFT_OUT.format(row.omitted, ", ".join(row.left_out)))
         told = ". ".join(each.rstrip(".") for each in notes)
-        return replace(claim, note=told, loss=together(losses))
+        return replace(found, note=told, loss=together(losses))
 
 
-def key_of(principal: str, handle: str) -> Key:
+def key_of(principal: str, handle: str) -> SessionKey:
     """Return the key of a session on the disk of its node."""
-    return Key(f"{OF_PRINCIPAL}{principal}", handle)
+    return SessionKey(f"{OF_PRINCIPAL}{principal}", handle)
 
 
 def keep_with(
     make: Callable[[Path], SharedStore], kept: list[FleetPersistence]
-) -> Callable[..., tuple[Keeping | None, str]]:
+) -> Callable[..., tuple[Persistence | None, str]]:
     """Return a function like `keeping_of` for a node of a fleet.
 
     `make` makes its store in the state folder. The persistence object is appended to `kept`.
@@ -109,7 +111,7 @@ def keep_with(
         sandbox: str,
         permits: Callable[[Sequence[str]], tuple[Requirement, ...]],
         /,
-    ) -> tuple[Keeping | None, str]:
+    ) -> tuple[Persistence | None, str]:
         store = make(state)
         try:
             store.make()

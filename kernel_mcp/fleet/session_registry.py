@@ -14,7 +14,7 @@ from kernel_mcp.fleet.persistence import FleetPersistence, key_of
 from kernel_mcp.fleet.session_table import DEFAULT, NAMED, SessionRow, VersionedRow
 from kernel_mcp.fleet.shared_store import SharedStore
 from kernel_mcp.fleet.signed import Overtaken
-from kernel_mcp.sessions.keeping import Ask
+from kernel_mcp.sessions.persistence import SessionRequest
 from kernel_mcp.sessions.storage import SCRIPT
 
 ATTEMPTS = 20
@@ -41,27 +41,27 @@ class FleetSessionRegistry:
         self._keeping = keeping
         self._taken: set[str] = set()
 
-    def handle(self) -> str:
+    def new_handle(self) -> str:
         """See `Roll`."""
         return new_handle(self._node)
 
-    async def enter(self, principal: str, ask: Ask, default: str) -> str:
+    async def register(self, principal: str, request: SessionRequest, default: str) -> str:
         """See `Roll`. For an open session, raises Elsewhere (default one) or InputError."""
-        if ask.name == SCRIPT:
-            return self.handle()
+        if request.name == SCRIPT:
+            return self.new_handle()
         store = self._keeping().store
-        kind, name = (DEFAULT, default) if default else (NAMED, ask.name)
+        kind, name = (DEFAULT, default) if default else (NAMED, request.name)
         for _ in range(ATTEMPTS):
             if name:
                 find = partial(store.rows.named, principal, kind, name)
                 known = await anyio.to_thread.run_sync(find)
-                if known is not None and not ask.fresh:
+                if known is not None and not request.fresh:
                     if await self._is_open(known):
                         raise self._elsewhere(known.row)
                     return await self.take(known)
                 if known is not None:
                     await self._forget(store, known)
-            row = SessionRow(self.handle(), principal, ask.name, default)
+            row = SessionRow(self.new_handle(), principal, request.name, default)
             try:
                 await anyio.to_thread.run_sync(store.open_row, row)
             except Overtaken:
@@ -82,7 +82,7 @@ class FleetSessionRegistry:
         self._taken.add(row.handle)
         return row.handle
 
-    async def strike(self, handle: str) -> None:
+    async def unregister(self, handle: str) -> None:
         """See `Roll`. The saved data of a session that was taken over stays for other nodes."""
         keeping = self._keeping()
         with Barrier("taking the handle of a session back", handle):

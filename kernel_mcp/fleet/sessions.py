@@ -22,9 +22,9 @@ from kernel_mcp.fleet.placement import environment_of
 from kernel_mcp.fleet.session_registry import Elsewhere, FleetSessionRegistry
 from kernel_mcp.fleet.session_table import DEFAULT, NAMED, VersionedRow
 from kernel_mcp.fleet.signed import Overtaken
-from kernel_mcp.sessions.keeping import DEFAULT_NAME
-from kernel_mcp.sessions.losses import Awaited, Notice, Reply
 from kernel_mcp.sessions.manager import HANDLE, Caller, SessionManager
+from kernel_mcp.sessions.notifications import Notice, PendingReceipt, ResponseContext
+from kernel_mcp.sessions.persistence import DEFAULT_NAME
 from kernel_mcp.sessions.session import Session
 from kernel_mcp.tools.calls import Call, SessionCalls
 from kernel_mcp.tools.results import refusal
@@ -52,7 +52,7 @@ class NodeSessions:
         local: SessionCalls,
         manager: SessionManager,
         keeping: FleetPersistence,
-        roll: FleetSessionRegistry,
+        registry: FleetSessionRegistry,
         until_over: UntilOver,
         admits: Callable[[tuple[str, ...]], bool] = lambda _doors: True,
     ) -> None:
@@ -62,9 +62,9 @@ class NodeSessions:
         self._manager = manager
         self._store = keeping.store
         self._store.unheard = self._unheard
-        self._roll = roll
+        self._registry = registry
         self._until_over = until_over
-        self._receipts: OrderedDict[str, Awaited] = OrderedDict()
+        self._receipts: OrderedDict[str, PendingReceipt] = OrderedDict()
         self._scopes: dict[str, anyio.CancelScope] = {}
         self._running: Counter[str] = Counter()
         """Number of running calls by handle; calls without a session have an empty one."""
@@ -95,8 +95,8 @@ class NodeSessions:
         """
         number, tool = str(asked["id"]), str(asked["tool"])
         arguments: Mapping[str, Any] = asked["arguments"]
-        receipt = Awaited()
-        caller = caller_of(asked["caller"], Reply(receipt))
+        receipt = PendingReceipt()
+        caller = caller_of(asked["caller"], ResponseContext(receipt))
         reply: dict[str, Any] = {"cancelled": True}
         with anyio.CancelScope() as scope:
             self._scopes[number] = scope
@@ -132,7 +132,7 @@ class NodeSessions:
 
         Returns a dict with `content` and `mime`, with `error`, or with `moved`; see `call`.
         """
-        caller = caller_of(asked["caller"], Reply())
+        caller = caller_of(asked["caller"], ResponseContext())
         name = str(asked["session"])
         try:
             if name:
@@ -198,7 +198,7 @@ class NodeSessions:
         """Return the pending notices of a session; empty without such a session."""
         for session in list(self._manager.sessions):
             if session.handle == handle:
-                return session.ledger.pending
+                return session.notifications.pending
         return ()
 
     def _found(self, caller: Caller, name: str | None) -> Session | None:
@@ -292,7 +292,7 @@ class NodeSessions:
             if self._store.rows.is_mine(row):
                 await anyio.to_thread.run_sync(self._store.forget_ended, row.handle)
                 raise Overtaken("it is closed")  # a moment ago: its row is about to be removed
-            await self._roll.take(known)
+            await self._registry.take(known)
             owner = Caller(
                 caller.principal, row.default or caller.default, caller.who, known=caller.known
             )
@@ -302,7 +302,7 @@ class NodeSessions:
                 )
             except BaseException:
                 with anyio.CancelScope(shield=True):
-                    await self._roll.strike(row.handle)
+                    await self._registry.unregister(row.handle)
                 raise
             logger.info("session %s has come from node %s", row.handle, row.node or "(none)")
 
@@ -350,7 +350,7 @@ class NodeSessions:
             if len(self._environments) > MOST_ENVIRONMENTS:
                 self._environments.popitem(last=False)
 
-    def _expect(self, number: str, receipt: Awaited) -> None:
+    def _expect(self, number: str, receipt: PendingReceipt) -> None:
         self._receipts[number] = receipt
         if len(self._receipts) > MOST_RECEIPTS:
             self._receipts.popitem(last=False)[1].lose()
@@ -373,7 +373,7 @@ class NodeSessions:
         found = [
             each
             for each in self._manager.sessions
-            if each.origin is None and each.kept is not None and each.handle not in seen
+            if each.origin is None and each.persisted is not None and each.handle not in seen
         ]
         seen.update(each.handle for each in found)
         async with anyio.create_task_group() as tasks:
@@ -420,18 +420,18 @@ class NodeSessions:
             ]
             if cells:
                 await cells[0].finished.wait()
-            elif not await session.freed():
+            elif not await session.wait_until_free():
                 for each in members:
                     async with each.installing:
                         pass
-                if session.restful or session.state == "hibernated":
+                if session.can_hibernate or session.state == "hibernated":
                     return
                 await anyio.lowlevel.checkpoint()
 
     async def _saved(self, session: Session) -> bool:
         """Save an idle session completely; retry while it becomes busy again. Returns True."""
-        if session.state == "hibernated" and session.kept is not None:
-            await session.kept.log()
+        if session.state == "hibernated" and session.persisted is not None:
+            await session.persisted.save_cells()
             return True
         while await session.save() is None:
             await self._rested(session)

@@ -33,10 +33,10 @@ from kernel_mcp.linux.folders import try_lock
 from kernel_mcp.linux.safe_tree import make_private, remove_tree
 from kernel_mcp.linux.walk import entries_within, everything
 from kernel_mcp.sessions import manifest
-from kernel_mcp.sessions.losses import Notice, together
-from kernel_mcp.sessions.manifest import Key, Saved
-from kernel_mcp.sessions.store import MOST_ENTRIES, TRACE, Entry, SessionStore, Stored
-from kernel_mcp.sessions.trace import Trace
+from kernel_mcp.sessions.cell_journal import CellJournal
+from kernel_mcp.sessions.manifest import Saved, SessionKey
+from kernel_mcp.sessions.notifications import Notice, together
+from kernel_mcp.sessions.store import JOURNAL_FILE, MOST_ENTRIES, SessionStore, Stored, StoreEntry
 
 FOLDERS = ("workspace", "layer", "records")
 DUMP = "dump"
@@ -100,7 +100,7 @@ class SharedStore(SessionStore):
             os.close(self._lock)
             self._lock = -1
 
-    def _entry(self, key: Key, lock: int) -> Entry:
+    def _entry(self, key: SessionKey, lock: int) -> StoreEntry:
         return _SharedEntry(self, key, lock)
 
     def knows(self, handle: str) -> VersionedRow | None:
@@ -111,7 +111,7 @@ class SharedStore(SessionStore):
         """Add the row of a new session. Raises Overtaken if its name was taken meanwhile."""
         self._known[row.handle] = self.rows.open(row)
 
-    def take(self, known: VersionedRow, key: Key) -> SessionRow:
+    def take(self, known: VersionedRow, key: SessionKey) -> SessionRow:
         """Copy a session that no node has to this disk, and take it over; return its old row.
 
         Raises Overtaken if another node was first, and NotOurs if the copy is not authentic. The
@@ -141,7 +141,7 @@ class SharedStore(SessionStore):
         self._known[known.row.handle] = taken
         return known.row
 
-    def copy(self, entry: Entry, saved: Saved) -> None:
+    def copy(self, entry: StoreEntry, saved: Saved) -> None:
         """Copy a saved session to the shared store and update its row. Raises Overtaken.
 
         Folders that have not changed since the last copy are skipped.
@@ -186,7 +186,7 @@ class SharedStore(SessionStore):
             self._write(known, known.row.left(self.now(), ended=whole))
             self.drop(handle)
 
-    def clear(self, key: Key) -> None:
+    def clear(self, key: SessionKey) -> None:
         """Remove the data of a released session from this disk."""
         for place in (self.records / key.id, *self._places(key).values()):
             remove_tree(place)
@@ -217,7 +217,7 @@ class SharedStore(SessionStore):
             self._tidy(handle, set())
         self._ended.pop(handle, None)
 
-    def _places(self, key: Key) -> Mapping[str, Path]:
+    def _places(self, key: SessionKey) -> Mapping[str, Path]:
         return {
             "workspace": self.workspaces / key.id,
             "layer": self.layers / key.id,
@@ -260,7 +260,7 @@ class SharedStore(SessionStore):
         if (part := row.parts.get(DUMP)) is not None and saved.get("dump"):
             with self._fetched(row.handle, part) as file:
                 os.link(file.name, record / Path(str(saved["dump"])).name)
-        Trace(record / TRACE).close()  # the trace on the other node's disk is lost
+        CellJournal(record / JOURNAL_FILE).close()  # the trace on the other node's disk is lost
         manifest.write(record, saved)
 
     def _copy_folder(
@@ -330,21 +330,21 @@ class SharedStore(SessionStore):
                 place.remove(data_of(handle, name))
 
 
-class _SharedEntry(Entry):
+class _SharedEntry(StoreEntry):
     """An entry that is copied to the shared store with each commit."""
 
-    def __init__(self, store: SharedStore, key: Key, lock: int) -> None:
-        """See `Entry`."""
+    def __init__(self, store: SharedStore, key: SessionKey, lock: int) -> None:
+        """See `StoreEntry`."""
         super().__init__(store, key, lock)
         self._store = store
 
     def commit(self, saved: Saved) -> None:
-        """See `Entry`. Also raises Overtaken."""
+        """See `StoreEntry`. Also raises Overtaken."""
         super().commit(saved)
         self._store.copy(self, saved)
 
     def remove(self) -> None:
-        """See `Entry`."""
+        """See `StoreEntry`."""
         super().remove()
         self._store.forget_row(self.key.name)
 

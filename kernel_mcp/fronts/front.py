@@ -35,7 +35,7 @@ from kernel_mcp.output.items import Event
 from kernel_mcp.output.text import notice, visible
 from kernel_mcp.records import dataclass
 from kernel_mcp.sessions.cell import PERSON, Cell, Status
-from kernel_mcp.sessions.notebook import cell_as_json
+from kernel_mcp.sessions.notebook_export import cell_as_json
 from kernel_mcp.sessions.session import Session
 
 SHELL, IOPUB, STDIN, CONTROL, HEARTBEAT = 1, 2, 3, 4, 5
@@ -112,7 +112,7 @@ class Front:
         self._parents: WeakKeyDictionary[Cell, _Parent] = WeakKeyDictionary()
         self._silent: WeakSet[Cell] = WeakSet()
         self._agent = secrets.token_hex(16)
-        self._told = session.ledger.number
+        self._told = session.notifications.number
         """Number of the last notice whose loss was reported to a person."""
 
     async def serve(self) -> None:
@@ -225,8 +225,8 @@ class Front:
         """Publish, as text on stderr, the notices that a tool's answer has beside the output."""
         said = list(cell.notices)
         if cell.author == PERSON:
-            losses = self.session.ledger.losses_after(self._told)
-            self._told = self.session.ledger.number
+            losses = self.session.notifications.losses_after(self._told)
+            self._told = self.session.notifications.number
             said = [*(each.text for each in losses), *said]
         cause = (cell.outcome.cause if cell.outcome is not None else None) or cell.status.value
         if cell.status in _STOPPED:

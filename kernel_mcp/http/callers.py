@@ -8,8 +8,8 @@ from starlette.requests import Request
 
 from kernel_mcp.http.connections import state_of
 from kernel_mcp.identity import Principal
-from kernel_mcp.sessions.losses import UNREAD, Reply, RequestId
 from kernel_mcp.sessions.manager import Caller
+from kernel_mcp.sessions.notifications import NO_RECEIPT, RequestId, ResponseContext
 
 DEFAULT = "default"
 """Key of the default session of an authenticated principal."""
@@ -34,14 +34,14 @@ def caller_of(
     who: Principal = state["principal"]
     session = mcp_session(request)
     delivery = state.get("delivery")
-    receipt = UNREAD if delivery is None or answers is None else delivery.expect(answers)
+    receipt = NO_RECEIPT if delivery is None or answers is None else delivery.expect(answers)
     return Caller(
         principal=who.name,
         default=DEFAULT if authenticated else session,
         who=who,
         known=authenticated,
         client=session or _kind(request),
-        reply=Reply(receipt),
+        response=ResponseContext(receipt),
         request=state.get("request", ""),
     )
 

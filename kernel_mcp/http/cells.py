@@ -12,7 +12,7 @@ from starlette.responses import Response
 
 from kernel_mcp.http.conditions import attachment
 from kernel_mcp.http.transfers import FRESH, RouteContext, StreamedResponse, of_text
-from kernel_mcp.sessions.notebook import NOTEBOOK_MIME, notebook_pieces
+from kernel_mcp.sessions.notebook_export import NOTEBOOK_MIME, notebook_pieces
 from kernel_mcp.tools.resources import Documents
 from kernel_mcp.tools.results import masked_document
 

@@ -8,26 +8,28 @@ also report later that it had cancelled the request.
 from __future__ import annotations
 
 from kernel_mcp.http.connections import ClientConnection
-from kernel_mcp.sessions.losses import Awaited, Outbox, Receipt, RequestId
+from kernel_mcp.sessions.notifications import DeliveryTracker, PendingReceipt, Receipt, RequestId
 
 
 class Delivery:
-    """Delivery of the response to one POST; `outbox` is that of its MCP session, if any."""
+    """Delivery of the response to one POST; `deliveries` is that of its MCP session, if any."""
 
-    def __init__(self, connection: ClientConnection | None, outbox: Outbox | None = None) -> None:
+    def __init__(
+        self, connection: ClientConnection | None, deliveries: DeliveryTracker | None = None
+    ) -> None:
         self._connection = connection
-        self._outbox = outbox
+        self._deliveries = deliveries
         self._request: RequestId | None = None
-        self._receipt: Awaited | None = None
+        self._receipt: PendingReceipt | None = None
         self._sent = False
 
     def expect(self, request: RequestId | None) -> Receipt:
         """Return the receipt of the response to this call, which is settled later."""
-        if self._outbox is not None:
+        if self._deliveries is not None:
             self._request = request
-            return self._outbox.expect(request)
+            return self._deliveries.expect(request)
         if self._receipt is None:
-            self._receipt = Awaited()
+            self._receipt = PendingReceipt()
         return self._receipt
 
     def sent(self) -> None:
@@ -39,8 +41,8 @@ class Delivery:
             return
         self._sent = True
         self._connection.unread = self.revoke
-        if self._outbox is not None:
-            self._outbox.delivered(self._request)
+        if self._deliveries is not None:
+            self._deliveries.delivered(self._request)
         elif self._receipt is not None:
             self._receipt.confirm()
 
@@ -48,15 +50,15 @@ class Delivery:
         """Mark the response as lost if its last byte was not sent. The request is finished."""
         if self._sent:
             return
-        if self._outbox is not None:
-            self._outbox.lost(self._request)
+        if self._deliveries is not None:
+            self._deliveries.lost(self._request)
         elif self._receipt is not None:
             self._receipt.lose()
 
     def revoke(self) -> None:
         """Revoke the delivery, as the connection was reset."""
-        if self._outbox is not None:
-            self._outbox.given_up(self._request)
+        if self._deliveries is not None:
+            self._deliveries.given_up(self._request)
         elif self._receipt is not None:
             self._receipt.revoke()
 
@@ -64,9 +66,9 @@ class Delivery:
 class DeferredDelivery:
     """Delivery of responses on another connection, as with HTTP+SSE."""
 
-    def __init__(self, outbox: Outbox) -> None:
-        self._outbox = outbox
+    def __init__(self, deliveries: DeliveryTracker) -> None:
+        self._deliveries = deliveries
 
     def expect(self, request: RequestId | None) -> Receipt:
         """Return the receipt of the response to a call, which is settled later."""
-        return self._outbox.expect(request)
+        return self._deliveries.expect(request)

@@ -44,7 +44,7 @@ from kernel_mcp.identity import (
     Verifier,
 )
 from kernel_mcp.records import dataclass
-from kernel_mcp.sessions.losses import Outbox
+from kernel_mcp.sessions.notifications import DeliveryTracker
 
 PRINCIPAL_BODY = 32 * MIB
 """Default limit on the bytes of one principal's calls that are being read or answered."""
@@ -124,7 +124,7 @@ class Gate:
         verifier: Verifier | None,
         quotas: Quotas,
         clock: Callable[[], float],
-        outbox_of: Callable[[str], Outbox | None],
+        deliveries_of: Callable[[str], DeliveryTracker | None],
         metadata: Mapping[str, Any] | None = None,
         metadata_url: str = "",
         watch: GateObserver | None = None,
@@ -132,15 +132,15 @@ class Gate:
     ) -> None:
         """Wrap `app`. Without a `verifier`, all requests have the same principal.
 
-        `outbox_of` returns the outbox of an MCP session, or None. `metadata` is the protected
-        resource metadata, which clients reach at `metadata_url`.
+        `deliveries_of` returns the delivery tracker of an MCP session, or None. `metadata` is the
+        protected resource metadata, which clients reach at `metadata_url`.
         """
         self._app = app
         self._addresses = addresses
         self._admission = Admission(verifier, metadata, metadata_url)
         self._quotas = quotas
         self._clock = clock
-        self._outbox_of = outbox_of
+        self._deliveries_of = deliveries_of
         self.watch: GateObserver = watch or NullObserver()
         self._usage: OrderedDict[str, PrincipalUsage] = OrderedDict()
         self._sleep = sleep
@@ -290,8 +290,8 @@ class Gate:
                 state["principal"], headers.get(b"authorization", ""), body
             )
             mcp_session = headers.get(b"mcp-session-id", "")
-            outbox = self._outbox_of(mcp_session)
-            delivery = Delivery(state.get("connection"), outbox)
+            deliveries = self._deliveries_of(mcp_session)
+            delivery = Delivery(state.get("connection"), deliveries)
             state["delivery"] = delivery
             # for handshake clients the header is not compared with the body
             long = not mcp_session and headers.get(b"mcp-method", "") == "subscriptions/listen"

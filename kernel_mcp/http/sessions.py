@@ -29,7 +29,7 @@ from kernel_mcp.http.callers import SESSION_HEADER
 from kernel_mcp.http.connections import state_of
 from kernel_mcp.http.delivery import DeferredDelivery
 from kernel_mcp.http.refusals import respond
-from kernel_mcp.sessions.losses import Outbox
+from kernel_mcp.sessions.notifications import DeliveryTracker
 
 logger = logging.getLogger(__name__)
 
@@ -49,7 +49,7 @@ _UNKNOWN = (
 
 
 class McpSessions(StreamableHTTPSessionManager):
-    """The SDK's MCP sessions, each with an outbox, and limited for each principal.
+    """The SDK's MCP sessions, each with a delivery tracker, and limited for each principal.
 
     `ended` is called with principal and id of each session that ends.
     """
@@ -66,13 +66,13 @@ class McpSessions(StreamableHTTPSessionManager):
             max_sessions=MOST_SESSIONS,
         )
         self._ended = ended
-        self._outboxes: dict[str, Outbox] = {}
+        self._deliveries: dict[str, DeliveryTracker] = {}
 
-    def outbox(self, session: str) -> Outbox | None:
-        """Return the outbox of an MCP session, or None if there is no such session."""
+    def deliveries(self, session: str) -> DeliveryTracker | None:
+        """Return the delivery tracker of an MCP session; None if there is no such session."""
         if session not in self._server_instances:
             return None
-        return self._outboxes.setdefault(session, Outbox())
+        return self._deliveries.setdefault(session, DeliveryTracker())
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request as an ASGI application; 404 if its MCP session is another user's."""
@@ -105,7 +105,7 @@ class McpSessions(StreamableHTTPSessionManager):
     ) -> None:
         owner = self._session_owners.get(session_id)
         await super()._discard_session(session_id, transport)
-        self._outboxes.pop(session_id, None)
+        self._deliveries.pop(session_id, None)
         with Barrier("ending an MCP session"):
             self._ended(owner["client_id"] if owner is not None else "", session_id)
 
@@ -120,7 +120,7 @@ class SseTransport:
         self._app = app
         self._ended = ended
         self._sse = SseServerTransport(self.messages, max_request_body_size=MOST_BODY)
-        self._outboxes: dict[str, Outbox] = {}
+        self._deliveries: dict[str, DeliveryTracker] = {}
         self._owners: list[str] = []
         """The principal of each connected client."""
 
@@ -133,7 +133,7 @@ class SseTransport:
         if self._owners.count(who) >= MOST_OF_ONE or len(self._owners) >= MOST_SESSIONS:
             await respond(send, 503, "Too many clients of HTTP+SSE are connected.", {})
             return
-        outbox, known = Outbox(), set(self._sse._read_stream_writers)
+        deliveries, known = DeliveryTracker(), set(self._sse._read_stream_writers)
         async with AsyncExitStack() as stack:
             self._owners.append(who)
             stack.callback(self._owners.remove, who)
@@ -141,32 +141,32 @@ class SseTransport:
                 self._sse.connect_sse(scope, receive, send)
             )
             (session,) = [each.hex for each in self._sse._read_stream_writers if each not in known]
-            self._outboxes[session] = outbox
+            self._deliveries[session] = deliveries
             stack.callback(self._gone, session, scope)
             answers, given = anyio.create_memory_object_stream[SessionMessage]()
             tasks = await stack.enter_async_context(anyio.create_task_group())
-            tasks.start_soon(_pass_on, given, write, outbox)
+            tasks.start_soon(_pass_on, given, write, deliveries)
             await self._app.run(read, answers, self._app.create_initialization_options())
             tasks.cancel_scope.cancel()
 
     def _gone(self, session: str, scope: Scope) -> None:
-        del self._outboxes[session]
+        del self._deliveries[session]
         self._ended(state_of(scope)["principal"].name, session)
 
     async def post(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Accept a message of a connected client."""
         query = scope["query_string"].decode("latin-1")
         session = query.partition("session_id=")[2].partition("&")[0]
-        outbox = self._outboxes.get(session)
-        if outbox is not None:
-            state_of(scope)["delivery"] = DeferredDelivery(outbox)
+        deliveries = self._deliveries.get(session)
+        if deliveries is not None:
+            state_of(scope)["delivery"] = DeferredDelivery(deliveries)
         await self._sse.handle_post_message(scope, receive, send)
 
 
 async def _pass_on(
-    given: MemoryObjectReceiveStream[SessionMessage], write: Any, outbox: Outbox
+    given: MemoryObjectReceiveStream[SessionMessage], write: Any, deliveries: DeliveryTracker
 ) -> None:
     async with given, write:
         async for said in given:
             await write.send(said)
-            outbox.written(said.message)
+            deliveries.written(said.message)

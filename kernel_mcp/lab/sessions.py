@@ -15,7 +15,7 @@ from jupyter_client.connect import KernelConnectionInfo
 
 from kernel_mcp.errors import SessionNotFound
 from kernel_mcp.records import dataclass
-from kernel_mcp.sessions.roster import ask_all
+from kernel_mcp.sessions.admin import ask_all
 
 SUFFIX = ".ipynb"
 LISTED_S = 1.0

@@ -91,11 +91,11 @@ def relieve(session: Session, cause: str) -> str:
         done = "lost its kernel"
     if filed:
         where = f"kernel://{session.handle}/cells/N"
-        session.ledger.add(
+        session.notifications.add(
             f"{_cells(filed)} ended meanwhile: what they put out can be read as {where}"
         )
     if refused:
-        session.ledger.add(f"{_cells(refused)} were not run: {cause}")
+        session.notifications.add(f"{_cells(refused)} were not run: {cause}")
     return done
 
 

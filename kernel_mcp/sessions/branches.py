@@ -24,7 +24,7 @@ FOLDER = ".branches"
 
 
 @dataclass(frozen=True, slots=True)
-class Start:
+class BranchStart:
     """The start of a branch: its kernel, the checkpoint that was restored, and its own folder."""
 
     kernel: Kernel
@@ -33,7 +33,7 @@ class Start:
 
 
 @dataclass(frozen=True, slots=True)
-class Origin:
+class BranchOrigin:
     """Origin of a branch: the handle of the session, or of the branch, that it was made from.
 
     `folder` is the branch's own, relative to the workspace. `worked` are the cells of the family's
@@ -45,11 +45,11 @@ class Origin:
     worked: tuple[int, ...]
 
 
-class Member(Protocol):
+class FamilyMember(Protocol):
     """A session, as far as branches concern it."""
 
     handle: str
-    origin: Origin | None
+    origin: BranchOrigin | None
     turn: anyio.Lock
     lifecycle: KernelLifecycle
 
@@ -65,7 +65,7 @@ class Member(Protocol):
         """The live kernel; None without one."""
 
 
-S = TypeVar("S", bound=Member)
+S = TypeVar("S", bound=FamilyMember)
 
 
 @dataclass(slots=True)
@@ -100,7 +100,9 @@ def folder_of(handle: str) -> str:
     return f"{FOLDER}/{handle}"
 
 
-async def begin(session: Member, handles: Sequence[str]) -> list[tuple[Start, Origin]]:
+async def begin(
+    session: FamilyMember, handles: Sequence[str]
+) -> list[tuple[BranchStart, BranchOrigin]]:
     """Start kernels that continue from a session's current state, one for each handle.
 
     Raises BranchError, LaunchError, or SessionNotFound; none of these kernels is left then.
@@ -113,7 +115,9 @@ async def begin(session: Member, handles: Sequence[str]) -> list[tuple[Start, Or
             return await _begin(session, handles)
 
 
-async def _begin(session: Member, handles: Sequence[str]) -> list[tuple[Start, Origin]]:
+async def _begin(
+    session: FamilyMember, handles: Sequence[str]
+) -> list[tuple[BranchStart, BranchOrigin]]:
     """Do the work of `begin`; the caller holds the turn."""
     lifecycle = session.lifecycle
     kernel = await lifecycle.ensure()
@@ -139,21 +143,23 @@ async def _begin(session: Member, handles: Sequence[str]) -> list[tuple[Start, O
     origin = session.origin
     worked = tuple(lifecycle.cells_held) if origin is None else origin.worked
     starts = [woken.found[handle] for handle in handles]
-    return [(start, Origin(session.handle, start.folder, worked)) for start in starts]
+    return [(start, BranchOrigin(session.handle, start.folder, worked)) for start in starts]
 
 
 class _Woken:
     """Kernels of branches, which are started side by side."""
 
     def __init__(self) -> None:
-        self.found: dict[str, Start] = {}
+        self.found: dict[str, BranchStart] = {}
         self.failure: KernelMcpError | None = None
 
     async def add(self, kernel: Kernel, checkpoint: Checkpoint, handle: str) -> None:
         """Start the kernel of the branch with this handle; an error is stored in `failure`."""
         folder = folder_of(handle)
         try:
-            self.found[handle] = Start(await kernel.wake(checkpoint, folder), checkpoint, folder)
+            self.found[handle] = BranchStart(
+                await kernel.wake(checkpoint, folder), checkpoint, folder
+            )
         except KernelMcpError as error:
             self.failure = error
 
@@ -164,7 +170,7 @@ class _Woken:
                 await start.kernel.aclose()
 
 
-async def adopt(branch: Member, root: Member, origin: Origin) -> list[int]:
+async def adopt(branch: FamilyMember, root: FamilyMember, origin: BranchOrigin) -> list[int]:
     """Replace the kernel of `root` by that of a branch, and return the cells that this undoes.
 
     Raises BranchError, LaunchError.
@@ -178,7 +184,7 @@ async def adopt(branch: Member, root: Member, origin: Origin) -> list[int]:
             return await _adopt(branch, root, origin)
 
 
-async def _adopt(branch: Member, root: Member, origin: Origin) -> list[int]:
+async def _adopt(branch: FamilyMember, root: FamilyMember, origin: BranchOrigin) -> list[int]:
     """Do the work of `adopt`; the caller holds both turns."""
     kernel = await branch.lifecycle.ensure() if branch.lifecycle.holds else None
     if kernel is None or not branch.lifecycle.used:
@@ -188,13 +194,13 @@ async def _adopt(branch: Member, root: Member, origin: Origin) -> list[int]:
         )
     gone: list[int] = []
     with anyio.CancelScope(shield=True):
-        branch.lifecycle.give_away()
-        gone = await root.lifecycle.go_on_with(kernel, origin.worked)
+        branch.lifecycle.release_kernel()
+        gone = await root.lifecycle.take_over_kernel(kernel, origin.worked)
     await root.lifecycle.checkpoint(root.lifecycle.checkpoints.ahead)
     return gone
 
 
-def idle(session: Member, what: str) -> None:
+def idle(session: FamilyMember, what: str) -> None:
     """Raise BranchError for a session in which a cell or an install is under way.
 
     `what` is the tool that the text names.

@@ -17,7 +17,7 @@ from kernel_mcp.output.outputs import OutputLog, Position
 from kernel_mcp.output.text import one_line
 from kernel_mcp.policy.missing import missing, missing_magic
 from kernel_mcp.records import dataclass
-from kernel_mcp.sessions.losses import Ledger, Loss, Notice
+from kernel_mcp.sessions.notifications import Loss, Notice, NotificationQueue
 from kernel_mcp.telemetry.origin import NOWHERE
 
 
@@ -74,7 +74,7 @@ AT_ONCE = (StopReason.RESET, StopReason.CLOSE)
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class CellOutcome:
     """How a cell ended.
 
     `state_kept` is False when variables of this or earlier cells were lost; `cause` is the reason,
@@ -145,7 +145,7 @@ class Cell:
         self.started: float | None = None
         """When it became the running one; see `begin`."""
         self.duration_s = 0.0
-        self.outcome: Outcome | None = None
+        self.outcome: CellOutcome | None = None
         self.phase = Phase.QUEUE
         self.numbered = False
         self.state_as_of: int | None = None
@@ -176,7 +176,7 @@ class Cell:
 
     @classmethod
     def ended(
-        cls, number: int, code: str, log: OutputLog, outcome: Outcome, duration_s: float
+        cls, number: int, code: str, log: OutputLog, outcome: CellOutcome, duration_s: float
     ) -> Cell:
         """Return a finished cell, restored from its row."""
         cell = cls(number, code, 0.0, log)
@@ -202,7 +202,7 @@ class Cell:
         for each in self._watchers:
             each.begun(self)
 
-    def finish(self, outcome: Outcome, now: float) -> None:
+    def finish(self, outcome: CellOutcome, now: float) -> None:
         """Record how the cell ended; only the first call counts."""
         if self.outcome is not None:
             return
@@ -219,7 +219,7 @@ class Cell:
         """Record that `error` kept the cell from running; it is an output of the cell."""
         self.error = error
         self._add(Failure(type(error).__name__, str(error), ()))
-        self.finish(Outcome(Status.ERROR, cause=str(error)), now)
+        self.finish(CellOutcome(Status.ERROR, cause=str(error)), now)
 
     def stop(self, reason: StopReason) -> None:
         """Cancel the scope of `watch_stop`; only the first reason and one `AT_ONCE` count."""
@@ -311,7 +311,7 @@ class Cell:
         `lost` names lost variables, `lost_omitted` counts further ones. `execution_count` is the
         number again where the kernel has got the code.
         """
-        outcome = self.outcome or Outcome(self.status)
+        outcome = self.outcome or CellOutcome(self.status)
         losses = self.losses
         cause = outcome.cause or (losses[0].cause if losses else None)
         return {
@@ -340,8 +340,8 @@ SHOWN_CHARS = 80
 class News:
     """Reports cells that ended after their calls had returned, in one notice for all."""
 
-    def __init__(self, ledger: Ledger) -> None:
-        self._ledger = ledger
+    def __init__(self, notifications: NotificationQueue) -> None:
+        self._notifications = notifications
         self._ends: dict[int, str] = {}
         self._notice: Notice | None = None
 
@@ -366,12 +366,12 @@ class News:
             self._tell({number: end for number, end in ends.items() if number != cell.number})
 
     def _untold(self) -> dict[int, str]:
-        return self._ends if self._notice in self._ledger.pending else {}
+        return self._ends if self._notice in self._notifications.pending else {}
 
     def _tell(self, ends: dict[int, str]) -> None:
-        self._ledger.withdraw(self._notice)
+        self._notifications.withdraw(self._notice)
         self._ends = ends
-        self._notice = self._ledger.add(_news(ends)) if ends else None
+        self._notice = self._notifications.add(_news(ends)) if ends else None
 
 
 def _news(ends: dict[int, str]) -> str:

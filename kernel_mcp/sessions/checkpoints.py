@@ -65,14 +65,14 @@ PROCESSORS = os.cpu_count() or 1
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
-def most_resting() -> int:
+def most_idle() -> int:
     """Return how many idle sessions may keep copies that are cheap to make again."""
     with suppress(OSError):
         return max(RESTING, int(available_memory() * RESTING_MEMORY) // RESTING_BYTES)
     return RESTING
 
 
-class Resting:
+class IdleCheckpoints:
     """Idle sessions that have copies: only those used last keep theirs.
 
     A waiting copy takes some 3 MB, a tenth of a small kernel or more: both processes write to
@@ -81,7 +81,7 @@ class Resting:
 
     def __init__(
         self,
-        most: Callable[[], int] = most_resting,
+        most: Callable[[], int] = most_idle,
         busy: Callable[[], float] = lambda: 0.0,
     ) -> None:
         """`most` returns how many may keep copies, `busy` how many run cells per processor."""
@@ -194,7 +194,7 @@ class Checkpoints:
         clock: Callable[[], float],
         news: Callable[[str], object],
         saved: Callable[[], bool] = lambda: False,
-        resting: Resting | None = None,
+        resting: IdleCheckpoints | None = None,
     ) -> None:
         """`mode` is that of `--checkpoints`, `clock` returns seconds, `news` adds a notice.
 
@@ -205,7 +205,7 @@ class Checkpoints:
         self._clock = clock
         self._news = news
         self._saved = saved
-        self._resting = resting or Resting()
+        self._resting = resting or IdleCheckpoints()
         self._given_up = False
         self._as_of: dict[Checkpoint, int] = {}
         self._work_s = 0.0

@@ -20,7 +20,7 @@ from kernel_mcp.errors import KernelGone, LaunchError
 from kernel_mcp.kernels.kernel import UNSURE
 from kernel_mcp.launch import silence
 from kernel_mcp.linux.proc import ExitStatus, Usage, waits_for_machine
-from kernel_mcp.sessions.cell import AT_ONCE, Cell, Outcome, Phase, Status, StopReason
+from kernel_mcp.sessions.cell import AT_ONCE, Cell, CellOutcome, Phase, Status, StopReason
 
 if TYPE_CHECKING:
     from kernel_mcp.kernels.kernel import Kernel, Run
@@ -177,7 +177,7 @@ DEATH_TIMEOUT_S = 5.0
 GONE = "The kernel ended before it could take this cell. Run it again."
 
 
-async def run_cell(kernel: Kernel, cell: Cell, *, grace_s: float, cpu_s: float) -> Outcome:
+async def run_cell(kernel: Kernel, cell: Cell, *, grace_s: float, cpu_s: float) -> CellOutcome:
     """Run `cell` on `kernel` and return how it ended.
 
     `cell.stop`, `timeout_s` seconds of wall-clock time or `cpu_s` seconds of processor time (0: no
@@ -199,10 +199,10 @@ async def run_cell(kernel: Kernel, cell: Cell, *, grace_s: float, cpu_s: float) 
             cell.notices += notices
 
 
-async def _run_to_end(kernel: Kernel, cell: Cell, *, grace_s: float, cpu_s: float) -> Outcome:
+async def _run_to_end(kernel: Kernel, cell: Cell, *, grace_s: float, cpu_s: float) -> CellOutcome:
     if await still_broken(kernel):
         cell.notice(ADVICE)
-        return Outcome(Status.ERROR, cause=NOT_RUN)
+        return CellOutcome(Status.ERROR, cause=NOT_RUN)
     run = await _hand_over(kernel, cell)
     reason = await _end_or_stop(kernel, run, cell, cpu_s)
     if reason is None and kernel.missed(run):
@@ -220,7 +220,7 @@ async def _run_to_end(kernel: Kernel, cell: Cell, *, grace_s: float, cpu_s: floa
     lost = reason is None and kernel.exit is None and run.status is None
     if lost or (reason is None and run.status == "error" and await broken(kernel, run)):
         cell.notice(ADVICE)
-        return Outcome(Status.ERROR, cause=BROKEN, exit_code=FAILED)
+        return CellOutcome(Status.ERROR, cause=BROKEN, exit_code=FAILED)
     wish = _wish(kernel, cell, reason, cpu_s)
     if killed or run.status is None:
         stubborn = f", and did not stop within {grace_s:g} s of being interrupted" if killed else ""
@@ -329,7 +329,7 @@ def _wish(kernel: Kernel, cell: Cell, reason: StopReason | None, cpu_s: float) -
 
 def _death(
     kernel: Kernel, run: Run, wish: str, reason: StopReason | None, stubborn: str
-) -> Outcome:
+) -> CellOutcome:
     """Say how the kernel ended; one that is not `stubborn` did so by itself."""
     cause = kernel.exit.story("the kernel") if kernel.exit else "the kernel is gone"
     if reason in AT_ONCE:
@@ -338,7 +338,9 @@ def _death(
         cause = f"{cause}, and the code of this cell may have begun to run"
     elif reason not in (None, StopReason.DISK):
         cause = f"{wish}{stubborn or f'; {cause} when it was interrupted'}"
-    return Outcome(Status.KILLED, state_kept=False, cause=cause, exit_code=_exit_code(kernel.exit))
+    return CellOutcome(
+        Status.KILLED, state_kept=False, cause=cause, exit_code=_exit_code(kernel.exit)
+    )
 
 
 def _exit_code(ended: ExitStatus | None) -> int | None:
@@ -347,10 +349,10 @@ def _exit_code(ended: ExitStatus | None) -> int | None:
     return ended.code if ended.signal is None else SIGNALLED + ended.signal
 
 
-def _end(run: Run, wish: str, reason: StopReason | None) -> Outcome:
+def _end(run: Run, wish: str, reason: StopReason | None) -> CellOutcome:
     if reason is None and run.status == "aborted":
         cause = "the kernel dropped the cell twice without running it; run it again"
-        return Outcome(Status.ERROR, cause=cause)
+        return CellOutcome(Status.ERROR, cause=cause)
     exit_code = SIGNALLED + signal.SIGINT
     if reason is None:
         status = Status.ERROR if run.status == "error" else Status.OK
@@ -359,4 +361,4 @@ def _end(run: Run, wish: str, reason: StopReason | None) -> Outcome:
         status = Status.TIMEOUT
     else:
         status = Status.INTERRUPTED
-    return Outcome(status, cause=wish or None, exit_code=exit_code if run.compiled else None)
+    return CellOutcome(status, cause=wish or None, exit_code=exit_code if run.compiled else None)

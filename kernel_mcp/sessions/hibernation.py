@@ -6,7 +6,7 @@ read, with a reason; waking leaves out those that end the kernel which reads the
 back.
 
 A loss is reported twice: as text in a notice, and as data in the result of the next cell
-(`Waking.lost`, name to reason).
+(`RestoreResult.lost`, name to reason).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import anyio
 
 from kernel_mcp.errors import HibernationError
 from kernel_mcp.records import dataclass
-from kernel_mcp.sessions.saving import UnfitToFork
+from kernel_mcp.sessions.forked_save import UnfitToFork
 from kernel_mcp.sessions.snapshot import (
     UNREADABLE,
     Dump,
@@ -39,7 +39,7 @@ from kernel_mcp.sessions.writer import ATTEMPTS, TOO_LARGE, write_forked, write_
 
 if TYPE_CHECKING:
     from kernel_mcp.kernels.kernel import Kernel
-    from kernel_mcp.sessions.shelf import Shelf
+    from kernel_mcp.sessions.session_save import SessionSave
 
 MAKE_ROOM = "to make room for another session"
 ROUNDS = 4
@@ -53,12 +53,12 @@ ENDED_WITH_KERNEL = "a file in a folder that ends with its kernel; files in the 
 
 
 @dataclass(frozen=True, slots=True)
-class Sleep:
+class HibernatedState:
     """The state of a hibernated session. `idle_s` and `since` in seconds.
 
     `dump` is None when nothing was saved; `failure` is the reason, empty when there was nothing to
     save. `lost` maps names of lost variables to reasons, `changed` those that come back and are not
-    as they were. `files` are paths that ended with the kernel. `kept` says when an
+    as they were. `files` are paths that ended with the kernel. `saved_when` says when an
     earlier server, or kernel, had saved it, empty for one that was hibernated; `after` tells of
     cells since. `judge` says why a kernel may not load the dump, and what is not as it was.
     """
@@ -71,7 +71,7 @@ class Sleep:
     failure: str = ""
     changed: Mapping[str, str] = field(default_factory=dict)
     files: tuple[str, ...] = ()
-    kept: str = ""
+    saved_when: str = ""
     after: str = ""
     judge: Callable[[Kernel], tuple[str, str]] = lambda _kernel: ("", "")
 
@@ -105,14 +105,14 @@ class Sleep:
     def remark(self) -> str:
         """Return the state as sentences, for answers of a hibernated session."""
         text = "This session is hibernated: its next cell brings these variables back."
-        if self.kept:
+        if self.saved_when:
             names = described(self.back, self.variables)
             text = f"{self.began()}: its next cell brings back {names}."
-        if self.failure and self.kept:
+        if self.failure and self.saved_when:
             text = f"{self.began()} without its variables: {self.failure}."
         elif self.failure:
             text = f"This session is hibernated without its variables: {self.failure}."
-        elif self.kept and not self.back:
+        elif self.saved_when and not self.back:
             none = "none of its variables had been saved" if self.after else "it had no variables"
             text = f"{self.began()}: {none}."
         if self.lost:
@@ -123,14 +123,14 @@ class Sleep:
 
     def began(self) -> str:
         """Return the first words of every notice."""
-        if self.kept:
-            return f"Continued from {self.kept}"
+        if self.saved_when:
+            return f"Continued from {self.saved_when}"
         purpose = f" {self.purpose}" if self.purpose else ""
         return f"This session had been hibernated after {duration(self.idle_s)} idle{purpose}"
 
 
 @dataclass(frozen=True, slots=True)
-class Waking:
+class RestoreResult:
     """The result of restoring a hibernated session.
 
     `notice` is for the answer of the next cell, empty when there was nothing to save. `loss` is the
@@ -147,20 +147,27 @@ class Waking:
 
 
 class Hibernation:
-    """Saves and loads one session's variables, which lie on `shelf`.
+    """Saves and loads one session's variables, which lie on `session_save`.
 
     `start` starts a second kernel.
     """
 
-    def __init__(self, shelf: Shelf, *, start: Callable[[], Awaitable[Kernel]]) -> None:
-        self.sleep: Sleep | None = None
-        self._shelf = shelf
+    def __init__(
+        self, session_save: SessionSave, *, start: Callable[[], Awaitable[Kernel]]
+    ) -> None:
+        self.hibernated: HibernatedState | None = None
+        self._session_save = session_save
         self._start = start
 
     async def prepare(
-        self, kernel: Kernel, sleep: Sleep, *, forced: bool, saved: Sleep | None = None
-    ) -> Sleep:
-        """Save the variables of `kernel`, which stays, and return `sleep` with the result.
+        self,
+        kernel: Kernel,
+        hibernated: HibernatedState,
+        *,
+        forced: bool,
+        saved: HibernatedState | None = None,
+    ) -> HibernatedState:
+        """Save the variables of `kernel`, which stays, and return `hibernated` with the result.
 
         `saved` is an earlier save of the same state. It is used instead where a `forced` save
         would lose variables that it holds, or fails with OSError.
@@ -169,55 +176,60 @@ class Hibernation:
         be saved, KernelMcpError or OSError when the server cannot save.
         """
         try:
-            return await self._prepare(kernel, sleep, forced=forced, saved=saved)
+            return await self._prepare(kernel, hibernated, forced=forced, saved=saved)
         except OSError:
             if saved is None or not forced:
                 raise
-            return _instead(saved, sleep)
+            return _instead(saved, hibernated)
         finally:
             with anyio.CancelScope(shield=True):
-                await anyio.to_thread.run_sync(self._shelf.entry.tidy)
+                await anyio.to_thread.run_sync(self._session_save.entry.tidy)
 
     async def _prepare(
-        self, kernel: Kernel, sleep: Sleep, *, forced: bool, saved: Sleep | None
-    ) -> Sleep:
+        self,
+        kernel: Kernel,
+        hibernated: HibernatedState,
+        *,
+        forced: bool,
+        saved: HibernatedState | None,
+    ) -> HibernatedState:
         dump = await self._save(kernel, forced=forced)
         if saved is not None and not dump.lost.keys().isdisjoint(saved.back):
-            return _instead(saved, sleep)
+            return _instead(saved, hibernated)
         return replace(
-            sleep,
+            hibernated,
             dump=dump if dump.stored else None,
             lost=dump.lost,
             changed=dump.changed,
             files=dump.files,
-            judge=await anyio.to_thread.run_sync(self._shelf.keep, dump),
+            judge=await anyio.to_thread.run_sync(self._session_save.commit_dump, dump),
         )
 
-    async def bring_back(
+    async def restore(
         self, kernel: Kernel, leave: Mapping[str, str] = MappingProxyType({})
-    ) -> Waking:
+    ) -> RestoreResult:
         """Load the dump into `kernel`, except the names in `leave`, which maps them to reasons.
 
         Raises HibernationError when that kernel is lost.
         """
-        sleep = self.sleep
-        if sleep is None:
-            return Waking()
-        unfit, changes = sleep.judge(kernel) if sleep.dump is not None else ("", "")
-        failure = sleep.failure or unfit
-        if sleep.dump is not None and not failure:
-            failure = await damage(sleep.dump)
-        if sleep.dump is None or failure:
-            return nothing_back(sleep, failure)
+        hibernated = self.hibernated
+        if hibernated is None:
+            return RestoreResult()
+        unfit, changes = hibernated.judge(kernel) if hibernated.dump is not None else ("", "")
+        failure = hibernated.failure or unfit
+        if hibernated.dump is not None and not failure:
+            failure = await damage(hibernated.dump)
+        if hibernated.dump is None or failure:
+            return nothing_restored(hibernated, failure)
         try:
-            loaded = await give(kernel, sleep.dump, leave)
+            loaded = await give(kernel, hibernated.dump, leave)
         except OSError as error:
-            return nothing_back(sleep, UNREADABLE.format(error.strerror))
-        files = tuple(path for path in sleep.files if path in loaded.missing)
-        there = replace(sleep, files=files)
-        return came_back(there, loaded.names, {**leave, **unread(loaded)}, changes)
+            return nothing_restored(hibernated, UNREADABLE.format(error.strerror))
+        files = tuple(path for path in hibernated.files if path in loaded.missing)
+        there = replace(hibernated, files=files)
+        return restored(there, loaded.names, {**leave, **not_loaded(loaded)}, changes)
 
-    async def deadly(self) -> dict[str, str]:
+    async def find_fatal(self) -> dict[str, str]:
         """Return names of variables that end a kernel which loads them, with reasons.
 
         A group counts when it does so twice, as the first time may have another cause, such as a
@@ -225,7 +237,7 @@ class Hibernation:
         kernel count too, and after `TRIALS` kernels all untried ones. Raises KernelMcpError,
         OSError.
         """
-        dump = self.sleep.dump if self.sleep is not None else None
+        dump = self.hibernated.dump if self.hibernated is not None else None
         failed: dict[str, str] = {}
         if dump is None or not dump.groups:
             raise HibernationError("they end every kernel that reads them")
@@ -260,13 +272,15 @@ class Hibernation:
     async def give_up(self) -> None:
         """Note that the kernel for which `prepare` was called is not ended."""
         with anyio.CancelScope(shield=True):
-            await anyio.to_thread.run_sync(self._shelf.unneeded)
+            await anyio.to_thread.run_sync(self._session_save.mark_unneeded)
 
     async def end(self, *, used: bool = False) -> None:
-        """Clear `sleep` and remove the save; one that was `used` and outlives the server stays."""
-        self.sleep = None
+        """Clear `hibernated` and remove the save; a persisted one that was `used` stays."""
+        self.hibernated = None
         with anyio.CancelScope(shield=True):
-            await anyio.to_thread.run_sync(self._shelf.used if used else self._shelf.drop)
+            await anyio.to_thread.run_sync(
+                self._session_save.mark_loaded if used else self._session_save.drop
+            )
 
     async def _save(self, kernel: Kernel, *, forced: bool) -> Dump:
         """Write a dump that a kernel beside can load, and return it with all that is lost.
@@ -294,7 +308,7 @@ class Hibernation:
 
     async def _write(self, kernel: Kernel, *, forced: bool, leave: Mapping[str, str]) -> Dump:
         """Write a dump without the names in `leave`. Raises OSError where the disk is too full."""
-        room = await anyio.to_thread.run_sync(partial(self._shelf.room, asleep=True))
+        room = await anyio.to_thread.run_sync(partial(self._session_save.room, hibernating=True))
         dump = await self._written(kernel, room.size, forced=forced, leave=leave)
         if room.free < room.bound and any(why.startswith(TOO_LARGE) for why in dump.lost.values()):
             raise OSError(errno.ENOSPC, "the disk has no room for the variables of a session")
@@ -310,7 +324,7 @@ class Hibernation:
         try:
             written = await write_forked(
                 kernel,
-                self._shelf,
+                self._session_save,
                 _at_once,
                 max_bytes=max_bytes,
                 hurry=True,
@@ -320,7 +334,7 @@ class Hibernation:
         except HibernationError as error:
             if not (isinstance(error, UnfitToFork) or (forced and kernel.exit is None)):
                 raise
-            written = await write_here(kernel, self._shelf, max_bytes=max_bytes, leave=leave)
+            written = await write_here(kernel, self._session_save, max_bytes=max_bytes, leave=leave)
         assert written is not None
         return written[0]
 
@@ -338,63 +352,72 @@ async def _at_once() -> AsyncIterator[bool]:
     yield True
 
 
-def _instead(saved: Sleep, sleep: Sleep) -> Sleep:
-    """Return `sleep` with the earlier save `saved` as its result."""
-    return replace(saved, since=sleep.since, idle_s=sleep.idle_s, purpose=sleep.purpose, kept="")
+def _instead(saved: HibernatedState, hibernated: HibernatedState) -> HibernatedState:
+    """Return `hibernated` with the earlier save `saved` as its result."""
+    return replace(
+        saved,
+        since=hibernated.since,
+        idle_s=hibernated.idle_s,
+        purpose=hibernated.purpose,
+        saved_when="",
+    )
 
 
-def unread(loaded: Loaded) -> dict[str, str]:
+def not_loaded(loaded: Loaded) -> dict[str, str]:
     """Return the names of a dump's variables that were not loaded, with reasons."""
     behind = dict.fromkeys(loaded.behind, "was stored behind one that could not be read")
     return {**loaded.lost, **behind}
 
 
-def came_back(
-    sleep: Sleep, names: Sequence[str], failed: Mapping[str, str], changes: str = ""
-) -> Waking:
+def restored(
+    hibernated: HibernatedState, names: Sequence[str], failed: Mapping[str, str], changes: str = ""
+) -> RestoreResult:
     """Return the result for loaded `names`; `failed` maps names that were not loaded to reasons.
 
     `changes` tells of packages that have other versions than at the save; empty for none.
     """
-    parts = [sleep.began()]
-    lost = {**sleep.lost, **failed}
-    if sleep.kept:
-        parts[0] += f": {described(names, sleep.variables) or 'no variables'}"
+    parts = [hibernated.began()]
+    lost = {**hibernated.lost, **failed}
+    if hibernated.saved_when:
+        parts[0] += f": {described(names, hibernated.variables) or 'no variables'}"
     elif names:
         parts.append(f"Back: {listing(names)} ({len(names)})")
     if lost:
         parts.append(
             f"Not back: {reasons(lost)}: create {'it' if len(lost) == 1 else 'them'} again"
         )
-    if changed := {name: why for name, why in sleep.changed.items() if name not in lost}:
+    if changed := {name: why for name, why in hibernated.changed.items() if name not in lost}:
         parts.append(f"Not as before: {reasons(changed)}")
-    if sleep.files:
+    if hibernated.files:
         parts.append(
             f"Files that ended with the kernel, unlike those in the workspace: "
-            f"{listing(sleep.files)} ({len(sleep.files)})"
+            f"{listing(hibernated.files)} ({len(hibernated.files)})"
         )
-    if sleep.after:
-        parts.append(sleep.after.removesuffix("."))
+    if hibernated.after:
+        parts.append(hibernated.after.removesuffix("."))
     if changes:
         parts.append(f"Packages that are not as they were: {changes}")
     parts.append(START_ANEW)
-    gone = {**sleep.gone, **failed}
-    loss = f"hibernation could not keep {listing(gone)}" if gone else sleep.after or None
-    return Waking(". ".join(parts), loss, tuple(names), gone, restored=sleep.dump is not None)
+    gone = {**hibernated.gone, **failed}
+    loss = f"hibernation could not keep {listing(gone)}" if gone else hibernated.after or None
+    return RestoreResult(
+        ". ".join(parts), loss, tuple(names), gone, restored=hibernated.dump is not None
+    )
 
 
-def nothing_back(sleep: Sleep, failure: str) -> Waking:
+def nothing_restored(hibernated: HibernatedState, failure: str) -> RestoreResult:
     """Return the result for a session that lost all variables, or that had none.
 
     `failure` is why they are lost, empty for none.
     """
     if failure:
-        could = "brought back" if sleep.kept else "saved"
-        text = f"{sleep.began()}, but its variables could not be {could}: {failure}. All variables"
-        which = f": {listing(sleep.names)}" if sleep.names else ""
-        return Waking(
+        could = "brought back" if hibernated.saved_when else "saved"
+        began = hibernated.began()
+        text = f"{began}, but its variables could not be {could}: {failure}. All variables"
+        which = f": {listing(hibernated.names)}" if hibernated.names else ""
+        return RestoreResult(
             f"{text} of earlier cells are lost{which}; files in the workspace are kept",
             f"the session was hibernated, and {failure}",
-            lost={**dict.fromkeys(sleep.names, failure), **sleep.gone},
+            lost={**dict.fromkeys(hibernated.names, failure), **hibernated.gone},
         )
-    return came_back(sleep, (), {}) if sleep.gone else Waking()
+    return restored(hibernated, (), {}) if hibernated.gone else RestoreResult()

@@ -21,8 +21,8 @@ from kernel_mcp.linux.safe_tree import remove_tree
 from kernel_mcp.output.displays import DisplayIndex
 from kernel_mcp.output.outputs import OutputLog
 from kernel_mcp.records import dataclass
-from kernel_mcp.sessions.cell import Cell, Outcome, Phase, Status
-from kernel_mcp.sessions.losses import Loss, Notice
+from kernel_mcp.sessions.cell import Cell, CellOutcome, Phase, Status
+from kernel_mcp.sessions.notifications import Loss, Notice
 from kernel_mcp.sessions.sharing import totals
 
 SEGMENT_BYTES = 4 * MIB
@@ -348,7 +348,7 @@ class History(Sequence[Cell]):
     def _restored(self, number: int) -> Cell:
         """Return a cell from its row; without a row, one with a remark and the status alone."""
         place, filed = self._places[number - 1], self._file_bytes[number - 1]
-        outcome = Outcome(_STATUSES[self._statuses[number - 1]])
+        outcome = CellOutcome(_STATUSES[self._statuses[number - 1]])
         log = OutputLog(self._folder, number)
         row = None
         if place < self._begin:
@@ -365,7 +365,7 @@ class History(Sequence[Cell]):
                     log.evict()
         if row is None:
             return Cell.ended(number, "", log, outcome, 0.0)
-        outcome = Outcome(outcome.status, *row["outcome"])
+        outcome = CellOutcome(outcome.status, *row["outcome"])
         cell = Cell.ended(number, row["code"], log, outcome, row["duration_s"])
         cell.phase, cell.numbered = Phase(row["phase"]), row["numbered"]
         cell.state_as_of, cell.author = row["state_as_of"], row.get("author", "")

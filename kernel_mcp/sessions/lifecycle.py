@@ -30,12 +30,12 @@ from kernel_mcp.sessions.audit import Journal
 from kernel_mcp.sessions.cell import Ahead, Cell
 from kernel_mcp.sessions.checkpoints import Checkpoints
 from kernel_mcp.sessions.hibernation import (
+    HibernatedState,
     Hibernation,
-    Sleep,
-    Waking,
-    nothing_back,
+    RestoreResult,
+    nothing_restored,
 )
-from kernel_mcp.sessions.losses import Ledger, Loss, Notice
+from kernel_mcp.sessions.notifications import Loss, Notice, NotificationQueue
 from kernel_mcp.sessions.snapshot import UnsavableError, damage
 from kernel_mcp.sessions.words import listing
 from kernel_mcp.telemetry.spans import Span
@@ -43,7 +43,7 @@ from kernel_mcp.telemetry.spans import Span
 if TYPE_CHECKING:
     from kernel_mcp.kernels.kernel import Kernel
     from kernel_mcp.launch.checkpoint import Checkpoint
-    from kernel_mcp.sessions.shelf import Shelf
+    from kernel_mcp.sessions.session_save import SessionSave
 
 
 T = TypeVar("T")
@@ -66,39 +66,39 @@ def restore(request: KernelRequest) -> list[str]:
     return lost
 
 
-class Overheard:
+class ForeignCells:
     """Reports code that other clients of an attached kernel have run, in one notice for all."""
 
-    def __init__(self, ledger: Ledger) -> None:
-        self._ledger = ledger
+    def __init__(self, notifications: NotificationQueue) -> None:
+        self._notifications = notifications
         self._notice: Notice | None = None
         self._count = 0
-        self._last: deque[str] = deque(maxlen=SHOWN_OVERHEARD)
+        self._last: deque[str] = deque(maxlen=SHOWN_FOREIGN)
 
     def ran(self, code: str) -> None:
         """Report code that another client has run."""
-        if self._notice not in self._ledger.pending:
+        if self._notice not in self._notifications.pending:
             self._count = 0
             self._last.clear()
         self._count += 1
-        self._last.append(one_line(code.strip()[:MOST_READ].partition("\n")[0])[:OVERHEARD_CHARS])
+        self._last.append(one_line(code.strip()[:MOST_READ].partition("\n")[0])[:FOREIGN_CHARS])
         more = self._count - len(self._last)
         parts = [f"{more} other cell{'s' if more > 1 else ''}"] if more else []
-        self._ledger.withdraw(self._notice)
-        self._notice = self._ledger.add(
+        self._notifications.withdraw(self._notice)
+        self._notice = self._notifications.add(
             f"another client of this kernel ran: {'; '.join([*parts, *self._last])}"
         )
 
 
 DEATH_S = 5.0
 """Longest wait, in seconds, for the end of a kernel that was killed."""
-WAKES = 2
+RESUME_ATTEMPTS = 2
 """Failed starts from one checkpoint after which it is given up."""
 NOT_ROLLED_BACK = "Files were not rolled back; programs that code had started have ended"
 MOST_RUNS = 12
-SHOWN_OVERHEARD = 5
-OVERHEARD_CHARS = 120
-MOST_READ = 10 * OVERHEARD_CHARS
+SHOWN_FOREIGN = 5
+FOREIGN_CHARS = 120
+MOST_READ = 10 * FOREIGN_CHARS
 """Characters of other clients' code that are searched for its first line."""
 FILES_KEPT = "files in the workspace are kept"
 SHOWN_NAMES = 50
@@ -106,7 +106,7 @@ SHOWN_NAMES = 50
 
 
 @dataclass(frozen=True, slots=True)
-class Return:
+class Rollback:
     """The return of a kernel to an earlier state: that after cell `as_of`, 0 for before all cells.
 
     `undone` are the cells whose effects are gone with it, `names` the variables that no longer
@@ -159,7 +159,7 @@ class KernelLifecycle:
 
     `request` describes the next kernel. `awake` is False for a hibernated session, which gets a
     kernel after `admit`. `used` says that the kernel holds variables of cells. Every loss goes to
-    `ledger`.
+    `notifications`.
     """
 
     def __init__(
@@ -167,29 +167,29 @@ class KernelLifecycle:
         request: KernelRequest,
         source: KernelSource,
         *,
-        shelf: Shelf,
+        session_save: SessionSave,
         admit: Callable[[], Awaitable[None]],
-        ledger: Ledger,
+        notifications: NotificationQueue,
         journal: Journal,
         checkpoints: Checkpoints | None = None,
         on_death: Callable[[], None] = lambda: None,
-        last_save: Callable[[], tuple[Sleep, int] | None] = lambda: None,
-        on_return: Callable[[], None] = lambda: None,
+        last_save: Callable[[], tuple[HibernatedState, int] | None] = lambda: None,
+        on_rollback: Callable[[], None] = lambda: None,
     ) -> None:
         """`on_death` is called when a kernel has died between cells and can be restored.
 
-        `on_return` is called when the variables went back to an earlier state. `last_save` returns
-        the last save of the kernel and the last cell in it; None for none.
+        `on_rollback` is called when the variables went back to an earlier state. `last_save`
+        returns the last save of the kernel and the last cell in it; None for none.
         """
         self._last_save = last_save
-        self._on_return = on_return
-        self.checkpoints = checkpoints or Checkpoints("off", time.monotonic, ledger.add)
+        self._on_rollback = on_rollback
+        self.checkpoints = checkpoints or Checkpoints("off", time.monotonic, notifications.add)
         self._on_death = on_death
         self.request = request
         self.kernel: Kernel | None = None
         self.awake = True
         self.used = False
-        self.ledger = ledger
+        self.notifications = notifications
         self._source = source
         self._admit = admit
         self._journal = journal
@@ -198,28 +198,28 @@ class KernelLifecycle:
         self._begun: Checkpoint | None = None
         self._folder = ""
         self._engaged = False
-        self._asleep: Notice | None = None
-        self._giving_way: set[anyio.CancelScope] = set()
-        self._hibernation = Hibernation(shelf, start=self._start_beside)
-        self._overheard = Overheard(ledger)
+        self._hibernation_notice: Notice | None = None
+        self._preemptible: set[anyio.CancelScope] = set()
+        self._hibernation = Hibernation(session_save, start=self._start_beside)
+        self._foreign_cells = ForeignCells(notifications)
         self._tasks: anyio.abc.TaskGroup | None = None
 
     @property
-    def sleep(self) -> Sleep | None:
+    def hibernated(self) -> HibernatedState | None:
         """The saved state of a hibernated session; None for others."""
-        return self._hibernation.sleep
+        return self._hibernation.hibernated
 
     @property
     def holds(self) -> bool:
         """True if there are variables of cells, in a kernel or saved."""
-        return self.used or self.sleep is not None
+        return self.used or self.hibernated is not None
 
     @property
     def state_as_of(self) -> int | None:
         """The last cell whose effects the variables hold; None when there are none."""
         return self._worked[-1] if self.holds and self._worked else None
 
-    def note_work(self, cell: int, seconds: float) -> None:
+    def note_cell_run(self, cell: int, seconds: float) -> None:
         """Note that the variables hold the effects of a cell, which ran for so many seconds."""
         self._worked.append(cell)
         self.checkpoints.worked(seconds)
@@ -236,14 +236,18 @@ class KernelLifecycle:
         checkpoint = self.checkpoints.at(before)
         if checkpoint is not None and (as_of := self.checkpoints.state_of(checkpoint)):
             text = f"{text} undo brings variables back as they were after cell {as_of}."
-        cell.own = self.ledger.add(text, loss)
+        cell.own = self.notifications.add(text, loss)
         cell.notice(text)
 
     def lost_state(self, cause: str) -> Loss:
         """Return the variables that would be lost if the session ended now, because of `cause`."""
-        if self.sleep is not None:
-            untold = self.sleep.gone if self._asleep in self.ledger.pending else ()
-            return Loss.of(cause, dict.fromkeys((*untold, *self.sleep.names)))
+        if self.hibernated is not None:
+            untold = (
+                self.hibernated.gone
+                if self._hibernation_notice in self.notifications.pending
+                else ()
+            )
+            return Loss.of(cause, dict.fromkeys((*untold, *self.hibernated.names)))
         if self.kernel is None or not self.used:
             return Loss(cause)
         return Loss.of(cause, self.kernel.names, self.kernel.names.more)
@@ -284,20 +288,20 @@ class KernelLifecycle:
         await self.note_death()
         if self.kernel is not None:
             return self.kernel
-        asleep = not self.awake
-        if asleep:
+        was_hibernated = not self.awake
+        if was_hibernated:
             await self._admit()
         try:
             self.kernel = await self._begin(progress)
         except BaseException:
-            self.awake = not asleep
+            self.awake = not was_hibernated
             raise
         return self.kernel
 
     async def drop(self) -> None:
         """End the kernel."""
         kernel, self.kernel, self.used = self.kernel, None, False
-        if self.sleep is None:
+        if self.hibernated is None:
             self._worked.clear()
         if kernel is not None:
             self.checkpoints.drop_all(kernel)
@@ -310,19 +314,19 @@ class KernelLifecycle:
 
         Raises KernelMcpError; nothing has changed then.
         """
-        asleep = not self.awake
-        if asleep:
+        was_hibernated = not self.awake
+        if was_hibernated:
             await self._admit()
         try:
             return await self._start_beside()
         except KernelMcpError as error:
-            self.awake = not asleep
+            self.awake = not was_hibernated
             raise LaunchError(
                 f"No fresh kernel could be started: {error}\nNothing was reset: the session and "
                 "its variables are as they were. Try again, or end it with close_session."
             ) from error
         except BaseException:
-            self.awake = not asleep
+            self.awake = not was_hibernated
             raise
 
     async def forget(self, fresh: Kernel | None) -> None:
@@ -333,25 +337,27 @@ class KernelLifecycle:
         await self.drop()
         self.kernel = fresh
         await self._hibernation.end()
-        self.ledger.withdraw(self._asleep)
-        self._asleep = None
-        self.ledger.forgive()
+        self.notifications.withdraw(self._hibernation_notice)
+        self._hibernation_notice = None
+        self.notifications.accept_losses()
 
-    async def hibernate(self, sleep: Sleep, *, forced: bool, saved: Sleep | None = None) -> bool:
+    async def hibernate(
+        self, hibernated: HibernatedState, *, forced: bool, saved: HibernatedState | None = None
+    ) -> bool:
         """Save the variables and end the kernel, unless `cancel_hibernation` is called before.
 
         `saved` is what was saved of the kernel if nothing has changed since. Raises
         HibernationError when something would be lost and it is not `forced`, KernelMcpError or
         OSError when the server cannot save; the kernel then stays.
         """
-        with Span("hibernate", session=self.request.session) as span, self.giving_way() as scope:
+        with Span("hibernate", session=self.request.session) as span, self.preemptible() as scope:
             told = False
             try:
                 if self.kernel is not None and self.kernel.exit is not None:
                     await self.note_death()
                 self._engaged = True
-                left = self.sleep  # what a kernel that has died has left
-                sleep = left or await self._prepare(sleep, forced=forced, saved=saved)
+                left = self.hibernated  # what a kernel that has died has left
+                hibernated = left or await self._prepare(hibernated, forced=forced, saved=saved)
                 told = not scope.cancel_called
             finally:
                 self._engaged = False
@@ -359,76 +365,80 @@ class KernelLifecycle:
                     self._miss(self.kernel)
         if scope.cancel_called:
             span.note(outcome="needed")
-            if self.sleep is None:
+            if self.hibernated is None:
                 await self._hibernation.give_up()
             return False
-        if self.sleep is None and (sleep.gone or sleep.failure):
-            self._asleep = self._tell_sleep(sleep)
-        self._hibernation.sleep = sleep
+        if self.hibernated is None and (hibernated.gone or hibernated.failure):
+            self._hibernation_notice = self._report_hibernation(hibernated)
+        self._hibernation.hibernated = hibernated
         self.awake = False
-        count = len(sleep.dump.names) if sleep.dump is not None else 0
-        self._journal.hibernated(count, len(sleep.gone), sleep.size, sleep.failure)
+        count = len(hibernated.dump.names) if hibernated.dump is not None else 0
+        self._journal.hibernated(count, len(hibernated.gone), hibernated.size, hibernated.failure)
         await self.drop()
         return True
 
-    async def _prepare(self, sleep: Sleep, *, forced: bool, saved: Sleep | None) -> Sleep:
+    async def _prepare(
+        self, hibernated: HibernatedState, *, forced: bool, saved: HibernatedState | None
+    ) -> HibernatedState:
         """Save the variables; if `forced`, use a checkpoint or the last save of a lost kernel."""
         kernel = self.kernel if self.used else None
         if kernel is None:
-            return sleep
+            return hibernated
         try:
-            return await self._hibernation.prepare(kernel, sleep, forced=forced, saved=saved)
+            return await self._hibernation.prepare(kernel, hibernated, forced=forced, saved=saved)
         except HibernationError as error:
             well = kernel.exit is None
             if not forced or (well and isinstance(error, UnsavableError)):
                 raise
             with anyio.CancelScope(shield=True):
-                back = None if well else await self.revive()
+                back = None if well else await self.resume_from_checkpoint()
                 if back is None:
-                    back = await self.fall_back()
+                    back = await self.fall_back_to_save()
                 if back is None:
-                    return replace(sleep, failure=str(error))
+                    return replace(hibernated, failure=str(error))
                 cause = f"the session could not be saved anew: {error}"
-                self.ledger.add(f"{cause[0].upper()}{cause[1:]}. {back.words()}", back.loss(cause))
-            if self.sleep is None:  # a checkpoint goes on
+                self.notifications.add(
+                    f"{cause[0].upper()}{cause[1:]}. {back.words()}", back.loss(cause)
+                )
+            if self.hibernated is None:  # a checkpoint goes on
                 raise
-            return self.sleep
+            return self.hibernated
 
-    def continue_from(self, sleep: Sleep, cell: int | None) -> None:
-        """Let the next kernel load an earlier save, `sleep`, and add a notice of it.
+    def continue_from(self, hibernated: HibernatedState, cell: int | None) -> None:
+        """Let the next kernel load an earlier save, `hibernated`, and add a notice of it.
 
         `cell` is the last one whose effects the variables hold; None for none.
         """
-        self._hibernation.sleep = sleep
+        self._hibernation.hibernated = hibernated
         self._worked = [] if cell is None else [cell]
         self.awake = False
-        self._asleep = self._tell_sleep(sleep)
+        self._hibernation_notice = self._report_hibernation(hibernated)
 
     async def unless_needed(self, work: Callable[[], Awaitable[T]]) -> T | None:
         """Return the result of `work`; None if `cancel_hibernation` was called before its end."""
-        with self.giving_way():
+        with self.preemptible():
             return await work()
         return None
 
     @contextmanager
-    def giving_way(self) -> Iterator[anyio.CancelScope]:
+    def preemptible(self) -> Iterator[anyio.CancelScope]:
         """Cancel this block, which may wait for its turn, when the kernel is needed."""
         with anyio.CancelScope() as scope:
-            self._giving_way.add(scope)
+            self._preemptible.add(scope)
             try:
                 yield scope
             finally:
-                self._giving_way.discard(scope)
+                self._preemptible.discard(scope)
 
     def cancel_hibernation(self) -> None:
         """Cancel every `hibernate` and `unless_needed`, also those that wait; the kernel stays."""
-        for scope in self._giving_way:
+        for scope in self._preemptible:
             scope.cancel()
 
     def lose(self, what: str, loss: Loss) -> Notice:
         """Add a notice that all variables are lost; `what` is a sentence with the reason."""
         text = f"{what}: all variables, imports and definitions made before are lost; {FILES_KEPT}"
-        return self.ledger.add(f"{text}.{lost_names(loss)}", loss)
+        return self.notifications.add(f"{text}.{lost_names(loss)}", loss)
 
     async def note_death(self) -> None:
         """Restore a kernel that died between cells, or drop it, and add a notice.
@@ -440,9 +450,13 @@ class KernelLifecycle:
             return
         if self.used:
             cause = f"{kernel.exit.story('the kernel')} between cells"
-            if (back := await self.revive() or await self.fall_back()) is not None:
+            if (
+                back := await self.resume_from_checkpoint() or await self.fall_back_to_save()
+            ) is not None:
                 self._journal.died(cause)
-                self.ledger.add(f"{cause[0].upper()}{cause[1:]}. {back.words()}", back.loss(cause))
+                self.notifications.add(
+                    f"{cause[0].upper()}{cause[1:]}. {back.words()}", back.loss(cause)
+                )
                 return
             self._lose_dead(kernel)
         await self.drop()
@@ -493,7 +507,7 @@ class KernelLifecycle:
         """The cells whose effects the variables hold, in order."""
         return list(self._worked)
 
-    def begin_as_branch(self, kernel: Kernel, checkpoint: Checkpoint, folder: str) -> None:
+    def start_as_branch(self, kernel: Kernel, checkpoint: Checkpoint, folder: str) -> None:
         """Take over a kernel that was restored from another session's `checkpoint`.
 
         `folder` is the branch's own, relative to the workspace.
@@ -502,35 +516,35 @@ class KernelLifecycle:
         self.checkpoints.share(checkpoint, 0)
         self._begun, self._folder = checkpoint, folder
         if words := closed_words(kernel.closed_files):
-            self.ledger.add(words.strip(), None)
+            self.notifications.add(words.strip(), None)
 
-    def give_away(self) -> None:
+    def release_kernel(self) -> None:
         """Give up the kernel, which another session takes over."""
         assert self.kernel is not None
         self.checkpoints.drop_all(self.kernel)
         self.kernel, self.used = None, False
         self._worked.clear()
 
-    async def go_on_with(self, kernel: Kernel, worked: Sequence[int]) -> list[int]:
+    async def take_over_kernel(self, kernel: Kernel, worked: Sequence[int]) -> list[int]:
         """Use a branch's kernel from now on, and return the cells that this undoes.
 
         `worked` are the cells whose effects the branch began with.
         """
         gone = [cell for cell in self._worked if cell not in worked]
         await self.drop()
-        if self.sleep is not None:
+        if self.hibernated is not None:
             await self._hibernation.end()
-        self.ledger.withdraw(self._asleep)
-        self.awake, self._asleep = True, None
+        self.notifications.withdraw(self._hibernation_notice)
+        self.awake, self._hibernation_notice = True, None
         self.kernel, self.used = kernel, True
         self._worked = list(worked)
-        self._on_return()
+        self._on_rollback()
         self.checkpoints.worked(0.0)
         assert self._tasks is not None
         self._tasks.start_soon(self._watch, kernel)
         return gone
 
-    async def undo(self, cells: int) -> Return:
+    async def undo(self, cells: int) -> Rollback:
         """Go back to before the last `cells` cells, or further to the next earlier checkpoint.
 
         Raises UndoError, and LaunchError when the variables were lost in the attempt.
@@ -538,7 +552,7 @@ class KernelLifecycle:
         self.checkpoints.stir()
         await self.note_death()
         kernel, worked = self.kernel, self._worked
-        if self.sleep is not None:
+        if self.hibernated is not None:
             raise UndoError(
                 "Nothing was undone: what is kept of this session are its last variables alone, "
                 "and the next cell brings them back. To begin anew, call reset."
@@ -561,11 +575,11 @@ class KernelLifecycle:
             kernel.kill()
             with anyio.move_on_after(DEATH_S):
                 await kernel.dead.wait()
-            back = await self.revive(wanted)
+            back = await self.resume_from_checkpoint(wanted)
         finally:
             self._engaged = False
         if back is None:
-            self._on_return()
+            self._on_rollback()
             self.lose("An undo has failed", self.lost_state("undo failed"))
             await self.drop()
             raise LaunchError(
@@ -575,7 +589,7 @@ class KernelLifecycle:
         self._journal.undone(back.undone)
         return back
 
-    async def revive(self, not_after: int | None = None) -> Return | None:
+    async def resume_from_checkpoint(self, not_after: int | None = None) -> Rollback | None:
         """Restore a dead kernel from its newest checkpoint; return None where none can be used.
 
         With `not_after` it is the newest one without effects of cells after that.
@@ -595,13 +609,13 @@ class KernelLifecycle:
             if barrier.failure is None:
                 break
             failures[found] += 1
-            if not found.usable or failures[found] == WAKES:
+            if not found.usable or failures[found] == RESUME_ATTEMPTS:
                 known.drop(kernel, found)
         self.kernel = fresh
         as_of = known.state_of(found)
         undone = tuple(cell for cell in self._worked if cell > as_of)
         del self._worked[len(self._worked) - len(undone) :]
-        self._on_return()
+        self._on_rollback()
         known.back_at(fresh, found)
         gone = [name for name in kernel.names if name not in set(fresh.names)]
         assert self._tasks is not None
@@ -609,9 +623,9 @@ class KernelLifecycle:
         with Barrier("ending a kernel", self.request.session):
             await kernel.aclose()
         self._journal.revived(as_of)
-        return Return(as_of, undone, tuple(gone), fresh.closed_files)
+        return Rollback(as_of, undone, tuple(gone), fresh.closed_files)
 
-    async def fall_back(self) -> Return | None:
+    async def fall_back_to_save(self) -> Rollback | None:
         """Drop a dead kernel, and let the next one load its last save.
 
         Returns None, and drops nothing, where there is no save or its file is damaged.
@@ -619,17 +633,17 @@ class KernelLifecycle:
         found = self._saved()
         if found is None or self.kernel is None:
             return None
-        sleep, as_of = found
-        if sleep.dump is None or await damage(sleep.dump):
+        hibernated, as_of = found
+        if hibernated.dump is None or await damage(hibernated.dump):
             return None
         undone = tuple(cell for cell in self._worked if cell > as_of)
-        gone = [name for name in self.kernel.names if name not in set(sleep.back)]
-        self._hibernation.sleep = sleep
+        gone = [name for name in self.kernel.names if name not in set(hibernated.back)]
+        self._hibernation.hibernated = hibernated
         await self.drop()
         del self._worked[len(self._worked) - len(undone) :]
-        return Return(as_of, undone, tuple(gone))
+        return Rollback(as_of, undone, tuple(gone))
 
-    def _saved(self) -> tuple[Sleep, int] | None:
+    def _saved(self) -> tuple[HibernatedState, int] | None:
         """Return the last save and the last cell in it; None if that was undone, or none exists."""
         found = self._last_save() if self.used else None
         return found if found is not None and found[1] in self._worked else None
@@ -648,61 +662,63 @@ class KernelLifecycle:
         self.lose(cause[0].upper() + cause[1:], self.lost_state(cause))
         self.used = False
 
-    def _tell_sleep(self, sleep: Sleep) -> Notice:
+    def _report_hibernation(self, hibernated: HibernatedState) -> Notice:
         """Add a notice of a hibernated or persisted session, with the loss if there is one."""
         loss: Loss | None
-        if sleep.failure:
-            loss = self.lost_state(f"the session was hibernated, and {sleep.failure}")
-        elif sleep.gone:
-            loss = Loss.of(f"hibernation could not keep {listing(sleep.gone)}", sleep.gone)
+        if hibernated.failure:
+            loss = self.lost_state(f"the session was hibernated, and {hibernated.failure}")
+        elif hibernated.gone:
+            loss = Loss.of(
+                f"hibernation could not keep {listing(hibernated.gone)}", hibernated.gone
+            )
         else:
-            loss = Loss(sleep.after) if sleep.after else None
-        return self.ledger.add(sleep.remark(), loss)
+            loss = Loss(hibernated.after) if hibernated.after else None
+        return self.notifications.add(hibernated.remark(), loss)
 
     async def _begin(self, progress: ProgressCallback) -> Kernel:
-        if self.sleep is None:
+        if self.hibernated is None:
             return await self._start(self.request, progress)
         with Span("wake", session=self.request.session):
-            return await self._bring_back(self.sleep, progress)
+            return await self._restore(self.hibernated, progress)
 
-    async def _bring_back(self, sleep: Sleep, progress: ProgressCallback) -> Kernel:
+    async def _restore(self, hibernated: HibernatedState, progress: ProgressCallback) -> Kernel:
         await progress("Bringing the hibernated session back")
         kernel = await self._start(self.request, progress)
         try:
-            waking = await self._hibernation.bring_back(kernel)
+            result = await self._hibernation.restore(kernel)
         except HibernationError as error:
             await kernel.aclose()
-            kernel, waking = await self._bring_back_some(sleep, str(error), progress)
+            kernel, result = await self._restore_some(hibernated, str(error), progress)
         except BaseException:
             await kernel.aclose()
             raise
         await self._hibernation.end(used=True)
-        self._journal.woke(len(waking.back), len(waking.lost))
-        self.used = waking.restored
-        if not waking.restored:
+        self._journal.woke(len(result.back), len(result.lost))
+        self.used = result.restored
+        if not result.restored:
             self._worked.clear()
-        kernel.names.add(waking.back)
-        asleep, self._asleep = self._asleep, None
-        if waking.notice:
-            known = asleep.loss if asleep is not None else None
-            self.ledger.withdraw(asleep)
-            self.ledger.add(waking.notice, _loss_of(waking, known))
+        kernel.names.add(result.back)
+        was_hibernated, self._hibernation_notice = self._hibernation_notice, None
+        if result.notice:
+            known = was_hibernated.loss if was_hibernated is not None else None
+            self.notifications.withdraw(was_hibernated)
+            self.notifications.add(result.notice, _loss_of(result, known))
         return kernel
 
-    async def _bring_back_some(
-        self, sleep: Sleep, failure: str, progress: ProgressCallback
-    ) -> tuple[Kernel, Waking]:
+    async def _restore_some(
+        self, hibernated: HibernatedState, failure: str, progress: ProgressCallback
+    ) -> tuple[Kernel, RestoreResult]:
         """Start a kernel with the variables that do not end it, or with none.
 
         `failure` is the reason of the last attempt, which is reported where none are loaded.
         """
-        deadly: dict[str, str] | None = None
+        fatal: dict[str, str] | None = None
         with suppress(HibernationError):
-            deadly = await self._hibernation.deadly()
+            fatal = await self._hibernation.find_fatal()
         kernel = await self._start(self.request, progress)
-        if deadly is not None:
+        if fatal is not None:
             try:
-                return kernel, await self._hibernation.bring_back(kernel, deadly)
+                return kernel, await self._hibernation.restore(kernel, fatal)
             except HibernationError as error:
                 failure = str(error)
                 await kernel.aclose()
@@ -710,14 +726,14 @@ class KernelLifecycle:
             except BaseException:
                 await kernel.aclose()
                 raise
-        return kernel, nothing_back(sleep, failure)
+        return kernel, nothing_restored(hibernated, failure)
 
     async def _start(self, request: KernelRequest, progress: ProgressCallback) -> Kernel:
         for text in restore(request):
-            self.ledger.add(text)
+            self.notifications.add(text)
         self._missed = False
         kernel = await self._launch(request, progress)
-        kernel.tell, kernel.overheard = self.ledger.add, self._overheard.ran
+        kernel.tell, kernel.overheard = self.notifications.add, self._foreign_cells.ran
         kernel.handle.egress.open(request.network, self._journal.connected)
         if self._folder:
             try:
@@ -753,7 +769,7 @@ class KernelLifecycle:
     def _miss_workspace(self) -> None:
         """Add a notice, once, that the workspace of the live kernel was removed."""
         self._missed = True
-        self.ledger.add(
+        self.notifications.add(
             f"{REMOVED}: its files are gone, and this kernel can write none. Variables are kept; "
             "save what you need, then call reset for a new workspace"
         )
@@ -768,14 +784,14 @@ def lost_names(loss: Loss) -> str:
     return f" Lost: {listing(loss.names[:SHOWN_NAMES])}{others}."
 
 
-def _loss_of(waking: Waking, known: Loss | None) -> Loss | None:
+def _loss_of(result: RestoreResult, known: Loss | None) -> Loss | None:
     """Return the loss of a restored session; None where nothing is lost.
 
-    `known` is the loss that was reported when it hibernated, whose names are used where `waking`
+    `known` is the loss that was reported when it hibernated, whose names are used where `result`
     has none.
     """
-    if waking.loss is None:
+    if result.loss is None:
         return None
-    if known is not None and not waking.lost:
-        return replace(known, cause=waking.loss)
-    return Loss.of(waking.loss, waking.lost)
+    if known is not None and not result.lost:
+        return replace(known, cause=result.loss)
+    return Loss.of(result.loss, result.lost)

@@ -31,30 +31,30 @@ from kernel_mcp.sessions import branches
 from kernel_mcp.sessions.audit import Audit
 from kernel_mcp.sessions.capacity import Capacity
 from kernel_mcp.sessions.checking import Checks
-from kernel_mcp.sessions.checkpoints import Resting
-from kernel_mcp.sessions.ends import Ended, Ends
+from kernel_mcp.sessions.checkpoints import IdleCheckpoints
 from kernel_mcp.sessions.history import ClosedRecords, History
-from kernel_mcp.sessions.keeping import (
+from kernel_mcp.sessions.lifecycle import lost_names
+from kernel_mcp.sessions.notifications import Loss, ResponseContext
+from kernel_mcp.sessions.persistence import (
     DEFAULT_NAME,
     HELD_HERE,
     NOT_KEPT,
-    UNKEPT,
+    NOTHING_FOUND,
     UNUSED,
-    Ask,
-    Claim,
-    Keeping,
+    LookupResult,
+    Persistence,
+    SessionRequest,
 )
-from kernel_mcp.sessions.lifecycle import lost_names
-from kernel_mcp.sessions.losses import Loss, Reply
 from kernel_mcp.sessions.principals import Others, Overseer, Principals, Use
 from kernel_mcp.sessions.quota import SessionQuota
-from kernel_mcp.sessions.roll import OwnRoll, Roll
+from kernel_mcp.sessions.registry import LocalRegistry, SessionRegistry
 from kernel_mcp.sessions.saver import Saver
 from kernel_mcp.sessions.session import Clock, Preparation, Session
-from kernel_mcp.sessions.shelf import Kept, Shelf
+from kernel_mcp.sessions.session_save import PersistedSave, SessionSave
+from kernel_mcp.sessions.start_queue import CellStartQueue
 from kernel_mcp.sessions.storage import SCRIPT, SessionFolders
 from kernel_mcp.sessions.store import SaveFolder
-from kernel_mcp.sessions.turns import Turns
+from kernel_mcp.sessions.tombstones import Tombstone, Tombstones
 
 if TYPE_CHECKING:
     from packaging.requirements import Requirement
@@ -68,7 +68,7 @@ NAME = re.compile(r"(?!\.+$)[A-Za-z0-9._-]{1,64}")
 """Names that a session can have; `--workspace` may have a folder of that name."""
 HANDLE = re.compile(r"s-[A-Za-z0-9_-]{12}(\.[a-z0-9-]{1,32})?")
 """Handles of a fleet end with the name of a node."""
-LEAD = '[session {0}: pass session="{0}" to keep using these variables]'
+PREAMBLE = '[session {0}: pass session="{0}" to keep using these variables]'
 SHARED = (
     "default session, last used by another client {}; create_session for your own. Variables and "
     "files of this one are those of all clients of your principal"
@@ -85,7 +85,7 @@ class Caller:
     `default` is empty when this caller has no default session, as over HTTP without a session id.
     `known` is False for one who cannot be distinguished from others, and gets a handle to pass on.
     `client` identifies a client among those of its principal, empty if unknown. `request` is the id
-    of the HTTP request. `reply` is the answer that the call will have.
+    of the HTTP request. `response` is the answer that the call will have.
     """
 
     principal: str = LOCAL
@@ -93,7 +93,7 @@ class Caller:
     who: Principal = field(default_factory=Principal, compare=False)
     known: bool = field(default=True, compare=False)
     client: str = field(default="", compare=False)
-    reply: Reply = field(default_factory=Reply, compare=False)
+    response: ResponseContext = field(default_factory=ResponseContext, compare=False)
     request: str = field(default="", compare=False)
 
 
@@ -122,20 +122,20 @@ class SessionManager:
         audit: Audit | None = None,
         capacity: Capacity | None = None,
         checks: Checks | None = None,
-        turns: Turns | None = None,
+        start_queue: CellStartQueue | None = None,
         preparation: Preparation | None = None,
-        keeping: Keeping | None = None,
+        persistence: Persistence | None = None,
         everyone: Callable[[], Sequence[Session]] | None = None,
-        roll: Roll | None = None,
+        registry: SessionRegistry | None = None,
         others: Others | None = None,
     ) -> None:
         """Without a `capacity` only the settings limit how many sessions there are.
 
-        Without `keeping` no session outlives the server. `everyone` returns the sessions of all
-        managers of the server. `roll` makes handles. `others` are the servers that share the quotas
-        of principals with this one.
+        Without `persistence` no session outlives the server. `everyone` returns the sessions of all
+        managers of the server. `registry` makes handles. `others` are the servers that share the
+        quotas of principals with this one.
         """
-        self._roll = roll or OwnRoll()
+        self._registry = registry or LocalRegistry()
         self._settings = settings
         self._masks = Masks(settings.hidden)
         self._source = source
@@ -143,24 +143,24 @@ class SessionManager:
         self._workspace = workspace
         self._clock = clock
         self.checks = checks or Checks()
-        self._cell_turns = turns or Turns()
+        self._start_queue = start_queue or CellStartQueue()
         self._preparation = preparation
-        self._resting: WeakValueDictionary[str, Resting] = WeakValueDictionary()
+        self._resting: WeakValueDictionary[str, IdleCheckpoints] = WeakValueDictionary()
         """Idle sessions that have checkpoints, by principal."""
-        self._keeping = keeping
+        self._persistence = persistence
         self._audit = audit or Audit()
-        self._saver = Saver(clock, lambda: keeping.store.make_room() if keeping else None)
+        self._saver = Saver(clock, lambda: persistence.store.make_room() if persistence else None)
         self._sessions: dict[str, Session] = {}
         self._defaults: dict[tuple[str, str], str] = {}
         self._held: dict[str, ExitStack] = {}
         """Locks on workspaces and persisted entries, by the handle of the session that has them."""
-        self._ends = Ends()
+        self._ends = Tombstones()
         self._records = ClosedRecords(folders.records, clock, self._spawn)
         self._dismissed: set[str] = set()
         """Principals whose sessions belong to another manager now."""
         self._shares: WeakValueDictionary[str, DiskShare] = WeakValueDictionary()
         self._default_locks: WeakValueDictionary[str, anyio.Lock] = WeakValueDictionary()
-        self._turns: WeakValueDictionary[str, anyio.CapacityLimiter] = WeakValueDictionary()
+        self._call_limiters: WeakValueDictionary[str, anyio.CapacityLimiter] = WeakValueDictionary()
         self.principals = Principals(settings, others)
         self._clients: dict[str, OrderedDict[str, float]] = {}
         """When each client has last used a default session, by handle and client."""
@@ -183,8 +183,8 @@ class SessionManager:
         """Run sessions inside this block; leaving it closes all of them."""
         async with anyio.create_task_group() as tasks:
             self._tasks = tasks
-            if self._keeping is not None:
-                tasks.start_soon(self._collect, self._keeping)
+            if self._persistence is not None:
+                tasks.start_soon(self._collect, self._persistence)
                 tasks.start_soon(self._saver.run)
             if self.principals.several or self._settings.quotas != Quotas():
                 tasks.start_soon(Overseer(self.principals, lambda: self.sessions).run)
@@ -192,9 +192,9 @@ class SessionManager:
                 yield
             finally:
                 for session in self.sessions:
-                    if session.kept is not None:
+                    if session.persisted is not None:
                         with Barrier("saying that a session ends", session.handle):
-                            session.kept.entry.ends()
+                            session.persisted.entry.mark_closing()
                 for session in self.sessions:
                     if session.state == "busy":
                         session.touch()
@@ -208,9 +208,9 @@ class SessionManager:
                         await session.ended.wait()
                 tasks.cancel_scope.cancel()
 
-    async def _collect(self, keeping: Keeping) -> None:
+    async def _collect(self, persistence: Persistence) -> None:
         with Barrier("removing what is left of closed sessions"):
-            await anyio.to_thread.run_sync(keeping.store.collect)
+            await anyio.to_thread.run_sync(persistence.store.collect)
 
     @property
     def sessions(self) -> list[Session]:
@@ -231,7 +231,7 @@ class SessionManager:
     def remark(self, text: str) -> None:
         """Add a text to the next answer of every session."""
         for session in self.sessions:
-            session.ledger.add(text)
+            session.notifications.add(text)
 
     def _share_of(self, principal: str) -> DiskShare:
         """Return the disk quota that the workspaces of a principal share."""
@@ -257,13 +257,13 @@ class SessionManager:
         shared = self.principals.shared
         return {each: self.quota.use(each) for each in owners if shared(each) != Quotas()}
 
-    def turns(self, caller: Caller) -> anyio.CapacityLimiter:
+    def call_limiter(self, caller: Caller) -> anyio.CapacityLimiter:
         """Return the limiter of the caller's principal for calls that the server computes itself.
 
         With several principals `AT_WORK` calls of each run at a time.
         """
         most = AT_WORK if self.principals.several else sys.maxsize
-        return self._turns.setdefault(caller.principal, anyio.CapacityLimiter(most))
+        return self._call_limiters.setdefault(caller.principal, anyio.CapacityLimiter(most))
 
     def most_sessions(self, principal: str) -> int:
         """Sessions with a kernel that a principal may have at once."""
@@ -306,7 +306,7 @@ class SessionManager:
 
         Raises SessionLimitReached, and InputError for a `name` that is taken or none.
         """
-        ask = Ask(name, default=default, fresh=fresh, resume=resume)
+        wanted = SessionRequest(name, default=default, fresh=fresh, resume=resume)
         self.principals.seen(caller.who)
         if attach and self._is_default(caller, name):
             raise InputError(
@@ -316,14 +316,14 @@ class SessionManager:
         limits = self.principals.limits(caller.principal, limits, self._settings.limits)
         async with (
             self._being_opened(),
-            self._way(caller, ask) as ask,
+            self._way(caller, wanted) as wanted,
             self.quota.reserve(caller.principal),
         ):
-            self._check_name(caller, ask.name)  # again: a session may have had to make room
+            self._check_name(caller, wanted.name)  # again: a session may have had to make room
             if attach:
-                handle = self._roll.handle()
-            async with self._entered(caller, ask, handle) as handle:
-                wanted = KernelRequest(
+                handle = self._registry.new_handle()
+            async with self._entered(caller, wanted, handle) as handle:
+                request = KernelRequest(
                     handle,
                     Path(),
                     python,
@@ -333,53 +333,55 @@ class SessionManager:
                     network=network,
                     attach=attach,
                 )
-                return await self._create(caller, ask, wanted, timeout_s)
+                return await self._create(caller, wanted, request, timeout_s)
 
     @asynccontextmanager
-    async def _entered(self, caller: Caller, ask: Ask, handle: str) -> AsyncIterator[str]:
+    async def _entered(
+        self, caller: Caller, wanted: SessionRequest, handle: str
+    ) -> AsyncIterator[str]:
         """Yield the handle of a session to be opened in this block; it is removed on failure."""
         if handle:
             yield handle
             return
-        default = caller.default if ask.default else ""
-        handle = await self._roll.enter(caller.principal, ask, default)
+        default = caller.default if wanted.default else ""
+        handle = await self._registry.register(caller.principal, wanted, default)
         try:
             yield handle
         except BaseException:
             with anyio.CancelScope(shield=True):
-                await self._roll.strike(handle)
+                await self._registry.unregister(handle)
             raise
 
     async def _create(
-        self, caller: Caller, ask: Ask, request: KernelRequest, timeout_s: float
+        self, caller: Caller, wanted: SessionRequest, request: KernelRequest, timeout_s: float
     ) -> Session:
         """Open the requested session, with its workspace and persisted state."""
         handle = request.session
         with ExitStack() as undo:
-            claim = UNKEPT
+            found = NOTHING_FOUND
             if not request.attach:
-                claim = await self._claim(caller, ask, handle, undo)
+                found = await self._look_up(caller, wanted, handle, undo)
             name, folder = self._folders.place(
-                handle, ask.name, undo, default=ask.default, principal=caller.principal
+                handle, wanted.name, undo, default=wanted.default, principal=caller.principal
             )
             request = replace(request, workspace=folder)
-            if self._keeping is not None and claim.past is not None:
+            if self._persistence is not None and found.previous is not None:
                 try:
-                    continued = partial(self._keeping.request, request, claim.past.saved)
+                    continued = partial(self._persistence.request, request, found.previous.saved)
                     request = await anyio.to_thread.run_sync(continued)
-                    timeout_s = timeout_s or self._keeping.timeout_s(claim.past.saved)
+                    timeout_s = timeout_s or self._persistence.timeout_s(found.previous.saved)
                 except KernelMcpError as error:
-                    if claim.entry is not None:
-                        claim.entry.close()
+                    if found.entry is not None:
+                        found.entry.close()
                     note = f"{UNUSED}: {error}"
-                    loss = Loss.of(note, claim.past.saved.names)
-                    claim = Claim(note=note, held_back=True, loss=loss)
-            if (entry := claim.entry) is not None:
-                kept = folder if self._folders.keep else entry.workspace
-                request = replace(request, workspace=kept, layer=entry.layer)
-            session = await self._open(caller, name, request, timeout_s, claim)
+                    loss = Loss.of(note, found.previous.saved.names)
+                    found = LookupResult(note=note, held_back=True, loss=loss)
+            if (entry := found.entry) is not None:
+                persisted = folder if self._folders.keep else entry.workspace
+                request = replace(request, workspace=persisted, layer=entry.layer)
+            session = await self._open(caller, name, request, timeout_s, found)
             self._held[handle] = undo.pop_all()
-        self._succeed(caller, session, default=ask.default)
+        self._succeed(caller, session, default=wanted.default)
         if caller.principal in self._dismissed:
             session.close()
             raise SessionNotFound(
@@ -397,29 +399,29 @@ class SessionManager:
             self._opening -= 1
 
     @asynccontextmanager
-    async def _way(self, caller: Caller, ask: Ask) -> AsyncIterator[Ask]:
+    async def _way(self, caller: Caller, wanted: SessionRequest) -> AsyncIterator[SessionRequest]:
         """Close the session that began in place of the requested one, and yield the request.
 
         A request for the name of the default session is one for that. Raises InputError where the
         session exists and its state was not held back.
         """
-        ask.check()
-        if ask.default or not self._is_default(caller, ask.name):
-            self._check_name(caller, ask.name, but_held_back=ask.takes)
-            if (there := self._named(caller, ask.name)) is not None:
+        wanted.check()
+        if wanted.default or not self._is_default(caller, wanted.name):
+            self._check_name(caller, wanted.name, but_held_back=wanted.decides)
+            if (there := self._named(caller, wanted.name)) is not None:
                 await self.close(there, _GAVE_WAY)
-            yield ask
+            yield wanted
             return
         async with self._lock_of(caller.principal):
             there = self._sessions.get(self._defaults.get((caller.principal, caller.default), ""))
             if there is not None:
-                if not (ask.takes and there.held_back):
+                if not (wanted.decides and there.held_back):
                     raise InputError(
-                        f"{ask.name!r} is your default session, which is there: leave `session` "
+                        f"{wanted.name!r} is your default session, which is there: leave `session` "
                         "empty. reset empties it, close_session ends it."
                     )
                 await self.close(there, _GAVE_WAY)
-            yield replace(ask, name="", default=True)
+            yield replace(wanted, name="", default=True)
 
     def _succeed(self, caller: Caller, session: Session, *, default: bool) -> None:
         """Register a session as the default one or by its name.
@@ -435,71 +437,80 @@ class SessionManager:
         elif name:
             which, new = f"session {name!r}", "one"
             ended = self._ends.find(owner, name) if name != SCRIPT else None
-            self._ends.give_name(owner, name)
+            self._ends.reassign_name(owner, name)
         if ended is not None:
             text = f"The {which} {self._fate(ended)} This is a new {new}"
-            session.ledger.add(text, ended.loss)
+            session.notifications.add(text, ended.loss)
 
     def _is_default(self, caller: Caller, name: str) -> bool:
         """Return True if this name is that of the caller's default session in the store."""
-        if name != DEFAULT_NAME or self._keeping is None or not caller.default:
+        if name != DEFAULT_NAME or self._persistence is None or not caller.default:
             return False
-        return self._keeping.key(caller.principal, "", default=True) is not None
+        return self._persistence.key(caller.principal, "", default=True) is not None
 
-    async def _claim(self, caller: Caller, ask: Ask, handle: str, undo: ExitStack) -> Claim:
+    async def _look_up(
+        self, caller: Caller, wanted: SessionRequest, handle: str, undo: ExitStack
+    ) -> LookupResult:
         """Return the persisted state of a session; `undo` releases it.
 
         A failure is reported by the `note` of the result.
         """
-        keeping = self._keeping
+        persistence = self._persistence
         key = None
-        if keeping is not None and ask.name != SCRIPT:
-            key = keeping.key(caller.principal, ask.name, default=ask.default, handle=handle)
-        if keeping is None or key is None:
-            return Claim(note=NOT_KEPT) if ask.resume else UNKEPT
-        claim = UNKEPT
+        if persistence is not None and wanted.name != SCRIPT:
+            key = persistence.key(
+                caller.principal, wanted.name, default=wanted.default, handle=handle
+            )
+        if persistence is None or key is None:
+            return LookupResult(note=NOT_KEPT) if wanted.resume else NOTHING_FOUND
+        found = NOTHING_FOUND
         for family in (each.family for each in self._sessions.values()):
-            if any(each.kept and each.kept.entry.key == key for each in family.ended):
-                return Claim(note=HELD_HERE)
+            if any(each.persisted and each.persisted.entry.key == key for each in family.ended):
+                return LookupResult(note=HELD_HERE)
         with Barrier("looking for what was kept of a session") as barrier:
-            work = partial(keeping.claim, key, fresh=ask.fresh, resume=ask.resume)
-            claim = await anyio.to_thread.run_sync(work)
+            work = partial(persistence.look_up, key, fresh=wanted.fresh, resume=wanted.resume)
+            found = await anyio.to_thread.run_sync(work)
         if barrier.failure is not None:
-            return Claim(note=f"This session is not kept: {reason_of(barrier.failure)}")
-        if claim.entry is not None:
-            undo.callback(claim.entry.close)
-        return claim
+            return LookupResult(note=f"This session is not kept: {reason_of(barrier.failure)}")
+        if found.entry is not None:
+            undo.callback(found.entry.close)
+        return found
 
     async def _open(
-        self, caller: Caller, name: str, request: KernelRequest, timeout_s: float, claim: Claim
+        self,
+        caller: Caller,
+        name: str,
+        request: KernelRequest,
+        timeout_s: float,
+        found: LookupResult,
     ) -> Session:
-        handle, folder, entry = request.session, request.workspace, claim.entry
+        handle, folder, entry = request.session, request.workspace, found.entry
         workspace = self._workspace(folder)
         workspace.share = self._share_of(caller.principal)
         limits = request.limits or self._settings.limits
         records = self._folders.records / handle if entry is None else entry.records
         assert request.layer is not None
         self._folders.make(folder, request.layer, records)
-        kept = None
-        if entry is not None and self._keeping is not None:
+        persisted = None
+        if entry is not None and self._persistence is not None:
             with Barrier("keeping a session", handle) as barrier:
-                kept = Kept(
+                persisted = PersistedSave(
                     entry,
-                    self._keeping,
+                    self._persistence,
                     request,
                     timeout_s,
-                    asleep_bytes=self._settings.hibernate_bytes,
+                    hibernated_bytes=self._settings.hibernate_bytes,
                     masks=self._masks,
                 )
             if barrier.failure is not None:
-                claim = Claim(note=f"This session is not kept: {reason_of(barrier.failure)}")
+                found = LookupResult(note=f"This session is not kept: {reason_of(barrier.failure)}")
         session = Session(
             request=request,
             owner=caller.principal,
             name=name,
             workspace=workspace,
             cells_dir=records,
-            shelf=kept or self._shelf(handle),
+            session_save=persisted or self._temporary_save(handle),
             source=self._source,
             admit=self.quota.admit,
             grace_s=self._settings.grace_s,
@@ -508,18 +519,18 @@ class SessionManager:
             clock=self._clock,
             journal=self._audit.journal(caller.principal, handle),
             checks=self.checks,
-            turns=self._cell_turns,
+            start_queue=self._start_queue,
             preparation=self._preparation,
             saver=self._saver,
             checkpoints=self._settings.checkpoints,
-            resting=self._resting.setdefault(caller.principal, Resting(busy=self._busy)),
+            resting=self._resting.setdefault(caller.principal, IdleCheckpoints(busy=self._busy)),
             masks=self._masks,
         )
-        session.held_back = claim.held_back
-        if kept is not None:
-            await self._continue(session, kept, claim)
-        elif claim.note:
-            session.ledger.add(claim.note, claim.loss)
+        session.held_back = found.held_back
+        if persisted is not None:
+            await self._continue(session, persisted, found)
+        elif found.note:
+            session.notifications.add(found.note, found.loss)
         self._sessions[handle] = session
         session.journal.opened(
             name=name,
@@ -527,17 +538,17 @@ class SessionManager:
             python=request.python,
             attach=request.attach,
         )
-        if claim.past is not None:
-            session.journal.resumed(claim.past.saved.moment, len(session.cells))
+        if found.previous is not None:
+            session.journal.resumed(found.previous.saved.moment, len(session.cells))
         assert self._tasks is not None
         await self._tasks.start(self._serve, session)
         return session
 
-    def _shelf(self, handle: str) -> Shelf:
+    def _temporary_save(self, handle: str) -> SessionSave:
         """Return the place for the saves of a session that is not persisted."""
         most = self._settings.hibernate_bytes
         folder = SaveFolder(self._folders.save_of(handle), most)
-        return Shelf(folder, asleep_bytes=most, masks=self._masks)
+        return SessionSave(folder, hibernated_bytes=most, masks=self._masks)
 
     async def branch(self, session: Session, count: int) -> list[tuple[Session, str]]:
         """Open `count` sessions that continue from the current state of another.
@@ -548,7 +559,7 @@ class SessionManager:
         if not 1 <= count <= branches.MOST:
             raise InputError(f"n={count} is not usable: pass 1 to {branches.MOST} branches.")
         self.quota.check_branches(count, session)
-        handles = [self._roll.handle() for _ in range(count)]
+        handles = [self._registry.new_handle() for _ in range(count)]
         made = []
         try:
             starts = await branches.begin(session, handles)
@@ -567,9 +578,9 @@ class SessionManager:
         """Note in the store whether a family has branches, for a later server without them."""
         for each in (*family.members, *family.ended):
             there = len(family.members) > 1
-            if each.kept is not None and each.kept.entry.branched != there:
+            if each.persisted is not None and each.persisted.entry.branched != there:
                 with Barrier("noting branches", each.handle):
-                    await surely(partial(each.kept.entry.branch, there))
+                    await surely(partial(each.persisted.entry.set_branched, there))
 
     async def _remove_folder(self, session: Session, folder: str) -> None:
         """Remove a branch's own folder."""
@@ -577,7 +588,11 @@ class SessionManager:
             await surely(partial(session.workspace.remove_folder, folder))
 
     async def _open_branch(
-        self, parent: Session, handle: str, start: branches.Start, origin: branches.Origin
+        self,
+        parent: Session,
+        handle: str,
+        start: branches.BranchStart,
+        origin: branches.BranchOrigin,
     ) -> Session:
         request = replace(parent.request, session=handle)
         limits = request.limits or self._settings.limits
@@ -589,7 +604,7 @@ class SessionManager:
             name="",
             workspace=parent.workspace,
             cells_dir=records,
-            shelf=self._shelf(handle),
+            session_save=self._temporary_save(handle),
             source=self._source,
             admit=self.quota.admit,
             grace_s=self._settings.grace_s,
@@ -598,10 +613,10 @@ class SessionManager:
             clock=self._clock,
             journal=self._audit.journal(parent.owner, handle),
             checks=self.checks,
-            turns=self._cell_turns,
+            start_queue=self._start_queue,
             preparation=self._preparation,
             checkpoints=self._settings.checkpoints,
-            resting=self._resting.setdefault(parent.owner, Resting(busy=self._busy)),
+            resting=self._resting.setdefault(parent.owner, IdleCheckpoints(busy=self._busy)),
             masks=self._masks,
         )
         session.installing = parent.installing
@@ -644,7 +659,7 @@ class SessionManager:
         else:
             gone = await branches.adopt(branch, root, origin)
             root.cells.undone.update(gone)
-            root.ledger.replaced(branch.ledger, f"branch {branch.handle}")
+            root.notifications.take_over(branch.notifications, f"branch {branch.handle}")
             others.append(branch)
         branch.origin = None  # its folder stays
         with anyio.CancelScope(shield=True):
@@ -652,28 +667,32 @@ class SessionManager:
                 adopted = "it was adopted" if each is branch else "another branch was adopted"
                 await self.close(each, f"was closed, as {adopted}")
         root.journal.adopted(branch.handle)
-        await root.disown()
+        await root.mark_save_undone()
         await root.note_adoption()
         root.touch()
         return root, gone
 
-    async def _continue(self, session: Session, kept: Kept, claim: Claim) -> None:
+    async def _continue(
+        self, session: Session, persisted: PersistedSave, found: LookupResult
+    ) -> None:
         """Restore the cells of a persisted session, and let its next kernel load the variables."""
-        past, note = claim.past, claim.note
-        if past is not None:
+        previous, note = found.previous, found.note
+        if previous is not None:
             with Barrier("bringing back a kept session", session.handle) as barrier:
-                await anyio.to_thread.run_sync(session.remember, past)
+                await anyio.to_thread.run_sync(session.remember, previous)
             if barrier.failure is not None:
-                unread = f"The cells of {past.when} cannot be read: {reason_of(barrier.failure)}"
+                unread = (
+                    f"The cells of {previous.when} cannot be read: {reason_of(barrier.failure)}"
+                )
                 note = ". ".join(filter(None, (note, unread)))
-            session.continue_from(past)
-            if past.cells:
+            session.continue_from(previous)
+            if previous.cells:
                 with Barrier("keeping the cells of a session", session.handle):
-                    await kept.log()
+                    await persisted.save_cells()
         else:
-            kept.clear()
+            persisted.clear_journal()
         if note:
-            session.ledger.add(note, claim.loss)
+            session.notifications.add(note, found.loss)
 
     def _check_name(self, caller: Caller, name: str, *, but_held_back: bool = False) -> None:
         """Raise InputError for a name that is malformed, or that of a session of this caller.
@@ -717,9 +736,9 @@ class SessionManager:
             if (found := self._own(caller, session)) is not None:
                 return found
             if (
-                self._keeping
+                self._persistence
                 and NAME.fullmatch(session)
-                and self._keeping.has(caller.principal, session)
+                and self._persistence.has(caller.principal, session)
             ):
                 return await self.create(caller, name=session)
             if (ended := self._ends.find(caller.principal, session)) is not None:
@@ -743,7 +762,7 @@ class SessionManager:
                 if default is None:
                     default = await self.create(caller, default=True)
                     if not caller.known:
-                        caller.reply.lead = LEAD.format(default.handle)
+                        caller.response.preamble = PREAMBLE.format(default.handle)
         self._note_client(caller, default)
         return default
 
@@ -758,7 +777,7 @@ class SessionManager:
         now, known = self._clock(), self._clients.setdefault(session.handle, OrderedDict())
         if caller.client not in known and known:
             last = now - next(reversed(known.values()))
-            caller.reply.remarks.append(SHARED.format(ago(last)))
+            caller.response.remarks.append(SHARED.format(ago(last)))
         known[caller.client] = now
         known.move_to_end(caller.client)
         if len(known) > MOST_CLIENTS:
@@ -795,15 +814,15 @@ class SessionManager:
         else:
             await self._drop(session)
 
-    def known_to_have_ended(self, handle: str) -> None:
+    def end_delivered(self, handle: str) -> None:
         """Record a delivered answer about the end of a session."""
-        self._ends.told(handle)
+        self._ends.mark_delivered(handle)
 
-    def not_known_to_have_ended(self, handle: str) -> None:
+    def end_revoked(self, handle: str) -> None:
         """Record that this answer was revoked."""
-        self._ends.untold(handle)
+        self._ends.mark_undelivered(handle)
 
-    def _fate(self, ended: Ended) -> str:
+    def _fate(self, ended: Tombstone) -> str:
         if ended.loss.kept:
             return f"{ended.why}; the kernel that it had joined goes on with its variables."
         files = "" if self._folders.keep else " and files"
@@ -814,9 +833,9 @@ class SessionManager:
 
         Raises SessionNotFound.
         """
-        kept = self._records.find(caller.principal, handle)
-        if kept is not None:
-            return handle, kept
+        persisted = self._records.find(caller.principal, handle)
+        if persisted is not None:
+            return handle, persisted
         session = await self.resolve(caller, handle)
         return session.handle, session.cells
 
@@ -850,7 +869,7 @@ class SessionManager:
         """Record the end of a session, with what it lost, for its owner's next call."""
         if session.handle in self._sessions:
             loss = session.lost_state(f"it {why}")
-            self._ends.add(Ended(session.owner, session.handle, session.name, why, loss))
+            self._ends.add(Tombstone(session.owner, session.handle, session.name, why, loss))
 
     async def _serve(self, session: Session, *, task_status: anyio.abc.TaskStatus[None]) -> None:
         try:
@@ -879,14 +898,14 @@ class SessionManager:
 
         With `keep_record` its cells stay readable for a time.
         """
-        if (kept := session.kept) is not None:
+        if (persisted := session.persisted) is not None:
             with Barrier("putting a kept session away", session.handle):
                 await session.stop_saving()
                 if session.forgotten or session.blank:
-                    await surely(kept.entry.remove)
-                elif kept.unlogged:
-                    await kept.log()
-            kept.close()
+                    await surely(persisted.entry.remove)
+                elif persisted.unlogged:
+                    await persisted.save_cells()
+            persisted.close()
             return
         with Barrier("keeping a session's record", session.handle) as barrier:
             if session.keep_record:

@@ -26,7 +26,7 @@ MANIFEST = "manifest.json"
 COPY = "manifest.copy.json"
 MOST_BYTES = 64 * MIB
 OF_PRINCIPAL = "principal "
-"""Prefix of `Key.folder` for a session that belongs to a principal, not to a folder."""
+"""Prefix of `SessionKey.folder` for a session that belongs to a principal, not to a folder."""
 ID_CHARS = 32
 _DIGEST = b', "kernel-mcp/digest": "'
 _NEW = ".new"
@@ -51,7 +51,7 @@ class OtherSession(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Key:
+class SessionKey:
     """Key of a stored entry: the server's working folder, or a principal, and a session's name."""
 
     folder: str
@@ -135,9 +135,9 @@ class Saved:
         return _names(self.variables)
 
     @property
-    def key(self) -> Key:
+    def key(self) -> SessionKey:
         """Key of its entry."""
-        return Key(self.folder, self.name)
+        return SessionKey(self.folder, self.name)
 
 
 def _names(variables: object) -> list[str]:

@@ -139,9 +139,9 @@ class SessionQuota:
                 asleep = await session.hibernate(purpose)
             except HibernationError as error:
                 logger.info("session %s keeps its kernel: %s", session.handle, error)
-                session.spare()
+                session.postpone_hibernation()
         if barrier.failure is not None:
-            session.spare()
+            session.postpone_hibernation()
         if asleep:
             with Barrier("dropping hibernated sessions"):
                 await self._drop_surplus(session.owner)
@@ -177,7 +177,7 @@ class SessionQuota:
     async def _freed(self, owner: str) -> bool:
         """Wait for saves, checkpoints and the like of an idle session; False if there were none."""
         for session in self._of(owner):
-            if session.lifecycle.awake and await session.freed():
+            if session.lifecycle.awake and await session.wait_until_free():
                 return True
         return False
 
@@ -271,7 +271,7 @@ class SessionQuota:
         return False
 
     def _asleep(self, owner: str) -> list[Session]:
-        return [session for session in self._of(owner) if session.dormant]
+        return [session for session in self._of(owner) if session.stays_hibernated]
 
     async def _force(self, session: Session, started: anyio.Event) -> None:
         """Hibernate a session, also when no caller waits for it any more."""
@@ -289,7 +289,7 @@ class SessionQuota:
         """
         if not self._settings.hibernate_sessions:
             return None
-        found = [s for s in self._of(owner) if s.restful and s.handle not in without]
+        found = [s for s in self._of(owner) if s.can_hibernate and s.handle not in without]
         return min(found, key=lambda s: (not s.blank, s.last_used), default=None)
 
     async def _drop_surplus(self, owner: str) -> None:
@@ -369,7 +369,7 @@ async def _one_of(leaving: Sequence[anyio.Event]) -> None:
 
 
 def _first_to_drop(session: Session) -> tuple[bool, float]:
-    return not session.blank, session.sleep.since if session.sleep else 0.0
+    return not session.blank, session.hibernated.since if session.hibernated else 0.0
 
 
 def surplus(
@@ -386,9 +386,9 @@ def surplus(
     left = oldest_first[len(dropped) :]
     for bound, lasts in ((most_bytes, False), (kept_bytes, True)):
         sizes = {
-            session.handle: session.sleep.size if session.sleep else 0
+            session.handle: session.hibernated.size if session.hibernated else 0
             for session in left
-            if (session.kept is not None) is lasts
+            if (session.persisted is not None) is lasts
         }
         excess = sum(sizes.values()) - bound if bound else 0
         for session in left:

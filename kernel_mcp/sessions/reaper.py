@@ -34,9 +34,9 @@ class Reaper:
         found = [
             session
             for session in self._manager.sessions
-            if session.restful
+            if session.can_hibernate
             and session.last_used <= now - self._idle_timeout_s
-            and session.spared_until <= now
+            and session.postponed_until <= now
         ]
         return sorted(found, key=lambda session: session.last_used)
 
@@ -50,7 +50,7 @@ class Reaper:
     async def _retire(self, session: Session, limiter: anyio.CapacityLimiter) -> None:
         async with limiter:
             idle = self._clock() - session.last_used
-            if session.restful and idle >= self._idle_timeout_s:
+            if session.can_hibernate and idle >= self._idle_timeout_s:
                 logger.info("retiring a session idle for %.0f s", idle)
                 with Barrier("retiring an idle session", session.handle):
                     await self._manager.retire(session)

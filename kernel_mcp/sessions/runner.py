@@ -24,8 +24,8 @@ from kernel_mcp.sessions.audit import Journal
 from kernel_mcp.sessions.cell import (
     AT_ONCE,
     Cell,
+    CellOutcome,
     News,
-    Outcome,
     Phase,
     Status,
     StopReason,
@@ -35,8 +35,8 @@ from kernel_mcp.sessions.checking import Checks
 from kernel_mcp.sessions.execution import run_cell, stop
 from kernel_mcp.sessions.history import History
 from kernel_mcp.sessions.lifecycle import KernelLifecycle
-from kernel_mcp.sessions.losses import Ledger, Notice
-from kernel_mcp.sessions.turns import Turns
+from kernel_mcp.sessions.notifications import Notice, NotificationQueue
+from kernel_mcp.sessions.start_queue import CellStartQueue
 from kernel_mcp.telemetry.spans import OriginContext, Span
 
 RECORD_BYTES = 512 * MIB
@@ -53,12 +53,12 @@ class CellQueue:
         self,
         folder: Path,
         clock: Callable[[], float],
-        ledger: Ledger,
+        notifications: NotificationQueue,
         masks: Masks | None = None,
     ) -> None:
         """`masks` hide values in code that is written to disk."""
         self._masks = masks or Masks()
-        self.news = News(ledger)
+        self.news = News(notifications)
         self._displays: DisplayIndex[OutputLog] = DisplayIndex()
         self.cells = History(folder, self._displays)
         self.current: Cell | None = None
@@ -98,7 +98,7 @@ class CellQueue:
         log = OutputLog(self._folder, number)
         log.evict(f"[… {cause} …]")
         log.close()
-        cell = Cell.ended(number, code, log, Outcome(Status.KILLED, False, cause), 0.0)
+        cell = Cell.ended(number, code, log, CellOutcome(Status.KILLED, False, cause), 0.0)
         cell.numbered, cell.phase = True, Phase.RUN
         self.cells.append(cell)
 
@@ -193,7 +193,7 @@ class CellQueue:
 
     def _drop(self, cell: Cell, cause: str) -> Cell:
         self._waiting.remove(cell)
-        cell.finish(Outcome(Status.INTERRUPTED, cause=cause), self._clock())
+        cell.finish(CellOutcome(Status.INTERRUPTED, cause=cause), self._clock())
         return cell
 
 
@@ -246,7 +246,7 @@ class CellRunner:
         clock: Callable[[], float],
         journal: Journal,
         checks: Checks,
-        turns: Turns,
+        start_queue: CellStartQueue,
     ) -> None:
         self._lifecycle = lifecycle
         self._grace_s = grace_s
@@ -254,7 +254,7 @@ class CellRunner:
         self._clock = clock
         self._journal = journal
         self._checks = checks
-        self._turns = turns
+        self._start_queue = start_queue
 
     async def prepare(self, cell: Cell, work: Callable[[Cell], Awaitable[None]]) -> None:
         """Call `work` before a cell runs; the cell ends if that fails or is stopped."""
@@ -273,7 +273,7 @@ class CellRunner:
         if barrier.failure is not None:
             cell.fail(explained(barrier.failure, "installing for this cell"), self._clock())
         if scope.cancelled_caught:
-            cell.finish(Outcome(Status.INTERRUPTED, cause=NOT_PREPARED), self._clock())
+            cell.finish(CellOutcome(Status.INTERRUPTED, cause=NOT_PREPARED), self._clock())
         if cell.outcome is not None:
             self._journal.ran(cell)
 
@@ -296,7 +296,9 @@ class CellRunner:
                 cell.fail(explained(barrier.failure, "running this cell", kept=kept), self._clock())
         finally:
             if cell.outcome is None:
-                cell.finish(Outcome(Status.KILLED, False, "the session was closed"), self._clock())
+                cell.finish(
+                    CellOutcome(Status.KILLED, False, "the session was closed"), self._clock()
+                )
             self._journal.ran(cell)
 
     async def _run(self, cell: Cell) -> None:
@@ -309,13 +311,13 @@ class CellRunner:
         except KernelMcpError as error:
             cell.fail(error, self._clock())
 
-    async def _attempt(self, cell: Cell) -> Outcome:
+    async def _attempt(self, cell: Cell) -> CellOutcome:
         cell.phase, cell.state_as_of = Phase.START, self._lifecycle.state_as_of
         refusal: Failure | None = None
         with anyio.CancelScope() as scope:
             cell.watch_stop(scope)
             kernel = await self._lifecycle.ensure(cell.step)
-            cell.run_after(self._lifecycle.ledger.place(cell.since))
+            cell.run_after(self._lifecycle.notifications.take_losses(cell.since))
             cell.phase, cell.state_as_of = Phase.CHECK, self._lifecycle.state_as_of
             refusal = await refuse(
                 cell.plain,
@@ -327,19 +329,19 @@ class CellRunner:
         cell.watch_stop(None)
         if scope.cancelled_caught:
             why = NOT_CHECKED if cell.phase is Phase.CHECK else NOT_STARTED
-            return Outcome(Status.INTERRUPTED, cause=why)
+            return CellOutcome(Status.INTERRUPTED, cause=why)
         if refusal is not None:
             return self._refused(cell, refusal)
         await self._lifecycle.checkpoint_ahead(cell)
         self._journal.begins(kernel.handle)
         began = self._clock()
         with self._lifecycle.engaged():
-            async with self._turns.turn():
+            async with self._start_queue.slot():
                 outcome = await run_cell(kernel, cell, grace_s=self._grace_s, cpu_s=self._cpu_s)
             if outcome.status is Status.KILLED:
                 outcome = await self._after_kill(cell, outcome)
             elif cell.phase is Phase.RUN:
-                self._lifecycle.note_work(cell.number, self._clock() - began)
+                self._lifecycle.note_cell_run(cell.number, self._clock() - began)
                 self._lifecycle.note_removal(cell)
         cell.state_as_of = self._lifecycle.state_as_of
         return outcome
@@ -359,22 +361,22 @@ class CellRunner:
             if not await stop(kernel, run, self._grace_s, cell) and run.status is not None:
                 return "The cell was interrupted; variables are kept."
         what = f"The server failed while running cell {cell.number} and ended its kernel"
-        if (back := await self._lifecycle.revive()) is not None:
+        if (back := await self._lifecycle.resume_from_checkpoint()) is not None:
             return f"{what}. {back.words(cell.number)}"
         cell.own = self._lifecycle.lose(what, self._lifecycle.lost_state("the server failed"))
         await self._lifecycle.drop()
         return "The kernel was ended: all variables are lost, files in the workspace are kept."
 
-    def _refused(self, cell: Cell, refusal: Failure) -> Outcome:
+    def _refused(self, cell: Cell, refusal: Failure) -> CellOutcome:
         cell.take(refusal)
         if cell.installed:
             cell.notice(cell.installed)
         if refusal.name != "PolicyError":
-            return Outcome(Status.ERROR)
+            return CellOutcome(Status.ERROR)
         self._journal.refused(cell, refusal.value)
-        return Outcome(Status.ERROR, cause="refused by the import policy; nothing was run")
+        return CellOutcome(Status.ERROR, cause="refused by the import policy; nothing was run")
 
-    async def _after_kill(self, cell: Cell, outcome: Outcome) -> Outcome:
+    async def _after_kill(self, cell: Cell, outcome: CellOutcome) -> CellOutcome:
         """Restore a killed kernel from a checkpoint or the last save, else start a fresh one.
 
         Neither when the session is reset or closed. Returns the outcome, with `state_kept` set if
@@ -383,12 +385,12 @@ class CellRunner:
         if cell.stop_reason in AT_ONCE:  # reset and close report the loss
             await self._lifecycle.drop()
             return outcome
-        alive = await self._lifecycle.revive()
-        if (back := alive or await self._lifecycle.fall_back()) is not None:
+        alive = await self._lifecycle.resume_from_checkpoint()
+        if (back := alive or await self._lifecycle.fall_back_to_save()) is not None:
             cell.back = back.words(cell.number)
             if (loss := back.loss(outcome.cause or "its kernel is gone")) is not None:
                 what = f"Cell {cell.number} was killed ({outcome.cause}). {cell.back}"
-                cell.own = self._lifecycle.ledger.add(what, loss)
+                cell.own = self._lifecycle.notifications.add(what, loss)
             if alive is None:
                 await self._begin_anew(cell)
             return replace(outcome, state_kept=True)

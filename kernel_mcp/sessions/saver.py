@@ -16,13 +16,13 @@ from kernel_mcp.barriers import Barrier, reason_of
 from kernel_mcp.config.values import MIB
 from kernel_mcp.errors import HibernationError
 from kernel_mcp.records import dataclass
-from kernel_mcp.sessions.saving import pause_after
+from kernel_mcp.sessions.forked_save import pause_after
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
+class SaveCost:
     """The size of a save in bytes, and the processor time that it has used, in seconds."""
 
     size: int = 0
@@ -43,7 +43,7 @@ class Saveable(Protocol):
     def changed(self) -> bool:
         """True if it has changed since its last save."""
 
-    async def save(self, *, urgent: bool = False, most_bytes: int | None = None) -> Written | None:
+    async def save(self, *, urgent: bool = False, most_bytes: int | None = None) -> SaveCost | None:
         """Save what it holds, or return None while it is in use.
 
         An `urgent` save waits for the cell that runs, and the next cell waits for it. With
@@ -196,7 +196,7 @@ class Saver:
             self._saving.discard(handle)
             self._wake.set()
 
-    def _saved(self, session: Saveable, began: float, written: Written | None) -> None:
+    def _saved(self, session: Saveable, began: float, written: SaveCost | None) -> None:
         handle = session.handle
         if written is None:  # it has come into use
             self._not_before[handle] = self._clock() + IDLE_S

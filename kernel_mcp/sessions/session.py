@@ -35,21 +35,21 @@ from kernel_mcp.linux.proc import thread_times, waits_for_machine
 from kernel_mcp.linux.process import free_descriptors
 from kernel_mcp.output.text import Masks
 from kernel_mcp.sessions.audit import SILENT, Journal
-from kernel_mcp.sessions.books import Books
-from kernel_mcp.sessions.branches import Family, Origin, Start
+from kernel_mcp.sessions.branches import BranchOrigin, BranchStart, Family
 from kernel_mcp.sessions.cell import Ahead, Cell, StopReason, narrate
 from kernel_mcp.sessions.checking import Checks
-from kernel_mcp.sessions.checkpoints import Checkpoints, Resting
-from kernel_mcp.sessions.hibernation import Sleep
-from kernel_mcp.sessions.keeping import Past, judge_of, lost_with
-from kernel_mcp.sessions.lifecycle import KernelLifecycle, Return
-from kernel_mcp.sessions.losses import Ledger, Loss, Notice
+from kernel_mcp.sessions.checkpoints import Checkpoints, IdleCheckpoints
+from kernel_mcp.sessions.forked_save import UnfitToFork
+from kernel_mcp.sessions.hibernation import HibernatedState
+from kernel_mcp.sessions.lifecycle import KernelLifecycle, Rollback
+from kernel_mcp.sessions.notebook_sinks import NotebookSinks
+from kernel_mcp.sessions.notifications import Loss, Notice, NotificationQueue
+from kernel_mcp.sessions.persistence import PreviousSession, compatibility_check, lost_with
 from kernel_mcp.sessions.runner import CellQueue, CellRunner
-from kernel_mcp.sessions.saver import Saver, Written
-from kernel_mcp.sessions.saving import UnfitToFork
-from kernel_mcp.sessions.shelf import NOTEBOOK, Kept, Shelf
+from kernel_mcp.sessions.saver import SaveCost, Saver
+from kernel_mcp.sessions.session_save import NOTEBOOK, PersistedSave, SessionSave
 from kernel_mcp.sessions.snapshot import SECONDS, Dump, counted, descriptions
-from kernel_mcp.sessions.turns import Turns
+from kernel_mcp.sessions.start_queue import CellStartQueue
 from kernel_mcp.sessions.words import duration, listing
 from kernel_mcp.sessions.writer import HERE_S, TOO_LARGE, write_forked, write_here
 from kernel_mcp.telemetry.spans import OriginContext, caught, of_session
@@ -112,7 +112,7 @@ LOOK_S = 0.002
 """Seconds between two checks of that."""
 COARSE_S = 0.01
 """Unit of processor time, in seconds, where the threads of a kernel cannot be read."""
-WAKE_DESCRIPTORS = 24
+RESTORE_DESCRIPTORS = 24
 """Most files that the server opens to start a kernel that loads a save."""
 RETRY_S = 60.0
 """Pause after a failed hibernation; each further failure doubles it up to `RETRY_MOST_S`."""
@@ -122,7 +122,7 @@ RETRY_MOST_S = 3600.0
 class Session:
     """One notebook. `serve` runs its cells until the session is closed.
 
-    `lifecycle` owns the kernel, `queue` the cells, `ledger` the notices.
+    `lifecycle` owns the kernel, `queue` the cells, `notifications` the notices.
     """
 
     def __init__(
@@ -133,7 +133,7 @@ class Session:
         name: str,
         workspace: Workspace,
         cells_dir: Path,
-        shelf: Shelf,
+        session_save: SessionSave,
         source: KernelSource,
         admit: Callable[[Session], Awaitable[None]],
         grace_s: float,
@@ -141,18 +141,18 @@ class Session:
         timeout_s: float,
         clock: Clock,
         checks: Checks,
-        turns: Turns,
+        start_queue: CellStartQueue,
         journal: Journal = SILENT,
         preparation: Preparation | None = None,
         saver: Saver | None = None,
         checkpoints: str = "off",
-        resting: Resting | None = None,
+        resting: IdleCheckpoints | None = None,
         masks: Masks | None = None,
     ) -> None:
         """`admit` reserves a kernel for a hibernated session. Times are seconds of `clock`.
 
-        `timeout_s` is the limit of cells whose calls name none. A `shelf` that outlives the server
-        is written by `saver`. `masks` hide values in code that is written to disk.
+        `timeout_s` is the limit of cells whose calls name none. A `session_save` that outlives the
+        server is written by `saver`. `masks` hide values in code that is written to disk.
         """
         self.request = request
         self.timeout_s = timeout_s
@@ -160,7 +160,7 @@ class Session:
         self.owner = owner
         self.name = name
         self.workspace = workspace
-        self.books = Books(workspace, request.session, journal)
+        self.notebooks = NotebookSinks(workspace, request.session, journal)
         self.journal = journal
         self.ended = anyio.Event()
         self.closing = anyio.Event()
@@ -172,7 +172,7 @@ class Session:
         self.last_ran = -math.inf
         """When its last cell ended, by `clock`."""
         self.family: Family[Session] = Family(self.created, [self], self)
-        self.origin: Origin | None = None
+        self.origin: BranchOrigin | None = None
         self.keep_record = False
         self.trouble = ""
         """Why the last save in the background has failed; empty when it has not."""
@@ -180,25 +180,31 @@ class Session:
         """Seconds between two saves, if they are rare because of its size; else 0."""
         self.forgotten = False
         """True if its persisted state is removed when it ends."""
-        self.spared_until = 0.0
-        self._spared_s = 0.0
-        self.ledger = Ledger()
-        self.kept = kept = shelf if isinstance(shelf, Kept) else None
-        self.queue = CellQueue(cells_dir, clock, self.ledger, masks)
+        self.postponed_until = 0.0
+        self._postponed_s = 0.0
+        self.notifications = NotificationQueue()
+        self.persisted = persisted = (
+            session_save if isinstance(session_save, PersistedSave) else None
+        )
+        self.queue = CellQueue(cells_dir, clock, self.notifications, masks)
         self.cells = self.queue.cells
         self.lifecycle = KernelLifecycle(
             request,
             source,
-            shelf=shelf,
+            session_save=session_save,
             admit=lambda: admit(self),
-            ledger=self.ledger,
+            notifications=self.notifications,
             journal=journal,
             checkpoints=Checkpoints(
-                checkpoints, clock, self.ledger.add, lambda: self.kept is not None, resting
+                checkpoints,
+                clock,
+                self.notifications.add,
+                lambda: self.persisted is not None,
+                resting,
             ),
             on_death=self._look,
             last_save=self._last_save,
-            on_return=self._note_return,
+            on_rollback=self._note_rollback,
         )
         self._runner = CellRunner(
             self.lifecycle,
@@ -207,24 +213,24 @@ class Session:
             clock=clock,
             journal=journal,
             checks=checks,
-            turns=turns,
+            start_queue=start_queue,
         )
         self._preparation = preparation
-        if kept is not None:
-            kept.cells, kept.cell = self.cells, lambda: self.lifecycle.state_as_of
-            kept.holds = self.lifecycle.holds_cell
-            kept.notebook = lambda: self.books.path
+        if persisted is not None:
+            persisted.cells, persisted.last_cell = self.cells, lambda: self.lifecycle.state_as_of
+            persisted.holds = self.lifecycle.holds_cell
+            persisted.notebook = lambda: self.notebooks.path
         self._saver = saver
-        self._returned = False
+        self._rolled_back = False
         """True if its variables went back to before cells that may have been saved."""
         self._left_out: set[str] = set()
         """Names of variables for which the last save had no room."""
         self._needs = 0
         """Number of calls that use or replace the kernel, or wait for that."""
-        self._shelving = anyio.Lock()
-        self._disowning = anyio.Lock()
-        self._saving: anyio.CancelScope | None = None
-        self._queued: anyio.CancelScope | None = None
+        self._save_lock = anyio.Lock()
+        self._undone_lock = anyio.Lock()
+        self._save_scope: anyio.CancelScope | None = None
+        self._waiting_save: anyio.CancelScope | None = None
         """Scope of a save that waits for the end of a cell."""
         self._computed: tuple[Kernel | None, Mapping[int, int]] = (None, {})
         """The kernel that was saved last, and processor times of its threads at that save."""
@@ -256,21 +262,21 @@ class Session:
         return self._ahead is not None
 
     @property
-    def restful(self) -> bool:
+    def can_hibernate(self) -> bool:
         """True if it can be hibernated: not hibernated, no cell, install or start under way.
 
         False with an attached kernel, whose variables this server must not save.
         """
-        return not self.turn.locked() and not self.starting and self._at_rest
+        return not self.turn.locked() and not self.starting and self._can_hibernate_now
 
     @property
-    def dormant(self) -> bool:
+    def stays_hibernated(self) -> bool:
         """True if it is hibernated and no call is waking it."""
         return self.state == "hibernated" and not self._needs and not self.turn.locked()
 
     @property
-    def _at_rest(self) -> bool:
-        """The same as `restful` for a caller that holds the turn."""
+    def _can_hibernate_now(self) -> bool:
+        """The same as `can_hibernate` for a caller that holds the turn."""
         others = [each for each in self.family.members if each is not self]
         return (
             not self.request.attach
@@ -288,11 +294,11 @@ class Session:
     def last_used(self, moment: float) -> None:
         self.family.last_used = moment
 
-    def join(self, family: Family[Session], start: Start, origin: Origin) -> None:
+    def join(self, family: Family[Session], start: BranchStart, origin: BranchOrigin) -> None:
         """Make it a branch of `family`, before `serve` is called."""
         self.family, self.origin = family, origin
         family.members.append(self)
-        self.lifecycle.begin_as_branch(start.kernel, start.checkpoint, start.folder)
+        self.lifecycle.start_as_branch(start.kernel, start.checkpoint, start.folder)
         self._touched = True
 
     @property
@@ -308,9 +314,9 @@ class Session:
     @property
     def changed(self) -> bool:
         """True if it is persisted and has changed since its last save."""
-        if self.kept is None or self._closed:
+        if self.persisted is None or self._closed:
             return False
-        return self.kept.dirty or self._has_computed()
+        return self.persisted.dirty or self._has_computed()
 
     def _has_computed(self) -> bool:
         """Return True if code has run since the last save, as threads do between cells."""
@@ -320,9 +326,9 @@ class Session:
         return _times(kernel) != times
 
     @property
-    def sleep(self) -> Sleep | None:
+    def hibernated(self) -> HibernatedState | None:
         """The saved state of a hibernated session; None for others."""
-        return self.lifecycle.sleep
+        return self.lifecycle.hibernated
 
     @property
     def kernel(self) -> Kernel | None:
@@ -344,13 +350,13 @@ class Session:
                 while not self._closed:
                     await self._next()
                     await self._start_ahead()
-                    await self.disown()
+                    await self.mark_save_undone()
                     while self.queue and not self._closed:
                         await self._prepare_next()
                         async with self._turn:
                             await self._run_next()
                             await self._checkpoint(self.lifecycle.checkpoints.after)
-                        await self.disown()
+                        await self.mark_save_undone()
                 tasks.cancel_scope.cancel()
         finally:
             self.close()
@@ -377,7 +383,7 @@ class Session:
             raise SessionNotFound("This session has been closed. Open another with create_session.")
         self._touched = True
         cell = self.queue.add(code, timeout_s, author)
-        cell.since = self.ledger.number
+        cell.since = self.notifications.number
         cell.origin = caught(self.handle, self.owner)
         if checkpoint:
             cell.ahead = Ahead.ASKED
@@ -458,8 +464,8 @@ class Session:
         self, held: AsyncExitStack, fresh: Kernel | None, layer: Layer | None, *, files: bool
     ) -> Notice | None:
         notice = None
-        self._give_up_saving()
-        await held.enter_async_context(self._shelving)
+        self._cancel_save()
+        await held.enter_async_context(self._save_lock)
         with anyio.CancelScope(shield=True):  # the notice and the loss belong together
             if fresh is not None:
                 loss = self.lifecycle.lost_state("the session was reset")
@@ -544,13 +550,13 @@ class Session:
 
     async def bind(self, book: NotebookFile | None) -> None:
         """Append cells to a notebook from now on, also on later servers; None ends that."""
-        self.books.bound = book
+        self.notebooks.bound = book
         self._touched = True
-        if self.kept is not None:
-            self._give_up_saving()
-            async with self._shelving:
+        if self.persisted is not None:
+            self._cancel_save()
+            async with self._save_lock:
                 with Barrier("noting the notebook of a session", self.handle):
-                    await self.kept.log()
+                    await self.persisted.save_cells()
 
     async def hibernate(self, purpose: str = "") -> bool:
         """Save the variables and end the kernel; return False if the session is or comes into use.
@@ -559,74 +565,74 @@ class Session:
         something would be lost, KernelMcpError or OSError when the server cannot save; the session
         is unchanged then.
         """
-        if not self.restful:
+        if not self.can_hibernate:
             return False
-        if (free := free_descriptors()) < WAKE_DESCRIPTORS:
+        if (free := free_descriptors()) < RESTORE_DESCRIPTORS:
             raise HibernationError(
                 f"the server can open only {free} more files (ulimit -n), too few to bring the "
                 "session back"
             )
         now, used = self._clock(), self.last_used
-        self._give_up_saving()
+        self._cancel_save()
         async with AsyncExitStack() as held:
-            with self.lifecycle.giving_way() as waiting:
-                await held.enter_async_context(self._shelving)
+            with self.lifecycle.preemptible() as waiting:
+                await held.enter_async_context(self._save_lock)
                 await held.enter_async_context(self._turn)
             used_since = self.last_used != used and not purpose
-            if waiting.cancel_called or used_since or not self._at_rest:
+            if waiting.cancel_called or used_since or not self._can_hibernate_now:
                 return False
-            sleep = Sleep(now, now - self.last_used, purpose)
+            hibernated = HibernatedState(now, now - self.last_used, purpose)
             last = None if self.changed else self._last_save()
             done = await self.lifecycle.hibernate(
-                sleep, forced=bool(purpose), saved=last and last[0]
+                hibernated, forced=bool(purpose), saved=last and last[0]
             )
-            if done and self.kept is not None:
-                self.kept.settled()
+            if done and self.persisted is not None:
+                self.persisted.trim_journal()
             return done
         return False
 
-    async def save(self, *, urgent: bool = False, most_bytes: int | None = None) -> Written | None:
+    async def save(self, *, urgent: bool = False, most_bytes: int | None = None) -> SaveCost | None:
         """Save cells and variables for a later server, or return None while it is in use.
 
         Cells go on meanwhile. An `urgent` save waits for the cell that runs, and the next cell
         waits for it. With `most_bytes`, at the server's end, all variables are saved, or none where
         they do not fit. Raises HibernationError, OSError.
         """
-        kept = self.kept
-        if most_bytes is not None and self._queued is not None:
-            self._queued.cancel()
-        if kept is None or self._closed or not (urgent or self.restful):
+        persisted = self.persisted
+        if most_bytes is not None and self._waiting_save is not None:
+            self._waiting_save.cancel()
+        if persisted is None or self._closed or not (urgent or self.can_hibernate):
             return None
-        async with self._shelving:
+        async with self._save_lock:
             if self._closed:
                 return None
             kernel = self.kernel  # of now, after whatever it has waited for
             with anyio.CancelScope() as scope:
-                self._saving = scope
+                self._save_scope = scope
                 try:
                     if kernel is None or not self.lifecycle.used or kernel.exit is not None:
-                        await kept.log()
-                        return Written()
-                    written = await self._written(kept, kernel, urgent, most_bytes)
+                        await persisted.save_cells()
+                        return SaveCost()
+                    written = await self._written(persisted, kernel, urgent, most_bytes)
                     if written is None or kernel is not self.kernel:
                         return None
                     dump, cpu_s = written
                     with anyio.CancelScope(shield=True):
-                        await anyio.to_thread.run_sync(kept.keep, dump)
-                    kept.settled()
+                        await anyio.to_thread.run_sync(persisted.commit_dump, dump)
+                    persisted.trim_journal()
                     self._tell_left_out(dump)
-                    return Written(dump.size, cpu_s)
+                    return SaveCost(dump.size, cpu_s)
                 finally:
-                    self._saving = None
+                    self._save_scope = None
                     with anyio.CancelScope(shield=True), Barrier("tidying a store", self.handle):
-                        await anyio.to_thread.run_sync(kept.entry.tidy)
+                        await anyio.to_thread.run_sync(persisted.entry.tidy)
         return None
 
     def _tell_left_out(self, dump: Dump) -> None:
         """Add a notice of variables for which a save had no room, once for each."""
         names = {name for name, why in dump.lost.items() if why.startswith(TOO_LARGE)}
         if names - self._left_out:
-            self.ledger.add(NO_ROOM.format(listing(sorted(names))))
+            self.notifications.add(NO_ROOM.format(listing(sorted(names))))
         self._left_out = names
 
     async def settle(self) -> bool:
@@ -648,7 +654,7 @@ class Session:
                 await anyio.lowlevel.checkpoint()
         return bool(held)
 
-    async def freed(self) -> bool:
+    async def wait_until_free(self) -> bool:
         """Wait for the server's own work on it that prevents hibernation, such as a checkpoint.
 
         Return True if there was any. It does not wait for cells, which may never end.
@@ -665,32 +671,34 @@ class Session:
     def unsaved(self, reason: str) -> None:
         """Note why the last save in the background has failed; an empty reason: it has not."""
         if reason and not self.trouble:
-            self.ledger.add(f"This session could not be saved in the background: {reason}. {AGAIN}")
+            self.notifications.add(
+                f"This session could not be saved in the background: {reason}. {AGAIN}"
+            )
         self.trouble = reason
 
     def rarely_saved(self, pause_s: float) -> None:
         """Report, once, that it can be saved only every `pause_s` seconds."""
         if pause_s and not self.saved_every_s:
-            self.ledger.add(RARELY.format(duration(pause_s)))
+            self.notifications.add(RARELY.format(duration(pause_s)))
         self.saved_every_s = pause_s
 
     async def _written(
-        self, kept: Kept, kernel: Kernel, urgent: bool, most_bytes: int | None
+        self, persisted: PersistedSave, kernel: Kernel, urgent: bool, most_bytes: int | None
     ) -> tuple[Dump, float] | None:
         turn, whole = partial(self._between_cells, kernel, urgent), most_bytes is not None
-        room = (await anyio.to_thread.run_sync(kept.room)).size
+        room = (await anyio.to_thread.run_sync(persisted.room)).size
         most = room if most_bytes is None else min(room, most_bytes)
         try:
             written = await write_forked(
-                kernel, kept, turn, max_bytes=most, whole=whole, hurry=whole
+                kernel, persisted, turn, max_bytes=most, whole=whole, hurry=whole
             )
         except UnfitToFork:
             async with turn() as free:
                 if not free:
                     return None
-                seconds = min(HERE_S * 2**kept.late, SECONDS)
+                seconds = min(HERE_S * 2**persisted.late, SECONDS)
                 work = partial(
-                    write_here, kernel, kept, max_bytes=most, whole=whole, seconds=seconds
+                    write_here, kernel, persisted, max_bytes=most, whole=whole, seconds=seconds
                 )
                 written = await (work() if urgent else self.lifecycle.unless_needed(work))
         return written
@@ -698,13 +706,13 @@ class Session:
     @asynccontextmanager
     async def _between_cells(self, kernel: Kernel, urgent: bool) -> AsyncIterator[bool]:
         """Hold the turn inside this block, and yield True if the kernel may be saved now."""
-        if not urgent and not self.restful:
+        if not urgent and not self.can_hibernate:
             yield False
             return
         with anyio.CancelScope() as waiting:
-            self._queued = waiting
+            self._waiting_save = waiting
             await self._turn.acquire()
-        self._queued = None
+        self._waiting_save = None
         if waiting.cancelled_caught:
             yield False
             return
@@ -719,35 +727,39 @@ class Session:
         finally:
             self._turn.release()
 
-    def _last_save(self) -> tuple[Sleep, int] | None:
+    def _last_save(self) -> tuple[HibernatedState, int] | None:
         """Return the last save of its kernel and the last cell in it; None for none."""
-        if self.kept is None or (past := self.kept.past()) is None or past.saved.cell is None:
+        if (
+            self.persisted is None
+            or (previous := self.persisted.last_save()) is None
+            or previous.saved.cell is None
+        ):
             return None
-        return self._sleep(past, ""), past.saved.cell
+        return self._hibernated_state(previous, ""), previous.saved.cell
 
-    def _sleep(self, past: Past, after: str) -> Sleep:
-        saved, dump = past.saved, past.dump
+    def _hibernated_state(self, previous: PreviousSession, after: str) -> HibernatedState:
+        saved, dump = previous.saved, previous.dump
         told = saved.variables.get("lost", {})
-        return Sleep(
+        return HibernatedState(
             self._clock(),
             0.0,
             dump=dump,
             lost=told if isinstance(told, dict) else {},
-            failure=past.failure,
+            failure=previous.failure,
             changed=dump.changed if dump is not None else {},
             files=dump.files if dump is not None else (),
-            kept=past.when,
+            saved_when=previous.when,
             after=after,
-            judge=judge_of(saved),
+            judge=compatibility_check(saved),
         )
 
     async def stop_saving(self) -> None:
         """Cancel a running `save`, and wait until it writes nothing any more."""
-        self._give_up_saving()
-        async with self._shelving:
+        self._cancel_save()
+        async with self._save_lock:
             pass
 
-    async def undo(self, cells: int) -> Return:
+    async def undo(self, cells: int) -> Rollback:
         """Go back to before the last `cells` cells. Raises UndoError, LaunchError."""
         if self.state == "busy":
             raise UndoError(
@@ -760,89 +772,93 @@ class Session:
                     back = await self.lifecycle.undo(cells)
             self.cells.undone.update(back.undone)
         finally:
-            await self.disown()
+            await self.mark_save_undone()
         self.last_used = self._clock()
         self.touch()
         return back
 
     def touch(self) -> None:
         """Plan a save in the background, if it is persisted."""
-        if self._saver is not None and self.kept is not None:
+        if self._saver is not None and self.persisted is not None:
             self._saver.touch(self)
 
-    async def disown(self) -> None:
+    async def mark_save_undone(self) -> None:
         """Mark the last save as obsolete if the variables went back behind it, and plan a new one.
 
         Until then a later server restores no variables from it by itself.
         """
-        if self.kept is None or not (self._returned or self._disowning.locked()):
+        if self.persisted is None or not (self._rolled_back or self._undone_lock.locked()):
             return
         with anyio.CancelScope(shield=True), Barrier("noting what was undone", self.handle):
-            async with self._disowning:  # who comes second waits until it has been noted
-                if not self._returned:
+            async with self._undone_lock:  # who comes second waits until it has been noted
+                if not self._rolled_back:
                     return
-                self._returned = False
-                self._give_up_saving()
-                async with self._shelving:
-                    if await self.kept.disown() and self._saver is not None:
+                self._rolled_back = False
+                self._cancel_save()
+                async with self._save_lock:
+                    if await self.persisted.mark_undone() and self._saver is not None:
                         self._saver.touch(self, at_once=True)
 
     async def note_adoption(self) -> None:
         """Note in the store that it took over the kernel of a branch, which was not saved."""
-        if self.kept is None:
+        if self.persisted is None:
             return
         with anyio.CancelScope(shield=True), Barrier("noting an adoption", self.handle):
-            self._give_up_saving()
-            async with self._shelving:
-                await anyio.to_thread.run_sync(self.kept.adopted)
+            self._cancel_save()
+            async with self._save_lock:
+                await anyio.to_thread.run_sync(self.persisted.mark_adopted)
 
-    def _note_return(self) -> None:
-        self._returned = True
+    def _note_rollback(self) -> None:
+        self._rolled_back = True
         self._wake.set()
 
-    def _give_up_saving(self) -> None:
-        if self._saving is not None:
-            self._saving.cancel()
+    def _cancel_save(self) -> None:
+        if self._save_scope is not None:
+            self._save_scope.cancel()
 
-    def spare(self) -> None:
-        """Put off the next hibernation after a failed one, until `spared_until`.
+    def postpone_hibernation(self) -> None:
+        """Put off the next hibernation after a failed one, until `postponed_until`.
 
         The pause doubles each time, as long as the session is not used.
         """
         now = self._clock()
-        unused = self.last_used < self.spared_until
-        self._spared_s = min(2 * self._spared_s, RETRY_MOST_S) if unused else RETRY_S
-        self.spared_until = now + self._spared_s
+        unused = self.last_used < self.postponed_until
+        self._postponed_s = min(2 * self._postponed_s, RETRY_MOST_S) if unused else RETRY_S
+        self.postponed_until = now + self._postponed_s
 
-    def remember(self, past: Past) -> None:
+    def remember(self, previous: PreviousSession) -> None:
         """Take over the cells and the open notebook of an earlier server's session. Blocking.
 
         To be called before anything else uses this session. Raises OSError, and ValueError for a
         history that cannot be read.
         """
-        if path := str(past.saved.asked.get(NOTEBOOK, "")):
+        if path := str(previous.saved.asked.get(NOTEBOOK, "")):
             with Barrier("opening the notebook of a session again", self.handle) as barrier:
-                self.books.bound = self.books.book(path)
+                self.notebooks.bound = self.notebooks.book(path)
             if barrier.failure is not None:
-                self.ledger.add(f"{path!r} is not open any more: {reason_of(barrier.failure)}")
+                self.notifications.add(
+                    f"{path!r} is not open any more: {reason_of(barrier.failure)}"
+                )
             else:
-                self.ledger.add(
+                self.notifications.add(
                     f"{path!r} is still open: what is executed is appended to it. open_notebook "
                     "with an empty path ends that"
                 )
-        if past.saved.history:
-            self.cells.restore(past.saved.history)
-        for number, code in past.cells.items():
+        if previous.saved.history:
+            self.cells.restore(previous.saved.history)
+        for number, code in previous.cells.items():
             if number == len(self.cells) + 1:
                 self.queue.remember(code, NOT_SAVED)
 
-    def continue_from(self, past: Past) -> None:
+    def continue_from(self, previous: PreviousSession) -> None:
         """Let the next cell restore the variables of an earlier server's session."""
-        saved = past.saved
+        saved = previous.saved
         ran = {cell.number for cell in self.cells[saved.through :] if cell.numbered}
-        sleep = self._sleep(past, lost_with(saved, sorted(ran.union(past.cells))))
+        hibernated = self._hibernated_state(
+            previous, lost_with(saved, sorted(ran.union(previous.cells)))
+        )
         self._touched = True
-        self.lifecycle.continue_from(sleep, saved.cell)
+        self.lifecycle.continue_from(hibernated, saved.cell)
 
     def lost_state(self, cause: str) -> Loss:
         """Return what its end, because of `cause`, loses: variables, and undelivered losses.
@@ -851,12 +867,12 @@ class Session:
         """
         if self._gone is not None:
             return replace(self._gone, cause=cause)
-        loss = self.ledger.with_pending(self.lifecycle.lost_state(cause))
+        loss = self.notifications.with_pending(self.lifecycle.lost_state(cause))
         return replace(loss, kept=bool(self.request.attach))
 
     def remark(self, text: str) -> None:
         """Add a text to the next answer."""
-        self.ledger.add(text)
+        self.notifications.add(text)
 
     @property
     def user(self) -> int:
@@ -892,8 +908,8 @@ class Session:
         There are none without a kernel; those of a hibernated session are described as they were
         saved. Raises LaunchError when the kernel cannot answer because the running cell blocks it.
         """
-        if self.sleep is not None:
-            return {"variables": self.sleep.variables, "omitted": 0}
+        if self.hibernated is not None:
+            return {"variables": self.hibernated.variables, "omitted": 0}
         kernel = self.lifecycle.kernel
         if kernel is None:
             return {"variables": [], "omitted": 0}
@@ -971,9 +987,9 @@ class Session:
         cell = self.queue.current or self.queue.begin()
         if cell is None:
             return
-        if self.kept is not None:
-            self.kept.begins(cell.number, cell.recorded)
-        self.books.begins(cell)
+        if self.persisted is not None:
+            self.persisted.log_cell(cell.number, cell.recorded)
+        self.notebooks.begins(cell)
         try:
             if cell.outcome is None:
                 await self._runner.run(cell)
@@ -981,9 +997,9 @@ class Session:
             with Barrier("putting a cell's output away", self.handle):
                 self.queue.end(cell)
             self.last_used = self.last_ran = self._clock()
-            if self.kept is not None:
+            if self.persisted is not None:
                 self.touch()
-        await self.books.save()
+        await self.notebooks.save()
 
 
 def _times(kernel: Kernel) -> Mapping[int, int]:

@@ -28,19 +28,19 @@ from kernel_mcp.linux.safe_tree import remove_tree
 from kernel_mcp.linux.walk import measure
 from kernel_mcp.records import dataclass
 from kernel_mcp.sessions import manifest
-from kernel_mcp.sessions.losses import MOST_NAMES
+from kernel_mcp.sessions.cell_journal import read_journal
 from kernel_mcp.sessions.manifest import (
     COPY,
     ID_CHARS,
     MANIFEST,
     OF_PRINCIPAL,
-    Key,
     OtherSession,
     Saved,
+    SessionKey,
     UnknownFormat,
 )
+from kernel_mcp.sessions.notifications import MOST_NAMES
 from kernel_mcp.sessions.snapshot import Dump
-from kernel_mcp.sessions.trace import traced
 from kernel_mcp.sessions.words import duration
 
 MOST_ENTRIES = 200_000
@@ -53,7 +53,7 @@ PAUSE_S = 0.01
 _DUMP = "variables-"
 _BRANCHED = "branched"
 _ADOPTED = "adopted"
-TRACE = "cells.now"
+JOURNAL_FILE = "cells.now"
 _GONE = ".gone"
 """Suffix of the record's folder of an entry whose removal has begun."""
 _WAS = ".was"
@@ -111,7 +111,7 @@ class SaveFolder:
         path = self.folder / Path(saved.dump).name
         return Dump.of(path, saved.size, saved.variables, saved.checksum)
 
-    def fresh(self) -> Path:
+    def new_dump_path(self) -> Path:
         """Return the path for the next dump; a file that a failed one left there is overwritten."""
         return self.folder / (
             _DUMP + ("b" if self.saved and self.saved.dump == _DUMP + "a" else "a")
@@ -154,7 +154,7 @@ class SaveFolder:
         remove_tree(self.folder)
 
 
-class Entry(SaveFolder):
+class StoreEntry(SaveFolder):
     """The entry of one session in a store, for the server that has locked it.
 
     All methods are blocking.
@@ -168,7 +168,7 @@ class Entry(SaveFolder):
     that it has adopted one since its variables were saved.
     """
 
-    def __init__(self, store: SessionStore, key: Key, lock: int, id: str = "") -> None:  # noqa: A002  # what it is
+    def __init__(self, store: SessionStore, key: SessionKey, lock: int, id: str = "") -> None:  # noqa: A002  # what it is
         """Without an `id` it is that of the `key`."""
         id = id or key.id  # noqa: A001
         super().__init__(store.records / id, store.most_bytes)
@@ -196,9 +196,9 @@ class Entry(SaveFolder):
         return any(self.folder.glob(f"{_DUMP}*"))
 
     @property
-    def trace(self) -> Path:
+    def journal_path(self) -> Path:
         """Path of the journal of cells since the last save."""
-        return self.folder / TRACE
+        return self.folder / JOURNAL_FILE
 
     def make(self) -> None:
         """Create its missing folders, and read what was saved. Raises OSError."""
@@ -240,13 +240,13 @@ class Entry(SaveFolder):
             logger.warning("no word can be left for older versions: %s", error)
             return None
 
-    def branch(self, branched: bool) -> None:
+    def set_branched(self, branched: bool) -> None:
         """Record, for the next server, whether there are branches. Raises OSError."""
         mark = self.folder / _BRANCHED
         mark.touch() if branched else mark.unlink(missing_ok=True)
         self.branched = branched
 
-    def adopt(self, adopted: bool) -> None:
+    def set_adopted(self, adopted: bool) -> None:
         """Record, for the next server, whether an adopted branch is unsaved. Raises OSError."""
         mark = self.folder / _ADOPTED
         mark.touch() if adopted else mark.unlink(missing_ok=True)
@@ -281,7 +281,7 @@ class Entry(SaveFolder):
     def _gone(self) -> Path:
         return self.folder.with_name(self.folder.name + _GONE)
 
-    def ends(self) -> None:
+    def mark_closing(self) -> None:
         """Mark the entry as about to be closed, so that other servers wait for it."""
         if self._lock >= 0:
             os.pwrite(self._lock, b"ends", 0)
@@ -325,7 +325,7 @@ class SessionStore:
             folder.mkdir(mode=0o700, exist_ok=True)
         self._take_all_over()
 
-    def open(self, key: Key) -> Entry | None:
+    def open(self, key: SessionKey) -> StoreEntry | None:
         """Lock and return the entry of a key, empty if it is new; None while another server has it.
 
         One that has expired is removed first. Raises OSError.
@@ -348,14 +348,14 @@ class SessionStore:
             raise
         return entry
 
-    def _entry(self, key: Key, lock: int) -> Entry:
-        return Entry(self, key, lock)
+    def _entry(self, key: SessionKey, lock: int) -> StoreEntry:
+        return StoreEntry(self, key, lock)
 
-    def has(self, key: Key) -> bool:
+    def has(self, key: SessionKey) -> bool:
         """Return True if a key has a save or a recorded cell, not expired. Raises OSError."""
         folder = self.records / key.id
         saved = any((folder / name).is_file() for name in (MANIFEST, COPY))
-        return (saved or bool(traced(folder / TRACE))) and not self._expired(folder)
+        return (saved or bool(read_journal(folder / JOURNAL_FILE))) and not self._expired(folder)
 
     def _take_all_over(self) -> None:
         """Take over all saves of older versions that no server has locked. Raises OSError."""
@@ -390,7 +390,7 @@ class SessionStore:
         lock = self._hold(id)
         if lock is None:
             return False
-        entry = Entry(self, Key("", ""), lock, id)
+        entry = StoreEntry(self, SessionKey("", ""), lock, id)
         try:
             self._leave_word(entry.folder, why)
             entry.remove()
@@ -441,7 +441,7 @@ class SessionStore:
             lock = self._hold(id)
             if lock is None:
                 continue  # a server removes it, or has it again
-            entry = Entry(self, Key("", ""), lock, id)
+            entry = StoreEntry(self, SessionKey("", ""), lock, id)
             try:
                 self._take_over(id)
                 if not entry.folder.exists():
@@ -554,7 +554,7 @@ def _names(folder: Path) -> set[str]:
 def _used(folder: Path) -> float:
     """Return the time of the last write to an entry, in seconds since 1970; 0 without one."""
     times = [0.0]
-    for path in (folder, folder / MANIFEST, folder / TRACE):
+    for path in (folder, folder / MANIFEST, folder / JOURNAL_FILE):
         with contextlib.suppress(OSError):
             times.append(path.stat().st_mtime)
     return max(times)

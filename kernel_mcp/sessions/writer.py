@@ -15,12 +15,12 @@ import anyio
 
 from kernel_mcp.errors import HibernationError
 from kernel_mcp.output.text import one_line
-from kernel_mcp.sessions.saving import PATIENCE_S, Saving
+from kernel_mcp.sessions.forked_save import PATIENCE_S, ForkedSave
 from kernel_mcp.sessions.snapshot import SECONDS, Dump, take
 
 if TYPE_CHECKING:
     from kernel_mcp.kernels.kernel import Kernel
-    from kernel_mcp.sessions.shelf import Shelf
+    from kernel_mcp.sessions.session_save import SessionSave
 
 TOO_LARGE = "too large"
 """Prefix of the reason why a value was left out for lack of room."""
@@ -39,7 +39,7 @@ Turn = Callable[[], AbstractAsyncContextManager[bool]]
 
 async def write_forked(
     kernel: Kernel,
-    shelf: Shelf,
+    session_save: SessionSave,
     turn: Turn,
     *,
     max_bytes: int,
@@ -58,11 +58,11 @@ async def write_forked(
     failure = HibernationError("nothing was tried")
     until = anyio.current_time() + PATIENCE_S
     for _ in range(attempts):
-        with Saving() as saving:
+        with ForkedSave() as saving:
             async with turn() as free:
                 if not free:
                     return None
-                path = shelf.fresh(kernel)
+                path = session_save.new_dump_path(kernel)
                 await saving.begin(
                     kernel, max_bytes=max_bytes, whole=whole, hurry=hurry, leave=left
                 )
@@ -81,7 +81,7 @@ async def write_forked(
 
 async def write_here(
     kernel: Kernel,
-    shelf: Shelf,
+    session_save: SessionSave,
     *,
     max_bytes: int,
     whole: bool = False,
@@ -94,16 +94,16 @@ async def write_here(
     HibernationError, OSError.
     """
     before, began = kernel.handle.usage().cpu_s, anyio.current_time()
-    path = shelf.fresh(kernel)
+    path = session_save.new_dump_path(kernel)
     dump = await take(kernel, path, max_bytes=max_bytes, seconds=seconds, leave=leave)
-    late = shelf.had(name for name, why in dump.lost.items() if why.startswith(LATE))
+    late = session_save.saved_names(name for name, why in dump.lost.items() if why.startswith(LATE))
     if late and 0 < seconds < SECONDS:
-        shelf.late += 1
+        session_save.late += 1
         raise HibernationError(
             f"{seconds:g} s of processor time were not enough for {one_line(late[0])}, which was "
             "saved before"
         )
-    shelf.late = 0
+    session_save.late = 0
     if whole and any(why.startswith(TOO_LARGE) for why in dump.lost.values()):
         raise HibernationError(TOO_LARGE)
     used = kernel.handle.usage().cpu_s - before  # with that of other threads

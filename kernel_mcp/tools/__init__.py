@@ -178,7 +178,7 @@ class Toolbox:
     def _not_called(self, result: CallToolResult, ctx: AnyContext, handle: str) -> BaseModel:
         """Complete the answer of a call whose arguments were refused."""
         session = self._manager.find(ctx.caller, handle)
-        return finished(result, session, ctx.caller.reply, about=False)
+        return finished(result, session, ctx.caller.response, about=False)
 
     def _finished(
         self, tool: Callable[P, Awaitable[BaseModel]], *, computes: bool
@@ -198,7 +198,7 @@ class Toolbox:
             try:
                 async with AsyncExitStack() as stack:
                     if computes:
-                        await stack.enter_async_context(self._manager.turns(caller))
+                        await stack.enter_async_context(self._manager.call_limiter(caller))
                     with OriginContext(origin):
                         result = await tool(*args, **kwargs)
             except KernelMcpError as error:
@@ -214,7 +214,7 @@ class Toolbox:
             finally:
                 self._meters.call(tool.__name__, time.perf_counter() - began)
             session = self._manager.find(caller, handle)
-            done = finished(result, session, caller.reply, about=about)
+            done = finished(result, session, caller.response, about=about)
             if self._links is not None and session is not None:
                 done = linked(done, session.handle, self._links(session.handle))
             return done

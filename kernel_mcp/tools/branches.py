@@ -9,7 +9,7 @@ from pydantic import Field
 
 from kernel_mcp.errors import InputError
 from kernel_mcp.services import Services
-from kernel_mcp.sessions.lifecycle import Return, cells_in_words
+from kernel_mcp.sessions.lifecycle import Rollback, cells_in_words
 from kernel_mcp.tools import AnyContext, SessionArg, Toolbox, Whole
 from kernel_mcp.tools.hints import CHANGES, DESTROYS
 from kernel_mcp.tools.models import Adopted, Branched, BranchHandle, Undone
@@ -36,7 +36,7 @@ def register(box: Toolbox, services: Services) -> None:
         _, found = await box.resolve(ctx, session)
         found.require_own("undo")
         back = await found.undo(cells)
-        tagged = await found.books.undone(back.undone)
+        tagged = await found.notebooks.undone(back.undone)
         return Undone(
             session=found.handle,
             state_as_of=back.as_of or None,
@@ -90,8 +90,8 @@ def register(box: Toolbox, services: Services) -> None:
                 f"Branch {handle} goes on by itself, as the session that it came of was closed; "
                 "its variables end with this server"
             )
-        pending = root.ledger.pending
-        caller.reply.carry(root.ledger, pending)
+        pending = root.notifications.pending
+        caller.response.attach(root.notifications, pending)
         adopted = Adopted(
             session=root.handle,
             gone=gone,
@@ -103,7 +103,7 @@ def register(box: Toolbox, services: Services) -> None:
         return with_pending(adopted, root, pending)
 
 
-def _undone(back: Return, cells: int) -> str:
+def _undone(back: Rollback, cells: int) -> str:
     where = f"as after cell {back.as_of}" if back.as_of else "as before the first cell"
     gone = f"what {cells_in_words(back.undone)} did is gone" if back.undone else "nothing is gone"
     text = f"Variables are {where}: {gone}."

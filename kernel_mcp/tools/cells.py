@@ -33,7 +33,7 @@ from kernel_mcp.services import Services
 from kernel_mcp.sessions.cell import Cell, Phase, Status
 from kernel_mcp.sessions.history import KEPT_S
 from kernel_mcp.sessions.lifecycle import lost_names
-from kernel_mcp.sessions.losses import Reply
+from kernel_mcp.sessions.notifications import ResponseContext
 from kernel_mcp.sessions.session import Session
 from kernel_mcp.sessions.storage import SCRIPT
 from kernel_mcp.tools import (
@@ -111,7 +111,7 @@ def register(box: Toolbox, services: Services) -> None:
             except anyio.get_cancelled_exc_class():
                 found.queue.abandon(cell)
                 raise
-            return await told(found, cell, caller.reply, since=Position())
+            return await told(found, cell, caller.response, since=Position())
 
     @tool(READS, "Wait for a cell", meta=ALWAYS_LOADED, structured_output=False)
     async def wait(
@@ -129,11 +129,11 @@ def register(box: Toolbox, services: Services) -> None:
         caller, found = await box.resolve(ctx, session)
         chosen = cell_of(found.cells, cell) if cell else _next_to_tell(found)
         if chosen is None:
-            return await _said_again(found, caller.reply, settings)
+            return await _said_again(found, caller.response, settings)
         with found.queue.attending(chosen):
             await found.follow(chosen, wait, progress_of(ctx))
             since = Position() if chosen.told else chosen.reported
-            result = await told(found, chosen, caller.reply, since=since)
+            result = await told(found, chosen, caller.response, since=since)
         if not cell and chosen is not _last(found):
             result.content.insert(0, said(_earlier(found, chosen)))
         return result
@@ -162,7 +162,7 @@ def register(box: Toolbox, services: Services) -> None:
                 return say(_nothing_runs(found))
             if ctx.of_view:
                 return say(f"Cell {stopped.number} was stopped.")
-            return await told(found, stopped, caller.reply, since=stopped.reported)
+            return await told(found, stopped, caller.response, since=stopped.reported)
 
     @tool(READS, "Check code without running it", computes=True)
     async def check_syntax(
@@ -192,7 +192,7 @@ def register(box: Toolbox, services: Services) -> None:
             packages=packages, files=files, progress=progress_of(ctx) or silence
         )
         if lost is not None:
-            caller.reply.carry(found.ledger, [lost])
+            caller.response.attach(found.notifications, [lost])
         loss = lost.loss if lost is not None else None
         names = lost_names(loss) if loss is not None else ""
         place = "is now empty" if files else "is as it was"
@@ -232,7 +232,7 @@ def register(box: Toolbox, services: Services) -> None:
             opened = await open_session(
                 services, caller, SCRIPT, needs, report, limits=limits, timeout_s=limit_s
             )
-            return await _run_once(services, opened, script, caller.reply, report)
+            return await _run_once(services, opened, script, caller.response, report)
         except EnvironmentBuildError as error:
             return not_begun(error, Phase.INSTALL)
         except KernelMcpError as error:
@@ -240,7 +240,11 @@ def register(box: Toolbox, services: Services) -> None:
 
 
 async def _run_once(
-    services: Services, opened: Session, script: str, reply: Reply, report: ProgressCallback
+    services: Services,
+    opened: Session,
+    script: str,
+    response: ResponseContext,
+    report: ProgressCallback,
 ) -> CallToolResult:
     """Run a script in its session, close that and return the answer; the record stays a while."""
     try:
@@ -252,7 +256,7 @@ async def _run_once(
         result = await answer(
             opened,
             cell,
-            reply,
+            response,
             since=Position(),
             settings=services.settings,
             closing=_script_end(opened, cell),
@@ -262,7 +266,7 @@ async def _run_once(
     finally:
         with anyio.CancelScope(shield=True):
             await services.manager.close(opened, keep_record=True)
-            services.manager.known_to_have_ended(opened.handle)
+            services.manager.end_delivered(opened.handle)
     assert result.meta is not None
     outcome = {**result.meta[CELL_KEY], **streams}
     return _closed(result.model_copy(update={"meta": {CELL_KEY: outcome}}), files)
@@ -302,12 +306,14 @@ def _next_to_tell(session: Session) -> Cell | None:
     return next(going, None) or next(iter(untold), None)
 
 
-async def _said_again(session: Session, reply: Reply, settings: Settings) -> CallToolResult:
+async def _said_again(
+    session: Session, response: ResponseContext, settings: Settings
+) -> CallToolResult:
     """Return a notice that nothing runs, with the last answer again: it may not have arrived."""
     last = _last(session)
     if last is None or last.outcome is None:
         return say(_nothing_runs(session))
-    result = await answer(session, last, reply, since=Position(), settings=settings)
+    result = await answer(session, last, response, since=Position(), settings=settings)
     return CallToolResult(content=[said(_nothing_runs(session)), *result.content])
 
 

@@ -19,7 +19,7 @@ from kernel_mcp.output.render import PICTURE_BYTES
 from kernel_mcp.output.text import visible
 from kernel_mcp.services import Services
 from kernel_mcp.sessions.lifecycle import cells_in_words
-from kernel_mcp.sessions.notebook import NOTEBOOK_MIME, notebook
+from kernel_mcp.sessions.notebook_export import NOTEBOOK_MIME, notebook
 from kernel_mcp.sessions.session import Session
 from kernel_mcp.tools import AnyContext, PathArg, SessionArg, Toolbox, Whole
 from kernel_mcp.tools.hints import READS, WRITES

@@ -15,7 +15,7 @@ from kernel_mcp.output.terminal import clean
 from kernel_mcp.output.text import Masks, guarded, guarded_lines
 from kernel_mcp.services import Services
 from kernel_mcp.sessions.manager import Caller
-from kernel_mcp.sessions.notebook import NOTEBOOK_MIME
+from kernel_mcp.sessions.notebook_export import NOTEBOOK_MIME
 from kernel_mcp.tools import Toolbox
 from kernel_mcp.tools.arguments import no_such_tool
 from kernel_mcp.tools.calls import Call
@@ -77,7 +77,7 @@ class LocalCalls:
 
     async def read(self, uri: str, caller: Caller) -> tuple[str | bytes, str]:
         """See `SessionCalls`."""
-        async with self._services.manager.turns(caller):
+        async with self._services.manager.call_limiter(caller):
             content, mime = await self._documents.read(caller, uri)
         if isinstance(content, str) and mime != NOTEBOOK_MIME:
             content = guarded_lines(content)

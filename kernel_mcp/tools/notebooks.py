@@ -24,9 +24,9 @@ from kernel_mcp.output.images import Picture
 from kernel_mcp.output.outputs import Position
 from kernel_mcp.output.render import PICTURE_BYTES
 from kernel_mcp.services import Services
-from kernel_mcp.sessions.books import Place
 from kernel_mcp.sessions.cell import Cell, Status
-from kernel_mcp.sessions.losses import Reply
+from kernel_mcp.sessions.notebook_sinks import NotebookTarget
+from kernel_mcp.sessions.notifications import ResponseContext
 from kernel_mcp.sessions.session import Session
 from kernel_mcp.tools import AnyContext, SessionArg, Toolbox, WaitArg, Whole, progress_of
 from kernel_mcp.tools.cells import check_code, check_seconds
@@ -56,13 +56,13 @@ def register(box: Toolbox, services: Services) -> None:
         """
         _, found = await box.resolve(ctx, session)
         if not path:
-            before = found.books.path
+            before = found.notebooks.path
             await found.bind(None)
             return say(f"{before!r} is closed." if before else "No notebook was open.")
         book, made, document = await anyio.to_thread.run_sync(_opened, found, path)
         await found.bind(book)
         shown = outline(document.cells, 1, most)
-        found.books.read(book.path, document.cells[: shown.last])
+        found.notebooks.read(book.path, document.cells[: shown.last])
         words = (
             f"{book.path!r} {'was made and ' if made else ''}is open: what session {found.handle} "
             "executes is appended to it with its outputs. Its own cells were not run"
@@ -118,12 +118,12 @@ def register(box: Toolbox, services: Services) -> None:
         services.manager.check_cells(caller)
         book, chosen = await anyio.to_thread.run_sync(_chosen, found, path, cells)
         report = progress_of(ctx)
-        run = _Run(services, found, book, chosen, caller.reply)
+        run = _Run(services, found, book, chosen, caller.response)
         return await run.through(time.monotonic() + wait, report, caller.who)
 
 
 def _opened(session: Session, path: str) -> tuple[NotebookFile, bool, NotebookDocument]:
-    book = session.books.book(path)
+    book = session.notebooks.book(path)
     made = book.create()
     document = book.read()
     book.check_writable()
@@ -141,13 +141,13 @@ def _outlined(shown: Outline, words: str) -> CallToolResult:
 
 
 def _read(session: Session, path: str, ids: Sequence[str], first: int, most: int) -> CallToolResult:
-    book = session.books.book(path)
+    book = session.notebooks.book(path)
     document = book.read()
     if not ids:
         if first > max(1, len(document.cells)):
             raise InputError(f"{book.path!r} has {len(document.cells)} cells: first={first}.")
         shown = outline(document.cells, first, most)
-        session.books.read(book.path, document.cells[first - 1 : shown.last])
+        session.notebooks.read(book.path, document.cells[first - 1 : shown.last])
         return _outlined(shown, f"{book.path!r}")
     content: list[ContentBlock] = []
     room = AnswerBudget(most)
@@ -156,7 +156,7 @@ def _read(session: Session, path: str, ids: Sequence[str], first: int, most: int
         cell = document.cells[place]
         content.append(said(_heading(cell, place)))
         content += [_block(part) for part in whole(cell, room) if part]
-        session.books.read(book.path, [cell])
+        session.notebooks.read(book.path, [cell])
     if len(ids) > MOST_CELLS:
         content.append(said(f"{len(ids) - MOST_CELLS} more cells are not shown: ask again"))
     return CallToolResult(content=content)
@@ -177,7 +177,7 @@ def _heading(cell: NotebookCell, place: int) -> str:
 def _edit(
     session: Session, path: str, op: str, name: str, source: str, kind: str
 ) -> CallToolResult:
-    book = session.books.book(path)
+    book = session.notebooks.book(path)
     if op != "insert" and not name:
         raise InputError(f"cell is missing: pass the id of the one to {op}.")
     if op == "delete" and source:
@@ -185,7 +185,7 @@ def _edit(
 
     def work(document: NotebookDocument) -> tuple[str, NotebookDocument]:
         if op == "insert":
-            place = session.books.unchanged(book.path, document, name) + 1 if name else 0
+            place = session.notebooks.unchanged(book.path, document, name) + 1 if name else 0
             made = unlike(secrets.token_hex(4), (each.id for each in document.cells))
             new = (
                 code_cell(made, source, [], None)
@@ -194,7 +194,7 @@ def _edit(
             )
             document.insert(place, new)
             return made, document
-        place = session.books.unchanged(book.path, document, name)
+        place = session.notebooks.unchanged(book.path, document, name)
         if op == "delete":
             document.remove(place)
             return name, document
@@ -214,7 +214,7 @@ def _edit(
     done = {"insert": "inserted", "replace": "replaced", "delete": "deleted"}[op]
     place = document.find(made)
     if place is not None:
-        session.books.read(book.path, [document.cells[place]])
+        session.notebooks.read(book.path, [document.cells[place]])
     where = "" if place is None else f" It is number {place + 1}."
     cleared = " Its outputs are gone." if op == "replace" else ""
     return say(f"Cell {made} of {book.path!r} is {done}.{where}{cleared} Nothing was run.")
@@ -223,7 +223,7 @@ def _edit(
 def _chosen(
     session: Session, path: str, cells: str | list[str]
 ) -> tuple[NotebookFile, list[NotebookCell]]:
-    book = session.books.book(path)
+    book = session.notebooks.book(path)
     document = book.read()
     book.check_writable()
     if cells == "all":
@@ -250,13 +250,13 @@ class _Run:
         session: Session,
         book: NotebookFile,
         chosen: Sequence[NotebookCell],
-        reply: Reply,
+        response: ResponseContext,
     ) -> None:
         self._services = services
         self._session = session
         self._book = book
         self._left = list(chosen)
-        self._reply = reply
+        self._response = response
         self._content: list[ContentBlock] = []
         self._characters = services.settings.max_output
         self._picture_bytes = PICTURE_BYTES
@@ -319,7 +319,7 @@ class _Run:
         session = self._session
         cell = session.submit(one.source, session.timeout_s)
         cell.who = who
-        session.books.place(cell, Place(self._book, one.id, one.print))
+        session.notebooks.place(cell, NotebookTarget(self._book, one.id, one.print))
         room = max(LEAST_CHARS, self._characters)
         settings = replace(self._services.settings, max_output=room)
         with session.queue.attending(cell):
@@ -328,7 +328,7 @@ class _Run:
             except anyio.get_cancelled_exc_class():
                 session.queue.abandon(cell)
                 raise
-            shown = await answer(session, cell, self._reply, since=Position(), settings=settings)
+            shown = await answer(session, cell, self._response, since=Position(), settings=settings)
             return shown, cell
 
     def _rest(self) -> list[str]:

@@ -37,9 +37,9 @@ from kernel_mcp.output.text import guarded
 from kernel_mcp.records import dataclass
 from kernel_mcp.sessions.cell import Cell
 from kernel_mcp.sessions.history import History
-from kernel_mcp.sessions.losses import Reply
 from kernel_mcp.sessions.manager import Caller, SessionManager
-from kernel_mcp.sessions.notebook import NOTEBOOK_MIME, RESOURCE_BYTES, notebook
+from kernel_mcp.sessions.notebook_export import NOTEBOOK_MIME, RESOURCE_BYTES, notebook
+from kernel_mcp.sessions.notifications import ResponseContext
 from kernel_mcp.tools.calls import OF_VIEW, Call, SessionCalls
 from kernel_mcp.tools.results import refusal
 
@@ -202,7 +202,7 @@ class ResourceServer(MCPServer[Any]):
         assert context is not None  # the SDK has one for each request
         caller, of_view = self._caller(context), OF_VIEW in (context.request_context.meta or {})
         if of_view:
-            caller = replace(caller, reply=Reply())
+            caller = replace(caller, response=ResponseContext())
         call = Call(caller, progress_of(context), context.request_id, of_view)
         answer: CallToolResult | None = None
         with anyio.CancelScope() as scope:

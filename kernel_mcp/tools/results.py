@@ -25,9 +25,9 @@ from kernel_mcp.output.render import STREAMS, Budget, Rendered, mime_types, rend
 from kernel_mcp.output.terminal import clean
 from kernel_mcp.output.text import Masks, cut, guarded, guarded_lines, notice, visible
 from kernel_mcp.policy.missing import advice
-from kernel_mcp.sessions.cell import Cell, Outcome, Phase, Status, StopReason
+from kernel_mcp.sessions.cell import Cell, CellOutcome, Phase, Status, StopReason
 from kernel_mcp.sessions.lifecycle import FILES_KEPT, lost_names
-from kernel_mcp.sessions.losses import Loss, Notice, Reply
+from kernel_mcp.sessions.notifications import Loss, Notice, ResponseContext
 from kernel_mcp.sessions.session import Session
 
 CELL_KEY = "kernel-mcp/cell"
@@ -70,7 +70,7 @@ def say(text: str, meta: dict[str, Any] | None = None) -> CallToolResult:
 async def answer(
     session: Session,
     cell: Cell,
-    reply: Reply,
+    response: ResponseContext,
     *,
     since: Position,
     settings: Settings,
@@ -79,12 +79,12 @@ async def answer(
     """Return the answer about a cell: its output after `since`, its notices, and its status.
 
     `closing` is the sentence on the status, None for the usual one, empty for none. All of it
-    counts as delivered once `reply` is. It is an error if the cell has not ended well, unless there
-    are pictures.
+    counts as delivered once `response` is. It is an error if the cell has not ended well, unless
+    there are pictures.
     """
     ended, unsaid = cell.finished.is_set(), cell.unsaid
     if ended:
-        await session.books.save()
+        await session.notebooks.save()
     items, position = cell.log.since(since), cell.log.position()
     if closing is None:
         closing = closing_line(session, cell, settings.max_timeout_s)
@@ -102,13 +102,13 @@ async def answer(
         failed = ended and cell.status is not Status.OK and not _has_picture(rendered.content)
         if failed and settings.max_output > FAILED_OUTPUT_CHARS < _length(rendered.content):
             rendered = await show(budget=Budget(FAILED_OUTPUT_CHARS))
-    reply.carry(session.ledger, said)
+    response.attach(session.notifications, said)
     if (own := cell.own) is not None and own in said:
-        reply.receipt.then(lambda: session.ledger.told_by_its_cell(own))
+        response.receipt.then(lambda: session.notifications.mark_reported_by_cell(own))
     if ended:
         cell.telling = True
         session.queue.news.retract(cell)
-    reply.receipt.then(
+    response.receipt.then(
         lambda: cell.delivered(ended=ended, to=position, notices=remarks, said=unsaid),
         partial(_untold, weakref.ref(session), cell.number) if ended and not cell.author else None,
     )
@@ -234,7 +234,7 @@ def _made_anew(session: Session, cell: Cell) -> frozenset[str]:
 
 
 def finished(
-    result: BaseModel, session: Session | None, reply: Reply, *, about: bool = True
+    result: BaseModel, session: Session | None, response: ResponseContext, *, about: bool = True
 ) -> BaseModel:
     """Return `result` with the pending notices of its session; everything else is escaped.
 
@@ -242,21 +242,21 @@ def finished(
     """
     pending: tuple[Notice, ...] = ()
     if session is not None:
-        pending = tuple(n for n in session.ledger.pending if not reply.carries(n))
-        reply.carry(session.ledger, pending)
+        pending = tuple(n for n in session.notifications.pending if not response.includes(n))
+        response.attach(session.notifications, pending)
     if isinstance(result, CallToolResult):
         result = _guarded_result(result)
     else:
         result = _guarded_model(result)
     if session is not None and pending:
         result = with_pending(result, session, pending, about=about)
-    remarks = [*reply.remarks]
+    remarks = [*response.remarks]
     if about and session is not None and session.request.attach:
         remarks.append(f"{OUTSIDE}: {session.request.attach}")
     if remarks:
         result = _told(result, remarks)
-    if reply.lead:
-        result = _led(result, reply.lead)
+    if response.preamble:
+        result = _led(result, response.preamble)
     return _short(result) if isinstance(result, CallToolResult) and result.is_error else result
 
 
@@ -276,7 +276,7 @@ def not_begun(error: KernelMcpError, phase: Phase) -> CallToolResult:
     """Return the answer for an error that kept a script from running in this phase."""
     cell = Cell(0, "", 0.0, OutputLog(Path(), 0))
     cell.phase = phase
-    cell.finish(Outcome(Status.ERROR, cause=str(error)), 0.0)
+    cell.finish(CellOutcome(Status.ERROR, cause=str(error)), 0.0)
     outcome = {**cell.meta("", omitted=0, outputs=[]), "cell": None}
     result = refusal(error)
     result.meta = {CELL_KEY: {**outcome, **dict.fromkeys(STREAMS, "")}}
@@ -408,13 +408,13 @@ def _told(result: BaseModel, texts: Sequence[str]) -> CallToolResult:
     return result.model_copy(update={"content": content})
 
 
-def _led(result: BaseModel, lead: str) -> CallToolResult:
-    """Return `result` with `lead` as the first words of its text and its structured part."""
+def _led(result: BaseModel, preamble: str) -> CallToolResult:
+    """Return `result` with `preamble` as the first words of its text and its structured part."""
     result = _told(result, [])
     structured = result.structured_content
     if structured is not None and "notices" in structured:
-        structured = {**structured, "notices": [lead, *structured["notices"]]}
-    content = [NoticeContent(text=lead), *result.content]
+        structured = {**structured, "notices": [preamble, *structured["notices"]]}
+    content = [NoticeContent(text=preamble), *result.content]
     return result.model_copy(update={"content": content, "structured_content": structured})
 
 

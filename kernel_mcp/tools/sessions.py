@@ -130,7 +130,7 @@ def register(box: Toolbox, services: Services) -> None:
             note += f" Network: {services.network.rules_for(reached)}."
         result = SessionHandle(session=opened.handle, name=opened.name, note=note)
         # every answer tells those of the default session; others are told with the first cell, too
-        pending = opened.ledger.pending if opened.name or not name else ()
+        pending = opened.notifications.pending if opened.name or not name else ()
         return with_pending(result, opened, pending)
 
     @tool(READS, "List sessions")
@@ -140,7 +140,7 @@ def register(box: Toolbox, services: Services) -> None:
         sessions = manager.owned_by(caller)
         states = [_state(session, now) for session in sessions]
         for session in sessions:
-            caller.reply.carry(session.ledger, session.ledger.pending)
+            caller.response.attach(session.notifications, session.notifications.pending)
         return SessionList(sessions=states, limit=manager.most_sessions(caller.principal))
 
     @tool(ENDS, "Close a session")
@@ -149,12 +149,12 @@ def register(box: Toolbox, services: Services) -> None:
     ) -> Annotated[CallToolResult, Closed]:
         """End a session: its kernel, its variables and its files."""
         caller, found = await box.resolve(ctx, session)
-        pending = found.ledger.pending  # before the end itself is one of them
+        pending = found.notifications.pending  # before the end itself is one of them
         shared = len(found.family.members) > 1
         await manager.close(found)
-        caller.reply.receipt.then(  # which may outlive the session
-            partial(manager.known_to_have_ended, found.handle),
-            partial(manager.not_known_to_have_ended, found.handle),
+        caller.response.receipt.then(  # which may outlive the session
+            partial(manager.end_delivered, found.handle),
+            partial(manager.end_revoked, found.handle),
         )
         files = "its files were removed"
         if settings.workspace or shared:
@@ -176,10 +176,10 @@ def register(box: Toolbox, services: Services) -> None:
         reply = await found.variables()
         variables = [Variable.model_validate(item) for item in reply["variables"]]
         note = "" if variables else "No variables have been defined in this session."
-        if found.sleep is not None:
-            note = found.sleep.remark()
-        if (again := found.ledger.again) is not None:
-            caller.reply.carry(found.ledger, [again])
+        if found.hibernated is not None:
+            note = found.hibernated.remark()
+        if (again := found.notifications.last_loss) is not None:
+            caller.response.attach(found.notifications, [again])
             note = f"{note} Told before: {again.text}".lstrip()
         return VariableList(
             session=found.handle, variables=variables, omitted=reply["omitted"], note=note
@@ -219,7 +219,7 @@ async def _attached(
     except BaseException:
         with anyio.CancelScope(shield=True):
             await manager.close(opened)
-            manager.known_to_have_ended(opened.handle)
+            manager.end_delivered(opened.handle)
         raise
     which = "handle or the name" if opened.name else "handle"
     note = f"Pass the {which} as `session`. {ATTACHED}{_own_words(None, limit_s)}"
@@ -361,8 +361,8 @@ def _state(session: Session, now: float) -> SessionState:
         running_cell=current.number if current is not None else None,
         running_s=running_s,
         last_cell=_last_cell(session),
-        notices=[spoken(each.text) for each in session.ledger.pending],
-        lost=names_of(each.loss for each in session.ledger.pending if each.loss is not None),
+        notices=[spoken(each.text) for each in session.notifications.pending],
+        lost=names_of(each.loss for each in session.notifications.pending if each.loss is not None),
     )
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from kernel_mcp.errors import LaunchError
 from kernel_mcp.kernels.kernel import UNSURE
-from kernel_mcp.sessions.cell import Outcome, Status
+from kernel_mcp.sessions.cell import CellOutcome, Status
 from tests.escape.hostile_host import court, memory_growth, round_trips, text_of
 from tests.integration.agent import agent
 from tests.sampled import sampled
@@ -102,7 +102,7 @@ async def test_the_first_reply_stands() -> None:
         session = await bench.session("flood_replies")
         cell = await bench.run(session, timeout_s=50)
         assert cell.status is Status.OK
-        assert (cell.outcome, cell.execution_count) == (Outcome(Status.OK, exit_code=0), 1)
+        assert (cell.outcome, cell.execution_count) == (CellOutcome(Status.OK, exit_code=0), 1)
 
 
 async def test_a_forged_idle_ends_nothing_and_loses_nothing() -> None:

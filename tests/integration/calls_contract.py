@@ -17,8 +17,8 @@ import pytest
 from kernel_mcp.config.values import Quotas
 from kernel_mcp.errors import InputError, SessionNotFound
 from kernel_mcp.identity import Principal
-from kernel_mcp.sessions.losses import Awaited, Reply
 from kernel_mcp.sessions.manager import Caller
+from kernel_mcp.sessions.notifications import PendingReceipt, ResponseContext
 from kernel_mcp.tools.calls import Call, SessionCalls
 from tests.integration.agent import Answer
 from tests.unit.packages.wheels import wheel
@@ -49,15 +49,17 @@ class Person:
         self.calls = calls
         self.name = f"{name}-{secrets.token_hex(4)}"
         self.heard: list[str] = []
-        self.receipt = Awaited()
+        self.receipt = PendingReceipt()
         self.progress = False
         self.quotas = Quotas()
 
     @property
     def caller(self) -> Caller:
-        self.receipt = Awaited()
+        self.receipt = PendingReceipt()
         who = Principal(self.name, quotas=self.quotas)
-        return Caller(self.name, default=f"of {self.name}", who=who, reply=Reply(self.receipt))
+        return Caller(
+            self.name, default=f"of {self.name}", who=who, response=ResponseContext(self.receipt)
+        )
 
     async def _hear(self, text: str) -> None:
         self.heard.append(text)

@@ -121,14 +121,16 @@ class Nodes:
         async def is_over(node: str, life: str) -> bool:
             return life in self.lost
 
-        roll = FleetSessionRegistry(name, is_over, lambda: kept[0])
+        registry = FleetSessionRegistry(name, is_over, lambda: kept[0])
         async with AsyncExitStack() as stack:
             stack.callback(let_go)
             built = await stack.enter_async_context(
-                parts(settings, proven_sandbox("auto"), keep=keep_with(make, kept), roll=roll)
+                parts(
+                    settings, proven_sandbox("auto"), keep=keep_with(make, kept), registry=registry
+                )
             )
             local = LocalCalls(built)
-            sessions = NodeSessions(local, built.manager, kept[0], roll, until_over)
+            sessions = NodeSessions(local, built.manager, kept[0], registry, until_over)
             kept[0].store.overtaken = sessions.overtaken
             yield FakeNode(name, built, kept[0].store, sessions)
 

@@ -22,7 +22,7 @@ from kernel_mcp.launch.rundir import RunDirectory
 from kernel_mcp.sandbox.base import SandboxRequest
 from kernel_mcp.sandbox.landlock import LandlockSandbox, landlock_available
 from kernel_mcp.sandbox.probe import run_confined
-from kernel_mcp.sessions.saving import Saving, UnfitToFork
+from kernel_mcp.sessions.forked_save import ForkedSave, UnfitToFork
 from tests.integration import everyday_files
 from tests.integration.bombs import QUIET
 from tests.integration.landlock_kernel import notebook
@@ -97,12 +97,12 @@ async def test_a_child_saves_a_kernel_of_which_it_can_only_count_the_threads(
 ) -> None:
     async with notebook(runs) as book:
         await book.run("x = [1]")
-        with Saving() as saving:
+        with ForkedSave() as saving:
             await saving.begin(book.kernel, max_bytes=10**6)
             dump = await saving.finish(tmp_path / "dump", max_bytes=10**6)
         assert dump.names == ("x",)
         await book.run(THREAD_OF_A_LIBRARY)
-        with Saving() as saving, pytest.raises(UnfitToFork, match="does not let be looked at"):
+        with ForkedSave() as saving, pytest.raises(UnfitToFork, match="does not let be looked at"):
             await saving.begin(book.kernel, max_bytes=10**6)
 
 

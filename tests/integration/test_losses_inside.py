@@ -114,7 +114,7 @@ async def test_a_session_that_ends_names_what_its_dead_kernel_had_cost() -> None
         session.kernel.kill()
         with anyio.fail_after(60):
             await session.kernel.dead.wait()
-            while not session.ledger.pending:
+            while not session.notifications.pending:
                 await anyio.lowlevel.checkpoint()
         session.submit("y = 2", 0.0)
         await session.cells[-1].finished.wait()
@@ -129,7 +129,7 @@ async def test_a_close_whose_answer_nobody_has_read_is_told_again() -> None:
         await notebook.call("close_session", session=session.handle)
         answer = await notebook.call("execute", code="x", session=session.handle)
         assert "never yours" in answer.text
-        manager.not_known_to_have_ended(session.handle)
+        manager.end_revoked(session.handle)
         answer = await notebook.call("execute", code="x", session=session.handle)
         assert lost(answer) == ["x"]
         assert "was closed: its variables" in answer.text

@@ -27,9 +27,9 @@ from kernel_mcp.output.items import Failure, Stream
 from kernel_mcp.policy import Policy
 from kernel_mcp.sessions.capacity import Bound, Capacity
 from kernel_mcp.sessions.cell import Cell
-from kernel_mcp.sessions.keeping import Keeping
-from kernel_mcp.sessions.losses import Reply
 from kernel_mcp.sessions.manager import Caller, SessionManager
+from kernel_mcp.sessions.notifications import ResponseContext
+from kernel_mcp.sessions.persistence import Persistence
 from kernel_mcp.sessions.principals import Others
 from kernel_mcp.sessions.session import Preparation, Session
 from kernel_mcp.sessions.storage import SessionFolders
@@ -189,7 +189,7 @@ class FakeKernel:
         lost |= {name: "too large" for name, value in wanted.items() if len(value) > most}
         kept = {name: value for name, value in wanted.items() if name not in lost}
         self._dump = json.dumps({"values": kept}).encode()
-        reply = {
+        response = {
             "status": "ok",
             "size": self._source.size or len(self._dump),
             "names": list(kept),
@@ -200,7 +200,7 @@ class FakeKernel:
             "lost": lost,
             "variables": _described(kept),
         }
-        self._answer(answer, reply)
+        self._answer(answer, response)
 
     def _save(self, answer: Answer, content: dict[str, Any], _: bytes) -> None:
         self._answer(answer, {"status": "ok", "unfit": "this kernel is a fake"})
@@ -226,7 +226,7 @@ class FakeKernel:
         for name in list(left)[: content["count"] or None]:
             value = left.pop(name)
             self._loaded.add(name)
-            if name in self._source.deadly or name in self._source.unlucky:
+            if name in self._source.fatal or name in self._source.unlucky:
                 if name in self._source.unlucky:
                     self._source.unlucky.remove(name)
                 self._pending = answer
@@ -239,7 +239,7 @@ class FakeKernel:
                 lost[name] = "ValueError: cannot be read"
             else:
                 self.variables[name] = value
-        reply = {
+        response = {
             "status": "ok",
             "names": list(self.variables),
             "lost": lost,
@@ -247,7 +247,7 @@ class FakeKernel:
             "left": len(left),
             "missing": content["files"],
         }
-        self._answer(answer, reply)
+        self._answer(answer, response)
 
     def _answer(self, answer: Answer, content: dict[str, Any], *buffers: bytes) -> None:
         answer.message = Message("reply", "", content, buffers)
@@ -270,7 +270,7 @@ class FakeSource:
         """For each interrupt, whether it was for the kernel alone."""
         self.unpicklable: dict[str, str] = {}
         self.unreadable: set[str] = set()
-        self.deadly: set[str] = set()
+        self.fatal: set[str] = set()
         self.unlucky: list[str] = []
         """Names at which kernels end, once for each time that they are in it."""
         self.stuck: set[str] = set()
@@ -339,7 +339,7 @@ class Handed:
     """Callers of one client, whose answers are with it at once."""
 
     def of(self, context: object) -> Caller:
-        return Caller(reply=Reply(self))
+        return Caller(response=ResponseContext(self))
 
     def then(
         self, delivered: Callable[[], object], revoked: Callable[[], object] | None = None
@@ -349,9 +349,9 @@ class Handed:
 
 def deliver(session: Session, cell: Cell) -> None:
     """Have an answer about `cell` carry, as delivered, what the session has to tell."""
-    pending = session.ledger.pending
+    pending = session.notifications.pending
     cell.notices += [notice.text for notice in pending]
-    session.ledger.told(pending)
+    session.notifications.mark_delivered(pending)
 
 
 class FakeClock:
@@ -373,7 +373,7 @@ def new_manager(
     keep: bool = False,
     by_principal: bool = False,
     preparation: Preparation | None = None,
-    keeping: Keeping | None = None,
+    persistence: Persistence | None = None,
     others: Others | None = None,
     **settings: Any,
 ) -> SessionManager:
@@ -388,7 +388,7 @@ def new_manager(
         clock=clock,
         capacity=capacity,
         preparation=preparation,
-        keeping=keeping,
+        persistence=persistence,
         others=others,
     )
 

@@ -37,7 +37,7 @@ from kernel_mcp.packages.lines import install_cell
 from kernel_mcp.packages.requirements import listed
 from kernel_mcp.policy.missing import missing, missing_magic
 from kernel_mcp.policy.source import script_metadata
-from kernel_mcp.sessions.notebook import FILE_BYTES, _Writer
+from kernel_mcp.sessions.notebook_export import FILE_BYTES, _Writer
 from kernel_mcp.tools.views import _view
 from tests.unit.documents import CHARS, documents
 

@@ -9,7 +9,7 @@ import pytest
 from kernel_mcp import commands
 from kernel_mcp.cli import EXIT_USAGE, main
 from kernel_mcp.errors import ConfigError
-from kernel_mcp.sessions.manifest import Key
+from kernel_mcp.sessions.manifest import SessionKey
 from kernel_mcp.sessions.store import SessionStore
 from tests.unit.sessions.test_store import opened, save
 
@@ -20,7 +20,7 @@ def state(tmp_path: Path) -> Path:
     store = SessionStore(tmp_path / "kept", most_bytes=0, most_s=1e9)
     store.make()
     for name in ("default", "other", "used"):
-        entry = opened(store, Key(str(tmp_path), name))
+        entry = opened(store, SessionKey(str(tmp_path), name))
         save(entry, b"data")
         if name != "used":
             entry.close()
@@ -88,7 +88,7 @@ def test_sessions_of_running_servers_are_listed_with_principal_and_state(
         asked.append(place)
         return [http, stdio]
 
-    monkeypatch.setattr("kernel_mcp.sessions.roster.ask_all", ask_all)
+    monkeypatch.setattr("kernel_mcp.sessions.admin.ask_all", ask_all)
     assert run(state, "list") == 0
     shown = capsys.readouterr().out
     assert asked == [state]

@@ -14,8 +14,8 @@ from mcp_types import CallToolResult, TextContent
 
 from kernel_mcp.errors import InputError, SessionNotFound
 from kernel_mcp.fleet.front import PATIENCE_S, FleetCalls
-from kernel_mcp.sessions.losses import Awaited, Reply
 from kernel_mcp.sessions.manager import Caller
+from kernel_mcp.sessions.notifications import PendingReceipt, ResponseContext
 from kernel_mcp.tools.calls import Call
 from tests.unit.fleet.fake_ray import Actor, FakeNode, FakeRay, FakeRegistry, answered
 
@@ -31,7 +31,7 @@ class Fleet:
     ray: FakeRay
     registry: FakeRegistry
     calls: FleetCalls
-    receipts: list[Awaited] = field(default_factory=list)
+    receipts: list[PendingReceipt] = field(default_factory=list)
     heard: list[str] = field(default_factory=list)
 
     @property
@@ -43,8 +43,8 @@ class Fleet:
         return self.ray.nodes["two"]
 
     async def call(self, tool: str, *, progress: bool = False, **arguments: Any) -> CallToolResult:
-        self.receipts.append(Awaited())
-        caller = Caller("ada", default="here", reply=Reply(self.receipts[-1]))
+        self.receipts.append(PendingReceipt())
+        caller = Caller("ada", default="here", response=ResponseContext(self.receipts[-1]))
 
         async def hear(text: str) -> None:
             self.heard.append(text)

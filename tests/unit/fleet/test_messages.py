@@ -11,17 +11,17 @@ from kernel_mcp.errors import InputError, KernelMcpError, SessionNotFound, Works
 from kernel_mcp.fleet.messages import caller_of, caller_row, error_of, error_row
 from kernel_mcp.fleet.session_table import SavedPart, SessionRow
 from kernel_mcp.identity import Principal
-from kernel_mcp.sessions.losses import Reply
 from kernel_mcp.sessions.manager import Caller
+from kernel_mcp.sessions.notifications import ResponseContext
 
 
 def test_who_calls_is_the_same_on_the_other_side() -> None:
     who = Principal("ada", frozenset({"kernel:run"}), Quotas(sessions=3, cpu=1.5), ("network",))
     caller = Caller("ada", "default", who, known=False, client="a client", request="r-1")
     row = json.loads(json.dumps(caller_row(caller)))
-    reply = Reply()
-    found = caller_of(row, reply)
-    assert (found, found.who, found.reply) == (caller, who, reply)
+    response = ResponseContext()
+    found = caller_of(row, response)
+    assert (found, found.who, found.response) == (caller, who, response)
     assert (found.known, found.client, found.request) == (False, "a client", "r-1")
 
 

@@ -7,7 +7,7 @@ from typing import cast
 
 from kernel_mcp.http.connections import ClientConnection
 from kernel_mcp.http.delivery import DeferredDelivery, Delivery
-from kernel_mcp.sessions.losses import Outbox
+from kernel_mcp.sessions.notifications import DeliveryTracker
 
 
 def connection() -> ClientConnection:
@@ -69,17 +69,17 @@ def test_an_end_in_order_takes_nothing_back() -> None:
 
 
 def test_in_an_mcp_session_a_client_can_say_later_that_it_had_cancelled() -> None:
-    outbox, heard = Outbox(), Heard()
-    delivery = Delivery(connection(), outbox)
+    deliveries, heard = DeliveryTracker(), Heard()
+    delivery = Delivery(connection(), deliveries)
     delivery.expect("a").then(heard.delivered, heard.revoked)
     delivery.sent()
-    outbox.given_up("a")
+    deliveries.given_up("a")
     assert heard.events == ["delivered", "revoked"]
 
 
 def test_answers_on_another_connection_are_the_outboxes() -> None:
-    outbox, heard = Outbox(), Heard()
-    DeferredDelivery(outbox).expect(3).then(heard.delivered)
+    deliveries, heard = DeliveryTracker(), Heard()
+    DeferredDelivery(deliveries).expect(3).then(heard.delivered)
     assert heard.events == []
-    outbox.delivered(3)
+    deliveries.delivered(3)
     assert heard.events == ["delivered"]

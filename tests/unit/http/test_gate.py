@@ -19,7 +19,7 @@ from kernel_mcp.http.connections import ClientConnection
 from kernel_mcp.http.gate import PRINCIPAL_BODY, REFUSED_S, Gate
 from kernel_mcp.http.refusals import respond_json
 from kernel_mcp.identity import INSTALL, METRICS, RUN, OneToken, Principal, Unauthenticated
-from kernel_mcp.sessions.losses import Outbox
+from kernel_mcp.sessions.notifications import DeliveryTracker
 from tests.unit.fake_kernels import FakeClock
 from tests.unit.http.asgi import PEER, Answer, ask
 
@@ -87,7 +87,7 @@ def made(bell: Doorbell | None = None, **changes: Any) -> tuple[Gate, Behind]:
         "verifier": bell,
         "quotas": Quotas(),
         "clock": FakeClock(),
-        "outbox_of": lambda _: None,
+        "deliveries_of": lambda _: None,
         "watch": bell,
         **changes,
     }
@@ -519,8 +519,8 @@ async def test_a_stream_is_cut_though_the_answer_before_it_ended_after_it_began(
 
 
 async def test_an_answer_that_is_an_event_has_arrived_before_its_stream_ends() -> None:
-    outbox, told = Outbox(), list[str]()
-    outbox.expect(7).then(lambda: told.append("delivered"))
+    deliveries, told = DeliveryTracker(), list[str]()
+    deliveries.expect(7).then(lambda: told.append("delivered"))
     seen: list[list[str]] = []
 
     async def stream(scope: Scope, receive: Receive, send: Send) -> None:
@@ -536,7 +536,7 @@ async def test_an_answer_that_is_an_event_has_arrived_before_its_stream_ends() -
             seen.append(list(told))
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
-    gate, _ = made(Doorbell(), outbox_of=lambda _: outbox)
+    gate, _ = made(Doorbell(), deliveries_of=lambda _: deliveries)
     gate._app = stream
     line = ClientConnection(cast(asyncio.Transport, Line()))
     await ask(gate, headers=ANNA, state={"connection": line})

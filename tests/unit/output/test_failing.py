@@ -16,7 +16,7 @@ from kernel_mcp.output import bundles, layout, markup, render
 from kernel_mcp.output.items import Display, Event, Failure, Redactor, Stream
 from kernel_mcp.output.outputs import OutputLog
 from kernel_mcp.output.text import Masks
-from kernel_mcp.sessions.notebook import _Writer
+from kernel_mcp.sessions.notebook_export import _Writer
 from kernel_mcp.tools.views import _view
 
 pytestmark = pytest.mark.anyio

@@ -17,12 +17,12 @@ from kernel_mcp.errors import KernelMcpError
 from kernel_mcp.kernels.factory import KernelRequest
 from kernel_mcp.kernels.kernel import Kernel
 from kernel_mcp.sessions import branches
-from kernel_mcp.sessions.branches import Origin
+from kernel_mcp.sessions.branches import BranchOrigin
 from kernel_mcp.sessions.hibernation import MAKE_ROOM
 from kernel_mcp.sessions.manager import SessionManager
 from kernel_mcp.sessions.reaper import Reaper
 from kernel_mcp.sessions.session import Session
-from kernel_mcp.sessions.store import Entry
+from kernel_mcp.sessions.store import StoreEntry
 from tests.unit.fake_kernels import FakeClock, FakeSource, new_manager
 from tests.unit.sessions.notebook import notebook
 from tests.unit.sessions.test_kept import ME, server
@@ -34,13 +34,13 @@ pytestmark = [pytest.mark.anyio]
 @contextmanager
 def slow_tidying(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
     """A disk on which the end of a save takes until the event is set."""
-    done, tidy = threading.Event(), Entry.tidy
+    done, tidy = threading.Event(), StoreEntry.tidy
 
-    def slowly(entry: Entry) -> None:
+    def slowly(entry: StoreEntry) -> None:
         done.wait(30)
         tidy(entry)
 
-    monkeypatch.setattr(Entry, "tidy", slowly)
+    monkeypatch.setattr(StoreEntry, "tidy", slowly)
     try:
         yield done
     finally:
@@ -67,8 +67,8 @@ async def test_two_hibernations_at_once_lose_nothing(
                 assert session.state == "idle"
                 disk.set()
         assert session.state == "hibernated"
-        assert session.sleep is not None
-        assert session.sleep.back == ["x"]
+        assert session.hibernated is not None
+        assert session.hibernated.back == ["x"]
         cell = await only.run("y = 1")
         assert only.variables == {"x": "41", "y": "1"}
         assert cell.meta("s", omitted=0, outputs=[])["lost"] == []
@@ -77,7 +77,7 @@ async def test_two_hibernations_at_once_lose_nothing(
 async def test_a_session_that_sleeps_is_not_hibernated_again(tmp_path: Path) -> None:
     async with notebook(tmp_path) as nb:
         await nb.run("x = 41")
-        await nb.session._shelving.acquire()
+        await nb.session._save_lock.acquire()
         done: list[bool] = []
 
         async def hibernate(purpose: str) -> None:
@@ -87,7 +87,7 @@ async def test_a_session_that_sleeps_is_not_hibernated_again(tmp_path: Path) -> 
             for purpose in ("", MAKE_ROOM, ""):
                 tasks.start_soon(hibernate, purpose)
             await anyio.wait_all_tasks_blocked()
-            nb.session._shelving.release()
+            nb.session._save_lock.release()
         assert sorted(done) == [False, False, True]
         await nb.run("y = 1")
         assert nb.source.kernels[-1].variables == {"x": "41", "y": "1"}
@@ -112,7 +112,7 @@ async def test_a_hibernation_that_waits_gives_way_to_who_uses_the_session(
 ) -> None:
     async with notebook(tmp_path) as nb:
         await nb.run("x = 41")
-        await nb.session._shelving.acquire()
+        await nb.session._save_lock.acquire()
         done: list[bool] = []
 
         async def hibernate() -> None:
@@ -123,7 +123,7 @@ async def test_a_hibernation_that_waits_gives_way_to_who_uses_the_session(
             await anyio.wait_all_tasks_blocked()
             tasks.start_soon(use, nb.session)
             await anyio.wait_all_tasks_blocked()
-            nb.session._shelving.release()
+            nb.session._save_lock.release()
         assert done == [False]
         assert nb.session.lifecycle.awake
         assert nb.session.state in ("idle", "new")
@@ -144,7 +144,7 @@ async def test_a_session_that_is_being_reset_is_not_hibernated_meanwhile(tmp_pat
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(_reset, nb.session)
             await starting.wait()
-            assert not nb.session.restful
+            assert not nb.session.can_hibernate
             assert not await nb.session.hibernate(MAKE_ROOM)
             go_on.set()
         assert nb.session.state == "idle"
@@ -155,17 +155,17 @@ async def test_a_save_that_has_waited_is_of_the_kernel_of_now(tmp_path: Path) ->
     async with server(tmp_path) as only:
         await only.run("a = 1")
         session = only.manager.sessions[0]
-        await session._shelving.acquire()
+        await session._save_lock.acquire()
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(session.save)
             await anyio.wait_all_tasks_blocked()
             session.lifecycle.lose("It was lost", session.lifecycle.lost_state("a test"))
             await session.lifecycle.forget(None)
             await only.run("b = 2", session)
-            session._shelving.release()
-        assert session.kept is not None
-        assert session.kept.entry.saved is not None
-        assert session.kept.entry.saved.names == ["b"]
+            session._save_lock.release()
+        assert session.persisted is not None
+        assert session.persisted.entry.saved is not None
+        assert session.persisted.entry.saved.names == ["b"]
 
 
 async def test_a_session_that_wakes_is_not_dropped_as_surplus(tmp_path: Path) -> None:
@@ -190,7 +190,7 @@ async def test_a_session_that_wakes_is_not_dropped_as_surplus(tmp_path: Path) ->
 async def _family(manager: SessionManager, clock: FakeClock) -> tuple[Session, Session]:
     """A session and a branch of it, with a variable each."""
     root, branch = await used_sessions(manager, clock, 2)
-    branch.family, branch.origin = root.family, Origin(root.handle, "", (1,))
+    branch.family, branch.origin = root.family, BranchOrigin(root.handle, "", (1,))
     root.family.members.append(branch)
     return root, branch
 
@@ -287,8 +287,8 @@ async def test_a_new_session_waits_for_one_that_the_idle_timer_puts_to_sleep(
             await anyio.wait_all_tasks_blocked()
             go_on.set()
         assert states(manager.sessions) == ["hibernated", "new"]
-        assert only.sleep is not None
-        assert only.sleep.back == ["x"]
+        assert only.hibernated is not None
+        assert only.hibernated.back == ["x"]
 
 
 async def test_a_new_session_waits_for_one_that_saves_itself(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from kernel_mcp.linux.proc import ExitStatus, Usage
 from kernel_mcp.output.items import Stream
 from kernel_mcp.output.outputs import OutputLog
 from kernel_mcp.sessions.audit import MAX_TEXT, MAX_TEXTS, Audit, AuditLog, open_audit
-from kernel_mcp.sessions.cell import Cell, Outcome, Status
+from kernel_mcp.sessions.cell import Cell, CellOutcome, Status
 
 NOON = datetime(2030, 1, 2, 12, 0, 0, 5000, timezone.utc)
 
@@ -45,7 +45,7 @@ def log(path: Path) -> AuditLog:
     return AuditLog(path, now=lambda: NOON)
 
 
-def cell(folder: Path, outcome: Outcome, code: str = "x = 1") -> Cell:
+def cell(folder: Path, outcome: CellOutcome, code: str = "x = 1") -> Cell:
     made = Cell(3, code, 0, OutputLog(folder, 3))
     made.started = 10.0
     made.take(Stream("stdout", "hello"))
@@ -71,7 +71,7 @@ def test_a_cell_is_told_by_hash_outcome_and_what_it_used(tmp_path: Path) -> None
     path = tmp_path / "audit.jsonl"
     journal = log(path).journal("ada", "s-1")
     journal.begins(cast(KernelProcess, Handle()))
-    journal.ran(cell(tmp_path, Outcome(Status.OK), code="secret = 'hunter2'"))
+    journal.ran(cell(tmp_path, CellOutcome(Status.OK), code="secret = 'hunter2'"))
     (line,) = lines(path)
     assert line["event"] == "cell"
     assert line["code_sha256"] == hashlib.sha256(b"secret = 'hunter2'").hexdigest()
@@ -88,7 +88,7 @@ def test_a_kill_has_a_line_of_its_own_and_no_invented_numbers(tmp_path: Path) ->
     handle = Handle()
     journal.begins(cast(KernelProcess, handle))
     handle.exit = ExitStatus(signal=9)
-    journal.ran(cell(tmp_path, Outcome(Status.KILLED, False, "out of memory")))
+    journal.ran(cell(tmp_path, CellOutcome(Status.KILLED, False, "out of memory")))
     journal.died("the kernel exited with code 3 between cells")
     ran, killed, died = lines(path)
     assert (ran["cpu_s"], ran["memory_bytes"]) == (None, None)
@@ -110,7 +110,7 @@ def test_files_are_told_by_the_hash_of_their_bytes(tmp_path: Path) -> None:
 def test_lines_stay_short_and_single_whatever_they_tell(tmp_path: Path) -> None:
     path = tmp_path / "audit.jsonl"
     journal = log(path).journal("ada", "s-1")
-    made = cell(tmp_path, Outcome(Status.ERROR))
+    made = cell(tmp_path, CellOutcome(Status.ERROR))
     journal.refused(made, "\n".join(f"line {number}\x1b[2J" for number in range(1000)))
     journal.installed(["a\nb" * 10_000], "ok")
     refusal, install = lines(path)
@@ -186,5 +186,5 @@ def test_without_a_file_nothing_is_kept_and_no_kernel_is_looked_at(tmp_path: Pat
     journal = audit.journal("ada", "s-1")
     handle = Handle()
     journal.begins(cast(KernelProcess, handle))
-    journal.ran(cell(tmp_path, Outcome(Status.OK)))
+    journal.ran(cell(tmp_path, CellOutcome(Status.OK)))
     assert handle.looks == 0

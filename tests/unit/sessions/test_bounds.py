@@ -15,9 +15,9 @@ from kernel_mcp.linux import process
 from kernel_mcp.output.items import Stream
 from kernel_mcp.sessions import bounds
 from kernel_mcp.sessions.bounds import OwnMemory, ServerBounds, relieve, size_of
-from kernel_mcp.sessions.cell import Outcome, Status
-from kernel_mcp.sessions.losses import Ledger
+from kernel_mcp.sessions.cell import CellOutcome, Status
 from kernel_mcp.sessions.manager import Caller
+from kernel_mcp.sessions.notifications import NotificationQueue
 from kernel_mcp.sessions.runner import CellQueue
 from tests.integration.memory import status_bytes
 from tests.unit.fake_kernels import FakeClock, FakeSource, new_manager
@@ -179,7 +179,7 @@ async def test_a_session_lets_go_of_no_more_than_will_do(
             with anyio.fail_after(60):
                 await running.finished.wait()
         assert (running.status.value, waiting.status.value) == statuses
-        assert any(told in notice.text for notice in session.ledger.pending)
+        assert any(told in notice.text for notice in session.notifications.pending)
 
 
 def test_records_are_levelled_so_that_small_ones_are_kept(tmp_path: Path) -> None:
@@ -187,7 +187,9 @@ def test_records_are_levelled_so_that_small_ones_are_kept(tmp_path: Path) -> Non
     for number, size in enumerate((20 * KIB, 600 * KIB, 900 * KIB)):
         folder = tmp_path / str(number)
         folder.mkdir()
-        holders.append(Holder(f"s-{number}", queue=CellQueue(folder, lambda: 0.0, Ledger())))
+        holders.append(
+            Holder(f"s-{number}", queue=CellQueue(folder, lambda: 0.0, NotificationQueue()))
+        )
         _print(holders[-1].queue, size)
     server = Server(*holders, records=700 * KIB)
     server.bounds.check_records()
@@ -206,7 +208,7 @@ def test_records_of_many_sessions_make_room_before_one_of_another(tmp_path: Path
     for number, owner in enumerate(("ada", "ben", "ben", "ben", "ben")):
         folder = tmp_path / str(number)
         folder.mkdir()
-        queue = CellQueue(folder, lambda: 0.0, Ledger())
+        queue = CellQueue(folder, lambda: 0.0, NotificationQueue())
         holders.append(Holder(f"s-{number}", queue=queue, owner=owner))
         _print(queue, 200 * KIB)
     server = Server(*holders, records=500 * KIB)
@@ -233,13 +235,13 @@ def _print(queue: CellQueue | None, size: int) -> None:
         cell = queue.add("print()", 0.0)
         queue.begin()
         cell.take(Stream("stdout", "x" * 20 * KIB))
-        cell.finish(Outcome(Status.OK), 0.0)
+        cell.finish(CellOutcome(Status.OK), 0.0)
         cell.told = True
         queue.end(cell)
 
 
 def test_what_hangs_on_a_session_is_weighed_whatever_it_is_made_of(tmp_path: Path) -> None:
-    queue = CellQueue(tmp_path, lambda: 0.0, Ledger())
+    queue = CellQueue(tmp_path, lambda: 0.0, NotificationQueue())
     empty = size_of(queue, None)
     assert empty < 100 * KIB
     cell = queue.add("x = 1 # \U0001f600" + "a" * 100_000, 0.0)

@@ -9,7 +9,7 @@ import pytest
 
 from kernel_mcp.output.items import Stream
 from kernel_mcp.output.outputs import OutputLog
-from kernel_mcp.sessions.cell import Cell, Outcome, Phase, Status, StopReason
+from kernel_mcp.sessions.cell import Cell, CellOutcome, Phase, Status, StopReason
 
 pytestmark = [pytest.mark.anyio]
 
@@ -24,7 +24,7 @@ async def test_status_goes_from_queued_over_running_to_the_outcome(tmp_path: Pat
     cell.started = 1.0
     statuses.append(cell.status)
     cell.phase, cell.numbered = Phase.RUN, True
-    cell.finish(Outcome(Status.OK, exit_code=0), 3.5)
+    cell.finish(CellOutcome(Status.OK, exit_code=0), 3.5)
     statuses.append(cell.status)
     assert statuses == [Status.QUEUED, Status.RUNNING, Status.OK]
     assert cell.duration_s == 2.5
@@ -37,8 +37,8 @@ async def test_status_goes_from_queued_over_running_to_the_outcome(tmp_path: Pat
 
 async def test_the_first_outcome_stands(tmp_path: Path) -> None:
     cell = new_cell(tmp_path)
-    cell.finish(Outcome(Status.KILLED, state_kept=False), 1.0)
-    cell.finish(Outcome(Status.OK), 2.0)
+    cell.finish(CellOutcome(Status.KILLED, state_kept=False), 1.0)
+    cell.finish(CellOutcome(Status.OK), 2.0)
     assert cell.status is Status.KILLED
 
 
@@ -77,7 +77,7 @@ async def test_listeners_wake_on_output_and_on_the_end(tmp_path: Path) -> None:
             await anyio.wait_all_tasks_blocked()
             cell.take(Stream("stdout", "hello\n"))
             await anyio.wait_all_tasks_blocked()
-            cell.finish(Outcome(Status.OK), 1.0)
+            cell.finish(CellOutcome(Status.OK), 1.0)
     assert heard[0] == "hello"
 
 

@@ -20,10 +20,10 @@ from kernel_mcp.sessions.checkpoints import (
     RESTING,
     SMALL,
     Checkpoints,
-    Resting,
-    most_resting,
+    IdleCheckpoints,
+    most_idle,
 )
-from kernel_mcp.sessions.lifecycle import Return, cells_in_words
+from kernel_mcp.sessions.lifecycle import Rollback, cells_in_words
 
 pytestmark = [pytest.mark.anyio]
 
@@ -203,10 +203,10 @@ def test_cells_are_named_in_runs() -> None:
 
 
 def test_a_return_says_what_stands_and_what_to_run_again() -> None:
-    text = Return(12, (13,), ("x",)).words(14)
+    text = Rollback(12, (13,), ("x",)).words(14)
     assert "as after cell 12; run cells 13–14 again" in text  # noqa: RUF001
     assert "Gone with that: x." in text
-    assert Return(3, (), ()).loss("it died") is None
+    assert Rollback(3, (), ()).loss("it died") is None
 
 
 async def rest(policy: Checkpoints, kernel: Any, cell: int = 1) -> None:
@@ -215,7 +215,7 @@ async def rest(policy: Checkpoints, kernel: Any, cell: int = 1) -> None:
 
 
 async def test_of_many_that_rest_those_used_last_keep_their_copies(own: dict[int, int]) -> None:
-    resting = Resting(lambda: 2)
+    resting = IdleCheckpoints(lambda: 2)
     policies = [Checkpoints("auto", lambda: 0.0, print, resting=resting) for _ in range(3)]
     kernels: list[Any] = [Copied() for _ in policies]
     for policy, kernel in zip(policies, kernels, strict=True):
@@ -240,14 +240,14 @@ def test_more_of_them_keep_copies_where_there_is_much_memory(
 
     for free, most in ((0, RESTING), (2**30, 4), (2**34, 64)):
         monkeypatch.setattr(checkpoints, "available_memory", lambda free=free: free)
-        assert most_resting() == most
+        assert most_idle() == most
     monkeypatch.setattr(checkpoints, "available_memory", fails)
-    assert most_resting() == RESTING
+    assert most_idle() == RESTING
 
 
 async def test_while_cells_wait_for_processors_no_copy_takes_them(own: dict[int, int]) -> None:
     busy = CROWD + 1.0
-    resting = Resting(busy=lambda: busy)
+    resting = IdleCheckpoints(busy=lambda: busy)
     policy = Checkpoints("auto", lambda: 0.0, print, resting=resting)
     kernel: Any = Copied()
     await rest(policy, kernel)
@@ -264,7 +264,7 @@ async def test_while_cells_wait_for_processors_no_copy_takes_them(own: dict[int,
 
 async def test_of_many_cells_that_begin_together_few_wait_for_a_copy(own: dict[int, int]) -> None:
     begun, many = 0, (CROWD + 2) * PROCESSORS
-    resting = Resting(lambda: 0, busy=lambda: begun / PROCESSORS)
+    resting = IdleCheckpoints(lambda: 0, busy=lambda: begun / PROCESSORS)
     policies = [Checkpoints("auto", lambda: 0.0, print, resting=resting) for _ in range(many)]
     kernels: list[Any] = [SlowlyCopied() for _ in policies]
     for policy, kernel in zip(policies, kernels, strict=True):
@@ -300,7 +300,7 @@ async def test_of_many_cells_that_begin_together_few_wait_for_a_copy(own: dict[i
 
 
 async def test_of_many_pauses_few_are_used_at_a_time(own: dict[int, int]) -> None:
-    resting = Resting(lambda: 99)
+    resting = IdleCheckpoints(lambda: 99)
     policies = [
         Checkpoints("auto", lambda: 0.0, print, resting=resting) for _ in range(PROCESSORS + 1)
     ]
@@ -320,7 +320,7 @@ async def test_of_many_pauses_few_are_used_at_a_time(own: dict[int, int]) -> Non
 async def test_those_that_could_not_make_a_copy_ask_one_after_the_other(
     own: dict[int, int],
 ) -> None:
-    resting = Resting(lambda: 99)
+    resting = IdleCheckpoints(lambda: 99)
     policies = [Checkpoints("auto", lambda: 0.0, print, resting=resting) for _ in range(9)]
     kernel: Any = Copied()
     asks = []
@@ -339,7 +339,7 @@ async def test_those_that_could_not_make_a_copy_ask_one_after_the_other(
 
 
 async def test_none_is_made_of_a_session_that_could_not_keep_it(own: dict[int, int]) -> None:
-    resting = Resting(lambda: 2)
+    resting = IdleCheckpoints(lambda: 2)
     policies = [Checkpoints("auto", lambda: 0.0, print, resting=resting) for _ in range(4)]
     kernels: list[Any] = [Copied() for _ in policies]
     for policy in policies:
@@ -359,7 +359,7 @@ async def test_none_is_made_of_a_session_that_could_not_keep_it(own: dict[int, i
 async def test_of_many_cells_at_a_time_each_has_done_a_part_of_the_work(
     own: dict[int, int],
 ) -> None:
-    policy = Checkpoints("auto", lambda: 0.0, print, resting=Resting(busy=lambda: 32.0))
+    policy = Checkpoints("auto", lambda: 0.0, print, resting=IdleCheckpoints(busy=lambda: 32.0))
     kernel: Any = Copied()
     for cell in range(1, 20):
         policy.worked(1.0)  # of which it had a processor for some 30 ms
@@ -370,7 +370,7 @@ async def test_of_many_cells_at_a_time_each_has_done_a_part_of_the_work(
 async def test_copies_that_a_dead_kernel_comes_back_from_are_not_given_up(
     own: dict[int, int],
 ) -> None:
-    resting = Resting(lambda: 1)
+    resting = IdleCheckpoints(lambda: 1)
     policy, kernel = Checkpoints("auto", lambda: 0.0, print, resting=resting), Copied()
     await rest(policy, kernel)
     kernel.exit = "it is dead"  # type: ignore[assignment]
@@ -381,7 +381,7 @@ async def test_copies_that_a_dead_kernel_comes_back_from_are_not_given_up(
 async def test_copies_that_cost_much_or_are_wanted_always_stay(
     own: dict[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    resting = Resting(lambda: 0)
+    resting = IdleCheckpoints(lambda: 0)
     asked, kernel = Checkpoints("always", lambda: 0.0, print, resting=resting), Copied()
     await rest(asked, kernel)
     assert asked.newest is not None

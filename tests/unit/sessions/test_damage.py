@@ -13,9 +13,9 @@ import pytest
 
 from kernel_mcp.sessions import manifest
 from kernel_mcp.sessions.cell import Cell
+from kernel_mcp.sessions.cell_journal import DAMAGED, CellJournal, read_journal
 from kernel_mcp.sessions.manifest import COPY, FORMAT, MANIFEST, READABLE, Saved, UnknownFormat
 from kernel_mcp.sessions.store import SessionStore
-from kernel_mcp.sessions.trace import DAMAGED, Trace, traced
 from tests.unit.sessions.test_kept import ME, Server, server
 
 pytestmark = [pytest.mark.anyio]
@@ -161,7 +161,7 @@ async def test_a_save_that_was_changed_while_the_server_runs_is_not_gone_back_to
 
 def test_cells_in_a_damaged_trace_are_counted(tmp_path: Path) -> None:
     path = tmp_path / "cells.now"
-    trace = Trace(path)
+    trace = CellJournal(path)
     for number in range(3, 7):
         trace.add(number, f"x = {number}")
     trace.close()
@@ -170,21 +170,21 @@ def test_cells_in_a_damaged_trace_are_counted(tmp_path: Path) -> None:
     for number, start in enumerate(starts, 3):
         for harm in (b"\0", b"z"):
             path.write_bytes(data[: start + 12] + harm + data[start + 13 :])
-            found = traced(path)
+            found = read_journal(path)
             assert list(found) == [3, 4, 5, 6]
             assert [each for each, code in found.items() if code == DAMAGED] == [number]
 
 
 def test_a_changed_end_of_a_line_of_a_trace_hides_no_cell(tmp_path: Path) -> None:
     path = tmp_path / "cells.now"
-    trace = Trace(path)
+    trace = CellJournal(path)
     for number in range(3, 6):
         trace.add(number, f"x = {number}")
     trace.close()
     data = path.read_bytes()
     for place in (i for i, byte in enumerate(data) if byte == ord("\n")):
         path.write_bytes(data[:place] + b"\x0b" + data[place + 1 :])
-        assert list(traced(path)) == [3, 4, 5]
+        assert list(read_journal(path)) == [3, 4, 5]
 
 
 @pytest.mark.parametrize("harm", [_cut, _remove])
@@ -335,7 +335,7 @@ async def test_a_save_of_another_version_stays_as_it_is(
         assert second.variables == {"d": "4"}
         assert (sorted(lost), kept) == (["a", "b"], False)
         assert f"its format is {known!r}" in text
-        assert second.manager.sessions[0].kept is None
+        assert second.manager.sessions[0].persisted is None
     assert {path: path.read_bytes() for path in entry.rglob("*") if path.is_file()} == before
     await _as_format(entry, FORMAT, seal=True)
     third, _ = await comes_back(tmp_path)

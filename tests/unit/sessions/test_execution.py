@@ -16,7 +16,7 @@ from kernel_mcp.kernels.kernel import Kernel, Run
 from kernel_mcp.linux.proc import Usage
 from kernel_mcp.output.outputs import OutputLog
 from kernel_mcp.sessions import execution
-from kernel_mcp.sessions.cell import Cell, Outcome, Status, StopReason
+from kernel_mcp.sessions.cell import Cell, CellOutcome, Status, StopReason
 from kernel_mcp.sessions.execution import run_cell
 from tests.unit.fake_kernels import FakeKernel, FakeSource
 
@@ -36,7 +36,7 @@ class LateKernel(FakeKernel):
         self.die()
 
 
-async def stopped(kernel: FakeKernel, folder: Path, reason: StopReason) -> Outcome:
+async def stopped(kernel: FakeKernel, folder: Path, reason: StopReason) -> CellOutcome:
     """The outcome of a cell that waits for ever and is told to stop."""
     cell = Cell(1, "wait", 0, OutputLog(folder, 1))
     cell.started = 0.0
@@ -71,7 +71,7 @@ async def test_a_cell_that_resists_is_killed_at_once_when_its_session_ends(tmp_p
             cell.stop(StopReason.RESET)
             cell.stop(StopReason.CLOSE)
             await cell.finished.wait()
-    assert cell.outcome == Outcome(
+    assert cell.outcome == CellOutcome(
         Status.KILLED, state_kept=False, cause="the session was reset", exit_code=7
     )
 

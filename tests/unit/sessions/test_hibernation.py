@@ -15,7 +15,7 @@ from kernel_mcp.sessions.hibernation import (
     START_ANEW,
     TRIALS,
 )
-from kernel_mcp.sessions.session import WAKE_DESCRIPTORS
+from kernel_mcp.sessions.session import RESTORE_DESCRIPTORS
 from kernel_mcp.sessions.words import described, listing, reasons
 from tests.unit.sessions.notebook import notebook
 
@@ -54,7 +54,7 @@ async def test_no_session_is_put_to_sleep_that_lacks_descriptors_to_wake(
         await nb.run("a = 1")
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         held = len(list(Path("/proc/self/fd").iterdir()))
-        resource.setrlimit(resource.RLIMIT_NOFILE, (held + WAKE_DESCRIPTORS - 4, hard))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (held + RESTORE_DESCRIPTORS - 4, hard))
         try:
             with pytest.raises(HibernationError, match="too few to bring the session back"):
                 await nb.hibernate(purpose)
@@ -87,7 +87,7 @@ async def test_an_unreadable_variable_costs_only_itself(tmp_path: Path) -> None:
         assert "bad (ValueError: cannot be read), worse (ValueError" in cell.notices[0]
 
 
-@pytest.mark.parametrize("trouble", ["unpicklable", "unreadable", "deadly", "dump", "load"])
+@pytest.mark.parametrize("trouble", ["unpicklable", "unreadable", "fatal", "dump", "load"])
 async def test_a_kernel_stays_when_something_would_be_lost_and_nothing_forces_it_out(
     tmp_path: Path, trouble: str
 ) -> None:
@@ -116,7 +116,7 @@ async def test_a_variable_that_ends_the_kernel_which_wakes_costs_only_itself(
     tmp_path: Path,
 ) -> None:
     async with notebook(tmp_path) as nb:
-        nb.source.deadly |= {"bad", "worse"}
+        nb.source.fatal |= {"bad", "worse"}
         nb.source.unreadable.add("odd")
         for name in ("a", "bad", "odd", "b", "worse", "c"):
             await nb.run(f"{name} = 1")
@@ -151,7 +151,7 @@ async def test_the_search_for_what_ends_kernels_is_bounded_and_names_the_rest(
 ) -> None:
     async with notebook(tmp_path) as nb:
         names = [f"bad{number}" for number in range(TRIALS + 20)]
-        nb.source.deadly |= set(names)
+        nb.source.fatal |= set(names)
         for name in ("a", *names):
             await nb.run(f"{name} = 1")
         assert await nb.hibernate(MAKE_ROOM)
@@ -167,8 +167,8 @@ async def test_changes_and_files_that_end_with_the_kernel_are_told(tmp_path: Pat
         await nb.run("a = 1")
         nb.source.changed, nb.source.files = {"a": "a copy now"}, ["/tmp/table.csv"]
         assert await nb.hibernate()
-        assert nb.session.sleep is not None
-        assert list(nb.session.sleep.gone) == ["/tmp/table.csv"]
+        assert nb.session.hibernated is not None
+        assert list(nb.session.hibernated.gone) == ["/tmp/table.csv"]
         (notice,) = (await nb.run("b = 1")).notices
         assert "Not as before: a (a copy now)." in notice
         assert "Files that ended with the kernel" in notice

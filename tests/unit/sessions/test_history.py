@@ -19,10 +19,10 @@ from kernel_mcp.output.items import Clear, Display, Event, Failure, Stream
 from kernel_mcp.output.outputs import EVICTED, OutputLog
 from kernel_mcp.output.render import render
 from kernel_mcp.sessions import history
-from kernel_mcp.sessions.cell import Cell, Outcome, Phase, Status
+from kernel_mcp.sessions.cell import Cell, CellOutcome, Phase, Status
 from kernel_mcp.sessions.history import BATCH, ClosedRecords, History
-from kernel_mcp.sessions.losses import Loss, Notice
-from kernel_mcp.sessions.notebook import notebook
+from kernel_mcp.sessions.notebook_export import notebook
+from kernel_mcp.sessions.notifications import Loss, Notice
 
 pytestmark = [pytest.mark.anyio]
 
@@ -60,7 +60,7 @@ class Cells:
             take(event)
         cell.phase, cell.numbered, cell.state_as_of = Phase.RUN, True, number
         cell.run_after([Notice(1, "lost", Loss("a reason", ("x", "y"), 3))])
-        cell.finish(Outcome(Status.ERROR, True, "a cause", number), 3.5)
+        cell.finish(CellOutcome(Status.ERROR, True, "a cause", number), 3.5)
         cell.told = told
         return cell
 

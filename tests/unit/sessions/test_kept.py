@@ -16,12 +16,12 @@ from kernel_mcp.launch.base import KernelEnvironment
 from kernel_mcp.output.text import Masks
 from kernel_mcp.sessions import manifest
 from kernel_mcp.sessions.cell import Cell, Status
-from kernel_mcp.sessions.keeping import Keeping
 from kernel_mcp.sessions.manager import Caller, SessionManager
+from kernel_mcp.sessions.persistence import Persistence
 from kernel_mcp.sessions.session import Session
 from kernel_mcp.sessions.store import SaveFolder
 from tests.unit.fake_kernels import FakeClock, FakeKernel, FakeSource, deliver, new_manager
-from tests.unit.sessions.test_keeping import keeping
+from tests.unit.sessions.test_persistence import persistence
 
 pytestmark = [pytest.mark.anyio]
 ME = Caller()
@@ -33,7 +33,7 @@ class Server:
 
     manager: SessionManager
     source: FakeSource
-    keeping: Keeping
+    persistence: Persistence
 
     async def run(self, code: str, session: Session | None = None) -> Cell:
         found = session or await self.manager.resolve(ME, "")
@@ -60,9 +60,9 @@ async def server(
 ) -> AsyncIterator[Server]:
     """A server; one that does not end `orderly` saves nothing at its end."""
     source = FakeSource()
-    kept = keeping(folder, **given)
+    kept = persistence(folder, **given)
     manager = new_manager(
-        folder / "run", source, FakeClock(), keeping=kept, hibernate_bytes=hibernate_bytes
+        folder / "run", source, FakeClock(), persistence=kept, hibernate_bytes=hibernate_bytes
     )
     async with manager.running():
         yield Server(manager, source, kept)
@@ -90,10 +90,10 @@ async def test_cells_since_the_last_save_are_named_and_their_code_is_kept(tmp_pa
         await first.save()
         session = first.manager.sessions[0]
         await first.run("b = 2")
-        assert session.kept is not None
-        trace = session.kept.entry.trace.read_bytes()
-        manifest = (session.kept.entry.folder / "manifest.json").read_bytes()
-        folder = session.kept.entry.folder
+        assert session.persisted is not None
+        trace = session.persisted.entry.journal_path.read_bytes()
+        manifest = (session.persisted.entry.folder / "manifest.json").read_bytes()
+        folder = session.persisted.entry.folder
     (folder / "manifest.json").write_bytes(manifest)  # as a killed server leaves both
     (folder / "cells.now").write_bytes(trace)
     async with server(tmp_path) as second:
@@ -191,13 +191,13 @@ async def test_what_cannot_be_used_stays_as_it_is(tmp_path: Path) -> None:
     async with server(tmp_path) as first:
         session = await first.manager.create(ME, name="named")
         await first.run("a = 1", session)
-        assert session.kept is not None
-        session.kept._base = _asking_for_packages(session.kept._base)
-        await session.kept.log()
+        assert session.persisted is not None
+        session.persisted._base = _asking_for_packages(session.persisted._base)
+        await session.persisted.save_cells()
     async with server(tmp_path) as second:
-        second.keeping._permits = refuse
+        second.persistence._permits = refuse
         session = await second.manager.create(ME, name="named")
-        assert session.kept is None
+        assert session.persisted is None
         cell = await second.run("b = 2", session)
         assert "not permitted" in cell.notices[0]
         assert second.variables == {"b": "2"}
@@ -258,7 +258,7 @@ async def test_a_variable_that_ends_a_kernel_costs_only_what_it_shares_with(
         for name in ("a", "bad", "b"):
             await first.run(f"{name} = 1")
     async with server(tmp_path) as second:
-        second.source.deadly.add("bad")
+        second.source.fatal.add("bad")
         cell = await second.run("c = 2")
         assert second.variables == {"a": "1", "b": "1", "c": "2"}
         assert "bad (ended the kernel that read it" in " ".join(cell.notices)
@@ -307,9 +307,9 @@ async def test_a_kernel_that_saves_itself_gives_way_to_a_cell_and_spares_its_pro
             await only.run("c = 3")
         assert only.source.interrupts == [True]
         assert session.changed
-        assert session.kept is not None
-        assert session.kept.entry.saved is not None
-        assert session.kept.entry.saved.cell == 1
+        assert session.persisted is not None
+        assert session.persisted.entry.saved is not None
+        assert session.persisted.entry.saved.cell == 1
 
 
 async def test_an_urgent_save_waits_for_a_cell_and_no_cell_that_waits_ends_it(
@@ -345,9 +345,9 @@ async def test_an_urgent_save_waits_for_a_cell_and_no_cell_that_waits_ends_it(
             with anyio.fail_after(30):
                 await next_one.finished.wait()
         assert written[0] is not None
-        assert session.kept is not None
-        assert session.kept.entry.saved is not None
-        assert session.kept.entry.saved.names == ["a"]
+        assert session.persisted is not None
+        assert session.persisted.entry.saved is not None
+        assert session.persisted.entry.saved.names == ["a"]
 
 
 async def test_the_last_save_waits_for_none_that_waits_for_a_cell(tmp_path: Path) -> None:
@@ -361,7 +361,7 @@ async def test_the_last_save_waits_for_none_that_waits_for_a_cell(tmp_path: Path
             await anyio.wait_all_tasks_blocked()
             assert await session.save(most_bytes=9) is None
             await anyio.wait_all_tasks_blocked()
-            assert not session._shelving.locked()
+            assert not session._save_lock.locked()
             only.source.kernels[-1].interrupt()
 
 
@@ -372,8 +372,8 @@ async def _killed_after_an_undo(folder: Path) -> None:
         await first.save()
         session = first.manager.sessions[0]
         session.lifecycle._worked.remove(2)  # as `undo` does
-        session._note_return()
-        await session.disown()
+        session._note_rollback()
+        await session.mark_save_undone()
 
 
 async def test_what_was_undone_does_not_come_back_by_itself(tmp_path: Path) -> None:
@@ -400,8 +400,8 @@ async def test_a_session_that_went_back_is_saved_at_once(tmp_path: Path) -> None
         assert first.manager._saver.due()[session.handle] > session.last_used
         session.lifecycle._worked.remove(2)
         first.source.kernels[-1].variables.pop("b")
-        session._note_return()
-        await session.disown()
+        session._note_rollback()
+        await session.mark_save_undone()
         assert first.manager._saver.due()[session.handle] <= session.last_used
         await first.save()
     async with server(tmp_path) as second:
@@ -416,7 +416,7 @@ async def test_whoever_asks_second_waits_until_it_is_noted_that_a_session_went_b
         await first.run("a = 1")
         await first.save()
         session = first.manager.sessions[0]
-        assert session.kept is not None
+        assert session.persisted is not None
         begun, go_on, told = anyio.Event(), anyio.Event(), []
 
         async def disown() -> bool:
@@ -426,13 +426,13 @@ async def test_whoever_asks_second_waits_until_it_is_noted_that_a_session_went_b
             return False
 
         async def second() -> None:
-            await session.disown()
+            await session.mark_save_undone()
             told.append("answered")
 
-        monkeypatch.setattr(session.kept, "disown", disown)
-        session._note_return()
+        monkeypatch.setattr(session.persisted, "mark_undone", disown)
+        session._note_rollback()
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(session.disown)
+            tasks.start_soon(session.mark_save_undone)
             await begun.wait()
             tasks.start_soon(second)
             await anyio.wait_all_tasks_blocked()
@@ -450,11 +450,11 @@ async def test_a_session_that_cannot_be_saved_anew_sleeps_as_of_the_save_before(
         first.source.size = 2**60  # which the server refuses
         session = first.manager.sessions[0]
         assert await session.hibernate("for a test")
-        assert session.sleep is not None
-        assert session.sleep.back == ["a"]
-        assert session.kept is not None
-        folder = session.kept.entry.folder
-        trace = session.kept.entry.trace.read_bytes()
+        assert session.hibernated is not None
+        assert session.hibernated.back == ["a"]
+        assert session.persisted is not None
+        folder = session.persisted.entry.folder
+        trace = session.persisted.entry.journal_path.read_bytes()
         manifest = (folder / "manifest.json").read_bytes()
         cell = await first.run("c = 3")
         assert first.variables == {"a": "1", "c": "3"}
@@ -479,16 +479,16 @@ async def test_a_kernel_that_has_no_time_to_save_itself_leaves_what_was_saved_be
         only.source.unpicklable["b"] = "took longer than 0.5 s"
         await only.run("c = 3")
         session = only.manager.sessions[0]
-        assert session.kept is not None
+        assert session.persisted is not None
         for _ in range(4):  # each with twice the time
             with pytest.raises(HibernationError, match="not enough for b, which was saved before"):
                 await session.save()
-            assert session.kept.entry.saved is not None
-            assert session.kept.entry.saved.names == ["a", "b"]
+            assert session.persisted.entry.saved is not None
+            assert session.persisted.entry.saved.names == ["a", "b"]
             assert session.changed
         await session.save()
-        assert session.kept.entry.saved is not None
-        assert session.kept.entry.saved.names == ["a", "c"]
+        assert session.persisted.entry.saved is not None
+        assert session.persisted.entry.saved.names == ["a", "c"]
 
 
 async def test_a_save_that_fails_leaves_nothing_on_the_disk(tmp_path: Path) -> None:
@@ -496,13 +496,13 @@ async def test_a_save_that_fails_leaves_nothing_on_the_disk(tmp_path: Path) -> N
         await only.run("a = 1")
         await only.save()
         session = only.manager.sessions[0]
-        assert session.kept is not None
-        before = {path.name for path in session.kept.entry.folder.iterdir()}
+        assert session.persisted is not None
+        before = {path.name for path in session.persisted.entry.folder.iterdir()}
         await only.run("b = 2")
         only.source.size = 10_000  # more than comes
         with pytest.raises(HibernationError):
             await session.save()
-        assert {path.name for path in session.kept.entry.folder.iterdir()} == before
+        assert {path.name for path in session.persisted.entry.folder.iterdir()} == before
 
 
 async def test_what_was_saved_of_a_dead_kernel_outlasts_a_sleep(tmp_path: Path) -> None:
@@ -543,9 +543,9 @@ async def test_a_full_disk_puts_to_sleep_what_is_saved_and_nothing_else(
         with pytest.raises(OSError, match="the disk has no room"):
             await session.hibernate("for a test")
         assert session.state == "idle"
-        assert session.kept is not None
-        assert session.kept.entry.saved is not None
-        assert session.kept.entry.saved.names == ["a"]
+        assert session.persisted is not None
+        assert session.persisted.entry.saved is not None
+        assert session.persisted.entry.saved.names == ["a"]
         monkeypatch.undo()
         await only.save()
         monkeypatch.setattr(SaveFolder, "free", lambda _: 10)

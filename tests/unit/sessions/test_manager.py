@@ -9,7 +9,7 @@ import anyio.lowlevel
 import pytest
 
 from kernel_mcp.errors import InputError, SessionGone, SessionNotFound
-from kernel_mcp.sessions import ends as module
+from kernel_mcp.sessions import tombstones as module
 from kernel_mcp.sessions.cell import Status
 from kernel_mcp.sessions.manager import PROCESSORS, Caller
 from kernel_mcp.sessions.reaper import Reaper
@@ -97,10 +97,10 @@ async def test_the_owner_of_a_session_that_has_ended_learns_why_until_it_is_know
         with pytest.raises(SessionGone, match="was ended by a test: its variables and") as gone:
             await manager.resolve(ME, session.handle)
         assert gone.value.lost == ("x",)
-        manager.known_to_have_ended(session.handle)
+        manager.end_delivered(session.handle)
         with pytest.raises(SessionNotFound, match="never yours"):
             await manager.resolve(ME, session.handle)
-        manager.not_known_to_have_ended(session.handle)
+        manager.end_revoked(session.handle)
         with pytest.raises(SessionGone):
             await manager.resolve(ME, session.handle)
 
@@ -111,7 +111,7 @@ async def test_a_new_default_session_tells_what_went_with_the_former(tmp_path: P
         former = await manager.resolve(ME, "")
         await run(former, "x = 1")
         await manager.close(former, "was ended by a test")
-        (notice,) = (await manager.resolve(ME, "")).ledger.pending
+        (notice,) = (await manager.resolve(ME, "")).notifications.pending
         assert "The default session was ended by a test" in notice.text
         assert notice.loss is not None
         assert notice.loss.names == ("x",)
@@ -280,7 +280,7 @@ async def test_the_name_of_an_ended_session_gets_the_error_of_its_handle(tmp_pat
             await manager.close(session, "was ended by a test")
             texts = []
             if end == "is known":
-                manager.known_to_have_ended(session.handle)
+                manager.end_delivered(session.handle)
             for known_as in ("b-7", session.handle):
                 with pytest.raises(SessionNotFound) as refused:
                     await manager.resolve(ME, known_as)
@@ -291,11 +291,11 @@ async def test_the_name_of_an_ended_session_gets_the_error_of_its_handle(tmp_pat
                 await manager.resolve(OTHER, "b-7")
         successor = await manager.create(ME, name="b-7")
         assert await manager.resolve(ME, "b-7") is successor
-        (notice,) = successor.ledger.pending
+        (notice,) = successor.notifications.pending
         assert notice.text.startswith("The session 'b-7' was ended by a test")
         assert notice.loss is not None
         await manager.close(successor)
-        manager.known_to_have_ended(successor.handle)
+        manager.end_delivered(successor.handle)
         with pytest.raises(SessionNotFound, match="never yours"):
             await manager.resolve(ME, "b-7")
         with pytest.raises(SessionGone):
@@ -376,13 +376,13 @@ async def test_a_session_that_would_lose_something_is_asked_ever_more_rarely(
             assert reaper.expired() == [session]
             await reaper.collect()
             assert session.state == "idle"
-            pauses.append(session.spared_until - clock.now)
-            clock.now = session.spared_until
+            pauses.append(session.postponed_until - clock.now)
+            clock.now = session.postponed_until
         assert pauses == [60, 120, 240, 480, 960, 1920, 3600, 3600]
         await run(session, "y = 1")
         clock.now += 60
         await reaper.collect()
-        assert session.spared_until - clock.now == 60
+        assert session.postponed_until - clock.now == 60
 
 
 async def run(session: Session, code: str) -> None:

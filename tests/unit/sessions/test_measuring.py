@@ -9,7 +9,7 @@ import pytest
 
 from kernel_mcp.output.outputs import OutputLog
 from kernel_mcp.sessions.audit import Audit, Journal
-from kernel_mcp.sessions.cell import Cell, Outcome, Status, StopReason
+from kernel_mcp.sessions.cell import Cell, CellOutcome, Status, StopReason
 from kernel_mcp.sessions.measuring import Measured, cause_of
 from kernel_mcp.telemetry import Meters
 
@@ -58,7 +58,7 @@ class Trail(Audit):
         return Written(self.names)
 
 
-def cell(folder: Path, outcome: Outcome) -> Cell:
+def cell(folder: Path, outcome: CellOutcome) -> Cell:
     made = Cell(1, "x", 0, OutputLog(folder, 1))
     made.started = 1.0
     made.finish(outcome, 3.5)
@@ -91,7 +91,7 @@ EVENTS: dict[str, Any] = {
 def test_the_trail_hears_every_event_as_before(tmp_path: Path) -> None:
     trail = Trail()
     journal = Measured(trail, Meters()).journal("ada", "s-1")
-    done = cell(tmp_path, Outcome(Status.OK))
+    done = cell(tmp_path, CellOutcome(Status.OK))
     facts = {**EVENTS, "ran": {"cell": done}, "refused": {"cell": done, "reasons": "no"}}
     events = [each for each in vars(Journal) if not each.startswith("_")]
     for name in events:  # also one that is new
@@ -104,7 +104,7 @@ def test_meters_hear_what_they_count(tmp_path: Path) -> None:
     journal = Measured(Audit(), heard).journal("ada", "s-1")
     for name, facts in EVENTS.items():
         getattr(journal, name)(**facts)
-    journal.ran(cell(tmp_path, Outcome(Status.OK)))
+    journal.ran(cell(tmp_path, CellOutcome(Status.OK)))
     journal.refused(cast(Cell, None), "import of os")
     assert heard.events == [
         ("kill", "memory"),
@@ -121,7 +121,7 @@ def test_meters_hear_what_they_count(tmp_path: Path) -> None:
 
 def test_a_killed_cell_is_a_kill_by_its_cause(tmp_path: Path) -> None:
     heard = Heard()
-    killed = cell(tmp_path, Outcome(Status.KILLED, cause="killed by SIGKILL"))
+    killed = cell(tmp_path, CellOutcome(Status.KILLED, cause="killed by SIGKILL"))
     killed.stop_reason = StopReason.TIMEOUT
     Measured(Audit(), heard).journal("ada", "s-1").ran(killed)
     assert heard.events == [("cell", "killed", 2.5), ("kill", "time")]

@@ -14,8 +14,8 @@ from kernel_mcp.config.values import GIB, MIB, Quotas
 from kernel_mcp.errors import SessionLimitReached, SessionNotFound, WorkspaceError
 from kernel_mcp.identity import LOCAL, RUN, Forbidden, Principal
 from kernel_mcp.linux.proc import Usage
-from kernel_mcp.sessions.losses import Reply
 from kernel_mcp.sessions.manager import Caller, SessionManager
+from kernel_mcp.sessions.notifications import ResponseContext
 from kernel_mcp.sessions.principals import Others, Overseer, Principals, Use, weights
 from tests.unit.fake_kernels import FakeClock, FakeKernel, FakeSource, new_manager
 
@@ -27,7 +27,7 @@ SHARED: dict[str, Any] = {"http": ("127.0.0.1", 0), "tokens": Path("/tokens")}
 def caller(name: str, *, client: str = "", known: bool = True, **quotas: Any) -> Caller:
     who = Principal(name, quotas=Quotas(**quotas), doors=())
     default = "default" if known else ""
-    return Caller(name, default, who, known, client, Reply())
+    return Caller(name, default, who, known, client, ResponseContext())
 
 
 @pytest.fixture
@@ -160,12 +160,12 @@ async def test_each_principal_has_a_default_session_and_its_clients_share_it(
         clock.now += 180
         other = caller("ada", client="b")
         assert await sessions.resolve(other, "") is first
-        (told,) = other.reply.remarks
+        (told,) = other.response.remarks
         assert told.startswith("default session, last used by another client 3 min ago; create_ses")
         for client in ("a", "b"):
             again = caller("ada", client=client)
             assert await sessions.resolve(again, "") is first
-            assert again.reply.remarks == []
+            assert again.response.remarks == []
 
 
 async def test_who_cannot_be_told_apart_gets_a_handle_to_pass_on(
@@ -177,11 +177,13 @@ async def test_who_cannot_be_told_apart_gets_a_handle_to_pass_on(
         one = await sessions.resolve(first, "")
         two = await sessions.resolve(second, "")
         assert one is not two
-        lead = f'[session {one.handle}: pass session="{one.handle}" to keep using these variables]'
-        assert first.reply.lead == lead
+        preamble = (
+            f'[session {one.handle}: pass session="{one.handle}" to keep using these variables]'
+        )
+        assert first.response.preamble == preamble
         third = caller(LOCAL, known=False)
         assert await sessions.resolve(third, one.handle) is one
-        assert third.reply.lead == ""
+        assert third.response.preamble == ""
 
 
 async def test_more_cells_at_once_than_the_quota_are_refused(

@@ -155,7 +155,7 @@ async def test_the_oldest_dumps_are_dropped_beyond_the_disk_they_may_take(tmp_pa
 def test_sessions_that_outlive_the_server_have_a_bound_of_their_own() -> None:
     def asleep(name: str, since: float, size: int, kept: object = None) -> Any:
         sleep = SimpleNamespace(since=since, size=size)
-        return SimpleNamespace(handle=name, blank=False, sleep=sleep, kept=kept)
+        return SimpleNamespace(handle=name, blank=False, hibernated=sleep, persisted=kept)
 
     sessions = [asleep("a", 1, 70), asleep("b", 2, 70), asleep("c", 3, 300, True)]
     sessions += [asleep("d", 0, 300, True)]

@@ -10,9 +10,9 @@ import pytest
 from kernel_mcp.output.items import Stream
 from kernel_mcp.policy import Policy
 from kernel_mcp.sessions import runner
-from kernel_mcp.sessions.cell import Outcome, Status, StopReason
+from kernel_mcp.sessions.cell import CellOutcome, Status, StopReason
 from kernel_mcp.sessions.checking import Checks
-from kernel_mcp.sessions.losses import Ledger, Loss
+from kernel_mcp.sessions.notifications import Loss, NotificationQueue
 from kernel_mcp.sessions.runner import CellQueue, refuse
 from tests.unit.fake_kernels import FakeClock
 
@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.anyio]
 
 @pytest.fixture
 def cells(tmp_path: Path) -> CellQueue:
-    return CellQueue(tmp_path, FakeClock(), Ledger())
+    return CellQueue(tmp_path, FakeClock(), NotificationQueue())
 
 
 async def test_cells_begin_in_the_order_they_came(cells: CellQueue) -> None:
@@ -45,7 +45,9 @@ async def test_a_cell_that_waits_is_abandoned_at_once_a_running_one_stopped(
     cells.begin()
     cells.abandon(waiting)
     cells.abandon(running)
-    assert waiting.outcome == Outcome(Status.INTERRUPTED, cause="it was cancelled before it began")
+    assert waiting.outcome == CellOutcome(
+        Status.INTERRUPTED, cause="it was cancelled before it began"
+    )
     assert waiting.told
     assert running.outcome is None
     assert running.stop_reason is StopReason.CANCEL
@@ -58,11 +60,11 @@ async def test_a_cell_that_waits_is_abandoned_at_once_a_running_one_stopped(
 async def test_a_halt_ends_every_cell(cells: CellQueue, reason: StopReason, word: str) -> None:
     running, *waiting = (cells.add("1", 1.0) for _ in range(3))
     cells.begin()
-    lost = Ledger().add("gone", Loss("halt", ("x",)))
+    lost = NotificationQueue().add("gone", Loss("halt", ("x",)))
     cells.halt(reason, lost)
     assert running.stop_reason is reason
     cause = f"the session was {word} before this cell began"
-    assert [cell.outcome for cell in waiting] == [Outcome(Status.INTERRUPTED, cause=cause)] * 2
+    assert [cell.outcome for cell in waiting] == [CellOutcome(Status.INTERRUPTED, cause=cause)] * 2
     assert [cell.meta("s", omitted=0, outputs=[])["lost"] for cell in (running, *waiting)] == [
         ["x"]
     ] * 3
@@ -76,7 +78,7 @@ async def test_the_end_of_a_cell_makes_room_for_its_output(
         cell = cells.add("1", 1.0)
         cells.begin()
         cell.take(Stream("stdout", "x" * 20_000))
-        cell.finish(Outcome(Status.OK), 0.0)
+        cell.finish(CellOutcome(Status.OK), 0.0)
         cells.end(cell)
     assert [cell.log.disk_bytes for cell in cells.cells] == [0, 20_000]
 

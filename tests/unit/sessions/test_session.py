@@ -153,7 +153,7 @@ async def test_a_cell_whose_kernel_was_gone_runs_on_a_fresh_one(
         assert cell.error is None
         assert source.kernels[-1].variables == {"b": "2"}
         assert cell.meta("s", omitted=0, outputs=[])["lost"] == ["a"]
-        (notice,) = session.ledger.pending
+        (notice,) = session.notifications.pending
         assert "exited with code 7" in notice.text
 
 
@@ -166,7 +166,7 @@ async def test_a_cell_is_tried_twice_and_no_more(tmp_path: Path) -> None:
         cell = await ended(session.submit("a = 1", 0.0))
         assert "Run it again" in str(cell.error)
         assert source.mortal == 3
-        assert session.ledger.pending == ()
+        assert session.notifications.pending == ()
 
 
 async def test_a_reset_that_cannot_start_a_kernel_keeps_the_old_one(tmp_path: Path) -> None:
@@ -179,13 +179,13 @@ async def test_a_reset_that_cannot_start_a_kernel_keeps_the_old_one(tmp_path: Pa
         source.refuse = "beside"
         with pytest.raises(LaunchError, match="variables are as they were"):
             await session.reset(packages=True, files=True)
-        assert (session.ledger.pending, source.living) == ((), 1)
+        assert (session.notifications.pending, source.living) == ((), 1)
         assert source.kernels[-1].variables == {"a": "1"}
         assert session.workspace.list_files().entries
         source.refuse = ""
         notice = await session.reset(packages=True, files=True)
         assert notice is not None
-        assert session.ledger.pending == (notice,)
+        assert session.notifications.pending == (notice,)
         assert (source.living, source.kernels[-1].variables) == (1, {})
         assert not session.workspace.list_files().entries
 
@@ -203,7 +203,7 @@ async def test_a_reset_that_was_cancelled_early_has_cost_nothing(tmp_path: Path)
             await session.reset(packages=False, files=False)
         assert running.outcome is None
         assert source.living == 1
-        assert session.ledger.pending == ()
+        assert session.notifications.pending == ()
         await session.interrupt()
         assert source.kernels[-1].variables == {"a": "1"}
 
@@ -224,7 +224,7 @@ async def test_a_reset_that_was_cancelled_late_has_cost_what_it_tells(tmp_path: 
         async with session._turn:
             tasks.start_soon(reset)
             await anyio.wait_all_tasks_blocked()
-            (notice,) = session.ledger.pending
+            (notice,) = session.notifications.pending
             scope.cancel()
             await anyio.wait_all_tasks_blocked()
         await ended(session.submit("b = 1", 0.0))

@@ -13,13 +13,13 @@ import pytest
 
 from kernel_mcp.linux.pipes import checksum
 from kernel_mcp.linux.safe_tree import remove_tree
-from kernel_mcp.sessions.manifest import OF_PRINCIPAL, Key, Saved
+from kernel_mcp.sessions.manifest import OF_PRINCIPAL, Saved, SessionKey
 from kernel_mcp.sessions.snapshot import CHANGED, CUT, damage, missing
-from kernel_mcp.sessions.store import ROOM, Entry, SessionStore
+from kernel_mcp.sessions.store import ROOM, SessionStore, StoreEntry
 
 pytestmark = [pytest.mark.anyio]
 
-KEY = Key("/home/me/project", "default")
+KEY = SessionKey("/home/me/project", "default")
 ROW = {"names": ["a"], "lost": {}, "variables": [], "stored": ["a"], "copies": [], "files": []}
 
 
@@ -29,14 +29,14 @@ def store(folder: Path, most_bytes: int = 10**9, most_s: float = 100.0) -> Sessi
     return made
 
 
-def opened(made: SessionStore, key: Key = KEY) -> Entry:
+def opened(made: SessionStore, key: SessionKey = KEY) -> StoreEntry:
     entry = made.open(key)
     assert entry is not None
     return entry
 
 
-def save(entry: Entry, data: bytes, cell: int = 1) -> None:
-    path = entry.fresh()
+def save(entry: StoreEntry, data: bytes, cell: int = 1) -> None:
+    path = entry.new_dump_path()
     path.write_bytes(data)
     key = entry.key
     saved = Saved(key.folder, key.name, cell=cell, moment=1.0, dump=path.name)
@@ -69,7 +69,7 @@ def test_only_this_user_may_look(tmp_path: Path) -> None:
 def test_a_crash_at_any_point_leaves_what_was_saved_before(tmp_path: Path) -> None:
     entry = opened(store(tmp_path))
     save(entry, b"old")
-    entry.fresh().write_bytes(b"half of the n")
+    entry.new_dump_path().write_bytes(b"half of the n")
     (entry.folder / "manifest.json.new").write_bytes(b'{"format": 1, "fol')
     entry.close()
     again = opened(store(tmp_path))
@@ -123,14 +123,14 @@ def test_a_manifest_names_no_file_outside_its_entry(tmp_path: Path) -> None:
 def test_one_holds_an_entry_until_it_lets_go(tmp_path: Path) -> None:
     entry = opened(store(tmp_path))
     assert store(tmp_path).open(KEY) is None
-    assert store(tmp_path).open(Key(KEY.folder, "other")) is not None
+    assert store(tmp_path).open(SessionKey(KEY.folder, "other")) is not None
     entry.close()
     assert store(tmp_path).open(KEY) is not None
 
 
 def test_an_entry_that_is_being_let_go_is_waited_for(tmp_path: Path) -> None:
     entry = opened(store(tmp_path))
-    entry.ends()
+    entry.mark_closing()
     with ThreadPoolExecutor() as threads:
         waiting = threads.submit(store(tmp_path).open, KEY)
         entry.close()
@@ -232,7 +232,7 @@ def test_the_longest_unused_go_when_all_hold_too_much_and_those_in_use_stay(
 ) -> None:
     made = store(tmp_path)
     for number, name in enumerate(("held", "oldest", "newer")):
-        entry = opened(made, Key("/p", name))
+        entry = opened(made, SessionKey("/p", name))
         save(entry, bytes(200_000))
         for path in (entry.folder, entry.folder / "manifest.json"):
             os.utime(path, (made.now() - 50 + number,) * 2)
@@ -243,11 +243,11 @@ def test_the_longest_unused_go_when_all_hold_too_much_and_those_in_use_stay(
     assert removed == ["oldest"]
     (tmp_path / "kept" / "r" / ("0" * 32 + ".was")).write_text("[")
     small.collect()
-    again = opened(small, Key("/p", "oldest"))
+    again = opened(small, SessionKey("/p", "oldest"))
     assert again.removed == (ROOM, ("a",))
     again.close()
     assert small.forget(again.key.id)
-    assert opened(small, Key("/p", "oldest")).removed is None
+    assert opened(small, SessionKey("/p", "oldest")).removed is None
     assert small.forget(again.key.id) is False  # it is in use
     (tmp_path / "kept" / "r" / ("1" * 32 + ".was")).write_text("{}")
     small.collect()
@@ -261,7 +261,7 @@ def test_a_principal_that_keeps_much_takes_no_room_from_others(tmp_path: Path) -
     made = store(tmp_path)
     kept = [("other", "old"), ("greedy", "a"), ("greedy", "held"), ("greedy", "b"), ("greedy", "c")]
     for number, (principal, name) in enumerate(kept):
-        entry = opened(made, Key(f"{OF_PRINCIPAL}{principal}", name))
+        entry = opened(made, SessionKey(f"{OF_PRINCIPAL}{principal}", name))
         save(entry, bytes(200_000))
         for path in (entry.folder, entry.folder / "manifest.json"):
             os.utime(path, (made.now() - 50 + number,) * 2)

@@ -198,7 +198,7 @@ async def test_idle_sessions_that_cannot_be_hibernated_stay(
         with monkeypatch.context() as patched:
             patched.setattr(session, "hibernate", hibernate)
             await Reaper(manager, 10.0, clock).collect()
-        assert session.spared_until > clock.now
+        assert session.postponed_until > clock.now
         await unharmed(session)
 
 

@@ -28,8 +28,8 @@ from kernel_mcp.sandbox.select import NoSandbox
 from kernel_mcp.services import Services
 from kernel_mcp.sessions.audit import Audit
 from kernel_mcp.sessions.cell import Cell
-from kernel_mcp.sessions.keeping import Keeping
 from kernel_mcp.sessions.manager import Caller, SessionManager
+from kernel_mcp.sessions.persistence import Persistence
 from kernel_mcp.sessions.session import Session
 from kernel_mcp.telemetry import Meters
 from tests.integration.agent import Agent, Answer
@@ -107,7 +107,7 @@ class Served:
         """Have the kernel of the newest session end between two cells."""
         self.source.kernels[-1].die()
         with anyio.fail_after(60):
-            while not self.session.ledger.pending:
+            while not self.session.notifications.pending:
                 await anyio.lowlevel.checkpoint()
 
 
@@ -117,13 +117,13 @@ async def served(
     source: FakeSource | None = None,
     links: Callable[[str], str] | None = None,
     callers: Callers | None = None,
-    keeping: Keeping | None = None,
+    persistence: Persistence | None = None,
     **options: Any,
 ) -> AsyncIterator[Served]:
     """A server with these settings; `links` are addresses of sessions, `callers` say who calls."""
     settings = Settings(**{"allow_install": ("kmtest", BESIDE), **options})
     source, clock, store = source or FakeSource(), FakeClock(), FakeStore(folder / "environment")
-    manager = new_manager(folder, source, clock, keeping=keeping, **options)
+    manager = new_manager(folder, source, clock, persistence=persistence, **options)
     installer = FakeInstaller(settings)
     sandbox = NoSandbox()
     services = Services(

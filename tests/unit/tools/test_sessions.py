@@ -52,7 +52,7 @@ async def test_a_name_is_as_good_as_a_handle_for_every_tool(tmp_path: Path) -> N
             assert data is None or data["session"] == handle
         for path in ("cells/1", "files/a.txt", "notebook"):
             assert (await server.agent.client.read_resource(f"kernel://b/{path}")).contents
-        server.session.ledger.add("All is gone.")
+        server.session.notifications.add("All is gone.")
         assert "[kernel-mcp] All is gone." in (await server.call("info", session="b")).text
         (listed,) = (await server.call("list_sessions")).data["sessions"]
         assert (listed["session"], listed["name"]) == (handle, "b")

@@ -19,13 +19,13 @@ import kernel_mcp
 from kernel_mcp.errors import SessionNotFound
 from kernel_mcp.identity import Principal
 from kernel_mcp.sessions import history
-from kernel_mcp.sessions.losses import Reply
 from kernel_mcp.sessions.manager import Caller
+from kernel_mcp.sessions.notifications import ResponseContext
 from kernel_mcp.sessions.session import Session
 from kernel_mcp.tools.app import VIEW
 from kernel_mcp.tools.resources import TEMPLATES
 from tests.unit.fake_kernels import Handed
-from tests.unit.sessions.test_keeping import keeping
+from tests.unit.sessions.test_persistence import persistence
 from tests.unit.tools.served import Served, served
 
 pytestmark = pytest.mark.anyio
@@ -52,7 +52,9 @@ class Turns:
 
     @property
     def caller(self) -> Caller:
-        return Caller(self.name, who=Principal(self.name, doors=()), reply=Reply(Handed()))
+        return Caller(
+            self.name, who=Principal(self.name, doors=()), response=ResponseContext(Handed())
+        )
 
     def of(self, context: object) -> Caller:
         return self.caller
@@ -62,9 +64,9 @@ class Turns:
 async def theirs(folder: Path) -> AsyncIterator[tuple[Served, Turns, dict[str, str]]]:
     """A server that `ben` calls next, and by what they are sessions of `ada` in each state."""
     turns = Turns()
-    kept = keeping(folder)
+    kept = persistence(folder)
     kept.by_principal = True
-    async with served(folder, callers=turns, keeping=kept, **SHARED) as server:
+    async with served(folder, callers=turns, persistence=kept, **SHARED) as server:
 
         async def opened(name: str) -> Session:
             made = (await server.call("create_session", name=name)).data["session"]
@@ -140,7 +142,7 @@ def state(session: Session) -> tuple[object, ...]:
         len(session.cells),
         len(session.queue),
         session.last_used,
-        len(session.ledger.pending),
+        len(session.notifications.pending),
         session.closing.is_set(),
         session.origin,
     )
@@ -261,7 +263,7 @@ async def test_calls_that_compute_in_the_server_take_turns_among_those_of_a_prin
         for name in ("ada", "ben"):
             turns.name = name
             await server.call("execute", code="a = 1")
-        his = server.manager.turns(turns.caller)
+        his = server.manager.call_limiter(turns.caller)
         handle = server.session.handle
         answers: list[Any] = []
 

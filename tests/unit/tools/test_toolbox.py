@@ -10,7 +10,7 @@ import pytest
 from mcp.shared.exceptions import MCPError
 
 from kernel_mcp.notebooks.document import NotebookDocument, code_cell
-from kernel_mcp.sessions.losses import Loss
+from kernel_mcp.sessions.notifications import Loss
 from tests.integration.agent import Answer
 from tests.unit.tools.served import Served, served
 
@@ -141,7 +141,9 @@ async def test_the_next_answer_about_a_session_tells_what_it_has_lost_and_no_lat
     async with served(tmp_path) as server:
         for tool, arguments in ABOUT_A_SESSION.items():
             await prepared(server)
-            server.session.ledger.add("All is gone. Lost: x.", Loss.of("it was a test", ["x"]))
+            server.session.notifications.add(
+                "All is gone. Lost: x.", Loss.of("it was a test", ["x"])
+            )
             answer = await server.call(tool, **arguments)
             assert answer.failed == (tool in BRANCH_TOOLS), (tool, answer.text)  # of fakes
             if tool in TOLD_ELSEWHERE:
@@ -156,7 +158,7 @@ async def test_the_next_answer_about_a_session_tells_what_it_has_lost_and_no_lat
 async def test_an_error_tells_it_too(tmp_path: Path) -> None:
     async with served(tmp_path) as server:
         await prepared(server)
-        server.session.ledger.add("All is gone. Lost: x.", Loss.of("it was a test", ["x"]))
+        server.session.notifications.add("All is gone. Lost: x.", Loss.of("it was a test", ["x"]))
         answer = await server.call("read_file", path="nowhere")
         assert answer.failed
         assert "[kernel-mcp] All is gone. Lost: x." in answer.text
@@ -167,7 +169,7 @@ async def test_answers_about_no_session_say_whose_loss_they_tell(tmp_path: Path)
     async with served(tmp_path) as server:
         session = await server.opened()
         for tool in ("create_session", "run_script"):
-            session.ledger.add("All is gone.", Loss.of("it was a test", ["x"]))
+            session.notifications.add("All is gone.", Loss.of("it was a test", ["x"]))
             answer = await server.call(tool, **OTHERS[tool])
             assert f"[kernel-mcp] Session {session.handle}: All is gone." in answer.text, tool
             assert (answer.result.meta or {})["kernel-mcp/lost"]["lost"] == ["x"], tool
@@ -179,14 +181,14 @@ async def test_answers_about_wrong_arguments_tell_a_loss_once(
 ) -> None:
     async with served(tmp_path) as server:
         session = await server.opened()
-        session.ledger.add("All is gone.", Loss.of("it was a test", ["x"]))
+        session.notifications.add("All is gone.", Loss.of("it was a test", ["x"]))
         answer = await server.call("execute", **wrong)
         assert answer.failed
         assert "Nothing was done." in answer.text
         assert f"[kernel-mcp] Session {session.handle}: All is gone." in answer.text
         assert lost(answer) == ["x"]
         assert "gone" not in (await server.call("execute", **wrong)).text
-        session.ledger.add("Again.")
+        session.notifications.add("Again.")
         assert "Again" not in (await server.call("execute", **wrong, session="s-none")).text
 
 

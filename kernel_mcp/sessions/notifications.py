@@ -33,7 +33,7 @@ class Receipt(Protocol):
         """Call `delivered` once the answer was written, `revoked` if the client had cancelled."""
 
 
-class Unread:
+class NoReceipt:
     """A receipt without a transport: nothing is ever confirmed."""
 
     def then(
@@ -42,11 +42,11 @@ class Unread:
         """Do nothing."""
 
 
-UNREAD = Unread()
+NO_RECEIPT = NoReceipt()
 
 
-class Awaited:
-    """A receipt of the `Outbox`."""
+class PendingReceipt:
+    """A receipt of the `DeliveryTracker`."""
 
     def __init__(self) -> None:
         self._delivered: list[Callable[[], object]] = []
@@ -87,16 +87,16 @@ class Awaited:
         self.revoke()
 
 
-class Outbox:
+class DeliveryTracker:
     """The receipts of one connection, by request id."""
 
     def __init__(self) -> None:
-        self._open: OrderedDict[str, Awaited] = OrderedDict()
-        self._recent: OrderedDict[str, Awaited] = OrderedDict()
+        self._open: OrderedDict[str, PendingReceipt] = OrderedDict()
+        self._recent: OrderedDict[str, PendingReceipt] = OrderedDict()
 
     def expect(self, request: RequestId | None) -> Receipt:
         """Return a new receipt for the answer to `request`; without an id it is never confirmed."""
-        receipt = Awaited()
+        receipt = PendingReceipt()
         if request is not None:
             self._open[str(request)] = receipt
             self._open.move_to_end(str(request))
@@ -184,15 +184,15 @@ class Notice:
     loss: Loss | None = None
 
 
-class Ledger:
-    """The notices of one session. `again` is the last loss that an answer has carried."""
+class NotificationQueue:
+    """The notices of one session. `last_loss` is the last loss that was delivered."""
 
     def __init__(self) -> None:
         self.number = 0
         self._pending: list[Notice] = []
         self._losses: list[Notice] = []
-        self._placed = self._settled = 0
-        self.again: Notice | None = None
+        self._taken = self._settled = 0
+        self.last_loss: Notice | None = None
         self._forgotten = 0
 
     @property
@@ -221,37 +221,37 @@ class Ledger:
             self._losses = [*self._losses, notice][-MOST_LOSSES:]
         return notice
 
-    def place(self, since: int) -> list[Notice]:
+    def take_losses(self, since: int) -> list[Notice]:
         """Return the losses that the answer to a cell which begins now has to name.
 
         These are losses after which no cell has run and which their own cell has not reported, and
         all after notice `since`, which was the last one when the cell was submitted.
         """
-        first = min(since, max(self._placed, self._settled))
-        self._placed = self.number
+        first = min(since, max(self._taken, self._settled))
+        self._taken = self.number
         return [notice for notice in self._losses if notice.number > first]
 
     def losses_after(self, number: int) -> list[Notice]:
         """Return the losses after notice `number`, whether they were delivered or not."""
         return [notice for notice in self._losses if notice.number > number]
 
-    def told(self, notices: Iterable[Notice]) -> None:
+    def mark_delivered(self, notices: Iterable[Notice]) -> None:
         """Remove notices that a delivered answer has carried."""
         for notice in notices:
-            if notice is self.again:
-                self.again = None
+            if notice is self.last_loss:
+                self.last_loss = None
             if notice.number == 0:
                 self._forgotten = 0
             if notice in self._pending:
                 self._pending.remove(notice)
-                self.again = notice if notice.loss is not None else self.again
+                self.last_loss = notice if notice.loss is not None else self.last_loss
 
-    def untold(self, notices: Sequence[Notice]) -> None:
+    def mark_undelivered(self, notices: Sequence[Notice]) -> None:
         """Make notices of a revoked answer pending again."""
         back = [notice for notice in notices if notice.number and notice not in self._pending]
         self._pending = sorted([*self._pending, *back], key=lambda notice: notice.number)
 
-    def told_by_its_cell(self, notice: Notice) -> None:
+    def mark_reported_by_cell(self, notice: Notice) -> None:
         """Note that the cell which caused a loss reported it: later cells need not."""
         self._settled = max(self._settled, notice.number)
 
@@ -260,39 +260,42 @@ class Ledger:
         self._pending = [each for each in self._pending if each is not notice]
         self._losses = [each for each in self._losses if each is not notice]
 
-    def replaced(self, by: Ledger, name: str) -> None:
+    def take_over(self, by: NotificationQueue, name: str) -> None:
         """Drop pending losses and take over the notices of `by`, whose variables are used now.
 
         `name` says whose they were; each notice begins with it.
         """
         self._pending = [each for each in self._pending if each.loss is None]
-        self.forgive()
+        self.accept_losses()
         for notice in by.pending:
             by.withdraw(notice)
             self.add(f"Of {name}: {notice.text}", notice.loss)
 
-    def forgive(self) -> None:
+    def accept_losses(self) -> None:
         """Note that the losses so far were asked for: later cells need not report them."""
-        self._placed = self.number
+        self._taken = self.number
 
 
-class Reply:
+class ResponseContext:
     """The notices that one answer carries; `receipt` says when it was delivered."""
 
-    def __init__(self, receipt: Receipt = UNREAD) -> None:
+    def __init__(self, receipt: Receipt = NO_RECEIPT) -> None:
         self.receipt = receipt
-        self.lead = ""
-        """The first words of the answer, if it has any."""
+        self.preamble = ""
+        """Text before the answer; empty for none."""
         self.remarks: list[str] = []
-        """Further sentences of the answer, on the caller and not on the session."""
-        self._carried: list[Notice] = []
+        """Sentences after the answer that are about the caller, not about the session."""
+        self._attached: list[Notice] = []
 
-    def carry(self, ledger: Ledger, notices: Sequence[Notice]) -> None:
-        """Add `notices`, which count as delivered once this answer is."""
+    def attach(self, notifications: NotificationQueue, notices: Sequence[Notice]) -> None:
+        """Attach notices of a session; they count as delivered once this answer is."""
         if notices:
-            self._carried += notices
-            self.receipt.then(lambda: ledger.told(notices), lambda: ledger.untold(notices))
+            self._attached += notices
+            self.receipt.then(
+                lambda: notifications.mark_delivered(notices),
+                lambda: notifications.mark_undelivered(notices),
+            )
 
-    def carries(self, notice: Notice) -> bool:
+    def includes(self, notice: Notice) -> bool:
         """Return True if this answer carries `notice`."""
-        return notice in self._carried
+        return notice in self._attached

@@ -14,7 +14,7 @@ from pathlib import Path
 from kernel_mcp.config.values import KIB
 from kernel_mcp.linux.pipes import checksum
 
-TRACE_BYTES = 256 * KIB
+JOURNAL_BYTES = 256 * KIB
 MOST_CODE_CHARS = 20_000
 """Characters that are written of the code of one cell."""
 NUMBERS_BYTES = 64 * KIB
@@ -25,7 +25,7 @@ _NO_ROOM = "# not kept"
 DAMAGED = "# damaged on the disk"
 
 
-class Trace:
+class CellJournal:
     """The journal of one session, in memory that is mapped to a file."""
 
     def __init__(self, path: Path) -> None:
@@ -33,8 +33,8 @@ class Trace:
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
         fd = os.open(path, flags, 0o600)
         try:
-            os.posix_fallocate(fd, 0, TRACE_BYTES)  # a page without room on the disk is a SIGBUS
-            self._memory = mmap.mmap(fd, TRACE_BYTES)
+            os.posix_fallocate(fd, 0, JOURNAL_BYTES)  # a page without room on the disk is a SIGBUS
+            self._memory = mmap.mmap(fd, JOURNAL_BYTES)
         finally:
             os.close(fd)
         self._cells: dict[int, bytes] = {}
@@ -43,10 +43,10 @@ class Trace:
     def add(self, number: int, code: str) -> None:
         """Add a cell that begins."""
         cell = _line(number, code[:MOST_CODE_CHARS])
-        if self._end + len(cell) > TRACE_BYTES - NUMBERS_BYTES:
+        if self._end + len(cell) > JOURNAL_BYTES - NUMBERS_BYTES:
             cell = _line(number, _NO_ROOM)
         self._cells[number] = cell
-        if self._end + len(cell) < TRACE_BYTES:
+        if self._end + len(cell) < JOURNAL_BYTES:
             self._memory[self._end : self._end + len(cell)] = cell
             self._end += len(cell)
 
@@ -54,7 +54,7 @@ class Trace:
         """Remove cells up to this number, which have been saved."""
         cells = [cell for number, cell in self._cells.items() if number > last]
         self._cells = {number: cell for number, cell in self._cells.items() if number > last}
-        text = b"".join(cells)[: TRACE_BYTES - 1]
+        text = b"".join(cells)[: JOURNAL_BYTES - 1]
         self._memory[: max(self._end, len(text))] = text.ljust(max(self._end, len(text)), b"\0")
         self._end = len(text)
 
@@ -63,7 +63,7 @@ class Trace:
         self._memory.close()
 
 
-def traced(path: Path, after: int = 0) -> dict[int, str]:
+def read_journal(path: Path, after: int = 0) -> dict[int, str]:
     """Return the code of cells in a journal by their numbers. Raises OSError.
 
     `after` is the last cell of the save. A damaged line counts as the cell that follows the one
@@ -86,10 +86,10 @@ def traced(path: Path, after: int = 0) -> dict[int, str]:
     return found | dict.fromkeys(range(first, first + damaged), DAMAGED)
 
 
-def whole(path: Path) -> bool:
+def is_intact(path: Path) -> bool:
     """Return False for a journal that was cut short or does not exist. Raises OSError."""
     try:
-        return path.stat().st_size >= TRACE_BYTES
+        return path.stat().st_size >= JOURNAL_BYTES
     except FileNotFoundError:
         return False
 

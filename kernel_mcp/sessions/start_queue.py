@@ -20,7 +20,7 @@ HOLD_S = 0.005
 """Seconds after which a cell that still runs does not count as quick, and the next may begin."""
 
 
-class Turns:
+class CellStartQueue:
     """The fair queue of a server, for use in its event loop only."""
 
     def __init__(self, most: int = MOST, hold_s: float = HOLD_S) -> None:
@@ -29,7 +29,7 @@ class Turns:
         self._waiting: deque[anyio.Event] = deque()
 
     @asynccontextmanager
-    async def turn(self) -> AsyncIterator[None]:
+    async def slot(self) -> AsyncIterator[None]:
         """Wait until the cell of this block may begin."""
         await self._take()
         held = True

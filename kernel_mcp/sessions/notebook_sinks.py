@@ -29,7 +29,7 @@ MOST_KNOWN = 100_000
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class NotebookTarget:
     """Where a cell is written: the notebook cell `id`, or a new one at the end if that is empty.
 
     `print` is the fingerprint of the notebook cell's source when it was run.
@@ -40,7 +40,7 @@ class Place:
     print: str
 
 
-class Books:
+class NotebookSinks:
     """The notebooks of one session: where its cells are written, and cells as they were read."""
 
     def __init__(self, workspace: Workspace, handle: str, journal: Journal) -> None:
@@ -49,8 +49,8 @@ class Books:
         self._workspace = workspace
         self._journal = journal
         self._handle = handle
-        self._places: dict[int, Place] = {}
-        self._written: dict[int, Place] = {}
+        self._places: dict[int, NotebookTarget] = {}
+        self._written: dict[int, NotebookTarget] = {}
         self._unsaved: list[Cell] = []
         self._saving = anyio.Lock()
         self._known: dict[str, dict[str, str]] = {}
@@ -69,7 +69,7 @@ class Books:
 
         return NotebookFile(self._workspace, path, self._journal.wrote)
 
-    def place(self, cell: Cell, place: Place) -> None:
+    def place(self, cell: Cell, place: NotebookTarget) -> None:
         """Write the outputs of `cell` into an existing notebook cell once `cell` has ended."""
         self._places[cell.number] = place
         self._unsaved.append(cell)
@@ -77,7 +77,7 @@ class Books:
     def begins(self, cell: Cell) -> None:
         """Choose the notebook of a cell that begins to run: the one that is open now, if any."""
         if cell.number not in self._places and self.bound is not None:
-            self._places[cell.number] = Place(self.bound, "", "")
+            self._places[cell.number] = NotebookTarget(self.bound, "", "")
             self._unsaved.append(cell)
 
     async def save(self) -> None:
@@ -96,7 +96,7 @@ class Books:
                     try:
                         with anyio.CancelScope(shield=True):
                             name = await anyio.to_thread.run_sync(partial(_write, cell, place))
-                        self._written[cell.number] = Place(place.book, name, "")
+                        self._written[cell.number] = NotebookTarget(place.book, name, "")
                     except (NotebookError, WorkspaceError) as error:
                         reason = str(error)
                 if barrier.failure is not None:
@@ -178,14 +178,14 @@ def _tags(cell: NotebookCell) -> tuple[Mapping[str, Any], list[Any]]:
     return metadata, tags if isinstance(tags, list) else []
 
 
-def _write(cell: Cell, place: Place) -> str:
+def _write(cell: Cell, place: NotebookTarget) -> str:
     """Write a cell that has ended into its notebook, and return its id there.
 
     Raises NotebookError, WorkspaceError, OSError.
     """
     from kernel_mcp.notebooks.document import code_cell
     from kernel_mcp.notebooks.jsontext import unlike
-    from kernel_mcp.sessions.notebook import cell_as_json
+    from kernel_mcp.sessions.notebook_export import cell_as_json
 
     written = cell_as_json(cell)
     outputs = [_by_lines(each) for each in written["outputs"]]

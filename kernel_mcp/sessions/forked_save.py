@@ -47,7 +47,7 @@ class UnfitToFork(HibernationError):
     """The kernel must not be forked; the text says why."""
 
 
-class Saving:
+class ForkedSave:
     """A child of a kernel that writes its variables. Leaving the block kills the child.
 
     `begin` requires an idle kernel, `finish` does not.
@@ -69,7 +69,7 @@ class Saving:
             take_no_descriptors(self._host)
             undo.pop_all()
 
-    def __enter__(self) -> Saving:
+    def __enter__(self) -> ForkedSave:
         return self
 
     def __exit__(

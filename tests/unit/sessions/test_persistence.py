@@ -15,32 +15,34 @@ from kernel_mcp.config.settings import Settings
 from kernel_mcp.config.values import HeaderSecret, Mount
 from kernel_mcp.errors import HibernationError, InstallError
 from kernel_mcp.kernels.factory import KernelRequest
-from kernel_mcp.sessions.keeping import (
-    Keeping,
+from kernel_mcp.sessions.cell_journal import DAMAGED, CellJournal, read_journal
+from kernel_mcp.sessions.manifest import Saved, SessionKey
+from kernel_mcp.sessions.persistence import (
+    Persistence,
     changed,
-    keeping_of,
+    granted,
     lost_with,
     moment,
-    open_doors,
-    unlike,
+    other_python,
+    persistence_of,
 )
-from kernel_mcp.sessions.manifest import Key, Saved
 from kernel_mcp.sessions.store import SessionStore
-from kernel_mcp.sessions.trace import DAMAGED, Trace, traced
 from tests.unit.sessions.test_store import save
 
 DATA = Path("/data")
 
 
-def keeping(folder: Path, *, bare: bool = False, sandbox: str = "bwrap", **given: Any) -> Keeping:
+def persistence(
+    folder: Path, *, bare: bool = False, sandbox: str = "bwrap", **given: Any
+) -> Persistence:
     settings = Settings(**given)
     store = SessionStore(folder / "kept", most_bytes=0, most_s=1e9)
     store.make()
-    return Keeping(
+    return Persistence(
         store,
         folder="/project",
         bare=bare,
-        doors=open_doors(settings, sandbox),
+        doors=granted(settings, sandbox),
         settings=settings,
         permits=lambda packages: (),
     )
@@ -48,15 +50,15 @@ def keeping(folder: Path, *, bare: bool = False, sandbox: str = "bwrap", **given
 
 def kept(folder: Path, machine: str = platform.machine(), **given: Any) -> None:
     """Leave a session with a variable in a server with these settings, of a machine."""
-    before = keeping(folder, **given)
-    claim = before.claim(Key("/project", "default"), fresh=False, resume=False)
-    assert claim.entry is not None
-    save(claim.entry, b"data")
-    saved = claim.entry.saved
+    before = persistence(folder, **given)
+    found = before.look_up(SessionKey("/project", "default"), fresh=False, resume=False)
+    assert found.entry is not None
+    save(found.entry, b"data")
+    saved = found.entry.saved
     assert saved is not None
     doors, python = before.doors(None), ("3.11.1", "cpython", machine)
-    claim.entry.commit(replace(saved, doors=doors, python=python))
-    claim.entry.close()
+    found.entry.commit(replace(saved, doors=doors, python=python))
+    found.entry.close()
 
 
 OPEN: list[dict[str, Any]] = [
@@ -74,14 +76,14 @@ def test_a_door_that_was_closed_at_the_save_holds_a_session_back(
     tmp_path: Path, door: dict[str, Any]
 ) -> None:
     kept(tmp_path)
-    key = Key("/project", "default")
-    later = keeping(tmp_path, **door)
-    claim = later.claim(key, fresh=False, resume=False)
-    assert (claim.entry, claim.past) == (None, None)
-    assert "resume=true" in claim.note
-    claim = later.claim(key, fresh=False, resume=True)
-    assert claim.past is not None
-    assert claim.past.dump is not None
+    key = SessionKey("/project", "default")
+    later = persistence(tmp_path, **door)
+    found = later.look_up(key, fresh=False, resume=False)
+    assert (found.entry, found.previous) == (None, None)
+    assert "resume=true" in found.note
+    found = later.look_up(key, fresh=False, resume=True)
+    assert found.previous is not None
+    assert found.previous.dump is not None
 
 
 @pytest.mark.parametrize("door", OPEN[:4], ids=lambda door: next(iter(door)))
@@ -90,32 +92,34 @@ def test_a_door_that_was_open_then_and_is_closed_now_holds_nothing_back(
 ) -> None:
     kept(tmp_path, **door)
     for now in (door, {}):
-        claim = keeping(tmp_path, **now).claim(
-            Key("/project", "default"), fresh=False, resume=False
+        found = persistence(tmp_path, **now).look_up(
+            SessionKey("/project", "default"), fresh=False, resume=False
         )
-        assert claim.entry is not None
-        claim.entry.close()
+        assert found.entry is not None
+        found.entry.close()
 
 
 def test_a_mount_that_was_read_only_is_wider_when_it_can_be_written_to(tmp_path: Path) -> None:
     kept(tmp_path, mounts=(Mount(DATA, "/data"),))
-    later = keeping(tmp_path, mounts=(Mount(DATA, "/data", "rw"),))
-    claim = later.claim(Key("/project", "default"), fresh=False, resume=False)
-    assert "/data to write" in claim.note
+    later = persistence(tmp_path, mounts=(Mount(DATA, "/data", "rw"),))
+    found = later.look_up(SessionKey("/project", "default"), fresh=False, resume=False)
+    assert "/data to write" in found.note
 
 
 def test_a_fresh_session_has_nothing_of_an_earlier_one(tmp_path: Path) -> None:
     kept(tmp_path)
-    claim = keeping(tmp_path).claim(Key("/project", "default"), fresh=True, resume=False)
-    assert claim.entry is not None
-    assert (claim.past, claim.entry.saved, claim.note) == (None, None, "")
+    found = persistence(tmp_path).look_up(
+        SessionKey("/project", "default"), fresh=True, resume=False
+    )
+    assert found.entry is not None
+    assert (found.previous, found.entry.saved, found.note) == (None, None, "")
 
 
 def test_the_default_session_has_no_key_where_everything_is_below(tmp_path: Path) -> None:
-    assert keeping(tmp_path).key("local", "", default=True) == Key("/project", "default")
-    assert keeping(tmp_path).key("local", "", default=False) is None
-    assert keeping(tmp_path, bare=True).key("local", "", default=True) is None
-    assert keeping(tmp_path, bare=True).key("local", "named", default=False) == Key(
+    assert persistence(tmp_path).key("local", "", default=True) == SessionKey("/project", "default")
+    assert persistence(tmp_path).key("local", "", default=False) is None
+    assert persistence(tmp_path, bare=True).key("local", "", default=True) is None
+    assert persistence(tmp_path, bare=True).key("local", "named", default=False) == SessionKey(
         "/project", "named"
     )
 
@@ -124,16 +128,16 @@ def test_a_request_has_what_the_session_had_asked_for_as_far_as_it_may(tmp_path:
     plain = KernelRequest("s", Path("/w"))
     asked = {"python": "3.12", "packages": [], "network": ["a.org", "b.org"], "limits": None}
     saved = Saved("/project", "default", asked=asked)
-    request = keeping(tmp_path, python="3.11", network=("a.org",)).request(plain, saved)
+    request = persistence(tmp_path, python="3.11", network=("a.org",)).request(plain, saved)
     assert (request.python, request.network) == ("3.12", ("a.org",))
 
 
 def test_a_session_comes_back_in_the_python_that_saved_it(tmp_path: Path) -> None:
     saved = Saved("/p", "default", dump="x", python=("3.10.2", "cpython", "x86_64"))
-    request = keeping(tmp_path, python="3.12").request(KernelRequest("s", Path("/w")), saved)
+    request = persistence(tmp_path, python="3.12").request(KernelRequest("s", Path("/w")), saved)
     assert request.python == "3.10"
-    assert unlike("3.10.9", saved) == ""
-    assert "Python 3.10" in unlike("3.12.1", saved)
+    assert other_python("3.10.9", saved) == ""
+    assert "Python 3.10" in other_python("3.12.1", saved)
 
 
 def environment(folder: Path, version: str) -> str:
@@ -161,7 +165,7 @@ SAVED_BY_311 = Saved("/p", "default", dump="x", python=("3.11.2", "cpython", "x8
 def test_a_session_comes_back_in_the_environment_that_python_names(
     tmp_path: Path, asked: str
 ) -> None:
-    made = keeping(tmp_path, python=environment(tmp_path / ".venv", "3.11"))
+    made = persistence(tmp_path, python=environment(tmp_path / ".venv", "3.11"))
     saved = replace(SAVED_BY_311, asked={"python": asked})
     assert made.request(KernelRequest("s", Path("/w")), saved).python == ""
 
@@ -171,9 +175,9 @@ def test_an_interpreter_in_no_environment_is_no_other_python(tmp_path: Path) -> 
     program.parent.mkdir()
     program.touch()
     (tmp_path / "python").symlink_to(program)
-    made = keeping(tmp_path, python=str(tmp_path / "python"))
+    made = persistence(tmp_path, python=str(tmp_path / "python"))
     assert made.request(KernelRequest("s", Path("/w")), SAVED_BY_311).python == ""
-    unknown = keeping(tmp_path, python=str(tmp_path / "shim"))
+    unknown = persistence(tmp_path, python=str(tmp_path / "shim"))
     (tmp_path / "shim").touch()
     assert unknown.request(KernelRequest("s", Path("/w")), SAVED_BY_311).python == ""
 
@@ -182,21 +186,21 @@ def test_an_environment_of_another_python_by_now_holds_a_session_back(tmp_path: 
     venv = environment(tmp_path / ".venv", "3.11")
     kept(tmp_path, python=venv)
     environment(tmp_path / ".venv", "3.12")
-    made = keeping(tmp_path, python=venv)
-    key = Key("/project", "default")
-    claim = made.claim(key, fresh=False, resume=False)
-    assert (claim.entry, claim.held_back) == (None, True)
-    assert f"the environment {venv} has Python 3.12.5 now" in claim.note
-    taken = made.claim(key, fresh=False, resume=True)
-    assert taken.past is not None
-    assert made.request(KernelRequest("s", Path("/w")), taken.past.saved).python == "3.11"
+    made = persistence(tmp_path, python=venv)
+    key = SessionKey("/project", "default")
+    found = made.look_up(key, fresh=False, resume=False)
+    assert (found.entry, found.held_back) == (None, True)
+    assert f"the environment {venv} has Python 3.12.5 now" in found.note
+    taken = made.look_up(key, fresh=False, resume=True)
+    assert taken.previous is not None
+    assert made.request(KernelRequest("s", Path("/w")), taken.previous.saved).python == "3.11"
 
 
 def test_packages_that_are_not_permitted_any_more_are_an_error(tmp_path: Path) -> None:
     def refuse(packages: object) -> Any:
         raise InstallError("no")
 
-    made = keeping(tmp_path)
+    made = persistence(tmp_path)
     made._permits = refuse
     saved = Saved("/p", "default", asked={"packages": ["rich"]})
     with pytest.raises(InstallError):
@@ -228,24 +232,24 @@ def test_a_moment_is_told_as_people_do() -> None:
 
 def test_a_trace_names_the_cells_that_were_not_saved(tmp_path: Path) -> None:
     path = tmp_path / "cells"
-    trace = Trace(path)
+    trace = CellJournal(path)
     for number in (1, 2, 3):
         trace.add(number, f"cell {number} \ud800")
     trace.forget(2)
     trace.add(4, "x" * 10_000_000)
-    assert list(traced(path)) == [3, 4]
-    assert traced(path)[3] == "cell 3 \ud800"
+    assert list(read_journal(path)) == [3, 4]
+    assert read_journal(path)[3] == "cell 3 \ud800"
     for number in range(5, 200):
         trace.add(number, "y" * 5000)  # as many as fit
-    assert list(traced(path)) == list(range(3, 200))
-    assert traced(path)[6] == "y" * 5000
-    assert traced(path)[199] == "# not kept"
+    assert list(read_journal(path)) == list(range(3, 200))
+    assert read_journal(path)[6] == "y" * 5000
+    assert read_journal(path)[199] == "# not kept"
     trace.forget(1000)
-    assert traced(path) == {}
+    assert read_journal(path) == {}
     trace.close()
-    assert traced(tmp_path / "none") == {}
+    assert read_journal(tmp_path / "none") == {}
     path.write_bytes(b'[1, "a"]\n[2, "half of\0\0')
-    assert traced(path) == {1: "a", 2: DAMAGED}
+    assert read_journal(path) == {1: "a", 2: DAMAGED}
 
 
 def test_a_store_inside_the_working_folder_is_not_used(
@@ -253,10 +257,10 @@ def test_a_store_inside_the_working_folder_is_not_used(
 ) -> None:
     (tmp_path / "work").mkdir()
     monkeypatch.chdir(tmp_path / "work")
-    made, why = keeping_of(Settings(), tmp_path / "work" / "s", "bwrap", lambda names: ())
+    made, why = persistence_of(Settings(), tmp_path / "work" / "s", "bwrap", lambda names: ())
     assert made is None
     assert "is in the folder" in why
-    made, why = keeping_of(Settings(), tmp_path / "s", "bwrap", lambda names: ())
+    made, why = persistence_of(Settings(), tmp_path / "s", "bwrap", lambda names: ())
     assert made is not None
     assert made.folder == str(tmp_path / "work")
 
@@ -264,9 +268,11 @@ def test_a_store_inside_the_working_folder_is_not_used(
 def test_what_another_machine_or_python_saved_stays_for_it(tmp_path: Path) -> None:
     saved = Saved("/p", "default", dump="x", python=("3.10.2", "cpython", "x86_64"))
     with pytest.raises(HibernationError, match=r"those of Python 3.10, and .* have 3.12"):
-        keeping(tmp_path).request(KernelRequest("s", Path("/w"), "3.12"), saved)
+        persistence(tmp_path).request(KernelRequest("s", Path("/w"), "3.12"), saved)
     kept(tmp_path, machine="vax")
-    claim = keeping(tmp_path).claim(Key("/project", "default"), fresh=False, resume=False)
-    assert claim.entry is None
-    assert "stays as it is" in claim.note
-    assert "cpython on vax" in claim.note
+    found = persistence(tmp_path).look_up(
+        SessionKey("/project", "default"), fresh=False, resume=False
+    )
+    assert found.entry is None
+    assert "stays as it is" in found.note
+    assert "cpython on vax" in found.note

@@ -15,10 +15,10 @@ from kernel_mcp.output import bundles
 from kernel_mcp.output.items import Display, Event, Failure, Stream
 from kernel_mcp.output.markup import JSON_DEPTH, Shape
 from kernel_mcp.output.outputs import LogCaps, OutputLog
-from kernel_mcp.sessions import notebook
-from kernel_mcp.sessions.cell import Cell, Outcome, Status
-from kernel_mcp.sessions.notebook import JSON_VALUES
-from kernel_mcp.sessions.notebook import notebook as notebook_file
+from kernel_mcp.sessions import notebook_export
+from kernel_mcp.sessions.cell import Cell, CellOutcome, Status
+from kernel_mcp.sessions.notebook_export import JSON_VALUES
+from kernel_mcp.sessions.notebook_export import notebook as notebook_file
 
 PNG = base64.b64encode(b"\x89PNG\r\n\x1a\n" + bytes(20_000)).decode()
 
@@ -32,7 +32,7 @@ def cell(folder: Path, number: int, code: str, *events: Event, caps: LogCaps | N
 
 
 def ended(number: int, code: str, log: OutputLog) -> Cell:
-    made = Cell.ended(number, code, log, Outcome(Status.OK), 0.0)
+    made = Cell.ended(number, code, log, CellOutcome(Status.OK), 0.0)
     made.numbered = True
     return made
 
@@ -85,7 +85,7 @@ def test_a_session_without_cells_is_a_valid_notebook() -> None:
 
 def test_how_a_cell_ended_is_kept_in_its_metadata(tmp_path: Path) -> None:
     killed = cell(tmp_path, 1, "boom()")
-    killed.outcome = Outcome(Status.KILLED, False, "killed by SIGSEGV")
+    killed.outcome = CellOutcome(Status.KILLED, False, "killed by SIGSEGV")
     running = Cell(2, "loop()", 0.0, OutputLog(tmp_path, 2))
     running.started = 0.0
     first, second = written(killed, running)["cells"]
@@ -202,7 +202,7 @@ def test_memory_for_a_notebook_does_not_grow_with_the_values_in_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As Python's objects these two million values would take a hundred megabytes."""
-    monkeypatch.setattr(notebook, "JSON_VALUES", 200_000)
+    monkeypatch.setattr(notebook_export, "JSON_VALUES", 200_000)
     crowd = Display({"application/json": [{"a": 1}] * 20_000}, {})
     made = cell(tmp_path, 1, "x", *[crowd] * 100)
     tracemalloc.start()
@@ -237,7 +237,7 @@ def test_an_update_of_another_cell_is_shown_in_that_cell_only(tmp_path: Path) ->
 
 def test_nbformat_and_pillow_are_not_loaded_before_they_are_needed() -> None:
     code = (
-        "import sys, kernel_mcp.sessions.notebook, kernel_mcp.output.render\n"
+        "import sys, kernel_mcp.sessions.notebook_export, kernel_mcp.output.render\n"
         "print({'nbformat', 'PIL'} & set(sys.modules))"
     )
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -16,12 +16,20 @@ from kernel_mcp.kernels.factory import KernelRequest
 from kernel_mcp.linux.folders import private_folder
 from kernel_mcp.output.text import Masks
 from kernel_mcp.records import dataclass
+from kernel_mcp.sessions.cell_journal import CellJournal
 from kernel_mcp.sessions.history import History
-from kernel_mcp.sessions.keeping import Judge, Keeping, Past, judge_of, moment, python_of, saved_of
 from kernel_mcp.sessions.manifest import Saved, sync
+from kernel_mcp.sessions.persistence import (
+    CompatibilityCheck,
+    Persistence,
+    PreviousSession,
+    compatibility_check,
+    moment,
+    python_of,
+    saved_of,
+)
 from kernel_mcp.sessions.snapshot import Dump
-from kernel_mcp.sessions.store import Entry, SaveFolder
-from kernel_mcp.sessions.trace import Trace
+from kernel_mcp.sessions.store import SaveFolder, StoreEntry
 
 if TYPE_CHECKING:
     from kernel_mcp.kernels.kernel import Kernel
@@ -31,7 +39,7 @@ NOTEBOOK = "notebook"
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
+class Headroom:
     """Room for variables in bytes: `bound` is the limit, `free` is the space on the disk."""
 
     bound: int
@@ -43,7 +51,7 @@ class Room:
         return min(self.bound, self.free)
 
 
-class Shelf:
+class SessionSave:
     """The save of a session that is not persisted; it is removed once a kernel has loaded it.
 
     All methods are blocking, and raise OSError.
@@ -53,31 +61,31 @@ class Shelf:
         self,
         entry: SaveFolder,
         *,
-        asleep_bytes: int,
+        hibernated_bytes: int,
         masks: Masks | None = None,
         now: Callable[[], float] = time.time,
     ) -> None:
-        """A hibernated session may take `asleep_bytes` in any case; 0 is no limit.
+        """A hibernated session may take `hibernated_bytes` in any case; 0 is no limit.
 
         `masks` hide values in previews of variables.
         """
         self.entry = entry
         self.late = 0
         """Saves by the kernel itself, in a row, that ran out of time."""
-        self._asleep_bytes = asleep_bytes
+        self._hibernated_bytes = hibernated_bytes
         self._masks = masks or Masks()
         self._now = now
         self._next = Saved("", "")
 
-    def room(self, *, asleep: bool = False) -> Room:
-        """Return the room for variables; `asleep` is for a session that is being hibernated."""
+    def room(self, *, hibernating: bool = False) -> Headroom:
+        """Return the room for variables; pass `hibernating` while the session is hibernated."""
         private_folder(self.entry.folder)
         bound = self.entry.bound()
-        if asleep:
-            bound = max(bound, self._asleep_bytes or sys.maxsize)
-        return Room(bound, self.entry.free())
+        if hibernating:
+            bound = max(bound, self._hibernated_bytes or sys.maxsize)
+        return Headroom(bound, self.entry.free())
 
-    def fresh(self, kernel: Kernel) -> Path:
+    def new_dump_path(self, kernel: Kernel) -> Path:
         """Return the path for a dump of this kernel, and note what the kernel is."""
         environment = kernel.environment
         self._next = replace(
@@ -87,10 +95,10 @@ class Shelf:
             python=python_of(environment.version),
             environment=tuple(environment.packages),
         )
-        return self.entry.fresh()
+        return self.entry.new_dump_path()
 
-    def keep(self, dump: Dump) -> Judge:
-        """Commit a dump that was written to `fresh`.
+    def commit_dump(self, dump: Dump) -> CompatibilityCheck:
+        """Commit a dump that was written to `new_dump_path`.
 
         Return the function that says which kernels can load it.
         """
@@ -108,17 +116,17 @@ class Shelf:
                 variables=row,
             )
         self.entry.commit(saved)
-        return judge_of(saved)
+        return compatibility_check(saved)
 
-    def had(self, names: Iterable[str]) -> list[str]:
+    def saved_names(self, names: Iterable[str]) -> list[str]:
         """Return those names that the last save of this kernel holds."""
         return []
 
-    def unneeded(self) -> None:
+    def mark_unneeded(self) -> None:
         """Note that the kernel was not ended: the save is not needed."""
         self.entry.clear()
 
-    def used(self) -> None:
+    def mark_loaded(self) -> None:
         """Note that a kernel has loaded the variables."""
         self.entry.clear()
 
@@ -131,42 +139,44 @@ class Shelf:
         return Saved("", "")
 
 
-class Kept(Shelf):
+class PersistedSave(SessionSave):
     """The save of a persisted session: variables, cells, and a journal of cells since the save.
 
     All methods are blocking, except those that are async.
     """
 
-    entry: Entry
+    entry: StoreEntry
 
     def __init__(
         self,
-        entry: Entry,
-        keeping: Keeping,
+        entry: StoreEntry,
+        persistence: Persistence,
         request: KernelRequest,
         timeout_s: float,
         *,
-        asleep_bytes: int,
+        hibernated_bytes: int,
         masks: Masks | None = None,
     ) -> None:
-        """See `Shelf`. Raises OSError."""
-        super().__init__(entry, asleep_bytes=asleep_bytes, masks=masks, now=keeping.store.now)
+        """See `SessionSave`. Raises OSError."""
+        super().__init__(
+            entry, hibernated_bytes=hibernated_bytes, masks=masks, now=persistence.store.now
+        )
         self.cells: History | None = None
-        self.cell: Callable[[], int | None] = lambda: None
+        self.last_cell: Callable[[], int | None] = lambda: None
         """Returns the last cell whose effects the variables hold; None for none."""
         self.holds: Callable[[int], bool] = lambda _cell: True
         """Returns True if the variables hold the effects of a cell."""
         self.notebook: Callable[[], str] = str
         """Returns the path of the notebook to which cells are added; empty for none."""
-        self._base = saved_of(entry, request, timeout_s, keeping.doors(request.network))
+        self._base = saved_of(entry, request, timeout_s, persistence.doors(request.network))
         self._next = self._base
         self._count = 0
-        self._kept = -1
+        self._saved_count = -1
         """Number of cells that the entry holds."""
         self._live = False
         """True if the save was made of the live kernel, or loaded into it."""
         self._known = (-1, -1)
-        self._trace = Trace(entry.trace)
+        self._journal = CellJournal(entry.journal_path)
 
     @property
     def unlogged(self) -> bool:
@@ -176,57 +186,57 @@ class Kept(Shelf):
     @property
     def dirty(self) -> bool:
         """True if there are cells or variables that were not saved."""
-        return (len(self.cells or ()), self.cell() or 0) != self._known
+        return (len(self.cells or ()), self.last_cell() or 0) != self._known
 
-    def clear(self) -> None:
+    def clear_journal(self) -> None:
         """Remove the cells from the journal: they are saved, or of no use."""
-        self._trace.forget(self._count)
+        self._journal.forget(self._count)
 
-    def begins(self, number: int, code: str) -> None:
+    def log_cell(self, number: int, code: str) -> None:
         """Write to the journal that a cell begins."""
-        self._trace.add(number, code)
+        self._journal.add(number, code)
 
-    def fresh(self, kernel: Kernel) -> Path:
-        """See `Shelf`."""
-        path = super().fresh(kernel)
+    def new_dump_path(self, kernel: Kernel) -> Path:
+        """See `SessionSave`."""
+        path = super().new_dump_path(kernel)
         self._next = replace(
-            self._next, cell=self.cell(), through=self._count, doors=self._base.doors
+            self._next, cell=self.last_cell(), through=self._count, doors=self._base.doors
         )
         return path
 
-    def keep(self, dump: Dump) -> Judge:
-        """See `Shelf`."""
-        judge = super().keep(dump)
+    def commit_dump(self, dump: Dump) -> CompatibilityCheck:
+        """See `SessionSave`."""
+        judge = super().commit_dump(dump)
         if self.entry.adopted:
-            self.entry.adopt(False)
+            self.entry.set_adopted(False)
         self._live = True
-        self._kept = self._count
+        self._saved_count = self._count
         return judge
 
-    def adopted(self) -> None:
+    def mark_adopted(self) -> None:
         """Note that the kernel is that of a branch, and was not saved. Raises OSError."""
         self._live, self._known = False, (-1, -1)
-        self.entry.adopt(True)
+        self.entry.set_adopted(True)
 
-    def unneeded(self) -> None:
-        """See `Shelf`: the save stays."""
+    def mark_unneeded(self) -> None:
+        """See `SessionSave`: the save stays."""
 
-    def used(self) -> None:
-        """See `Shelf`: the save stays, and is that of the live kernel."""
+    def mark_loaded(self) -> None:
+        """See `SessionSave`: the save stays, and is that of the live kernel."""
         self._live = True
 
     def drop(self) -> None:
-        """See `Shelf`."""
+        """See `SessionSave`."""
         self._live = False
         self.entry.drop_variables(len(self.cells or ()))
         if self.entry.adopted:
-            self.entry.adopt(False)
+            self.entry.set_adopted(False)
 
-    async def log(self) -> None:
+    async def save_cells(self) -> None:
         """Save the cells alone. Raises OSError."""
         await self._log(self._logged())
 
-    async def disown(self) -> bool:
+    async def mark_undone(self) -> bool:
         """Mark the save as undone if the variables went back behind it; return False if not.
 
         It is restored only on request from then on. Raises OSError.
@@ -241,22 +251,22 @@ class Kept(Shelf):
     async def _log(self, saved: Saved) -> None:
         self._next = saved
         await anyio.to_thread.run_sync(self.entry.commit, saved)
-        self._kept = self._count
-        self.settled()
+        self._saved_count = self._count
+        self.trim_journal()
 
-    def settled(self) -> None:
+    def trim_journal(self) -> None:
         """Remove the saved cells from the journal, unless the last save has failed."""
-        if self._kept == self._count:
+        if self._saved_count == self._count:
             self._known = (self._count, self._next.cell or 0)
-            self._trace.forget(self._count)
+            self._journal.forget(self._count)
 
-    def had(self, names: Iterable[str]) -> list[str]:
-        """See `Shelf`."""
-        past = self.past()
-        there = past.dump.names if past is not None and past.dump is not None else ()
+    def saved_names(self, names: Iterable[str]) -> list[str]:
+        """See `SessionSave`."""
+        previous = self.last_save()
+        there = previous.dump.names if previous is not None and previous.dump is not None else ()
         return [name for name in names if name in there]
 
-    def past(self) -> Past | None:
+    def last_save(self) -> PreviousSession | None:
         """Return the last save of the live kernel; None for none."""
         saved = self.entry.saved
         if not self._live or saved is None or not saved.dump:
@@ -265,11 +275,11 @@ class Kept(Shelf):
             dump = self.entry.dump()
         except HibernationError:
             return None
-        return Past(saved, moment(saved.moment, self._now()), dump)
+        return PreviousSession(saved, moment(saved.moment, self._now()), dump)
 
     def close(self) -> None:
         """Close the journal and release the entry."""
-        self._trace.close()
+        self._journal.close()
         self.entry.close()
 
     def _logged(self) -> Saved:

@@ -13,9 +13,9 @@ from typing import Any
 import anyio
 import pytest
 
-from kernel_mcp.sessions import roster
+from kernel_mcp.sessions import admin
+from kernel_mcp.sessions.admin import KEY, SOCKET, ask_all, serving_admin, summary_of
 from kernel_mcp.sessions.manager import Caller
-from kernel_mcp.sessions.roster import KEY, SOCKET, answering, ask_all, described
 from tests.unit.fake_kernels import FakeClock, FakeSource, new_manager
 
 pytestmark = [pytest.mark.anyio]
@@ -46,14 +46,14 @@ def folder(state: Path, name: str) -> Path:
 
 async def test_every_running_server_answers(state: Path) -> None:
     first, second = folder(state, "s-1"), folder(state, "s-2")
-    async with answering(first, facts), answering(second, facts):
+    async with serving_admin(first, facts), serving_admin(second, facts):
         assert await asked(state) == [ANSWER, ANSWER]
         assert stat.S_IMODE((first / SOCKET).stat().st_mode) == 0o600
         assert stat.S_IMODE((first / KEY).stat().st_mode) == 0o600
 
 
 async def test_a_question_reaches_those_who_answer(state: Path) -> None:
-    async with answering(folder(state, "s-1"), facts):
+    async with serving_admin(folder(state, "s-1"), facts):
         question = {"join": "ü" * 500}
         answers = await anyio.to_thread.run_sync(lambda: list(ask_all(state, question)))
     assert answers == [{**ANSWER, **question}]
@@ -73,16 +73,16 @@ async def test_a_question_that_cannot_be_read_has_no_answer(state: Path, questio
             except ConnectionResetError:
                 return b""
 
-    async with answering(path, facts):
+    async with serving_admin(path, facts):
         assert await anyio.to_thread.run_sync(ask) == b""
         assert await asked(state) == [ANSWER]
 
 
 async def test_servers_that_have_ended_are_left_out(state: Path) -> None:
     folder(state, "s-0")
-    async with answering(folder(state, "s-1"), facts):
+    async with serving_admin(folder(state, "s-1"), facts):
         pass
-    async with answering(folder(state, "s-2"), facts):
+    async with serving_admin(folder(state, "s-2"), facts):
         assert await asked(state) == [ANSWER]
 
 
@@ -97,25 +97,25 @@ async def test_without_the_key_nothing_is_told(state: Path, key: bytes) -> None:
             client.shutdown(socket.SHUT_WR)
             return client.recv(100)
 
-    async with answering(path, facts):
+    async with serving_admin(path, facts):
         assert await anyio.to_thread.run_sync(ask) == b""
 
 
 async def test_another_user_is_told_nothing(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(roster, "_entitled", lambda _stream: False)
-    async with answering(folder(state, "s-1"), facts):
+    monkeypatch.setattr(admin, "_entitled", lambda _stream: False)
+    async with serving_admin(folder(state, "s-1"), facts):
         assert await asked(state) == []
 
 
 async def test_a_server_that_cannot_tell_runs_all_the_same(state: Path) -> None:
-    async with answering(state / "missing", facts):
+    async with serving_admin(state / "missing", facts):
         assert await asked(state) == []
 
 
 async def test_a_server_that_does_not_answer_is_left_out(
     state: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(roster, "ANSWER_S", 0.05)
+    monkeypatch.setattr(admin, "ANSWER_S", 0.05)
     path = folder(state, "s-1")
     (path / KEY).write_text("x")
     with socket.socket(socket.AF_UNIX) as silent:
@@ -131,7 +131,7 @@ async def test_a_session_is_told_by_handle_owner_state_cells_and_age(tmp_path: P
         session = await manager.create(Caller(principal="ada"), name="work")
         cell = session.submit("x = 1", 0)
         await cell.finished.wait()
-        found = await described(session, session.created + 12.0)
+        found = await summary_of(session, session.created + 12.0)
     assert found == {
         "session": session.handle,
         "name": "work",

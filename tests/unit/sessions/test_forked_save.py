@@ -18,8 +18,8 @@ from kernel_mcp.errors import HibernationError
 from kernel_mcp.kernels.kernel import Answer, Kernel
 from kernel_mcp.kernels.wire import Message
 from kernel_mcp.linux.proc import Usage
-from kernel_mcp.sessions.saver import IDLE_S, LONGEST_S, SMALL_BYTES, Saver, Written
-from kernel_mcp.sessions.saving import BYTES_PER_S, Saving, UnfitToFork, pause_after
+from kernel_mcp.sessions.forked_save import BYTES_PER_S, ForkedSave, UnfitToFork, pause_after
+from kernel_mcp.sessions.saver import IDLE_S, LONGEST_S, SMALL_BYTES, SaveCost, Saver
 from kernel_specs.restricted.hibernation.saving import BLOCK
 from tests.unit.fake_kernels import FakeClock
 
@@ -77,7 +77,7 @@ class Forks:
 
 
 async def saved(folder: Path, sends: bytes, most_bytes: int = 100) -> Any:
-    with Saving() as saving, anyio.fail_after(30):
+    with ForkedSave() as saving, anyio.fail_after(30):
         await saving.begin(cast(Kernel, Forks(sends)), max_bytes=most_bytes)
         return await saving.finish(folder / "dump", max_bytes=most_bytes)
 
@@ -112,7 +112,7 @@ async def test_a_child_that_lies_has_saved_nothing(tmp_path: Path, lie: str) -> 
 
 
 async def test_the_variable_that_ended_the_child_is_known(tmp_path: Path) -> None:
-    with Saving() as saving:
+    with ForkedSave() as saving:
         kernel = cast(Kernel, Forks(block(b"n", b"") + block(b"n", b"good") + block(b"n", b"bad")))
         await saving.begin(kernel, max_bytes=9)
         with pytest.raises(HibernationError, match="ended too early"):
@@ -121,7 +121,7 @@ async def test_the_variable_that_ended_the_child_is_known(tmp_path: Path) -> Non
 
 
 async def test_a_kernel_that_may_not_be_forked_says_why() -> None:
-    with Saving() as saving, pytest.raises(UnfitToFork, match="a thread"):
+    with ForkedSave() as saving, pytest.raises(UnfitToFork, match="a thread"):
         await saving.begin(cast(Kernel, Forks(b"", unfit="a thread")), max_bytes=9)
 
 
@@ -132,7 +132,7 @@ async def test_large_and_costly_saves_are_rare() -> None:
 
 @pytest.mark.parametrize("said", [-1.0, float("nan"), 1e9, "much", None])
 async def test_what_a_child_says_of_its_cost_is_bounded(tmp_path: Path, said: object) -> None:
-    with Saving() as saving, anyio.fail_after(30):
+    with ForkedSave() as saving, anyio.fail_after(30):
         sends = report(cpu_s=said) + block(b"d", b"data")
         await saving.begin(cast(Kernel, Forks(sends)), max_bytes=100)
         await saving.finish(tmp_path / "dump", max_bytes=100)
@@ -148,7 +148,7 @@ class Changing:
         self.changed = True
         self.saves: list[int | None] = []
         self.urgent: list[bool] = []
-        self.written: Written | None = Written(10)
+        self.written: SaveCost | None = SaveCost(10)
         self.rarely: list[float] = []
         self.failure: Exception | None = None
         self.told: list[str] = []
@@ -180,7 +180,7 @@ class Changing:
         self.held -= 1
         return True
 
-    async def save(self, *, urgent: bool = False, most_bytes: int | None = None) -> Written | None:
+    async def save(self, *, urgent: bool = False, most_bytes: int | None = None) -> SaveCost | None:
         if (self.busy and not urgent) or self.held:
             return None
         if self.saving is not None and not self.saving.is_set():
@@ -198,7 +198,7 @@ async def test_a_session_is_saved_when_it_has_been_idle_and_then_as_often_as_it_
     clock = FakeClock()
     saver = Saver(clock, lambda: None)
     session = Changing("s", clock)
-    session.written = Written(10, 0.5)
+    session.written = SaveCost(10, 0.5)
     async with anyio.create_task_group() as tasks:
         saver.touch(session)
         assert saver.due() == {"s": clock.now + IDLE_S}
@@ -245,7 +245,7 @@ async def test_a_session_too_large_to_be_saved_often_is_told_so() -> None:
     clock = FakeClock()
     saver = Saver(clock, lambda: None)
     session = Changing("s", clock)
-    session.written = Written(100 * BYTES_PER_S)
+    session.written = SaveCost(100 * BYTES_PER_S)
     async with anyio.create_task_group() as tasks:
         saver.touch(session)
         began = clock.now = clock.now + IDLE_S
@@ -331,7 +331,7 @@ async def test_at_the_end_small_sessions_are_saved_before_large_ones() -> None:
     class Sized(Changing):
         async def save(
             self, *, urgent: bool = False, most_bytes: int | None = None
-        ) -> Written | None:
+        ) -> SaveCost | None:
             order.append((self.handle, most_bytes))
             if self.handle == "large" and most_bytes is not None:
                 raise HibernationError("too large")

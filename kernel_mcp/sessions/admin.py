@@ -43,7 +43,7 @@ Facts = Callable[[Mapping[str, Any]], Awaitable[Mapping[str, Any]]]
 """A function from a question to its answer; the empty question lists the server's sessions."""
 
 
-async def described(session: Session, now: float) -> dict[str, Any]:
+async def summary_of(session: Session, now: float) -> dict[str, Any]:
     """Return a summary of a session; `now` is the time by the clock of sessions, in seconds.
 
     `kept` in it is the id of its persisted entry, which stays the same on later servers; empty for
@@ -56,7 +56,7 @@ async def described(session: Session, now: float) -> dict[str, Any]:
     return {
         "session": session.handle,
         "name": session.name,
-        "kept": "" if session.kept is None else session.kept.entry.key.id,
+        "kept": "" if session.persisted is None else session.persisted.entry.key.id,
         "principal": session.owner,
         "state": session.state,
         "memory_bytes": used,
@@ -66,7 +66,7 @@ async def described(session: Session, now: float) -> dict[str, Any]:
 
 
 @asynccontextmanager
-async def answering(folder: Path, facts: Facts) -> AsyncIterator[None]:
+async def serving_admin(folder: Path, facts: Facts) -> AsyncIterator[None]:
     """Answer questions by `facts` inside this block.
 
     A question is one line: the key and a JSON object. If the socket cannot be opened, that is

@@ -23,11 +23,11 @@ from kernel_mcp.environments.own import own_version
 from kernel_mcp.errors import EnvironmentBuildError, HibernationError, InputError
 from kernel_mcp.launch.rundir import default_base
 from kernel_mcp.records import dataclass
-from kernel_mcp.sessions.losses import Loss
-from kernel_mcp.sessions.manifest import OF_PRINCIPAL, Key, Saved
+from kernel_mcp.sessions.cell_journal import is_intact, read_journal
+from kernel_mcp.sessions.manifest import OF_PRINCIPAL, Saved, SessionKey
+from kernel_mcp.sessions.notifications import Loss
 from kernel_mcp.sessions.snapshot import Dump, missing
-from kernel_mcp.sessions.store import Entry, SessionStore
-from kernel_mcp.sessions.trace import traced, whole
+from kernel_mcp.sessions.store import SessionStore, StoreEntry
 from kernel_mcp.sessions.words import listing
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ _FULL = ("bwrap", "container")
 
 
 @dataclass(frozen=True, slots=True)
-class Past:
+class PreviousSession:
     """A persisted session of an earlier server.
 
     when     time of the save, in words
@@ -64,7 +64,7 @@ class Past:
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class SessionRequest:
     """A request for a session, and what becomes of its persisted state.
 
     `fresh` discards that, `resume` restores it whatever the server grants now.
@@ -76,7 +76,7 @@ class Ask:
     resume: bool = False
 
     @property
-    def takes(self) -> bool:
+    def decides(self) -> bool:
         """True if it says what becomes of persisted state that was held back."""
         return self.fresh or self.resume
 
@@ -95,25 +95,25 @@ class Ask:
 
 
 @dataclass(frozen=True, slots=True)
-class Claim:
+class LookupResult:
     """Persisted state that was found for a new session.
 
-    `entry` is its place in the store, None if the session is not persisted; `past` is the state to
-    restore, None for none. `note` is for its first answer, empty for none, and `loss` is the loss
-    which that reports. With `held_back` there is state that is restored only on request.
+    `entry` is its place in the store, None if the session is not persisted; `previous` is the state
+    to restore, None for none. `note` is for its first answer, empty for none, and `loss` is the
+    loss which that reports. With `held_back` there is state that is restored only on request.
     """
 
-    entry: Entry | None = None
-    past: Past | None = None
+    entry: StoreEntry | None = None
+    previous: PreviousSession | None = None
     note: str = ""
     held_back: bool = False
     loss: Loss | None = None
 
 
-UNKEPT = Claim()
+NOTHING_FOUND = LookupResult()
 
 
-class Keeping:
+class Persistence:
     """Finds persisted sessions; `doors` are the grants of this server, by kind."""
 
     def __init__(
@@ -141,20 +141,22 @@ class Keeping:
         self._settings = settings
         self._permits = permits
 
-    def key(self, principal: str, name: str, *, default: bool, handle: str = "") -> Key | None:
+    def key(
+        self, principal: str, name: str, *, default: bool, handle: str = ""
+    ) -> SessionKey | None:
         """Return the key of a principal's session in the store; None if it is not persisted."""
         if not name and (self.bare or not default):
             return None
-        return Key(self._place(principal), name or DEFAULT_NAME)
+        return SessionKey(self._owner_key(principal), name or DEFAULT_NAME)
 
     def has(self, principal: str, name: str) -> bool:
         """Return True if the principal has a persisted session of this name."""
-        return self.store.has(Key(self._place(principal), name))
+        return self.store.has(SessionKey(self._owner_key(principal), name))
 
-    def _place(self, principal: str) -> str:
+    def _owner_key(self, principal: str) -> str:
         return f"{OF_PRINCIPAL}{principal}" if self.by_principal else self.folder
 
-    def claim(self, key: Key, *, fresh: bool, resume: bool) -> Claim:
+    def look_up(self, key: SessionKey, *, fresh: bool, resume: bool) -> LookupResult:
         """Lock the entry of a key for a new session, and return what was found. Blocking.
 
         With `fresh` the entry is emptied first; with `resume` it is restored whatever is granted
@@ -163,21 +165,21 @@ class Keeping:
         """
         entry = self.store.open(key)
         if entry is None:
-            return Claim(note=_HELD.format("" if self.by_principal else " in this folder"))
+            return LookupResult(note=_HELD.format("" if self.by_principal else " in this folder"))
         try:
             if fresh:
                 entry.remove()
                 entry.saved, entry.problem, entry.removed = None, "", None
                 entry.make()
-            claim = self._past(entry, resume=resume)
-            if resume and claim.past is None and not claim.note:
-                claim = Claim(entry, note=NOTHING_KEPT)
+            found = self._to_restore(entry, resume=resume)
+            if resume and found.previous is None and not found.note:
+                found = LookupResult(entry, note=NOTHING_KEPT)
         except BaseException:
             entry.close()
             raise
-        if claim.entry is None:
+        if found.entry is None:
             entry.close()
-        return claim
+        return found
 
     def doors(self, network: tuple[str, ...] | None) -> dict[str, tuple[str, ...]]:
         """Return the grants of a session that has asked for this `network`, by kind.
@@ -236,7 +238,7 @@ class Keeping:
         given = self._settings.python
         return own_version(given) if given else platform.python_version()
 
-    def _moved(self, saved: Saved) -> str:
+    def _python_changed(self, saved: Saved) -> str:
         """Return why variables are held back: the operator's environment has another Python now.
 
         Empty where it has the same, or is not used.
@@ -251,40 +253,40 @@ class Keeping:
             return ""
         return _MOVED.format(_minor(saved.python[0]), self._settings.python, own)
 
-    def _past(self, entry: Entry, *, resume: bool) -> Claim:
+    def _to_restore(self, entry: StoreEntry, *, resume: bool) -> LookupResult:
         saved = entry.saved
         if entry.unknown is not None:
             logger.warning("what was kept of a session stays as it is: %s", entry.unknown)
             note = _NEWER.format(UNUSED, entry.unknown, entry.key.name)
-            return Claim(note=note, held_back=True, loss=Loss.of(note, entry.unknown.names))
+            return LookupResult(note=note, held_back=True, loss=Loss.of(note, entry.unknown.names))
         if entry.other is not None:
             logger.warning("what was kept of a session stays as it is: %s", entry.other)
             note = _OTHERS.format(UNUSED, entry.other, entry.key.name)
-            return Claim(note=note, held_back=True, loss=Loss(note))
-        cells = traced(entry.trace, after=0 if saved is None else saved.through)
+            return LookupResult(note=note, held_back=True, loss=Loss(note))
+        cells = read_journal(entry.journal_path, after=0 if saved is None else saved.through)
         problem = entry.problem
         if saved is None and not problem and (min(cells) > 1 if cells else entry.leftover):
             problem = "its manifest is missing"
         if problem:
             logger.warning("what was kept of a session cannot be read: %s", problem)
             note = f"What was kept of this session cannot be read: {problem}. {_FILES_STAY}"
-            return Claim(entry, None, note, loss=Loss(note))
+            return LookupResult(entry, None, note, loss=Loss(note))
         if saved is None:
             if not cells and entry.removed is not None:
                 why, names = entry.removed
                 note = _REMOVED.format(why, listing(names) or "unknown")
-                return Claim(entry, note=note, loss=Loss.of(note, names))
+                return LookupResult(entry, note=note, loss=Loss.of(note, names))
             if not cells:
-                return Claim(entry)
+                return LookupResult(entry)
             saved = Saved(entry.key.folder, entry.key.name)
         when = moment(saved.moment or entry.used, self.store.now())
-        if saved.dump and not resume and (why := self._waits(saved)):
+        if saved.dump and not resume and (why := self._why_held_back(saved)):
             note = _held_back(saved, when, why, entry.key)
-            return Claim(note=note, held_back=True, loss=Loss.of(note, saved.names))
+            return LookupResult(note=note, held_back=True, loss=Loss.of(note, saved.names))
         if saved.dump and saved.python[1:] != (_IMPLEMENTATION, platform.machine()):
             of = f"{saved.python[1]} on {saved.python[2]}"
             note = f"{UNUSED}: its variables are those of {of}"
-            return Claim(note=note, held_back=True, loss=Loss.of(note, saved.names))
+            return LookupResult(note=note, held_back=True, loss=Loss.of(note, saved.names))
         dump, failure = None, ""
         try:
             dump = entry.dump()
@@ -296,7 +298,7 @@ class Keeping:
             logger.warning("the manifest of a session was replaced by its copy: %s", entry.repaired)
             notes.append(_REPAIRED.format(entry.repaired))
         loss = None
-        if not whole(entry.trace):
+        if not is_intact(entry.journal_path):
             notes.append(_UNTRACED.format(saved.through))
             loss = Loss(notes[-1])
         if entry.overtaken is not None:
@@ -305,19 +307,21 @@ class Keeping:
         if entry.adopted:
             notes.append(_ADOPTED)
             loss = Loss(notes[-1])
-            entry.adopt(False)
+            entry.set_adopted(False)
         note = ". ".join(notes)
         if entry.branched:
-            entry.branch(False)
-        return Claim(entry, Past(saved, when, dump, failure, cells), note, loss=loss)
+            entry.set_branched(False)
+        return LookupResult(
+            entry, PreviousSession(saved, when, dump, failure, cells), note, loss=loss
+        )
 
-    def _waits(self, saved: Saved) -> str:
+    def _why_held_back(self, saved: Saved) -> str:
         """Return why variables are restored only on request; empty where they need not be."""
-        if wider := self._wider(saved):
+        if wider := self._wider_grants(saved):
             return _OPENED.format("; ".join(wider))
-        return _UNDONE.format(saved.cell) if saved.undone else self._moved(saved)
+        return _UNDONE.format(saved.cell) if saved.undone else self._python_changed(saved)
 
-    def _wider(self, saved: Saved) -> list[str]:
+    def _wider_grants(self, saved: Saved) -> list[str]:
         """Return grants, in words, that hold now and did not at the save."""
         found = []
         network = saved.asked.get("network")
@@ -378,7 +382,7 @@ _HELD = (
 )
 
 
-def open_doors(settings: Settings, sandbox: str) -> dict[str, tuple[str, ...]]:
+def granted(settings: Settings, sandbox: str) -> dict[str, tuple[str, ...]]:
     """Return the grants of a server's sessions, by kind; `*` stands for all of a kind."""
     mounts = []
     for each in settings.mounts if sandbox != "none" else ():
@@ -398,7 +402,10 @@ def open_doors(settings: Settings, sandbox: str) -> dict[str, tuple[str, ...]]:
 
 
 def saved_of(
-    entry: Entry, request: KernelRequest, timeout_s: float, doors: Mapping[str, tuple[str, ...]]
+    entry: StoreEntry,
+    request: KernelRequest,
+    timeout_s: float,
+    doors: Mapping[str, tuple[str, ...]],
 ) -> Saved:
     """Return the manifest of a session of which nothing was saved yet."""
     limits = request.limits
@@ -417,23 +424,23 @@ def python_of(version: str) -> tuple[str, str, str]:
     return version, _IMPLEMENTATION, platform.machine()
 
 
-def unlike(version: str, saved: Saved) -> str:
+def other_python(version: str, saved: Saved) -> str:
     """Return why a kernel of this Python version cannot load the save; empty where it can."""
     if not version or _minor(version) == _minor(saved.python[0]):
         return ""
     return f"they were saved by Python {_minor(saved.python[0])} and cannot be read by {version}"
 
 
-Judge: TypeAlias = "Callable[[Kernel], tuple[str, str]]"
+CompatibilityCheck: TypeAlias = "Callable[[Kernel], tuple[str, str]]"
 """Returns why a kernel cannot load a save, and its packages that have changed; empty for none."""
 
 
-def judge_of(saved: Saved) -> Judge:
+def compatibility_check(saved: Saved) -> CompatibilityCheck:
     """Return a function that compares kernels with the environment of the save."""
 
     def judge(kernel: Kernel) -> tuple[str, str]:
         environment = kernel.environment
-        return unlike(environment.version, saved), changed(environment.packages, saved)
+        return other_python(environment.version, saved), changed(environment.packages, saved)
 
     return judge
 
@@ -487,7 +494,7 @@ _MOVED = (
 )
 
 
-def _held_back(saved: Saved, when: str, why: str, key: Key) -> str:
+def _held_back(saved: Saved, when: str, why: str, key: SessionKey) -> str:
     name = key.name
     return (
         f"A session of this name was kept {when}, with {listing(saved.names)}. It was not brought "
@@ -532,24 +539,30 @@ def store_of(settings: Settings) -> SessionStore:
     )
 
 
-def kept_in_words(keeping: Keeping | None, why: str) -> str:
+def persistence_in_words(persistence: Persistence | None, why: str) -> str:
     """Return, for `info`, which sessions are persisted and how long; `why` where none are."""
-    if keeping is None:
+    if persistence is None:
         return why
-    size = format_bytes(keeping.store.most_bytes) if keeping.store.most_bytes else "no bound"
-    time = f"{keeping.store.most_s / 86400:.3g} days"
-    which = "sessions with names" if keeping.bare else "the default session and those with names"
-    if keeping.by_principal:
+    size = (
+        format_bytes(persistence.store.most_bytes) if persistence.store.most_bytes else "no bound"
+    )
+    time = f"{persistence.store.most_s / 86400:.3g} days"
+    which = (
+        "sessions with names" if persistence.bare else "the default session and those with names"
+    )
+    if persistence.by_principal:
         return f"{which}, for the principal: {size} of all, {time} after their last use"
-    return f"{which}, for a server in {keeping.folder}: {size} of all, {time} after their last use"
+    return (
+        f"{which}, for a server in {persistence.folder}: {size} of all, {time} after their last use"
+    )
 
 
-def keeping_of(
+def persistence_of(
     settings: Settings,
     state: Path,
     sandbox: str,
     permits: Callable[[Sequence[str]], tuple[Requirement, ...]],
-) -> tuple[Keeping | None, str]:
+) -> tuple[Persistence | None, str]:
     """Return the persistence of a server with the state folder `state`, and an empty reason.
 
     Where nothing is persisted, return None and why.
@@ -576,8 +589,8 @@ def keeping_of(
     except OSError as reason:
         logger.warning("sessions are not kept: %s", reason)
         return None, f"off: {reason}"
-    doors = open_doors(settings, sandbox)
-    keeping = Keeping(
+    doors = granted(settings, sandbox)
+    persistence = Persistence(
         store,
         folder=folder,
         bare=bare,
@@ -586,4 +599,4 @@ def keeping_of(
         settings=settings,
         permits=permits,
     )
-    return keeping, ""
+    return persistence, ""

@@ -6,7 +6,7 @@ import secrets
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from kernel_mcp.sessions.keeping import Ask
+    from kernel_mcp.sessions.persistence import SessionRequest
 
 
 def new_handle() -> str:
@@ -14,13 +14,13 @@ def new_handle() -> str:
     return "s-" + secrets.token_urlsafe(9)
 
 
-class Roll(Protocol):
+class SessionRegistry(Protocol):
     """The registry of session handles and their owners."""
 
-    def handle(self) -> str:
+    def new_handle(self) -> str:
         """Return a handle for a session that is found only by it, such as a branch."""
 
-    async def enter(self, principal: str, ask: Ask, default: str) -> str:
+    async def register(self, principal: str, request: SessionRequest, default: str) -> str:
         """Register a session that is about to be opened, and return its handle.
 
         `default` is the key by which the default session is found; empty for other sessions. A
@@ -28,20 +28,20 @@ class Roll(Protocol):
         is open elsewhere.
         """
 
-    async def strike(self, handle: str) -> None:
-        """Remove a handle from `enter` whose session was not opened."""
+    async def unregister(self, handle: str) -> None:
+        """Remove a handle from `register` whose session was not opened."""
 
 
-class OwnRoll:
+class LocalRegistry:
     """The handles of a server that is alone."""
 
-    def handle(self) -> str:
-        """See `Roll`."""
+    def new_handle(self) -> str:
+        """See `SessionRegistry`."""
         return new_handle()
 
-    async def enter(self, principal: str, ask: Ask, default: str) -> str:
-        """See `Roll`."""
+    async def register(self, principal: str, request: SessionRequest, default: str) -> str:
+        """See `SessionRegistry`."""
         return new_handle()
 
-    async def strike(self, handle: str) -> None:
-        """See `Roll`."""
+    async def unregister(self, handle: str) -> None:
+        """See `SessionRegistry`."""
