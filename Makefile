@@ -7,10 +7,13 @@ SHELL := /bin/bash
 # The interpreter of the development environment: a version or a path.
 PYTHON ?=
 # Processes that run tests, which wait half of their time; those of one file stay together.
-JOBS ?= 3
+JOBS ?= 5
 
 # More words for the command of a target, for example: make test ARGS='-k policy -x'
 ARGS ?=
+
+# Where it is set, each server that a test starts compiles all its modules: twice the work.
+unexport PYTHONDONTWRITEBYTECODE
 
 BIN := .venv/bin
 READY := .venv/.ready
