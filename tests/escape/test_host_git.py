@@ -313,7 +313,7 @@ OBEYED = {
 """Ways to change what agents obey, each in a folder of its own; in two a link leads to the data."""
 
 
-@pytest.mark.parametrize("later", [False, True])
+@pytest.mark.parametrize("later", [pytest.param(False, marks=pytest.mark.full), True])
 @some
 async def test_what_agents_obey_is_told_however_it_is_changed(
     way: str, later: bool, project: Project

@@ -1092,8 +1092,16 @@ async def test_a_link_that_code_put_in_the_place_of_a_mount_is_not_followed(
         assert await other.run("import json; print(json.dumps(open('/s/data').read()))") == "shown"
 
 
-@pytest.mark.parametrize("name", ["SIGKILL", "SIGSTOP"])
-@pytest.mark.parametrize("way", ["root forked", "ordinary cold"], indirect=True)
+@pytest.mark.parametrize(
+    ("way", "name"),
+    [
+        ("root forked", "SIGSTOP"),
+        ("ordinary cold", "SIGKILL"),
+        pytest.param("root forked", "SIGKILL", marks=pytest.mark.full),
+        pytest.param("ordinary cold", "SIGSTOP", marks=pytest.mark.full),
+    ],
+    indirect=["way"],
+)
 async def test_a_dead_or_silent_keeper_is_replaced_and_what_appeared_meanwhile_is_covered(
     way: str, name: str, project: Project
 ) -> None:

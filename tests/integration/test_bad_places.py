@@ -44,7 +44,7 @@ def busy() -> Iterator[str]:
         yield f"127.0.0.1:{taken.getsockname()[1]}"
 
 
-@pytest.mark.parametrize("home", ["/", None])
+@pytest.mark.parametrize("home", ["/", pytest.param(None, marks=pytest.mark.full)])
 def test_who_has_no_home_folder_has_a_sandbox_all_the_same(home: str | None) -> None:
     code, said = run("doctor", "--sandbox", "bwrap", "--no-template", ordinary=True, home=home)
     assert code == 0, said

@@ -7,9 +7,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 
 
+@pytest.mark.full
 def test_the_benchmarks_print_a_table_and_write_all_values(tmp_path: Path) -> None:
     values = tmp_path / "values.json"
     done = subprocess.run(

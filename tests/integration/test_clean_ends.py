@@ -17,6 +17,7 @@ import pytest
 from kernel_mcp.linux.process import find_program
 from tests.integration.processes import GONE_S, ends
 from tests.integration.rawserver import HELLO, RawServer
+from tests.sampled import sampled
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = str(Path(sys.executable).with_name("kernel-mcp"))
@@ -44,11 +45,17 @@ WAYS: dict[str, Callable[[RawServer], object]] = {
 }
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("busy", [False, True], ids=["idle", "busy"])
-def test_no_process_is_left(server: RawServer, way: str, busy: bool) -> None:
+ENDS = sampled(
+    [f"{state}, {way}" for state in ("idle", "busy") for way in WAYS],
+    *("idle, stdin closed", "idle, SIGQUIT", "busy, SIGTERM", "busy, SIGINT", "busy, SIGKILL"),
+)
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_no_process_is_left(server: RawServer, end: str) -> None:
+    state, way = end.split(", ")
     server.execute(2, "x = 1")
-    if busy:
+    if state == "busy":
         server.execute(3, "while True: pass", answer=False)
         server.execute(4, "1", answer=False)
     pids = server.descendants()
@@ -61,7 +68,7 @@ def test_no_process_is_left(server: RawServer, way: str, busy: bool) -> None:
         assert [path for path in server.state.iterdir() if path.is_dir()] == []
 
 
-@pytest.mark.parametrize("way", ["stdin closed", "SIGTERM", "SIGKILL"])
+@pytest.mark.parametrize("way", sampled(["stdin closed", "SIGTERM", "SIGKILL"], "SIGKILL"))
 def test_stopped_helpers_end_with_the_server_and_no_spare_stays(tmp_path: Path, way: str) -> None:
     """Whatever has stopped bubblewrap, the template and the kernels."""
     workspace = tmp_path / "w"
@@ -163,7 +170,13 @@ def test_a_server_whose_input_ends_at_once_ends_too(tmp_path: Path, stdin: objec
         assert json.loads(done.stdout)["result"]["serverInfo"]["name"] == "kernel-mcp"
 
 
-@pytest.mark.parametrize("command", [["-m", "kernel_mcp"], [SCRIPT]], ids=["module", "script"])
+@pytest.mark.parametrize(
+    "command",
+    [
+        pytest.param(["-m", "kernel_mcp"], id="module", marks=pytest.mark.full),
+        pytest.param([SCRIPT], id="script"),
+    ],
+)
 def test_ctrl_c_in_a_start_ends_it_without_a_word(tmp_path: Path, command: list[str]) -> None:
     """Before its first line of ours, Python may say something itself."""
     own = 0

@@ -175,29 +175,34 @@ class Kills:
     def __init__(self, how): self.how = how
     def __reduce__(self):
         print("pickling")
-        if self.how == "exit":
+        if self.how == "exits":
             os._exit(7)
-        if self.how == "crash":
+        if self.how == "crashes":
             ctypes.string_at(0)
         sum(range(10 ** 11))
 common = ["common"]
 tells = Tells()
-before, exits, crashes = {"x": common}, Kills("exit"), Kills("crash")
-after = [common]
+before, after = {"x": common}, [common]
 """
 
 
-async def test_what_ends_the_kernel_that_pickles_it_costs_only_itself(servers: Servers) -> None:
+@pytest.mark.parametrize(
+    "names", [("exits", "crashes"), pytest.param(("blocks",), marks=pytest.mark.full)]
+)
+async def test_what_ends_the_kernel_that_pickles_it_costs_only_itself(
+    servers: Servers, names: tuple[str, ...]
+) -> None:
     async with servers.agent("--allow", "os,ctypes", "--grace", "1", *IDLE, *ONE) as notebook:
         await notebook.run(KILLS)
         await has_file(notebook, "tried")
-        answer = await notebook.run("blocks = Kills('block')\nexits.how, before['x'] is common")
-        assert answer.text == "('exit', True)"
+        made = "\n".join(f"{name} = Kills({name!r})" for name in names)
+        answer = await notebook.run(f"{made}\n{names[0]}.how, before['x'] is common")
+        assert answer.text == f"({names[0]!r}, True)"
         assert answer.cell["state_kept"] is True
         answer = await forced(notebook, "before['x'] is common is after[0]")
         assert answer.text.startswith("True\n")
         assert "pickling" not in answer.text
-        for name in ("exits", "crashes", "blocks"):
+        for name in names:
             assert f"{name} (ended the process that stored it" in answer.text
 
 

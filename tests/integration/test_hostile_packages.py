@@ -129,7 +129,8 @@ async def test_no_package_runs_outside_a_sandbox_whichever_way_it_comes(
     assert not list(tmp_path.rglob("strayed"))
 
 
-@pytest.mark.parametrize("sandbox", ["landlock", pytest.param("none", marks=pytest.mark.full)])
+@pytest.mark.full
+@pytest.mark.parametrize("sandbox", ["landlock", "none"])
 async def test_other_sandboxes_build_as_confined(
     cache: Path, links: Path, mark: Path, listener: socket.socket, sandbox: str
 ) -> None:

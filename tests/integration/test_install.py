@@ -231,7 +231,13 @@ print(subprocess.run([sys.executable, '-c', 'import kmtest_tool; kmtest_tool.mai
 
 
 @pytest.mark.parametrize(
-    "flags", [(), ("--warm", "1"), ("--sandbox", "landlock"), ("--sandbox", "none")]
+    "flags",
+    [
+        (),
+        ("--sandbox", "landlock"),
+        pytest.param(("--warm", "1"), marks=pytest.mark.full),
+        pytest.param(("--sandbox", "none"), marks=pytest.mark.full),
+    ],
 )
 async def test_child_processes_find_new_packages_and_programs_after_a_reset_too(
     links: Path, flags: tuple[str, ...], servers: Servers

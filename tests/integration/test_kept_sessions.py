@@ -19,6 +19,7 @@ from tests.integration.agent import ANALYSIS, lost, notices
 from tests.integration.lives import Life, Place
 from tests.integration.rawserver import RawServer
 from tests.integration.test_hibernation_losses import forced_out
+from tests.sampled import sampled
 
 pytestmark = [pytest.mark.anyio]
 
@@ -183,7 +184,7 @@ ENDS = {
         pytest.param(30, id="in a call"),
     ],
 )
-@pytest.mark.parametrize("end", ENDS)
+@pytest.mark.parametrize("end", sampled(ENDS, "end of input", "SIGTERM"))
 def test_a_server_that_ends_while_a_cell_runs_keeps_its_work_and_what_was_there_before(
     tmp_path: Path, end: str, wait: float
 ) -> None:
@@ -305,7 +306,7 @@ async def test_nothing_is_loaded_by_itself_where_more_is_open_than_at_the_save(
         assert (await third.run("a")).text.startswith("1\n")
 
 
-@pytest.mark.parametrize("name", ["named", "default"])
+@pytest.mark.parametrize("name", sampled(["named", "default"], "default"))
 async def test_what_was_held_back_takes_the_place_of_what_began_instead(
     name: str, place: Place
 ) -> None:

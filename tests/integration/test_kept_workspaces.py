@@ -15,6 +15,7 @@ from mcp.client import Client
 
 from tests.integration.agent import Agent, command
 from tests.integration.unprivileged import USER, as_ordinary_user
+from tests.sampled import sampled
 
 pytestmark = [pytest.mark.anyio]
 
@@ -28,11 +29,17 @@ def place() -> Iterator[Path]:
         shutil.rmtree(folder)
 
 
-@pytest.mark.parametrize("who", ["as started", "ordinary"])
-@pytest.mark.parametrize("warm", ["0", "1"])
+@pytest.mark.parametrize(
+    "way",
+    sampled(
+        [f"{who}, {warm}" for who in ("as started", "ordinary") for warm in "01"],
+        *("as started, 1", "ordinary, 0"),
+    ),
+)
 async def test_a_later_server_has_the_files_of_default_and_named_sessions(
-    place: Path, who: str, warm: str
+    place: Path, way: str
 ) -> None:
+    who, warm = way.split(", ")
     flags = ("--workspace", str(place), "--warm", warm, "--allow", "*")
     server = command(*flags)
     if who == "ordinary":

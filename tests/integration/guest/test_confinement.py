@@ -79,7 +79,7 @@ def test_running_out_of_memory_is_an_error_and_the_kernel_lives(folder: Path) ->
         ]
 
 
-@pytest.mark.parametrize("memory", [256, 512])
+@pytest.mark.parametrize("memory", [256, pytest.param(512, marks=pytest.mark.full)])
 def test_running_out_of_memory_by_small_objects_is_answered_each_time(
     folder: Path, memory: int
 ) -> None:
