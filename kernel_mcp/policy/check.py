@@ -18,7 +18,7 @@ from types import CodeType
 
 from kernel_mcp.config.values import close_to
 from kernel_mcp.policy import Diagnostic, ImportUse, Policy, Report, magics, words
-from kernel_mcp.policy.magics import Magic
+from kernel_mcp.policy.magics import Command
 from kernel_mcp.policy.rules import apply_rules
 from kernel_mcp.policy.source import (
     MAX_CHAIN,
@@ -273,13 +273,13 @@ def check(
     imports: tuple[ImportUse, ...] = ()
     if not policy.allow_all:
         diagnostics += [
-            magics.refuse(source, magic, policy) for magic in found if not magics.is_harmless(magic)
+            magics.refuse(source, each, policy) for each in found if not magics.is_harmless(each)
         ]
     if parsed.tree is not None:
-        findings = apply_rules(source, parsed.tree, policy)
-        diagnostics += findings.diagnostics
-        imports = tuple(sorted(findings.imports, key=lambda use: use.line))
-    plain = all(magics.is_harmless(magic) for magic in found)
+        found_in_tree, used = apply_rules(source, parsed.tree, policy)
+        diagnostics += found_in_tree
+        imports = tuple(sorted(used, key=lambda use: use.line))
+    plain = all(magics.is_harmless(each) for each in found)
     if known_names is not None and parsed.code is not None and plain:
         diagnostics += undefined_names(source, parsed.code, known_names)
     diagnostics += _metadata(source, code)
@@ -292,17 +292,14 @@ def check(
     )
 
 
-def _parse(source: Source, python: str, compiled: bool) -> tuple[Source, Parsed, tuple[Magic, ...]]:
+def _parse(
+    source: Source, python: str, compiled: bool
+) -> tuple[Source, Parsed, tuple[Command, ...]]:
     """Parse as plain Python and, only if that fails, as IPython would read it."""
     parsed = parse(source, python=python, compiled=compiled)
     if parsed.tree is not None or any(item.kind == "depth" for item in parsed.diagnostics):
         return source, parsed, ()
     plain, found = magics.plain(source)
-    if not found:
-        single = magics.automagic(plain)
-        if single is not None:
-            found = (single,)
-            plain = plain.rewritten({single.line: ("pass", 0)})
     if plain == source:
         return source, parsed, ()
     return plain, parse(plain, python=python, compiled=compiled), found

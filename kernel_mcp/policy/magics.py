@@ -6,16 +6,13 @@ Only code that fails to parse as plain Python gets here, so no valid code is tak
 from __future__ import annotations
 
 import re
-import textwrap
 from collections.abc import Callable, Iterator
-from typing import Literal, TypeAlias
+from typing import Literal
 
 from kernel_mcp.policy import Diagnostic, Policy
 from kernel_mcp.policy.source import STRING, Source
 from kernel_mcp.records import dataclass
 from kernel_specs.restricted import config
-
-MagicKind: TypeAlias = Literal["line", "cell", "shell", "help", "call"]
 
 _TOKEN = re.compile(
     rf"(?P<skip>{STRING}|\#[^\n]*|\\\n|[ \t\f]+|\w+)|(?P<newline>\n)|(?P<open>[(\[{{])"
@@ -38,28 +35,20 @@ _IPYTHON_PROMPT = re.compile(r"(?:(?:\[nav\]|\[ins\])? ?In \[\d+\]: |\s*\.{3,}: 
 
 
 @dataclass(frozen=True, slots=True)
-class Magic:
-    """One use of IPython syntax; `line` and `column` (from 1) are positions in the plain form.
+class Command:
+    """One use of IPython syntax; `first` and `last` are its lines, from 1.
 
-    `name` is the command without `%`, and empty for help, shell and calls. `rest` is the text
-    after it.
+    `text` is the command as written, with its sign, and `head` what precedes it on the line.
+    `name` is the command without `%`, and empty for help, shell and calls; `rest` follows it.
     """
 
-    kind: MagicKind
+    kind: Literal["line", "cell", "shell", "help", "call"]
     name: str
     rest: str
-    line: int
-    column: int
-
-
-@dataclass(frozen=True, slots=True)
-class Command:
-    """A command as written: `text` with its sign, `head` before it, and its lines (from 1)."""
-
-    head: str
-    text: str
     first: int
     last: int
+    text: str
+    head: str = ""
 
 
 def top_level(source: Source, word: str) -> tuple[Source, tuple[Command, ...]]:
@@ -67,91 +56,76 @@ def top_level(source: Source, word: str) -> tuple[Source, tuple[Command, ...]]:
 
     Nothing after the last `word` is read, nor below a `%%` line that is not for Python.
     """
-    source = _without_prompts(_without_margin(source))
+    source = _without_margin_and_prompts(source)
     below, _ = _cell_magics(source)
-    commands = _written(below.text, below.text.rfind(word))
+    commands = _commands(below.text, below.text.rfind(word))
     return source, tuple(each for each in commands if not each.head[:1].isspace())
 
 
-def plain(source: Source) -> tuple[Source, tuple[Magic, ...]]:
+def plain(source: Source) -> tuple[Source, tuple[Command, ...]]:
     """Return the source as plain Python, and the IPython syntax that was replaced.
 
     Margins and prompts are removed. Commands that time Python code are replaced by that code, all
     others by `pass` or `None`.
     """
-    source = _without_prompts(_without_margin(source))
-    source, found = _cell_magics(source)
-    magics: list[Magic] = list(found)
+    source, found = _cell_magics(_without_margin_and_prompts(source))
     changes: dict[int, tuple[str, int]] = {}
-    for each in _written(source.text, len(source.text)):
-        magic = command(each.text, each.first, len(each.head) + 1)
-        magics.append(magic)
-        timed = _timed_code(magic)
-        if timed is not None:
-            cut = 0 if each.last > each.first else len(each.text) - len(timed)
-            changes[each.first] = (each.head + timed, cut)
-        elif each.head.rstrip().endswith("="):
-            changes[each.first] = (each.head + "None", 0)
-        else:
-            changes[each.first] = (each.head + "pass", 0)
+    for each in _commands(source.text, len(source.text)):
+        found.append(each)
+        code, cut = _timed_code(each), 0
+        if code is None:
+            code = "None" if each.head.rstrip().endswith("=") else "pass"
+        elif each.first == each.last:
+            cut = len(each.text) - len(code)
+        changes[each.first] = (each.head + code, cut)
         changes.update(dict.fromkeys(range(each.first + 1, each.last + 1), ("", 0)))
-    return source.rewritten(changes), tuple(magics)
+    source = source.rewritten(changes)
+    if not found and (single := _automagic(source)) is not None:
+        found = [single]
+        source = source.rewritten({single.first: ("pass", 0)})
+    return source, tuple(found)
 
 
-def automagic(source: Source) -> Magic | None:
-    """Return the command of a one-line cell such as `pip install x`, or None.
-
-    IPython takes it as `%pip`.
-    """
-    filled = [(number, line) for number, line in enumerate(source.lines, 1) if line.strip()]
-    if len(filled) != 1:
-        return None
-    number, line = filled[0]
-    match = _AUTOMAGIC.match(line.strip())
+def _automagic(source: Source) -> Command | None:
+    """Return the command of a one-line cell such as `ls x`, which IPython takes as `%ls x`."""
+    filled = _filled(source)
+    match = _AUTOMAGIC.match(filled[0]) if len(filled) == 1 else None
     if match is None:
         return None
-    column = len(line) - len(line.lstrip()) + 1
-    return Magic("line", match["name"], match["rest"], number, column)
+    number = source.lines.index(filled[0]) + 1
+    return Command("line", match["name"], match["rest"], number, number, filled[0])
 
 
-def _without_margin(source: Source) -> Source:
-    filled = [line for line in source.lines if line.strip()]
-    if not filled or not filled[0][0].isspace():
-        return source
-    dedented = textwrap.dedent("\n".join(source.lines)).split("\n")
-    return source.rewritten(
-        {
-            number: (new, len(old) - len(new) if new else 0)
-            for number, (old, new) in enumerate(zip(source.lines, dedented, strict=True), start=1)
-        }
-    )
+def _filled(source: Source) -> list[str]:
+    return [line for line in source.lines if line.strip()]
 
 
-def _without_prompts(source: Source) -> Source:
-    filled = [line for line in source.lines if line.strip()]
-    if any(line.lstrip().startswith(">>>") for line in filled):
+def _without_margin_and_prompts(source: Source) -> Source:
+    first = next(iter(_filled(source)), "")
+    cut = len(first) - len(first.lstrip())
+    if cut:
+        inside = [n for n, line in enumerate(source.lines, 1) if line.startswith(first[:cut])]
+        source = source.rewritten({n: (source.lines[n - 1][cut:], cut) for n in inside})
+    if any(line.lstrip().startswith(">>>") for line in _filled(source)):
         source = _without(source, _CLASSIC_PROMPT.match)
-        filled = [line for line in source.lines if line.strip()]
-    if any(_IPYTHON_PROMPT.match(line) for line in filled[:2]):
+    if any(_IPYTHON_PROMPT.match(line) for line in _filled(source)[:2]):
         source = _without(source, _IPYTHON_PROMPT.match)
     return source
 
 
 def _without(source: Source, prompt: Callable[[str], re.Match[str] | None]) -> Source:
-    changes = {}
-    for number, line in enumerate(source.lines, start=1):
-        match = prompt(line)
-        if match is not None:
-            changes[number] = (line[match.end() :], match.end())
-    return source.rewritten(changes)
+    matches = {number: prompt(line) for number, line in enumerate(source.lines, start=1)}
+    return source.rewritten(
+        {n: (match.string[match.end() :], match.end()) for n, match in matches.items() if match}
+    )
 
 
-def _cell_magics(source: Source) -> tuple[Source, list[Magic]]:
+def _cell_magics(source: Source) -> tuple[Source, list[Command]]:
     """Remove the `%%` lines at the top, and everything below one that is not for Python.
 
     Returns the source, and the commands found.
     """
-    found: list[Magic] = []
+    found: list[Command] = []
     changes: dict[int, tuple[str, int]] = {}
     for number, line in enumerate(source.lines, start=1):
         match = _CELL.match(line)
@@ -159,9 +133,9 @@ def _cell_magics(source: Source) -> tuple[Source, list[Magic]]:
             if line.strip():
                 break
             continue
-        magic = Magic("cell", match["name"], (match["rest"] or "").strip(), number, 1)
-        found.append(magic)
-        timed = _timed_code(magic)
+        rest = (match["rest"] or "").strip()
+        found.append(Command("cell", match["name"], rest, number, number, line))
+        timed = _timed_code(found[-1])
         if timed is None:
             changes.update(dict.fromkeys(range(number, len(source.lines) + 1), ("", 0)))
             break
@@ -171,11 +145,11 @@ def _cell_magics(source: Source) -> tuple[Source, list[Magic]]:
     return source.rewritten(changes), found
 
 
-def _timed_code(magic: Magic) -> str | None:
+def _timed_code(command: Command) -> str | None:
     """Return the Python code of a timing command, perhaps empty; None for another command."""
-    if magic.kind in ("line", "cell") and magic.name in ("time", "timeit"):
-        return _without_options(magic.rest.strip())
-    return "" if magic.kind == "cell" and magic.name == "capture" else None
+    if command.kind in ("line", "cell") and command.name in ("time", "timeit"):
+        return _without_options(command.rest)
+    return "" if command.kind == "cell" and command.name == "capture" else None
 
 
 def _without_options(rest: str) -> str:
@@ -188,17 +162,31 @@ def _without_options(rest: str) -> str:
     return rest.split(maxsplit=taken)[-1] if taken < len(words) else ""
 
 
-def _written(text: str, most: int) -> Iterator[Command]:
+def _commands(text: str, most: int) -> Iterator[Command]:
+    """Yield the commands of a text that begin before `most`."""
     number, counted = 1, 0
-    for start, sign, end in _commands(text, most):
+    for start, sign, end in _places(text, most):
         number += text.count("\n", counted, start)
-        begin = text.rfind("\n", 0, start) + 1
+        head, written = text[text.rfind("\n", 0, start) + 1 : sign], text[sign:end]
         last = number + text.count("\n", start, end)
-        yield Command(text[begin:sign], text[sign:end], number, last)
+        yield Command(*_parted(written), number, last, written, head)
         number, counted = last, end
 
 
-def _commands(text: str, most: int) -> Iterator[tuple[int, int, int]]:
+def _parted(text: str) -> tuple[Literal["line", "shell", "help", "call"], str, str]:
+    """Return kind, name and rest of a command, by its sign: `?`, `!`, `%`, or an implicit call."""
+    stripped = text.rstrip()
+    if stripped.endswith("?") or stripped.startswith("?"):
+        return "help", "", stripped.strip("?% ")
+    if stripped.startswith("!"):
+        return "shell", "", stripped.lstrip("! ")
+    if stripped.startswith("%") or _BARE_INSTALL.match(text):
+        name, _, rest = stripped.lstrip("% ").partition(" ")
+        return "line", name, rest.strip()
+    return "call", "", stripped[1:]
+
+
+def _places(text: str, most: int) -> Iterator[tuple[int, int, int]]:
     """Yield start of the statement, position of the sign, and end of each command before `most`."""
     position, depth = 0, 0
     start: int | None = None
@@ -244,52 +232,36 @@ def _end_of_command(text: str, position: int) -> int:
     return match.end() if match is not None else len(text)
 
 
-def command(text: str, line: int, column: int) -> Magic:
-    """Return the command of a text, by its sign: `?`, `!`, `%`, or one of an implicit call."""
-    stripped = text.rstrip()
-    if stripped.endswith("?") or stripped.startswith("?"):
-        return Magic("help", "", stripped.strip("?% "), line, column)
-    if stripped.startswith("!"):
-        return Magic("shell", "", stripped.lstrip("! "), line, column)
-    if stripped.startswith("%"):
-        name, _, rest = stripped.lstrip("% ").partition(" ")
-        return Magic("line", name, rest.strip(), line, column)
-    if _BARE_INSTALL.match(text):
-        name, _, rest = stripped.partition(" ")
-        return Magic("line", name, rest.strip(), line, column)
-    return Magic("call", "", stripped[1:], line, column)
-
-
 _INSTALLERS = ("pip", "pip3", "conda", "mamba", "uv", "python", "python3")
 
 
-def is_harmless(magic: Magic) -> bool:
+def is_harmless(command: Command) -> bool:
     """Return True if even a restrictive policy permits the command, as the kernel does.
 
     Code that such a command runs is checked like any other.
     """
-    return magic.kind in ("line", "cell") and config.is_harmless(magic.name, magic.rest)
+    return command.kind in ("line", "cell") and config.is_harmless(command.name, command.rest)
 
 
-def refuse(source: Source, magic: Magic, policy: Policy) -> Diagnostic:
+def refuse(source: Source, command: Command, policy: Policy) -> Diagnostic:
     """Return the error for a command, with an alternative that the policy permits."""
-    if magic.kind == "help":
-        text = f"`?` is not available; use help({magic.rest or 'name'})"
-    elif magic.kind == "call":
+    if command.kind == "help":
+        text = f"`?` is not available; use help({command.rest or 'name'})"
+    elif command.kind == "call":
         text = "calls without parentheses are not available; write them in plain Python"
-    elif magic.kind == "shell":
-        word = (magic.rest.split() or [""])[0]
-        instead = _instead(word, magic.rest, policy)
+    elif command.kind == "shell":
+        word = (command.rest.split() or [""])[0]
+        instead = _instead(word, command.rest, policy)
         text = f"shell commands (`!`) are not allowed in this session; {instead}"
     else:
-        sign = "%%" if magic.kind == "cell" else "%"
+        sign = "%%" if command.kind == "cell" else "%"
         text = (
-            f"the command {sign}{magic.name} is not allowed in this session; "
-            f"{_instead(magic.name, magic.rest, policy)}"
+            f"the command {sign}{command.name} is not allowed in this session; "
+            f"{_instead(command.name, command.rest, policy)}"
         )
-    if magic.kind != "call":
+    if command.kind != "call":
         text += ". Start the server with --allow '*' to permit it"
-    return source.diagnostic("magic", "error", text + ".", magic.line, magic.column)
+    return source.diagnostic("magic", "error", text + ".", command.first, len(command.head) + 1)
 
 
 def _instead(word: str, rest: str, policy: Policy) -> str:

@@ -6,10 +6,10 @@ import ast
 import builtins
 import re
 import sys
-from collections import Counter
-from collections.abc import Container
+from collections import Counter, deque
+from collections.abc import Callable, Iterator
 from dataclasses import field
-from typing import Any, TypeAlias
+from typing import Any
 
 from kernel_mcp.policy import (
     HANDED_OUT,
@@ -28,42 +28,53 @@ _COLUMNS = frozenset({"col", "datum"})
 """Objects of polars and altair whose attributes are column names."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Bindings:
     """Names that a cell binds.
 
-    modules  name → dotted path of the module that it refers to
-    bound    names that refer to something else
+    modules      name → dotted path of the module that it refers to
+    values       number of times that each name is bound to something else
+    assignments  the assignments seen, which may give a module another name
     """
 
-    modules: dict[str, str]
-    bound: frozenset[str]
+    modules: dict[str, str] = field(default_factory=dict)
+    values: Counter[str] = field(default_factory=Counter)
+    assignments: list[ast.Assign] = field(default_factory=list)
 
-    def defines(self, name: str) -> bool:
-        """Return True if the cell binds the name anywhere."""
-        return name in self.bound or name in self.modules
+    def binds_value(self, name: str) -> bool:
+        """Return True if the cell binds the name to something that is no module."""
+        return self.values[name] > 0
 
-    @classmethod
-    def of(cls, seen: Seen) -> Bindings:
-        """Return the bindings of a tree, following plain assignments such as `p = pathlib`."""
-        modules: dict[str, str] = {}
-        stores = seen.stores
-        for node in seen.in_order(seen.imports):
-            if isinstance(node, ast.Import):
-                for alias in node.names:
-                    root = alias.name.partition(".")[0]
-                    modules[alias.asname or root] = alias.name if alias.asname else root
-            elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-                for alias in node.names:
-                    if alias.name.islower():
-                        modules[alias.asname or alias.name] = f"{node.module}.{alias.name}"
-                    else:
-                        stores[alias.asname or alias.name] += 1
-        for node in seen.in_order(seen.assignments):
-            assert isinstance(node, ast.Assign)
-            _follow(node, modules, stores)
-        bound = frozenset(name for name, count in stores.items() if count > 0)
-        return cls({name: path for name, path in modules.items() if name not in bound}, bound)
+    def add(self, node: Any) -> None:
+        """Add what a node binds; nodes come in the order of `walk`."""
+        kind = node.__class__
+        if kind is ast.Name:
+            if not isinstance(node.ctx, ast.Load):
+                self.values[node.id] += 1
+        elif kind in _NAMED_IN:
+            self.values[getattr(node, _NAMED_IN[kind])] += 1
+        elif kind is ast.Assign:
+            self.assignments.append(node)
+        elif kind is ast.Import:
+            for alias in node.names:
+                root = alias.name.partition(".")[0]
+                self.modules[alias.asname or root] = alias.name if alias.asname else root
+        elif kind is ast.ImportFrom and node.module and not node.level:
+            for alias in node.names:
+                if alias.name.islower():
+                    self.modules[alias.asname or alias.name] = f"{node.module}.{alias.name}"
+                else:
+                    self.values[alias.asname or alias.name] += 1
+
+    def follow_assignments(self) -> None:
+        """Add modules under their other names, as in `p = pathlib`, once all nodes are added."""
+        for node in self.assignments:
+            base, attributes = chain(node.value)
+            match node.targets, base:
+                case [ast.Name(id=name)], ast.Name(id=root) if root in self.modules:
+                    path = [self.modules[root], *(attribute.attr for attribute in attributes)]
+                    self.modules[name] = ".".join(path)
+                    self.values[name] -= 1
 
 
 def chain(node: ast.expr) -> tuple[ast.expr, list[ast.Attribute]]:
@@ -81,78 +92,7 @@ def holds_columns(path: str) -> bool:
     return not _COLUMNS.isdisjoint(path.split("."))
 
 
-Place: TypeAlias = tuple[int, int, ast.stmt]
-"""Depth of a statement in the tree, its number in the walk, and the statement."""
-
-
-@dataclass(slots=True)
-class Seen:
-    """Nodes that a walk through a tree has collected.
-
-    judged       nodes for the rules, with the severity of a refused import there; None for none
-    imports      import statements
-    assignments  assignment statements
-    stores       number of times that each name is bound to something other than a module
-    """
-
-    judged: list[tuple[Any, Severity | None]] = field(default_factory=list)
-    imports: list[Place] = field(default_factory=list)
-    assignments: list[Place] = field(default_factory=list)
-    stores: Counter[str] = field(default_factory=Counter)
-
-    @staticmethod
-    def in_order(places: list[Place]) -> list[ast.stmt]:
-        """Return statements from the outermost to the innermost, each level in source order."""
-        return [node for *_, node in sorted(places, key=lambda place: (place[0], -place[1]))]
-
-
-def survey(tree: ast.Module, names: Container[str]) -> Seen:
-    """Walk a tree once, from its end to its beginning; `names` are those that rules refer to."""
-    seen = Seen()
-    judged, stores = seen.judged, seen.stores
-    number = 0
-    waiting: list[tuple[Any, Severity | None, int]] = [(tree, "error", 0)]  # nodes, by class
-    while waiting:
-        node, severity, depth = waiting.pop()
-        number += 1
-        kind = node.__class__
-        if kind is ast.Name:
-            if node.ctx.__class__ is not ast.Load:
-                stores[node.id] += 1
-            elif node.id in names:
-                judged.append((node, severity))
-            continue
-        if kind is ast.Attribute:
-            judged.append((node, severity))
-            while node.__class__ is ast.Attribute:
-                node = node.value
-            waiting.append((node, severity, depth + 1))
-            continue
-        if (stored := _STORED.get(kind)) is not None:
-            if (given := getattr(node, stored)) is not None:
-                stores[given] += 1
-        elif kind in _JUDGED:
-            judged.append((node, severity))
-        if kind is ast.Import or kind is ast.ImportFrom:
-            seen.imports.append((depth, number, node))
-            continue
-        if kind is ast.Assign:
-            seen.assignments.append((depth, number, node))
-        inside = _severity_inside(node, severity) if kind in _TURNS else severity
-        depth += 1
-        for field_name in _FIELDS[kind]:
-            value: Any = getattr(node, field_name, None)
-            below = inside if field_name == "body" else severity
-            if value.__class__ is list:
-                waiting.extend(
-                    (child, below, depth) for child in value if child.__class__ not in _LEAVES
-                )
-            elif value.__class__ not in _LEAVES:
-                waiting.append((value, below, depth))
-    return seen
-
-
-_STORED = {
+_NAMED_IN = {
     ast.arg: "arg",
     ast.FunctionDef: "name",
     ast.AsyncFunctionDef: "name",
@@ -163,46 +103,34 @@ _STORED = {
     ast.MatchMapping: "rest",
 }
 """Types of nodes that bind a name, and the field with the name."""
-_JUDGED = frozenset({ast.Import, ast.ImportFrom, ast.Call, ast.Subscript})
-_TURNS = frozenset(
-    kind for kind in (ast.If, ast.Try, getattr(ast, "TryStar", None), ast.With) if kind is not None
-)
+_TURNS = (ast.If, ast.Try, getattr(ast, "TryStar", ast.Try), ast.With)
 """Types of nodes in whose body refused imports may have another severity."""
-_LEAVES = frozenset(
-    [
-        *(str, int, float, complex, bytes, bool, type(None), type(...)),
-        *(ast.Constant, ast.Pass, ast.Break, ast.Continue, ast.alias, ast.TypeIgnore),
-        *ast.expr_context.__subclasses__(),
-        *ast.boolop.__subclasses__(),
-        *ast.operator.__subclasses__(),
-        *ast.unaryop.__subclasses__(),
-        *ast.cmpop.__subclasses__(),
-    ]
-)
-"""Types of field values below which there is nothing for a rule."""
-_NO_NODES = frozenset({"ctx", "op", "ops", "id", "attr", "arg", "type_comment", "kind", "level"})
 
 
-class _Fields(dict[type, tuple[str, ...]]):
-    """For each type of node, its fields that may contain nodes."""
+def walk(tree: ast.Module) -> Iterator[tuple[Any, Severity | None]]:
+    """Yield the nodes of a tree, each with the severity of an import that is refused there.
 
-    def __missing__(self, kind: type[ast.AST]) -> tuple[str, ...]:
-        found = self[kind] = tuple(name for name in kind._fields if name not in _NO_NODES)
-        return found
-
-
-_FIELDS = _Fields()
-
-
-def _follow(assignment: ast.Assign, modules: dict[str, str], stores: Counter[str]) -> None:
-    target = assignment.targets[0]
-    base, attributes = chain(assignment.value)
-    if len(assignment.targets) > 1 or not isinstance(target, ast.Name):
-        return
-    if isinstance(base, ast.Name) and base.id in modules:
-        path = [modules[base.id], *(attribute.attr for attribute in attributes)]
-        modules[target.id] = ".".join(path)
-        stores[target.id] -= 1
+    The outermost come first, each level in source order. Of a chain of attributes only the last
+    one is yielded.
+    """
+    waiting: deque[tuple[Any, Severity | None]] = deque([(tree, "error")])
+    while waiting:
+        node, severity = waiting.popleft()
+        yield node, severity
+        kind = node.__class__
+        if kind is ast.Name or kind is ast.Constant:
+            continue
+        if kind is ast.Attribute:
+            waiting.append((chain(node)[0], severity))
+            continue
+        inside = _severity_inside(node, severity) if kind in _TURNS else severity
+        for name in node._fields:
+            value = getattr(node, name, None)
+            below = inside if name == "body" else severity
+            if isinstance(value, ast.AST):
+                waiting.append((value, below))
+            elif isinstance(value, list):
+                waiting.extend((child, below) for child in value if isinstance(child, ast.AST))
 
 
 _INSIDES = words(
@@ -223,58 +151,50 @@ _CATCHES_IMPORT_ERROR = frozenset(
     {"ImportError", "ModuleNotFoundError", "Exception", "BaseException"}
 )
 _FROM = re.compile(r"from\s+")
-_BUILTIN_NAMES = frozenset(dir(builtins))
-_NAMED = _INSIDES | {"get_ipython", "__import__"}
-"""Names that rules refer to, beside the builtins that a policy denies."""
+_BUILTINS = frozenset(dir(builtins))
 
 
-@dataclass(frozen=True, slots=True)
-class Findings:
-    """Imports and diagnostics that the rules find in one tree."""
-
-    diagnostics: tuple[Diagnostic, ...]
-    imports: tuple[ImportUse, ...]
-
-
-def apply_rules(source: Source, tree: ast.Module, policy: Policy) -> Findings:
-    """Return imports and refusals in a tree; no refusals if the policy allows everything."""
+def apply_rules(
+    source: Source, tree: ast.Module, policy: Policy
+) -> tuple[list[Diagnostic], list[ImportUse]]:
+    """Return refusals and imports of a tree; no refusals if the policy allows everything."""
     judge = _Judge(source, policy)
     judge.run(tree)
-    return Findings(tuple(judge.diagnostics), tuple(dict.fromkeys(judge.imports)))
+    return judge.diagnostics, list(dict.fromkeys(judge.imports))
 
 
 @dataclass(slots=True)
 class _Judge:
     source: Source
     policy: Policy
-    bindings: Bindings = field(default_factory=lambda: Bindings({}, frozenset()))
+    bindings: Bindings = field(default_factory=Bindings)
     diagnostics: list[Diagnostic] = field(default_factory=list)
     imports: list[ImportUse] = field(default_factory=list)
+    imported_by_call: set[ast.Name] = field(default_factory=set)
+    """The names `__import__` of calls that count as an import."""
 
     def run(self, tree: ast.Module) -> None:
-        """Apply the rules to every node that they refer to."""
-        free = self.policy.allow_all
-        seen = survey(tree, () if free else _NAMED | self.policy.deny_builtins)
-        passed: set[int] = set()
-        if not free:
-            self.bindings = Bindings.of(seen)
-        for node, severity in seen.judged:
-            kind = node.__class__
-            if kind is ast.Attribute:
-                if not free:
-                    base, attributes = chain(node)
-                    self._chain(base, [(item.attr, item) for item in attributes])
-            elif kind is ast.Call:
-                self._call(node, passed)
-            elif kind is ast.Name:
-                if id(node) not in passed:
-                    self._name(node)
-            elif kind is ast.Import:
-                self._import(node, severity)
-            elif kind is ast.ImportFrom:
-                self._import_from(node, severity)
-            else:
-                self._subscript(node)
+        """Apply the rules to every node, once all names that the cell binds are known."""
+        rules: dict[type, Callable[[Any, Severity | None], None]] = {
+            ast.Import: self._import,
+            ast.ImportFrom: self._import_from,
+            ast.Call: self._call,
+        }
+        if not self.policy.allow_all:
+            rules |= {
+                ast.Attribute: self._attribute,
+                ast.Name: self._name,
+                ast.Subscript: self._subscript,
+            }
+        judged = []
+        add = self.bindings.add
+        for node, severity in walk(tree):
+            add(node)
+            if node.__class__ in rules:
+                judged.append((node, severity))
+        self.bindings.follow_assignments()
+        for node, severity in judged:
+            rules[node.__class__](node, severity)
 
     def _import(self, node: ast.Import, severity: Severity | None) -> None:
         for alias in node.names:
@@ -313,9 +233,9 @@ class _Judge:
             self._report("import", severity, text, node, offset)
         return allowed
 
-    def _name(self, node: ast.Name) -> None:
+    def _name(self, node: ast.Name, _severity: Severity | None) -> None:
         name = node.id
-        if not isinstance(node.ctx, ast.Load) or self.policy.allow_all:
+        if not isinstance(node.ctx, ast.Load) or node in self.imported_by_call:
             return
         if name == "get_ipython":
             text = (
@@ -327,47 +247,49 @@ class _Judge:
             self._refuse_builtin(node, "write an import statement instead")
         elif name in _INSIDES:
             self._refuse_inside(name, node, node.col_offset)
-        elif name in self.policy.deny_builtins and not self.bindings.defines(name):
+        elif name in self.policy.deny_builtins and not (
+            self.bindings.binds_value(name) or name in self.bindings.modules
+        ):
             self._refuse_builtin(node, "")
 
-    def _call(self, node: ast.Call, passed: set[int]) -> None:
-        """Handle `__import__("math")` as an import and `getattr(x, "y")` as an attribute.
-
-        The id of an `__import__` name that is thereby allowed is added to `passed`.
-        """
-        function = node.func.id if node.func.__class__ is ast.Name else ""
-        if function == "__import__" and node.args:
+    def _call(self, node: ast.Call, _severity: Severity | None) -> None:
+        """Handle `__import__("math")` as an import and `getattr(x, "y")` as an attribute."""
+        if not isinstance(node.func, ast.Name):
+            return
+        if node.func.id == "__import__" and node.args:
             first = node.args[0]
             module = first.value if isinstance(first, ast.Constant) else None
             denied = "__import__" in self.policy.deny_builtins
             if isinstance(module, str) and self.policy.allows(module) and not denied:
                 self.imports.append(ImportUse(module, True, node.lineno))
-                passed.add(id(node.func))
-        elif function == "getattr" and len(node.args) > 1:
+                self.imported_by_call.add(node.func)
+        elif node.func.id == "getattr" and len(node.args) > 1 and not self.policy.allow_all:
             name = node.args[1]
             if isinstance(name, ast.Constant) and isinstance(name.value, str):
                 base, attributes = chain(node.args[0])
                 steps: list[tuple[str, ast.expr]] = [(item.attr, item) for item in attributes]
                 self._chain(base, [*steps, (name.value, name)])
 
-    def _subscript(self, node: ast.Subscript) -> None:
+    def _attribute(self, node: ast.Attribute, _severity: Severity | None) -> None:
+        base, attributes = chain(node)
+        self._chain(base, [(item.attr, item) for item in attributes])
+
+    def _subscript(self, node: ast.Subscript, _severity: Severity | None) -> None:
         key = node.slice
         if isinstance(key, ast.Constant) and key.value in ("__builtins__", "__import__"):
             self._refuse_inside(str(key.value), key, key.col_offset)
 
     def _chain(self, base: ast.expr, steps: list[tuple[str, ast.expr]]) -> None:
         """Check a chain of attributes such as `numpy.os.system`."""
-        if self.policy.allow_all:
-            return
         before = base.id if isinstance(base, ast.Name) else ""
         for name, node in steps:
             loader = name == "loader" and before == "__spec__"
-            owner = name == "__self__" and before in _BUILTIN_NAMES - self.bindings.bound
-            if name in _INSIDES or loader or owner:
+            builtin = before in _BUILTINS and not self.bindings.binds_value(before)
+            if name in _INSIDES or loader or (builtin and name == "__self__"):
                 self._refuse_inside(name, node, _offset(name, node))
                 return
             before = name
-        if not isinstance(base, ast.Name) or base.id in self.bindings.bound:
+        if not isinstance(base, ast.Name) or self.bindings.binds_value(base.id):
             return
         module = self.bindings.modules.get(base.id)
         if module is not None:
