@@ -76,7 +76,7 @@ class Commons:
         self.audit = Measured(_audit(settings, sandbox, self.masks), self.meters)
         self.capacity = _capacity(settings)
         self.managers: list[SessionManager] = []
-        self.checks = Checks(self.remark)
+        self.checks = Checks()
         self.start_queue = CellStartQueue()
 
     @property
@@ -84,14 +84,8 @@ class Commons:
         """All open sessions of the server."""
         return [session for manager in self.managers for session in manager.sessions]
 
-    def remark(self, text: str) -> None:
-        """Add a remark to the next answer of every session."""
-        for manager in self.managers:
-            manager.remark(text)
-
     async def aclose(self) -> None:
         """Close the shared objects, and record the end of the server in the audit trail."""
-        await self.checks.aclose()
         self.audit.note("server_end", {})
         self.audit.close()
 

@@ -55,12 +55,10 @@ class HelperProcess:
         on_start: Callable[[], None],
         on_message: Callable[[dict[str, Any], list[int]], None],
         on_end: Callable[[str], None],
-        on_demand: bool = False,
     ) -> None:
         """`command` returns its command line, by the descriptor of its end of the socket.
 
-        `on_start` sends the first messages. With `on_demand`, a process that has ended is replaced
-        only by the next `start`.
+        `on_start` sends the first messages.
 
         `on_message` owns the descriptors of its message; if it raises KeyError, TypeError or
         ValueError, the process is replaced. `on_end` is called with the reason.
@@ -70,7 +68,6 @@ class HelperProcess:
         self._on_start = on_start
         self._on_message = on_message
         self._on_end = on_end
-        self._on_demand = on_demand
         self._numbers = itertools.count(1)
         self._asked: dict[int, asyncio.Future[tuple[dict[str, Any], list[int]]]] = {}
         self._control: socket.socket | None = None
@@ -121,23 +118,18 @@ class HelperProcess:
             self._asked.pop(number, None)
 
     def replace(self, why: str) -> None:
-        """End it, and start another one after a pause, or when it is needed."""
+        """End it, and start another one after a pause."""
         output = self._stop(why)
         logger.error(
-            "%s is replaced%s: %s%s",
+            "%s is replaced in %g s: %s%s",
             self._name,
-            "" if self._on_demand else f" in {self._pause_s:g} s",
+            self._pause_s,
             why,
             f". It wrote:\n{output}" if output else "",
         )
-        if not self._on_demand:
-            self._timer = asyncio.get_running_loop().call_later(self._pause_s, self._start)
-            self._pause_s = min(2 * self._pause_s, LONGEST_PAUSE_S)
+        self._timer = asyncio.get_running_loop().call_later(self._pause_s, self._start)
+        self._pause_s = min(2 * self._pause_s, LONGEST_PAUSE_S)
         self._on_end(why)
-
-    def stop(self) -> None:
-        """End it until the next `start`."""
-        self._stop("it was ended")
 
     async def aclose(self) -> None:
         """End it for good."""

@@ -19,7 +19,7 @@ from kernel_mcp.policy.magics import Command, top_level
 from kernel_mcp.policy.source import Source, guard
 from kernel_mcp.records import dataclass
 from kernel_mcp.sessions.cell import Cell
-from kernel_mcp.sessions.checking import LONG_CODE_CHARS, Checks
+from kernel_mcp.sessions.checking import Checks
 from kernel_mcp.sessions.session import Session
 
 _PYTHON = r"""["']?(?:\{sys\.executable\}|\$\{?sys\.executable\}?|(?:[\w./]*/)?python[\d.]*)["']?"""
@@ -255,7 +255,7 @@ def plan(code: str, rules: InstallRules) -> Plan:
 
 async def runs(code: str, checks: Checks) -> bool:
     """Return True if code has no syntax error and is not refused. Raises ServerFailure."""
-    report = await checks.check(code, _EVERYTHING, imports=False)
+    report = await checks.check(code, _EVERYTHING)
     return not report.syntax_errors and not report.refusals
 
 
@@ -276,10 +276,7 @@ class CellInstallations:
         Does nothing for a cell with a syntax error. Raises KernelMcpError when a package cannot be
         installed or does not work.
         """
-        if len(cell.code) > LONG_CODE_CHARS:
-            found = await anyio.to_thread.run_sync(install_cell, cell.code)
-        else:
-            found = install_cell(cell.code)
+        found = await anyio.to_thread.run_sync(install_cell, cell.code)
         if found is None or not await runs(found.rest, self._checks):
             return
         rules = self._installer.rules

@@ -358,7 +358,7 @@ class Policy:
         sentences = [
             ("{!r} is not installed here." if self.allow_all else what).format(module),
             self.hint(module),
-            self.step(module, once=self.once) or self._operators_step(module),
+            self.next_step(module),
         ]
         return " ".join(filter(None, sentences))
 
@@ -370,8 +370,10 @@ class Policy:
         closed = self.confined and not self.network
         return "Sandboxed sessions have no network, unless the operator opens it." if closed else ""
 
-    def _operators_step(self, module: str) -> str:
-        return f"Start the server with --allow {self.flag(module)} (or --allow '*') to permit it."
+    def next_step(self, module: str) -> str:
+        """Return a sentence with the step that would permit a module: by `step`, or a flag."""
+        flag = f"Start the server with --allow {self.flag(module)} (or --allow '*') to permit it."
+        return self.step(module, once=self.once) or flag
 
     def flag(self, module: str) -> str:
         """Return the shortest prefix of `module` that is no parent of an allowed module.

@@ -190,12 +190,6 @@ def _line_of_key(block: _Block, key: str) -> int:
 MAX_CODE = 256 * 1024
 """Most characters in one cell. Parsing the densest code of this length takes under a second."""
 
-MAX_CHAIN = 10_000
-"""Most operators, calls and attributes in one expression.
-
-Python 3.10 crashes on a syntax tree about 100 000 deep; later versions refuse a few thousand.
-"""
-
 STRING = (
     r'"""[^"\\]*(?:(?:\\.|"(?!""))[^"\\]*)*(?:"""|\\?\Z)'
     r"|'''[^'\\]*(?:(?:\\.|'(?!''))[^'\\]*)*(?:'''|\\?\Z)"
@@ -206,15 +200,6 @@ STRING = (
 
 _UNUSABLE = re.compile("[\0\ud800-\udfff]")
 _UNPRINTABLE = re.compile("[\0-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
-_CHAINS = re.compile(
-    rf"(?:{STRING}|\#[^\n]*|\\\n)|(?P<open>[(\[{{])|(?P<close>[)\]}}])|(?P<end>[,;:])"
-    r"|(?P<line>\n)|(?P<link>[.+\-*/%@&|^<>~!=])",
-    re.DOTALL,
-)
-
-
-_LINKS = ".+-*/%@&|^<>~!=([{"
-"""First characters of the links in `_CHAINS`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -305,32 +290,3 @@ def guard(source: Source, code: str) -> Diagnostic | None:
             text = f"the code contains {what}, which Python source cannot hold"
             return source.diagnostic("encoding", "error", text, number, match.start() + 1)
     return None
-
-
-def deepest_chain(text: str) -> tuple[int, int]:
-    """Return an upper bound on the syntax-tree depth of the deepest expression, and its last line.
-
-    It counts attributes, calls, subscripts and operators, which nest to the left, and adds those
-    of enclosing brackets. (0, 1) for code that has too few of them to matter.
-    """
-    if sum(map(text.count, _LINKS)) < MAX_CHAIN:
-        return 0, 1
-    stack = [0]
-    total = deepest = place = 0
-    for match in _CHAINS.finditer(text):
-        kind = match.lastgroup
-        if kind == "link":
-            stack[-1] += 1
-            total += 1
-        elif kind == "open":
-            stack[-1] += 1
-            stack.append(0)
-            total += 1
-        elif kind == "close" and len(stack) > 1:
-            total -= stack.pop()
-        elif kind == "end" or (kind == "line" and len(stack) == 1):
-            total -= stack[-1]
-            stack[-1] = 0
-        if total > deepest:
-            deepest, place = total, match.start()
-    return deepest, text.count("\n", 0, place) + 1

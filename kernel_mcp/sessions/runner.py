@@ -208,10 +208,10 @@ async def refuse(
     """
     if policy.allow_all:
         return None
-    report = await checks.check(code, policy, compiled=False, imports=False)
+    report = await checks.check(code, policy, compiled=False)
     if report.refusals:
         own = await surely(own_modules, workspace)
-        report = await checks.check(code, policy, own_modules=own, imports=False)
+        report = await checks.check(code, policy, own_modules=own)
     name, found = "PolicyError", report.refusals
     newer = python and tuple(map(int, python.split(".")[:2])) > sys.version_info[:2]
     if not found and not newer:

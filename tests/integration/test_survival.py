@@ -14,7 +14,6 @@ import pytest
 
 from kernel_mcp.linux.proc import processor_seconds
 from kernel_mcp.sessions.capacity import KERNEL_DESCRIPTORS, KERNEL_TASKS
-from kernel_mcp.sessions.checking import LONG_CODE_CHARS
 from tests.integration.agent import agent
 from tests.integration.bombs import RECURSIVE_FORK_BOMB
 from tests.integration.processes import named
@@ -155,26 +154,6 @@ async def test_a_silent_or_dead_template_costs_no_session_and_is_told_and_replac
             while not set(named("kernel-template", below=client.process.pid)) - set(before):
                 await anyio.sleep(0.05)
     assert all(not Path(f"/proc/{pid}").exists() for pid in before)
-
-
-@pytest.mark.parametrize("number", [signal.SIGSTOP, signal.SIGKILL])
-async def test_a_silent_or_dead_process_that_checks_code_costs_no_cell_and_is_told(
-    number: signal.Signals, tmp_path: Path
-) -> None:
-    long = "n = 41\n" * LONG_CODE_CHARS + "n + 1"
-    log = tmp_path / "log"
-    async with raw_client("--no-template", "--profile", "guarded", log=log) as client:
-        assert await client.call("execute", code=long, wait=100) == "42"
-        (before,) = named("kernel-check", below=client.process.pid)
-        os.kill(before, number)
-        said = await client.call("execute", code=long, wait=100)
-        assert said.startswith("42")
-        assert "The process that checks long code is replaced (" in said
-        assert "no code runs unchecked" in said
-        assert "the process that checks code is replaced" in log.read_text()
-        assert await client.call("execute", code=long, wait=100) == "42"
-        assert before not in named("kernel-check", below=client.process.pid)
-    assert not Path(f"/proc/{before}").exists()
 
 
 async def test_a_kernel_takes_no_more_than_is_reckoned_with() -> None:

@@ -48,7 +48,7 @@ while (received := packets.receive(server)) is not None:
 class Kept:
     """A `HelperProcess` and what is heard of it."""
 
-    def __init__(self, *, on_demand: bool = False) -> None:
+    def __init__(self) -> None:
         self.pids: list[int] = []
         self.ends: list[str] = []
         self.news = anyio.Event()
@@ -58,7 +58,6 @@ class Kept:
             on_start=lambda: None,
             on_message=self._on_message,
             on_end=self.ends.append,
-            on_demand=on_demand,
         )
 
     def _on_message(self, message: dict[str, Any], _fds: list[int]) -> None:
@@ -86,8 +85,8 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @asynccontextmanager
-async def kept(*, on_demand: bool = False) -> AsyncIterator[Kept]:
-    made = Kept(on_demand=on_demand)
+async def kept() -> AsyncIterator[Kept]:
+    made = Kept()
     made.process.start()
     try:
         await made.count(1)
@@ -142,17 +141,3 @@ async def test_one_that_cannot_be_started_is_tried_again() -> None:
     with pytest.raises(LaunchError):
         await process.ask({"do": "answer"})
     await process.aclose()
-
-
-async def test_one_on_demand_is_replaced_once_it_is_started_again() -> None:
-    async with kept(on_demand=True) as made:
-        for number in (1, 2, 3):
-            with pytest.raises(LaunchError, match="it has ended"):
-                await made.ask("end")
-            assert (len(made.ends), made.process.running) == (number, False)
-            made.process.start()
-            await made.count(number + 1)
-        made.process.stop()
-        assert (len(made.ends), made.process.running) == (3, False)
-        made.process.start()
-        assert (await made.ask("answer", word="again"))["said"] == "again"

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import json
 import os
-import select
-import signal
-import subprocess
 import sys
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager, suppress
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,17 +15,17 @@ import anyio
 import anyio.lowlevel
 import pytest
 
-from kernel_mcp.errors import LaunchError, ServerFailure
-from kernel_mcp.launch import helper, silence
-from kernel_mcp.policy import Policy, Report
+from kernel_mcp.errors import ServerFailure
+from kernel_mcp.linux.commands import CompletedCommand, output_of
+from kernel_mcp.policy import Policy
 from kernel_mcp.policy.check import check
 from kernel_mcp.policy.source import MAX_CODE
-from kernel_mcp.policy.worker import MOST_MESSAGE_BYTES, content_of, written
+from kernel_mcp.policy.worker import MOST_BYTES, MOST_CPU_S
 from kernel_mcp.sessions import checking
 from kernel_mcp.sessions.cell import Status
-from kernel_mcp.sessions.checking import LONG_CODE_CHARS, Checks
+from kernel_mcp.sessions.checking import LONG_CODE_CHARS, MOST_PROCESSES, Checks
 from kernel_mcp.sessions.manager import Caller, SessionManager
-from tests.integration.processes import children, running
+from tests.integration.processes import children
 from tests.unit.fake_kernels import FakeClock, FakeKernel, FakeSource, new_manager
 
 pytestmark = [pytest.mark.anyio]
@@ -40,9 +38,8 @@ def steps(module: str, *, once: bool) -> str:
 POLICY = Policy.for_allow(["numpy"], "guarded", steps).with_installed(["numpy", "km_other"])
 STRICT = Policy.for_allow([], "strict", steps)
 EVERYTHING = Policy.for_allow(["*"])
-FILLING = "value = [n * 2 for n in range(10)]\nprint(value)\n" * 50
-DENSE = "x\n" * 60_000
-FORBIDDEN = "import os\n" * 60 + FILLING
+FILLING = "value = [n * 2 for n in range(10)]\nprint(value)\n" * 400
+DENSE = "x\n" * 40_000
 CODES = {
     "plain": FILLING,
     "refused": FILLING + "import os, pickle, km_gone\n__import__('shutil')\n",
@@ -54,79 +51,71 @@ CODES = {
     "compiler": FILLING + "return 1\n",
     "names": FILLING + "valeu\nknown\n",
     "own": FILLING + "import helper\n",
-    "deep": FILLING + "x = " + "a." * 20_000 + "a\n",
+    "nested": FILLING + "x = " + "-" * 20_000 + "1\n",
     "surrogate": FILLING + "x = '\ud800'\n",
     "null": FILLING + "x = '\0'\n",
     "unicode": FILLING + "straße = '🎉'; import os\n",
     "metadata": "# /// script\n# dependencies = ['???']\n# ///\n" + FILLING,
-    "very long": FILLING * 20 + "import os\n",
+    "very long": FILLING * 5 + "import os\n",
 }
 
 
-@asynccontextmanager
-async def checks() -> AsyncIterator[Checks]:
-    """Those of a server."""
-    made = Checks()
-    with anyio.fail_after(120):
+class Processes:
+    """Stands for `output_of`: counts processes, and lets them start once `gate` is open."""
+
+    def __init__(self) -> None:
+        self.gate = anyio.Event()
+        self.running = self.most = self.started = 0
+
+    async def __call__(self, argv: list[str], **how: Any) -> CompletedCommand:
+        self.started += 1
+        self.running += 1
+        self.most = max(self.most, self.running)
         try:
-            yield made
+            await self.gate.wait()
+            return await output_of(argv, **how)
         finally:
-            await made.aclose()
-    assert workers() == []
+            self.running -= 1
 
 
-def workers() -> list[int]:
-    """Processes that check code, dead ones too."""
-    names = {pid: Path(f"/proc/{pid}/comm") for pid in children(os.getpid())}
-    return [pid for pid, name in names.items() if name.read_text() == "kernel-check\n"]
+@pytest.fixture
+def processes(monkeypatch: pytest.MonkeyPatch) -> Processes:
+    made = Processes()
+    monkeypatch.setattr(checking, "output_of", made)
+    return made
 
 
-async def begun(made: Checks, code: str = FILLING) -> int:
-    """Have a process that has answered; its id."""
-    before = workers()
-    await made.check(code, POLICY)
-    (pid,) = set(workers()) - set(before)
-    return pid
-
-
-@contextmanager
-def stopped(pid: int) -> Iterator[None]:
-    """A process that does nothing inside the block."""
-    os.kill(pid, signal.SIGSTOP)
-    try:
-        yield
-    finally:
-        with suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGCONT)
-
-
-async def others_wait() -> None:
-    """Let other tasks go on until they wait for what is outside this process."""
-    for _ in range(100):
-        await anyio.lowlevel.checkpoint()
+def replaced(monkeypatch: pytest.MonkeyPatch, *argv: str) -> None:
+    """Start another program for each check; a check in this process fails."""
+    monkeypatch.setattr(checking, "bare_program", lambda _, *words, **__: [*argv, *words])
+    monkeypatch.setattr(checking, "check", None)
 
 
 @pytest.mark.parametrize("code", CODES.values(), ids=CODES)
-@pytest.mark.parametrize("policy", [POLICY, STRICT, EVERYTHING])
-async def test_it_finds_what_is_found_here(code: str, policy: Policy) -> None:
-    wishes: tuple[dict[str, Any], ...] = (
-        {"compiled": False},
-        {"known_names": frozenset({"known", "value"}), "own_modules": frozenset({"helper"})},
-        {"python": "3.9.1"},
-    )
-    async with checks() as made:
-        for each in wishes:
-            assert await made.check(code, policy, **each) == check(code, policy, **each)
-        assert len(workers()) == 1
+async def test_it_finds_what_is_found_here(code: str, processes: Processes) -> None:
+    processes.gate.set()
+    wishes: dict[str, Any] = {
+        "known_names": frozenset({"known", "value"}),
+        "own_modules": frozenset({"helper"}),
+        "python": "3.9.1",
+    }
+    assert await Checks().check(code, POLICY, **wishes) == check(code, POLICY, **wishes)
+    assert processes.started == 1
 
 
-async def test_short_code_and_what_is_too_long_to_be_read_take_no_process() -> None:
-    async with checks() as made:
-        for code in ("1", "import os", "#" * LONG_CODE_CHARS, "#" * (MAX_CODE + 1)):
-            assert await made.check(code, POLICY, compiled=False) == check(
-                code, POLICY, compiled=False
-            )
-        assert workers() == []
+@pytest.mark.parametrize("policy", [STRICT, EVERYTHING, replace(POLICY, once=True)])
+async def test_it_judges_by_the_policy_of_the_session(policy: Policy) -> None:
+    code = CODES["refused"]
+    found = await Checks().check(code, policy, compiled=False)
+    assert found == check(code, policy, compiled=False)
+
+
+async def test_short_code_and_what_is_too_long_to_be_read_take_no_process(
+    processes: Processes,
+) -> None:
+    for code in ("1", "import os", "#" * LONG_CODE_CHARS, "#" * (MAX_CODE + 1)):
+        assert await Checks().check(code, POLICY) == check(code, POLICY)
+    assert processes.started == 0
 
 
 async def test_other_tasks_have_their_turns_meanwhile() -> None:
@@ -138,235 +127,122 @@ async def test_other_tasks_have_their_turns_meanwhile() -> None:
             await anyio.lowlevel.checkpoint()
             turns += 1
 
-    async with checks() as made, anyio.create_task_group() as tasks:
-        await begun(made, DENSE)
+    async with anyio.create_task_group() as tasks:
         tasks.start_soon(count)
-        turns = 0
-        await made.check(DENSE, POLICY, compiled=False, imports=False)
+        await Checks().check(DENSE, POLICY, compiled=False)
         assert turns > 100
         tasks.cancel_scope.cancel()
 
 
-async def test_a_process_that_ends_during_a_check_is_replaced() -> None:
-    reports: list[Report] = []
-    async with checks() as made:
-        pid = await begun(made)
-
-        async def ask() -> None:
-            reports.append(await made.check(FORBIDDEN, POLICY))
-
-        with stopped(pid):
-            async with anyio.create_task_group() as tasks:
-                tasks.start_soon(ask)
-                await others_wait()
-                assert reports == []
-                os.kill(pid, signal.SIGKILL)
-        assert reports == [check(FORBIDDEN, POLICY)]
-        assert len(workers()) == 1
-        assert pid not in workers()
-
-
-async def test_a_process_that_ended_between_two_checks_is_replaced() -> None:
-    async with checks() as made:
-        for _ in range(3):
-            pid = await begun(made)
-            os.kill(pid, signal.SIGKILL)
-            while pid in workers():  # and is reaped at once
-                await anyio.lowlevel.checkpoint()
-
-
-async def test_code_that_ends_every_process_is_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checking, "bare_program", lambda *_, **__: ["sh", "-c", "echo oops; exit"])
-    here: list[object] = []  # where it could end the server, too
-    monkeypatch.setattr(checking, "check", lambda *args, **_: here.append(args))
-    async with checks() as made:
-        with pytest.raises(ServerFailure, match=r"2 times, and nothing .* has ended.*smaller"):
-            await made.check(FILLING, POLICY)
-    assert here == []
-
-
-async def test_a_process_that_answers_nothing_is_replaced(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("signal", ["SEGV", "XCPU"])
+async def test_code_that_crashes_the_parser_or_computes_for_ever_is_refused(
+    signal: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with checks() as made:
-        pid = await begun(made)
-        with stopped(pid), monkeypatch.context() as patch:
-            patch.setattr(silence, "LOOK_S", 0.01)
-            patch.setattr(checking, "bare_program", lambda *_, **__: ["sleep", "1000"])
-            with pytest.raises(ServerFailure, match=r"it did not answer, and did nothing, for "):
-                await made.check(FILLING, POLICY)
-        assert caplog.text.count("is replaced") == 2
-        assert await made.check(FILLING, POLICY) == check(FILLING, POLICY)
+    replaced(monkeypatch, "bash", "-c", f"kill -{signal} $$")
+    report = await Checks().check(FILLING, POLICY)
+    assert [(each.kind, each.line) for each in report.refusals] == [("depth", 1)]
 
 
-async def test_code_is_checked_by_another_process_where_one_is_stopped(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+@pytest.mark.skipif(sys.version_info[:2] > (3, 10), reason="only Python 3.10 crashes")
+async def test_an_expression_that_crashes_the_parser_is_refused() -> None:
+    for expression in ("a" + ".b" * 120_000, "f" + "()" * 120_000, "+".join(["1"] * 120_000)):
+        report = await Checks().check(expression, POLICY)
+        assert [each.kind for each in report.refusals] == ["depth"]
+
+
+@pytest.mark.parametrize(
+    ("program", "why"),
+    [
+        (["sh", "-c", "echo oops >&2; exit 3"], "ended with code 3"),
+        (["sh", "-c", "kill -KILL $$"], "ended with code -9"),
+        (["echo", "no report"], "Expecting value"),
+        (["/nowhere/at/all"], "has been removed"),
+    ],
+)
+async def test_code_whose_check_fails_is_not_run(
+    program: list[str], why: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(silence, "LOOK_S", 0.1)
-    async with checks() as made:
-        pid = await begun(made)
-        os.kill(pid, signal.SIGSTOP)
-        report = await made.check(FORBIDDEN, POLICY)
-        assert report.diagnostics == check(FORBIDDEN, POLICY).diagnostics
-        assert "the process that checks code is replaced: it did not answer" in caplog.text
-        assert pid not in workers()
+    replaced(monkeypatch, *program)
+    with pytest.raises(ServerFailure, match=rf"nothing of it was run: .*({why}).*smaller"):
+        await Checks().check(FILLING, POLICY)
+    assert ("oops" in caplog.text) == ("oops" in program[-1])
+    assert "a check has failed" in caplog.text
 
 
-async def test_a_check_that_computes_is_not_taken_for_silent(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(silence, "LOOK_S", 0.001)
-    async with checks() as made:
-        assert await made.check(DENSE, POLICY) == check(DENSE, POLICY)
-    assert caplog.text == ""
-
-
-async def test_where_no_process_can_be_started_the_server_checks_itself(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    def refused(_: object) -> None:
-        raise LaunchError("no process today")
-
-    async with checks() as made:
-        with monkeypatch.context() as patch:
-            patch.setattr(helper, "spawn", refused)
-            assert await made.check(FORBIDDEN, POLICY) == check(FORBIDDEN, POLICY)
-        assert "no process today" in caplog.text
-        await begun(made)
-
-
-async def test_an_answer_that_nobody_waits_for_any_more_goes_to_nobody_else() -> None:
-    async with checks() as made:
-        pid = await begun(made)
-        with stopped(pid):
-            async with anyio.create_task_group() as tasks:
-                tasks.start_soon(made.check, FORBIDDEN, POLICY)
-                await others_wait()
-                tasks.cancel_scope.cancel()
-        assert await made.check(FILLING, POLICY) == check(FILLING, POLICY)
-
-
-async def test_many_at_once_get_their_own_answers() -> None:
+async def test_many_at_once_get_their_own_answers(processes: Processes) -> None:
     wrong = []
 
     async def ask(made: Checks, number: int) -> None:
-        code = f"{FILLING}import km_{number}\n" * (1 + number % 2 * 20)
-        policy = (POLICY, STRICT)[number % 3 % 2]
+        code, policy = f"{FILLING}import km_{number}\n", (POLICY, STRICT)[number % 2]
         if await made.check(code, policy, compiled=False) != check(code, policy, compiled=False):
             wrong.append(number)
 
-    async with checks() as made:
-        async with anyio.create_task_group() as tasks:
-            for number in range(40):
-                tasks.start_soon(ask, made, number)
-        assert wrong == []
-        assert len(workers()) == 1
+    processes.gate.set()
+    made = Checks()
+    async with anyio.create_task_group() as tasks:
+        for number in range(6):
+            tasks.start_soon(ask, made, number)
+    assert wrong == []
+    assert (processes.started, processes.most) == (6, MOST_PROCESSES)
 
 
-async def test_a_process_that_is_not_needed_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checking, "IDLE_S", 0.0)
-    async with checks() as made:
-        await made.check(FILLING, POLICY)
-        while workers():
-            await anyio.lowlevel.checkpoint()
-        assert await made.check(FILLING, POLICY) == check(FILLING, POLICY)
-
-
-async def test_it_has_nothing_of_the_servers_but_its_way_there() -> None:
-    read, write = os.pipe()  # such as the protocol
-    os.set_inheritable(write, True)
-    try:
-        async with checks() as made:
-            pid = await begun(made)
-            assert not children(pid)
-            links = [str(each.readlink()) for each in Path(f"/proc/{pid}/fd").iterdir()]
-            links = [each for each in links if "memfd:code" not in each]  # of its last answer
-            kinds = sorted(each.partition(":")[0] for each in links)
-            assert kinds == ["/dev/null", "pipe", "pipe", "socket"]
-            assert str(Path(f"/proc/self/fd/{write}").readlink()) not in links
-            names = {name.partition(b"=")[0] for name in environ_of(pid)}
-            assert names == {b"LANG"}
-            limits = Path(f"/proc/{pid}/limits").read_text()
-            assert f"Max address space         {1 << 30}" in limits
-    finally:
-        os.close(read)
-        os.close(write)
-
-
-def environ_of(pid: int) -> list[bytes]:
-    return [each for each in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0") if each]
-
-
-async def test_an_answer_that_is_no_memory_or_too_long_is_not_read() -> None:
-    read, write = os.pipe()
-    os.close(write)
-    with pytest.raises(ValueError, match="no memory"):
-        content_of([read])
-    too_long = written(b"")
-    os.truncate(too_long, MOST_MESSAGE_BYTES + 1)
-    with pytest.raises(ValueError, match="no memory"):
-        content_of([too_long])
-    with pytest.raises(ValueError, match="unpack"):
-        content_of([])
-    assert content_of([written(b"said")]) == b"said"
-
-
-SERVER = """
-import os, sys, anyio
-from kernel_mcp.policy import Policy
-from kernel_mcp.sessions.checking import Checks
-async def main():
-    await Checks().check(sys.argv[1], Policy.for_allow([]))
-    print(open(f"/proc/self/task/{os.getpid()}/children").read(), flush=True)
-    await anyio.sleep_forever()
-anyio.run(main)
+FACTS = """
+import json, os, resource, sys
+from kernel_mcp.policy import Report, worker
+def check(*_, **__):
+    limits = [resource.getrlimit(each)[0] for each in (resource.RLIMIT_AS, resource.RLIMIT_CPU)]
+    files = [os.readlink(f"/proc/self/fd/{fd}") for fd in (0, 1, 2)]
+    descriptors = os.listdir("/proc/self/fd")
+    return Report(True, note=json.dumps([limits, files, descriptors, [*os.environ]]))
+worker.check = check
+sys.exit(worker.main(sys.argv[1:]))
 """
 
 
-async def test_it_ends_with_a_server_that_was_killed() -> None:
-    with subprocess.Popen(
-        [sys.executable, "-c", SERVER, FILLING], stdout=subprocess.PIPE, text=True
-    ) as server:
-        assert server.stdout is not None
-        pid = int(server.stdout.readline())
-        handle = os.pidfd_open(pid)
-        try:
-            server.kill()
-            assert select.select([handle], [], [], 60)[0]
-        finally:
-            os.close(handle)
-        assert not running(pid)
+async def test_the_process_is_bounded_and_has_nothing_of_the_servers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    read, write = os.pipe()  # such as the protocol
+    os.set_inheritable(write, True)
+    try:
+        replaced(monkeypatch, sys.executable, "-c", FACTS)
+        report = await Checks().check(FILLING, POLICY)
+    finally:
+        os.close(read)
+        os.close(write)
+    limits, files, descriptors, names = json.loads(report.note)
+    assert limits == [MOST_BYTES, MOST_CPU_S]
+    assert [each.partition(":")[0] for each in files] == ["/dev/null", "pipe", "pipe"]
+    assert len(descriptors) == 4  # those, and the folder that is listed
+    assert set(names) <= {"LANG", "LC_CTYPE"}
 
 
 @asynccontextmanager
 async def guarded(
     folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> AsyncIterator[tuple[SessionManager, FakeSource, int]]:
-    """Sessions whose code is checked, and the process that does it."""
+) -> AsyncIterator[tuple[SessionManager, FakeSource]]:
+    """Sessions whose code is checked."""
     monkeypatch.setattr(FakeKernel, "policy", POLICY)
     source = FakeSource()
     manager = new_manager(folder, source, FakeClock())
     with anyio.fail_after(120):
         async with manager.running():
-            pid = await begun(manager.checks)
-            yield manager, source, pid
-        await manager.checks.aclose()
+            yield manager, source
 
 
-LONG_CELL = f"long = {'[' + '1, ' * 1000 + ']'}"
+LONG_CELL = f"long = {'[' + '1, ' * 6000 + ']'}"
 
 
 async def test_cells_keep_their_order_while_one_is_checked(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, processes: Processes
 ) -> None:
-    async with guarded(tmp_path, monkeypatch) as (manager, source, pid):
+    async with guarded(tmp_path, monkeypatch) as (manager, source):
         session, other = await manager.create(Caller()), await manager.create(Caller())
-        with stopped(pid):
-            first, second = session.submit(LONG_CELL, 0.0), session.submit("long = 2", 0.0)
-            elsewhere = other.submit("a = 1", 0.0)
-            await elsewhere.finished.wait()  # another session's goes on
-            await others_wait()
-            assert (first.status, second.status) == (Status.RUNNING, Status.QUEUED)
+        first, second = session.submit(LONG_CELL, 0.0), session.submit("long = 2", 0.0)
+        elsewhere = other.submit("a = 1", 0.0)
+        await elsewhere.finished.wait()  # another session's goes on
+        assert (first.status, second.status) == (Status.RUNNING, Status.QUEUED)
+        processes.gate.set()
         await second.finished.wait()
         assert (first.status, second.status) == (Status.OK, Status.OK)
         assert {"long": "2"} in [kernel.variables for kernel in source.kernels]
@@ -375,16 +251,20 @@ async def test_cells_keep_their_order_while_one_is_checked(
 async def test_a_cell_is_stopped_while_it_is_checked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with guarded(tmp_path, monkeypatch) as (manager, source, pid):
+    replaced(monkeypatch, "sleep", "1000", "--")
+    monkeypatch.setattr(checking, "check", check)
+    before = children(os.getpid())
+    async with guarded(tmp_path, monkeypatch) as (manager, source):
         session = await manager.create(Caller())
-        with stopped(pid):
-            cell, after = session.submit(LONG_CELL, 0.0), session.submit("a = 1", 0.0)
-            await others_wait()
-            assert await session.interrupt() is cell
-            assert cell.outcome is not None
-            assert cell.status is Status.INTERRUPTED
-            assert "being checked" in (cell.outcome.cause or "")
-            assert not cell.numbered
+        cell, after = session.submit(LONG_CELL, 0.0), session.submit("a = 1", 0.0)
+        while children(os.getpid()) == before:
+            await anyio.lowlevel.checkpoint()
+        assert await session.interrupt() is cell
+        assert cell.outcome is not None
+        assert cell.status is Status.INTERRUPTED
+        assert "being checked" in (cell.outcome.cause or "")
+        assert not cell.numbered
+        assert children(os.getpid()) == before
         await after.finished.wait()
         assert after.status is Status.OK
         assert source.kernels[0].variables == {"a": "1"}
@@ -392,28 +272,28 @@ async def test_a_cell_is_stopped_while_it_is_checked(
 
 @pytest.mark.parametrize("end", ["reset", "close"])
 async def test_a_session_ends_while_a_cell_is_checked(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, processes: Processes, end: str
 ) -> None:
-    async with guarded(tmp_path, monkeypatch) as (manager, source, pid):
+    async with guarded(tmp_path, monkeypatch) as (manager, source):
         session = await manager.create(Caller())
-        with stopped(pid):
-            cell = session.submit(LONG_CELL, 0.0)
-            await others_wait()
-            if end == "reset":
-                await session.reset(packages=False, files=False)
-            else:
-                await manager.close(session)
-            assert cell.finished.is_set()
+        cell = session.submit(LONG_CELL, 0.0)
+        while not processes.running:
+            await anyio.lowlevel.checkpoint()
+        if end == "reset":
+            await session.reset(packages=False, files=False)
+        else:
+            await manager.close(session)
+        assert cell.finished.is_set()
+        assert processes.running == 0
         assert all(kernel.variables == {} for kernel in source.kernels)
 
 
 async def test_a_cell_that_cannot_be_checked_is_not_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with guarded(tmp_path, monkeypatch) as (manager, source, pid):
+    async with guarded(tmp_path, monkeypatch) as (manager, source):
         session = await manager.create(Caller())
         monkeypatch.setattr(checking, "bare_program", lambda *_, **__: ["false"])
-        os.kill(pid, signal.SIGKILL)
         cell, after = session.submit(LONG_CELL, 0.0), session.submit("a = 1", 0.0)
         await after.finished.wait()
         assert (cell.status, after.status) == (Status.ERROR, Status.OK)
@@ -422,7 +302,7 @@ async def test_a_cell_that_cannot_be_checked_is_not_run(
 
 
 async def test_a_long_cell_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async with guarded(tmp_path, monkeypatch) as (manager, source, _):
+    async with guarded(tmp_path, monkeypatch) as (manager, source):
         session = await manager.create(Caller())
         (session.workspace.root / "helper.py").write_text("")
         cell = session.submit(FILLING + "import helper, km_gone, km_other", 0.0)
