@@ -21,7 +21,7 @@ from kernel_mcp.config.settings import Settings
 from kernel_mcp.config.values import MIB
 from kernel_mcp.protocol import StdioCallers, build_mcp
 from kernel_mcp.sandbox.select import proven_sandbox
-from kernel_mcp.server import Parts, parts
+from kernel_mcp.server import AppContext, app_context
 from kernel_mcp.sessions.cell import Status
 from kernel_mcp.sessions.manager import Caller
 from kernel_mcp.sessions.notifications import DeliveryTracker
@@ -94,7 +94,7 @@ class McpServer:
 class DirectNotebook:
     """A session in this process."""
 
-    def __init__(self, built: Parts, session: Session) -> None:
+    def __init__(self, built: AppContext, session: Session) -> None:
         self._built = built
         self._session = session
 
@@ -130,7 +130,7 @@ class DirectNotebook:
 class DirectServer:
     """The parts of our server in this process, without MCP."""
 
-    def __init__(self, built: Parts) -> None:
+    def __init__(self, built: AppContext) -> None:
         self.built = built
 
     async def open(self) -> DirectNotebook:
@@ -173,7 +173,7 @@ async def in_process(
         state_dir=folder,
     )
     sandbox = await anyio.to_thread.run_sync(proven_sandbox, *settings.sandbox)
-    async with parts(settings, sandbox) as built, anyio.create_task_group() as tasks:
+    async with app_context(settings, sandbox) as built, anyio.create_task_group() as tasks:
         await built.factory.warm_up()
         tasks.start_soon(built.pool.fill)
         yield DirectServer(built)

@@ -13,11 +13,11 @@ from mcp.server.context import CallNext, HandlerResult, ServerMiddleware, Server
 from mcp.server.mcpserver import Context
 
 from kernel_mcp import __version__
-from kernel_mcp.services import Services
 from kernel_mcp.sessions.manager import Caller
 from kernel_mcp.sessions.notifications import DeliveryTracker, ResponseContext
 from kernel_mcp.stdio import Answers, Requests
 from kernel_mcp.stdio_lines import StdioLines
+from kernel_mcp.tool_context import ToolContext
 from kernel_mcp.tools.app import MIME, VIEW, Views, page
 from kernel_mcp.tools.calls import SessionCalls
 from kernel_mcp.tools.local import LocalCalls
@@ -47,7 +47,7 @@ class Callers(Protocol):
 
 
 def build_mcp(
-    services: Services,
+    services: ToolContext,
     callers: Callers,
     links: Callable[[str], str] | None = None,
 ) -> ResourceServer:
@@ -85,7 +85,7 @@ def _tell_when_given_up(deliveries: DeliveryTracker) -> ServerMiddleware[Any]:
     return pass_on
 
 
-async def serve_stdio(services: Services, wire: StdioLines, on_end: Callable[[], None]) -> None:
+async def serve_stdio(services: ToolContext, wire: StdioLines, on_end: Callable[[], None]) -> None:
     """Serve the client of `wire` until it closes its pipes, and call `on_end` then."""
     await serve_wire(partial(build_mcp, services), wire, on_end)
 

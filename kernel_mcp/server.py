@@ -1,4 +1,4 @@
-"""Composition root: build the parts of a server that serve sessions, on top of `ground`."""
+"""Composition root: build the parts of a server that serve sessions, on top of `kernel_context`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,12 @@ from kernel_mcp.barriers import Barrier, reason_of
 from kernel_mcp.config.settings import Settings
 from kernel_mcp.files.workspace import Workspace
 from kernel_mcp.fronts.fronts import Fronts
-from kernel_mcp.ground import Commons, Ground, Keep, ground
+from kernel_mcp.kernel_context import (
+    KernelContext,
+    PersistenceFactory,
+    SharedContext,
+    kernel_context,
+)
 from kernel_mcp.launch.base import mark_of
 from kernel_mcp.launch.template import TemplateLauncher
 from kernel_mcp.linux.proc import resident_bytes
@@ -27,7 +32,6 @@ from kernel_mcp.packages.lines import CellInstallations
 from kernel_mcp.packages.requirements import ScriptReader
 from kernel_mcp.records import dataclass
 from kernel_mcp.sandbox.base import Sandbox
-from kernel_mcp.services import Services
 from kernel_mcp.sessions.admin import serving_admin, summary_of
 from kernel_mcp.sessions.bounds import OwnMemory, ServerBounds, memory_bound
 from kernel_mcp.sessions.manager import JUST_NOW_S, SessionManager
@@ -38,6 +42,7 @@ from kernel_mcp.sessions.reaper import Reaper
 from kernel_mcp.sessions.registry import SessionRegistry
 from kernel_mcp.sessions.session import Session
 from kernel_mcp.telemetry import Levels, Readiness
+from kernel_mcp.tool_context import ToolContext
 
 SPARES_AT_FIRST = 1
 """Pooled kernels before a second session begins: most servers have one session, and each pooled
@@ -45,14 +50,14 @@ kernel takes 11 MiB."""
 
 
 @dataclass(frozen=True, slots=True)
-class Parts(Services):
+class AppContext(ToolContext):
     """The parts of a running server."""
 
     pool: WarmPool
     readiness: Readiness
     templates: TemplateLauncher | None
     prepare: Callable[[], Awaitable[None]]
-    """Builds the environment and the template, see `Ground.prepare`."""
+    """Builds the environment and the template, see `KernelContext.prepare`."""
 
     async def levels(self, calls: int) -> Levels:
         """Return the server's gauges; `calls` is the number of calls in progress."""
@@ -82,43 +87,45 @@ def _at_work(manager: SessionManager, age_s: float) -> list[Session]:
 
 
 @asynccontextmanager
-async def parts(
+async def app_context(
     settings: Settings,
     sandbox: Sandbox,
-    commons: Commons | None = None,
+    shared: SharedContext | None = None,
     *,
-    keep: Keep = persistence_of,
+    persistence_factory: PersistenceFactory = persistence_of,
     registry: SessionRegistry | None = None,
     others: Others | None = None,
-) -> AsyncIterator[Parts]:
-    """Build all parts; close them in reverse order. Raises KernelMcpError.
+) -> AsyncIterator[AppContext]:
+    """Build a whole server; close its parts in reverse order. Raises KernelMcpError.
 
-    `commons` and `keep` are those of `ground`. `registry` assigns session handles; `others` are the
-    servers with which this one shares quotas.
+    `shared` and `persistence_factory` are those of `kernel_context`. `registry` assigns session
+    handles; `others` are the servers with which this one shares quotas.
     """
     async with (
-        ground(settings, sandbox, commons, keep=keep) as below,
-        upon(below, registry=registry, others=others) as built,
+        kernel_context(
+            settings, sandbox, shared, persistence_factory=persistence_factory
+        ) as kernels,
+        with_sessions(kernels, registry=registry, others=others) as app,
     ):
-        yield built
+        yield app
 
 
 @asynccontextmanager
-async def upon(
-    below: Ground, *, registry: SessionRegistry | None = None, others: Others | None = None
-) -> AsyncIterator[Parts]:
-    """Build the parts that serve sessions, see `parts`."""
-    settings, sandbox, commons, run = below.settings, below.sandbox, below.commons, below.run
-    folders, factory, doors = below.folders, below.factory, below.doors
-    rules, environments, own = below.rules, below.environments, below.own
-    masks, audit, persistence = below.masks, commons.audit, below.persistence
+async def with_sessions(
+    kernels: KernelContext, *, registry: SessionRegistry | None = None, others: Others | None = None
+) -> AsyncIterator[AppContext]:
+    """Build the parts that serve sessions, see `app_context`."""
+    settings, sandbox, shared, run = kernels.settings, kernels.sandbox, kernels.shared, kernels.run
+    folders, factory, doors = kernels.folders, kernels.factory, kernels.doors
+    rules, environments, own = kernels.rules, kernels.environments, kernels.own_environment
+    masks, audit, persistence = kernels.masks, shared.audit, kernels.persistence
     async with AsyncExitStack() as stack:
-        capacity = commons.capacity
+        capacity = shared.capacity
         pool = WarmPool(
             factory,
-            size=below.spares,
+            size=kernels.pool_size,
             at_first=SPARES_AT_FIRST,
-            folder=below.waiting,
+            folder=kernels.pool_folder,
             layers=folders.layers,
             capacity=capacity,
             mark=lambda: (doors.sights(), mark_of(own.sites) if own is not None else ()),
@@ -145,53 +152,53 @@ async def upon(
             clock=time.monotonic,
             audit=audit,
             capacity=capacity,
-            checks=commons.checks,
-            start_queue=commons.start_queue,
-            preparation=CellInstallations(installer, commons.checks),
+            checks=shared.checks,
+            start_queue=shared.start_queue,
+            preparation=CellInstallations(installer, shared.checks),
             persistence=persistence,
-            everyone=lambda: commons.sessions,
+            everyone=lambda: shared.sessions,
             registry=registry,
             others=others,
         )
-        below.managers.append(manager)
-        commons.managers.append(manager)
-        stack.callback(commons.managers.remove, manager)
+        kernels.managers.append(manager)
+        shared.managers.append(manager)
+        stack.callback(shared.managers.remove, manager)
         doors.new_files.active_sessions = partial(_at_work, manager)
         doors.new_files.running_sessions = lambda: [
             each for each in manager.sessions if each.kernel is not None
         ]
-        below.network.remark = doors.remark = manager.remark
-        if below.templates is not None:
-            below.templates.remark = manager.remark
+        kernels.network.remark = doors.remark = manager.remark
+        if kernels.templates is not None:
+            kernels.templates.remark = manager.remark
         await stack.enter_async_context(manager.running())
         fronts = Fronts(run.path / "f", lambda: manager.sessions)
         await stack.enter_async_context(fronts.running())
         await stack.enter_async_context(
-            serving_admin(run.path, partial(_told, settings, manager, fronts))
+            serving_admin(run.path, partial(_answer_operator, settings, manager, fronts))
         )
-        yield Parts(
+        yield AppContext(
             settings=settings,
             manager=manager,
             factory=factory,
             installer=installer,
             scripts=ScriptReader(settings, rules, environments.interpreters),
             sandbox=sandbox,
-            resources=below.resources,
-            report=below.report,
+            resources=kernels.resources,
+            report=kernels.report,
             audit=audit,
             clock=time.monotonic,
             doors=doors,
-            network=below.network,
-            kept=persistence_in_words(persistence, below.not_persisted_why),
-            meters=commons.meters,
-            readiness=below.readiness,
-            templates=below.templates,
+            network=kernels.network,
+            persistence_summary=persistence_in_words(persistence, kernels.unpersisted_reason),
+            meters=shared.meters,
+            readiness=kernels.readiness,
+            templates=kernels.templates,
             pool=pool,
-            prepare=below.prepare,
+            prepare=kernels.prepare,
         )
 
 
-async def _told(
+async def _answer_operator(
     settings: Settings, manager: SessionManager, fronts: Fronts, question: Mapping[str, Any]
 ) -> Mapping[str, Any]:
     """Return the answer to a question of `kernel-mcp sessions` or `lab`; errors are part of it."""
@@ -223,15 +230,15 @@ async def stay_within_bounds(settings: Settings, sessions: Callable[[], Sequence
         memory.close()
 
 
-async def attend(built: Parts) -> None:
+async def attend(app: AppContext) -> None:
     """Hibernate or end idle sessions and keep the server within its bounds; for ever."""
-    settings, manager = built.settings, built.manager
+    settings, manager = app.settings, app.manager
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(Reaper(manager, settings.idle_timeout_s, time.monotonic).run)
         tasks.start_soon(stay_within_bounds, settings, lambda: manager.sessions)
 
 
-async def warm_up(built: Parts) -> None:
+async def warm_up(app: AppContext) -> None:
     """Prepare for kernels, then fill the pool."""
-    await built.prepare()
-    await built.pool.fill()
+    await app.prepare()
+    await app.pool.fill()

@@ -1,4 +1,4 @@
-"""The start of a server: what kernels take first, and everything else is imported meanwhile."""
+"""Start a server: first a template for kernels, while everything else is imported."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from kernel_mcp.barriers import Barrier, in_full, refusal_of
 from kernel_mcp.config.settings import Settings
 from kernel_mcp.config.values import LEAST_MASKED
 from kernel_mcp.errors import KernelMcpError
-from kernel_mcp.ground import ground
+from kernel_mcp.kernel_context import kernel_context
 from kernel_mcp.linux.process import allow_many_files
 from kernel_mcp.linux.shutdown import Shutdown
 from kernel_mcp.output.text import Masks
@@ -47,37 +47,37 @@ TEMPLATE_S = 0.2
 to build an environment."""
 
 
-async def run_stdio(settings: Settings, sandbox: Future[Sandbox], ending: Shutdown) -> None:
+async def run_stdio(settings: Settings, sandbox: Future[Sandbox], shutdown: Shutdown) -> None:
     """Serve one client on stdin and stdout until it closes them or a signal arrives."""
-    async with stdio_lines() as wire:
+    async with stdio_lines() as lines:
         with anyio.CancelScope() as proving:
-            ending.hear(proving.cancel)
+            shutdown.on_begin(proving.cancel)
             proved = await proven(sandbox)
         if not proving.cancel_called:
-            await _serve_wire(settings, proved, wire, ending)
+            await _serve_lines(settings, proved, lines, shutdown)
 
 
-async def _serve_wire(
-    settings: Settings, sandbox: Sandbox, wire: StdioLines, ending: Shutdown
+async def _serve_lines(
+    settings: Settings, sandbox: Sandbox, lines: StdioLines, shutdown: Shutdown
 ) -> None:
     refusal: KernelMcpError | None = None
-    async with ground(settings, sandbox) as below, anyio.create_task_group() as early:
+    async with kernel_context(settings, sandbox) as kernels, anyio.create_task_group() as early:
         scopes = [early.cancel_scope]
-        ending.hear(lambda: scopes[-1].cancel())
-        early.start_soon(wire.attend, ending.begin)  # no sooner: settings that fail are reported
-        early.start_soon(below.prepare)
+        shutdown.on_begin(lambda: scopes[-1].cancel())
+        early.start_soon(lines.attend, shutdown.begin)  # no sooner: settings that fail are reported
+        early.start_soon(kernels.prepare)
         with anyio.move_on_after(TEMPLATE_S):
-            await below.factory.begun.wait()
+            await kernels.factory.begun.wait()
         try:
             with _imports(SERVER, DEFERRED, PROTOCOL, TOOLS) as rest:
                 server = await asyncio.wrap_future(rest[SERVER])
-                async with server.upon(below) as built, anyio.create_task_group() as tasks:
+                async with server.with_sessions(kernels) as app, anyio.create_task_group() as tasks:
                     scopes.append(tasks.cancel_scope)
-                    tasks.start_soon(server.warm_up, built)
+                    tasks.start_soon(server.warm_up, app)
                     protocol = await asyncio.wrap_future(rest[PROTOCOL])
                     collect_seldom()
-                    tasks.start_soon(server.attend, built)
-                    await protocol.serve_stdio(built, wire, ending.begin)
+                    tasks.start_soon(server.attend, app)
+                    await protocol.serve_stdio(app, lines, shutdown.begin)
                     tasks.cancel_scope.cancel()
         except KernelMcpError as error:
             refusal = error  # of a group of errors, it would not be told from others
@@ -93,20 +93,20 @@ def _imports(*names: str) -> Iterator[dict[str, Future[ModuleType]]]:
     Those that are not there by the end of this block never are: Python waits for the thread.
     """
     sysconfig.get_config_vars()  # Python does not bear that two threads are the first to ask
-    halting = _Halting()
+    halting = _StoppableImporter()
     executor = ThreadPoolExecutor(1, "import")
     try:
         yield {name: executor.submit(halting.imported, name) for name in names}
     finally:
         executor.shutdown(wait=False, cancel_futures=True)
-        halting.begun = True
+        halting.stopped = True
 
 
-class _Halting:
-    """Imports a module until it has `begun`: then no further one that it needs is looked for."""
+class _StoppableImporter:
+    """Imports a module until it has `stopped`: then no further one that it needs is looked for."""
 
     def __init__(self) -> None:
-        self.begun = False
+        self.stopped = False
         self._thread = 0
 
     def imported(self, name: str) -> ModuleType:
@@ -120,7 +120,7 @@ class _Halting:
 
     def find_spec(self, *_: object) -> None:
         """Find nothing; see `importlib.abc.MetaPathFinder`."""
-        if self.begun and threading.get_ident() == self._thread:
+        if self.stopped and threading.get_ident() == self._thread:
             raise SystemExit
 
 
@@ -173,14 +173,14 @@ def prepare_process(settings: Settings) -> None:
 def serve(
     settings: Settings,
     sandbox: Future[Sandbox],
-    ending: Shutdown,
+    shutdown: Shutdown,
     run: Callable[[Settings, Future[Sandbox], Shutdown], Awaitable[None]] = run_stdio,
 ) -> int:
     """Serve by `run` until the end has begun and is over; return the exit code."""
     prepare_process(settings)
     with Barrier("serving") as barrier:
         try:
-            anyio.run(ending.during, partial(run, settings, sandbox, ending))
+            anyio.run(shutdown.run, partial(run, settings, sandbox, shutdown))
         except Exception as error:
             if (refusal := refusal_of(error)) is None:
                 raise
@@ -189,4 +189,4 @@ def serve(
     if barrier.failure is not None:
         print(f"kernel-mcp: the server has ended: {in_full(barrier.failure)}", file=sys.stderr)
         return 1
-    return ending.code
+    return shutdown.code

@@ -1,8 +1,8 @@
-"""Composition root of an HTTP server: one wing for each set of doors that principals have.
+"""Composition root of an HTTP server: one tenant pool for each set of grants.
 
-A door is a grant: a mount, the network, a device, a variable, a secret, or an external kernel. A
-wing has its own sessions, kernels, template and network access, which see only the doors of its
-principals. Wings share nothing of a kernel, so no grant has to be hidden from one.
+A grant, in documents a door, is a mount, the network, a device, a variable, a secret, or an
+external kernel. A pool has its own sessions, kernels, template and network access, which see only
+the grants of its principals. Pools share nothing of a kernel, so no grant has to be hidden.
 """
 
 from __future__ import annotations
@@ -26,7 +26,6 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from kernel_mcp.config.settings import Settings
 from kernel_mcp.errors import KernelMcpError
-from kernel_mcp.ground import Commons
 from kernel_mcp.http import files as file_routes
 from kernel_mcp.http.addresses import Addresses
 from kernel_mcp.http.callers import HttpCallers
@@ -40,12 +39,13 @@ from kernel_mcp.http.sessions import McpSessions, SseTransport
 from kernel_mcp.identity import OneToken, Principal
 from kernel_mcp.identity.issuer import metadata, metadata_url
 from kernel_mcp.identity.verifiers import Verifiers, verifier_of
+from kernel_mcp.kernel_context import SharedContext
 from kernel_mcp.linux.shutdown import Shutdown
 from kernel_mcp.output.text import Masks
 from kernel_mcp.protocol import build_mcp
 from kernel_mcp.records import dataclass
 from kernel_mcp.sandbox.base import Sandbox
-from kernel_mcp.server import Parts, parts, stay_within_bounds, warm_up
+from kernel_mcp.server import AppContext, app_context, stay_within_bounds, warm_up
 from kernel_mcp.sessions.audit import Audit
 from kernel_mcp.sessions.notifications import DeliveryTracker
 from kernel_mcp.sessions.reaper import Reaper
@@ -55,16 +55,16 @@ from kernel_mcp.tools.resources import ResourceServer
 
 logger = logging.getLogger(__name__)
 
-MOST_WINGS = 8
-"""Most wings. Each has its own template, of some 60 MB."""
+MOST_POOLS = 8
+"""Most tenant pools. Each has its own template, of some 60 MB."""
 MOST_KEYS = 1000
-"""Size of the cache from a principal's doors to its wing, which every call looks up."""
+"""Size of the cache from a principal's grants to its pool, which every call looks up."""
 DOORS = ("mounts", "network", "devices", "variables", "secrets", "attach")
-"""Fields of the settings that contain doors."""
+"""Fields of the settings that contain grants."""
 
 
-class Behind(Protocol):
-    """The ASGI application behind the gate: the wings of this server, or a fleet's front."""
+class HttpApp(Protocol):
+    """The ASGI application behind the gate: the tenant pools of this server, or a fleet's front."""
 
     @property
     def audit(self) -> Audit:
@@ -101,7 +101,7 @@ class Behind(Protocol):
 
 
 def granted(settings: Settings, doors: Sequence[str]) -> Settings:
-    """Return the settings restricted to the doors of a principal; see `Principal.doors`."""
+    """Return the settings restricted to the grants of a principal; see `Principal.doors`."""
     if "*" in doors:
         return settings
     named = frozenset(doors)
@@ -116,8 +116,8 @@ def granted(settings: Settings, doors: Sequence[str]) -> Settings:
     )
 
 
-def names_of_doors(settings: Settings) -> frozenset[str]:
-    """Return the names that a row of the tokens file may give to the doors of a server."""
+def grant_names(settings: Settings) -> frozenset[str]:
+    """Return the names that a row of the tokens file may give to the grants of a server."""
     return frozenset(
         {
             "*",
@@ -131,12 +131,12 @@ def names_of_doors(settings: Settings) -> frozenset[str]:
     )
 
 
-def warn_of_doors(settings: Settings, named: Mapping[str, str]) -> None:
-    """Log each door that the server does not have; it grants nothing.
+def warn_of_unknown_grants(settings: Settings, named: Mapping[str, str]) -> None:
+    """Log each named grant that the server does not have.
 
-    `named` maps doors to the row of the tokens file that names them.
+    `named` maps grants to the row of the tokens file that names them.
     """
-    known = names_of_doors(settings)
+    known = grant_names(settings)
     for door, row in sorted(named.items()):
         if door not in known:
             logger.warning(
@@ -148,17 +148,17 @@ def warn_of_doors(settings: Settings, named: Mapping[str, str]) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Wing:
-    """One set of doors: its server parts, MCP server, MCP sessions and ASGI application."""
+class TenantPool:
+    """The server of one set of grants: its context, MCP server, MCP sessions and ASGI app."""
 
-    built: Parts
+    context: AppContext
     mcp: ResourceServer
     sessions: McpSessions
     app: ASGIApp
 
 
-class Wings:
-    """The wings of a server; each is built at the first call of a principal with its doors."""
+class TenantPools:
+    """The pools of a server; each is built at the first call of a principal with its grants."""
 
     def __init__(
         self, settings: Settings, sandbox: Sandbox, *, url: str, callers: HttpCallers
@@ -168,121 +168,129 @@ class Wings:
         self._sandbox = sandbox
         self._callers = callers
         self._links = file_routes.links_of(settings, url)
-        self.commons = Commons(settings, sandbox)
-        self.audit, self.meters = self.commons.audit, self.commons.meters
-        self.all: list[Wing] = []
-        self._known: dict[tuple[Any, ...], Wing] = {}
+        self.shared = SharedContext(settings, sandbox)
+        self.audit, self.meters = self.shared.audit, self.shared.meters
+        self.pools: list[TenantPool] = []
+        self._by_grants: dict[tuple[Any, ...], TenantPool] = {}
         self._key = lru_cache(MOST_KEYS)(self._key_of)
-        self._places: dict[str, Wing] = {}
+        self._pool_of_principal: dict[str, TenantPool] = {}
         self._building = anyio.Lock()
-        self._over = anyio.Event()
+        self._stopping = anyio.Event()
         self._tasks: anyio.abc.TaskGroup | None = None
 
     async def run(self, *, task_status: anyio.abc.TaskStatus[None]) -> None:
-        """Run the wings until `end` is called. Raises KernelMcpError if the first cannot be built.
+        """Run the pools until `end` is called. Raises KernelMcpError if the first cannot be built.
 
         If cancelled, it ends at once, without saving the changes in sessions.
         """
         try:
             async with anyio.create_task_group() as beside:
-                beside.start_soon(stay_within_bounds, self._settings, lambda: self.commons.sessions)
+                beside.start_soon(stay_within_bounds, self._settings, lambda: self.shared.sessions)
                 async with anyio.create_task_group() as self._tasks:
-                    await self._wing(() if self._settings.several else ("*",))
+                    await self._pool_for(() if self._settings.several else ("*",))
                     task_status.started()
-                    await self._over.wait()
+                    await self._stopping.wait()
                 beside.cancel_scope.cancel()
         finally:
-            await self.commons.aclose()
+            await self.shared.aclose()
 
     def end(self) -> None:
-        """Shut down all wings gracefully: changes in their sessions are saved."""
-        self._over.set()
+        """Shut down all pools gracefully: changes in their sessions are saved."""
+        self._stopping.set()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request in the wing of its principal; 503 if that cannot be built."""
+        """Answer a request in the pool of its principal; 503 if that cannot be built."""
         try:
-            wing = await self._of(state_of(scope)["principal"])
+            pool = await self._pool_of(state_of(scope)["principal"])
         except KernelMcpError as error:
             await respond(send, 503, str(error), {"retry-after": "60"})
             return
-        answer = wing.sessions if scope["path"] == MCP else wing.app
+        answer = pool.sessions if scope["path"] == MCP else pool.app
         await answer(scope, receive, send)
 
-    async def _of(self, who: Principal) -> Wing:
-        wing = self._known.get(self._key(who.doors)) or await self._wing(who.doors)
-        before = self._places.get(who.name)
-        if before is not wing:
-            self._places[who.name] = wing
-            wing.built.manager.welcome(who.name)
+    async def _pool_of(self, who: Principal) -> TenantPool:
+        pool = self._by_grants.get(self._key(who.doors)) or await self._pool_for(who.doors)
+        before = self._pool_of_principal.get(who.name)
+        if before is not pool:
+            self._pool_of_principal[who.name] = pool
+            pool.context.manager.welcome(who.name)
             if before is not None:
                 logger.warning("the doors of a principal are others now: its sessions are ended")
-                before.built.manager.dismiss(who.name)
-        return wing
+                before.context.manager.dismiss(who.name)
+        return pool
 
     def _key_of(self, doors: tuple[str, ...]) -> tuple[Any, ...]:
         found = granted(self._settings, doors)
         return tuple(getattr(found, name) for name in DOORS)
 
-    async def _wing(self, doors: tuple[str, ...]) -> Wing:
+    async def _pool_for(self, doors: tuple[str, ...]) -> TenantPool:
         async with self._building:
             key = self._key(doors)
-            if (found := self._known.get(key)) is not None:
+            if (found := self._by_grants.get(key)) is not None:
                 return found
-            if len(self.all) >= MOST_WINGS:
+            if len(self.pools) >= MOST_POOLS:
                 raise KernelMcpError(
-                    f"Principals of this server have {MOST_WINGS} different sets of doors already, "
+                    f"Principals of this server have {MOST_POOLS} different sets of doors already, "
                     "and there is no room for one more. The operator can make them fewer "
                     "and start the server again."
                 )
             assert self._tasks is not None
-            wing: Wing = await self._tasks.start(self._keep, granted(self._settings, doors))
-            self._known[key] = wing
-            self.all.append(wing)
-            return wing
+            pool: TenantPool = await self._tasks.start(
+                self._run_pool, granted(self._settings, doors)
+            )
+            self._by_grants[key] = pool
+            self.pools.append(pool)
+            return pool
 
-    async def _keep(self, settings: Settings, *, task_status: anyio.abc.TaskStatus[Wing]) -> None:
+    async def _run_pool(
+        self, settings: Settings, *, task_status: anyio.abc.TaskStatus[TenantPool]
+    ) -> None:
         async with AsyncExitStack() as stack:
-            built = await stack.enter_async_context(parts(settings, self._sandbox, self.commons))
-            mcp = build_mcp(built, self._callers, self._links)
+            context = await stack.enter_async_context(
+                app_context(settings, self._sandbox, self.shared)
+            )
+            mcp = build_mcp(context, self._callers, self._links)
             lowlevel = mcp._lowlevel_server
-            ended = built.manager.forget_default
+            ended = context.manager.forget_default
             sessions = McpSessions(lowlevel, idle_s=settings.idle_timeout_s, ended=ended)
-            mcp.middleware.append(tell_when_cancelled(sessions.deliveries))
+            mcp.middleware.append(cancellation_middleware(sessions.deliveries))
             old = SseTransport(lowlevel, ended=ended) if settings.sse else None
             moved = file_routes.routes(
-                built.manager,
+                context.manager,
                 self._callers.of_request,
                 masks=Masks(settings.hidden),
                 files="files" in settings.tools,
             )
             await stack.enter_async_context(sessions.run())
             tasks = await stack.enter_async_context(anyio.create_task_group())
-            tasks.start_soon(Reaper(built.manager, settings.idle_timeout_s, time.monotonic).run)
-            tasks.start_soon(warm_up, built)
-            task_status.started(Wing(built, mcp, sessions, application(moved, sessions, old)))
-            await self._over.wait()
+            tasks.start_soon(Reaper(context.manager, settings.idle_timeout_s, time.monotonic).run)
+            tasks.start_soon(warm_up, context)
+            task_status.started(
+                TenantPool(context, mcp, sessions, application(moved, sessions, old))
+            )
+            await self._stopping.wait()
             tasks.cancel_scope.cancel()
 
     def deliveries(self, session: str) -> DeliveryTracker | None:
-        """See `Behind`."""
-        found = (wing.sessions.deliveries(session) for wing in self.all)
+        """See `HttpApp`."""
+        found = (pool.sessions.deliveries(session) for pool in self.pools)
         return next((each for each in found if each is not None), None)
 
     async def share(self, rates: Rates) -> None:
-        """See `Behind`. There is nothing to share, as this is the only server."""
+        """See `HttpApp`. There is nothing to share, as this is the only server."""
 
     def end_calls(self) -> int:
-        """See `Behind`."""
-        return sum([wing.mcp.end_calls() for wing in self.all])
+        """See `HttpApp`."""
+        return sum([pool.mcp.end_calls() for pool in self.pools])
 
     @property
     def readiness(self) -> Readiness:
-        """Readiness of the first wing."""
-        return self.all[0].built.readiness
+        """Readiness of the first pool."""
+        return self.pools[0].context.readiness
 
     async def levels(self, calls: int) -> Levels:
-        """Return the sums over all wings; `calls` is the number of calls in progress."""
-        found = [await wing.built.levels(calls) for wing in self.all]
+        """Return the sums over all pools; `calls` is the number of calls in progress."""
+        found = [await pool.context.levels(calls) for pool in self.pools]
         return Levels(
             sessions=sum((Counter(each.sessions) for each in found), Counter()),
             templates=sum((Counter(each.templates) for each in found), Counter()),
@@ -293,26 +301,26 @@ class Wings:
         )
 
 
-async def run_http(settings: Settings, sandbox: Future[Sandbox], ending: Shutdown) -> None:
+async def run_http(settings: Settings, sandbox: Future[Sandbox], shutdown: Shutdown) -> None:
     """Serve clients over HTTP until the server is to stop, then finish the running calls."""
 
-    async def wings(settings: Settings, url: str, callers: HttpCallers) -> Behind:
-        return Wings(settings, await proven(sandbox), url=url, callers=callers)
+    async def pools(settings: Settings, url: str, callers: HttpCallers) -> HttpApp:
+        return TenantPools(settings, await proven(sandbox), url=url, callers=callers)
 
-    await serve_http(settings, wings, ending)
+    await serve_http(settings, pools, shutdown)
 
 
 async def serve_http(
     settings: Settings,
-    make: Callable[[Settings, str, HttpCallers], Awaitable[Behind]],
-    ending: Shutdown,
+    make: Callable[[Settings, str, HttpCallers], Awaitable[HttpApp]],
+    shutdown: Shutdown,
 ) -> None:
     """See `run_http`. `make` builds the application behind the gate.
 
     It is called with the settings, including the actual port, the URL, and the finder of callers.
     """
     stop = anyio.Event()
-    ending.hear(stop.set)
+    shutdown.on_begin(stop.set)
     async with anyio.create_task_group() as tasks:
         assert settings.http is not None
         listening = bound(settings.http)
@@ -320,14 +328,14 @@ async def serve_http(
         settings = replace(settings, http=(settings.http[0], listening.getsockname()[1]))
         verifier = verifier_of(settings, url)
         callers = HttpCallers(authenticated=verifier is not None)
-        behind = await make(settings, url, callers)
+        app = await make(settings, url, callers)
         async with anyio.create_task_group() as inner:
             with anyio.CancelScope() as building:
                 tasks.start_soon(_give_up, stop, building)
-                await inner.start(behind.run)
+                await inner.start(app.run)
             if not stop.is_set():
-                await _serve(settings, listening, behind, verifier, stop)
-            behind.end()
+                await _serve(settings, listening, app, verifier, stop)
+            app.end()
         tasks.cancel_scope.cancel()
 
 
@@ -339,47 +347,47 @@ async def _give_up(stop: anyio.Event, scope: anyio.CancelScope) -> None:
 async def _serve(
     settings: Settings,
     listening: socket.socket,
-    served: Behind,
+    app: HttpApp,
     verifier: Verifiers | OneToken | None,
     stop: anyio.Event,
 ) -> None:
     """Serve until `stop` is set and the running calls have been answered."""
     assert settings.http is not None
     url = url_of(settings, listening)
-    watched = AuditObserver(served.audit.note, served.meters)
+    observer = AuditObserver(app.audit.note, app.meters)
     operations = Starlette(
         routes=routes(
-            served.readiness,
+            app.readiness,
             lambda: gate.draining,
-            served.meters,
-            lambda: served.levels(gate.calls),
+            app.meters,
+            lambda: app.levels(gate.calls),
         )
     )
 
-    async def behind(scope: Scope, receive: Receive, send: Send) -> None:
+    async def dispatch(scope: Scope, receive: Receive, send: Send) -> None:
         asked = scope["path"] in (*OPEN_PATHS, METRICS_PATH)
-        await (operations if asked else served)(scope, receive, send)
+        await (operations if asked else app)(scope, receive, send)
 
     gate = Gate(
-        RequestIds(behind),
+        RequestIds(dispatch),
         addresses=Addresses.of(settings.http[0], settings.public_url),
         verifier=verifier,
         quotas=settings.quotas,
         clock=time.monotonic,
-        deliveries_of=served.deliveries,
+        deliveries_of=app.deliveries,
         metadata=metadata(url, settings.issuer) if settings.issuer else None,
         metadata_url=metadata_url(url),
-        watch=watched,
+        observer=observer,
     )
     async with (
         anyio.create_task_group() as tasks,
-        serving(gate, settings, listening, served.end_calls) as drain,
+        serving(gate, settings, listening, app.end_calls) as drain,
     ):
-        tasks.start_soon(watched.run)
-        tasks.start_soon(served.share, gate)
+        tasks.start_soon(observer.run)
+        tasks.start_soon(app.share, gate)
         if isinstance(verifier, Verifiers):
-            verifier.tell(watched.tokens)
-            warn_of_doors(settings, verifier.doors())
+            verifier.tell(observer.tokens)
+            warn_of_unknown_grants(settings, verifier.doors())
             tasks.start_soon(verifier.prepare)
         announce(url, settings, verifier.token if isinstance(verifier, OneToken) else "")
         await stop.wait()
@@ -387,7 +395,7 @@ async def _serve(
         tasks.cancel_scope.cancel()
 
 
-def tell_when_cancelled(
+def cancellation_middleware(
     deliveries_of: Callable[[str], DeliveryTracker | None],
 ) -> ServerMiddleware[Any]:
     """Return middleware that handles cancellation by clients of the handshake era.

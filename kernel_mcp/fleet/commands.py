@@ -260,13 +260,13 @@ def run_front(settings: Settings) -> int:
     with contextlib.redirect_stdout(sys.stderr):
         ray = connect(settings.fleet, place=settings.fleet_place)
         registry = registry_of(ray)
-    ending = Shutdown(None if settings.http is None else 0)
-    ending.take_signals()
-    serve = partial(_serve_http, settings, ray, registry, ending)
+    shutdown = Shutdown(None if settings.http is None else 0)
+    shutdown.take_signals()
+    serve = partial(_serve_http, settings, ray, registry, shutdown)
     if settings.http is None:
-        serve = partial(_serve_stdio, ray, registry, ending)
+        serve = partial(_serve_stdio, ray, registry, shutdown)
     try:
-        anyio.run(ending.during, serve)
+        anyio.run(shutdown.run, serve)
     except KernelMcpError:
         raise
     except Exception as error:  # often an ExceptionGroup of one
@@ -274,28 +274,28 @@ def run_front(settings: Settings) -> int:
         if isinstance(told, ServerFailure):
             log_failure(error, DOING)
         raise told from error
-    return ending.code
+    return shutdown.code
 
 
-async def _serve_http(settings: Settings, ray: Any, registry: Any, ending: Shutdown) -> None:
+async def _serve_http(settings: Settings, ray: Any, registry: Any, shutdown: Shutdown) -> None:
     from kernel_mcp.fleet.http import FleetHttpApp
-    from kernel_mcp.web import Behind, serve_http
+    from kernel_mcp.web import HttpApp, serve_http
 
-    async def make(settings: Settings, _url: str, callers: HttpCallers) -> Behind:
+    async def make(settings: Settings, _url: str, callers: HttpCallers) -> HttpApp:
         return FleetHttpApp(settings, ray, registry, callers)
 
-    await serve_http(settings, make, ending)
+    await serve_http(settings, make, shutdown)
 
 
-async def _serve_stdio(ray: Any, registry: Any, ending: Shutdown) -> None:
+async def _serve_stdio(ray: Any, registry: Any, shutdown: Shutdown) -> None:
     calls = FleetCalls(ray, registry)
     async with stdio_lines() as wire, anyio.create_task_group() as tasks:
-        ending.hear(tasks.cancel_scope.cancel)
-        tasks.start_soon(wire.attend, ending.begin)
+        shutdown.on_begin(tasks.cancel_scope.cancel)
+        tasks.start_soon(wire.attend, shutdown.begin)
         await tasks.start(calls.run)
         default = f"front {secrets.token_hex(8)}"
         build = partial(mcp_over, calls, words=calls.words, files=calls.files)
-        await serve_wire(build, wire, ending.begin, default=default)
+        await serve_wire(build, wire, shutdown.begin, default=default)
         tasks.cancel_scope.cancel()
 
 

@@ -18,11 +18,11 @@ from kernel_mcp.barriers import Barrier
 from kernel_mcp.config.settings import Settings
 from kernel_mcp.fleet.front import FleetCalls
 from kernel_mcp.fleet.rates import SharedRates
-from kernel_mcp.ground import callers_in_words, meters_of
 from kernel_mcp.http.callers import HttpCallers
 from kernel_mcp.http.gate import Rates
 from kernel_mcp.http.serving import application
 from kernel_mcp.http.sessions import McpSessions, SseTransport
+from kernel_mcp.kernel_context import callers_in_words, meters_of
 from kernel_mcp.output.text import Masks
 from kernel_mcp.protocol import mcp_over
 from kernel_mcp.sessions.audit import open_audit
@@ -30,14 +30,14 @@ from kernel_mcp.sessions.measuring import Measured
 from kernel_mcp.sessions.notifications import DeliveryTracker
 from kernel_mcp.telemetry import Levels, Readiness
 from kernel_mcp.tools.resources import ResourceServer
-from kernel_mcp.web import tell_when_cancelled
+from kernel_mcp.web import cancellation_middleware
 
 SHARE_S = 0.25
 """Interval in seconds at which fronts share rate-limit counters."""
 
 
 class FleetHttpApp:
-    """See `Behind`. All calls go to the fleet; there are no wings."""
+    """See `HttpApp`. All calls go to the fleet; there are no tenant pools."""
 
     def __init__(self, settings: Settings, ray: Any, registry: Any, callers: HttpCallers) -> None:
         """Open meters and audit trail. Raises ConfigError."""
@@ -54,7 +54,7 @@ class FleetHttpApp:
         self._app: ASGIApp | None = None
 
     async def run(self, *, task_status: anyio.abc.TaskStatus[None]) -> None:
-        """See `Behind`."""
+        """See `HttpApp`."""
         settings = self._settings
         facts = {
             "version": __version__,
@@ -72,7 +72,7 @@ class FleetHttpApp:
                 )
                 lowlevel = mcp._lowlevel_server
                 sessions = McpSessions(lowlevel, idle_s=settings.idle_timeout_s, ended=_forget)
-                mcp.middleware.append(tell_when_cancelled(sessions.deliveries))
+                mcp.middleware.append(cancellation_middleware(sessions.deliveries))
                 old = SseTransport(lowlevel, ended=_forget) if settings.sse else None
                 await stack.enter_async_context(sessions.run())
                 self._mcp, self._sessions = mcp, sessions
@@ -86,24 +86,24 @@ class FleetHttpApp:
             self.audit.close()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """See `Behind`."""
+        """See `HttpApp`."""
         assert self._app is not None
         await self._app(scope, receive, send)
 
     def end(self) -> None:
-        """See `Behind`."""
+        """See `HttpApp`."""
         self._over.set()
 
     def end_calls(self) -> int:
-        """See `Behind`."""
+        """See `HttpApp`."""
         return self._mcp.end_calls() if self._mcp is not None else 0
 
     def deliveries(self, session: str) -> DeliveryTracker | None:
-        """See `Behind`."""
+        """See `HttpApp`."""
         return self._sessions.deliveries(session) if self._sessions is not None else None
 
     async def share(self, rates: Rates) -> None:
-        """See `Behind`. The counters are shared with the other fronts of the fleet."""
+        """See `HttpApp`. The counters are shared with the other fronts of the fleet."""
         shared = SharedRates(self._registry)
         while True:
             await anyio.sleep(SHARE_S)
@@ -111,7 +111,7 @@ class FleetHttpApp:
                 await shared.share(rates)
 
     async def levels(self, calls: int) -> Levels:
-        """See `Behind`. A front has no gauges except the number of calls."""
+        """See `HttpApp`. A front has no gauges except the number of calls."""
         return Levels(calls=calls)
 
 

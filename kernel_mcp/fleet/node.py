@@ -40,7 +40,7 @@ from kernel_mcp.linux.proc import available_memory
 from kernel_mcp.linux.process import bare_program, keep_small, switch_often
 from kernel_mcp.sandbox.base import ContainerOptions
 from kernel_mcp.sandbox.select import begin_proof
-from kernel_mcp.server import Parts, parts, stay_within_bounds, warm_up
+from kernel_mcp.server import AppContext, app_context, stay_within_bounds, warm_up
 from kernel_mcp.sessions.reaper import Reaper
 from kernel_mcp.start import prepare_process, proven
 from kernel_mcp.telemetry.logs import log_to_stderr
@@ -73,7 +73,7 @@ class Node:
         self._ended = asyncio.Event()
         self._sessions: NodeSessions | None = None
         self._local: LocalCalls | None = None
-        self._built: Parts | None = None
+        self._built: AppContext | None = None
         self._watchdog: subprocess.Popen[bytes] | None = None
         self._deadline: Deadline | None = None
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -274,7 +274,9 @@ class Node:
             sandbox = await proven(begin_proof(*settings.sandbox, container=options))
             keep = keep_with(make, kept)
             built = await stack.enter_async_context(
-                parts(settings, sandbox, keep=keep, registry=registry, others=others)
+                app_context(
+                    settings, sandbox, persistence_factory=keep, registry=registry, others=others
+                )
             )
             self._built, self._local = built, LocalCalls(built)
             admits = partial(_sees_no_more, settings)

@@ -34,7 +34,7 @@ class Admission:
         self.metadata = metadata
         self._metadata_url = metadata_url
 
-    async def who(self, authorization: str, needed: str) -> Principal:
+    async def authenticate(self, authorization: str, needed: str) -> Principal:
         """Return the principal of an `Authorization` header.
 
         Raises RequestRefused: 401 without a valid token, 403 if it lacks the scope `needed`, and

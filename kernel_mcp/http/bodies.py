@@ -30,9 +30,9 @@ WRITE_S = 60.0
 
 
 class MemoryOwner(Protocol):
-    """Owner of bytes in memory; `held` is their number."""
+    """Owner of bytes in memory; `buffered` is their number."""
 
-    held: int
+    buffered: int
 
 
 class BufferedBytes:
@@ -46,12 +46,12 @@ class BufferedBytes:
         self._most = most
         self._bytes = 0
 
-    def take(self, count: int) -> None:
+    def add(self, count: int) -> None:
         """Count `count` more bytes.
 
         Raises RequestRefused (429) if the principal's limit is exceeded.
         """
-        if self._most and self._usage.held + count > self._most:
+        if self._most and self._usage.buffered + count > self._most:
             raise RequestRefused(
                 429,
                 "body",
@@ -60,12 +60,12 @@ class BufferedBytes:
                 "have been answered.",
                 {"retry-after": "1", "connection": "close"},
             )
-        self._usage.held += count
+        self._usage.buffered += count
         self._bytes += count
 
     def release(self) -> None:
         """Count none any more, as the request is done."""
-        self._usage.held -= self._bytes
+        self._usage.buffered -= self._bytes
         self._bytes = 0
 
 
@@ -123,11 +123,11 @@ class TrafficMeter:
         await self._send(message)
 
 
-async def read_body(receive: Receive, declared: str, most: int, held: BufferedBytes) -> bytes:
+async def read_body(receive: Receive, declared: str, most: int, buffered: BufferedBytes) -> bytes:
     """Return the body of a call, of at most `most` bytes.
 
     `declared` is its Content-Length, or empty. Raises RequestRefused: 413 if it is too long, 408 if
-    it is cut off or slow, and 429 from `held`.
+    it is cut off or slow, and 429 from `buffered`.
     """
     if declared.isdecimal() and int(declared) > most:
         raise RequestRefused(413, "body", _too_long(most))
@@ -142,7 +142,7 @@ async def read_body(receive: Receive, declared: str, most: int, held: BufferedBy
             total += len(part)
             if total > most:
                 raise RequestRefused(413, "body", _too_long(most))
-            held.take(len(part))
+            buffered.add(len(part))
             if part:
                 parts.append(part)
             if not message.get("more_body", False):

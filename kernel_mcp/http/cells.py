@@ -22,15 +22,15 @@ _MIME = re.compile(r"[\w.+-]+/[\w.+-]+")
 class Cells:
     """Endpoints for outputs of cells and for notebooks of all cells."""
 
-    def __init__(self, given: RouteContext, *, notebooks: bool) -> None:
-        self._documents = Documents(given.manager, files=notebooks)
-        self._given = given
+    def __init__(self, context: RouteContext, *, notebooks: bool) -> None:
+        self._documents = Documents(context.manager, files=notebooks)
+        self._context = context
 
     async def cell(self, request: Request) -> Response:
         """Return the whole text of a cell, its outcome as JSON, or one of its outputs."""
         handle, rest = request.path_params["handle"], request.path_params["rest"]
         with ExitStack() as stack:
-            caller, work = self._given.begin(request, stack)
+            caller, work = self._context.begin(request, stack)
             document = await self._documents.find(caller, f"kernel://{handle}/cells/{rest}")
             mime = document.mime if _MIME.fullmatch(document.mime) else "application/octet-stream"
             name = _name_of(rest, mime)
@@ -41,9 +41,9 @@ class Cells:
                 mime += "; charset=utf-8" if mime.startswith("text/") else ""
                 texts = document.text
                 if rest.endswith(".json"):
-                    texts = [masked_document(self._given.masks, "".join(texts))]
-                elif self._given.masks:
-                    texts = self._given.masks.pieces(texts)
+                    texts = [masked_document(self._context.masks, "".join(texts))]
+                elif self._context.masks:
+                    texts = self._context.masks.pieces(texts)
                 more, length = of_text(texts), None
             return StreamedResponse(
                 200,
@@ -52,17 +52,17 @@ class Cells:
                 work=work,
                 done=stack.pop_all(),
                 length=length,
-                idle_s=self._given.idle_s,
+                idle_s=self._context.idle_s,
             )
 
     async def notebook(self, request: Request) -> Response:
         """Return all cells as a notebook, streamed, so of any length."""
         with ExitStack() as stack:
-            caller, work = self._given.begin(request, stack)
-            handle, cells = await self._given.manager.cells_of(
+            caller, work = self._context.begin(request, stack)
+            handle, cells = await self._context.manager.cells_of(
                 caller, request.path_params["handle"]
             )
-            shown: Any = self._shown if self._given.masks else bytes
+            shown: Any = self._shown if self._context.masks else bytes
             pieces = filter(None, notebook_pieces(cells, undone=cells.undone, shown=shown))
             return StreamedResponse(
                 200,
@@ -74,11 +74,11 @@ class Cells:
                 more=lambda: next(pieces, b""),
                 work=work,
                 done=stack.pop_all(),
-                idle_s=self._given.idle_s,
+                idle_s=self._context.idle_s,
             )
 
     def _shown(self, cell: bytes) -> bytes:
-        return masked_document(self._given.masks, cell.decode()).encode()
+        return masked_document(self._context.masks, cell.decode()).encode()
 
 
 def _name_of(rest: str, mime: str) -> str:

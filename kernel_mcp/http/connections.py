@@ -161,7 +161,7 @@ class Connections:
         """Number of open connections."""
         return len(self._open)
 
-    async def gone(self) -> None:
+    async def wait_closed(self) -> None:
         """Wait until no connection is open."""
         await self._none.wait()
 

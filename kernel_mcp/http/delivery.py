@@ -63,7 +63,7 @@ class Delivery:
             self._receipt.revoke()
 
 
-class DeferredDelivery:
+class SseDelivery:
     """Delivery of responses on another connection, as with HTTP+SSE."""
 
     def __init__(self, deliveries: DeliveryTracker) -> None:

@@ -46,7 +46,7 @@ class FairQueue:
         self._before = float("-inf")
         """Time of the last call of a principal other than the last one."""
 
-    async def wait(self, name: str, taken: TokenBucket) -> float:
+    async def wait(self, name: str, bucket: TokenBucket) -> float:
         """Wait for a principal's turn and return 0.
 
         If the wait would exceed `MOST_S`, return its seconds at once: the call is to be refused.
@@ -55,13 +55,13 @@ class FairQueue:
         if self._last[0] != name:
             self._before = self._last[1]
         self._last = (name, now)
-        taken.until = max(taken.until, now - AT_ONCE_S)
+        bucket.until = max(bucket.until, now - AT_ONCE_S)
         if now - self._before > LATELY_S:  # alone: it starts with no debt when another comes
-            taken.until = now - AT_ONCE_S
+            bucket.until = now - AT_ONCE_S
             return 0.0
-        if (wait_s := taken.until - now) > MOST_S:
+        if (wait_s := bucket.until - now) > MOST_S:
             return wait_s
-        taken.until += 1 / CALLS_S
+        bucket.until += 1 / CALLS_S
         if wait_s > 0:
             await self._sleep(wait_s)
         return 0.0

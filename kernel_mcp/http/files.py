@@ -158,12 +158,12 @@ def _status_of(error: KernelMcpError) -> int:
 class _Files:
     """Endpoints for the files of workspaces."""
 
-    def __init__(self, given: RouteContext) -> None:
-        self._given = given
+    def __init__(self, context: RouteContext) -> None:
+        self._context = context
 
     async def _found(self, request: Request, stack: ExitStack) -> tuple[Work, Session, str]:
-        caller, work = self._given.begin(request, stack)
-        session = await self._given.manager.resolve(caller, request.path_params["handle"])
+        caller, work = self._context.begin(request, stack)
+        session = await self._context.manager.resolve(caller, request.path_params["handle"])
         raw = _FILE.fullmatch(request.scope["raw_path"])
         if raw is None:
             raise RequestFailed(
@@ -183,7 +183,7 @@ class _Files:
                 return _listed(await work.run(session.workspace.list_files, path))
             stack.callback(opened.close)
             tag = tag_of(opened.info)
-            masked = bool(self._given.masks) and opened.text
+            masked = bool(self._context.masks) and opened.text
             modified = opened.info.st_mtime
             headers = {**_KEPT, "etag": quoted(tag), "last-modified": date(modified)}
             if unchanged(request, tag, modified):
@@ -193,9 +193,9 @@ class _Files:
                 "content-disposition": attachment(opened.name),
                 "accept-ranges": "none" if masked else "bytes",
             }
-            stream = partial(StreamedResponse, work=work, idle_s=self._given.idle_s)
+            stream = partial(StreamedResponse, work=work, idle_s=self._context.idle_s)
             if masked:
-                more = of_text(self._given.masks.pieces(_texts(opened)))
+                more = of_text(self._context.masks.pieces(_texts(opened)))
                 return stream(200, headers, more=more, done=stack.pop_all())
             size = opened.info.st_size
             part = part_of(request, tag, size)
@@ -223,7 +223,7 @@ class _Files:
             size = int(length) if length.isdecimal() else None
             upload = await work.run(workspace.begin_upload, path, size, allowed)
             try:
-                async for data in batches(request, self._given.idle_s):
+                async for data in batches(request, self._context.idle_s):
                     await work.run(upload.write, data)
                 if size not in (None, upload.size):
                     raise RequestFailed(

@@ -98,9 +98,9 @@ class PrincipalUsage:
     tokens: float
     since: float
     calls: int = 0
-    held: int = 0
+    buffered: int = 0
     user: AuthenticatedUser | None = None
-    taken: TokenBucket = field(default_factory=TokenBucket)
+    bucket: TokenBucket = field(default_factory=TokenBucket)
 
 
 class Rates(Protocol):
@@ -127,7 +127,7 @@ class Gate:
         deliveries_of: Callable[[str], DeliveryTracker | None],
         metadata: Mapping[str, Any] | None = None,
         metadata_url: str = "",
-        watch: GateObserver | None = None,
+        observer: GateObserver | None = None,
         sleep: Callable[[float], Awaitable[None]] = anyio.sleep,
     ) -> None:
         """Wrap `app`. Without a `verifier`, all requests have the same principal.
@@ -141,14 +141,14 @@ class Gate:
         self._quotas = quotas
         self._clock = clock
         self._deliveries_of = deliveries_of
-        self.watch: GateObserver = watch or NullObserver()
+        self.observer: GateObserver = observer or NullObserver()
         self._usage: OrderedDict[str, PrincipalUsage] = OrderedDict()
         self._sleep = sleep
-        self._turns = FairQueue(clock, sleep)
+        self._queue = FairQueue(clock, sleep)
         self.draining = False
         self._calls = 0
         self._transfers: set[anyio.CancelScope] = set()
-        self._lasting: dict[object, tuple[ClientConnection, str, str]] = {}
+        self._streams: dict[object, tuple[ClientConnection, str, str]] = {}
         """Long-lived responses: their connection, `Authorization` header and needed scope.
 
         A connection may have two, when the next request arrives before the last is cleaned up.
@@ -165,7 +165,7 @@ class Gate:
         """Wait until no call or transfer is in progress."""
         await self._idle.wait()
 
-    def give_up(self) -> int:
+    def cancel_transfers(self) -> int:
         """Cancel uploads and removals in progress, which are then answered with 503.
 
         Returns their number.
@@ -177,10 +177,10 @@ class Gate:
 
     async def recheck(self) -> None:
         """Cut streams and downloads whose token has expired or been revoked since they began."""
-        for connection, authorization, needed in list(self._lasting.values()):
+        for connection, authorization, needed in list(self._streams.values()):
             with Barrier("checking the token of a stream"):
                 try:
-                    await self._admission.who(authorization, needed)
+                    await self._admission.authenticate(authorization, needed)
                 except RequestRefused as refused:
                     if refused.status in (401, 403):
                         connection.close()
@@ -195,7 +195,9 @@ class Gate:
             await self._pass(scope, meter, send, peer)
         except RequestRefused as refused:
             who = state_of(scope).get("principal")
-            self.watch.refused(refused.reason, peer, who.name if who is not None else refused.who)
+            self.observer.refused(
+                refused.reason, peer, who.name if who is not None else refused.principal
+            )
             headers = refused.headers
             if refused.status in (408, 413, 503):  # the rest of the request is not read
                 headers["connection"] = "close"
@@ -221,7 +223,7 @@ class Gate:
             raise RequestRefused(503, "draining", _STOPPING, {"retry-after": "5"})
         state = state_of(scope)
         needed = METRICS if path == METRICS_PATH else RUN
-        who = state["principal"] = await self._admission.who(
+        who = state["principal"] = await self._admission.authenticate(
             headers.get(b"authorization", ""), needed
         )
         usage = self._usage_of(who)
@@ -236,7 +238,7 @@ class Gate:
             except RequestRefused:
                 await self._sleep(REFUSED_S)
                 raise
-        if wait_s := await self._turns.wait(who.name, usage.taken):
+        if wait_s := await self._queue.wait(who.name, usage.bucket):
             after = {"retry-after": str(round(wait_s + 0.5))}
             raise RequestRefused(429, "rate", _OTHERS_CALL, after)
         if self.draining:
@@ -245,15 +247,15 @@ class Gate:
             if method in ("PUT", "DELETE"):
                 await self._transfer(scope, meter)
             elif method != "POST":
-                with self._lasts(state, headers, needed):
+                with self._register_stream(state, headers, needed):
                     await self._app(scope, meter.receive, meter.send)
             else:
                 await self._call(scope, meter, usage, quotas, headers)
         finally:
-            self.watch.moved(meter.received, meter.sent)
+            self.observer.moved(meter.received, meter.sent)
 
     async def _transfer(self, scope: Scope, meter: TrafficMeter) -> None:
-        """Pass on an upload or removal, which `give_up` can cancel."""
+        """Pass on an upload or removal, which `cancel_transfers` can cancel."""
         self._begin()
         try:
             with anyio.CancelScope() as transfer:
@@ -283,7 +285,7 @@ class Gate:
         self._begin()
         try:
             body = await read_body(meter.receive, headers.get(b"content-length", ""), room, held)
-            usage.taken.read(len(body))
+            usage.bucket.read(len(body))
             if values_of(body) > MOST_VALUES:
                 raise RequestRefused(413, "body", TOO_MANY)
             self._admission.require_scopes(
@@ -299,7 +301,7 @@ class Gate:
                 self._end()
             try:
                 meter.at_end = delivery.sent
-                with self._lasts(state, headers, RUN) if long else nullcontext():
+                with self._register_stream(state, headers, RUN) if long else nullcontext():
                     await self._app(scope, replayed(body, meter.receive), meter.send)
             finally:
                 with Barrier("taking note of an answer's delivery"):
@@ -311,7 +313,7 @@ class Gate:
             self._end()
 
     @contextmanager
-    def _lasts(
+    def _register_stream(
         self, state: Mapping[str, Any], headers: Mapping[bytes, str], needed: str
     ) -> Iterator[None]:
         """Register a long-lived response inside this block: `recheck` verifies its token."""
@@ -320,11 +322,11 @@ class Gate:
             yield
             return
         answer = object()
-        self._lasting[answer] = connection, headers.get(b"authorization", ""), needed
+        self._streams[answer] = connection, headers.get(b"authorization", ""), needed
         try:
             yield
         finally:
-            del self._lasting[answer]
+            del self._streams[answer]
 
     def _begin(self) -> None:
         if not self._calls:

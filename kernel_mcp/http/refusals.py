@@ -21,14 +21,14 @@ class RequestRefused(Exception):  # an answer
         reason: str,
         text: str,
         headers: Mapping[str, str] | None = None,
-        who: str = "",
+        principal: str = "",
     ) -> None:
-        """`who` names the principal if the request's state does not have it yet."""
+        """`principal` names the principal if the request's state does not have it yet."""
         super().__init__(text)
         self.status = status
         self.reason = reason
         self.headers = dict(headers or {})
-        self.who = who
+        self.principal = principal
 
 
 async def respond(send: Send, status: int, text: str, headers: Mapping[str, str]) -> None:

@@ -150,7 +150,7 @@ async def serving(
             with anyio.move_on_after(settings.drain_s - last_s):
                 await gate.drained()
             if gate.calls:
-                given_up = end_calls() + gate.give_up()
+                given_up = end_calls() + gate.cancel_transfers()
                 logger.warning("giving up %d calls that outlast --drain", given_up)
                 with anyio.move_on_after(last_s):
                     await gate.drained()
@@ -174,7 +174,7 @@ async def _serve(server: _Server, listening: socket.socket, connections: Connect
                 each.close()
             connections.end()
             with anyio.move_on_after(LAST_BYTES_S):
-                await connections.gone()
+                await connections.wait_closed()
             connections.cut()
             if answering := list(server.server_state.tasks):  # they receive a disconnect
                 _, deaf = await asyncio.wait(answering, timeout=LAST_BYTES_S)

@@ -27,7 +27,7 @@ from kernel_mcp.barriers import Barrier
 from kernel_mcp.http.bodies import MOST_BODY
 from kernel_mcp.http.callers import SESSION_HEADER
 from kernel_mcp.http.connections import state_of
-from kernel_mcp.http.delivery import DeferredDelivery
+from kernel_mcp.http.delivery import SseDelivery
 from kernel_mcp.http.refusals import respond
 from kernel_mcp.sessions.notifications import DeliveryTracker
 
@@ -159,7 +159,7 @@ class SseTransport:
         session = query.partition("session_id=")[2].partition("&")[0]
         deliveries = self._deliveries.get(session)
         if deliveries is not None:
-            state_of(scope)["delivery"] = DeferredDelivery(deliveries)
+            state_of(scope)["delivery"] = SseDelivery(deliveries)
         await self._sse.handle_post_message(scope, receive, send)
 
 

@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from types import FrameType
 
-ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+SHUTDOWN_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 BEAT_S = 1.0
 """Seconds between two heartbeats of the event loop."""
 STILL_S = 2.0
@@ -37,7 +37,7 @@ class Shutdown:
     """The shutdown of this process, which a signal or `begin` starts.
 
     It uses Python's signal handlers, not the event loop's: they run during a long match of a
-    regular expression, too. Unless the loop is running (see `during`), a signal raises SystemExit.
+    regular expression, too. Unless the loop is running (see `run`), a signal raises SystemExit.
     """
 
     def __init__(self, code: int | None = None) -> None:
@@ -45,11 +45,11 @@ class Shutdown:
         self.begun = False
         self._code = code
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._hear: Callable[[], None] = lambda: None
+        self._callback: Callable[[], None] = lambda: None
         self._beat = asyncio.Event()
         self._interrupted = 0.0
         """Time of the first SIGINT, by the monotonic clock; 0 before."""
-        self._told = False
+        self._notified = False
         self._number = 0
         self._watched = False
 
@@ -59,16 +59,16 @@ class Shutdown:
         return INTERRUPTED if self._interrupted and self._code is None else 0
 
     def take_signals(self) -> None:
-        """Handle the signals of `ENDING` here; no effect outside the main thread."""
+        """Handle the signals of `SHUTDOWN_SIGNALS` here; no effect outside the main thread."""
         if threading.current_thread() is threading.main_thread():
-            for number in ENDING:
+            for number in SHUTDOWN_SIGNALS:
                 signal.signal(number, self._on_signal)
             sys.unraisablehook = self._on_unraisable
             faulthandler.register(signal.SIGVTALRM, file=_STDERR, all_threads=False)
             self._watched = True
 
     def begin(self) -> None:
-        """Start the shutdown, once: the callback given to `hear` is called on the event loop."""
+        """Start the shutdown, once; the callback of `on_begin` is called on the event loop."""
         if self.begun:
             return
         self.begun = True
@@ -76,16 +76,16 @@ class Shutdown:
         if self._loop is not None:
             self._loop.call_soon_threadsafe(self._on_begin)
 
-    def hear(self, hear: Callable[[], None]) -> None:
+    def on_begin(self, callback: Callable[[], None]) -> None:
         """Register a callback for the start of the shutdown; if that has begun, call it now."""
-        self._hear = hear
+        self._callback = callback
         if self.begun:
-            hear()
+            callback()
 
-    async def during(self, serve: Callable[[], Awaitable[None]]) -> None:
+    async def run(self, serve: Callable[[], Awaitable[None]]) -> None:
         """Await `serve`; meanwhile signals are delivered to its event loop, which is monitored."""
         self._loop = asyncio.get_running_loop()
-        beating = self._loop.create_task(self._go_on())
+        beating = self._loop.create_task(self._heartbeats())
         try:
             await serve()
         finally:
@@ -121,15 +121,15 @@ class Shutdown:
         if self._number:  # not in the handler, which may interrupt the writing of another line
             logger.info("stopping on %s", signal.Signals(self._number).name)
         self._beat.set()
-        self._hear()
+        self._callback()
 
-    async def _go_on(self) -> None:
+    async def _heartbeats(self) -> None:
         """Send heartbeats: they defer the alarm and the stack dump while the event loop runs."""
         while True:
             self._watch(STILL_S)
             if self.begun:
                 _set_alarm(ALARM_S)
-                self._tell()
+                self._notify()
             pause = AGAIN_S if self.begun else BEAT_S
             began = time.monotonic()
             with suppress(asyncio.TimeoutError):
@@ -143,11 +143,11 @@ class Shutdown:
         if self._watched:
             signal.setitimer(signal.ITIMER_VIRTUAL, seconds)
 
-    def _tell(self) -> None:
+    def _notify(self) -> None:
         """Tell a user who has pressed Ctrl-C, once, why the shutdown takes time."""
         waited = time.monotonic() - self._interrupted
-        if self._interrupted and not self._told and waited >= AGAIN_S:
-            self._told = True
+        if self._interrupted and not self._notified and waited >= AGAIN_S:
+            self._notified = True
             print("kernel-mcp: saving sessions; Ctrl-C again ends at once", file=sys.stderr)
 
 

@@ -8,15 +8,15 @@ from mcp_types import CallToolResult
 from pydantic import Field
 
 from kernel_mcp.errors import InputError
-from kernel_mcp.services import Services
 from kernel_mcp.sessions.lifecycle import Rollback, cells_in_words
+from kernel_mcp.tool_context import ToolContext
 from kernel_mcp.tools import AnyContext, SessionArg, Toolbox, Whole
 from kernel_mcp.tools.hints import CHANGES, DESTROYS
 from kernel_mcp.tools.models import Adopted, Branched, BranchHandle, Undone
 from kernel_mcp.tools.results import with_pending
 
 
-def register(box: Toolbox, services: Services) -> None:
+def register(box: Toolbox, services: ToolContext) -> None:
     """Add these tools to `box`."""
     tool, manager = box.tool, services.manager
 

@@ -29,13 +29,13 @@ from kernel_mcp.packages.requirements import SCRIPT_FILE, Problem, expect_script
 from kernel_mcp.policy import Kind, Report
 from kernel_mcp.policy.check import own_modules
 from kernel_mcp.policy.source import line_of_key
-from kernel_mcp.services import Services
 from kernel_mcp.sessions.cell import Cell, Phase, Status
 from kernel_mcp.sessions.history import KEPT_S
 from kernel_mcp.sessions.lifecycle import lost_names
 from kernel_mcp.sessions.notifications import ResponseContext
 from kernel_mcp.sessions.session import Session
 from kernel_mcp.sessions.storage import SCRIPT
+from kernel_mcp.tool_context import ToolContext
 from kernel_mcp.tools import (
     ALWAYS_LOADED,
     AnyContext,
@@ -75,7 +75,7 @@ MOST_LOOKED_AT = 1000
 """Number of cells, from the end, in which the agent's last one is searched."""
 
 
-def register(box: Toolbox, services: Services) -> None:
+def register(box: Toolbox, services: ToolContext) -> None:
     """Add these tools to `box`."""
     tool, settings = box.tool, services.settings
     told = partial(answer, settings=settings)
@@ -240,7 +240,7 @@ def register(box: Toolbox, services: Services) -> None:
 
 
 async def _run_once(
-    services: Services,
+    services: ToolContext,
     opened: Session,
     script: str,
     response: ResponseContext,
@@ -340,7 +340,7 @@ def _nothing_runs(session: Session) -> str:
 
 
 async def _judged(
-    services: Services, session: Session, code: str, dependencies: list[str], python: str
+    services: ToolContext, session: Session, code: str, dependencies: list[str], python: str
 ) -> Report:
     """Check code as `execute` would, and return the report; nothing is run.
 

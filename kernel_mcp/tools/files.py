@@ -17,10 +17,10 @@ from kernel_mcp.files.workspace import FileContent
 from kernel_mcp.output.images import ImageError, fit
 from kernel_mcp.output.render import PICTURE_BYTES
 from kernel_mcp.output.text import visible
-from kernel_mcp.services import Services
 from kernel_mcp.sessions.lifecycle import cells_in_words
 from kernel_mcp.sessions.notebook_export import NOTEBOOK_MIME, notebook
 from kernel_mcp.sessions.session import Session
+from kernel_mcp.tool_context import ToolContext
 from kernel_mcp.tools import AnyContext, PathArg, SessionArg, Toolbox, Whole
 from kernel_mcp.tools.hints import READS, WRITES
 from kernel_mcp.tools.models import FileEntry, FileList, Written
@@ -28,7 +28,7 @@ from kernel_mcp.tools.resources import Document, Documents, file_of
 from kernel_mcp.tools.results import said, say
 
 
-def register(box: Toolbox, services: Services) -> None:
+def register(box: Toolbox, services: ToolContext) -> None:
     """Add these tools to `box`."""
     tool = box.tool
     documents = Documents(services.manager, files=True)

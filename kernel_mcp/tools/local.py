@@ -13,9 +13,9 @@ from mcp_types import Tool as Definition
 from kernel_mcp.environments.uv import ProgressCallback
 from kernel_mcp.output.terminal import clean
 from kernel_mcp.output.text import Masks, guarded, guarded_lines
-from kernel_mcp.services import Services
 from kernel_mcp.sessions.manager import Caller
 from kernel_mcp.sessions.notebook_export import NOTEBOOK_MIME
+from kernel_mcp.tool_context import ToolContext
 from kernel_mcp.tools import Toolbox
 from kernel_mcp.tools.arguments import no_such_tool
 from kernel_mcp.tools.calls import Call
@@ -30,7 +30,7 @@ class LocalCalls:
     in answers, resources and progress.
     """
 
-    def __init__(self, services: Services, links: Callable[[str], str] | None = None) -> None:
+    def __init__(self, services: ToolContext, links: Callable[[str], str] | None = None) -> None:
         self._services = services
         self._links = links
         self._masks = Masks(services.settings.hidden)

@@ -23,11 +23,11 @@ from kernel_mcp.notebooks.views import AnswerBudget, Outline, outline, whole
 from kernel_mcp.output.images import Picture
 from kernel_mcp.output.outputs import Position
 from kernel_mcp.output.render import PICTURE_BYTES
-from kernel_mcp.services import Services
 from kernel_mcp.sessions.cell import Cell, Status
 from kernel_mcp.sessions.notebook_sinks import NotebookTarget
 from kernel_mcp.sessions.notifications import ResponseContext
 from kernel_mcp.sessions.session import Session
+from kernel_mcp.tool_context import ToolContext
 from kernel_mcp.tools import AnyContext, SessionArg, Toolbox, WaitArg, Whole, progress_of
 from kernel_mcp.tools.cells import check_code, check_seconds
 from kernel_mcp.tools.hints import DESTROYS, READS, REPEATS, RUNS
@@ -41,7 +41,7 @@ MOST_CELLS = 50
 """Most cells that one answer shows whole."""
 
 
-def register(box: Toolbox, services: Services) -> None:
+def register(box: Toolbox, services: ToolContext) -> None:
     """Add these tools to `box`."""
     tool, settings = box.tool, services.settings
     most = settings.max_output
@@ -246,7 +246,7 @@ class _Run:
 
     def __init__(
         self,
-        services: Services,
+        services: ToolContext,
         session: Session,
         book: NotebookFile,
         chosen: Sequence[NotebookCell],

@@ -13,14 +13,14 @@ from kernel_mcp.environments.layer import versions
 from kernel_mcp.environments.uv import silence
 from kernel_mcp.identity import INSTALL
 from kernel_mcp.packages.result import Outcome, all_versions
-from kernel_mcp.services import Services
 from kernel_mcp.sessions.session import Session
+from kernel_mcp.tool_context import ToolContext
 from kernel_mcp.tools import AnyContext, PackagesArg, SessionArg, Toolbox, progress_of
 from kernel_mcp.tools.hints import INSTALLS, READS
 from kernel_mcp.tools.models import Installed, PackageEntry, PackageList, PackageState
 
 
-def register(box: Toolbox, services: Services) -> None:
+def register(box: Toolbox, services: ToolContext) -> None:
     """Add these tools to `box`."""
     tool, installer = box.tool, services.installer
 

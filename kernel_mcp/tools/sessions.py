@@ -26,10 +26,10 @@ from kernel_mcp.linux.gpu_load import gpu_load
 from kernel_mcp.packages.requirements import Needs
 from kernel_mcp.packages.result import all_versions
 from kernel_mcp.policy import profile_in_words
-from kernel_mcp.services import Services
 from kernel_mcp.sessions.manager import Caller
 from kernel_mcp.sessions.session import Session
 from kernel_mcp.sessions.words import duration
+from kernel_mcp.tool_context import ToolContext
 from kernel_mcp.tools import (
     AnyContext,
     CpuArg,
@@ -68,7 +68,7 @@ HEAD_START_S = 0.002
 then, and a fork is under way."""
 
 
-def register(box: Toolbox, services: Services) -> None:
+def register(box: Toolbox, services: ToolContext) -> None:
     """Add these tools to `box`."""
     tool, settings, manager = box.tool, services.settings, services.manager
 
@@ -193,7 +193,7 @@ def register(box: Toolbox, services: Services) -> None:
 
 
 async def _attached(
-    services: Services,
+    services: ToolContext,
     caller: Caller,
     name: str,
     attach: str,
@@ -248,7 +248,7 @@ def own_timeout(settings: Settings, timeout_s: float | None) -> float:
     return timeout_s or 0.0
 
 
-def own_network(services: Services, network: list[str] | None) -> tuple[str, ...] | None:
+def own_network(services: ToolContext, network: list[str] | None) -> tuple[str, ...] | None:
     """Return the hosts to which a session that asks for these may connect; None for no request.
 
     Raises InputError for hosts that the operator has not granted, and without a sandbox.
@@ -264,7 +264,7 @@ def own_network(services: Services, network: list[str] | None) -> tuple[str, ...
     return wanted
 
 
-def own_limits(services: Services, memory: int | None, cpu: Share | None) -> Limits | None:
+def own_limits(services: ToolContext, memory: int | None, cpu: Share | None) -> Limits | None:
     """Return the limits of a session that asks for these; None if they are the server's own.
 
     `memory` is in bytes. Raises InputError for more than the operator permits, and for limits that
@@ -301,7 +301,7 @@ def _too_much(name: str, asked: str, most: str, flag: str) -> InputError:
 
 
 async def open_session(
-    services: Services,
+    services: ToolContext,
     caller: Caller,
     name: str,
     needs: Needs,
@@ -375,7 +375,7 @@ def _last_cell(session: Session) -> str:
     return f"{cell.number} [{cell.status.value}] {shown}"
 
 
-async def _info(services: Services, session: Session, progress: ProgressCallback) -> ServerInfo:
+async def _info(services: ToolContext, session: Session, progress: ProgressCallback) -> ServerInfo:
     factory, report, settings = services.factory, services.report, services.settings
     request, limits = session.request, session.request.limits or settings.limits
     if request.limits is not None:
@@ -420,7 +420,7 @@ async def _info(services: Services, session: Session, progress: ProgressCallback
         sandbox_found=found,
         checkpoints=session.lifecycle.checkpoints.words(session.kernel),
         audit_log=services.audit.state,
-        kept=services.kept + _saving(session),
+        kept=services.persistence_summary + _saving(session),
         limits=LimitsModel(
             memory_mb=limits.memory_bytes // MIB,
             cpu_s=limits.cpu_seconds,

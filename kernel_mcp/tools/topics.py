@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kernel_mcp.services import Services
+from kernel_mcp.tool_context import ToolContext
 from kernel_mcp.tools import Toolbox, branches, cells, files, notebooks, packages, sessions, views
 
 TOPICS = {
@@ -14,7 +14,7 @@ TOPICS = {
 }
 
 
-def register(box: Toolbox, services: Services) -> None:
+def register(box: Toolbox, services: ToolContext) -> None:
     """Add the tools of the groups that the settings name to `box`."""
     for group, topics in TOPICS.items():
         if group in services.settings.tools:

@@ -25,8 +25,8 @@ from kernel_mcp.output.outputs import Position
 from kernel_mcp.output.render import Budget, render
 from kernel_mcp.output.terminal import clean
 from kernel_mcp.output.text import visible
-from kernel_mcp.services import Services
 from kernel_mcp.sessions.cell import Cell
+from kernel_mcp.tool_context import ToolContext
 from kernel_mcp.tools import AnyContext, SessionArg, Toolbox
 from kernel_mcp.tools.app import VIEW
 from kernel_mcp.tools.cells import NumberArg
@@ -43,7 +43,7 @@ ROOM = 2000
 """Characters of an output besides its picture."""
 
 
-def register(box: Toolbox, services: Services) -> None:
+def register(box: Toolbox, services: ToolContext) -> None:
     """Add the tool to `box`."""
     settings = services.settings
 

@@ -33,7 +33,7 @@ from mcp.client import Client  # noqa: E402
 from kernel_mcp.config.settings import Settings  # noqa: E402
 from kernel_mcp.protocol import build_mcp  # noqa: E402
 from kernel_mcp.sandbox.select import proven_sandbox  # noqa: E402
-from kernel_mcp.server import Parts, parts, warm_up  # noqa: E402
+from kernel_mcp.server import AppContext, app_context, warm_up  # noqa: E402
 from kernel_mcp.sessions.reaper import Reaper  # noqa: E402
 from tests.integration.agent import PREFIX  # noqa: E402
 from tests.unit.fake_kernels import Handed  # noqa: E402
@@ -47,7 +47,7 @@ ROUNDS = 3
 class Drill:
     """A server, a witness that must not suffer, and a victim."""
 
-    def __init__(self, built: Parts, client: Client) -> None:
+    def __init__(self, built: AppContext, client: Client) -> None:
         self.problems: list[str] = []
         self.injected = 0
         self._built = built
@@ -183,7 +183,7 @@ async def drill(full: bool, only: str) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(dir="/var/tmp", prefix="faults-") as folder:
         settings = Settings(warm=1, max_sessions=8, grace_s=1.0, state_dir=Path(folder))
         async with (
-            parts(settings, proven_sandbox("auto")) as built,
+            app_context(settings, proven_sandbox("auto")) as built,
             anyio.create_task_group() as tasks,
         ):
             tasks.start_soon(Reaper(built.manager, 3600.0, time.monotonic).run)

@@ -21,7 +21,7 @@ from kernel_mcp.fleet.shared_store import SharedStore
 from kernel_mcp.fleet.signed import Signed
 from kernel_mcp.fleet.storage import FolderStorage
 from kernel_mcp.sandbox.select import proven_sandbox
-from kernel_mcp.server import Parts, parts
+from kernel_mcp.server import AppContext, app_context
 from kernel_mcp.sessions.manager import Caller
 from kernel_mcp.tools.local import LocalCalls
 from tests.integration.agent import Answer
@@ -36,7 +36,7 @@ class FakeNode:
     """A node whose calls are made here."""
 
     name: str
-    built: Parts
+    built: AppContext
     store: SharedStore
     sessions: NodeSessions
     asked: int = 0
@@ -125,8 +125,11 @@ class Nodes:
         async with AsyncExitStack() as stack:
             stack.callback(let_go)
             built = await stack.enter_async_context(
-                parts(
-                    settings, proven_sandbox("auto"), keep=keep_with(make, kept), registry=registry
+                app_context(
+                    settings,
+                    proven_sandbox("auto"),
+                    persistence_factory=keep_with(make, kept),
+                    roll=registry,
                 )
             )
             local = LocalCalls(built)

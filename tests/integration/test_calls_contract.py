@@ -9,7 +9,7 @@ import pytest
 
 from kernel_mcp.config.settings import Settings
 from kernel_mcp.sandbox.select import proven_sandbox
-from kernel_mcp.server import parts
+from kernel_mcp.server import app_context
 from kernel_mcp.tools.local import LocalCalls
 from tests.integration.calls_contract import CONTRACT, Clause, links
 
@@ -26,5 +26,5 @@ async def test_sessions_of_this_process(clause: Clause) -> None:
             allow_install=("*",),
             find_links=(str(links(Path(folder) / "links")),),
         )
-        async with parts(settings, proven_sandbox("auto")) as built:
+        async with app_context(settings, proven_sandbox("auto")) as built:
             await clause(LocalCalls(built))

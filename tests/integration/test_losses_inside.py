@@ -17,7 +17,7 @@ from kernel_mcp.config.values import GIB
 from kernel_mcp.errors import LaunchError
 from kernel_mcp.protocol import build_mcp
 from kernel_mcp.sandbox.select import proven_sandbox
-from kernel_mcp.server import parts
+from kernel_mcp.server import app_context
 from kernel_mcp.sessions import bounds
 from kernel_mcp.sessions.manager import SessionManager
 from kernel_mcp.sessions.session import Session
@@ -41,7 +41,7 @@ async def served() -> AsyncIterator[tuple[Agent, SessionManager]]:
     with tempfile.TemporaryDirectory(dir="/var/tmp", prefix="inside-") as folder:
         settings = Settings(warm=0, no_template=True, hibernate_sessions=0, state_dir=Path(folder))
         async with (
-            parts(settings, proven_sandbox("auto")) as built,
+            app_context(settings, proven_sandbox("auto")) as built,
             Client(build_mcp(built, Handed())) as client,
         ):
             yield Agent(client), built.manager

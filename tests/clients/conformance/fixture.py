@@ -26,7 +26,7 @@ from pydantic import Field
 
 from kernel_mcp import cli, protocol
 from kernel_mcp.protocol import Callers
-from kernel_mcp.services import Services
+from kernel_mcp.tool_context import ToolContext
 from kernel_mcp.tools import resources
 from kernel_mcp.tools.resources import ResourceServer
 
@@ -470,7 +470,7 @@ _build = protocol.build_mcp
 
 
 def build_mcp(
-    services: Services,
+    services: ToolContext,
     callers: Callers,
     links: Callable[[str], str] | None = None,
 ) -> ResourceServer:

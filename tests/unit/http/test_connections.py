@@ -108,7 +108,7 @@ async def test_all_are_ended_or_cut_and_it_is_known_when_none_is_left() -> None:
     connections.end()
     assert (connections.count, [each.ends for each in wires]) == (2, [1, 1])
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(connections.gone)
+        tasks.start_soon(connections.wait_closed)
         connections.cut()
     assert (connections.count, [each.cuts for each in wires]) == (0, [1, 1])
 

@@ -6,7 +6,7 @@ import asyncio
 from typing import cast
 
 from kernel_mcp.http.connections import ClientConnection
-from kernel_mcp.http.delivery import DeferredDelivery, Delivery
+from kernel_mcp.http.delivery import Delivery, SseDelivery
 from kernel_mcp.sessions.notifications import DeliveryTracker
 
 
@@ -79,7 +79,7 @@ def test_in_an_mcp_session_a_client_can_say_later_that_it_had_cancelled() -> Non
 
 def test_answers_on_another_connection_are_the_outboxes() -> None:
     deliveries, heard = DeliveryTracker(), Heard()
-    DeferredDelivery(deliveries).expect(3).then(heard.delivered)
+    SseDelivery(deliveries).expect(3).then(heard.delivered)
     assert heard.events == []
     deliveries.delivered(3)
     assert heard.events == ["delivered"]

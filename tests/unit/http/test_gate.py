@@ -88,7 +88,7 @@ def made(bell: Doorbell | None = None, **changes: Any) -> tuple[Gate, Behind]:
         "quotas": Quotas(),
         "clock": FakeClock(),
         "deliveries_of": lambda _: None,
-        "watch": bell,
+        "observer": bell,
         **changes,
     }
     return Gate(behind, **options), behind
@@ -435,11 +435,11 @@ async def test_an_upload_that_outlasts_the_server_is_told_so() -> None:
         tasks.start_soon(upload)
         await begun.wait()
         gate.draining = True
-        assert (gate.calls, gate.give_up()) == (1, 1)
+        assert (gate.calls, gate.cancel_transfers()) == (1, 1)
         await gate.drained()
     assert answers[0].status == 503
     assert "the file is as it was" in answers[0].json["error"]
-    assert behind.reached == gate.give_up() == 0
+    assert behind.reached == gate.cancel_transfers() == 0
 
 
 class Line:

@@ -20,13 +20,13 @@ shutdown.take_signals()
 ORDERLY = """
 async def serve():
     heard = asyncio.Event()
-    shutdown.hear(heard.set)
+    shutdown.on_begin(heard.set)
     print("ready", flush=True)
     await heard.wait()
     print("heard", flush=True)
     await asyncio.sleep(float(sys.argv[1]))
     print("saved", flush=True)
-asyncio.run(shutdown.during(serve))
+asyncio.run(shutdown.run(serve))
 sys.exit(shutdown.code)
 """
 STANDING = """
@@ -35,7 +35,7 @@ async def serve():
     print("ready", flush=True)
     await asyncio.sleep(0)
     re.match("(a+)+b", "a" * 40)
-asyncio.run(shutdown.during(serve))
+asyncio.run(shutdown.run(serve))
 """
 
 COMPUTING = """
@@ -50,7 +50,7 @@ async def serve():
         for count in range(5, 80):
             deep(count, {})
     print("whole", flush=True)
-asyncio.run(shutdown.during(serve))
+asyncio.run(shutdown.run(serve))
 """
 
 

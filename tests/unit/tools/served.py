@@ -25,13 +25,13 @@ from kernel_mcp.packages.result import Outcome, PackageOutcome, State
 from kernel_mcp.policy import Policy
 from kernel_mcp.protocol import Callers, build_mcp
 from kernel_mcp.sandbox.select import NoSandbox
-from kernel_mcp.services import Services
 from kernel_mcp.sessions.audit import Audit
 from kernel_mcp.sessions.cell import Cell
 from kernel_mcp.sessions.manager import Caller, SessionManager
 from kernel_mcp.sessions.persistence import Persistence
 from kernel_mcp.sessions.session import Session
 from kernel_mcp.telemetry import Meters
+from kernel_mcp.tool_context import ToolContext
 from tests.integration.agent import Agent, Answer
 from tests.unit.fake_kernels import FakeClock, FakeSource, FakeStore, Handed, new_manager
 
@@ -126,7 +126,7 @@ async def served(
     manager = new_manager(folder, source, clock, persistence=persistence, **options)
     installer = FakeInstaller(settings)
     sandbox = NoSandbox()
-    services = Services(
+    services = ToolContext(
         settings=settings,
         manager=manager,
         factory=KernelFactory(
@@ -140,7 +140,7 @@ async def served(
         sandbox=sandbox,
         resources=ResourceManager(refusal="this is a test", grouped=True),
         report=sandbox.report(),
-        kept="off",
+        persistence_summary="off",
         audit=Audit(),
         clock=clock,
         doors=MountGrants(),

@@ -66,8 +66,8 @@ TEMPLATE_KERNELS = 1
 """Kernels that a template counts as in the system's limits."""
 
 
-class Commons:
-    """Objects shared by all wings of a server on HTTP; see `web`."""
+class SharedContext:
+    """Objects shared by all tenant pools of a server on HTTP; see `web`."""
 
     def __init__(self, settings: Settings, sandbox: Sandbox) -> None:
         """Raises ConfigError."""
@@ -90,7 +90,7 @@ class Commons:
         self.audit.close()
 
 
-class Keep(Protocol):
+class PersistenceFactory(Protocol):
     """Factory of session persistence, see `persistence_of`."""
 
     def __call__(
@@ -105,24 +105,25 @@ class Keep(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Ground:
+class KernelContext:
     """The objects of a server that exist before the first session.
 
-    `not_persisted_why` is the reason why sessions are not persisted. `managers` is empty until
-    sessions are served. `spares` is the number of pooled kernels, whose folders lie in `waiting`.
+    `unpersisted_reason` says why sessions are not persisted. `managers` is empty until
+    sessions
+    are served. `pool_size` is the number of pooled kernels, whose folders lie in `pool_folder`.
     """
 
     settings: Settings
     sandbox: Sandbox
-    commons: Commons
+    shared: SharedContext
     run: RunDirectory
     resources: ResourceManager
     folders: SessionFolders
     masks: Masks
     rules: InstallRules
     persistence: Persistence | None
-    not_persisted_why: str
-    own: OwnEnvironment | None
+    unpersisted_reason: str
+    own_environment: OwnEnvironment | None
     doors: MountGrants
     network: Network
     report: SandboxReport
@@ -130,8 +131,8 @@ class Ground:
     environments: EnvironmentStore
     factory: KernelFactory
     managers: list[SessionManager]
-    spares: int
-    waiting: Path
+    pool_size: int
+    pool_folder: Path
     readiness: Readiness = field(default_factory=Readiness)
     preparing: anyio.Lock = field(default_factory=anyio.Lock)
 
@@ -150,24 +151,24 @@ class Ground:
 
 
 @asynccontextmanager
-async def ground(
+async def kernel_context(
     settings: Settings,
     sandbox: Sandbox,
-    commons: Commons | None = None,
+    shared: SharedContext | None = None,
     *,
-    keep: Keep = persistence_of,
-) -> AsyncIterator[Ground]:
-    """Build the ground; tear it down in reverse order. Raises KernelMcpError.
+    persistence_factory: PersistenceFactory = persistence_of,
+) -> AsyncIterator[KernelContext]:
+    """Build the context; tear it down in reverse order. Raises KernelMcpError.
 
-    `commons` are given if the server has several grounds; by default they are built and closed
-    here. `keep` builds the persistence of sessions.
+    `shared` is given if the server has several tenant pools; by default it is built and closed
+    here. `persistence_factory` builds the persistence of sessions.
     """
     async with AsyncExitStack() as stack:
-        if commons is None:
-            commons = Commons(settings, sandbox)
-            stack.push_async_callback(commons.aclose)
-        audit = commons.audit
-        masks = Masks(settings.hidden)  # not those of all grounds: a mask would confirm a guess
+        if shared is None:
+            shared = SharedContext(settings, sandbox)
+            stack.push_async_callback(shared.aclose)
+        audit = shared.audit
+        masks = Masks(settings.hidden)  # not those of all pools: a mask would confirm a guess
         run = stack.enter_context(RunDirectory.create(settings.state_dir))
         resources = ResourceManager.create(run.path, sandbox.report())
         await stack.enter_async_context(resources.running())
@@ -183,7 +184,9 @@ async def ground(
         inspector = Inspector(sandbox)
         rules = InstallRules.of(settings)
         state = run.path.parent
-        persistence, not_persisted_why = keep(settings, state, sandbox.name, rules.admit)
+        persistence, unpersisted_reason = persistence_factory(
+            settings, state, sandbox.name, rules.admit
+        )
         own = await anyio.to_thread.run_sync(
             partial(own_environment, settings.python, apart=_apart(sandbox))
         )
@@ -213,13 +216,13 @@ async def ground(
         cold = LocalLauncher(assembly)
         templates = None
         if sandbox.forks and not settings.no_template:
-            shared = [folders.workspaces, folders.layers]
+            shared_folders = [folders.workspaces, folders.layers]
             if persistence is not None:
-                shared += [persistence.store.workspaces, persistence.store.layers]
+                shared_folders += [persistence.store.workspaces, persistence.store.layers]
             templates = TemplateLauncher(
                 assembly,
                 cold=cold,
-                shared=shared,
+                shared=shared_folders,
                 variables=settings.of_kernels,
                 checkpoints=settings.checkpoints != "off",
             )
@@ -253,24 +256,24 @@ async def ground(
             vault=network.vault,
             listed=await environments.listed(settings),
         )
-        spares = _spares(settings, sandbox, run.path)
-        waiting = folders.workspaces
-        if folders.keep and spares:
-            waiting = stack.enter_context(spare_folder(waiting))
+        pool_size = _pool_size(settings, sandbox, run.path)
+        pool_folder = folders.workspaces
+        if folders.keep and pool_size:
+            pool_folder = stack.enter_context(spare_folder(pool_folder))
         elif folders.keep:
-            sweep_spares(waiting)
-        yield Ground(
+            sweep_spares(pool_folder)
+        yield KernelContext(
             settings=settings,
             sandbox=sandbox,
-            commons=commons,
+            shared=shared,
             run=run,
             resources=resources,
             folders=folders,
             masks=masks,
             rules=rules,
             persistence=persistence,
-            not_persisted_why=not_persisted_why,
-            own=own,
+            unpersisted_reason=unpersisted_reason,
+            own_environment=own,
             doors=doors,
             network=network,
             report=report,
@@ -278,8 +281,8 @@ async def ground(
             environments=environments,
             factory=factory,
             managers=managers,
-            spares=spares,
-            waiting=waiting,
+            pool_size=pool_size,
+            pool_folder=pool_folder,
         )
 
 
@@ -346,7 +349,7 @@ def meters_of(settings: Settings) -> Meters:
     return meters_of_http()
 
 
-def _spares(settings: Settings, sandbox: Sandbox, folder: Path) -> int:
+def _pool_size(settings: Settings, sandbox: Sandbox, folder: Path) -> int:
     """Return the number of pooled kernels; 0 where a kernel sees its workspace's host path.
 
     Such a kernel could not be given to a session with another folder.

@@ -19,11 +19,11 @@ from kernel_mcp.telemetry import Meters
 
 
 @dataclass(frozen=True, slots=True)
-class Services:
+class ToolContext:
     """The objects that the tools of a server use.
 
     `report` lists the protections and limits in force. `resources` computes it for other limits,
-    and `kept` says in words what of the sessions outlives the server.
+    and `persistence_summary` says in words what of the sessions outlives the server.
     """
 
     settings: Settings
@@ -38,7 +38,7 @@ class Services:
     clock: Clock
     doors: MountGrants
     network: Network
-    kept: str
+    persistence_summary: str
     meters: Meters
 
     def instructions(self) -> str:
