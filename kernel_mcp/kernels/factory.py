@@ -189,7 +189,7 @@ class KernelFactory:
             if self._vault:
                 environment = replace(
                     environment,
-                    readonly=(*environment.readonly, *self._vault.shown),
+                    readonly=(*environment.readonly, *self._vault.visible_paths),
                     replaced=self._vault.replaced(environment.readonly),
                 )
             spec = self.spec(request)  # the operator's packages may have become fewer

@@ -64,8 +64,8 @@ def granted_network(
             "--secret: without a sandbox (--sandbox none) code could read it all the same. Use "
             "--sandbox bwrap or container, or --env where code may know the value."
         )
-    missing = [host for host in hosts if rules.entry_for(host, *_TLS) is None]
-    rules = Rules((*rules.entries, *(HostRule(host, _TLS) for host in missing)))
+    missing = [host for host in hosts if rules.rule_for(host, *_TLS) is None]
+    rules = Rules((*rules.rules, *(HostRule(host, _TLS) for host in missing)))
     if rules and sandbox.name == "landlock":
         raise ConfigError(
             "--network, --secret: the landlock sandbox has no network of its own to open a door "
@@ -182,7 +182,7 @@ class Network:
             return "none"
         down = "; its proxy is down, and another is started" if self.proxy.down else ""
         named = [f"{name} is {address} in it" for address, name in self.hosts]
-        named += self.vault.words(lambda host: rules.entry_for(host, *_TLS) is not None)
+        named += self.vault.descriptions(lambda host: rules.rule_for(host, *_TLS) is not None)
         return "; ".join([f"{rules} ({_HOW})", *named]) + down
 
     async def open(self) -> None:
@@ -293,7 +293,7 @@ class NetworkAccess:
         rules, session = self._network.rules_for(wanted), self._network.proxy.number()
         for place, sock in zip(self._network.addresses, made, strict=True):
             entry = place.entry
-            if entry is None or entry in rules.entries:
+            if entry is None or entry in rules.rules:
                 number = self._network.proxy.add_listener(session, sock, rules, entry, tell)
                 self._given.append(number)
             else:

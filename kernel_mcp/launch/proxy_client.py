@@ -177,7 +177,10 @@ class ProxyClient:
 
 def fits(vault: Vault) -> bool:
     """Return True if one message has room for all secrets and the authority."""
-    return len(json.dumps(_message_of(vault))) + vault.room + _KEY_BYTES <= packets.PACKET_BYTES
+    return (
+        len(json.dumps(_message_of(vault))) + vault.certificate_bytes + _KEY_BYTES
+        <= packets.PACKET_BYTES
+    )
 
 
 def _message_of(vault: Vault) -> dict[str, Any]:

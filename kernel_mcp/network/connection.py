@@ -13,7 +13,7 @@ from kernel_mcp.barriers import Barrier
 from kernel_mcp.network.http import ByteStream, Head, ProxyRefusal, TunnelHost
 from kernel_mcp.network.records import Records, Traffic
 from kernel_mcp.network.relay import HostFilter, IncompleteResponse, Relay
-from kernel_mcp.network.rules import HostRule, Rules, literal, shown, why_never
+from kernel_mcp.network.rules import HostRule, Rules, join_port, literal, why_never
 from kernel_mcp.network.tls import UNRECOGNIZED_NAME, BadHello, Hello, Tls
 from kernel_mcp.network.tunnel import (
     RESOLVERS_OF_ONE,
@@ -28,7 +28,7 @@ from kernel_mcp.records import dataclass
 if TYPE_CHECKING:
     from kernel_mcp.network.termination import Termination
 
-Ending: TypeAlias = "Callable[[str], Termination | None]"
+TerminationLookup: TypeAlias = "Callable[[str], Termination | None]"
 """Function that returns the TLS termination of a host, or None for a host without secrets."""
 
 TLS_PORT, TLS_HANDSHAKE = 443, 22
@@ -47,7 +47,7 @@ class SessionTraffic:
 
     def __init__(self, key: str, loop: asyncio.AbstractEventLoop) -> None:
         self.key = key
-        self.turns = StepQueue(loop)
+        self.steps = StepQueue(loop)
         self.resolving = asyncio.Semaphore(RESOLVERS_OF_ONE)
         self.connections: set[ProxiedConnection] = set()
         self.listeners = 0
@@ -78,20 +78,20 @@ class Listener:
     session: SessionTraffic
     connections: set[ProxiedConnection] = field(default_factory=set)
 
-    def entry_for(self, host: str, port: int) -> HostRule:
+    def rule_for(self, host: str, port: int) -> HostRule:
         """Return the rule that permits `host` and `port`. Raises ProxyRefusal if there is none."""
-        entry = self.rules.entry_for(host, port)
-        if entry is None or (self.exact is not None and not entry.exact):
+        rule = self.rules.rule_for(host, port)
+        if rule is None or (self.exact is not None and not rule.exact):
             never = why_never(host)
             step = f", nor can it: {never}" if never else ": use what it permits, or have it named"
             raise ProxyRefusal(
-                f"the operator's --network does not permit {shown(host, port)} here{step}. It "
+                f"the operator's --network does not permit {join_port(host, port)} here{step}. It "
                 f"permits: {self.rules}"
             )
-        return entry
+        return rule
 
 
-_SAID_IN = ("head", "host")
+_REPLY_PHASES = ("head", "host")
 """Phases in which a refusal can still be sent as an HTTP response."""
 _LIMITS: Mapping[str, tuple[float, bool, str]] = {
     "request": (REQUEST_S, True, ""),
@@ -114,22 +114,22 @@ class ProxiedConnection:
         sock: socket.socket,
         dialer: Dialer,
         records: Records,
-        ending: Ending = lambda _: None,
+        termination_of: TerminationLookup = lambda _: None,
     ) -> None:
         self._loop = asyncio.get_running_loop()
-        self._ending = ending
+        self._termination_of = termination_of
         self._listener, self._dialer, self._records = listener, dialer, records
-        self._watch = ConnectionDeadline(self._loop)
-        self._client = self._wire(sock)
-        self._front: ByteStream = self._client
+        self._deadline = ConnectionDeadline(self._loop)
+        self._client = self._stream(sock)
+        self._reply_stream: ByteStream = self._client
         """Stream on which the session is answered: its connection, or TLS over that."""
         self._phase = "request"
         self._since = self._loop.time()
-        self._place = ("", 0)
+        self._target = ("", 0)
         self._host: SocketStream | None = None
-        self._told: ProxyRefusal | None = None
+        self._reported: ProxyRefusal | None = None
         self._cut: ProxyRefusal | None = None
-        self._to("request")
+        self._enter_phase("request")
         self.task = self._loop.create_task(self._run())
 
     @property
@@ -137,19 +137,19 @@ class ProxiedConnection:
         """Bytes received from and sent to the session."""
         return self._client.sent + self._client.received
 
-    def look(self, now: float) -> None:
+    def check_timeout(self, now: float) -> None:
         """End the connection if its phase has exceeded its timeout; `now` is the loop's time."""
         if (
             self._phase == "answer"
-            and self._watch.idle_for(now) > ENDED_IDLE_S
+            and self._deadline.idle_for(now) > ENDED_IDLE_S
             and self._client.ended
         ):
             words = f"the session had closed, and nothing came for {ENDED_IDLE_S:g} s"
             self.cut(ProxyRefusal(words, 504, "failed"))
-        elif now > self._watch.until:
+        elif now > self._deadline.until:
             seconds, _, words = _LIMITS[self._phase]
             self.cut(ProxyRefusal(f"{words} in {seconds:g} s: try again", 504, "failed"))
-            self._watch.within(2 * _LINGER_S)  # wait_for of Python 3.10 can lose cancellation
+            self._deadline.within(2 * _LINGER_S)  # wait_for of Python 3.10 can lose cancellation
 
     def cut(self, refusal: ProxyRefusal) -> None:
         """Cancel the connection. The first `refusal` is the one that is reported."""
@@ -166,23 +166,23 @@ class ProxiedConnection:
             self._client.close()
             if self._host is not None:
                 self._host.close()
-            told = refusal is not None and refusal is self._told
+            told = refusal is not None and refusal is self._reported
             if not told and (self._host or (refusal and self._phase != "request")):
-                self._note(self._place, refusal, self._host, (0, 0))
+                self._report(self._target, refusal, self._host, (0, 0))
 
     async def _serve(self) -> ProxyRefusal | None:
         """Serve the connection. Return why it ended early, or None if it ended in order."""
         try:
             if self._listener.exact is None:
-                await self._requests(self._relay(self._client, self._reached_plainly))
+                await self._requests(self._relay(self._client, self._connect_plain))
             else:
-                await self._exactly(*self._listener.exact)
+                await self._raw_tunnel(*self._listener.exact)
         except ProxyRefusal as reason:
-            await self._say(b"" if self._listener.exact else reason.answer())
+            await self._reply_and_linger(b"" if self._listener.exact else reason.answer())
             return reason
         except BadHello as reason:
-            await self._say(reason.alert)
-            return ProxyRefusal(f"{self._place[0]}: {reason}")
+            await self._reply_and_linger(reason.alert)
+            return ProxyRefusal(f"{self._target[0]}: {reason}")
         except IncompleteResponse as reason:
             return reason.refusal
         except OSError as reason:
@@ -190,8 +190,8 @@ class ProxiedConnection:
         except asyncio.CancelledError:
             if self._cut is None:
                 raise
-            if self._phase in _SAID_IN and self._listener.exact is None:
-                await self._say(self._cut.answer())
+            if self._phase in _REPLY_PHASES and self._listener.exact is None:
+                await self._reply_and_linger(self._cut.answer())
             return self._cut
         return None
 
@@ -202,16 +202,16 @@ class ProxiedConnection:
             if head is not None and head.connect:
                 await self._tunnel(head, relay.rest)
             elif head is not None:
-                await self._switched(relay, head)
+                await self._websocket(relay, head)
             else:
-                await self._say(b"")
+                await self._reply_and_linger(b"")
         finally:
             relay.close_host()
 
-    async def _exactly(self, host: str, port: int) -> None:
-        self._to("host")
-        self._host = await self._reached(host, port)
-        self._to("exact")
+    async def _raw_tunnel(self, host: str, port: int) -> None:
+        self._enter_phase("host")
+        self._host = await self._connect(host, port)
+        self._enter_phase("exact")
         await pass_both_ways(self._client, self._host)
 
     async def _tunnel(self, head: Head, rest: bytes) -> None:
@@ -220,26 +220,26 @@ class ProxiedConnection:
         An exact `HOST:PORT` accepts any protocol. TLS to a host with secrets is terminated here.
         """
         host, port = head.host, head.port
-        exact = self._entry_for(host, port).exact
-        end = self._ending(host) if exact or port == TLS_PORT else None
-        self._host = await self._reached(host, port)
+        exact = self._rule_for(host, port).exact
+        termination = self._termination_of(host) if exact or port == TLS_PORT else None
+        self._host = await self._connect(host, port)
         await self._client.write(b"HTTP/1.1 200 Connection established\r\n\r\n")
-        self._to("hello")
-        if not exact or end is not None:
+        self._enter_phase("hello")
+        if not exact or termination is not None:
             rest = rest or await self._client.read()
             if not rest:
                 return
         if rest and rest[0] != TLS_HANDSHAKE and not exact:
             await self._plain_tunnel(host, port, rest)
             return
-        if not exact or (end is not None and rest[0] == TLS_HANDSHAKE):
+        if not exact or (termination is not None and rest[0] == TLS_HANDSHAKE):
             rest = await self._hello(host, rest)
             if not rest:
                 return
-            if end is not None:
-                await self._terminated(end, host, port, rest)
+            if termination is not None:
+                await self._terminate_tls(termination, host, port, rest)
                 return
-        self._to("exact" if exact else "tunnel")
+        self._enter_phase("exact" if exact else "tunnel")
         await self._host.write(rest)
         await pass_both_ways(self._client, self._host)
 
@@ -264,42 +264,44 @@ class ProxiedConnection:
     async def _plain_tunnel(self, host: str, port: int, rest: bytes) -> None:
         """Relay plain HTTP inside a CONNECT, which some clients use for websockets."""
         self._check_plain(host, port)
-        wire, self._host = self._host, None
-        within = TunnelHost(host, port, 80)
+        stream, self._host = self._host, None
+        tunnel = TunnelHost(host, port, 80)
         await self._requests(
-            self._relay(self._client, self._reached_plainly, within=within, rest=rest, host=wire)
+            self._relay(self._client, self._connect_plain, tunnel=tunnel, rest=rest, host=stream)
         )
 
-    async def _terminated(self, end: Termination, host: str, port: int, rest: bytes) -> None:
+    async def _terminate_tls(
+        self, termination: Termination, host: str, port: int, rest: bytes
+    ) -> None:
         """Terminate the client's TLS; relay its requests over a new TLS connection to the host."""
-        self._front = tls = Tls(self._client, end.serving, first=rest)
+        self._reply_stream = tls = Tls(self._client, termination.serving, first=rest)
         try:
             await tls.begin()
         except OSError as reason:
-            raise end.distrusted(reason) from None
+            raise termination.handshake_error(reason) from None
 
         async def reached(host: str, port: int) -> ByteStream:
-            wire, self._host = self._host, None
-            if wire is None or wire.stale:
-                if wire is not None:
-                    wire.close()
-                wire = await self._reached(host, port)
+            stream, self._host = self._host, None
+            if stream is None or stream.stale:
+                if stream is not None:
+                    stream.close()
+                stream = await self._connect(host, port)
             try:
-                return await end.begun(wire)
+                return await termination.connect_tls(stream)
             except BaseException:
-                wire.close()
+                stream.close()
                 raise
 
-        within = TunnelHost(host, port, TLS_PORT)
-        await self._requests(self._relay(tls, reached, within=within, guard=end))
+        tunnel = TunnelHost(host, port, TLS_PORT)
+        await self._requests(self._relay(tls, reached, tunnel=tunnel, host_filter=termination))
 
-    async def _switched(self, relay: Relay, head: Head) -> None:
+    async def _websocket(self, relay: Relay, head: Head) -> None:
         """Pass bytes both ways on a connection that has been upgraded to a websocket."""
         host, exchange = relay.host, relay.exchange
         assert isinstance(host, SocketStream)
         assert exchange is not None
-        relay.host, self._host, self._place = None, host, (head.host, head.port)
-        self._to("tunnel")
+        relay.host, self._host, self._target = None, host, (head.host, head.port)
+        self._enter_phase("tunnel")
         await host.write(exchange.rest)
         await self._client.write(exchange.host_rest)
         await pass_both_ways(self._client, host)
@@ -309,20 +311,20 @@ class ProxiedConnection:
         client: ByteStream,
         connect: Callable[[str, int], Awaitable[ByteStream]],
         *,
-        within: TunnelHost | None = None,
+        tunnel: TunnelHost | None = None,
         rest: bytes = b"",
         host: SocketStream | None = None,
-        guard: HostFilter | None = None,
+        host_filter: HostFilter | None = None,
     ) -> Relay:
         return Relay(
             client,
             connect,
-            phase=self._to,
-            over=self._over,
-            within=within,
+            on_phase=self._enter_phase,
+            on_exchange=self._on_exchange,
+            tunnel=tunnel,
             rest=rest,
             host=host,
-            guard=guard or HostFilter(),
+            host_filter=host_filter or HostFilter(),
         )
 
     def _check_plain(self, host: str, port: int) -> None:
@@ -331,56 +333,56 @@ class ProxiedConnection:
         An entry for exactly this host and port permits it.
         """
         rules = self._listener.rules
-        entry = rules.entry_for(host, port)
-        if entry is not None and entry.exact:
+        rule = rules.rule_for(host, port)
+        if rule is not None and rule.exact:
             return
         if port == TLS_PORT:
             raise ProxyRefusal(
                 f"{host}:{port} is for TLS, and what came is none: use https://{host}"
             )
-        if self._ending(host) is not None and rules.entry_for(host, TLS_PORT) is not None:
+        if self._termination_of(host) is not None and rules.rule_for(host, TLS_PORT) is not None:
             raise ProxyRefusal(
                 f"there is a secret for {host}, which is put into HTTPS alone: use https://{host}"
             )
 
-    async def _reached_plainly(self, host: str, port: int) -> SocketStream:
-        """Connect as `_reached` does, for plain HTTP. Raises ProxyRefusal."""
+    async def _connect_plain(self, host: str, port: int) -> SocketStream:
+        """Connect as `_connect` does, for plain HTTP. Raises ProxyRefusal."""
         self._check_plain(host, port)
-        return await self._reached(host, port)
+        return await self._connect(host, port)
 
-    async def _reached(self, host: str, port: int) -> SocketStream:
+    async def _connect(self, host: str, port: int) -> SocketStream:
         """Connect to `host` and `port` if a rule permits it. Raises ProxyRefusal."""
-        entry = self._entry_for(host, port)
-        self._to("host")
-        return self._wire(
-            await self._dialer.connect(entry, host, port, self._listener.session.resolving)
+        rule = self._rule_for(host, port)
+        self._enter_phase("host")
+        return self._stream(
+            await self._dialer.connect(rule, host, port, self._listener.session.resolving)
         )
 
-    def _entry_for(self, host: str, port: int) -> HostRule:
-        self._place, self._since = (host, port), self._loop.time()
-        return self._listener.entry_for(host, port)
+    def _rule_for(self, host: str, port: int) -> HostRule:
+        self._target, self._since = (host, port), self._loop.time()
+        return self._listener.rule_for(host, port)
 
-    def _wire(self, sock: socket.socket) -> SocketStream:
-        return SocketStream(sock, self._listener.session.turns, self._watch)
+    def _stream(self, sock: socket.socket) -> SocketStream:
+        return SocketStream(sock, self._listener.session.steps, self._deadline)
 
-    def _to(self, phase: str) -> None:
+    def _enter_phase(self, phase: str) -> None:
         self._phase = phase
         seconds, idle, _ = _LIMITS[phase]
-        (self._watch.idle if idle else self._watch.within)(seconds)
+        (self._deadline.idle if idle else self._deadline.within)(seconds)
 
-    def _over(
+    def _on_exchange(
         self,
-        place: tuple[str, int],
+        target: tuple[str, int],
         refusal: ProxyRefusal | None,
         host: ByteStream | None,
         before: tuple[int, int],
     ) -> None:
-        self._told = refusal or self._cut
-        self._note(place, self._told, host, before)
+        self._reported = refusal or self._cut
+        self._report(target, self._reported, host, before)
 
-    def _note(
+    def _report(
         self,
-        place: tuple[str, int],
+        target: tuple[str, int],
         refusal: ProxyRefusal | None,
         host: ByteStream | None,
         before: tuple[int, int],
@@ -388,11 +390,11 @@ class ProxiedConnection:
         now = self._loop.time()
         up, down = (0, 0) if host is None else (host.sent - before[0], host.received - before[1])
         self._records.add(
-            self._listener.number, place, refusal, Traffic(up, down, now - self._since)
+            self._listener.number, target, refusal, Traffic(up, down, now - self._since)
         )
         self._since = now
 
-    async def _say(self, words: bytes) -> None:
+    async def _reply_and_linger(self, words: bytes) -> None:
         """Send the last bytes, then read for a moment until the client closes.
 
         An immediate close could reset the connection before the client has read them.
@@ -401,8 +403,8 @@ class ProxiedConnection:
             await asyncio.wait_for(self._said(words), _LINGER_S)
 
     async def _said(self, words: bytes) -> None:
-        await self._front.write(words)
-        await self._front.shut()
+        await self._reply_stream.write(words)
+        await self._reply_stream.shut()
         most = self._client.received + _LINGER_BYTES
         while self._client.received < most and await self._client.read():
             pass

@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable
 from typing import Protocol, TypeAlias
 
-from kernel_mcp.network.rules import BadHost, plain_host, shown, split_port
+from kernel_mcp.network.rules import BadHost, join_port, plain_host, split_port
 from kernel_mcp.records import dataclass
 
 HEAD_BYTES = 32 * 1024
@@ -39,24 +39,24 @@ _CONNECTION_WORDS = frozenset([*HOP, b"close", b"trailers", b""])
 
 
 class ProxyRefusal(Exception):
-    """A connection or request is refused or has failed; `words` tell the session's code why.
+    """A connection or request is refused or has failed; `message` tells the session's code why.
 
     status   HTTP status of the answer
     verdict  `refused` by a rule, or `failed` because of the peer or the network
     """
 
-    def __init__(self, words: str, status: int = 403, verdict: str = "refused") -> None:
-        super().__init__(words)
-        self.words = words
+    def __init__(self, message: str, status: int = 403, verdict: str = "refused") -> None:
+        super().__init__(message)
+        self.message = message
         self.status = status
         self.verdict = verdict
 
     def answer(self) -> bytes:
-        """Return an HTTP response, with `words` as body and reason, that ends the connection."""
-        line = " ".join(self.words.split()).encode("ascii", "replace")
+        """Return an HTTP response, with `message` as body and reason, that ends the connection."""
+        line = " ".join(self.message.split()).encode("ascii", "replace")
         if len(line) > _PHRASE:
             line = line[: _PHRASE - 3] + b"..."
-        body = f"kernel-mcp: {self.words}\n".encode()
+        body = f"kernel-mcp: {self.message}\n".encode()
         return (
             b"HTTP/1.1 %d %s\r\nContent-Type: text/plain; charset=utf-8\r\nContent-Length: %d\r\n"
             b"Connection: close\r\n\r\n%s" % (self.status, line, len(body), body)
@@ -131,10 +131,10 @@ class Head:
         return tuple(kept)
 
     @classmethod
-    def parse(cls, raw: bytes, within: TunnelHost | None = None) -> Head:
+    def parse(cls, raw: bytes, tunnel: TunnelHost | None = None) -> Head:
         """Parse `raw`, which includes the empty line. Raises ProxyRefusal.
 
-        It is a request to a proxy, or one inside a connection to the host `within`.
+        It is a request to a proxy, or one inside a connection to the host `tunnel`.
         """
         first, *lines = raw.removesuffix(_END).split(b"\r\n")
         matched = _REQUEST_LINE.fullmatch(first)
@@ -146,7 +146,7 @@ class Head:
         headers = tuple(map(_header, lines))
         modern = minor == b"1"
         connection = _check_framing(headers, modern=modern)
-        host, port, path, default = _place(method, target, within)
+        host, port, path, default = _request_target(method, target, tunnel)
         _check_host(headers, host, port, default, needed=modern and method != b"CONNECT")
         lengths = [value for name, value in headers if name == b"content-length"]
         bodiless = not values_of(headers, b"transfer-encoding") and lengths in ([], [b"0"])
@@ -157,13 +157,13 @@ class Head:
             and b"upgrade" in connection
             and [value.lower() for value in values_of(headers, b"upgrade")] == [b"websocket"]
         )
-        authority = shown(host, None if port == default else port).encode("ascii")
+        authority = join_port(host, None if port == default else port).encode("ascii")
         return cls(method, host, port, path, headers, authority, websocket, modern, raw)
 
 
-def bad_request(words: str, status: int = 400) -> ProxyRefusal:
+def bad_request(reason: str, status: int = 400) -> ProxyRefusal:
     return ProxyRefusal(
-        f"the request cannot be passed on: {words}. Send it as a usual client would", status
+        f"the request cannot be passed on: {reason}. Send it as a usual client would", status
     )
 
 
@@ -206,10 +206,12 @@ def _check_framing(headers: Headers, *, modern: bool) -> frozenset[bytes]:
     return words
 
 
-def _place(method: bytes, target: bytes, within: TunnelHost | None) -> tuple[str, int, bytes, int]:
+def _request_target(
+    method: bytes, target: bytes, tunnel: TunnelHost | None
+) -> tuple[str, int, bytes, int]:
     """Return host, port, path and default port of a request line. Raises ProxyRefusal."""
     if method == b"CONNECT":
-        if within is not None:
+        if tunnel is not None:
             raise bad_request("a CONNECT within a connection")
         host, port = _authority(target)
         if port is None:
@@ -221,9 +223,9 @@ def _place(method: bytes, target: bytes, within: TunnelHost | None) -> tuple[str
         host, port = _authority(matched[1])
         path = matched[2] or b"/"
         path = path if path.startswith(b"/") else b"/" + path
-    elif within is not None and (target.startswith(b"/") or target == b"*"):
-        host, port, path, default = within.host, within.port, target, within.default_port
-    elif within is not None:
+    elif tunnel is not None and (target.startswith(b"/") or target == b"*"):
+        host, port, path, default = tunnel.host, tunnel.port, target, tunnel.default_port
+    elif tunnel is not None:
         raise bad_request("within a connection to a host a request begins with its path")
     else:
         raise bad_request(
@@ -231,8 +233,8 @@ def _place(method: bytes, target: bytes, within: TunnelHost | None) -> tuple[str
             "for all others"
         )
     port = default if port is None else port
-    if within is not None and (host, port) != (within.host, within.port):
-        raise bad_request(f"the connection is for {within.host}:{within.port}", 421)
+    if tunnel is not None and (host, port) != (tunnel.host, tunnel.port):
+        raise bad_request(f"the connection is for {tunnel.host}:{tunnel.port}", 421)
     return host, port, path, default
 
 

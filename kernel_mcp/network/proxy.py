@@ -105,19 +105,19 @@ class ProxyServer:
         self._listeners: dict[int, Listener] = {}
         self._sessions: dict[str, SessionTraffic] = {}
         self._total = self._most = 0
-        self._over: asyncio.Future[None] = self._loop.create_future()
+        self._stopped: asyncio.Future[None] = self._loop.create_future()
         self._closing: set[asyncio.Task[None]] = set()
 
     async def run(self) -> None:
         """Serve until the server closes the control socket."""
         self._control.setblocking(False)
         self._loop.add_reader(self._control, self._on_control)
-        self._tell({"ready": True})
+        self._send({"ready": True})
         self._sweep()
-        await self._over
+        await self._stopped
 
     def _on_control(self) -> None:
-        while not self._over.done():
+        while not self._stopped.done():
             try:
                 received = packets.receive(self._control, wait=False)
             except BlockingIOError:
@@ -130,7 +130,7 @@ class ProxyServer:
                 continue
             if received is None:
                 self._loop.remove_reader(self._control)
-                self._over.set_result(None)
+                self._stopped.set_result(None)
                 return
             with Barrier("doing what the server wants of the network"):
                 self._on_message(*received)
@@ -138,7 +138,7 @@ class ProxyServer:
     def _on_message(self, message: Mapping[str, Any], fds: Sequence[int]) -> None:
         if "ping" in message:
             linux.close_all(fds)
-            self._tell({"pong": message["ping"]})
+            self._send({"pong": message["ping"]})
             return
         if "close" in message:
             linux.close_all(fds)
@@ -172,9 +172,9 @@ class ProxyServer:
         with open(fds[0], "rb") as file:
             trust = file.read().decode("ascii")  # a codec that is always loaded
         self._terminations = Terminations([Secret(*each) for each in secrets], trust, authority)
-        self._tell(self._terminations.authority)
+        self._send(self._terminations.authority)
 
-    def _ending(self, host: str) -> Termination | None:
+    def _termination_of(self, host: str) -> Termination | None:
         return None if self._terminations is None else self._terminations.of(host)
 
     def _listener(self, message: Mapping[str, Any], fds: Sequence[int]) -> Listener:
@@ -213,18 +213,18 @@ class ProxyServer:
                 break
             except OSError as reason:  # no descriptors left, or already aborted
                 if reason.errno != errno.ECONNABORTED:
-                    self._rest(listener)
+                    self._pause_accepting(listener)
                 return
-            refusal = self._full(session)
+            refusal = self._limit_reached(session)
             if refusal is None:
                 self._begin(listener, sock)
             else:
-                self._turn_away(listener, sock, refusal)
+                self._refuse(listener, sock, refusal)
                 turned_away = True
         if turned_away:
-            self._rest(listener)
+            self._pause_accepting(listener)
 
-    def _full(self, session: SessionTraffic) -> ProxyRefusal | None:
+    def _limit_reached(self, session: SessionTraffic) -> ProxyRefusal | None:
         """Return why a session gets no further connection, or None if it gets one."""
         mine = len(session.connections)
         if mine >= MOST_OF_ONE or (self._total >= MOST_CONNECTIONS and mine >= FEW):
@@ -232,7 +232,9 @@ class ProxyServer:
         return _TOO_MUCH if session.used > MOST_BYTES else None
 
     def _begin(self, listener: Listener, sock: socket.socket) -> None:
-        connection = ProxiedConnection(listener, sock, self._dialer, self._records, self._ending)
+        connection = ProxiedConnection(
+            listener, sock, self._dialer, self._records, self._termination_of
+        )
         self._total += 1
         self._most = max(self._most, self._total)
         listener.connections.add(connection)
@@ -244,7 +246,7 @@ class ProxyServer:
         listener.connections.discard(connection)
         listener.session.forget(connection)
 
-    def _turn_away(self, listener: Listener, sock: socket.socket, refusal: ProxyRefusal) -> None:
+    def _refuse(self, listener: Listener, sock: socket.socket, refusal: ProxyRefusal) -> None:
         """Answer a connection with `refusal` and close it, without keeping any state."""
         with sock, contextlib.suppress(OSError):
             sock.setblocking(False)
@@ -254,12 +256,12 @@ class ProxyServer:
             sock.recv(PIECE_BYTES)  # an unread request would reset the connection
         self._records.add(listener.number, listener.exact or ("", 0), refusal, Traffic(0, 0, 0.0))
 
-    def _rest(self, listener: Listener) -> None:
+    def _pause_accepting(self, listener: Listener) -> None:
         """Stop accepting for a moment, so that one flooding session does not slow down others."""
         self._loop.remove_reader(listener.sock)
-        self._loop.call_later(_PAUSE_S, self._go_on, listener)
+        self._loop.call_later(_PAUSE_S, self._resume_accepting, listener)
 
-    def _go_on(self, listener: Listener) -> None:
+    def _resume_accepting(self, listener: Listener) -> None:
         if self._listeners.get(listener.number) is listener:
             self._loop.add_reader(listener.sock, self._on_accept, listener)
 
@@ -285,16 +287,16 @@ class ProxyServer:
                 if too_much:
                     connection.cut(_TOO_MUCH)
                 else:
-                    connection.look(now)
+                    connection.check_timeout(now)
         self._records.flush()
         if self._most > MOST_OF_ONE and self._total < FEW:  # it was more than one session may have
             self._most = self._total
             trim()
 
     def _fail(self, number: object, why: str) -> None:
-        self._tell({"failed": number, "why": why})
+        self._send({"failed": number, "why": why})
 
-    def _tell(self, message: Mapping[str, Any]) -> None:
+    def _send(self, message: Mapping[str, Any]) -> None:
         with contextlib.suppress(BlockingIOError, BrokenPipeError):
             packets.send(self._control, message)
 

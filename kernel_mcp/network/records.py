@@ -36,11 +36,11 @@ class Records:
         self._kept: dict[tuple[int, str, int, str, str], list[float]] = {}
 
     def add(
-        self, number: int, place: tuple[str, int], refusal: ProxyRefusal | None, used: Traffic
+        self, number: int, target: tuple[str, int], refusal: ProxyRefusal | None, used: Traffic
     ) -> None:
         """Report an ended connection of listener `number`; a `refusal` of None means success."""
-        verdict, words = ("ok", "") if refusal is None else (refusal.verdict, refusal.words[:300])
-        key = (number, *place, verdict, words)
+        verdict, words = ("ok", "") if refusal is None else (refusal.verdict, refusal.message[:300])
+        key = (number, *target, verdict, words)
         once = [1, used.up, used.down, used.seconds]
         if key not in self._kept and self._may_send(number) and self._send(key, once):
             return

@@ -31,7 +31,7 @@ class IncompleteResponse(Exception):
     """A response that has begun cannot be completed; the connection has to be closed."""
 
     def __init__(self, refusal: ProxyRefusal) -> None:
-        super().__init__(refusal.words)
+        super().__init__(refusal.message)
         self.refusal = refusal
 
 
@@ -43,8 +43,8 @@ class ExchangeResult:
     switched                  True if the connection has been upgraded to a websocket
     """
 
-    client_again: bool = False
-    host_again: bool = False
+    client_reusable: bool = False
+    host_reusable: bool = False
     switched: bool = False
 
 
@@ -54,7 +54,7 @@ class ResponseFilter:
     whole  a response whose Content-Length is at most this is passed on in one piece or not at all
     """
 
-    whole = -1
+    buffer_bytes = -1
 
     def begin(self, response: h11.Response) -> None:
         """Check the head of the response. Raises ProxyRefusal."""
@@ -77,11 +77,11 @@ class ResponseFilter:
 class HostFilter:
     """Filters for requests and responses of one host; these change nothing."""
 
-    def asked(self, head: Head) -> Headers:
+    def request_headers(self, head: Head) -> Headers:
         """Return the headers to send to the host. Raises ProxyRefusal."""
         return head.sent_headers()
 
-    def answer(self, head: Head) -> ResponseFilter:  # for those that look at it
+    def response_filter(self, head: Head) -> ResponseFilter:  # for those that look at it
         """Return the filter for the response to this request."""
         return ResponseFilter()
 
@@ -91,19 +91,19 @@ class _Intake:
 
     def __init__(self, connection: h11.Connection, stream: ByteStream, rest: bytes = b"") -> None:
         self._connection, self._stream = connection, stream
-        self._pieces = H11Input(connection)
-        self._pieces.add(rest)
+        self._input = H11Input(connection)
+        self._input.add(rest)
 
     @property
     def rest(self) -> bytes:
         """Received bytes that h11 does not have yet."""
-        return self._pieces.rest
+        return self._input.rest
 
     async def take(self) -> None:
         """Pass on one piece, read first if none waits. Raises OSError, TooManyBlanks."""
-        if not self._pieces.rest:
-            self._pieces.add(await self._stream.read())
-        self._connection.receive_data(self._pieces.next())
+        if not self._input.rest:
+            self._input.add(await self._stream.read())
+        self._connection.receive_data(self._input.next())
 
 
 class Exchange:
@@ -115,18 +115,18 @@ class Exchange:
         host: ByteStream,
         head: Head,
         rest: bytes,
-        asked: Headers,
-        answer: ResponseFilter,
+        headers: Headers,
+        response_filter: ResponseFilter,
     ) -> None:
         self._client, self._host, self._head = client, host, head
-        self._asked, self._answer = asked, answer
+        self._headers, self._filter = headers, response_filter
         self._down = h11.Connection(h11.SERVER, HEAD_BYTES)
         self._up = h11.Connection(h11.CLIENT, HEAD_BYTES)
         self._down.receive_data(head.raw)
         self._sent = _Intake(self._down, client, rest)
         self._received = _Intake(self._up, host)
         self._before = client.sent
-        self._whole = False
+        self._buffered = False
         self._left = float("inf")
         """Bytes of the response body still to be sent; infinite without Content-Length."""
 
@@ -141,7 +141,7 @@ class Exchange:
         except h11.RemoteProtocolError as reason:
             raise bad_request(str(reason)) from None
         request = h11.Request(
-            method=self._head.method, target=self._head.target, headers=list(self._asked)
+            method=self._head.method, target=self._head.target, headers=list(self._headers)
         )
         try:
             await self._host.write(self._up.send(request))
@@ -155,7 +155,7 @@ class Exchange:
                 upload.result()
             await download
         except (ProxyRefusal, h11.LocalProtocolError) as reason:
-            refusal = reason if isinstance(reason, ProxyRefusal) else self._unfit(reason)
+            refusal = reason if isinstance(reason, ProxyRefusal) else self._protocol_failure(reason)
             if self._client.sent == self._before:
                 raise refusal from None
             if download.done():
@@ -165,7 +165,7 @@ class Exchange:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-        return self._outcome()
+        return self._result()
 
     @property
     def rest(self) -> bytes:
@@ -177,12 +177,12 @@ class Exchange:
         """Bytes that the host has sent after its response."""
         return self._up.trailing_data[0] + self._received.rest
 
-    def _outcome(self) -> ExchangeResult:
+    def _result(self) -> ExchangeResult:
         if self._up.their_state is h11.SWITCHED_PROTOCOL:
             return ExchangeResult(switched=True)
         return ExchangeResult(
-            client_again=self._down.states == {h11.CLIENT: h11.DONE, h11.SERVER: h11.DONE},
-            host_again=self._up.states == {h11.CLIENT: h11.DONE, h11.SERVER: h11.DONE}
+            client_reusable=self._down.states == {h11.CLIENT: h11.DONE, h11.SERVER: h11.DONE},
+            host_reusable=self._up.states == {h11.CLIENT: h11.DONE, h11.SERVER: h11.DONE}
             and not self.host_rest,
         )
 
@@ -221,7 +221,7 @@ class Exchange:
                 raise self._failure(words) from None
             count += 1
             may_wait = event is not h11.NEED_DATA and count % _STEP_EVENTS
-            if out and not may_wait and not self._whole:
+            if out and not may_wait and not self._buffered:
                 await self._write(out)
             if event is h11.NEED_DATA:
                 await self._take_answer()
@@ -233,9 +233,9 @@ class Exchange:
             elif isinstance(event, h11.Response):
                 out += self._begin(event)
             elif isinstance(event, h11.Data):
-                out += self._pass(self._answer.pass_on(bytes(event.data)))
+                out += self._pass(self._filter.pass_on(bytes(event.data)))
             elif isinstance(event, h11.EndOfMessage):
-                out += self._pass(self._answer.end(tuple(event.headers.raw_items())))
+                out += self._pass(self._filter.end(tuple(event.headers.raw_items())))
                 out += self._down.send(h11.EndOfMessage())
                 await self._write(out)
                 return
@@ -271,14 +271,14 @@ class Exchange:
         return b""
 
     def _begin(self, event: h11.Response) -> bytes:
-        self._answer.begin(event)
+        self._filter.begin(event)
         headers = tuple(event.headers)
         lengths = values_of(headers, b"content-length")
         if lengths and values_of(headers, b"transfer-encoding"):
             raise self._failure("its answer has both Content-Length and Transfer-Encoding")
         if lengths:
             self._left = int(lengths[0])
-        self._whole = self._left <= self._answer.whole
+        self._buffered = self._left <= self._filter.buffer_bytes
         headers = tuple(each for each in headers if each[0] not in HOP)
         answer = h11.Response(
             status_code=event.status_code, headers=list(headers), reason=event.reason
@@ -302,12 +302,12 @@ class Exchange:
         The response is left without its end, so that clients detect that it is incomplete.
         """
         if self._down.our_state is h11.SEND_BODY:
-            text = f"\nkernel-mcp: {refusal.words}\n".encode()
+            text = f"\nkernel-mcp: {refusal.message}\n".encode()
             room = min(self._left, len(text) + 1) - 1
             with suppress(OSError):
                 await self._client.write(self._pass(text[: max(0, int(room))]))
 
-    def _unfit(self, reason: h11.LocalProtocolError) -> ProxyRefusal:
+    def _protocol_failure(self, reason: h11.LocalProtocolError) -> ProxyRefusal:
         return self._failure(f"its answer cannot be passed on: {_unquoted(reason)}")
 
     def _failure(self, words: str) -> ProxyRefusal:
@@ -325,12 +325,12 @@ def _unquoted(error: Exception) -> str:
 
 
 class Relay:
-    """Relay of all requests of one client, to any host, or to the one host `within`.
+    """Relay of all requests of one client, to any host, or to the one host `tunnel`.
 
-    connect  opens a stream to a host and port
-    phase    called with what is awaited next: `request`, `head`, `host` or `answer`
-    over     called after each exchange, with host and port, the refusal or None, the host's
-             stream or None, and the bytes sent and received on it before
+    connect      opens a stream to a host and port
+    on_phase     called with what is awaited next: `request`, `head`, `host` or `answer`
+    on_exchange  called after each exchange, with host and port, the refusal or None, the host's
+                 stream or None, and the bytes sent and received on it before
     """
 
     def __init__(
@@ -338,24 +338,24 @@ class Relay:
         client: ByteStream,
         connect: Callable[[str, int], Awaitable[ByteStream]],
         *,
-        phase: Callable[[str], None],
-        over: Callable[
+        on_phase: Callable[[str], None],
+        on_exchange: Callable[
             [tuple[str, int], ProxyRefusal | None, ByteStream | None, tuple[int, int]], None
         ],
-        within: TunnelHost | None = None,
+        tunnel: TunnelHost | None = None,
         rest: bytes = b"",
         host: ByteStream | None = None,
-        guard: HostFilter,
+        host_filter: HostFilter,
     ) -> None:
         self._client = client
         self._connect = connect
-        self._phase = phase
-        self._over = over
-        self._within = within
-        self._guard = guard
+        self._on_phase = on_phase
+        self._on_exchange = on_exchange
+        self._tunnel = tunnel
+        self._filter = host_filter
         self._heads = HeadReader(client, rest)
         self.host = host
-        self._place = None if within is None else (within.host, within.port)
+        self._connected_to = None if tunnel is None else (tunnel.host, tunnel.port)
         self.exchange: Exchange | None = None
 
     @property
@@ -370,36 +370,38 @@ class Relay:
         ProxyRefusal, IncompleteResponse, OSError.
         """
         while True:
-            self._phase("request")
-            raw = await self._heads.next(lambda: self._phase("head"))
+            self._on_phase("request")
+            raw = await self._heads.next(lambda: self._on_phase("head"))
             if raw is None:
                 return None
-            head = Head.parse(raw, self._within)
+            head = Head.parse(raw, self._tunnel)
             if head.connect:
                 return head
-            outcome = await self._one(head)
-            if outcome.switched:
+            result = await self._exchange_one(head)
+            if result.switched:
                 return head
-            if not outcome.host_again:
+            if not result.host_reusable:
                 self.close_host()
-            if not outcome.client_again:
+            if not result.client_reusable:
                 return None
 
-    async def _one(self, head: Head) -> ExchangeResult:
+    async def _exchange_one(self, head: Head) -> ExchangeResult:
         refusal = None
         before = (0, 0) if self.host is None else (self.host.sent, self.host.received)
         try:
-            asked = self._guard.asked(head)
-            self._phase("host")
-            await self._reach(head)
+            headers = self._filter.request_headers(head)
+            self._on_phase("host")
+            await self._connect_host(head)
             assert self.host is not None
             before = self.host.sent, self.host.received
-            self._phase("answer")
-            answer = self._guard.answer(head)
-            self.exchange = Exchange(self._client, self.host, head, self._heads.rest, asked, answer)
-            outcome = await self.exchange.run()
+            self._on_phase("answer")
+            response = self._filter.response_filter(head)
+            self.exchange = Exchange(
+                self._client, self.host, head, self._heads.rest, headers, response
+            )
+            result = await self.exchange.run()
             self._heads.rest = self.exchange.rest
-            return outcome
+            return result
         except ProxyRefusal as reason:
             refusal = reason
             raise
@@ -410,16 +412,16 @@ class Relay:
             refusal = ProxyRefusal(f"the session's side broke: {reason}", 502, "failed")
             raise IncompleteResponse(refusal) from None
         finally:
-            self._over((head.host, head.port), refusal, self.host, before)
+            self._on_exchange((head.host, head.port), refusal, self.host, before)
 
-    async def _reach(self, head: Head) -> None:
+    async def _connect_host(self, head: Head) -> None:
         """Connect to the host of a request, or reuse the connection of the previous request."""
         place = (head.host, head.port)
-        if self.host is not None and (self._place != place or self.host.stale):
+        if self.host is not None and (self._connected_to != place or self.host.stale):
             self.close_host()
         if self.host is None:
             self.host = await self._connect(*place)
-            self._place = place
+            self._connected_to = place
 
     def close_host(self) -> None:
         """Close the connection to the host, if there is one."""

@@ -171,7 +171,7 @@ def split_port(text: str) -> tuple[str, int | None]:
     return host, int(port)
 
 
-def shown(host: str, port: int | None) -> str:
+def join_port(host: str, port: int | None) -> str:
     """Return `HOST[:PORT]`, with IPv6 in brackets: the inverse of `split_port`."""
     host = f"[{host}]" if ":" in host else host
     return host if port is None else f"{host}:{port}"
@@ -190,7 +190,7 @@ class HostRule:
     exact: bool = False
 
     def __str__(self) -> str:
-        return shown(self.host, None if self.ports == WEB_PORTS else self.ports[0])
+        return join_port(self.host, None if self.ports == WEB_PORTS else self.ports[0])
 
     @classmethod
     def parse(cls, text: str) -> HostRule:
@@ -220,8 +220,8 @@ class HostRule:
         ports = WEB_PORTS if port is None else (port,)
         return cls(f"*.{host}" if below else host, ports, port is not None and not below)
 
-    def covers_host(self, host: str) -> bool:
-        """Return True if the entry covers a host, or every host of a pattern (`*`, `*.NAME`)."""
+    def matches(self, host: str) -> bool:
+        """Return True if the rule permits a host, or every host of a pattern (`*`, `*.NAME`)."""
         if self.host == "*":
             return literal(host) is None if not host.startswith("*") else True
         if self.host.startswith("*."):
@@ -266,14 +266,14 @@ def _check_named(address: Address, port: int | None) -> None:
 class Rules:
     """The network access of a session or server. Without entries there is none."""
 
-    entries: tuple[HostRule, ...] = ()
+    rules: tuple[HostRule, ...] = ()
 
     def __bool__(self) -> bool:
-        return bool(self.entries)
+        return bool(self.rules)
 
     def __str__(self) -> str:
         """Return the entries as `--network` spells them; `none` without entries."""
-        return ", ".join(map(str, self.entries)) or "none"
+        return ", ".join(map(str, self.rules)) or "none"
 
     @classmethod
     def parse(cls, words: Iterable[str]) -> Rules:
@@ -293,13 +293,13 @@ class Rules:
     @property
     def exact(self) -> tuple[HostRule, ...]:
         """Entries HOST:PORT, each of which has its own listener."""
-        return tuple(each for each in self.entries if each.exact)
+        return tuple(each for each in self.rules if each.exact)
 
     def narrowed(self, words: Iterable[str]) -> Rules:
         """Return the rules that a session asks for. Raises ValueError if one is not permitted."""
         found: dict[HostRule, None] = {}
-        for asked in Rules.parse(words).entries:
-            within = [own for own in self.entries if own.covers_host(asked.host)]
+        for asked in Rules.parse(words).rules:
+            within = [own for own in self.rules if own.matches(asked.host)]
             if exact := [own for own in within if own.exact and set(asked.ports) >= set(own.ports)]:
                 found |= dict.fromkeys(exact)
                 within = [own for own in within if own not in exact]
@@ -311,17 +311,17 @@ class Rules:
                 found[HostRule(asked.host, tuple(sorted(ports)))] = None
         return Rules(tuple(found))
 
-    def entry_for(self, host: str, port: int) -> HostRule | None:
-        """Return the entry that permits host and port, preferably an exact one; None without one.
+    def rule_for(self, host: str, port: int) -> HostRule | None:
+        """Return the rule that permits host and port, preferably an exact one; None without one.
 
         `host` is in the form of `plain_host`.
         """
-        found = [each for each in self.entries if port in each.ports and each.covers_host(host)]
+        found = [each for each in self.rules if port in each.ports and each.matches(host)]
         return next((each for each in found if each.exact), found[0] if found else None)
 
     def to_json(self) -> dict[str, Any]:
         """Return the rules as JSON values, for the proxy."""
-        entries = [[each.host, list(each.ports), each.exact] for each in self.entries]
+        entries = [[each.host, list(each.ports), each.exact] for each in self.rules]
         return {"entries": entries}
 
     @classmethod

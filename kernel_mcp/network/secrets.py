@@ -157,8 +157,8 @@ class SecretFound(Exception):
 class SearchForms:
     """Encoded forms of secrets that responses are searched for."""
 
-    def __init__(self, found: Iterable[Secret]) -> None:
-        secrets = tuple(found)
+    def __init__(self, secrets: Iterable[Secret]) -> None:
+        secrets = tuple(secrets)
         self.most = max((_LONGEST * len(each.value) - 1 for each in secrets), default=0)
         """Most bytes that a `StreamSearch` holds back. It depends on the length of values alone."""
         self._forms = [(each.name, form) for each in secrets for form in forms(each.value)]
@@ -191,8 +191,8 @@ class StreamSearch:
     SecretFound.
     """
 
-    def __init__(self, sought: SearchForms) -> None:
-        self._sought = sought
+    def __init__(self, forms: SearchForms) -> None:
+        self._forms = forms
         self._before = b""
         """Bytes passed on last: a form may begin in them."""
         self._held = b""
@@ -201,13 +201,13 @@ class StreamSearch:
         """Take a piece of the response; return what can be passed on now."""
         text = self._held + data
         try:
-            self._sought.search(self._before + text)
+            self._forms.search(self._before + text)
         except SecretFound:
             self._held = b""
             raise
-        passed = len(text) - min(_unfinished(text), self._sought.most)
+        passed = len(text) - min(_unfinished(text), self._forms.most)
         self._held = text[passed:]
-        most = self._sought.most
+        most = self._forms.most
         self._before = (self._before + text[:passed])[-most:] if most else b""
         return text[:passed]
 
@@ -306,15 +306,19 @@ class Vault:
         not rewritten and the length stays the same, so a concurrent reader always finds them.
         """
         with open(os.open(self.bundle, os.O_WRONLY | os.O_CLOEXEC), "wb", buffering=0) as file:
-            os.pwrite(file.fileno(), certificate.ljust(self.room, "\n").encode(), len(self.trust))
+            os.pwrite(
+                file.fileno(),
+                certificate.ljust(self.certificate_bytes, "\n").encode(),
+                len(self.trust),
+            )
 
     @property
-    def room(self) -> int:
+    def certificate_bytes(self) -> int:
         """Bytes reserved in the bundle for the proxy's certificate."""
         return _CERTIFICATE_BYTES + _HOST_BYTES * len({each.host for each in self.secrets})
 
     @property
-    def shown(self) -> tuple[Path, ...]:
+    def visible_paths(self) -> tuple[Path, ...]:
         """Host paths that kernels have to see: the CA bundle; empty without secrets."""
         return (self.bundle,) if self else ()
 
@@ -331,7 +335,9 @@ class Vault:
             for place in folder.glob("/".join(_CERTIFI[start:]))
             if place.resolve() == folder.resolve() / place.relative_to(folder)
         )
-        return tuple((bundle, place) for bundle in self.shown for place in dict.fromkeys(found))
+        return tuple(
+            (bundle, place) for bundle in self.visible_paths for place in dict.fromkeys(found)
+        )
 
     @property
     def variables(self) -> dict[str, str]:
@@ -339,7 +345,7 @@ class Vault:
         found = dict.fromkeys(_TRUSTING, str(self.bundle)) if self else {}
         return {**found, **{each.name: each.placeholder for each in self.secrets}}
 
-    def words(self, reached: Callable[[str], bool]) -> list[str]:
+    def descriptions(self, reached: Callable[[str], bool]) -> list[str]:
         """Describe the placeholders of hosts for which `reached` is True, one text a secret."""
         return [
             f"os.environ[{each.name!r}] is a placeholder for a secret, put into {each.header} of "

@@ -36,9 +36,9 @@ class Termination(HostFilter):
     secrets: Sequence[Secret]
     serving: ssl.SSLContext
     trust: ssl.SSLContext
-    sought: SearchForms
+    forms: SearchForms
 
-    def distrusted(self, reason: OSError) -> ProxyRefusal:
+    def handshake_error(self, reason: OSError) -> ProxyRefusal:
         """Return the error for a session whose TLS handshake with the proxy failed."""
         return ProxyRefusal(
             f"the session makes no TLS connection to {self.host}: {_said(reason)}. The proxy ends "
@@ -46,7 +46,7 @@ class Termination(HostFilter):
             verdict="failed",
         )
 
-    async def begun(self, outside: ByteStream) -> Tls:
+    async def connect_tls(self, outside: ByteStream) -> Tls:
         """Begin TLS with the host over `outside`, and verify the host. Raises ProxyRefusal."""
         tls = Tls(outside, self.trust, self.host)
         try:
@@ -61,7 +61,7 @@ class Termination(HostFilter):
             raise ProxyRefusal(words, 502, "failed") from None
         return tls
 
-    def asked(self, head: Head) -> Headers:
+    def request_headers(self, head: Head) -> Headers:
         """Return the headers to send to the host, with secrets filled in.
 
         Raises ProxyRefusal for HTTP/1.0 and websockets.
@@ -88,7 +88,7 @@ class Termination(HostFilter):
             text = secret.fill(name, text)
         return text
 
-    def answer(self, head: Head) -> ResponseFilter:
+    def response_filter(self, head: Head) -> ResponseFilter:
         """Return the filter that searches the response to this request."""
         return _SecretFilter(self, head)
 
@@ -96,12 +96,12 @@ class Termination(HostFilter):
 class _SecretFilter(ResponseFilter):
     """Filter of one response that raises ProxyRefusal if it contains the value of a secret."""
 
-    whole = WHOLE_BYTES
+    buffer_bytes = WHOLE_BYTES
 
-    def __init__(self, guard: Termination, head: Head) -> None:
-        self._guard = guard
+    def __init__(self, termination: Termination, head: Head) -> None:
+        self._termination = termination
         self._bare = head.method == b"HEAD"
-        self._scan = StreamSearch(guard.sought)
+        self._scan = StreamSearch(termination.forms)
 
     def begin(self, response: h11.Response) -> None:
         """Check the head of the response.
@@ -114,9 +114,9 @@ class _SecretFilter(ResponseFilter):
         bare = self._bare or response.status_code in (204, 304)
         if coding not in ("", "identity") and not bare:
             raise ProxyRefusal(
-                f"{self._guard.host} answers compressed ({coding}) though it is asked not to, and "
-                "what is compressed cannot be searched for its secret. Ask it for another form, or "
-                "without the secret by a host that has none",
+                f"{self._termination.host} answers compressed ({coding}) though it is asked not "
+                "to, and what is compressed cannot be searched for its secret. Ask it for another "
+                "form, or without the secret by a host that has none",
                 502,
                 "failed",
             )
@@ -129,7 +129,7 @@ class _SecretFilter(ResponseFilter):
         try:
             return self._scan.feed(data)
         except SecretFound as secret:
-            raise self._held(secret) from None
+            raise self._refuse(secret) from None
 
     def end(self, trailers: Headers) -> bytes:
         """Search the trailers; return the rest of the body. Raises ProxyRefusal."""
@@ -139,14 +139,14 @@ class _SecretFilter(ResponseFilter):
     def _search(self, headers: Headers, reason: bytes = b"") -> None:
         texts = [reason, *(part for each in headers for part in each)]
         try:
-            self._guard.sought.search(b"\n".join(texts))
+            self._termination.forms.search(b"\n".join(texts))
         except SecretFound as secret:
-            raise self._held(secret) from None
+            raise self._refuse(secret) from None
 
-    def _held(self, secret: SecretFound) -> ProxyRefusal:
+    def _refuse(self, secret: SecretFound) -> ProxyRefusal:
         return ProxyRefusal(
-            f"an answer of {self._guard.host} held the value of the secret {secret}, which code "
-            "does not get to see, and was cut off. Ask for what does not show it",
+            f"an answer of {self._termination.host} held the value of the secret {secret}, which "
+            "code does not get to see, and was cut off. Ask for what does not show it",
             502,
         )
 
@@ -170,7 +170,7 @@ class Terminations:
             host: [each for each in secrets if each.host == host]
             for host in {each.host for each in secrets}
         }
-        self._sought = {host: SearchForms(found) for host, found in self._secrets.items()}
+        self._forms = {host: SearchForms(found) for host, found in self._secrets.items()}
         self._trust = ssl.create_default_context(cadata=trust)
 
     @property
@@ -188,4 +188,4 @@ class Terminations:
         if host not in self._secrets:
             return None
         serving = self._authority.context(host)
-        return Termination(host, self._secrets[host], serving, self._trust, self._sought[host])
+        return Termination(host, self._secrets[host], serving, self._trust, self._forms[host])

@@ -36,7 +36,7 @@ class Hello:
     def __init__(self) -> None:
         self.raw = bytearray()
         """All bytes that were fed, to be forwarded."""
-        self._place = 0
+        self._position = 0
         self._message = bytearray()
 
     def feed(self, piece: bytes) -> str | None:
@@ -48,15 +48,15 @@ class Hello:
         self.raw += piece
         if self.raw and self.raw[0] != 22:
             raise BadHello("it does not speak TLS")
-        while len(self.raw) >= self._place + 5:
-            kind, major, _, high, low = self.raw[self._place : self._place + 5]
+        while len(self.raw) >= self._position + 5:
+            kind, major, _, high, low = self.raw[self._position : self._position + 5]
             size = high << 8 | low
             if kind != 22 or major != 3 or not 0 < size <= 1 << 14:
                 raise BadHello("it does not speak TLS")
-            if len(self.raw) < self._place + 5 + size:
+            if len(self.raw) < self._position + 5 + size:
                 break
-            self._message += self.raw[self._place + 5 : self._place + 5 + size]
-            self._place += 5 + size
+            self._message += self.raw[self._position + 5 : self._position + 5 + size]
+            self._position += 5 + size
             if self._message[0] != 1:
                 raise BadHello("it does not begin TLS with a ClientHello")
             whole = 4 + int.from_bytes(self._message[1:4], "big")
@@ -102,17 +102,17 @@ class _HelloReader:
 
     def __init__(self, data: bytes) -> None:
         self._data = data
-        self._place = 0
+        self._position = 0
 
     @property
     def left(self) -> int:
-        return len(self._data) - self._place
+        return len(self._data) - self._position
 
     def take(self, count: int) -> bytes:
         if self.left < count:
             raise BadHello("its first TLS message is cut short")
-        start, self._place = self._place, self._place + count
-        return self._data[start : self._place]
+        start, self._position = self._position, self._position + count
+        return self._data[start : self._position]
 
     def part(self, size: int) -> bytes:
         """Return a vector whose length is encoded in `size` bytes."""

@@ -102,10 +102,10 @@ class ConnectionDeadline:
 class SocketStream:
     """A connected socket as a stream that counts its bytes."""
 
-    def __init__(self, sock: socket.socket, turns: StepQueue, watch: ConnectionDeadline) -> None:
+    def __init__(self, sock: socket.socket, steps: StepQueue, deadline: ConnectionDeadline) -> None:
         self.sock = sock
-        self.turns = turns
-        self.watch = watch
+        self.steps = steps
+        self.deadline = deadline
         self.received = 0
         self.sent = 0
         self._loop = asyncio.get_running_loop()
@@ -114,20 +114,20 @@ class SocketStream:
 
     async def read(self) -> bytes:
         """Return the next bytes, as soon as there are any; empty at the end. Raises OSError."""
-        await self._turn()
+        await self._next_step()
         data = await self._loop.sock_recv(self.sock, PIECE_BYTES)
         self.received += len(data)
-        self.watch.touch()
+        self.deadline.touch()
         return data
 
     async def write(self, data: bytes) -> None:
         """Send all of `data`. Raises OSError."""
         for start in range(0, len(data), PIECE_BYTES):
-            await self._turn()
+            await self._next_step()
             piece = data[start : start + PIECE_BYTES]
             self.sent += len(piece)
             await self._loop.sock_sendall(self.sock, piece)
-            self.watch.touch()
+            self.deadline.touch()
 
     @property
     def stale(self) -> bool:
@@ -145,10 +145,10 @@ class SocketStream:
         """True if the peer has closed the connection, or its sending side."""
         return self.sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] != _ESTABLISHED
 
-    async def _turn(self) -> None:
-        if not self.turns.take():
+    async def _next_step(self) -> None:
+        if not self.steps.take():
             mine = self._loop.create_future()
-            self.turns.wait(lambda: None if mine.done() else mine.set_result(None))
+            self.steps.wait(lambda: None if mine.done() else mine.set_result(None))
             await mine
 
     async def shut(self) -> None:
@@ -186,11 +186,11 @@ class _Pump:
             self._loop.remove_writer(self._sink.sock)
 
     def _on_readable(self) -> None:
-        if self._source.turns.take():
+        if self._source.steps.take():
             self._step()
         else:
             self._loop.remove_reader(self._source.sock)
-            self._source.turns.wait(self._resume)
+            self._source.steps.wait(self._resume)
 
     def _resume(self) -> None:
         if not self._ended:
@@ -220,7 +220,7 @@ class _Pump:
         except BlockingIOError:
             taken = 0
         self._sink.sent += taken
-        self._source.watch.touch()
+        self._source.deadline.touch()
         self._rest = bytes(data[taken:])
         if self._rest:
             self._loop.remove_reader(self._source.sock)
@@ -285,7 +285,7 @@ class Dialer:
         self._pool = ThreadPoolExecutor(_RESOLVERS, "resolver")
 
     async def connect(
-        self, entry: HostRule, host: str, port: int, resolving: asyncio.Semaphore
+        self, rule: HostRule, host: str, port: int, resolving: asyncio.Semaphore
     ) -> socket.socket:
         """Return a connected, non-blocking socket.
 
@@ -296,7 +296,7 @@ class Dialer:
             addresses = await self._resolved(host, port, resolving)
         else:
             addresses = [address]
-        if address is None or not entry.exact:
+        if address is None or not rule.exact:
             addresses = _checked(host, addresses)
         failure = "this machine has no way to its address"
         for each in addresses[:_MOST_ADDRESSES]:

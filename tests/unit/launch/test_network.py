@@ -135,7 +135,7 @@ def test_a_secret_opens_its_own_host_and_takes_a_sandbox(tmp_path: Path) -> None
     assert str(granted_network(settings, sandbox, tmp_path).rules) == "*.test"
     alone = granted_network(Settings(secrets=secrets), sandbox, tmp_path)
     assert str(alone.rules) == "a.test:443, b.test:443"
-    assert alone.rules_for(("a.test",)).entry_for("a.test", 443) is not None
+    assert alone.rules_for(("a.test",)).rule_for("a.test", 443) is not None
     assert "a placeholder for a secret" in alone.words(None)
     words = alone.words(("b.test",))
     assert "https://b.test" in words

@@ -19,7 +19,7 @@ class Told(Records):
     def add(
         self, number: int, place: tuple[str, int], refusal: ProxyRefusal | None, used: Traffic
     ) -> None:
-        verdict, words = ("ok", "") if refusal is None else (refusal.verdict, refusal.words)
+        verdict, words = ("ok", "") if refusal is None else (refusal.verdict, refusal.message)
         self.all.append((place, verdict, words))
 
 

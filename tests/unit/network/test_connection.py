@@ -33,17 +33,17 @@ async def test_an_answer_is_not_waited_for_long_by_who_has_closed(by: str) -> No
     with client, host:
         await loop.sock_sendall(client, b"GET http://a.test/ HTTP/1.1\r\nHost: a.test\r\n\r\n")
         assert (await loop.sock_recv(host, 1000)).startswith(b"GET / ")
-        connection.look(loop.time() + ENDED_IDLE_S + 1)  # it still listens
+        connection.check_timeout(loop.time() + ENDED_IDLE_S + 1)  # it still listens
         if by == "close":
             client.close()
         else:
             client.shutdown(socket.SHUT_WR)
         while not connection._client.ended:
             await asyncio.sleep(0)
-        connection.look(loop.time() + ENDED_IDLE_S - 1)
+        connection.check_timeout(loop.time() + ENDED_IDLE_S - 1)
         await asyncio.sleep(0)
         assert told.all == []
-        connection.look(loop.time() + ENDED_IDLE_S + 1)
+        connection.check_timeout(loop.time() + ENDED_IDLE_S + 1)
         await asyncio.wait_for(connection.task, 60)
         assert await loop.sock_recv(host, 1000) == b""
     ((place, verdict, words),) = told.all

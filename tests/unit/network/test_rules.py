@@ -181,7 +181,7 @@ def test_ports_are_read_in_one_way() -> None:
 def test_entries_are_read_as_people_write_them() -> None:
     rules = Rules.parse([" Example.com , *.Example.ORG.", "db.example.com:5432", "straße.de"])
     assert str(rules) == "example.com, *.example.org, db.example.com:5432, xn--strae-oqa.de"
-    assert [each.exact for each in rules.entries] == [False, False, True, False]
+    assert [each.exact for each in rules.rules] == [False, False, True, False]
     assert str(Rules.parse(["[2606:4700::1111]:443,10.0.0.5:5432"])) == (
         "[2606:4700::1111]:443, 10.0.0.5:5432"
     )
@@ -222,7 +222,7 @@ def test_what_cannot_be_permitted_is_refused_in_words(text: str, says: str) -> N
 
 
 def permitted(rules: Rules, host: str, port: int) -> bool:
-    return rules.entry_for(host, port) is not None
+    return rules.rule_for(host, port) is not None
 
 
 def test_names_are_permitted_on_the_ports_of_the_web() -> None:
@@ -250,8 +250,8 @@ def test_a_star_is_for_names_and_no_address() -> None:
 
 def test_an_exact_entry_goes_before_others() -> None:
     rules = Rules.parse(["*.example.com:5432,db.example.com:5432"])
-    assert rules.entry_for("db.example.com", 5432) == HostRule("db.example.com", (5432,), True)
-    assert rules.entry_for("x.example.com", 5432) == HostRule("*.example.com", (5432,))
+    assert rules.rule_for("db.example.com", 5432) == HostRule("db.example.com", (5432,), True)
+    assert rules.rule_for("x.example.com", 5432) == HostRule("*.example.com", (5432,))
 
 
 @pytest.mark.parametrize(
@@ -298,7 +298,7 @@ def test_no_session_gets_more_than_the_operator_gave(own: str, asked: str) -> No
 
 
 def test_narrowing_makes_no_place_exact_that_was_not() -> None:
-    [entry] = Rules.parse(["*,example.com"]).narrowed(["example.com:443"]).entries
+    [entry] = Rules.parse(["*,example.com"]).narrowed(["example.com:443"]).rules
     assert entry == HostRule("example.com", (443,), exact=False)
 
 
@@ -319,11 +319,11 @@ def test_narrowed_rules_never_permit_more(own: list[str], asked: list[str]) -> N
     wanted = Rules.parse(asked)
     for host in ("a.b", "x.a.b", "y.x.a.b", "z.b", "a.c", "q.z", "8.8.8.8", "10.0.0.1"):
         for port in (22, 80, 443):
-            entry = narrowed.entry_for(host, port)
+            entry = narrowed.rule_for(host, port)
             if entry is not None:
-                held = rules.entry_for(host, port)
+                held = rules.rule_for(host, port)
                 assert held is not None
-                assert wanted.entry_for(host, port) is not None
+                assert wanted.rule_for(host, port) is not None
                 assert held.exact or not entry.exact
 
 

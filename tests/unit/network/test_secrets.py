@@ -276,7 +276,7 @@ def test_a_vault_has_one_placeholder_for_each_name_and_shows_no_value(tmp_path: 
     found = vault.variables
     assert (found["A"], found["B"]) == (first.placeholder, third.placeholder)
     assert {found[each] for each in ("SSL_CERT_FILE", "GIT_SSL_CAINFO")} == {str(vault.bundle)}
-    (words,) = vault.words(lambda host: host == "two.test")
+    (words,) = vault.descriptions(lambda host: host == "two.test")
     assert words.startswith("os.environ['A'] is a placeholder for a secret")
     assert words.endswith("put into X-Key of requests to https://two.test")
     assert "value-of" not in f"{found}{vault.secrets}{vault.bundle.read_text()}"
@@ -313,4 +313,4 @@ def test_the_operator_names_other_authorities(tmp_path: Path) -> None:
 def test_without_secrets_kernels_find_and_see_nothing() -> None:
     vault = Vault()
     assert not vault
-    assert (vault.variables, vault.shown, vault.replaced([Path("/")])) == ({}, (), ())
+    assert (vault.variables, vault.visible_paths, vault.replaced([Path("/")])) == ({}, (), ())
