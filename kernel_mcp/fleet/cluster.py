@@ -187,7 +187,7 @@ def require_authentication(address: str) -> None:
         )
 
 
-def check_ways_out(hosts: Iterable[str], machines: Iterable[str]) -> None:
+def check_network(hosts: Iterable[str], machines: Iterable[str]) -> None:
     """Raise ConfigError if `--network` permits an address of the cluster or of this machine.
 
     Ray listens on all of them. Names need no check, as they are never followed to private ones.

@@ -49,14 +49,14 @@ class Collector:
 
     def __init__(
         self,
-        rows: SessionTable,
+        table: SessionTable,
         is_over: IsOver,
         *,
         most_s: float,
         clock: Clock = time.monotonic,
         now: Callable[[], float] = time.time,
     ) -> None:
-        self._rows = rows
+        self._table = table
         self._is_over = is_over
         self._most_s = most_s
         self._clock = clock
@@ -78,12 +78,12 @@ class Collector:
         looks = {SESSIONS: self._session, NAMES: self._name, DATA: self._data}
         for folder, look in looks.items():
             for name in await self._names(folder):
-                removed += await self._looked(look, f"{folder}/{name}", before)
+                removed += await self._collect_one(look, f"{folder}/{name}", before)
         if removed:
             logger.info("removed %d things that nobody needs from the store", removed)
         return removed
 
-    async def _looked(self, look: Look, place: str, before: Seen) -> bool:
+    async def _collect_one(self, look: Look, place: str, before: Seen) -> bool:
         try:
             return await look(place, before)
         except (NotOurs, Overtaken, ValueError) as reason:
@@ -98,11 +98,11 @@ class Collector:
         if row.node:
             if await self._is_over(row.node, row.life):
                 left = VersionedRow(version, row.left(self._now(), ended=False))
-                await anyio.to_thread.run_sync(self._rows.write, left)
+                await anyio.to_thread.run_sync(self._table.write, left)
             return False
         if self._now() - row.since < self._most_s:
             return False
-        await anyio.to_thread.run_sync(self._rows.forget, known)
+        await anyio.to_thread.run_sync(self._table.forget, known)
         await anyio.to_thread.run_sync(self._clear, data_of(row.handle))
         logger.info("session %s was kept for long enough", row.handle)
         return True
@@ -122,7 +122,7 @@ class Collector:
     async def _ended(self, place: str, version: StoredVersion, before: Seen) -> bool:
         if self._age_s(place, version, before) < SETTLED_S:
             return False
-        await anyio.to_thread.run_sync(self._rows.signed.remove, place, version)
+        await anyio.to_thread.run_sync(self._table.signed.remove, place, version)
         return True
 
     def _age_s(self, place: str, version: StoredVersion, before: Seen) -> float:
@@ -135,12 +135,12 @@ class Collector:
         return now - since
 
     async def _latest(self, place: str) -> StoredVersion:
-        return await anyio.to_thread.run_sync(self._rows.signed.latest, place)
+        return await anyio.to_thread.run_sync(self._table.signed.latest, place)
 
     async def _names(self, folder: str) -> list[str]:
-        return await anyio.to_thread.run_sync(self._rows.signed.place.names, folder)
+        return await anyio.to_thread.run_sync(self._table.signed.place.names, folder)
 
     def _clear(self, folder: str) -> None:
-        place = self._rows.signed.place
+        place = self._table.signed.place
         for name in place.names(folder):
             place.remove(f"{folder}/{name}")

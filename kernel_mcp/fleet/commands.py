@@ -26,8 +26,8 @@ from kernel_mcp.errors import ConfigError, KernelMcpError, ServerFailure
 from kernel_mcp.fleet.cluster import (
     FleetUnavailable,
     check_address,
+    check_network,
     check_tls,
-    check_ways_out,
     connect,
     import_ray,
     require_authentication,
@@ -93,13 +93,13 @@ def run_node(argv: Sequence[str]) -> int:
     import_ray()
     check_tls(settings.fleet)
     require_authentication(settings.fleet)
-    given = _handed_over(settings)
+    given = _write_settings(settings)
     os.chdir("/")  # else Ray's workers would import modules from the current folder
     sys.path[:] = [each for each in sys.path if each]
     try:
         ray = connect(settings.fleet, place=settings.fleet_place)
-        check_ways_out(settings.network, (str(row["NodeManagerAddress"]) for row in ray.nodes()))
-        return _be_node(ray, name, str(given), within_s)
+        check_network(settings.network, (str(row["NodeManagerAddress"]) for row in ray.nodes()))
+        return _start_node(ray, name, str(given), within_s)
     finally:
         given.unlink(missing_ok=True)
 
@@ -142,7 +142,7 @@ def _check_node(settings: Settings) -> None:
             )
 
 
-def _handed_over(settings: Settings) -> Path:
+def _write_settings(settings: Settings) -> Path:
     """Write the settings to a private file for the node's process, and return its path.
 
     Ray's head would keep them if they were passed as an argument.
@@ -155,7 +155,7 @@ def _handed_over(settings: Settings) -> Path:
     return path
 
 
-def _be_node(ray: Any, name: str, given: str, within_s: float) -> int:
+def _start_node(ray: Any, name: str, given: str, within_s: float) -> int:
     life = secrets.token_hex(8)
     context = ray.get_runtime_context()
     place = next(
@@ -178,7 +178,9 @@ def _be_node(ray: Any, name: str, given: str, within_s: float) -> int:
         ) from error
     registry = registry_of(ray, make=True)
     print(f"kernel-mcp: node {name} at {place} (process {pid})", file=sys.stderr)
-    return anyio.run(partial(_stay, ray, registry, actor, name, life, pid, watchdog, within_s))
+    return anyio.run(
+        partial(_run_until_ended, ray, registry, actor, name, life, pid, watchdog, within_s)
+    )
 
 
 def _plain(error: Any) -> KernelMcpError:
@@ -188,7 +190,7 @@ def _plain(error: Any) -> KernelMcpError:
     return FleetUnavailable(f"the node could not be started: {one_line(str(error), 300)}")
 
 
-async def _stay(
+async def _run_until_ended(
     ray: Any,
     registry: Any,
     actor: Any,
@@ -294,7 +296,7 @@ async def _serve_stdio(ray: Any, registry: Any, shutdown: Shutdown) -> None:
         tasks.start_soon(wire.attend, shutdown.begin)
         await tasks.start(calls.run)
         default = f"front {secrets.token_hex(8)}"
-        build = partial(mcp_over, calls, words=calls.words, files=calls.files)
+        build = partial(mcp_over, calls, words=calls.instructions, files=calls.files)
         await serve_wire(build, wire, shutdown.begin, default=default)
         tasks.cancel_scope.cancel()
 

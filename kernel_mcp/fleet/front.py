@@ -21,7 +21,7 @@ from mcp_types import Tool as Definition
 from kernel_mcp.barriers import Barrier
 from kernel_mcp.errors import KernelMcpError
 from kernel_mcp.fleet.cluster import FleetUnavailable
-from kernel_mcp.fleet.handles import named, node_of
+from kernel_mcp.fleet.handles import node_of, session_named
 from kernel_mcp.fleet.members import LEASE_S, MARGIN_S, alive
 from kernel_mcp.fleet.messages import caller_row, error_of
 from kernel_mcp.fleet.placement import environment_of
@@ -48,22 +48,22 @@ class FleetCalls:
     """See `SessionCalls`. `run` has to run as a task meanwhile."""
 
     def __init__(self, ray: Any, registry: Any, *, seed: int | None = None) -> None:
-        self._peers = RemoteNodes(ray, registry, Random(seed))
-        self._where: OrderedDict[tuple[str, str], str] = OrderedDict()
+        self._nodes = RemoteNodes(ray, registry, Random(seed))
+        self._node_of: OrderedDict[tuple[str, str], str] = OrderedDict()
         self._definitions: list[Definition] = []
         self._reading: frozenset[str] = frozenset()
         """Read-only tools, whose calls may be repeated."""
-        self.words = ""
+        self.instructions = ""
         self.files = True
 
     async def run(self, *, task_status: anyio.abc.TaskStatus[None]) -> None:
         """Follow the membership of the fleet. Raises FleetUnavailable if it has no node yet."""
-        await self._peers.follow()
-        await self._learn()
+        await self._nodes.follow()
+        await self._load_definitions()
         task_status.started()
         while True:
             with Barrier("following the members of the fleet") as barrier:
-                await self._peers.follow()
+                await self._nodes.follow()
             if barrier.failure is not None:
                 await anyio.sleep(RETRY_S)
 
@@ -83,7 +83,7 @@ class FleetCalls:
             "request": call.request_id,
             "of_view": call.of_view,
         }
-        name = named(tool, arguments)
+        name = session_named(tool, arguments)
         environment = environment_of(arguments) if name is None else ""
         again = tool in self._reading or tool == OPENS
         try:
@@ -101,11 +101,11 @@ class FleetCalls:
                     "may have been done in part, and is not done again by itself."
                 )
             )
-        self._expect(peer, asked["id"], call.caller)
+        self._report_delivery(peer, asked["id"], call.caller)
         if (handle := reply.get("session")) is not None:
-            self._learn_place(call.caller, handle, peer.member.name)
+            self._remember_node(call.caller, handle, peer.member.name)
             if name is not None and name != handle:
-                self._learn_place(call.caller, self._name_of(call.caller, name), peer.member.name)
+                self._remember_node(call.caller, self._name_of(call.caller, name), peer.member.name)
         return CallToolResult.model_validate(reply["answer"])
 
     async def read(self, uri: str, caller: Caller) -> tuple[str | bytes, str]:
@@ -136,18 +136,18 @@ class FleetCalls:
         FleetUnavailable.
         """
         refused: list[str] = []
-        node = "" if name is None else self._place_of(caller, name)
+        node = "" if name is None else self._node_for(caller, name)
         asked["patience_s"] = 0.0
         for _ in range(MOST_HOPS):
-            peer = self._peers.find(node)
+            peer = self._nodes.find(node)
             if peer is None or peer.lost.is_set():
-                if node and self._peers.knows(node):
+                if node and self._nodes.knows(node):
                     asked["patience_s"] = PATIENCE_S  # until others may take its sessions
-                peer = await self._peers.chosen(environment, refused)
+                peer = await self._nodes.choose(environment, refused)
             try:
-                reply = await self._peers.ask(peer, asked, call)
+                reply = await self._nodes.ask(peer, asked, call)
             except NodeLost:
-                if not again and not await self._peers.has_left(peer):
+                if not again and not await self._nodes.has_left(peer):
                     raise
                 asked["patience_s"] = PATIENCE_S
                 node = ""
@@ -156,9 +156,11 @@ class FleetCalls:
             if "moved" not in reply:
                 return peer, reply
             node = str(reply["moved"])
-            found = self._peers.find(node)
+            found = self._nodes.find(node)
             if found is not None and found.lost.is_set() and asked["patience_s"]:
-                await self._peers.met(found.member)  # its lease is valid: it was only unreachable
+                await self._nodes.add_member(
+                    found.member
+                )  # its lease is valid: it was only unreachable
             if not node:
                 refused.append(peer.member.name)
         raise FleetUnavailable(
@@ -166,25 +168,25 @@ class FleetCalls:
             "Call again in some seconds."
         )
 
-    def _place_of(self, caller: Caller, name: str) -> str:
+    def _node_for(self, caller: Caller, name: str) -> str:
         key = (caller.principal, self._name_of(caller, name))
-        return self._where.get(key) or node_of(name)
+        return self._node_of.get(key) or node_of(name)
 
     @staticmethod
     def _name_of(caller: Caller, name: str) -> str:
         return name or f"default session {caller.default}"
 
-    def _learn_place(self, caller: Caller, name: str, node: str) -> None:
-        self._where[caller.principal, name] = node
-        self._where.move_to_end((caller.principal, name))
-        if len(self._where) > MOST_PLACES:
-            self._where.popitem(last=False)
+    def _remember_node(self, caller: Caller, name: str, node: str) -> None:
+        self._node_of[caller.principal, name] = node
+        self._node_of.move_to_end((caller.principal, name))
+        if len(self._node_of) > MOST_PLACES:
+            self._node_of.popitem(last=False)
 
-    def _expect(self, peer: RemoteNode, number: str, caller: Caller) -> None:
+    def _report_delivery(self, node: RemoteNode, number: str, caller: Caller) -> None:
         """Report to the node, later, if its answer was delivered to the client."""
-        tell = self._peers.tell
+        tell = self._nodes.notify
         caller.response.receipt.then(
-            lambda: tell(peer, "delivered", number), lambda: tell(peer, "revoked", number)
+            lambda: tell(node, "delivered", number), lambda: tell(node, "revoked", number)
         )
 
     async def _list(self, call: Call) -> CallToolResult:
@@ -202,32 +204,32 @@ class FleetCalls:
                 "patience_s": 0.0,
             }
             with contextlib.suppress(NodeLost):
-                reply = await self._peers.ask(peer, asked, Call(call.caller, None, call.request_id))
-                self._expect(peer, str(asked["id"]), call.caller)
+                reply = await self._nodes.ask(peer, asked, Call(call.caller, None, call.request_id))
+                self._report_delivery(peer, str(asked["id"]), call.caller)
                 if "answer" in reply:
                     answers.append(CallToolResult.model_validate(reply["answer"]))
                     quotas.append(int(reply.get("quota", 0)))
 
         async with anyio.create_task_group() as tasks:
-            for peer in self._peers.there:
+            for peer in self._nodes.available:
                 tasks.start_soon(ask, peer)
-        lost = [each.name for each in self._peers.members if each.lost]
-        return _together(answers, max(quotas, default=0), lost)
+        lost = [each.name for each in self._nodes.members if each.lost]
+        return _merged_lists(answers, max(quotas, default=0), lost)
 
-    async def _learn(self) -> None:
+    async def _load_definitions(self) -> None:
         """Get tool definitions and instructions from one of the nodes. Raises FleetUnavailable."""
-        for member in alive(self._peers.members):
-            if (peer := self._peers.find(member.name)) is None:
+        for member in alive(self._nodes.members):
+            if (peer := self._nodes.find(member.name)) is None:
                 continue
             with contextlib.suppress(NodeLost):
-                about = await self._peers.reply(peer, peer.actor.about.remote())
+                about = await self._nodes.reply(peer, peer.actor.about.remote())
                 self._definitions = [Definition.model_validate(each) for each in about["tools"]]
                 self._reading = frozenset(
                     each.name
                     for each in self._definitions
                     if each.annotations is not None and each.annotations.read_only_hint
                 )
-                self.words, self.files = str(about["words"]), bool(about["files"])
+                self.instructions, self.files = str(about["words"]), bool(about["files"])
                 return
         raise FleetUnavailable(
             "the fleet has no node that answers: start one on each of its machines with "
@@ -242,7 +244,9 @@ def _lost(text: str, name: str) -> CallToolResult:
     return CallToolResult(content=[said(text)], is_error=True, _meta={LOST_KEY: meta})
 
 
-def _together(answers: Sequence[CallToolResult], quota: int, lost: Sequence[str]) -> CallToolResult:
+def _merged_lists(
+    answers: Sequence[CallToolResult], quota: int, lost: Sequence[str]
+) -> CallToolResult:
     """Merge the session lists of all nodes, oldest first.
 
     `quota` is the limit over all nodes, 0 for none; `lost` are names of lost nodes.

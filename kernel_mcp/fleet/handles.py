@@ -40,7 +40,7 @@ NO_SESSION = frozenset({"create_session", "list_sessions", "run_script"})
 """Tools whose calls do not refer to an existing session."""
 
 
-def named(tool: str, arguments: Mapping[str, Any]) -> str | None:
+def session_named(tool: str, arguments: Mapping[str, Any]) -> str | None:
     """Return the session of a call: handle or name, or empty for the default session.
 
     None if the call does not refer to a session.

@@ -68,7 +68,7 @@ class FleetHttpApp:
                 tasks = await stack.enter_async_context(anyio.create_task_group())
                 await tasks.start(self._calls.run)
                 mcp = mcp_over(
-                    self._calls, self._callers, self._calls.words, files=self._calls.files
+                    self._calls, self._callers, self._calls.instructions, files=self._calls.files
                 )
                 lowlevel = mcp._lowlevel_server
                 sessions = McpSessions(lowlevel, idle_s=settings.idle_timeout_s, ended=_forget)

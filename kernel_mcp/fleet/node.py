@@ -25,7 +25,7 @@ from kernel_mcp.errors import KernelMcpError
 from kernel_mcp.fleet.cluster import NAMESPACE, FleetUnavailable, awaited, import_ray, secret_of
 from kernel_mcp.fleet.collector import Collector
 from kernel_mcp.fleet.members import LEASE_S, RENEW_S, Load, Member, alive
-from kernel_mcp.fleet.persistence import DEFAULT_PERSIST, FLEET, FleetPersistence, keep_with
+from kernel_mcp.fleet.persistence import DEFAULT_PERSIST, FLEET, FleetPersistence, factory_with
 from kernel_mcp.fleet.registry import registry_of
 from kernel_mcp.fleet.session_registry import FleetSessionRegistry
 from kernel_mcp.fleet.session_table import SessionTable
@@ -33,7 +33,7 @@ from kernel_mcp.fleet.sessions import NodeSessions
 from kernel_mcp.fleet.shared_store import SharedStore
 from kernel_mcp.fleet.signed import Signed, key_of
 from kernel_mcp.fleet.storage import storage_of
-from kernel_mcp.fleet.usage import FleetOthers, rows_of
+from kernel_mcp.fleet.usage import FleetUsage, rows_of
 from kernel_mcp.fleet.watchdog import boottime
 from kernel_mcp.linux.deadline import Deadline
 from kernel_mcp.linux.proc import available_memory
@@ -73,7 +73,7 @@ class Node:
         self._ended = asyncio.Event()
         self._sessions: NodeSessions | None = None
         self._local: LocalCalls | None = None
-        self._built: AppContext | None = None
+        self._app: AppContext | None = None
         self._watchdog: subprocess.Popen[bytes] | None = None
         self._deadline: Deadline | None = None
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -86,7 +86,7 @@ class Node:
         # Ray starts its workers with SIGINT blocked. Kernels would inherit that, and cells could
         # not be interrupted.
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
-        _be_nice_to_nobody()
+        _reset_niceness()
         keep_small()
         switch_often()
         log_to_stderr(self._settings.log_level, self._settings.log_format)
@@ -120,21 +120,21 @@ class Node:
 
     async def drain(self, within_s: float) -> dict[str, str]:
         """See `NodeSessions.drain`."""
-        return await self._own.drain(within_s)
+        return await self._own_sessions.drain(within_s)
 
     async def stop_draining(self) -> None:
         """Accept sessions again."""
-        self._own.draining = False
+        self._own_sessions.draining = False
 
     async def about(self) -> dict[str, Any]:
         """Return what fronts need before they serve: tools, instructions, version."""
         assert self._local is not None
-        assert self._built is not None
+        assert self._app is not None
         tools = await self._local.definitions()
         return {
             "version": __version__,
             "tools": [each.model_dump(mode="json", by_alias=True) for each in tools],
-            "words": self._built.instructions(),
+            "words": self._app.instructions(),
             "files": "files" in self._settings.tools,
         }
 
@@ -192,16 +192,16 @@ class Node:
         None without one; see `Others`. The registry has the current usage of this node when this
         returns.
         """
-        if self._sessions is None or self._built is None:
+        if self._sessions is None or self._app is None:
             return None
         await self._tell_uses()
-        return self._built.manager.quota.idle_s(principal, kind)
+        return self._app.manager.quota.idle_s(principal, kind)
 
     async def give_up(self, principal: str, kind: str) -> bool:
         """Evict that session. Return True if it was done; see `Others`."""
-        if self._sessions is None or self._built is None:
+        if self._sessions is None or self._app is None:
             return False
-        done = await self._built.manager.quota.give_up(principal, kind)
+        done = await self._app.manager.quota.give_up(principal, kind)
         await self._tell_uses()
         return done
 
@@ -209,7 +209,7 @@ class Node:
         await self._registry.use.remote(self._member.name, self._uses())
 
     @property
-    def _own(self) -> NodeSessions:
+    def _own_sessions(self) -> NodeSessions:
         if self._sessions is None:
             raise FleetUnavailable(f"node {self._member.name} is starting or has ended")
         return self._sessions
@@ -237,7 +237,7 @@ class Node:
         registry = self._registry = registry_of(ray, make=True)
         member = self._member
         signed = Signed(storage_of(settings.fleet_store), key_of(secret_of(settings.fleet)))
-        rows = SessionTable(signed, member.name, member.life)
+        table = SessionTable(signed, member.name, member.life)
         kept: list[FleetPersistence] = []
         loop = asyncio.get_running_loop()
 
@@ -260,34 +260,38 @@ class Node:
         def make(state: Path) -> SharedStore:
             return SharedStore(
                 state / FLEET / member.name,
-                rows,
+                table,
                 most_bytes=persist.bytes,
                 most_s=persist.seconds,
                 most_files_bytes=settings.limits.disk_bytes,
                 overtaken=overtaken,
             )
 
-        registry = FleetSessionRegistry(member.name, is_over, lambda: kept[0])
-        others = FleetOthers(member.name, registry, ray, partial(_actor_of, ray))
+        session_registry = FleetSessionRegistry(member.name, is_over, lambda: kept[0])
+        others = FleetUsage(member.name, registry, ray, partial(_actor_of, ray))
         options = ContainerOptions.of(settings)
         async with AsyncExitStack() as stack:
             sandbox = await proven(begin_proof(*settings.sandbox, container=options))
-            keep = keep_with(make, kept)
-            built = await stack.enter_async_context(
+            persistence_factory = factory_with(make, kept)
+            app = await stack.enter_async_context(
                 app_context(
-                    settings, sandbox, persistence_factory=keep, registry=registry, others=others
+                    settings,
+                    sandbox,
+                    persistence_factory=persistence_factory,
+                    registry=session_registry,
+                    others=others,
                 )
             )
-            self._built, self._local = built, LocalCalls(built)
-            admits = partial(_sees_no_more, settings)
+            self._app, self._local = app, LocalCalls(app)
+            admits = partial(_has_all_grants, settings)
             sessions = NodeSessions(
-                self._local, built.manager, kept[0], registry, until_over, admits
+                self._local, app.manager, kept[0], session_registry, until_over, admits
             )
             tasks = await stack.enter_async_context(anyio.create_task_group())
-            tasks.start_soon(Reaper(built.manager, settings.idle_timeout_s, built.clock).run)
-            tasks.start_soon(stay_within_bounds, settings, lambda: built.manager.sessions)
-            tasks.start_soon(warm_up, built)
-            collector = Collector(rows, is_over, most_s=persist.seconds)
+            tasks.start_soon(Reaper(app.manager, settings.idle_timeout_s, app.clock).run)
+            tasks.start_soon(stay_within_bounds, settings, lambda: app.manager.sessions)
+            tasks.start_soon(warm_up, app)
+            collector = Collector(table, is_over, most_s=persist.seconds)
             tasks.start_soon(collector.run, is_first)
             await self._join(registry)
             self._sessions = sessions
@@ -301,9 +305,9 @@ class Node:
         asked = boottime()
         if refusal := await registry.join.remote(self._member.row()):
             raise KernelMcpError(refusal)
-        self._go_on(asked + LEASE_S)
+        self._extend_deadline(asked + LEASE_S)
 
-    async def _renew(self, registry: Any, others: FleetOthers) -> None:
+    async def _renew(self, registry: Any, others: FleetUsage) -> None:
         """Renew the lease until cancelled, and exchange load and usage with the registry.
 
         Kills this process if the lease is over.
@@ -314,19 +318,19 @@ class Node:
             if asked > self._until:  # a newer list of members would not know it
                 self._end_all()
             with Barrier("renewing the lease of a node"):
-                now = replace(member, load=self._load(), draining=self._own.draining)
+                now = replace(member, load=self._load(), draining=self._own_sessions.draining)
                 renewing = registry.renew.remote(now.row(), self._uses())
                 try:
                     held, uses = await asyncio.wait_for(awaited(renewing), LEASE_S / 2)
                     if not held:
                         self._end_all()
-                    others.heard(uses)
-                    self._go_on(asked + LEASE_S)
+                    others.update(uses)
+                    self._extend_deadline(asked + LEASE_S)
                 except asyncio.TimeoutError:
                     logger.warning("the head of the fleet does not answer")
             await anyio.sleep(RENEW_S)
 
-    def _go_on(self, until: float) -> None:
+    def _extend_deadline(self, until: float) -> None:
         """Extend the deadline of this process's timer and of the watchdog to `until`.
 
         It is a time by CLOCK_BOOTTIME. After it, either of them kills the process.
@@ -347,22 +351,22 @@ class Node:
         os.kill(os.getpid(), signal.SIGKILL)
 
     def _uses(self) -> dict[str, dict[str, int]]:
-        assert self._built is not None
-        return rows_of(self._built.manager.uses())
+        assert self._app is not None
+        return rows_of(self._app.manager.uses())
 
     def _load(self) -> Load:
-        assert self._built is not None
-        found = self._built.manager.sessions
+        assert self._app is not None
+        found = self._app.manager.sessions
         return Load(
             free_bytes=available_memory(),
             sessions=len(found),
             busy=sum(each.state == "busy" for each in found),
             most=self._settings.max_sessions,
-            environments=self._own.environments,
+            environments=self._own_sessions.environments,
         )
 
 
-def _sees_no_more(settings: Settings, doors: tuple[str, ...]) -> bool:
+def _has_all_grants(settings: Settings, doors: tuple[str, ...]) -> bool:
     """Return True if these doors include all doors of the node, which its sessions can use."""
     may = granted(settings, doors)
     return all(getattr(may, name) == getattr(settings, name) for name in DOORS)
@@ -385,7 +389,7 @@ def _number_of(watchdog: subprocess.Popen[bytes]) -> int:
     return pid
 
 
-def _be_nice_to_nobody() -> None:
+def _reset_niceness() -> None:
     """Reset the niceness to 0, as Ray starts its workers with a lower priority."""
     if os.nice(0) > 0:
         try:

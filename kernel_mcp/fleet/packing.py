@@ -55,7 +55,7 @@ class _Packer:
         info = os.stat(name, dir_fd=folder, follow_symlinks=False)
         self._entries -= 1
         if self._entries < 0 or len(os.fsencode(path)) > MOST_PATH or depth > MOST_DEPTH:
-            self._leave(path)
+            self._leave_out(path)
         elif stat.S_ISDIR(info.st_mode):
             self._folder(folder, name, path, depth)
         elif stat.S_ISREG(info.st_mode):
@@ -65,13 +65,13 @@ class _Packer:
             entry.linkname = os.readlink(name, dir_fd=folder)
             self._archive.addfile(entry)
         else:  # a socket or pipe: useless without its process
-            self._leave(path)
+            self._leave_out(path)
 
     def _folder(self, folder: int, name: str, path: str, depth: int) -> None:
         try:
             fd = os.open(name, _FOLDER, dir_fd=folder)
         except (PermissionError, NotADirectoryError, OSError):
-            self._leave(path)
+            self._leave_out(path)
             return
         try:
             self._archive.addfile(_entry_of(path, os.fstat(fd), tarfile.DIRTYPE))
@@ -83,19 +83,19 @@ class _Packer:
         try:
             fd = os.open(name, _FILE, dir_fd=folder)
         except OSError:
-            self._leave(path)
+            self._leave_out(path)
             return
         with open(fd, "rb", buffering=0) as file:
             info = os.fstat(fd)
             if not stat.S_ISREG(info.st_mode) or info.st_size > self._bytes:
-                self._leave(path)
+                self._leave_out(path)
                 return
             self._bytes -= info.st_size
             entry = _entry_of(path, info, tarfile.REGTYPE)
             entry.size = info.st_size
             self._archive.addfile(entry, _ExactReader(file, info.st_size))
 
-    def _leave(self, path: str) -> None:
+    def _leave_out(self, path: str) -> None:
         self.count += 1
         if len(self.left_out) < MOST_NAMED:
             self.left_out.append(path)

@@ -41,7 +41,7 @@ _LEFT_OUT = (
 class FleetPersistence(Persistence):
     """Persists every session that has a row.
 
-    `came` maps handles to the rows of sessions that were taken over from other nodes.
+    `taken_over` maps handles to the rows of sessions that were taken over from other nodes.
     """
 
     store: SharedStore
@@ -62,7 +62,7 @@ class FleetPersistence(Persistence):
             settings=settings,
             permits=permits,
         )
-        self.came: dict[str, SessionRow] = {}
+        self.taken_over: dict[str, SessionRow] = {}
 
     def key(
         self, principal: str, name: str, *, default: bool, handle: str = ""
@@ -77,7 +77,7 @@ class FleetPersistence(Persistence):
     def look_up(self, key: SessionKey, *, fresh: bool, resume: bool) -> LookupResult:
         """See `Persistence`. The result also reports what the previous node lost."""
         found = super().look_up(key, fresh=fresh, resume=resume)
-        row = self.came.pop(key.name, None)
+        row = self.taken_over.pop(key.name, None)
         if row is None:
             return found
         notes, losses = [*row.unheard, *([found.note] if found.note else [])], [found.loss]
@@ -97,7 +97,7 @@ def key_of(principal: str, handle: str) -> SessionKey:
     return SessionKey(f"{OF_PRINCIPAL}{principal}", handle)
 
 
-def keep_with(
+def factory_with(
     make: Callable[[Path], SharedStore], kept: list[FleetPersistence]
 ) -> Callable[..., tuple[Persistence | None, str]]:
     """Return a function like `keeping_of` for a node of a fleet.

@@ -58,7 +58,7 @@ class RemoteNodes:
         return self._known.get(name)
 
     @property
-    def there(self) -> list[RemoteNode]:
+    def available(self) -> list[RemoteNode]:
         """Nodes that are not lost."""
         return [each for each in self._known.values() if not each.lost.is_set()]
 
@@ -79,9 +79,9 @@ class RemoteNodes:
                 peer = None
             if peer is None and not member.lost:
                 with Barrier(f"finding node {member.name}"):
-                    await self.met(member)
+                    await self.add_member(member)
 
-    async def met(self, member: Member) -> RemoteNode:
+    async def add_member(self, member: Member) -> RemoteNode:
         """Look up a member's actor by its name and add the node. Raises FleetUnavailable."""
         find = self._ray.get_actor
         try:
@@ -93,12 +93,12 @@ class RemoteNodes:
         peer = self._known[member.name] = RemoteNode(member, actor)
         return peer
 
-    async def chosen(self, environment: str, but: Sequence[str]) -> RemoteNode:
+    async def choose(self, environment: str, but: Sequence[str]) -> RemoteNode:
         """Return a node for a new session. Raises FleetUnavailable if none accepts one.
 
         `environment` is the key of the environment that it needs; `but` names excluded nodes.
         """
-        members = await self._asked()
+        members = await self._fetch_members()
         lost = {each.member.life for each in self._known.values() if each.lost.is_set()}
         there = [each for each in members if each.life not in lost]
         found = choose(there, environment, self._draw, but=but, ahead=self._sent)
@@ -113,10 +113,10 @@ class RemoteNodes:
             self._sent.clear()
         peer = self._known.get(found.name)
         if peer is None or peer.member.life != found.life:
-            peer = await self.met(found)
+            peer = await self.add_member(found)
         return peer
 
-    async def _asked(self) -> list[Member]:
+    async def _fetch_members(self) -> list[Member]:
         """Return the current members, from the registry. Raises FleetUnavailable."""
         try:
             asked = awaited(self._registry.rows.remote())
@@ -127,13 +127,13 @@ class RemoteNodes:
                 "that are there can be called by their handles."
             ) from error
 
-    async def has_left(self, peer: RemoteNode) -> bool:
+    async def has_left(self, node: RemoteNode) -> bool:
         """Return True if a lost node had left in order: it has not begun the call then."""
-        members = await self._asked()
-        return any(each.life == peer.member.life and each.left for each in members)
+        members = await self._fetch_members()
+        return any(each.life == node.member.life and each.left for each in members)
 
     async def ask(
-        self, peer: RemoteNode, asked: dict[str, Any], call: Call | None
+        self, node: RemoteNode, asked: dict[str, Any], call: Call | None
     ) -> dict[str, Any]:
         """Send a request and return the reply; without `call` it reads a resource.
 
@@ -141,43 +141,43 @@ class RemoteNodes:
         """
         reply: dict[str, Any]
         if call is None:
-            reply = await self.reply(peer, peer.actor.read.remote(asked))
+            reply = await self.reply(node, node.actor.read.remote(asked))
             return reply
         try:
             if call.progress is None:
-                reply = await self.reply(peer, peer.actor.call.remote(asked))
+                reply = await self.reply(node, node.actor.call.remote(asked))
                 return reply
-            follow = peer.actor.follow.options(num_returns="streaming")
+            follow = node.actor.follow.options(num_returns="streaming")
             stream = follow.remote(asked)
             while True:
-                reply = await self.reply(peer, await self.reply(peer, anext(stream)))
+                reply = await self.reply(node, await self.reply(node, anext(stream)))
                 if "progress" not in reply:
                     return reply
                 await call.progress(str(reply["progress"]))
         except asyncio.CancelledError:
             with contextlib.suppress(self._ray.exceptions.RayError):
-                peer.actor.cancel.remote(asked["id"])
+                node.actor.cancel.remote(asked["id"])
             raise
 
-    async def reply(self, peer: RemoteNode, reference: Any) -> Any:
+    async def reply(self, node: RemoteNode, reference: Any) -> Any:
         """Await a reference of a node. Raises NodeLost if it is lost first, FleetUnavailable."""
-        lost = asyncio.ensure_future(peer.lost.wait())
+        lost = asyncio.ensure_future(node.lost.wait())
         reply = asyncio.ensure_future(awaited(reference))
         try:
             await asyncio.wait({lost, reply}, return_when=asyncio.FIRST_COMPLETED)
             if not reply.done():
-                raise self._gone(peer)
+                raise self._node_lost(node)
             return reply.result()
         except (self._ray.exceptions.RayActorError, self._ray.exceptions.ObjectLostError) as error:
-            logger.warning("node %s is lost: %s", peer.member.name, _first_line(error))
-            peer.lost.set()
-            raise self._gone(peer) from error
+            logger.warning("node %s is lost: %s", node.member.name, _first_line(error))
+            node.lost.set()
+            raise self._node_lost(node) from error
         except self._ray.exceptions.RayError as error:
             if isinstance(error, KernelMcpError):  # raised by the node
                 raise
-            logger.exception("a call of node %s has failed", peer.member.name)
+            logger.exception("a call of node %s has failed", node.member.name)
             raise FleetUnavailable(
-                f"Node {peer.member.name} could not answer: {_first_line(error)}. What the call "
+                f"Node {node.member.name} could not answer: {_first_line(error)}. What the call "
                 "asked for may have been done in part, and is not done again by itself."
             ) from error
         finally:
@@ -185,21 +185,21 @@ class RemoteNodes:
                 task.cancel()
 
     @staticmethod
-    def _gone(peer: RemoteNode) -> NodeLost:
+    def _node_lost(node: RemoteNode) -> NodeLost:
         return NodeLost(
-            f"Node {peer.member.name} was lost while it answered this call. What the call asked "
+            f"Node {node.member.name} was lost while it answered this call. What the call asked "
             "for may have been done in part, and is not done again by itself. The session goes on "
             "on another node with the next call on it, as it was last saved: its answer says what "
             "is lost."
         )
 
-    def tell(self, peer: RemoteNode, what: str, number: str) -> None:
+    def notify(self, node: RemoteNode, what: str, number: str) -> None:
         """Call the method `what` of a node with the id of a call, without waiting for the result.
 
         Nothing happens if the node is lost.
         """
         with contextlib.suppress(self._ray.exceptions.RayError):
-            getattr(peer.actor, what).remote(number)
+            getattr(node.actor, what).remote(number)
 
 
 def _first_line(error: BaseException) -> str:

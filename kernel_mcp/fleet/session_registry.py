@@ -24,7 +24,7 @@ IsOver = Callable[[str, str], Awaitable[bool]]
 """Function that returns True if an incarnation (`life`) of a node is certainly over."""
 
 
-class Elsewhere(KernelMcpError):
+class OpenElsewhere(KernelMcpError):
     """A session is open on another node, `node`."""
 
     def __init__(self, node: str, handle: str) -> None:
@@ -33,13 +33,15 @@ class Elsewhere(KernelMcpError):
 
 
 class FleetSessionRegistry:
-    """See `Roll`, for one node. `keeping` returns its persistence, once the node has that."""
+    """See `Roll`, for one node. `persistence` returns its persistence, once the node has that."""
 
-    def __init__(self, node: str, is_over: IsOver, keeping: Callable[[], FleetPersistence]) -> None:
+    def __init__(
+        self, node: str, is_over: IsOver, persistence: Callable[[], FleetPersistence]
+    ) -> None:
         self._node = node
         self._is_over = is_over
-        self._keeping = keeping
-        self._taken: set[str] = set()
+        self._persistence = persistence
+        self._reserved: set[str] = set()
 
     def new_handle(self) -> str:
         """See `Roll`."""
@@ -49,11 +51,11 @@ class FleetSessionRegistry:
         """See `Roll`. For an open session, raises Elsewhere (default one) or InputError."""
         if request.name == SCRIPT:
             return self.new_handle()
-        store = self._keeping().store
+        store = self._persistence().store
         kind, name = (DEFAULT, default) if default else (NAMED, request.name)
         for _ in range(ATTEMPTS):
             if name:
-                find = partial(store.rows.named, principal, kind, name)
+                find = partial(store.table.find_by_name, principal, kind, name)
                 known = await anyio.to_thread.run_sync(find)
                 if known is not None and not request.fresh:
                     if await self._is_open(known):
@@ -76,19 +78,21 @@ class FleetSessionRegistry:
 
         Raises Overtaken, NotOurs.
         """
-        keeping, row = self._keeping(), known.row
+        keeping, row = self._persistence(), known.row
         key = key_of(row.principal, row.handle)
-        keeping.came[row.handle] = await anyio.to_thread.run_sync(keeping.store.take, known, key)
-        self._taken.add(row.handle)
+        keeping.taken_over[row.handle] = await anyio.to_thread.run_sync(
+            keeping.store.take, known, key
+        )
+        self._reserved.add(row.handle)
         return row.handle
 
     async def unregister(self, handle: str) -> None:
         """See `Roll`. The saved data of a session that was taken over stays for other nodes."""
-        keeping = self._keeping()
+        keeping = self._persistence()
         with Barrier("taking the handle of a session back", handle):
-            row = keeping.came.pop(handle, None)
-            if handle in self._taken:
-                self._taken.discard(handle)
+            row = keeping.taken_over.pop(handle, None)
+            if handle in self._reserved:
+                self._reserved.discard(handle)
                 whole = row is not None and row.ended
                 await surely(partial(keeping.store.let_go, handle, whole=whole))
             else:
@@ -98,7 +102,7 @@ class FleetSessionRegistry:
         row = known.row
         if not row.node:
             return False
-        if self._keeping().store.rows.is_mine(row):
+        if self._persistence().store.table.is_mine(row):
             return True
         return not await self._is_over(row.node, row.life)
 
@@ -106,11 +110,11 @@ class FleetSessionRegistry:
         """Remove the session of a name. Raises Elsewhere or InputError if it is open."""
         if await self._is_open(known):
             raise self._elsewhere(known.row)
-        await anyio.to_thread.run_sync(store.rows.forget, known)
+        await anyio.to_thread.run_sync(store.table.forget, known)
 
     def _elsewhere(self, row: SessionRow) -> KernelMcpError:
         if row.default:
-            return Elsewhere(row.node, row.handle)
+            return OpenElsewhere(row.node, row.handle)
         return InputError(
             f"You have a session named {row.name!r} already. Use it by session={row.name!r}, end "
             f"it with close_session(session={row.name!r}), or choose another name."

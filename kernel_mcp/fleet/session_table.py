@@ -105,7 +105,7 @@ class SessionTable:
             None if version.value is None else VersionedRow(version, SessionRow.of(version.value))
         )
 
-    def named(self, principal: str, kind: str, name: str) -> VersionedRow | None:
+    def find_by_name(self, principal: str, kind: str, name: str) -> VersionedRow | None:
         """Return the row of the session with a name; `kind` is NAMED or DEFAULT. See `find`."""
         version = self.signed.latest(_name(principal, kind, name))
         if version.value is None:

@@ -14,12 +14,12 @@ from mcp_types import CallToolResult, TextContent
 from kernel_mcp.barriers import Barrier, explained, log_failure, reason_of
 from kernel_mcp.environments.uv import ProgressCallback
 from kernel_mcp.errors import HibernationError, KernelMcpError, QuotaReached, SessionLimitReached
-from kernel_mcp.fleet.handles import named
+from kernel_mcp.fleet.handles import session_named
 from kernel_mcp.fleet.members import LEASE_S, MARGIN_S
 from kernel_mcp.fleet.messages import Moved, caller_of, error_row
 from kernel_mcp.fleet.persistence import FleetPersistence, key_of
 from kernel_mcp.fleet.placement import environment_of
-from kernel_mcp.fleet.session_registry import Elsewhere, FleetSessionRegistry
+from kernel_mcp.fleet.session_registry import FleetSessionRegistry, OpenElsewhere
 from kernel_mcp.fleet.session_table import DEFAULT, NAMED, VersionedRow
 from kernel_mcp.fleet.signed import Overtaken
 from kernel_mcp.sessions.manager import HANDLE, Caller, SessionManager
@@ -51,7 +51,7 @@ class NodeSessions:
         self,
         local: SessionCalls,
         manager: SessionManager,
-        keeping: FleetPersistence,
+        persistence: FleetPersistence,
         registry: FleetSessionRegistry,
         until_over: UntilOver,
         admits: Callable[[tuple[str, ...]], bool] = lambda _doors: True,
@@ -60,11 +60,11 @@ class NodeSessions:
         self._admits = admits
         self._local = local
         self._manager = manager
-        self._store = keeping.store
-        self._store.unheard = self._unheard
+        self._store = persistence.store
+        self._store.pending_notices = self._pending_notices
         self._registry = registry
         self._until_over = until_over
-        self._receipts: OrderedDict[str, PendingReceipt] = OrderedDict()
+        self._acks: OrderedDict[str, PendingReceipt] = OrderedDict()
         self._scopes: dict[str, anyio.CancelScope] = {}
         self._running: Counter[str] = Counter()
         """Number of running calls by handle; calls without a session have an empty one."""
@@ -101,7 +101,7 @@ class NodeSessions:
         with anyio.CancelScope() as scope:
             self._scopes[number] = scope
             try:
-                name = named(tool, arguments)
+                name = session_named(tool, arguments)
                 with _Counted(self, ""):
                     moved = await self._here(caller, name, float(asked["patience_s"]))
                 if moved is not None:
@@ -155,14 +155,14 @@ class NodeSessions:
 
     def delivered(self, number: str) -> None:
         """Note that the answer to a call was delivered to the client."""
-        if (receipt := self._receipts.get(number)) is not None:
+        if (receipt := self._acks.get(number)) is not None:
             receipt.confirm()
             if not receipt.revocable:
-                del self._receipts[number]
+                del self._acks[number]
 
     def revoked(self, number: str) -> None:
         """Note that the answer to a call was not delivered, or that the client had cancelled."""
-        if (receipt := self._receipts.pop(number, None)) is not None:
+        if (receipt := self._acks.pop(number, None)) is not None:
             receipt.lose()
 
     async def drain(self, within_s: float) -> dict[str, str]:
@@ -176,7 +176,7 @@ class NodeSessions:
         kept: dict[str, str] = {}
         seen: set[str] = set()
         while True:
-            if await self._give_all(until, seen, kept):
+            if await self._release_all(until, seen, kept):
                 continue
             if not self._running or anyio.current_time() >= until:
                 break
@@ -194,7 +194,7 @@ class NodeSessions:
                 logger.error("session %s was taken over by another node, and ends here", handle)
                 session.close()
 
-    def _unheard(self, handle: str) -> Sequence[Notice]:
+    def _pending_notices(self, handle: str) -> Sequence[Notice]:
         """Return the pending notices of a session; empty without such a session."""
         for session in list(self._manager.sessions):
             if session.handle == handle:
@@ -227,17 +227,17 @@ class NodeSessions:
                 return None
             known = await anyio.to_thread.run_sync(self._known, caller, name)
             if known is None or known.row.principal != caller.principal:
-                return await self._begun(caller, name)
+                return await self._create_default(caller, name)
             row = known.row
-            if row.node and not self._store.rows.is_mine(row):
-                own = row.node == self._store.rows.node  # an earlier incarnation of this node
+            if row.node and not self._store.table.is_mine(row):
+                own = row.node == self._store.table.node  # an earlier incarnation of this node
                 longest_s = max(patience_s, LEASE_S + MARGIN_S) if own else patience_s
                 if not await self._until_over(row.node, row.life, longest_s):
                     return Moved(row.node)
             if self.draining:
                 return Moved()
             try:
-                await self._bring(caller, known)
+                await self._take_over(caller, known)
             except Overtaken:
                 continue  # another node was first
             except QuotaReached:
@@ -248,7 +248,7 @@ class NodeSessions:
             f"Session {name!r} moves between nodes too often to be called. Call again."
         )
 
-    async def _begun(self, caller: Caller, name: str) -> Moved | None:
+    async def _create_default(self, caller: Caller, name: str) -> Moved | None:
         """Create a default session that does not exist yet; return where it is if not here.
 
         Returns None for another name, which the call then refuses.
@@ -261,25 +261,25 @@ class NodeSessions:
             return None  # unidentified callers get a new session with each call
         try:
             await self._manager.resolve(caller, "")
-        except Elsewhere as error:
+        except OpenElsewhere as error:
             return Moved(error.node)
         return None
 
     def _known(self, caller: Caller, name: str) -> VersionedRow | None:
-        rows = self._store.rows
+        rows = self._store.table
         if self._is_default(name) or not name:
             if not caller.default:
                 return None
-            return rows.named(caller.principal, DEFAULT, caller.default)
+            return rows.find_by_name(caller.principal, DEFAULT, caller.default)
         if HANDLE.fullmatch(name):
             return rows.find(name)
-        return rows.named(caller.principal, NAMED, name)
+        return rows.find_by_name(caller.principal, NAMED, name)
 
     @staticmethod
     def _is_default(name: str) -> bool:
         return name == DEFAULT_NAME
 
-    async def _bring(self, caller: Caller, known: VersionedRow) -> None:
+    async def _take_over(self, caller: Caller, known: VersionedRow) -> None:
         """Take over a session that is not open on any node.
 
         Raises Overtaken, SessionLimitReached.
@@ -289,7 +289,7 @@ class NodeSessions:
         async with lock:
             if self._manager.find(caller, row.handle) is not None:
                 return
-            if self._store.rows.is_mine(row):
+            if self._store.table.is_mine(row):
                 await anyio.to_thread.run_sync(self._store.forget_ended, row.handle)
                 raise Overtaken("it is closed")  # a moment ago: its row is about to be removed
             await self._registry.take(known)
@@ -351,11 +351,11 @@ class NodeSessions:
                 self._environments.popitem(last=False)
 
     def _expect(self, number: str, receipt: PendingReceipt) -> None:
-        self._receipts[number] = receipt
-        if len(self._receipts) > MOST_RECEIPTS:
-            self._receipts.popitem(last=False)[1].lose()
+        self._acks[number] = receipt
+        if len(self._acks) > MOST_RECEIPTS:
+            self._acks.popitem(last=False)[1].lose()
 
-    async def _give_all(self, until: float, seen: set[str], kept: dict[str, str]) -> bool:
+    async def _release_all(self, until: float, seen: set[str], kept: dict[str, str]) -> bool:
         """Give away all sessions not in `seen`; add the reasons of failures to `kept`.
 
         Returns False if there was no such session.
@@ -365,7 +365,7 @@ class NodeSessions:
         async def give(session: Session) -> None:
             async with limiter:
                 with Barrier("giving a session away", session.handle) as barrier:
-                    if reason := await self._give(session, until):
+                    if reason := await self._release(session, until):
                         kept[session.handle] = reason
                 if barrier.failure is not None:
                     kept[session.handle] = reason_of(barrier.failure)
@@ -381,13 +381,13 @@ class NodeSessions:
                 tasks.start_soon(give, session)
         return bool(found)
 
-    async def _give(self, session: Session, until: float) -> str:
+    async def _release(self, session: Session, until: float) -> str:
         """Give one session away. Return why not, or empty."""
         handle = session.handle
         leaving = self.leaving[handle] = anyio.Event()
         try:
             with anyio.move_on_at(until) as patience:
-                await self._rested(session)
+                await self._wait_idle(session)
                 if await self._saved(session):
                     await self._close_branches(session)
                     await anyio.to_thread.run_sync(self._store.let_go, handle)
@@ -405,7 +405,7 @@ class NodeSessions:
             del self.leaving[handle]
             leaving.set()
 
-    async def _rested(self, session: Session) -> None:
+    async def _wait_idle(self, session: Session) -> None:
         """Wait until no call, cell or installation runs in a session or its branches."""
         while True:
             members = session.family.members
@@ -434,7 +434,7 @@ class NodeSessions:
             await session.persisted.save_cells()
             return True
         while await session.save() is None:
-            await self._rested(session)
+            await self._wait_idle(session)
         return True
 
     async def _close_branches(self, session: Session) -> None:

@@ -51,7 +51,7 @@ class SharedStore(SessionStore):
     def __init__(
         self,
         folder: Path,
-        rows: SessionTable,
+        table: SessionTable,
         *,
         most_bytes: int,
         most_s: float,
@@ -64,16 +64,16 @@ class SharedStore(SessionStore):
         taken over.
         """
         super().__init__(folder, most_bytes=most_bytes, most_s=most_s)
-        self.rows = rows
+        self.table = table
         self.scratch = folder / "t"
         self.most_files_bytes = most_files_bytes or 2**62
         self.overtaken = overtaken
-        self.unheard: Callable[[str], Sequence[Notice]] = lambda _handle: ()
+        self.pending_notices: Callable[[str], Sequence[Notice]] = lambda _handle: ()
         """Function that returns the pending notices of a session; called in any thread."""
         self._known: dict[str, VersionedRow] = {}
         self._ended: dict[str, VersionedRow] = {}
         """Rows of ended sessions that are not removed from the shared store yet."""
-        self._prints: dict[str, dict[str, bytes]] = {}
+        self._fingerprints: dict[str, dict[str, bytes]] = {}
         """Fingerprints of each session's folders when they were last copied."""
         self._lock = -1
 
@@ -109,7 +109,7 @@ class SharedStore(SessionStore):
 
     def open_row(self, row: SessionRow) -> None:
         """Add the row of a new session. Raises Overtaken if its name was taken meanwhile."""
-        self._known[row.handle] = self.rows.open(row)
+        self._known[row.handle] = self.table.open(row)
 
     def take(self, known: VersionedRow, key: SessionKey) -> SessionRow:
         """Copy a session that no node has to this disk, and take it over; return its old row.
@@ -117,7 +117,7 @@ class SharedStore(SessionStore):
         Raises Overtaken if another node was first, and NotOurs if the copy is not authentic. The
         shared store is unchanged then.
         """
-        folders = self._places(key)
+        folders = self._folders(key)
         work = {name: self.scratch / f"{key.id}-{name}" for name in folders}
         record = self.records / key.id
         try:
@@ -129,11 +129,11 @@ class SharedStore(SessionStore):
             for place in (record, *folders.values()):
                 remove_tree(place)
             make_private(record)
-            self._bring(known.row, record)
+            self._write_record(known.row, record)
             for name, place in work.items():
                 if place.is_dir():
                     place.rename(folders[name])
-            taken = self.rows.take(known)
+            taken = self.table.take(known)
         except BaseException:
             for place in (*work.values(), record, *folders.values()):
                 remove_tree(place)
@@ -152,9 +152,9 @@ class SharedStore(SessionStore):
         left: list[Packed] = []
         before = known.row.parts
         parts: dict[str, SavedPart] = {}
-        prints = dict(self._prints.get(handle, {}))
-        for name, place in self._places(entry.key).items():
-            found = _print(place)
+        prints = dict(self._fingerprints.get(handle, {}))
+        for name, place in self._folders(entry.key).items():
+            found = _fingerprint(place)
             if name in before and prints.get(name) == found:
                 parts[name] = before[name]
             else:
@@ -173,7 +173,7 @@ class SharedStore(SessionStore):
             names = tuple(name for each in left for name in each.left_out)
             row = replace(row, left_out=names, omitted=sum(each.count for each in left))
         self._write(known, row)
-        self._prints[handle] = prints
+        self._fingerprints[handle] = prints
         with Barrier("removing what sessions no longer need", handle):
             self._tidy(handle, {each.digest for each in (*parts.values(), *before.values())})
 
@@ -188,7 +188,7 @@ class SharedStore(SessionStore):
 
     def clear(self, key: SessionKey) -> None:
         """Remove the data of a released session from this disk."""
-        for place in (self.records / key.id, *self._places(key).values()):
+        for place in (self.records / key.id, *self._folders(key).values()):
             remove_tree(place)
 
     def make_room(self) -> list[Stored]:
@@ -198,7 +198,7 @@ class SharedStore(SessionStore):
     def drop(self, handle: str) -> None:
         """Write nothing more for a session, as this node does not have it any more."""
         self._known.pop(handle, None)
-        self._prints.pop(handle, None)
+        self._fingerprints.pop(handle, None)
 
     def forget_row(self, handle: str) -> None:
         """Remove a session that has ended for good from the shared store; see `forget_ended`."""
@@ -213,11 +213,11 @@ class SharedStore(SessionStore):
         if (known := self._ended.get(handle)) is None:
             return
         with contextlib.suppress(Overtaken):
-            self.rows.forget(known)
+            self.table.forget(known)
             self._tidy(handle, set())
         self._ended.pop(handle, None)
 
-    def _places(self, key: SessionKey) -> Mapping[str, Path]:
+    def _folders(self, key: SessionKey) -> Mapping[str, Path]:
         return {
             "workspace": self.workspaces / key.id,
             "layer": self.layers / key.id,
@@ -230,7 +230,7 @@ class SharedStore(SessionStore):
         If an earlier write succeeded without confirmation, it is written after that version.
         """
         handle = row.handle
-        notices = self.unheard(handle)
+        notices = self.pending_notices(handle)
         loss = together(each.loss for each in notices)
         row = replace(
             row,
@@ -239,19 +239,19 @@ class SharedStore(SessionStore):
         )
         try:
             try:
-                written = self.rows.write(VersionedRow(known.version, row))
+                written = self.table.write(VersionedRow(known.version, row))
             except Overtaken:
-                there = self.rows.find(handle)
-                if there is None or not self.rows.is_mine(there.row):
+                there = self.table.find(handle)
+                if there is None or not self.table.is_mine(there.row):
                     raise
-                written = self.rows.write(VersionedRow(there.version, row))
+                written = self.table.write(VersionedRow(there.version, row))
         except Overtaken:
             self.drop(handle)
             self.overtaken(handle)
             raise
         self._known[handle] = written
 
-    def _bring(self, row: SessionRow, record: Path) -> None:
+    def _write_record(self, row: SessionRow, record: Path) -> None:
         if row.saved is None:
             return
         saved = row.saved
@@ -264,11 +264,11 @@ class SharedStore(SessionStore):
         manifest.write(record, saved)
 
     def _copy_folder(
-        self, handle: str, name: str, place: Path, before: SavedPart | None, left: list[Packed]
+        self, handle: str, name: str, folder: Path, before: SavedPart | None, left: list[Packed]
     ) -> SavedPart:
         most = self.most_files_bytes
         with self._temporary() as file:
-            packed = pack(place, file, most_bytes=most, most_entries=_most_entries(name, most))
+            packed = pack(folder, file, most_bytes=most, most_entries=_most_entries(name, most))
             if packed.count:
                 left.append(packed)
             file.seek(0)
@@ -283,7 +283,7 @@ class SharedStore(SessionStore):
         part = SavedPart(digest.hexdigest(), size)
         if part != before:
             file.seek(0)
-            self.rows.signed.place.put(data_of(handle, part.digest), file)
+            self.table.signed.place.put(data_of(handle, part.digest), file)
         return part
 
     @contextlib.contextmanager
@@ -310,7 +310,7 @@ class SharedStore(SessionStore):
 
     def _opened(self, handle: str, part: SavedPart) -> IO[bytes]:
         try:
-            return self.rows.signed.place.open(data_of(handle, part.digest))
+            return self.table.signed.place.open(data_of(handle, part.digest))
         except FileNotFoundError:
             raise NotOurs(
                 f"what was saved of session {handle} is not in the store of the fleet any more: "
@@ -324,7 +324,7 @@ class SharedStore(SessionStore):
             yield file
 
     def _tidy(self, handle: str, needed: set[str]) -> None:
-        place = self.rows.signed.place
+        place = self.table.signed.place
         for name in place.names(data_of(handle)):
             if name not in needed:
                 place.remove(data_of(handle, name))
@@ -353,7 +353,7 @@ def _most_entries(name: str, most_bytes: int) -> int:
     return entries_within(most_bytes) if name == "workspace" else MOST_ENTRIES
 
 
-def _print(folder: Path) -> bytes:
+def _fingerprint(folder: Path) -> bytes:
     """Return a fingerprint of a folder: a hash of names, modes, sizes, inodes and times.
 
     File contents are not read.

@@ -25,7 +25,7 @@ GIVING_S = 30.0
 """Timeout in seconds for a node that is to hibernate a session."""
 
 
-class FleetOthers(Others):
+class FleetUsage(Others):
     """See `Others`, for one node. `find` returns another node's actor by name, or None."""
 
     def __init__(self, node: str, registry: Any, ray: Any, find: Callable[[str], Any]) -> None:
@@ -35,7 +35,7 @@ class FleetOthers(Others):
         self._find = find
         self._uses: dict[str, Use] = {}
 
-    def heard(self, uses: Mapping[str, Mapping[str, int]]) -> None:
+    def update(self, uses: Mapping[str, Mapping[str, int]]) -> None:
         """Store the usage of principals on other nodes, from the reply to a renewal."""
         self._uses = {principal: Use(**use) for principal, use in uses.items()}
 

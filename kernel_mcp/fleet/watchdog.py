@@ -79,16 +79,16 @@ def below(pid: int, depth: int = DEPTH) -> Iterator[int]:
 class LeaseWatchdog:
     """Watches one process until it or its lease ends; see `main`."""
 
-    def __init__(self, pid: int, until: float, lines: int) -> None:
-        """`until` is the first deadline; later ones are read from the descriptor `lines`."""
+    def __init__(self, pid: int, until: float, deadlines: int) -> None:
+        """`until` is the first deadline; later ones are read from the descriptor `deadlines`."""
         self._pid = pid
         self._until = until
-        self._lines = lines
+        self._deadlines = deadlines
         self._node = PidfdSet()
-        self._there = self._node.hold(pid)
+        self._node_found = self._node.hold(pid)
         self._descendants = PidfdSet()
         self._rest = b""
-        self._told = False
+        self._deadline_read = False
         """True once a deadline was read. The first one replaces `until`, which is for the start."""
 
     def run(self) -> str:
@@ -96,10 +96,10 @@ class LeaseWatchdog:
 
         Returns the reason: `dead` if it had ended, `left` if it closed the pipe, or `expired`.
         """
-        reason = "dead" if not self._there else self._watch()
+        reason = "dead" if not self._node_found else self._watch()
         if reason == "expired":
             self._node.send(signal.SIGSTOP)  # it starts no processes while they are counted
-        self._look()
+        self._track_descendants()
         self._node.send(signal.SIGKILL)
         self._descendants.send(signal.SIGKILL)
         self._node.wait()
@@ -112,14 +112,14 @@ class LeaseWatchdog:
             if left <= 0:
                 return "expired"
             (fd,) = self._node._fds.values()
-            ready = select.select([fd, self._lines], [], [], min(left, LOOK_S))[0]
+            ready = select.select([fd, self._deadlines], [], [], min(left, LOOK_S))[0]
             if fd in ready:
                 return "dead"
-            if self._lines in ready and not self._read():
+            if self._deadlines in ready and not self._read():
                 return "left"
-            self._look()
+            self._track_descendants()
 
-    def _look(self) -> None:
+    def _track_descendants(self) -> None:
         """Track the current descendants of the node, as they are reparented after its death."""
         self._descendants.drop_ended()
         for pid in below(self._pid):
@@ -127,14 +127,14 @@ class LeaseWatchdog:
 
     def _read(self) -> bool:
         """Read deadlines. Return False at the end of the pipe: the node has ended or closed it."""
-        data = os.read(self._lines, 65536)
+        data = os.read(self._deadlines, 65536)
         *lines, self._rest = (self._rest + data).split(b"\n")
         for line in lines:
             with contextlib.suppress(ValueError):
                 moment = float(line)
                 if moment == moment:  # not NaN
-                    self._until = max(self._until, moment) if self._told else moment
-                    self._told = True
+                    self._until = max(self._until, moment) if self._deadline_read else moment
+                    self._deadline_read = True
         return bool(data)
 
 

@@ -13,7 +13,7 @@ from mcp_types import CallToolResult
 
 from kernel_mcp.config.settings import Settings
 from kernel_mcp.fleet.messages import caller_row
-from kernel_mcp.fleet.persistence import FleetPersistence, keep_with
+from kernel_mcp.fleet.persistence import FleetPersistence, factory_with
 from kernel_mcp.fleet.session_registry import FleetSessionRegistry
 from kernel_mcp.fleet.session_table import SessionTable
 from kernel_mcp.fleet.sessions import NodeSessions
@@ -76,7 +76,7 @@ class FakeNode:
         """Wait until other nodes could go on with a session as it was after a cell."""
         with anyio.fail_after(PATIENCE_S):
             while True:
-                known = await anyio.to_thread.run_sync(self.store.rows.find, handle)
+                known = await anyio.to_thread.run_sync(self.store.table.find, handle)
                 if known is not None and known.row.saved and known.row.saved["cell"] == cell:
                     return
                 await anyio.sleep(0.02)
@@ -128,8 +128,8 @@ class Nodes:
                 app_context(
                     settings,
                     proven_sandbox("auto"),
-                    persistence_factory=keep_with(make, kept),
-                    roll=registry,
+                    persistence_factory=factory_with(make, kept),
+                    registry=registry,
                 )
             )
             local = LocalCalls(built)

@@ -86,7 +86,7 @@ async def test_a_node_that_was_overtaken_saves_nothing_and_its_session_ends(node
         with anyio.fail_after(60):
             await session.ended.wait()
         assert await two.run(ada, "x", session=handle) == "1"
-        known = two.store.rows.find(handle)
+        known = two.store.table.find(handle)
         assert known is not None
         assert (known.row.node, known.row.epoch) == ("two", 2)
 
@@ -208,7 +208,7 @@ async def test_files_that_were_written_between_cells_are_saved_too(nodes: Nodes)
         await one.call(ada, "write_file", path="a.txt", content="by a call", session=handle)
         with anyio.fail_after(60):
             while True:
-                known = await anyio.to_thread.run_sync(one.store.rows.find, handle)
+                known = await anyio.to_thread.run_sync(one.store.table.find, handle)
                 if known is not None and known.row.saved:
                     break
                 await anyio.sleep(0.02)
@@ -219,7 +219,7 @@ async def test_files_that_were_written_between_cells_are_saved_too(nodes: Nodes)
 async def test_a_store_that_cannot_be_read_is_told_and_nothing_is_made_up(nodes: Nodes) -> None:
     ada = person()
     async with nodes.node("one") as one:
-        place = one.store.rows.signed.place
+        place = one.store.table.signed.place
 
         def broken(_name: str) -> NoReturn:
             raise OSError(errno.EIO, "the disk of the store")
@@ -289,12 +289,12 @@ async def test_a_session_is_closed_for_good_once_the_store_can_be_written_again(
             raise OSError(errno.EROFS, "Read-only file system")
 
         with monkeypatch.context() as patch:
-            patch.setattr(one.store.rows.signed.place, "create", refuse)
+            patch.setattr(one.store.table.signed.place, "create", refuse)
             await one.call(ada, "close_session", session=handle)
             with anyio.fail_after(60):
                 await session.ended.wait()
         for name in ("notes", handle):
             answer = await one.call(ada, "execute", code="1", session=name)
             assert answer.text.startswith("There is no session")
-        assert one.store.rows.find(handle) is None
+        assert one.store.table.find(handle) is None
         assert not (await one.call(ada, "create_session", name="notes")).failed

@@ -13,7 +13,7 @@ from threading import Thread
 import pytest
 
 from kernel_mcp.errors import ConfigError
-from kernel_mcp.fleet.cluster import check_address, check_tls, check_ways_out, secret_of
+from kernel_mcp.fleet.cluster import check_address, check_network, check_tls, secret_of
 from kernel_mcp.network.authority import Authority
 
 TOKEN = "t" * 48
@@ -71,11 +71,11 @@ def test_an_address_has_a_host_and_a_port(address: str) -> None:
 )
 def test_no_way_out_leads_to_a_machine_of_the_fleet(entry: str) -> None:
     with pytest.raises(ConfigError, match="machine of the fleet"):
-        check_ways_out([entry], ["10.0.0.5", "10.0.0.6"])
+        check_network([entry], ["10.0.0.5", "10.0.0.6"])
 
 
 def test_other_ways_out_are_the_operators_choice() -> None:
-    check_ways_out(["*", "example.com", "192.0.2.7:443", "*.example.com:8443"], ["10.0.0.5"])
+    check_network(["*", "example.com", "192.0.2.7:443", "*.example.com:8443"], ["10.0.0.5"])
 
 
 @contextmanager

@@ -90,7 +90,7 @@ async def test_a_session_that_has_ended_leaves_nothing_once_nobody_can_go_on_wit
 async def test_sessions_of_nodes_that_are_there_stay_for_ever(store: Store) -> None:
     store.opened(store.there, "s-open", moment=1.0)
     await store.pass_by(100 * KEPT_S)
-    found = store.there.named("ada", NAMED, "name of s-open")
+    found = store.there.find_by_name("ada", NAMED, "name of s-open")
     assert found is not None
     assert found.row.handle == "s-open"
     assert store.files(DATA) == 1

@@ -75,7 +75,7 @@ async def fleet(*names: str) -> AsyncIterator[Fleet]:
 
 async def test_a_handle_leads_to_its_node() -> None:
     async with fleet() as given:
-        assert given.calls.words == "the words"
+        assert given.calls.instructions == "the words"
         for _ in range(3):
             assert await given.said("execute", code="1", session=ONE) == "from one"
             assert await given.said("execute", code="1", session=TWO) == "from two"
@@ -203,7 +203,7 @@ async def test_sessions_of_all_nodes_are_one_list() -> None:
         assert [each["session"] for each in found["sessions"]] == [TWO, ONE]
         assert found["limit"] == 16
         given.registry.lose("one")
-        while given.calls._peers.find("one") is not None:
+        while given.calls._nodes.find("one") is not None:
             await anyio.lowlevel.checkpoint()
         assert "Sessions of one" in await given.said("list_sessions")
 

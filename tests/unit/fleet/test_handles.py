@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from kernel_mcp.errors import ConfigError
-from kernel_mcp.fleet.handles import check_node, named, new_handle, node_of
+from kernel_mcp.fleet.handles import check_node, new_handle, node_of, session_named
 from kernel_mcp.sessions.manager import HANDLE
 
 
@@ -46,4 +46,4 @@ def test_a_name_that_cannot_stand_in_a_handle_is_refused(name: str) -> None:
 def test_the_session_that_a_call_is_about(
     tool: str, arguments: dict[str, Any], about: str | None
 ) -> None:
-    assert named(tool, arguments) == about
+    assert session_named(tool, arguments) == about

@@ -35,7 +35,7 @@ async def test_the_first_lease_counts_from_when_it_was_asked_for(
     asked = clock.now
     leases: list[float] = []
     monkeypatch.setattr(node_module, "boottime", clock)
-    monkeypatch.setattr(Node, "_go_on", lambda _node, until: leases.append(until))
+    monkeypatch.setattr(Node, "_extend_deadline", lambda _node, until: leases.append(until))
     settings = tmp_path / "settings"
     settings.write_bytes(pickle.dumps(Settings()))
     node = Node("one", "1", "127.0.0.1", str(settings))

@@ -19,7 +19,7 @@ from kernel_mcp.fleet import registry as registry_module
 from kernel_mcp.fleet.cluster import FleetUnavailable
 from kernel_mcp.fleet.members import MARGIN_S, RENEW_S, Member
 from kernel_mcp.fleet.registry import Registry
-from kernel_mcp.fleet.usage import FleetOthers, rows_of
+from kernel_mcp.fleet.usage import FleetUsage, rows_of
 from kernel_mcp.identity import Principal
 from kernel_mcp.sessions.manager import Caller, SessionManager
 from kernel_mcp.sessions.principals import Overseer, Principals, Use
@@ -42,7 +42,7 @@ class Node:
         self.registry = registry
         self.lost = False
         self.clock = FakeClock()
-        self.others = FleetOthers(name, Actor(registry), RAY, lambda node: Actor(nodes[node]))
+        self.others = FleetUsage(name, Actor(registry), RAY, lambda node: Actor(nodes[node]))
         self.manager: SessionManager = new_manager(
             folder / name, FakeSource(), self.clock, others=self.others
         )
@@ -63,7 +63,7 @@ class Node:
         member = Member(self.name, f"life of {self.name}")
         held, uses = await self.registry.renew(member.row(), rows_of(self.manager.uses()))
         assert held
-        self.others.heard(uses)
+        self.others.update(uses)
 
     async def opened(self) -> Session:
         return await self.manager.create(ADA)
@@ -183,7 +183,7 @@ async def test_without_a_head_no_session_is_opened_and_that_is_said(
             return True
 
     monkeypatch.setattr("kernel_mcp.fleet.usage.ANSWER_S", 0.01)
-    others = FleetOthers("one", Actor(Silent()), RAY, lambda _node: None)
+    others = FleetUsage("one", Actor(Silent()), RAY, lambda _node: None)
     with pytest.raises(FleetUnavailable, match="head of the fleet does not answer"):
         await others.claim("ada", "sessions", 1, 1)
 
@@ -257,7 +257,7 @@ class Overseen:
         self.meter = self.session.meter
         self.meter.bytes = memory
         self.meter.awake = False
-        self.others = FleetOthers(name, Actor(registry), RAY, lambda _node: None)
+        self.others = FleetUsage(name, Actor(registry), RAY, lambda _node: None)
         principals = Principals(Settings(), self.others)
         principals.seen(Principal("ada", quotas=Quotas(memory=1000)))
         self.overseer = Overseer(principals, lambda: [self.session])
@@ -267,7 +267,7 @@ class Overseen:
         member = Member(self.name, f"life of {self.name}")
         held, uses = await registry.renew(member.row(), rows_of({"ada": own}))
         assert held
-        self.others.heard(uses)
+        self.others.update(uses)
 
 
 @asynccontextmanager
