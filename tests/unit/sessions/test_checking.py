@@ -251,7 +251,7 @@ async def test_cells_keep_their_order_while_one_is_checked(
 async def test_a_cell_is_stopped_while_it_is_checked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    replaced(monkeypatch, "sleep", "1000", "--")
+    replaced(monkeypatch, "sh", "-c", "exec sleep 1000")
     monkeypatch.setattr(checking, "check", check)
     before = children(os.getpid())
     async with guarded(tmp_path, monkeypatch) as (manager, source):
