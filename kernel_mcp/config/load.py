@@ -67,6 +67,15 @@ _LISTS = (attachments, devices, entries, header_secrets, hosts, mounts, places, 
 HELP = ("-h", "--help", "help")
 OTHERS = "The other flags of the server are taken too, and change nothing here."
 
+_REMOVED = {
+    "strict": "--profile strict is what it was",
+    "allow-weaker-sandbox": "--sandbox bwrap,landlock is what it was",
+    "install-timeout": "an installation has five minutes",
+}
+"""Flags of 0.1.0 by name, with what is there instead."""
+_NEVER_MEANT = frozenset({"none"})
+"""Values that take protection away, which no misspelt name is corrected to."""
+
 _BY_NAME = {option.name: option for option in OPTIONS}
 _LIMITS = frozenset(entry.name for entry in fields(Limits))
 
@@ -140,7 +149,7 @@ def spellings(form: Callable[[str], str], value: str) -> dict[str, str]:
         form(word): form(option.name) + value.format(word)
         for option in OPTIONS
         for word in option.metavar.split("|")
-        if word.islower()
+        if word.islower() and word not in _NEVER_MEANT
     }
     return words | {form(option.name): form(option.name) for option in OPTIONS}
 
@@ -254,7 +263,8 @@ def _file_at(file: Path, cwd: Path) -> Path:
 def _from_file(file: Path, cwd: Path) -> dict[str, Any]:
     file = _file_at(file, cwd)
     if not file.is_file():
-        raise ConfigError(f"--config {file}: there is no such file")
+        problem = "it is no ordinary file" if file.exists() else "there is no such file"
+        raise ConfigError(f"--config {file}: {problem}")
     table = _table(file)
     if table is None:
         raise ConfigError(f"--config {file}: it has no table [tool.{TABLE}]")
@@ -366,7 +376,11 @@ class _Parser(argparse.ArgumentParser):
             if kind == "flag":
                 flags = {flag: flag for each in self._actions for flag in each.option_strings}
                 known = spellings("--{}".format, " {}") | flags
-            message = f"there is no {kind} {word}{nearest(word.partition('=')[0], known)}"
+            name = word.partition("=")[0]
+            if now := _REMOVED.get(name.removeprefix("--")):
+                message = f"there is no {kind} {word} any more: {now}"
+            else:
+                message = f"there is no {kind} {word}{nearest(name, known)}"
         raise ConfigError(message)
 
 
