@@ -35,6 +35,7 @@ NO_TRACEBACK = "an exception without its traceback"
 NO_HANDLERS = "a logger without its handlers and filters"
 NO_GRAPH = "a tensor without the graph of its gradient"
 ALIASED = "its __dict__ is a copy in other variables now"
+OVER_A_COPY = "it iterates over a copy now"
 EMPTY_CACHE = "its cache starts empty"
 PLAIN_SCALAR = "a plain scalar of numpy now"
 SOME_GLOBALS = "has only those of its globals that functions name"
@@ -48,6 +49,7 @@ _DICT_VIEWS: dict[type, str] = {
     type(getattr(made, name)()): name for made in _MAPPINGS for name in _VIEWS
 }
 _DICT_ITERATORS: dict[type, str] = {type(iter(getattr({}, name)())): name for name in _VIEWS}
+_ORDERED_ITERATOR: type = type(iter(OrderedDict()))
 _FRAMES = ("NDFrame", "Index")
 """Classes of pandas whose instances take further attributes."""
 _HEAP_TYPE = 1 << 9
@@ -97,6 +99,7 @@ class ObjectReducer:
             types.MappingProxyType: _reduce_proxy,
             **dict.fromkeys(_DICT_VIEWS, _reduce_dict_view),
             **dict.fromkeys(_DICT_ITERATORS, _reduce_dict_iterator),
+            _ORDERED_ITERATOR: self._ordered_iterator,
         }
 
     def reduce(self, obj: Any) -> Any:
@@ -263,6 +266,13 @@ class ObjectReducer:
             raise CannotKeepError(BY_NAME, obj)
         made = copyreg.__newobj__, (type(obj),)  # type: ignore[attr-defined]
         return *made, attributes_of(obj) or None, None, None, set_attributes
+
+    def _ordered_iterator(self, iterator: Any) -> Any:
+        """Report that an iterator over an `OrderedDict` is pickled with what is left of it."""
+        usual = iterator.__reduce__()
+        if usual[1] != ([],):
+            self._changed(OVER_A_COPY)
+        return usual
 
     def _logger(self, logger: logging.Logger) -> Any:
         if logger.handlers or logger.filters:
