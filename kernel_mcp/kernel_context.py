@@ -254,7 +254,7 @@ async def kernel_context(
             requests=lambda: [each.request for manager in managers for each in manager.sessions],
             variables=network.variables,
             vault=network.vault,
-            listed=await environments.listed(settings),
+            pinned=await environments.read_pinned(settings),
         )
         pool_size = _pool_size(settings, sandbox, run.path)
         pool_folder = folders.workspaces

@@ -134,7 +134,7 @@ async def with_sessions(
         installer = Installer(
             settings=settings,
             rules=rules,
-            workshop=environments.workshop,
+            build_sandbox=environments.build_sandbox,
             sandbox=sandbox,
             factory=factory,
             scratch=run.path / "i",

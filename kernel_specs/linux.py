@@ -264,12 +264,12 @@ def close_range_but(kept: Iterable[int], *, first: int) -> None:
     close_range(first)
 
 
-def enter_groups(gates: Sequence[int]) -> None:
+def enter_groups(cgroup_fds: Sequence[int]) -> None:
     """Enter control groups of version 1 by their open `tasks` files; for one thread alone.
 
     Errors are ignored: the server checks the result, and moves the process or reports why not.
     """
-    for gate in gates:
+    for gate in cgroup_fds:
         with contextlib.suppress(OSError):
             os.write(gate, b"0")
 

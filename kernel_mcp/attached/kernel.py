@@ -26,7 +26,7 @@ from kernel_mcp.config.values import MIB
 from kernel_mcp.errors import LaunchError
 from kernel_mcp.kernels.channels import Channel, Hearer, KernelChannels
 from kernel_mcp.kernels.kernel import MOST_NAMES, NAME_CHARS, Kernel, KnownNames, Run
-from kernel_mcp.kernels.wire import Message, whole_number
+from kernel_mcp.kernels.message_codec import Message, whole_number
 from kernel_mcp.launch.base import KernelEnvironment
 from kernel_mcp.launch.process import KernelProcess
 from kernel_mcp.output.text import Masks, one_line

@@ -17,7 +17,7 @@ from kernel_mcp.environments.uv import ProgressCallback
 from kernel_mcp.errors import LaunchError
 from kernel_mcp.kernels.channels import Channels, Floods, Hearer, KernelChannels
 from kernel_mcp.kernels.factory import KernelRequest, KernelSource
-from kernel_mcp.kernels.wire import Wire
+from kernel_mcp.kernels.message_codec import MessageCodec
 from kernel_mcp.launch.base import ConnectionInfo
 from kernel_mcp.output.text import Masks
 from kernel_mcp.policy import Policy
@@ -98,7 +98,7 @@ class AttachingSource:
                 f"No kernel listens where {path} says: {reason}. It has ended, or is on another "
                 "machine."
             ) from reason
-        wire = Wire(connection.key, shared=True)
+        wire = MessageCodec(connection.key, shared=True)
         opened = partial(_channels, connection, ends, wire, self._floods)
         return await self._joined(place, connection, opened)
 
@@ -166,7 +166,7 @@ def _connected(connection: ConnectionFile, port: int) -> socket.socket:
 def _channels(
     connection: ConnectionFile,
     ends: Sequence[socket.socket],
-    wire: Wire,
+    wire: MessageCodec,
     floods: Floods,
     hearer: Hearer,
 ) -> Channels:

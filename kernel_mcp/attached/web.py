@@ -37,7 +37,7 @@ from kernel_mcp.kernels.channels import (
     Hearer,
     KernelChannels,
 )
-from kernel_mcp.kernels.wire import MAX_MESSAGE_BYTES, Wire, WireError
+from kernel_mcp.kernels.message_codec import MAX_MESSAGE_BYTES, MessageCodec, WireError
 from kernel_mcp.output.text import one_line
 from kernel_mcp.records import dataclass
 
@@ -180,7 +180,7 @@ async def joined(server: Attachment, kernel: str) -> WebSocketClientConnection:
     return found
 
 
-class Unsigned(Wire):
+class Unsigned(MessageCodec):
     """Codec of messages without signatures: the Jupyter server checks and adds them."""
 
     def __init__(self) -> None:

@@ -142,9 +142,9 @@ def _list(settings: Settings) -> int:
 async def _build(settings: Settings) -> int:
     store = EnvironmentStore(settings.cache_dir, sources=sources(settings))
     store.forget_unfit()
-    listed = await store.listed(settings)
+    listed = await store.read_pinned(settings)
     spec = EnvironmentSpec.for_allow(
-        profile_entries(settings), python=settings.python, listed=listed
+        profile_entries(settings), python=settings.python, pinned=listed
     )
     fitting = Fitting(store, spec)
     started = time.perf_counter()

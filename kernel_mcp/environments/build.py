@@ -19,12 +19,12 @@ import anyio
 
 from kernel_mcp.config.values import MIB, close_to
 from kernel_mcp.environments import folder as folders
+from kernel_mcp.environments.build_sandbox import EXPORTED, BuildSandbox
 from kernel_mcp.environments.folder import Spending
 from kernel_mcp.environments.interpreters import Interpreter
-from kernel_mcp.environments.listed import exported
 from kernel_mcp.environments.metadata import DISTRIBUTIONS, EnvironmentSpec
+from kernel_mcp.environments.pinned_requirements import exported
 from kernel_mcp.environments.uv import ProgressCallback, UvResult
-from kernel_mcp.environments.workshop import EXPORTED, Workshop
 from kernel_mcp.errors import EnvironmentBuildError, UnfitPackages
 from kernel_mcp.launch.base import KernelEnvironment
 from kernel_mcp.records import dataclass
@@ -80,15 +80,15 @@ class Build:
 
     def __init__(
         self,
-        workshop: Workshop,
+        build_sandbox: BuildSandbox,
         interpreter: Interpreter,
         spec: EnvironmentSpec,
         terms: Terms,
     ) -> None:
-        self._workshop = workshop
+        self._build_sandbox = build_sandbox
         self._interpreter = interpreter
         self._packages = tuple(map(str, spec.packages))
-        self._listed = spec.listed
+        self._pinned = spec.pinned
         self._files: list[str] = []
         names = set(spec.names)
         self._excludes = sorted(set(LEFT_OUT) - names)
@@ -114,7 +114,7 @@ class Build:
     async def _announce(self, progress: ProgressCallback) -> None:
         names = ", ".join(self._wanted) or "the standard library only"
         await progress(f"Building a Python {self._interpreter.version} environment: {names}")
-        if not (await self._workshop.builder()).confined:
+        if not (await self._build_sandbox.builder()).confined:
             await progress(
                 "Packages are unpacked without a sandbox, as bubblewrap does not work here; none "
                 "of their code runs meanwhile"
@@ -125,7 +125,7 @@ class Build:
         excludes = folder / _EXCLUDES
         excludes.write_text("\n".join(self._excludes), encoding="utf-8")
         spending = Spending(self._terms.most_bytes, [folder])
-        self._files = await self._write_listed(folder / "listed", lock) if self._listed else []
+        self._files = await self._write_pinned(folder / "listed", lock) if self._pinned else []
         await progress("Resolving")
         result = await self._install(folder, self._implied, spending, progress, lock)
         if (
@@ -140,7 +140,7 @@ class Build:
             await self._sort_out(folder, result, progress)
             raise self._failed(result)
         await anyio.to_thread.run_sync(folders.tidy, folder, interpreter)
-        await self._workshop.compile(
+        await self._build_sandbox.compile(
             folders.site_packages(folder, interpreter),
             Path(interpreter.executable),
             readonly=interpreter.readonly,
@@ -159,7 +159,7 @@ class Build:
         progress: ProgressCallback,
         lock: int,
     ) -> UvResult | None:
-        return await self._workshop.run(
+        return await self._build_sandbox.run(
             [
                 *("pip", "install", "--link-mode", "copy", "--no-compile-bytecode"),
                 *("--excludes", str(folder / _EXCLUDES)),
@@ -176,36 +176,37 @@ class Build:
 
     @property
     def _wanted(self) -> tuple[str, ...]:
-        return (*self._packages, *self._listed.origins)
+        return (*self._packages, *self._pinned.origins)
 
-    async def _write_listed(self, folder: Path, lock: int) -> list[str]:
+    async def _write_pinned(self, folder: Path, lock: int) -> list[str]:
         """Write the listed requirements into `folder` and return the uv options that name them.
 
         Raises EnvironmentBuildError.
         """
-        listed, python = self._listed, self._interpreter.executable
+        pinned, python = self._pinned, self._interpreter.executable
         folder.mkdir()
-        lines = list(listed.lines)
-        if listed.lock:
-            (folder / "pyproject.toml").write_text(listed.project, encoding="utf-8")
-            (folder / "uv.lock").write_text(listed.lock, encoding="utf-8")
+        lines = list(pinned.lines)
+        if pinned.lock:
+            (folder / "pyproject.toml").write_text(pinned.project, encoding="utf-8")
+            (folder / "uv.lock").write_text(pinned.lock, encoding="utf-8")
             readonly = self._interpreter.readonly
-            done = await self._workshop.export(folder, python, readonly=readonly, keep=lock)
+            done = await self._build_sandbox.export(folder, python, readonly=readonly, keep=lock)
             if done.code:
                 raise EnvironmentBuildError(
-                    f"the lock of {listed.origins[-1]} cannot be used: run `uv lock` there with "
-                    f"uv {await self._workshop.uv.version()}, as this server has.\n{done.said()}"
+                    f"the lock of {pinned.origins[-1]} cannot be used: run `uv lock` there with "
+                    f"uv {await self._build_sandbox.uv.version()}, as this server has.\n"
+                    f"{done.said()}"
                 )
             lines += exported((folder / EXPORTED).read_text(encoding="utf-8"))
         options: list[str] = []
-        for name, option, found in (("r", "-r", lines), ("c", "-c", listed.limits)):
+        for name, option, found in (("r", "-r", lines), ("c", "-c", pinned.limits)):
             (folder / name).write_text("\n".join(line.text for line in found), encoding="utf-8")
             options += [option, str(folder / name)] if found else []
         return options
 
     def _failed(self, result: UvResult) -> EnvironmentBuildError:
         error = result.error(self._wanted or BASE_PACKAGES, self._interpreter.version)
-        if places := self._listed.named_in(result.output):
+        if places := self._pinned.named_in(result.output):
             return EnvironmentBuildError(f"{error}\nIt speaks of {'; '.join(places[:MOST_PLACES])}")
         return error
 
@@ -241,7 +242,7 @@ class Build:
         An empty `package` tries the kernel's packages only.
         """
         python = self._interpreter.executable
-        return await self._workshop.run(
+        return await self._build_sandbox.run(
             [
                 *("pip", "install", "--dry-run", "--excludes", str(folder / _EXCLUDES)),
                 *("--python", python, "--prefix", str(folder)),

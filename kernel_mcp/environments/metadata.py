@@ -20,7 +20,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from kernel_mcp.config.values import MAX_REQUIREMENT_CHARS, parse_entry
-from kernel_mcp.environments.listed import NOTHING, Listed, normalised
+from kernel_mcp.environments.pinned_requirements import NOTHING, PinnedRequirements, normalised
 from kernel_mcp.errors import ConfigError
 from kernel_mcp.launch.base import KernelEnvironment
 from kernel_mcp.policy.missing import GONE
@@ -206,12 +206,12 @@ def modules_of(packages: Iterable[str]) -> tuple[str, ...]:
 class EnvironmentSpec:
     """A Python (version, path, or empty for the server's own) and packages.
 
-    `packages` are normalised, unique and sorted; `listed` is what files ask for besides.
+    `packages` are normalised, unique and sorted; `pinned` is what files ask for besides.
     """
 
     python: str = ""
     packages: tuple[Requirement, ...] = ()
-    listed: Listed = NOTHING
+    pinned: PinnedRequirements = NOTHING
 
     @classmethod
     def for_allow(
@@ -220,20 +220,20 @@ class EnvironmentSpec:
         *,
         python: str = "",
         packages: Iterable[Requirement] = (),
-        listed: Listed = NOTHING,
+        pinned: PinnedRequirements = NOTHING,
     ) -> EnvironmentSpec:
         """Return the spec of `--allow` entries with one session's packages. Raises ConfigError."""
-        return cls(python, tuple(sorted({*packages_for(allow), *packages}, key=str)), listed)
+        return cls(python, tuple(sorted({*packages_for(allow), *packages}, key=str)), pinned)
 
     @property
     def names(self) -> list[str]:
         """The packages that are asked for by name."""
-        return [*(each.name for each in self.packages), *self.listed.names]
+        return [*(each.name for each in self.packages), *self.pinned.names]
 
     def without(self, names: Container[str]) -> EnvironmentSpec:
         """Return the spec without these packages, each written as in `packages`."""
         left = tuple(each for each in self.packages if str(each) not in names)
-        return EnvironmentSpec(self.python, left, self.listed)
+        return EnvironmentSpec(self.python, left, self.pinned)
 
     def __hash__(self) -> int:  # that of a requirement takes as long as parsing it
         return hash((self.python, *self.names))

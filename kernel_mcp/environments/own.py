@@ -22,7 +22,14 @@ from typing import TYPE_CHECKING, NoReturn
 
 from kernel_mcp.config.values import NEWEST_PYTHON, OLDEST_PYTHON, Mount, parse_entry
 from kernel_mcp.environments.build import BASE_PACKAGES
-from kernel_mcp.environments.elsewhere import (
+from kernel_mcp.environments.interpreters import Interpreter
+from kernel_mcp.environments.layer import versions
+from kernel_mcp.environments.metadata import (
+    installed_modules,
+    installed_needs,
+    installed_versions,
+)
+from kernel_mcp.environments.out_of_tree import (
     OPEN,
     SYSTEM,
     is_below,
@@ -30,14 +37,7 @@ from kernel_mcp.environments.elsewhere import (
     small_text,
     unseen,
 )
-from kernel_mcp.environments.interpreters import Interpreter
-from kernel_mcp.environments.layer import versions
-from kernel_mcp.environments.listed import normalised
-from kernel_mcp.environments.metadata import (
-    installed_modules,
-    installed_needs,
-    installed_versions,
-)
+from kernel_mcp.environments.pinned_requirements import normalised
 from kernel_mcp.errors import ConfigError, EnvironmentBuildError
 from kernel_mcp.launch.base import KernelEnvironment, Outside, Support, mark_of
 from kernel_mcp.records import dataclass
@@ -252,8 +252,8 @@ def remarks(environment: KernelEnvironment, mounts: Sequence[Mount]) -> list[str
         return []
     found = [f"packages of {environment.python.parent.parent}, read-only; nothing of it was built"]
     if support.replaced:
-        listed = ", ".join(f"{name} {how}" for name, how in sorted(support.replaced.items()))
-        found.append(f"the kernel needs other versions than are there; code sees {listed}")
+        pinned = ", ".join(f"{name} {how}" for name, how in sorted(support.replaced.items()))
+        found.append(f"the kernel needs other versions than are there; code sees {pinned}")
     if not support.compiled:
         found.append(_SLOW)
     return [*found, *dict.fromkeys(unseen(environment, mounts).values())]

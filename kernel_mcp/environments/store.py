@@ -37,14 +37,14 @@ from kernel_mcp.environments.build import (
     note_unfit,
     noted_unfit,
 )
+from kernel_mcp.environments.build_sandbox import BuildSandbox
 from kernel_mcp.environments.folder import POLL_S, Lease, exclusive_now
 from kernel_mcp.environments.interpreters import Interpreter, Interpreters
-from kernel_mcp.environments.listed import NOTHING, Listed, listed
 from kernel_mcp.environments.metadata import EnvironmentSpec, note_file
 from kernel_mcp.environments.own import OwnEnvironment, own_environment
+from kernel_mcp.environments.pinned_requirements import NOTHING, PinnedRequirements, read_pinned
 from kernel_mcp.environments.progress import Bulletin
 from kernel_mcp.environments.uv import ProgressCallback, Sources, Uv, silence
-from kernel_mcp.environments.workshop import Workshop
 from kernel_mcp.errors import ConfigError, EnvironmentBuildError, UnfitPackages
 from kernel_mcp.launch.base import KernelEnvironment
 from kernel_mcp.linux.folders import home_folder, is_own, lasting_folder, own_folder
@@ -106,8 +106,8 @@ class EnvironmentStore:
                 self._root,
             )
         self._envs = self._root / "envs"
-        self.workshop = Workshop(uv or Uv.installed(self._root, sources), builder)
-        self.interpreters = Interpreters(self.workshop.uv, self._interpreter)
+        self.build_sandbox = BuildSandbox(uv or Uv.installed(self._root, sources), builder)
+        self.interpreters = Interpreters(self.build_sandbox.uv, self._interpreter)
         self._most_bytes = most_bytes
         self._apart = apart
         self._leases: dict[EnvironmentSpec, Lease] = {}
@@ -149,7 +149,7 @@ class EnvironmentStore:
             while (ready := self._leased(spec, folder, interpreter, terms)) is None:
                 with exclusive_now(_lock_file(folder)) as lock:
                     if lock is not None and folders.load(folder, interpreter) is None:
-                        build = Build(self.workshop, interpreter, spec, terms)
+                        build = Build(self.build_sandbox, interpreter, spec, terms)
                         try:
                             await self._run(build, folder, bulletin.written(lock), lock)
                         finally:
@@ -180,7 +180,7 @@ class EnvironmentStore:
         if interpreter is None:
             return {}
         note = _unfit_file(self._envs / _name(interpreter, spec))
-        return noted_unfit(note, self.workshop.uv.sight)
+        return noted_unfit(note, self.build_sandbox.uv.sight)
 
     def forget_unfit(self) -> None:
         """Delete the records of unavailable packages: the next build asks for them again."""
@@ -190,7 +190,7 @@ class EnvironmentStore:
 
     async def _run(self, build: Build, folder: Path, progress: ProgressCallback, lock: int) -> None:
         """Build, unless packages are known not to fit. Raises UnfitPackages then."""
-        note, sight = _unfit_file(folder), self.workshop.uv.sight
+        note, sight = _unfit_file(folder), self.build_sandbox.uv.sight
         if known := noted_unfit(note, sight):
             raise UnfitPackages(known)
         try:
@@ -209,7 +209,7 @@ class EnvironmentStore:
         if below not in self._below.values():
             self._end_lease(below)
 
-    async def listed(self, settings: Settings) -> Listed:
+    async def read_pinned(self, settings: Settings) -> PinnedRequirements:
         """Return the requirements in the files that these settings name; empty without files.
 
         Raises ConfigError, also where `--python` names an environment of the operator's.
@@ -222,12 +222,12 @@ class EnvironmentStore:
                 f"--python {settings.python}: the packages of an environment of yours stay as they "
                 "are; leave --requirements and --project out, or give --python a version"
             )
-        index = await self.workshop.uv.default_index()
-        return await anyio.to_thread.run_sync(listed, settings, index, os.environ)
+        index = await self.build_sandbox.uv.default_index()
+        return await anyio.to_thread.run_sync(read_pinned, settings, index, os.environ)
 
     async def uv_version(self) -> str:
         """Return the version of uv that builds environments; empty if it does not report one."""
-        return await self.workshop.uv.version()
+        return await self.build_sandbox.uv.version()
 
     def size(self, environment: KernelEnvironment) -> int:
         """Return the bytes on disk of an environment; 0 if that is not known."""
@@ -267,11 +267,11 @@ class EnvironmentStore:
         The oldest go first, after killed builds; uv's cache may have half of the limit.
         """
         most_bytes = self._most_bytes
-        self.workshop.tidy()
+        self.build_sandbox.tidy()
         now = time.time()
         removed = [path for path in self._remains(now) if _remove_unused(path)]
-        cached = folders.tree_size(self.workshop.uv.cache)
-        if 0 < most_bytes < 2 * cached and self.workshop.empty_cache():
+        cached = folders.tree_size(self.build_sandbox.uv.cache)
+        if 0 < most_bytes < 2 * cached and self.build_sandbox.empty_cache():
             cached = 0
         agents = [stored for stored in self.stored() if stored.agent]
         total = cached + sum(stored.size for stored in agents)
@@ -370,8 +370,8 @@ def _name(interpreter: Interpreter, spec: EnvironmentSpec) -> str:
     """Return the folder's name: Python version and a hash of all that shapes the environment."""
     packages = [str(each) for each in spec.packages]
     own = [BASE_PACKAGES, LEFT_OUT, implied(["", *(each.name for each in spec.packages)])]
-    listed = [spec.listed.digest] if spec.listed else []
-    shape = json.dumps([folders.FORMAT, asdict(interpreter), packages, *own, *listed])
+    pinned = [spec.pinned.digest] if spec.pinned else []
+    shape = json.dumps([folders.FORMAT, asdict(interpreter), packages, *own, *pinned])
     return f"python-{interpreter.version}-{sha256(shape.encode()).hexdigest()[:20]}"
 
 

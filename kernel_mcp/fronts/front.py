@@ -30,7 +30,7 @@ from kernel_mcp.errors import InputError, KernelMcpError
 from kernel_mcp.fronts.iopub import IOPub
 from kernel_mcp.fronts.messages import Messages, Request, WireError, failure, shown
 from kernel_mcp.fronts.plain import plain, plain_cell, plain_reply
-from kernel_mcp.kernels.wire import PROTOCOL_VERSION, header
+from kernel_mcp.kernels.message_codec import PROTOCOL_VERSION, header
 from kernel_mcp.output.items import Event
 from kernel_mcp.output.text import notice, visible
 from kernel_mcp.records import dataclass

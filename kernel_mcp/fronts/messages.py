@@ -6,7 +6,7 @@ import secrets
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from kernel_mcp.kernels.wire import (
+from kernel_mcp.kernels.message_codec import (
     DELIM,
     Signer,
     WireError,

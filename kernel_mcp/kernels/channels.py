@@ -23,7 +23,13 @@ import anyio
 from kernel_mcp.barriers import Barrier, reason_of
 from kernel_mcp.config.values import KIB, MIB
 from kernel_mcp.errors import LaunchError
-from kernel_mcp.kernels.wire import MAX_MESSAGE_BYTES, Message, Overload, Wire, WireError
+from kernel_mcp.kernels.message_codec import (
+    MAX_MESSAGE_BYTES,
+    Message,
+    MessageCodec,
+    Overload,
+    WireError,
+)
 from kernel_mcp.launch.base import ConnectionInfo, take_no_descriptors
 from kernel_mcp.records import dataclass
 from kernel_specs.restricted.wire.zmtp import GREETING, Decoder, ProtocolError, encode, ready
@@ -34,7 +40,7 @@ MAX_WAITING_BYTES = 64 * MIB
 _INT_BYTES = 4
 
 
-class Connection:
+class ZmtpClient:
     """A ZMTP client on a Unix socket, without reconnects. Raises OSError when connect(2) fails.
 
     `unread` is True if the kernel closed it with data unread, which Linux reports as ECONNRESET.
@@ -215,7 +221,7 @@ class Hearer:
 class KernelChannels(ABC):
     """The shell, iopub and control channels of one kernel, however it is reached."""
 
-    def __init__(self, wire: Wire, hearer: Hearer) -> None:
+    def __init__(self, wire: MessageCodec, hearer: Hearer) -> None:
         self._wire = wire
         self._hearer = hearer
         self._loop = asyncio.get_running_loop()
@@ -316,17 +322,17 @@ class Channels(KernelChannels):
         ends: Sequence[socket.socket] = (),
         opened: bool = False,
         floods: Floods | None = None,
-        wire: Wire | None = None,
+        wire: MessageCodec | None = None,
     ) -> None:
         """`ends` are connected sockets for shell, control and iopub, to be used if there are any.
 
         If they are `opened`, the greeting was sent over them. `floods` is shared by all kernels of
         the event loop.
         """
-        super().__init__(wire or Wire(connection.key), hearer)
+        super().__init__(wire or MessageCodec(connection.key), hearer)
         self._floods = floods or Floods()
         self._ended = anyio.Event()
-        self._lines: dict[Channel, Connection] = {}
+        self._lines: dict[Channel, ZmtpClient] = {}
         self._debt = 0.0
         self._settled = perf_counter()
         self._timers: dict[str, asyncio.TimerHandle] = {}
@@ -399,7 +405,7 @@ class Channels(KernelChannels):
     ) -> None:
         limit = MAX_MESSAGE_BYTES + OVERHEAD_BYTES
         try:
-            line = Connection(place, kind, max_bytes=limit, loop=self._loop, opened=opened)
+            line = ZmtpClient(place, kind, max_bytes=limit, loop=self._loop, opened=opened)
         except OSError as error:
             self._loop.call_soon(self._break, f"its {channel} channel cannot be opened: {error}")
             return

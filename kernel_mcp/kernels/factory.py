@@ -17,14 +17,14 @@ import anyio
 
 from kernel_mcp.config.settings import Limits, Settings
 from kernel_mcp.environments.build import Fitting, Terms
-from kernel_mcp.environments.elsewhere import unseen, unseen_code
+from kernel_mcp.environments.build_sandbox import INSTALL_TIMEOUT_S
 from kernel_mcp.environments.layer import Layer
-from kernel_mcp.environments.listed import NOTHING, Listed
 from kernel_mcp.environments.metadata import EnvironmentSpec, import_names, provided_modules
+from kernel_mcp.environments.out_of_tree import unseen, unseen_code
 from kernel_mcp.environments.own import remarks
+from kernel_mcp.environments.pinned_requirements import NOTHING, PinnedRequirements
 from kernel_mcp.environments.store import EnvironmentStore
 from kernel_mcp.environments.uv import ProgressCallback
-from kernel_mcp.environments.workshop import INSTALL_TIMEOUT_S
 from kernel_mcp.errors import EnvironmentBuildError
 from kernel_mcp.kernels.channels import Floods
 from kernel_mcp.launch.base import START_TIMEOUT_S, KernelEnvironment, LaunchRequest
@@ -151,15 +151,15 @@ class KernelFactory:
         requests: Callable[[], Iterable[KernelRequest]] = tuple,
         variables: Mapping[str, str] = MappingProxyType({}),
         vault: Vault | None = None,
-        listed: Listed = NOTHING,
+        pinned: PinnedRequirements = NOTHING,
     ) -> None:
         """`templates` prepares the server's own environment; `launcher` forks from it.
 
         `requests` returns those of all sessions: other environments may be removed. `variables` are
         environment variables of every kernel. `vault` has the certificates that kernels trust, and
-        `listed` the packages that files of the operator's list.
+        `pinned` the packages that files of the operator's list.
         """
-        self._listed = listed
+        self._listed = pinned
         self._variables = tuple(variables.items())
         self._vault = vault or Vault()
         self._settings = settings
@@ -336,7 +336,7 @@ class KernelFactory:
             profile_entries(self._settings),
             python=request.python or self._settings.python,
             packages=request.packages,
-            listed=self._listed,
+            pinned=self._listed,
         )
 
 

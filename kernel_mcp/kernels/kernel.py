@@ -13,7 +13,13 @@ import anyio
 from kernel_mcp.barriers import Barrier
 from kernel_mcp.errors import LaunchError, Uncopyable
 from kernel_mcp.kernels.channels import Channel, Channels, Floods, Hearer, KernelChannels
-from kernel_mcp.kernels.wire import Message, WireError, event_from, failure_from, whole_number
+from kernel_mcp.kernels.message_codec import (
+    Message,
+    WireError,
+    event_from,
+    failure_from,
+    whole_number,
+)
 from kernel_mcp.launch import silence
 from kernel_mcp.launch.base import KernelEnvironment
 from kernel_mcp.launch.checkpoint import Checkpoint
@@ -93,7 +99,7 @@ UNSURE = (
 )
 
 
-class Ending:
+class IdleWait:
     """Ends a `run` whose reply has come, with or without its `idle`."""
 
     def __init__(self, run: Run, channels: KernelChannels) -> None:
@@ -215,7 +221,7 @@ def _words(value: object) -> tuple[str, ...]:
     )
 
 
-class Answer:
+class PendingReply:
     """The reply to a request; `done` without `message` when the kernel has died."""
 
     def __init__(self) -> None:
@@ -267,9 +273,9 @@ class Kernel:
         self.broken = False
         """True if a trial cell failed: the kernel's own code does not work any more."""
         self._run: Run | None = None
-        self._ending: Ending | None = None
+        self._ending: IdleWait | None = None
         self._stray: Sink | None = None
-        self._asked: dict[str, Answer] = {}
+        self._asked: dict[str, PendingReply] = {}
         self._closing = False
         self._received = 0
         self._broken = ""
@@ -375,12 +381,12 @@ class Kernel:
         content: dict[str, Any],
         buffers: Sequence[bytes] = (),
         given: int | None = None,
-    ) -> Iterator[Answer]:
+    ) -> Iterator[PendingReply]:
         """Send a request and receive its reply inside the block. Raises LaunchError.
 
         Requests on the shell channel wait for the running cell. The descriptor `given` is sent too.
         """
-        answer = Answer()
+        answer = PendingReply()
         msg_id = self._channels.send(channel, kind, content, buffers, given)
         self._asked[msg_id] = answer
         try:
@@ -528,7 +534,7 @@ class Kernel:
                 if first:
                     self.names.apply(message.content.get("names"))
                 if first and not run.finished.is_set():
-                    self._ending = Ending(run, self._channels)
+                    self._ending = IdleWait(run, self._channels)
         elif message.kind == "status":
             if run is not None and mine and message.content.get("execution_state") == "idle":
                 run.on_idle()

@@ -22,8 +22,8 @@ from kernel_mcp.linux.folders import Identity
 from kernel_mcp.linux.proc import parent_of
 from kernel_mcp.records import dataclass
 from kernel_mcp.sandbox.base import Sandbox
+from kernel_mcp.sandbox.confinement import ObservedConfinement, observe, violations
 from kernel_mcp.sandbox.mounts import PROC, fixed
-from kernel_mcp.sandbox.promise import Facts, broken, read_facts
 
 BUDGET_BYTES = 1024 * 1024
 PAUSE_S = 0.05
@@ -144,8 +144,8 @@ class Inspector:
 
     def __init__(self, sandbox: Sandbox) -> None:
         self._sandbox = sandbox
-        self._server = read_facts(os.getpid())
-        self._living: dict[int, tuple[int, Facts]] = {}
+        self._server = observe(os.getpid())
+        self._living: dict[int, tuple[int, ObservedConfinement]] = {}
         """Process id and facts of each inspected kernel, by pidfd."""
 
     def inspect(
@@ -167,20 +167,20 @@ class Inspector:
         `opened` is what it may write to besides its own files. `pidfd` stays open until `forget`.
         Raises BoundaryBroken for a violation, LaunchError if the kernel has ended.
         """
-        promise = self._sandbox.promise(identity, forked=forked)
-        if promise is None:
+        expected = self._sandbox.expected_confinement(identity, forked=forked)
+        if expected is None:
             return Inspection(UNPROMISED, _nothing)
-        if promise.writable is not None:
+        if expected.writable is not None:
             closed = fixed() if PROC in opened.places else ()
-            promise = replace(
-                promise,
-                writable=promise.writable | opened.places | opened.folders,
+            expected = replace(
+                expected,
+                writable=expected.writable | opened.places | opened.folders,
                 parts_of=opened.folders,
                 fixed=opened.fixed(),
-                covered=(*promise.covered, *closed),
+                covered=(*expected.covered, *closed),
             )
         try:
-            found = read_facts(pid, pidfd)
+            found = observe(pid, pidfd)
         except ProcessLookupError:
             raise LaunchError(ENDED) from None
         except PermissionError as reason:
@@ -190,9 +190,9 @@ class Inspector:
                 "CAP_SYS_PTRACE (for containers: --cap-add SYS_PTRACE), or run it as an ordinary "
                 "user."
             ) from reason
-        taken = set(found.alone(promise).values())
-        problems = broken(
-            promise, found, self._server, {*others, *self._of_others(taken, set(kin))}, ceilings
+        taken = set(found.alone(expected).values())
+        problems = violations(
+            expected, found, self._server, {*others, *self._of_others(taken, set(kin))}, ceilings
         )
         if problems:
             way = "forked from its template" if forked else "started"
@@ -204,8 +204,8 @@ class Inspector:
             logger.error("%s", text)
             raise BoundaryBroken(text)
         self._living[pidfd] = (pid, found)
-        own = " ".join(kind for kind in promise.namespaces if kind in found.namespaces)
-        places = [] if promise.writable is None else [f"writable: {' '.join(found.writable)}"]
+        own = " ".join(kind for kind in expected.namespaces if kind in found.namespaces)
+        places = [] if expected.writable is None else [f"writable: {' '.join(found.writable)}"]
         spaces = [f"namespaces of its own: {own}"] if own else []
         return Inspection((*found.words(), *places, *spaces), lambda: self._forget(pidfd))
 
@@ -228,7 +228,7 @@ class Inspector:
             if parent <= 1 or parent == os.getpid():
                 return frozenset(found)
             with suppress(ProcessLookupError):  # it ends, and has no namespaces any more
-                found.update(read_facts(parent).held)
+                found.update(observe(parent).held)
             child = parent
 
     def _of_others(self, taken: set[str], kin: set[int]) -> set[str]:
@@ -240,7 +240,7 @@ class Inspector:
         for pidfd, (pid, facts) in list(self._living.items()):
             if pidfd not in kin and not taken.isdisjoint(facts.held):
                 try:
-                    held.update(read_facts(pid, pidfd).held)
+                    held.update(observe(pid, pidfd).held)
                 except OSError:
                     continue  # it has ended, its namespaces with it
         return held

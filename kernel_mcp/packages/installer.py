@@ -16,17 +16,17 @@ import anyio
 
 from kernel_mcp.config.settings import Limits, Settings
 from kernel_mcp.environments.build import BASE_PACKAGES, LEFT_OUT, implied
+from kernel_mcp.environments.build_sandbox import INSTALL_TIMEOUT_S, BuildSandbox
 from kernel_mcp.environments.layer import STAGING, Generation, Layer, versions
 from kernel_mcp.environments.progress import cancel_on
 from kernel_mcp.environments.uv import ProgressCallback
-from kernel_mcp.environments.workshop import INSTALL_TIMEOUT_S, Workshop
 from kernel_mcp.errors import InputError, InstallError, KernelMcpError, SessionNotFound
 from kernel_mcp.kernels.factory import KernelFactory
 from kernel_mcp.launch.base import KernelEnvironment
 from kernel_mcp.linux.safe_tree import remove_tree
 from kernel_mcp.packages.pip import ConfinedPip
 from kernel_mcp.packages.requirements import InstallRules
-from kernel_mcp.packages.result import Outcome, Present, principal
+from kernel_mcp.packages.result import InstallOutcome, Present, principal
 from kernel_mcp.packages.verify import try_imports, verify_live
 from kernel_mcp.sandbox.base import Sandbox
 from kernel_mcp.sessions.session import Session
@@ -50,21 +50,21 @@ class Installer:
         *,
         settings: Settings,
         rules: InstallRules,
-        workshop: Workshop,
+        build_sandbox: BuildSandbox,
         sandbox: Sandbox,
         factory: KernelFactory,
         scratch: Path,
     ) -> None:
         self.rules = rules
         self._settings = settings
-        self._workshop = workshop
+        self._build_sandbox = build_sandbox
         self._sandbox = sandbox
         self._factory = factory
         self._scratch = scratch
 
     async def install(
         self, session: Session, packages: Sequence[str | Requirement], progress: ProgressCallback
-    ) -> Outcome:
+    ) -> InstallOutcome:
         """Add packages by name and import them in the session's kernel, while a cell may run.
 
         Raises InputError, InstallError, EnvironmentBuildError: then nothing has changed. Raises
@@ -82,7 +82,7 @@ class Installer:
 
     async def _install(
         self, session: Session, packages: Sequence[str | Requirement], progress: ProgressCallback
-    ) -> Outcome:
+    ) -> InstallOutcome:
         asked = self.rules.admit(packages, standard_library=False)
         if not asked:
             raise InputError("packages is empty: name at least one, such as polars.")
@@ -104,7 +104,7 @@ class Installer:
         asked: tuple[Requirement, ...],
         stop: anyio.Event,
         progress: ProgressCallback,
-    ) -> Outcome:
+    ) -> InstallOutcome:
         environment, _ = await self._factory.environment(session.request, progress)
         try:
             with anyio.fail_after(INSTALL_TIMEOUT_S):
@@ -123,7 +123,7 @@ class Installer:
                 "The installation was interrupted: nothing was installed, the session is as it was."
             )
         present, generation = added
-        confined = (await self._workshop.builder()).confined
+        confined = (await self._build_sandbox.builder()).confined
         return await verify_live(
             session, asked, present=present, generation=generation, confined=confined
         )
@@ -191,7 +191,7 @@ class Installer:
         kept = environment.support.needs if environment.support is not None else ()
         named = names | {each.name for each in (*own, *earlier)}
         opened = ConfinedPip.opened(
-            self._workshop,
+            self._build_sandbox,
             environment,
             scratch=self._folder(),
             most_bytes=self._settings.install_bytes,
@@ -275,7 +275,7 @@ class Installer:
         The operator must permit it; and builds must be sandboxed, unless kernels are not either.
         """
         wanted = bool(self._sandbox.report().enforced)
-        boundary = (await self._workshop.builder()).confined or not wanted
+        boundary = (await self._build_sandbox.builder()).confined or not wanted
         return self._settings.allow_source_builds and boundary
 
     def _folder(self) -> Path:

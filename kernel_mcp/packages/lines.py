@@ -13,7 +13,7 @@ from kernel_mcp.errors import InputError, InstallError, KernelMcpError
 from kernel_mcp.identity import INSTALL
 from kernel_mcp.packages.installer import Installer
 from kernel_mcp.packages.requirements import InstallRules, listed
-from kernel_mcp.packages.result import Outcome
+from kernel_mcp.packages.result import InstallOutcome
 from kernel_mcp.policy import Policy, words
 from kernel_mcp.policy.magics import Command, top_level
 from kernel_mcp.policy.source import Source, guard
@@ -280,7 +280,7 @@ class CellInstallations:
         if found is None or not await runs(found.rest, self._checks):
             return
         rules = self._installer.rules
-        outcome = Outcome(())
+        outcome = InstallOutcome(())
         try:
             wanted = rules.admit(found.packages)
             if wanted:
@@ -295,7 +295,7 @@ class CellInstallations:
         cell.installed = " ".join(told.values())
 
 
-def _told(outcome: Outcome, rules: InstallRules, line: InstallLine) -> str:
+def _told(outcome: InstallOutcome, rules: InstallRules, line: InstallLine) -> str:
     """Return the outcome for the packages of a line, as one line of text."""
     asked = rules.admit(line.packages)
     names = {each.name for each in asked}

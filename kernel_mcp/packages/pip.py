@@ -11,10 +11,10 @@ from pathlib import Path
 import anyio
 
 from kernel_mcp.config.values import MIB
+from kernel_mcp.environments.build_sandbox import BuildSandbox
 from kernel_mcp.environments.folder import Spending
 from kernel_mcp.environments.layer import SCRIPTS, retarget
 from kernel_mcp.environments.uv import ProgressCallback, UvResult
-from kernel_mcp.environments.workshop import Workshop
 from kernel_mcp.errors import InstallError
 from kernel_mcp.launch.base import KernelEnvironment
 from kernel_mcp.linux.safe_tree import remove_tree
@@ -30,14 +30,14 @@ class ConfinedPip:
 
     def __init__(
         self,
-        workshop: Workshop,
+        build_sandbox: BuildSandbox,
         environment: KernelEnvironment,
         *,
         scratch: Path,
         most_bytes: int,
         source_builds: bool,
     ) -> None:
-        self._workshop = workshop
+        self._build_sandbox = build_sandbox
         self._environment = environment
         self._scratch = scratch
         self._most_bytes = most_bytes
@@ -49,7 +49,7 @@ class ConfinedPip:
     @asynccontextmanager
     async def opened(
         cls,
-        workshop: Workshop,
+        build_sandbox: BuildSandbox,
         environment: KernelEnvironment,
         *,
         scratch: Path,
@@ -63,7 +63,7 @@ class ConfinedPip:
         scratch.mkdir(mode=0o700)
         try:
             yield cls(
-                workshop,
+                build_sandbox,
                 environment,
                 scratch=scratch,
                 most_bytes=most_bytes,
@@ -131,7 +131,7 @@ class ConfinedPip:
             raise _failure(result)
         base, python = environment.bare, environment.python
         await anyio.to_thread.run_sync(lambda: retarget(into / SCRIPTS, base=base, python=python))
-        await self._workshop.compile(
+        await self._build_sandbox.compile(
             into,
             base,
             readonly=environment.runtime,
@@ -157,7 +157,7 @@ class ConfinedPip:
         self, args: Sequence[str], folders: Sequence[Path], progress: ProgressCallback
     ) -> UvResult:
         """Run uv once. Raises InstallError when it writes more than `most_bytes`."""
-        result = await self._workshop.run(
+        result = await self._build_sandbox.run(
             args,
             readonly=self._environment.runtime,
             writable=[self._scratch, *folders],

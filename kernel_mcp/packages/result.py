@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
 from kernel_mcp.environments.layer import Generation, Layer, versions
-from kernel_mcp.environments.listed import normalised
 from kernel_mcp.environments.metadata import DISTRIBUTIONS, provided_modules
+from kernel_mcp.environments.pinned_requirements import normalised
 from kernel_mcp.launch.base import KernelEnvironment
 from kernel_mcp.records import dataclass
 
@@ -72,7 +72,7 @@ _NOT_THE_POINT = frozenset(
 _MOST_MODULES = 3
 
 
-class State(str, Enum):
+class PackageStatus(str, Enum):
     """State of a package in the live session, from best to worst."""
 
     NO_MODULE = "has no module to import"
@@ -86,12 +86,12 @@ class State(str, Enum):
 Verdicts: TypeAlias = Mapping[str, tuple[str, str]]
 """A kernel's report on trial imports: by module, one of the words of `_STATES`, and details."""
 _STATES = {
-    "imported": State.WORKS,
-    "earlier": State.NEEDS_RESET,
-    "shadowed": State.HIDDEN,
-    "failed": State.FAILS,
+    "imported": PackageStatus.WORKS,
+    "earlier": PackageStatus.NEEDS_RESET,
+    "shadowed": PackageStatus.HIDDEN,
+    "failed": PackageStatus.FAILS,
 }
-_BADNESS = tuple(State)
+_BADNESS = tuple(PackageStatus)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +103,7 @@ class PackageOutcome:
     previous: str
     asked: bool
     modules: tuple[str, ...]
-    state: State
+    state: PackageStatus
     detail: str = ""
 
     @property
@@ -113,7 +113,7 @@ class PackageOutcome:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class InstallOutcome:
     """All packages of one `install`, those asked for first.
 
     unfit      packages that were asked for, but not for this Python or platform
@@ -131,19 +131,19 @@ class Outcome:
     @property
     def failed(self) -> bool:
         """True if a requested package does not work, or its import could not be tried."""
-        bad = (State.FAILS, State.NOT_TRIED)
+        bad = (PackageStatus.FAILS, PackageStatus.NOT_TRIED)
         return bool(self.trouble) or any(each.asked and each.state in bad for each in self.packages)
 
     @property
     def needs_reset(self) -> bool:
         """True if the session goes on with an older version of a package until a reset."""
-        return any(each.state is State.NEEDS_RESET for each in self.packages)
+        return any(each.state is PackageStatus.NEEDS_RESET for each in self.packages)
 
     def summary(self) -> str:
         """Return the result as text, failures first."""
         asked = [each for each in self.packages if each.asked]
         rest = [each for each in self.packages if not each.asked]
-        asked.sort(key=lambda each: each.state is not State.FAILS)
+        asked.sort(key=lambda each: each.state is not PackageStatus.FAILS)
         lines = [_sentence(each) for each in asked]
         lines += [_unfit(name) for name in self.unfit]
         if rest:
@@ -187,13 +187,15 @@ def judge(
     verdicts: Verdicts,
 ) -> PackageOutcome:
     """Return the outcome for a package: the worst state of its modules counts."""
-    state, detail = State.WORKS if modules else State.NO_MODULE, ""
+    state, detail = PackageStatus.WORKS if modules else PackageStatus.NO_MODULE, ""
     if any(module not in verdicts for module in modules):
-        state = State.NOT_TRIED
+        state = PackageStatus.NOT_TRIED
     for module in modules:
         word, reason = verdicts.get(module, ("", ""))
         # in a package that has not changed, a module is where it was when it was loaded
-        found = State.WORKS if word == "earlier" and previous == version else _STATES.get(word)
+        found = (
+            PackageStatus.WORKS if word == "earlier" and previous == version else _STATES.get(word)
+        )
         if found is not None and _BADNESS.index(found) > _BADNESS.index(state):
             state, detail = found, f"import {module}" + (f": {reason}" if reason else "")
     return PackageOutcome(name, version, previous, asked, tuple(modules), state, detail)
@@ -207,19 +209,19 @@ def _sentence(each: PackageOutcome) -> str:
         done = f"{what} was there already"
     imports = ", ".join(each.modules)
     match each.state:
-        case State.WORKS:
+        case PackageStatus.WORKS:
             return f"{done}: import {imports} works in this session."
-        case State.NEEDS_RESET:
+        case PackageStatus.NEEDS_RESET:
             older = each.previous or "another version"
             return f"{done}, but this session has loaded {older} and goes on with it until a reset."
-        case State.HIDDEN:
+        case PackageStatus.HIDDEN:
             return (
                 f"{done}, but a file of the workspace hides it: {each.detail}. Rename that file, "
                 "then import again."
             )
-        case State.FAILS:
+        case PackageStatus.FAILS:
             return f"{done}, but it cannot be used in this session: {each.detail}"
-        case State.NO_MODULE:
+        case PackageStatus.NO_MODULE:
             return f"{done}; it has no module to import."
         case _:
             return f"{done}; whether import {imports} works is not known."
@@ -233,6 +235,6 @@ def _short(each: PackageOutcome) -> str:
     text = f"{each.name} {each.version}"
     if each.previous and each.changed:
         text += f" (before: {each.previous})"
-    if each.state in (State.FAILS, State.HIDDEN):
+    if each.state in (PackageStatus.FAILS, PackageStatus.HIDDEN):
         text += f" ({each.state.value}: {each.detail})"
     return text

@@ -22,7 +22,7 @@ from kernel_mcp.launch.spawn import Spawned
 from kernel_mcp.linux.folders import Identity
 from kernel_mcp.linux.proc import tree
 from kernel_mcp.output.terminal import clean
-from kernel_mcp.packages.result import Outcome, Present, Verdicts, judge, principal
+from kernel_mcp.packages.result import InstallOutcome, Present, Verdicts, judge, principal
 from kernel_mcp.sandbox.base import Sandbox, SandboxRequest
 from kernel_mcp.sessions.session import Session
 
@@ -132,7 +132,7 @@ async def verify_live(
     present: Present,
     generation: Generation,
     confined: bool,
-) -> Outcome:
+) -> InstallOutcome:
     """Allow the packages' modules in the session, import them in its kernel; return the outcome.
 
     `confined` is True if the installer ran in a sandbox.
@@ -156,7 +156,7 @@ async def verify_live(
         )
         for name in listed
     )
-    return Outcome(
+    return InstallOutcome(
         packages,
         unfit=tuple(sorted(names - found.keys())),
         permitted=generation.permitted,

@@ -19,7 +19,7 @@ from kernel_mcp.records import dataclass
 from kernel_mcp.sandbox.mounts import Folders
 
 if TYPE_CHECKING:
-    from kernel_mcp.sandbox.promise import Promise
+    from kernel_mcp.sandbox.confinement import ExpectedConfinement
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,7 +245,9 @@ class Sandbox(Protocol):
     def forks(self) -> bool:
         """Return True if kernels in this sandbox can be forked from a template."""
 
-    def promise(self, identity: Identity | None, *, forked: bool = False) -> Promise | None:
+    def expected_confinement(
+        self, identity: Identity | None, *, forked: bool = False
+    ) -> ExpectedConfinement | None:
         """Return the confinement that /proc has to show of a kernel, cold or `forked`.
 
         None if this backend confines nothing.

@@ -36,7 +36,7 @@ from kernel_mcp.sandbox.base import (
     SandboxReport,
     SandboxRequest,
 )
-from kernel_mcp.sandbox.promise import NAMESPACES, Promise, user_of
+from kernel_mcp.sandbox.confinement import NAMESPACES, ExpectedConfinement, user_of
 from kernel_mcp.sandbox.remedies import diagnose, install_hint
 from kernel_mcp.sandbox.seccomp import compile_filter
 from kernel_mcp.sandbox.users import IdentityPool, KernelUsers, reservable_ids
@@ -199,14 +199,16 @@ class BwrapSandbox(KernelUsers):
         assert arch is not None  # `detect` has asked
         return compile_filter(arch, sealed=True)
 
-    def promise(self, identity: Identity | None, *, forked: bool = False) -> Promise:
+    def expected_confinement(
+        self, identity: Identity | None, *, forked: bool = False
+    ) -> ExpectedConfinement:
         """Return the expected confinement: all namespaces, and one filter, or two if `forked`.
 
         Cold kernels of a root server have no user namespace of their own.
         """
         shared = ("user",) if self._identities is not None and not forked else ()
         own = tuple(name for name in NAMESPACES if name not in shared)
-        return Promise(
+        return ExpectedConfinement(
             user_of(identity),
             filters=2 if forked else 1,
             namespaces=own,

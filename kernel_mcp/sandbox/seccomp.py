@@ -13,7 +13,7 @@ from typing import NamedTuple, TypeAlias
 
 from kernel_mcp.linux.syscalls import LAST_KNOWN, REFUSED, Architecture
 from kernel_specs.linux import PR_SET_DUMPABLE
-from kernel_specs.restricted.checkpoints.parking import AS_A_COPY
+from kernel_specs.restricted.checkpoints.suspended import AS_A_COPY
 
 # Classic BPF: instructions are `struct sock_filter` of <linux/filter.h>, a 16-bit code, 8-bit jump
 # offsets for true and false, a 32-bit operand. Jumps only go forward.

@@ -26,8 +26,8 @@ from kernel_mcp.sandbox.base import (
     SandboxRequest,
 )
 from kernel_mcp.sandbox.bwrap import BwrapSandbox
-from kernel_mcp.sandbox.probe import require_boundary, run_confined
 from kernel_mcp.sandbox.remedies import cannot_start
+from kernel_mcp.sandbox.self_test import require_boundary, run_confined
 
 
 class PlainBuilder:
@@ -80,7 +80,7 @@ class NoSandbox:
             argv=[*tie_to_server(), *request.argv], pass_fds=[*request.inherit], env=request.env
         )
 
-    def promise(self, identity: Identity | None, *, forked: bool = False) -> None:
+    def expected_confinement(self, identity: Identity | None, *, forked: bool = False) -> None:
         """Return None: nothing is confined."""
         return
 

@@ -24,8 +24,8 @@ from kernel_mcp.output.text import one_line
 from kernel_mcp.records import dataclass
 
 if TYPE_CHECKING:
-    from kernel_mcp.kernels.kernel import Answer, Kernel
-    from kernel_mcp.kernels.wire import Message
+    from kernel_mcp.kernels.kernel import Kernel, PendingReply
+    from kernel_mcp.kernels.message_codec import Message
 
 
 MAX_DESCRIBED = 500
@@ -411,7 +411,7 @@ async def _ask(
     return message
 
 
-async def _patience(kernel: Kernel, answer: Answer, seconds: float) -> None:
+async def _patience(kernel: Kernel, answer: PendingReply, seconds: float) -> None:
     """Wait for an answer until the kernel has used `seconds` of processor time.
 
     At least `seconds`, at most `PATIENCE` times that, pass on the clock.
@@ -425,7 +425,7 @@ async def _patience(kernel: Kernel, answer: Answer, seconds: float) -> None:
                 await answer.done.wait()
 
 
-async def _settle(kernel: Kernel, answer: Answer) -> None:
+async def _settle(kernel: Kernel, answer: PendingReply) -> None:
     """Interrupt a kernel that has not answered, `INTERRUPTS` times."""
     for _ in range(INTERRUPTS):
         if answer.done.is_set():

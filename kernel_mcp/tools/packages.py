@@ -12,7 +12,7 @@ from pydantic import Field, WithJsonSchema
 from kernel_mcp.environments.layer import versions
 from kernel_mcp.environments.uv import silence
 from kernel_mcp.identity import INSTALL
-from kernel_mcp.packages.result import Outcome, all_versions
+from kernel_mcp.packages.result import InstallOutcome, all_versions
 from kernel_mcp.sessions.session import Session
 from kernel_mcp.tool_context import ToolContext
 from kernel_mcp.tools import AnyContext, PackagesArg, SessionArg, Toolbox, progress_of
@@ -77,7 +77,7 @@ def register(box: Toolbox, services: ToolContext) -> None:
         )
 
 
-def _installed(session: Session, outcome: Outcome, duration_s: float) -> Installed:
+def _installed(session: Session, outcome: InstallOutcome, duration_s: float) -> Installed:
     return Installed(
         session=session.handle,
         summary=outcome.summary(),

@@ -26,7 +26,7 @@ from kernel_specs.restricted import interrupts, service
 from kernel_specs.restricted.config import ENDS, BootConfig, BootError
 from kernel_specs.restricted.console import iopub
 from kernel_specs.restricted.console import streams as console_module
-from kernel_specs.restricted.console.iopub import HIGH_WATER_BYTES, IOPub, OutputRing
+from kernel_specs.restricted.console.iopub import HIGH_WATER_BYTES, IOPubPublisher, OutputRingWriter
 from kernel_specs.restricted.console.streams import Console
 from kernel_specs.restricted.display import bundles
 from kernel_specs.restricted.interrupts import InterruptGate
@@ -34,7 +34,7 @@ from kernel_specs.restricted.kernel import SandboxKernel
 from kernel_specs.restricted.service import Channel, ServiceThread
 from kernel_specs.restricted.wire import session, sockets, zmtp
 from kernel_specs.restricted.wire.session import LeanSession
-from kernel_specs.restricted.wire.sockets import Publisher, Router, listen
+from kernel_specs.restricted.wire.sockets import RouterSocket, XPubSocket, listen
 
 CHANNELS = ("shell", "iopub", "stdin", "control", "hb")
 
@@ -92,9 +92,9 @@ class KernelApp(IPKernelApp):
         if boot.sealed:
             _let_processes_meet_over_tcp()
         ends, opened, ports = _sockets(info, boot)
-        publisher = Publisher(opened.get("iopub"), HIGH_WATER_BYTES)
-        self.iopub = IOPub(
-            publisher, self.session, boot.output, self.gate, OutputRing(boot.ring_fd)
+        publisher = XPubSocket(opened.get("iopub"), HIGH_WATER_BYTES)
+        self.iopub = IOPubPublisher(
+            publisher, self.session, boot.output, self.gate, OutputRingWriter(boot.ring_fd)
         )
         self.console = Console(self.iopub)
         self._keep_stderr()
@@ -102,12 +102,12 @@ class KernelApp(IPKernelApp):
         self.console.redirect()
         self.service = ServiceThread(self.console, self.iopub, self.gate, boot.output.flush_seconds)
         self.service.watch_output(publisher)
-        self.service.watch_heartbeat(Router(opened.get("hb")))
-        shell = Router(opened.get("shell"), takes_descriptors=True)
-        control = Router(opened.get("control"))
+        self.service.watch_heartbeat(RouterSocket(opened.get("hb")))
+        shell = RouterSocket(opened.get("shell"), takes_descriptors=True)
+        control = RouterSocket(opened.get("control"))
         self.kernel.shell_stream = Channel(shell, loop, collects=True)
         self.kernel.control_stream = Channel(control, self.service.io_loop)
-        self.kernel.stdin_socket = Channel(Router(opened.get("stdin")), loop)
+        self.kernel.stdin_socket = Channel(RouterSocket(opened.get("stdin")), loop)
         self.console.on_fork = self._leave_requests
         takers = (shell.take_in, control.take_in, publisher.take_in)
         for take_in, end in zip(takers, ends, strict=False):

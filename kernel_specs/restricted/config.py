@@ -74,7 +74,7 @@ class BootError(Exception):
 
 
 @dataclass(frozen=True)
-class Policy:
+class ImportPolicy:
     """The import policy of user code. `modules` holds top-level or dotted names.
 
     `deny_builtins` are builtins that user code may not call.
@@ -87,7 +87,7 @@ class Policy:
 
 
 @dataclass(frozen=True)
-class Limits:
+class ProcessLimits:
     """Resource limits of the process. A value of 0 means no limit of its own."""
 
     memory_bytes: int = 0
@@ -99,7 +99,7 @@ class Limits:
 
 
 @dataclass(frozen=True)
-class Output:
+class OutputSettings:
     """Settings of output: how text is split into messages.
 
     chunk_bytes    text collected before a message is sent
@@ -130,9 +130,9 @@ class BootConfig:
     """
 
     confined: bool = False
-    policy: Policy = field(default_factory=Policy)
-    limits: Limits = field(default_factory=Limits)
-    output: Output = field(default_factory=Output)
+    policy: ImportPolicy = field(default_factory=ImportPolicy)
+    limits: ProcessLimits = field(default_factory=ProcessLimits)
+    output: OutputSettings = field(default_factory=OutputSettings)
     workspace: str = ""
     tmp: str = field(default_factory=tempfile.gettempdir)
     layers: tuple[str, ...] = ()
@@ -174,16 +174,16 @@ def parse(data: dict[str, Any]) -> BootConfig:
     default = BootConfig()
     return BootConfig(
         confined=True,
-        policy=Policy(
+        policy=ImportPolicy(
             allow_all=policy.get("allow_all") is True,
             modules=_strings(policy.get("modules", [])),
             profile=str(policy.get("profile", "default")),
             deny_builtins=_strings(policy.get("deny_builtins", [])),
         ),
-        limits=Limits(
+        limits=ProcessLimits(
             **{name: int(value) for name, value in _mapping(data.get("limits", {})).items()}
         ),
-        output=Output(**data.get("output", {})),
+        output=OutputSettings(**data.get("output", {})),
         workspace=str(data.get("workspace", "")),
         tmp=str(data.get("tmp") or default.tmp),
         layers=_strings(data.get("layers", [])),

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from kernel_specs import linux
 from kernel_specs.landlock import calls
-from kernel_specs.restricted.config import BootConfig, BootError, Limits
+from kernel_specs.restricted.config import BootConfig, BootError, ProcessLimits
 
 MIB = 1024 * 1024
 SHIMS = Path(__file__).parents[1] / "shims"
@@ -120,7 +120,7 @@ def environment(config: BootConfig, *, threads: int | None = None) -> dict[str, 
     return names
 
 
-def apply_limits(limits: Limits) -> None:
+def apply_limits(limits: ProcessLimits) -> None:
     """Set the resource limits, none above what the host has set."""
     _lower(resource.RLIMIT_CORE, 0)
     _lower(resource.RLIMIT_SIGPENDING, PENDING_SIGNALS)

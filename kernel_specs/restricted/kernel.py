@@ -27,7 +27,7 @@ from kernel_specs.restricted import variables
 from kernel_specs.restricted.checkpoints.requests import CheckpointRequests, Lifeline
 from kernel_specs.restricted.config import BootConfig
 from kernel_specs.restricted.console import tracebacks
-from kernel_specs.restricted.console.iopub import IOPub
+from kernel_specs.restricted.console.iopub import IOPubPublisher
 from kernel_specs.restricted.console.streams import Console, CStdout
 from kernel_specs.restricted.console.tracebacks import forgetting
 from kernel_specs.restricted.hibernation.snapshot import SnapshotRequests
@@ -52,7 +52,7 @@ class SandboxKernel(CheckpointRequests, SnapshotRequests, IPythonKernel):
     control_stream = AnyTrait()
     gate: InterruptGate = AnyTrait()
     console: Console = AnyTrait()
-    iopub: IOPub = AnyTrait()
+    iopub: IOPubPublisher = AnyTrait()
     service: ServiceThread = AnyTrait()
     lifeline: Lifeline = AnyTrait()
     boot: BootConfig = AnyTrait()
@@ -84,7 +84,7 @@ class SandboxKernel(CheckpointRequests, SnapshotRequests, IPythonKernel):
         self._pid = os.getpid()
         self.c_stdout = CStdout()
         self._unanswered: tuple[Any, Any] | None = None
-        self._names = variables.Names()
+        self._names = variables.NameTracker()
         self.shell_handlers = {
             name: self._answered(handler) for name, handler in self.shell_handlers.items()
         }

@@ -18,16 +18,18 @@ from tornado.ioloop import IOLoop
 from tornado.platform.asyncio import BaseAsyncIOLoop
 
 from kernel_specs import linux
-from kernel_specs.restricted.console.iopub import IOPub
+from kernel_specs.restricted.console.iopub import IOPubPublisher
 from kernel_specs.restricted.console.streams import Console
 from kernel_specs.restricted.interrupts import InterruptGate
-from kernel_specs.restricted.wire.sockets import Publisher, Router
+from kernel_specs.restricted.wire.sockets import RouterSocket, XPubSocket
 
 
 class Channel:
     """A ROUTER socket on an asyncio loop: what ipykernel calls a stream."""
 
-    def __init__(self, router: Router, io_loop: BaseAsyncIOLoop, *, collects: bool = False) -> None:
+    def __init__(
+        self, router: RouterSocket, io_loop: BaseAsyncIOLoop, *, collects: bool = False
+    ) -> None:
         """Watch a socket from `io_loop`; with `collects`, replies wait for `push`."""
         self.io_loop = io_loop
         self._collects = collects
@@ -168,7 +170,7 @@ class ServiceThread(threading.Thread):
     """
 
     def __init__(
-        self, console: Console, iopub: IOPub, gate: InterruptGate, flush_seconds: float
+        self, console: Console, iopub: IOPubPublisher, gate: InterruptGate, flush_seconds: float
     ) -> None:
         super().__init__(name=CONTROL_THREAD_NAME, daemon=True)
         self.io_loop = cast(BaseAsyncIOLoop, IOLoop(make_current=False))
@@ -196,12 +198,12 @@ class ServiceThread(threading.Thread):
         with contextlib.suppress(OSError):  # user code has closed it
             os.close(self._ticker.fd)
 
-    def watch_output(self, publisher: Publisher) -> None:
+    def watch_output(self, publisher: XPubSocket) -> None:
         """Handle subscriptions, slow readers, and output of children while nothing runs."""
         self._loop.add_reader(publisher, self._iopub.attend)
         self._watch_pipes()
 
-    def watch_heartbeat(self, router: Router) -> None:
+    def watch_heartbeat(self, router: RouterSocket) -> None:
         """Echo what arrives on the heartbeat socket."""
 
         def echo() -> None:

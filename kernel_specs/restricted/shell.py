@@ -39,7 +39,7 @@ from kernel_specs.restricted.display import bundles
 from kernel_specs.restricted.hibernation.process_state import ProcessState
 
 
-class Loops:
+class HiddenLoop:
     """Hides the kernel's event loop while a cell runs that awaits nothing itself.
 
     So `asyncio.run` works there, and other code that refuses to run beside a running loop.
@@ -106,12 +106,12 @@ class Shell(ZMQInteractiveShell):
     """Runs cells for the kernel, interruptible exactly where user code runs."""
 
     displayhook_class = Type(bundles.DisplayHook)
-    display_pub_class = Type(bundles.Publisher)
+    display_pub_class = Type(bundles.DisplayPublisher)
     gate = AnyTrait()
     reserve = Instance(Reserve, ())
     process_state = Instance(ProcessState)
     """The kernel closes it once the request is answered."""
-    loops = Instance(Loops, ())
+    loops = Instance(HiddenLoop, ())
 
     commands_allowed = Bool(True)
     takes_packages = Bool(False)

@@ -23,7 +23,7 @@ def main(request: str) -> int:
 
     sys.path.remove(folder)
     task = json.loads(request)
-    boot = config.BootConfig(limits=config.Limits(**task["limits"]), tmp=task["tmp"])
+    boot = config.BootConfig(limits=config.ProcessLimits(**task["limits"]), tmp=task["tmp"])
     confine.apply_limits(boot.limits)
     os.environ.update(confine.environment(boot))
     support(task.get("support", []))

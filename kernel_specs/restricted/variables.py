@@ -43,7 +43,7 @@ _FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType)
 
 
 @dataclass(frozen=True)
-class Variable:
+class VariableSummary:
     """Description of a variable; `size` in bytes. `shape`, `length`, `size` are None if unknown."""
 
     name: str
@@ -71,7 +71,7 @@ def describe(namespace: dict[str, Any], hidden: Container[str] = ()) -> dict[str
     return {"status": "ok", "variables": variables, "omitted": len(names) - len(shown)}
 
 
-class Names:
+class NameTracker:
     """Tracker of names that were added to a namespace or removed since the last call.
 
     A call costs as much as there is new: a dict keeps the order of insertion, so keys after the
@@ -131,10 +131,10 @@ def _public(key: object, hidden: Container[str]) -> bool:
     ) and key not in hidden
 
 
-def _variable(name: str, value: object) -> Variable:
+def _variable(name: str, value: object) -> VariableSummary:
     kind = type(value)
     shape = _shape(value)
-    return Variable(
+    return VariableSummary(
         name=name,
         type=_type_name(value),
         module=_text(type.__dict__["__module__"].__get__(kind)) or "",

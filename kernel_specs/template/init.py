@@ -4,7 +4,7 @@ Requests of the server, one packet each:
 
     {"op": "fork", "id": n, "uid": …, "hostname": …, "tmp_bytes": …, "places": […], "trial": …,
      "stage": …, "gates": …}
-        with descriptors: ready socket, output ring, output pipe, `gates` of control groups to
+        with descriptors: ready socket, output ring, output pipe, `cgroup_fds` of control groups to
         enter, then the mounts of `places`, then the socket over which listening ones at the
         addresses of `listen` go, if there are any; `trial` describes the self-test to run instead
         of a kernel, if there is one; `stage` is the one that has to fork, 0 for any
@@ -36,7 +36,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from kernel_specs import linux
-from kernel_specs.template import cell, packets
+from kernel_specs.template import packets, sandbox
 
 if TYPE_CHECKING:
     from typing import Any, NoReturn
@@ -99,7 +99,7 @@ _STREAMS = 3
 """Number of descriptors of a request before the gates."""
 
 
-class Start:
+class TemplateRequest:
     """The first message from the server.
 
     python   interpreter of the environment
@@ -113,7 +113,7 @@ class Start:
         self.python = str(data["python"])
         self.preload = tuple(map(str, data["preload"]))
         self.support = tuple(map(str, data["support"]))
-        self.ground = cell.Ground(
+        self.settings = sandbox.SandboxSettings(
             masks=tuple(map(str, data["masks"])),
             fixed=tuple(map(str, data["fixed"])),
             kept=tuple(map(str, data["kept"])),
@@ -143,7 +143,7 @@ class TemplateInit:
     A zygote is replaced by its successor, which has more modules: the next stage.
     """
 
-    def __init__(self, control: socket.socket, start: Start) -> None:
+    def __init__(self, control: socket.socket, start: TemplateRequest) -> None:
         self._control = control
         self._start = start
         self._sessions: dict[int, _Session] = {}
@@ -184,10 +184,10 @@ class TemplateInit:
         if pid == 0:
             try:
                 linux.unshare(linux.CLONE_NEWNS)
-                cell.hide_sessions()
-                cell.show_processes()
+                sandbox.hide_sessions()
+                sandbox.show_processes()
                 # it will run code of packages, and this process sees the folders of all sessions
-                cell.keep_from_processes()
+                sandbox.keep_from_processes()
                 self._become_zygote(theirs.fileno())
             except OSError as error:
                 os.write(2, f"the template could not be started: {error}\n".encode())
@@ -195,7 +195,7 @@ class TemplateInit:
                 os._exit(EXIT_CODE)
         self._zygote_pid = pid
         theirs.close()
-        program = binascii.b2a_base64(self._start.ground.program, newline=False).decode()
+        program = binascii.b2a_base64(self._start.settings.program, newline=False).decode()
         packets.send(ours, {"filter": program})
         return ours
 
@@ -243,7 +243,7 @@ class TemplateInit:
         if self._zygote is None:
             raise OSError("the template has ended")
         end = _STREAMS + int(request.get("gates", 0))
-        wanted, gates = cell.Cell.parse(request, fds[end:]), fds[_STREAMS:end]
+        wanted, cgroup_fds = sandbox.KernelSandbox.parse(request, fds[end:]), fds[_STREAMS:end]
         with contextlib.ExitStack() as sent:
             done_read, done_write = os.pipe()
             sent.callback(linux.close_all, (done_read, done_write))
@@ -253,7 +253,7 @@ class TemplateInit:
             init = os.fork()
             if init == 0:
                 self._children.forget()
-                cell.hold(wanted, self._start.ground, gates, done_write)
+                sandbox.hold(wanted, self._start.settings, cgroup_fds, done_write)
             session = self._sessions[number] = _Session(self._zygote, self._stage, init)
             # the zygote may not touch an init before that has given up its rights
             pids = os.open("/proc/self/ns/pid_for_children", os.O_RDONLY | os.O_CLOEXEC)
@@ -400,5 +400,5 @@ def main(argv: Sequence[str]) -> int:
         server.set_inheritable(False)
         start = packets.receive(server)
         if start is not None:
-            TemplateInit(server, Start(start[0])).run()
+            TemplateInit(server, TemplateRequest(start[0])).run()
     return 0

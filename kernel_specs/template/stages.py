@@ -16,7 +16,7 @@ from typing import Any
 
 from kernel_specs import linux
 from kernel_specs.restricted import host
-from kernel_specs.template import immortal, packets, prewarm
+from kernel_specs.template import immortal, packets, preload
 
 STAGE_S = 0.15
 """Seconds of imports after which a successor takes over, once the current module is imported."""
@@ -36,7 +36,7 @@ class Stage:
     modules that it imports run their first cell in the next stage.
     """
 
-    loaded: prewarm.Loaded
+    loaded: preload.PreloadResult
     left: list[str] = field(default_factory=list)
     unused: list[str] = field(default_factory=list)
     bare: bool = False
@@ -63,7 +63,7 @@ class Stage:
         return {"op": "ready", "missing": self.loaded.missing, "left": len(self.to_come)}
 
 
-class Successor:
+class NextZygote:
     """A forked child of a zygote that imports more modules, as its parent sees it."""
 
     def __init__(self, link: socket.socket, pid: int) -> None:
@@ -74,7 +74,7 @@ class Successor:
         self.deadline = time.monotonic() + IMPORT_S
 
     @classmethod
-    def begin(cls) -> Successor | socket.socket:
+    def begin(cls) -> NextZygote | socket.socket:
         """Fork; return a Successor in the parent, and in the child its socket to the parent.
 
         Raises OSError.
@@ -138,22 +138,22 @@ def grow(kernel: host.KernelHost, link: socket.socket, before: Stage) -> Stage:
     objects are made immortal where that is possible.
     """
     missing = dict(before.loaded.missing)
-    held = prewarm.Inherited.now()
+    held = preload.Inherited.now()
     end = time.monotonic() + STAGE_S
     done = 0
     gc.disable()
     unused: list[str] = []
     for name in before.to_come:
         packets.send(link, {"op": "takes", "name": name})
-        why = "" if name in before.unused else prewarm.add(name)
-        if not why and name in prewarm.LIBRARY_CELLS:
+        why = "" if name in before.unused else preload.add(name)
+        if not why and name in preload.LIBRARY_CELLS:
             if before.bare:
                 unused.append(name)
             else:
-                why = prewarm.use(kernel, name)
+                why = preload.use(kernel, name)
         if why:
             missing[name] = why
-        if prewarm.Inherited.now().more_than(held):
+        if preload.Inherited.now().more_than(held):
             packets.send(link, {"op": "unfit"})
             os._exit(0)
         done += 1
@@ -161,7 +161,7 @@ def grow(kernel: host.KernelHost, link: socket.socket, before: Stage) -> Stage:
             break
     left = [name for name in before.to_come[done:] if name in before.left]
     stage = Stage(
-        prewarm.loaded(missing), left, [*before.unused[done:], *unused], awaited=before.bare
+        preload.loaded(missing), left, [*before.unused[done:], *unused], awaited=before.bare
     )
     if not stage.to_come:
         immortal.keep()

@@ -24,7 +24,7 @@ from typing import Any, NoReturn
 
 from kernel_specs import linux, selftest
 from kernel_specs.restricted import config, confine, host
-from kernel_specs.template import cell, immortal, packets, prewarm, stages
+from kernel_specs.template import immortal, packets, preload, sandbox, stages
 from kernel_specs.template.init import RESERVED_FDS, ChildWatch
 
 CONNECTION_FILE = Path("/run/kernel/connection.json")
@@ -38,16 +38,16 @@ LONGEST_REST_S = 1.0
 
 @dataclass(frozen=True)
 class Job:
-    """A request for a kernel: its sandbox, its descriptors, control groups to enter (`gates`).
+    """A request for a kernel: its sandbox, its descriptors, control groups to enter (`cgroup_fds`).
 
     With `trial` it runs that self-test instead of a kernel.
     """
 
-    sandbox: cell.Joining
+    sandbox: sandbox.SandboxEntry
     ready: int
     ring: int
     output: int
-    gates: Sequence[int] = ()
+    cgroup_fds: Sequence[int] = ()
     trial: dict[str, Any] | None = None
 
 
@@ -58,8 +58,8 @@ class Inheritance:
     `files` are descriptors that packages keep open for reading.
     """
 
-    ground: cell.Ground
-    loaded: prewarm.Loaded
+    settings: sandbox.SandboxSettings
+    loaded: preload.PreloadResult
     files: Sequence[int]
 
 
@@ -72,7 +72,7 @@ class Zygote:
     def __init__(self, control: socket.socket, stage: stages.Stage) -> None:
         self._control = control
         self._stage = stage
-        self._successor: stages.Successor | None = None
+        self._successor: stages.NextZygote | None = None
         self._began = self._asked = time.monotonic()
         self._kernels: dict[int, int] = {}
         self._children = ChildWatch()
@@ -141,13 +141,13 @@ class Zygote:
     def _grow(self) -> socket.socket | None:
         """Fork a successor; return None, and in the successor its socket to this process."""
         try:
-            begun = stages.Successor.begin()
+            begun = stages.NextZygote.begin()
         except OSError as error:
             while self._stage.to_come:
                 self._stage.without("", f"nothing more can be imported: {error}")
             packets.send(self._control, self._stage.message())
             return None
-        if isinstance(begun, stages.Successor):
+        if isinstance(begun, stages.NextZygote):
             self._successor = begun
             return None
         self._children.forget()
@@ -156,7 +156,7 @@ class Zygote:
         os.close(self._own_pids)
         return begun
 
-    def _look_at(self, successor: stages.Successor, readable: set[int]) -> None:
+    def _look_at(self, successor: stages.NextZygote, readable: set[int]) -> None:
         """Send a ready successor to the init; if it failed or is late, give up its module."""
         late = not successor.left_ms
         try:
@@ -176,7 +176,7 @@ class Zygote:
         successor.over(late=late)
         self._do_without(successor)
 
-    def _do_without(self, successor: stages.Successor) -> None:
+    def _do_without(self, successor: stages.NextZygote) -> None:
         self._stage.without(successor.taking, successor.why)
         if not self._stage.to_come:
             packets.send(self._control, self._stage.message())
@@ -218,23 +218,23 @@ def main(argv: Sequence[str]) -> int:
     control = socket.socket(fileno=int(argv[1]))
     linux.set_name("kernel-template")
     kernel = host.KernelHost()
-    stage = stages.Stage(prewarm.begin(kernel), prewarm.ordered(argv[2:]), bare=True)
+    stage = stages.Stage(preload.begin(kernel), preload.ordered(argv[2:]), bare=True)
     control.set_inheritable(False)
     start = packets.receive(control)
     if start is None:
         return 0
-    ground = cell.Ground((), (), (), base64.b64decode(start[0]["filter"]))
+    settings = sandbox.SandboxSettings((), (), (), base64.b64decode(start[0]["filter"]))
     if not stage.to_come:
         immortal.keep()
     while True:
-        files = prewarm.plain_files()
+        files = preload.plain_files()
         kernel.freeze(collect=not stage.to_come)  # kernels wait for a stage that is not the last
         turn = Zygote(control, stage).run()
         if turn is None:
             return 0
         if isinstance(turn, Job):
             control.detach()
-            inherited = Inheritance(ground, stage.loaded, prewarm.own_files(files))
+            inherited = Inheritance(settings, stage.loaded, preload.own_files(files))
             return _serve(kernel, turn, inherited)
         control = turn
         stage = stages.grow(kernel, control, stage)
@@ -242,9 +242,9 @@ def main(argv: Sequence[str]) -> int:
 
 def _job(message: dict[str, Any], fds: Sequence[int]) -> Job:
     """Return the job that the init requests."""
-    init, _, done, ready, ring, output, *gates = map(_moved, fds)
-    sandbox = cell.Joining(message["uid"], init, done)
-    return Job(sandbox, ready, ring, output, gates, message["trial"])
+    init, _, done, ready, ring, output, *cgroup_fds = map(_moved, fds)
+    entry = sandbox.SandboxEntry(message["uid"], init, done)
+    return Job(entry, ready, ring, output, cgroup_fds, message["trial"])
 
 
 def _moved(fd: int) -> int:
@@ -273,8 +273,8 @@ def _serve(kernel: host.KernelHost, job: Job, inherited: Inheritance) -> int:
     linux.set_name("python")
     _arrange(job)
     try:
-        linux.enter_groups(job.gates)
-        cell.join(job.sandbox, inherited.ground)
+        linux.enter_groups(job.cgroup_fds)
+        sandbox.join(job.sandbox, inherited.settings)
         linux.close_range_but(inherited.files, first=RING_FD + 1)
         if job.trial is not None:
             _try(job.trial, inherited.files)
@@ -284,8 +284,8 @@ def _serve(kernel: host.KernelHost, job: Job, inherited: Inheritance) -> int:
         confine.confine(boot)
         for folder in inherited.loaded.folders:
             os.mkdir(folder, 0o700)  # noqa: PTH102
-        prewarm.set_size(inherited.loaded.pools.sized)
-        fill = partial(prewarm.set_size, inherited.loaded.pools.filled)
+        preload.set_size(inherited.loaded.pools.sized)
+        fill = partial(preload.set_size, inherited.loaded.pools.filled)
         kernel.serve(boot, CONNECTION_FILE, at_work=fill)
     except Exception as error:  # noqa: BLE001  # the host is told, whatever it is
         import traceback

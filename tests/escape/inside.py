@@ -79,11 +79,11 @@ def attempt(attack: Attack, target: Target) -> str:
 def confine(limits: dict[str, int]) -> None:
     """The limits of a kernel, set by the code of its boot."""
     sys.path.append("/opt")
-    from kernel_specs.restricted.config import Limits
+    from kernel_specs.restricted.config import ProcessLimits
     from kernel_specs.restricted.confine import apply_limits
 
     names = ("memory_bytes", "pids", "open_files", "file_bytes")
-    apply_limits(Limits(**{name: limits[name] for name in names}))
+    apply_limits(ProcessLimits(**{name: limits[name] for name in names}))
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 
 

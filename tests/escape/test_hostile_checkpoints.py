@@ -32,18 +32,18 @@ KINDS = [
 ]
 BEGIN = """
 import sys, os, socket, time, signal, resource, ctypes
-parking = sys.modules["kernel_specs.restricted.checkpoints.parking"]
+suspended = sys.modules["kernel_specs.restricted.checkpoints.suspended"]
 requests = sys.modules["kernel_specs.restricted.checkpoints.requests"]
-honest = parking.park
+honest = suspended.park
 x = 5
 def parked(wake):
-    parking.send(wake, parked=True)
+    suspended.send(wake, parked=True)
 def alive(wake, order):
-    parking.send(wake, alive=order["id"], closed=[])
+    suspended.send(wake, alive=order["id"], closed=[])
 def begin(wake, *, more=lambda order, fds: None):
     parked(wake)
     while True:
-        order, fds = parking.receive(wake)
+        order, fds = suspended.receive(wake)
         if os.fork() == 0:
             more(order, fds)
             return order, fds
@@ -70,10 +70,10 @@ COPIES = {
     ),
     "does not wake": "parked(wake); time.sleep(999)",
     "is the kernel itself": (
-        "parked(wake); order, _ = parking.receive(wake); alive(wake, order)\ntime.sleep(999)"
+        "parked(wake); order, _ = suspended.receive(wake); alive(wake, order)\ntime.sleep(999)"
     ),
     "wakes two": (
-        "parked(wake); order, _ = parking.receive(wake)\n"
+        "parked(wake); order, _ = suspended.receive(wake)\n"
         "for _ in range(2):\n  if os.fork() == 0: alive(wake, order); break\n"
         "time.sleep(999)"
     ),
@@ -96,11 +96,11 @@ COPIES = {
         "parked(wake); held = []\nwhile True:\n  try: held.append(b'x' * (1 << 20))\n"
         "  except MemoryError: time.sleep(1)"
     ),
-    "kills everything": ("parked(wake); parking.receive(wake); os.kill(-1, 9)\ntime.sleep(999)"),
+    "kills everything": ("parked(wake); suspended.receive(wake); os.kill(-1, 9)\ntime.sleep(999)"),
     "tells of an end that cannot be": (
-        "parked(wake); order, fds = parking.receive(wake)\n"
+        "parked(wake); order, fds = suspended.receive(wake)\n"
         "if os.fork() == 0: return order, fds\n"
-        "parking.send(wake, ended=order['id'], status=10 ** 40); time.sleep(999)"
+        "suspended.send(wake, ended=order['id'], status=10 ** 40); time.sleep(999)"
     ),
 }
 """What `park` does in the place of what it should do."""

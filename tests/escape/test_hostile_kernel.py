@@ -223,11 +223,11 @@ async def test_a_cell_that_attacks_its_own_channels_loses_its_kernel_and_is_told
     step, words = OWN_CHANNELS[attack]
     code = (
         "import contextlib, gc, os, time\n"
-        "from kernel_specs.restricted.wire.sockets import Peer\n"
+        "from kernel_specs.restricted.wire.sockets import ZmtpPeer\n"
         "from kernel_specs.restricted.wire.zmtp import encode\n"
         "def write(fd):\n"
         "    with contextlib.suppress(OSError): os.write(fd, b'x' * 100_000)\n"
-        "peers = [p for p in gc.get_objects() if isinstance(p, Peer)]\n"
+        "peers = [p for p in gc.get_objects() if isinstance(p, ZmtpPeer)]\n"
         f"for p in peers: {step}\n"
         "time.sleep(20)"
     )

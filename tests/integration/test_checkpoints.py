@@ -163,14 +163,14 @@ async def test_of_many_sessions_that_rest_the_last_keep_copies_and_the_others_ge
 
 DIES_ONCE = """
 import os
-from kernel_specs.restricted.checkpoints import revival
-restore = revival.State.restore
+from kernel_specs.restricted.checkpoints import after_fork
+restore = after_fork.ForkState.restore
 def dying(state, **options):
     if not os.path.exists('died'):
         open('died', 'w').close()
         os.kill(os.getpid(), 9)
     return restore(state, **options)
-revival.State.restore = dying
+after_fork.ForkState.restore = dying
 x = 5
 """
 

@@ -27,8 +27,8 @@ from kernel_mcp.linux.folders import Identity
 from kernel_mcp.sandbox.base import SandboxRequest
 from kernel_mcp.sandbox.container import ContainerSandbox
 from kernel_mcp.sandbox.container.engine import LABEL
-from kernel_mcp.sandbox.probe import require_boundary, run_confined, thorough_checks
 from kernel_mcp.sandbox.select import select_sandbox
+from kernel_mcp.sandbox.self_test import require_boundary, run_confined, thorough_checks
 from tests.integration import containers
 from tests.integration.bombs import QUIET
 from tests.integration.kernel_contract import keeps_the_contract

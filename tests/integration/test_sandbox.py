@@ -16,8 +16,13 @@ from kernel_mcp.config.values import MIB
 from kernel_mcp.errors import LaunchError, SandboxUnavailable
 from kernel_mcp.sandbox.base import Sandbox, SandboxRequest
 from kernel_mcp.sandbox.bwrap import BwrapSandbox
-from kernel_mcp.sandbox.probe import quick_checks, require_boundary, run_confined, thorough_checks
 from kernel_mcp.sandbox.select import NoSandbox, select_sandbox
+from kernel_mcp.sandbox.self_test import (
+    quick_checks,
+    require_boundary,
+    run_confined,
+    thorough_checks,
+)
 from tests.integration.unprivileged import as_ordinary_user
 
 AS_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="compares root with an ordinary user")
@@ -47,7 +52,7 @@ def test_every_check_of_the_self_test_passes(sandbox: Sandbox) -> None:
 def test_an_ordinary_user_gets_the_same_boundary() -> None:
     script = (
         "from kernel_mcp.sandbox.select import select_sandbox\n"
-        "from kernel_mcp.sandbox.probe import thorough_checks\n"
+        "from kernel_mcp.sandbox.self_test import thorough_checks\n"
         "for check in thorough_checks(select_sandbox('auto')):\n"
         "    print('passed' if check.passed else 'FAILED', check.name, check.found)\n"
     )

@@ -86,7 +86,7 @@ def test_an_ordinary_user_with_a_full_bounding_set_gets_a_weaker_sandbox_that_ho
         "import logging, os, sys\n"
         "from pathlib import Path\n"
         "from kernel_mcp.sandbox.select import proven_sandbox\n"
-        "from kernel_mcp.sandbox.probe import thorough_checks\n"
+        "from kernel_mcp.sandbox.self_test import thorough_checks\n"
         "status = Path('/proc/self/status').read_text()\n"
         "assert int(status.partition('CapBnd:')[2].split()[0], 16), 'no ordinary user has this'\n"
         "os.environ['PATH'] = '/nowhere'\n"

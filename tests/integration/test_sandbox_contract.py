@@ -187,7 +187,7 @@ def test_a_folder_that_is_not_there_is_refused_before_anything_starts(
 ) -> None:
     before = descriptors()
     missing = asked(sandbox, place, readonly=(*RUNTIME, place / "nowhere"))
-    if sandbox.promise(identity) is None:
+    if sandbox.expected_confinement(identity) is None:
         sandbox.command(missing, identity).close_passed()
     else:
         with pytest.raises(LaunchError, match="nowhere"):
@@ -217,12 +217,12 @@ def test_kernels_of_one_workspace_are_one_user_and_others_are_not(
 
 
 def test_what_it_says_of_itself_agrees(sandbox: Sandbox, identity: Identity | None) -> None:
-    report, promise = sandbox.report(), sandbox.promise(identity)
+    report, expected = sandbox.report(), sandbox.expected_confinement(identity)
     assert isinstance(report, SandboxReport)
     assert report.backend
-    assert bool(report.enforced) == (promise is not None)
+    assert bool(report.enforced) == (expected is not None)
     assert report.enforced or report.gaps
-    assert sandbox.forks <= (promise is not None)
+    assert sandbox.forks <= (expected is not None)
     assert "it wrote this" in sandbox.refusal("it wrote this")
     builder = sandbox.builder()
     assert builder is None or builder.confined

@@ -37,31 +37,31 @@ ALLOW_ALL = r'b"\x06\0\0\0\0\0\xff\x7f"'
 """One `struct sock_filter`: BPF_RET | BPF_K with SECCOMP_RET_ALLOW."""
 KEEPING = """\
     linux.prctl(linux.PR_SET_NO_NEW_PRIVS, 1)
-    linux.install_filter(ground.program)
+    linux.install_filter(settings.program)
 """
 SABOTAGE = {
     "no filter": (
-        ("cell.py", "    linux.install_filter(filter_program)\n", ""),
+        ("sandbox.py", "    linux.install_filter(filter_program)\n", ""),
         "1 system call filters instead of",
     ),
     "a filter that allows everything": (
-        ("cell.py", "install_filter(filter_program)", f"install_filter({ALLOW_ALL})"),
+        ("sandbox.py", "install_filter(filter_program)", f"install_filter({ALLOW_ALL})"),
         "system call unshare refused",
     ),
     "capabilities kept": (
-        ("cell.py", "processes)\n    drop(ground.program)", f"processes)\n{KEEPING}"),
+        ("sandbox.py", "processes)\n    drop(settings.program)", f"processes)\n{KEEPING}"),
         "it has capabilities",
     ),
     "the network of the template": (
-        ("cell.py", "    | linux.CLONE_NEWNET\n)\n_INERT", ")\n_INERT"),
+        ("sandbox.py", "    | linux.CLONE_NEWNET\n)\n_INERT", ")\n_INERT"),
         "it shares namespaces with others: net",
     ),
     "the mounts of the template": (
-        ("cell.py", "    linux.CLONE_NEWNS\n    | linux.CLONE_NEWIPC", "    linux.CLONE_NEWIPC"),
+        ("sandbox.py", "    linux.CLONE_NEWNS\n    | linux.CLONE_NEWIPC", "    linux.CLONE_NEWIPC"),
         "it shares namespaces with others: mnt",
     ),
     "the ipc of the template": (
-        ("cell.py", "    | linux.CLONE_NEWIPC\n", ""),
+        ("sandbox.py", "    | linux.CLONE_NEWIPC\n", ""),
         "it shares namespaces with others: ipc",
     ),
 }
@@ -70,14 +70,14 @@ SABOTAGE = {
 NO_LIMITS = ("../restricted/confine.py", "    apply_limits(config.limits)\n", "")
 FORKED_WITH_ALL_OF_IT = {
     "it shares namespaces with others: uts, cgroup, user, /tmp, /dev/shm, /dev/pts": (
-        ("cell.py", "    | linux.CLONE_NEWUTS\n    | linux.CLONE_NEWCGROUP\n", ""),
-        ("cell.py", "    _become(sandbox.uid, processes)\n", ""),
-        ("cell.py", "    _new_tmp(cell.tmp_bytes, ground.kept)\n", ""),
-        ("cell.py", '    linux.mount("tmpfs", "/dev/shm"', '    ("tmpfs", "/dev/shm"'),
-        ("cell.py", '    linux.mount("devpts", "/dev/pts"', '    ("devpts", "/dev/pts"'),
+        ("sandbox.py", "    | linux.CLONE_NEWUTS\n    | linux.CLONE_NEWCGROUP\n", ""),
+        ("sandbox.py", "    _become(entry.uid, processes)\n", ""),
+        ("sandbox.py", "    _new_tmp(sandbox.tmp_bytes, settings.kept)\n", ""),
+        ("sandbox.py", '    linux.mount("tmpfs", "/dev/shm"', '    ("tmpfs", "/dev/shm"'),
+        ("sandbox.py", '    linux.mount("devpts", "/dev/pts"', '    ("devpts", "/dev/pts"'),
     ),
-    "it may write to /proc": (("cell.py", "_INERT | linux.MS_RDONLY", "_INERT"),),
-    "nothing covers /proc/cmdline, ": (("cell.py", "in ground.masks", "in ()"),),
+    "it may write to /proc": (("sandbox.py", "_INERT | linux.MS_RDONLY", "_INERT"),),
+    "nothing covers /proc/cmdline, ": (("sandbox.py", "in settings.masks", "in ()"),),
 }
 """What is told, and the changes that make it so."""
 COLD_WITH_ALL_OF_IT = {
@@ -181,7 +181,7 @@ def test_the_doctor_fails_when_kernels_of_an_ordinary_user_see_all_sessions() ->
     with tempfile.TemporaryDirectory(dir=own_folder()) as name:  # pytest's folders are closed
         folder = Path(name)
         folder.chmod(0o755)
-        seen = ("cell.py", "    hide_sessions()\n    _new_tmp(", "    _new_tmp(")
+        seen = ("sandbox.py", "    hide_sessions()\n    _new_tmp(", "    _new_tmp(")
         sabotaged(folder, seen)
         argv = [sys.executable, "-m", "kernel_mcp", "doctor", "--json", "--sandbox", "bwrap"]
         words = ["env", "--chdir=/", f"PYTHONPATH={folder}:{REPOSITORY}", *argv]

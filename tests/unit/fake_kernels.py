@@ -17,8 +17,8 @@ from kernel_mcp.environments.uv import ProgressCallback
 from kernel_mcp.errors import EnvironmentBuildError, LaunchError
 from kernel_mcp.files.workspace import Workspace
 from kernel_mcp.kernels.factory import KernelRequest
-from kernel_mcp.kernels.kernel import Answer, Kernel, KnownNames, Run, Sink
-from kernel_mcp.kernels.wire import Message
+from kernel_mcp.kernels.kernel import Kernel, KnownNames, PendingReply, Run, Sink
+from kernel_mcp.kernels.message_codec import Message
 from kernel_mcp.launch.base import KernelEnvironment
 from kernel_mcp.launch.network import Network, NetworkAccess
 from kernel_mcp.limits.kernel import KernelLimits
@@ -67,7 +67,7 @@ class FakeKernel:
         self._arrived = b""
         self._loaded: set[str] = set()
         self._waiting: Run | None = None
-        self._pending: Answer | None = None
+        self._pending: PendingReply | None = None
 
     @property
     def running(self) -> Run | None:
@@ -161,8 +161,8 @@ class FakeKernel:
         content: dict[str, Any],
         buffers: Sequence[bytes] = (),
         given: int | None = None,
-    ) -> Iterator[Answer]:
-        answer = Answer()
+    ) -> Iterator[PendingReply]:
+        answer = PendingReply()
         self._source.asked.append(kind)
         {
             "kernel_mcp_save_request": self._save,
@@ -173,7 +173,7 @@ class FakeKernel:
         }[kind](answer, content, b"".join(buffers))
         yield answer
 
-    def _make(self, answer: Answer, content: dict[str, Any], _: bytes) -> None:
+    def _make(self, answer: PendingReply, content: dict[str, Any], _: bytes) -> None:
         if self._source.dump in ("hang", "stuck"):
             self._pending = answer
             self._source.dumping.set()
@@ -202,19 +202,19 @@ class FakeKernel:
         }
         self._answer(answer, response)
 
-    def _save(self, answer: Answer, content: dict[str, Any], _: bytes) -> None:
+    def _save(self, answer: PendingReply, content: dict[str, Any], _: bytes) -> None:
         self._answer(answer, {"status": "ok", "unfit": "this kernel is a fake"})
 
-    def _send(self, answer: Answer, content: dict[str, Any], _: bytes) -> None:
+    def _send(self, answer: PendingReply, content: dict[str, Any], _: bytes) -> None:
         part = self._dump[: 1 if self._source.dump == "drip" else content["bytes"]]
         self._dump = self._dump[len(part) :]
         self._answer(answer, {"status": "ok"}, part)
 
-    def _take(self, answer: Answer, _: dict[str, Any], data: bytes) -> None:
+    def _take(self, answer: PendingReply, _: dict[str, Any], data: bytes) -> None:
         self._arrived += data
         self._answer(answer, {"status": "ok"})
 
-    def _load(self, answer: Answer, content: dict[str, Any], _: bytes) -> None:
+    def _load(self, answer: PendingReply, content: dict[str, Any], _: bytes) -> None:
         if self._source.load == "die":
             self._pending = answer
             self.die()
@@ -249,7 +249,7 @@ class FakeKernel:
         }
         self._answer(answer, response)
 
-    def _answer(self, answer: Answer, content: dict[str, Any], *buffers: bytes) -> None:
+    def _answer(self, answer: PendingReply, content: dict[str, Any], *buffers: bytes) -> None:
         answer.message = Message("reply", "", content, buffers)
         answer.done.set()
         self._pending = None

@@ -17,8 +17,8 @@ from typing import Any
 
 from kernel_mcp.config.values import parse_toml, split_names
 from kernel_mcp.envelopes import message_of
-from kernel_mcp.environments.listed import exported
 from kernel_mcp.environments.metadata import installed_modules, installed_needs
+from kernel_mcp.environments.pinned_requirements import exported
 from kernel_mcp.environments.uv import UvResult
 from kernel_mcp.errors import KernelMcpError
 from kernel_mcp.fronts.plain import plain_data

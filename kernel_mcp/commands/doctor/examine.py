@@ -61,7 +61,6 @@ from kernel_mcp.linux.safe_tree import remove_tree
 from kernel_mcp.policy import Policy, profile_entries, profile_in_words
 from kernel_mcp.records import dataclass
 from kernel_mcp.sandbox.base import ContainerOptions, Sandbox, SandboxReport
-from kernel_mcp.sandbox.probe import REFUSED_CALL, Check, thorough_checks
 from kernel_mcp.sandbox.remedies import for_cgroups, surroundings
 from kernel_mcp.sandbox.select import (
     AUTOMATIC,
@@ -71,6 +70,7 @@ from kernel_mcp.sandbox.select import (
     proven_sandbox,
     select_sandbox,
 )
+from kernel_mcp.sandbox.self_test import REFUSED_CALL, Check, thorough_checks
 from kernel_mcp.sessions.capacity import Capacity
 from kernel_specs.template import immortal
 
@@ -148,9 +148,9 @@ async def examine_all(settings: Settings, progress: ProgressCallback) -> Diagnos
     environment, problem = None, ""
     store = EnvironmentStore(settings.cache_dir, sources=sources(settings))
     store.forget_unfit()
-    listed = await store.listed(settings)
+    listed = await store.read_pinned(settings)
     wanted = EnvironmentSpec.for_allow(
-        profile_entries(settings), python=settings.python, listed=listed
+        profile_entries(settings), python=settings.python, pinned=listed
     )
     fitting = Fitting(store, wanted)
     try:

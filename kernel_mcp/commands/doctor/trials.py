@@ -33,10 +33,10 @@ from kernel_mcp.output.outputs import OutputLog
 from kernel_mcp.policy import Policy
 from kernel_mcp.records import dataclass
 from kernel_mcp.sandbox.base import ContainerOptions
-from kernel_mcp.sandbox.probe import Check, listeners
-from kernel_mcp.sandbox.promise import CAP_DAC_READ_SEARCH, FILTER_MODE, read_facts
+from kernel_mcp.sandbox.confinement import CAP_DAC_READ_SEARCH, FILTER_MODE, observe
 from kernel_mcp.sandbox.remedies import for_cgroups
 from kernel_mcp.sandbox.select import select_sandbox
+from kernel_mcp.sandbox.self_test import Check, listeners
 from kernel_mcp.sessions.cell import Cell, Status, StopReason
 from kernel_mcp.sessions.execution import run_cell
 
@@ -197,7 +197,7 @@ async def reach(target: TrialKernel) -> list[Check]:
 
 async def identity(target: TrialKernel) -> list[Check]:
     """Check uid, capabilities, NoNewPrivs and Seccomp of the kernel in its /proc/PID/status."""
-    found = read_facts(target.kernel.handle.pid)
+    found = observe(target.kernel.handle.pid)
     users = set(map(int, found.status["Uid"].split()))
     harmful = found.capabilities & ~CAP_DAC_READ_SEARCH
     return [

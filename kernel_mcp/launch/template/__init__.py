@@ -29,7 +29,7 @@ from kernel_mcp.launch.template.process import StageOver, TemplateError, Templat
 from kernel_mcp.launch.template.sandbox_group import ForkedSandboxGroup, connected
 from kernel_mcp.launch.template.self_test import READY_S, TemplateSelfTest
 from kernel_mcp.linux.folders import Identity
-from kernel_mcp.sandbox.probe import Check
+from kernel_mcp.sandbox.self_test import Check
 from kernel_specs import linux
 
 

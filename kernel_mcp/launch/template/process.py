@@ -23,7 +23,7 @@ from kernel_mcp.launch.spawn import spawn
 from kernel_mcp.linux.proc import ExitStatus, pid_of, tree
 from kernel_mcp.records import dataclass
 from kernel_mcp.sandbox.base import SandboxCommand
-from kernel_mcp.sandbox.probe import Check
+from kernel_mcp.sandbox.self_test import Check
 from kernel_specs import linux
 from kernel_specs.template import packets
 

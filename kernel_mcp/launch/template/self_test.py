@@ -18,7 +18,7 @@ from kernel_mcp.launch.template.forked import Forked
 from kernel_mcp.launch.template.process import SelfTestResult, TemplateProcess
 from kernel_mcp.linux.folders import Identity
 from kernel_mcp.policy import Policy
-from kernel_mcp.sandbox.probe import Check, Probe, probing
+from kernel_mcp.sandbox.self_test import Check, SelfTest, prepared_self_test
 
 READY_S = START_TIMEOUT_S
 """Seconds until a cold start is tried instead. A forked kernel is ready after some 20 ms; on a
@@ -77,7 +77,7 @@ class TemplateSelfTest:
         limits, sandbox = Limits(), self._assembly.sandbox
         async with AsyncExitStack() as undo:
             visible = (*environment.readonly, *self._mounted)
-            probe = undo.enter_context(probing(visible, calls=True, limits=limits))
+            probe = undo.enter_context(prepared_self_test(visible, calls=True, limits=limits))
             identity = sandbox.identity()
             undo.callback(sandbox.release, identity)
             folder = self._assembly.runs.fresh()
@@ -114,7 +114,7 @@ class TemplateSelfTest:
             template.self_test.note(cast(Forked, process.start).stage, checks, namespaces)
 
 
-def _required(probe: Probe, said: Mapping[str, Any], excused: frozenset[str]) -> Sequence[Check]:
+def _required(probe: SelfTest, said: Mapping[str, Any], excused: frozenset[str]) -> Sequence[Check]:
     """Return the checks of a self-test.
 
     Raises BoundaryBroken if one fails that is not `excused`.

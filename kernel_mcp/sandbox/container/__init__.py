@@ -38,6 +38,7 @@ from kernel_mcp.sandbox.base import (
     SandboxReport,
     SandboxRequest,
 )
+from kernel_mcp.sandbox.confinement import NAMESPACES, ExpectedConfinement, user_of
 from kernel_mcp.sandbox.container.engine import (
     LABEL,
     Engine,
@@ -46,7 +47,6 @@ from kernel_mcp.sandbox.container.engine import (
     mount,
     nameable,
 )
-from kernel_mcp.sandbox.promise import NAMESPACES, Promise, user_of
 from kernel_mcp.sandbox.seccomp import compile_filter
 from kernel_mcp.sandbox.users import IdentityPool, KernelUsers, reservable_ids
 
@@ -264,11 +264,13 @@ class ContainerSandbox(KernelUsers):
                 detached=True,
             )
 
-    def promise(self, identity: Identity | None, *, forked: bool = False) -> Promise:
+    def expected_confinement(
+        self, identity: Identity | None, *, forked: bool = False
+    ) -> ExpectedConfinement:
         """Return the expected confinement: the engine's namespaces and filter, and our filter."""
         shared = () if self.engine.rootless else ("user",)
         own = tuple(name for name in NAMESPACES if name not in shared)
-        return Promise(
+        return ExpectedConfinement(
             user_of(identity),
             filters=2,
             namespaces=own,

@@ -33,6 +33,7 @@ from kernel_mcp.sandbox.base import (
     SandboxRequest,
     listed,
 )
+from kernel_mcp.sandbox.confinement import CAP_DAC_READ_SEARCH, ExpectedConfinement, user_of
 from kernel_mcp.sandbox.landlock.rules import (
     DEVICE,
     RUN,
@@ -45,7 +46,6 @@ from kernel_mcp.sandbox.landlock.rules import (
     compile_landlock_filter,
     unavailable,
 )
-from kernel_mcp.sandbox.promise import CAP_DAC_READ_SEARCH, Promise, user_of
 from kernel_mcp.sandbox.seccomp import compile_filter
 from kernel_mcp.sandbox.users import IdentityPool, KernelUsers, reservable_ids
 from kernel_specs.restricted.confine import PENDING_SIGNALS, RESERVED_ADDRESSES
@@ -229,10 +229,12 @@ class LandlockSandbox(KernelUsers):
                 env={**request.env, "TMPDIR": str(scratch)},
             )
 
-    def promise(self, identity: Identity | None, *, forked: bool = False) -> Promise:
+    def expected_confinement(
+        self, identity: Identity | None, *, forked: bool = False
+    ) -> ExpectedConfinement:
         """Return the expected user and filters; /proc does not show the rules of Landlock."""
         kept = 0 if identity is None else CAP_DAC_READ_SEARCH
-        return Promise(user_of(identity), filters=len(self._filters), capabilities=kept)
+        return ExpectedConfinement(user_of(identity), filters=len(self._filters), capabilities=kept)
 
     def report(self, opened: Opened = CLOSED) -> SandboxReport:
         """Return the guarantees and gaps of Landlock and the filters on this host."""

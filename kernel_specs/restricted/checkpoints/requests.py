@@ -13,11 +13,11 @@ import socket
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
-from kernel_specs.restricted.checkpoints import hindrances, parking, revival
+from kernel_specs.restricted.checkpoints import after_fork, blockers, suspended
 from kernel_specs.restricted.config import ENDS
-from kernel_specs.restricted.console.iopub import OutputRing
+from kernel_specs.restricted.console.iopub import OutputRingWriter
 from kernel_specs.restricted.service import Channel, ServiceThread
-from kernel_specs.restricted.wire.sockets import Publisher, Router
+from kernel_specs.restricted.wire.sockets import RouterSocket, XPubSocket
 
 MOST_CLOSED = 20
 """Paths in one packet, each of 4 KiB at most."""
@@ -29,7 +29,7 @@ class Lifeline:
     def __init__(self, fd: int) -> None:
         """Take over a descriptor; -1 for a kernel without checkpoints."""
         self.fd = fd
-        self.loops = revival.Loops() if fd >= 0 else None
+        self.loops = after_fork.LoopRegistry() if fd >= 0 else None
 
     def take(self) -> socket.socket:
         """Return the socket that was sent last, for the current request; close earlier ones.
@@ -37,10 +37,10 @@ class Lifeline:
         Raises ValueError if there is none, OSError.
         """
         with socket.socket(fileno=os.dup(self.fd)) as line:
-            received = parking.receive(line, socket.MSG_DONTWAIT)
+            received = suspended.receive(line, socket.MSG_DONTWAIT)
             while received is not None:  # the last is of this request, others were given up
                 try:
-                    later = parking.receive(line, socket.MSG_DONTWAIT)
+                    later = suspended.receive(line, socket.MSG_DONTWAIT)
                 except BlockingIOError:
                     break
                 for fd in received[1]:
@@ -84,21 +84,21 @@ def take(kernel: Any, lifeline: Lifeline) -> dict[str, Any] | None:
     """
     began = _processor_s()
     with lifeline.take() as wake:
-        found = hindrances.look([kernel.service])
+        found = blockers.look([kernel.service])
         if found.words:
             return {"status": "refused", "hindrances": list(found.words)}
         kernel.console.flush()
-        state, arrivals = revival.State.now(found.shared), kernel.gate.arrivals
-        with parking.undisturbed():
+        state, arrivals = after_fork.ForkState.now(found.shared), kernel.gate.arrivals
+        with suspended.undisturbed():
             kernel.console.parking = True
             try:
-                parent = parking.fork_apart() != 0
+                parent = suspended.fork_apart() != 0
                 if not parent:
                     os.setsid()
                     _close_own(kernel, (lifeline.fd, *arrivals))
-                    parking.let_go({wake.fileno(), kernel.parent.stderr_fd})
+                    suspended.let_go({wake.fileno(), kernel.parent.stderr_fd})
                     state.part_files()
-                    order, fds = parking.park(wake)
+                    order, fds = suspended.park(wake)
             except BaseException as error:  # a copy may not go on as this kernel
                 if os.getpid() == kernel._pid:
                     raise
@@ -112,12 +112,12 @@ def take(kernel: Any, lifeline: Lifeline) -> dict[str, Any] | None:
                 closed = state.restore(branch=branch)
                 _connect(kernel, lifeline, order, fds)
                 if branch:
-                    revival.vary(kernel.shell.user_ns.values())
+                    after_fork.vary(kernel.shell.user_ns.values())
                     _settle(kernel, order)
             except BaseException as error:  # noqa: BLE001  # told to the host, whatever it is
                 _give_up(wake, error)
         kernel.service.start()
-        parking.send(wake, alive=order["id"], closed=closed[:MOST_CLOSED])
+        suspended.send(wake, alive=order["id"], closed=closed[:MOST_CLOSED])
     return None
 
 
@@ -129,7 +129,7 @@ def _processor_s() -> float:
 
 def _give_up(wake: socket.socket, error: BaseException) -> None:
     try:
-        parking.send(wake, error=f"{type(error).__name__}: {error}"[:2000])
+        suspended.send(wake, error=f"{type(error).__name__}: {error}"[:2000])
     finally:
         os._exit(70)
 
@@ -163,7 +163,7 @@ def _connect(kernel: Any, lifeline: Lifeline, order: dict[str, Any], fds: list[i
     loop, before = kernel.io_loop.asyncio_loop, kernel.service
     asyncio.events._set_running_loop(loop)
     asyncio.set_event_loop(loop)
-    revival.close_loop(before.io_loop.asyncio_loop)
+    after_fork.close_loop(before.io_loop.asyncio_loop)
     assert lifeline.loops is not None
     lifeline.loops.renew([loop])
     kernel.session.renew(str(order["key"]).encode())
@@ -171,8 +171,8 @@ def _connect(kernel: Any, lifeline: Lifeline, order: dict[str, Any], fds: list[i
     kernel._control_lock = asyncio.Lock()
     kernel._unanswered = None
     kernel._answers = set()
-    publisher = Publisher(None, kernel.iopub.high_water)
-    kernel.iopub.renew(publisher, OutputRing(ring))
+    publisher = XPubSocket(None, kernel.iopub.high_water)
+    kernel.iopub.renew(publisher, OutputRingWriter(ring))
     publisher.take_in(ends["iopub"])
     kernel.console.renew()
     service = ServiceThread(
@@ -181,10 +181,10 @@ def _connect(kernel: Any, lifeline: Lifeline, order: dict[str, Any], fds: list[i
     service.at_work = before.at_work
     kernel.service = kernel.parent.service = service
     service.watch_output(publisher)
-    shell, control = Router(None, takes_descriptors=True), Router(None)
+    shell, control = RouterSocket(None, takes_descriptors=True), RouterSocket(None)
     kernel.shell_stream = Channel(shell, kernel.io_loop, collects=True)
     kernel.control_stream = Channel(control, service.io_loop)
-    kernel.stdin_socket = Channel(Router(None), kernel.io_loop)
+    kernel.stdin_socket = Channel(RouterSocket(None), kernel.io_loop)
     shell.take_in(ends["shell"])
     control.take_in(ends["control"])
     kernel._tasks[1] = service.io_loop.asyncio_loop.create_task(kernel._serve_control())

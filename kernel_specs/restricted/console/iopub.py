@@ -20,16 +20,16 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from kernel_specs.restricted.config import Output
+from kernel_specs.restricted.config import OutputSettings
 from kernel_specs.restricted.interrupts import InterruptGate
 from kernel_specs.restricted.wire.session import LeanSession
-from kernel_specs.restricted.wire.sockets import STALL_SECONDS, Publisher
+from kernel_specs.restricted.wire.sockets import STALL_SECONDS, XPubSocket
 
 HEADER_BYTES = 64
 _COUNTERS = struct.Struct("<QQ")
 
 
-class OutputRing:
+class OutputRingWriter:
     """A memfd with the end of all stream text, which the host still reads after a crash.
 
     Its header counts characters and UTF-8 bytes since the start; byte n of the text lies at
@@ -82,16 +82,16 @@ class _Text:
     size: int = 0
 
 
-class IOPub:
+class IOPubPublisher:
     """Owns the XPUB socket, and sends what is published in order."""
 
     def __init__(
         self,
-        publisher: Publisher,
+        publisher: XPubSocket,
         session: LeanSession,
-        output: Output,
+        output: OutputSettings,
         gate: InterruptGate,
-        ring: OutputRing,
+        ring: OutputRingWriter,
     ) -> None:
         self.lock = threading.RLock()
         self.parent: dict[str, Any] = {}
@@ -196,7 +196,7 @@ class IOPub:
         self._text_size = 0
         self._publisher.leave()
 
-    def renew(self, publisher: Publisher, ring: OutputRing) -> None:
+    def renew(self, publisher: XPubSocket, ring: OutputRingWriter) -> None:
         """Use a new socket and ring, in a kernel forked from a checkpoint."""
         self._publisher, self._ring = publisher, ring
         self._stalled = self._pumping = False

@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any, cast
 
-from kernel_specs.restricted.console.iopub import IOPub
+from kernel_specs.restricted.console.iopub import IOPubPublisher
 
 CHUNK_BYTES = 64 * 1024
 SLICE_BYTES = 16 * CHUNK_BYTES
@@ -81,7 +81,7 @@ class _Sink(io.RawIOBase):
 class Console:
     """Collects everything the kernel and its children print and hands it to iopub in order."""
 
-    def __init__(self, iopub: IOPub) -> None:
+    def __init__(self, iopub: IOPubPublisher) -> None:
         self._iopub = iopub
         self._current = "stdout"
         self._inside = False

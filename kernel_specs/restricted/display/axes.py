@@ -111,7 +111,7 @@ def is_of_moments(axis: Any) -> bool:
     return _decoder(axis) is _moments
 
 
-class Names:
+class TickLabels:
     """Tick labels of an axis by position; false unless code has placed and labelled the ticks."""
 
     def __init__(self, axis: Any) -> None:

@@ -19,7 +19,7 @@ from ipykernel.displayhook import ZMQShellDisplayHook
 from ipykernel.zmqshell import ZMQDisplayPublisher
 from IPython.core.formatters import DisplayFormatter
 
-from kernel_specs.restricted.config import Output
+from kernel_specs.restricted.config import OutputSettings
 from kernel_specs.restricted.display import charts, figures, libraries, pictures
 
 # Charts as text: what a reader without a browser learns of a figure.
@@ -278,7 +278,7 @@ class Completed:
     def _carried(self, data: dict[str, Any]) -> dict[str, Any]:
         """Return `data` with pictures scaled, and parts that are still too large left out."""
         boot = self._shell.kernel.boot if self._shell.kernel is not None else None
-        most = (boot.output if boot is not None else Output()).message_bytes - ROOM_BYTES
+        most = (boot.output if boot is not None else OutputSettings()).message_bytes - ROOM_BYTES
         remarks: list[str] = []
         if any(mime in data for mime in pictures.PICTURES):
             found, remark = pictures.fitted(data, most)
@@ -317,7 +317,7 @@ def _size(value: Any) -> int:
         return 0
 
 
-class Publisher(ZMQDisplayPublisher):
+class DisplayPublisher(ZMQDisplayPublisher):
     """Publishes displays, completed by `Completed`."""
 
     def publish(  # type: ignore[override]  # as ipykernel's, without a parameter of old

@@ -14,7 +14,7 @@ from typing import Any
 
 from kernel_specs.restricted.display.axes import (
     WORD_CHARS,
-    Names,
+    TickLabels,
     Unknown,
     decoded,
     few,
@@ -175,7 +175,7 @@ def _bars(axes: Any, clock: _Clock) -> dict[str, Any] | None:
     flat = all(bar.orientation == "horizontal" for bar in bars)
     axis = axes.get_yaxis() if flat else axes.get_xaxis()
     edges = [(each.get_x(), each.get_width(), each.get_height()) for each in patches]
-    names = Names(axis)
+    names = TickLabels(axis)
     touching = len(bars) == 1 and len(edges) > 1 and not flat and not names and _touch(edges)
     elements = []
     for place, bar in enumerate(few(bars)):
@@ -191,7 +191,7 @@ def _bars(axes: Any, clock: _Clock) -> dict[str, Any] | None:
 
 
 def _bar(
-    axis: Any, patches: Sequence[Any], names: Names, flat: bool, touching: bool
+    axis: Any, patches: Sequence[Any], names: TickLabels, flat: bool, touching: bool
 ) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield label and values of each bar of one group; with `touching`, its edges, too."""
     places, sizes, values = (
@@ -218,7 +218,7 @@ def _box(axes: Any, clock: _Clock) -> dict[str, Any] | None:
     if not boxes:
         return None
     flat = all(box.flat for box in boxes)
-    names = Names(axes.get_yaxis() if flat else axes.get_xaxis())
+    names = TickLabels(axes.get_yaxis() if flat else axes.get_xaxis())
     elements = []
     for place, box in enumerate(boxes):
         clock.take(5 + len(box.outliers))

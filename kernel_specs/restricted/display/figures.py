@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
-from kernel_specs.restricted.display.having import having
 from kernel_specs.restricted.display.placing import is_placed_undrawn
+from kernel_specs.restricted.display.temporary import temporary_method
 
 MOST_PIXELS = 24_000_000
 """Most pixels of a figure that is sent; the server decodes no more."""
@@ -70,7 +70,7 @@ def _placed(figure: Any, agg: Any) -> Iterator[None]:
             return type(figure).draw(figure, renderer)
         return None
 
-    with having(figure, "draw", draw):
+    with temporary_method(figure, "draw", draw):
         yield
 
 

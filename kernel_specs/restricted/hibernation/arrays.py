@@ -16,7 +16,7 @@ COPIED = "a copy now: it shared memory with another object"
 UNMAPPED = "in memory now: changes no longer reach its file"
 
 
-class _Probe:
+class _ArrayProbe:
     """An object with one attribute `base`, as arrays have."""
 
     def __init__(self) -> None:
@@ -27,7 +27,7 @@ def _references(obj: Any) -> int:
     return sys.getrefcount(obj.base)
 
 
-_ALONE = _references(_Probe())
+_ALONE = _references(_ArrayProbe())
 """sys.getrefcount of a base that only its view references, in this version of Python."""
 _LENT = sys.getrefcount(memoryview(bytearray()).obj)
 """sys.getrefcount of an object with one memoryview."""
@@ -36,7 +36,7 @@ _LENT = sys.getrefcount(memoryview(bytearray()).obj)
 class ArrayReducer:
     """Reduces instances of `numpy.ndarray`; `changed` gets a reason for each that is not equal."""
 
-    def __init__(self, changed: Callable[[str], None], memory: Memory) -> None:
+    def __init__(self, changed: Callable[[str], None], memory: MemoryRanges) -> None:
         self._changed = changed
         self._memory = memory
 
@@ -127,7 +127,7 @@ class ArrayReducer:
             self._changed(COPIED)
 
 
-class Memory:
+class MemoryRanges:
     """Memory ranges that were seen in one dump, of arrays and of other libraries' objects."""
 
     def __init__(self) -> None:

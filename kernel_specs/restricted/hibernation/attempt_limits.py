@@ -162,7 +162,7 @@ class TooLargeError(Exception):
     """There is no room left for a variable."""
 
 
-class Budget:
+class TimeBudget:
     """Seconds of this thread's processor time, or `PATIENCE` times as many on a clock."""
 
     def __init__(self, seconds: float) -> None:
@@ -187,7 +187,7 @@ class Watch:
 
     def __init__(self) -> None:
         self._stopped_at: float | None = None
-        self._budget: Budget | None = None
+        self._budget: TimeBudget | None = None
         self._in_hand = False
         self._before: list[Any] = []
 
@@ -224,7 +224,7 @@ class Watch:
         self.check()
         look = min(max(seconds, 0.001), LOOK_SECONDS)
         try:
-            self._budget, self._in_hand = Budget(seconds), in_hand
+            self._budget, self._in_hand = TimeBudget(seconds), in_hand
             signal.setitimer(signal.ITIMER_REAL, look, look)
             return action()
         finally:
@@ -283,7 +283,7 @@ class Attempts:
         if left <= 0:
             self.lost[name] = "there was no time left"
             return False
-        budget = Budget(left)
+        budget = TimeBudget(left)
         try:
             self._watch.run(action, min(left, self._limit), in_hand=True)
         except TimeUpError:

@@ -57,7 +57,7 @@ _OF_VALUES = re.compile(
 """Modules whose objects with their own `__hash__` are immutable: an equal copy can replace one."""
 
 
-class Room:
+class ByteBudget:
     """The bytes that a dump may still use, `left` of `size`.
 
     With `drafts`, pickles may use that many times `size`, and buffers are bounded one by one:
@@ -88,7 +88,7 @@ class Segment:
 
     def __init__(
         self,
-        room: Room,
+        room: ByteBudget,
         pickler: Callable[[Any, Callable[[Any], bool]], Any],
         ask: Callable[[], object] = bool,
     ) -> None:
@@ -311,7 +311,7 @@ def sharing(segments: Sequence[Segment]) -> list[list[Segment]]:
     return list(found.values())
 
 
-class Dump:
+class DumpBytes:
     """The bytes of a finished dump, not copied; they are read once, in parts."""
 
     def __init__(self, header: dict[str, Any], segments: list[Segment]) -> None:

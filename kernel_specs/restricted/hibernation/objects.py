@@ -22,7 +22,7 @@ from typing import Any
 
 from kernel_specs.restricted.hibernation.arrays import (
     COPIED,
-    Memory,
+    MemoryRanges,
     attributes_of,
     set_attributes,
 )
@@ -73,7 +73,7 @@ _PLAIN = (str, int, float, bool, bytes, type(None), list, tuple, dict, set, froz
 """Types of attributes that are saved although a library's own pickling drops them."""
 
 
-class _Probe:
+class _DictProbe:
     """An object with a `__dict__` that nothing else references."""
 
 
@@ -81,14 +81,14 @@ def _references(obj: Any) -> int:
     return sys.getrefcount(obj.__dict__)
 
 
-_ALONE = _references(_Probe())
+_ALONE = _references(_DictProbe())
 """sys.getrefcount of such a `__dict__`, in this version of Python."""
 
 
 class ObjectReducer:
     """Reduces objects by kind; `changed` gets a reason for each that will not be equal."""
 
-    def __init__(self, changed: Callable[[str], None], memory: Memory, ways: Ways) -> None:
+    def __init__(self, changed: Callable[[str], None], memory: MemoryRanges, ways: Ways) -> None:
         """`memory` and `ways` are those of the whole dump."""
         self._changed = changed
         self._memory = memory

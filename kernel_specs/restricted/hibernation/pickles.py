@@ -81,7 +81,7 @@ class Globals:
         return the_namespace, ()
 
 
-class History:
+class HistoryReference:
     """Pickles a part of IPython's history, such as `Out`, as that of the loading kernel."""
 
     def __init__(self, name: str) -> None:
@@ -127,7 +127,7 @@ def stand_in(value: Any, namespace: dict[str, Any], code: str) -> Any:
                 return Attribute("sys", name)
         for name in _HISTORY:
             if value is namespace.get(name):
-                return History(name)
+                return HistoryReference(name)
     if what := kind_of(type(value)):
         _outside(value, what)
     if isinstance(value, types.ModuleType) and sys.modules.get(value.__name__) is value:
@@ -151,7 +151,7 @@ class Identities:
 
     def __init__(self) -> None:
         self.homes = Homes()
-        self.memory = arrays.Memory()
+        self.memory = arrays.MemoryRanges()
         self.ways: objects.Ways = {}
         self.refused: dict[type, str] = {}
         self._numbers: dict[int, tuple[int, float]] = {}

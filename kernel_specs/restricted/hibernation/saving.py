@@ -28,14 +28,14 @@ from collections.abc import Callable, Iterable, Mapping
 from resource import RLIMIT_CPU
 from typing import Any, NoReturn
 
-from kernel_specs.restricted.checkpoints.hindrances import look
-from kernel_specs.restricted.checkpoints.parking import fork_apart, undisturbed
+from kernel_specs.restricted.checkpoints.blockers import look
+from kernel_specs.restricted.checkpoints.suspended import fork_apart, undisturbed
 from kernel_specs.restricted.hibernation.attempt_limits import (
     LAST_RESORT,
     PASSES,
     SHARE,
 )
-from kernel_specs.restricted.hibernation.dumps import TOO_LARGE, Dump
+from kernel_specs.restricted.hibernation.dumps import TOO_LARGE, DumpBytes
 
 BLOCK = struct.Struct("<cQ")
 NICENESS = 19
@@ -47,7 +47,7 @@ STUCK_SECONDS = 10
 For RLIMIT_CPU, Linux counts ticks in which the process ran. On a busy machine these add up to more
 than the CPU clock, by which code is interrupted."""
 
-Take = Callable[[Mapping[str, Any], Callable[[str], None]], tuple[Dump, dict[str, Any]]]
+Take = Callable[[Mapping[str, Any], Callable[[str], None]], tuple[DumpBytes, dict[str, Any]]]
 """Pickles the variables, and calls back with the name of each before that."""
 
 

@@ -36,9 +36,9 @@ from kernel_specs.restricted.hibernation.attempt_limits import (
 from kernel_specs.restricted.hibernation.dumps import (
     RESULT,
     Arrival,
-    Dump,
+    ByteBudget,
+    DumpBytes,
     Pieces,
-    Room,
     Segment,
     copying,
     homes_in_values,
@@ -110,7 +110,7 @@ class SnapshotRequests:
     _tasks: Any
     _answers: Any
     shell_stream: Any
-    _dump: Dump | None = None
+    _dump: DumpBytes | None = None
     _parts: Pieces | None = None
     _source: io.RawIOBase | None = None
     _loading: Loading | None = None
@@ -205,7 +205,7 @@ class SnapshotRequests:
 
     def _report(
         self, settings: Changes, content: Mapping[str, Any], say: Callable[[str], None]
-    ) -> tuple[Dump, dict[str, Any]]:
+    ) -> tuple[DumpBytes, dict[str, Any]]:
         dump, reply = take(self.shell, content, settings, say, ahead=False)
         return dump, {"status": "ok", **self._whole(reply)}
 
@@ -246,7 +246,7 @@ def take(
     say: Callable[[str], object] = len,
     *,
     ahead: bool = True,
-) -> tuple[Dump, dict[str, Any]]:
+) -> tuple[DumpBytes, dict[str, Any]]:
     """Pickle the variables of `shell`; return dump and report. `say` gets each name before.
 
     `settings` are those that have changed, and those that are lost.
@@ -287,7 +287,7 @@ def take(
         }
         changed_settings, lost_settings = settings
         lost |= lost_settings
-        dump = Dump({**header, **_history(shell), "settings": changed_settings}, filled)
+        dump = DumpBytes({**header, **_history(shell), "settings": changed_settings}, filled)
     finally:
         for part in segments:
             part.close()
@@ -328,8 +328,8 @@ def _fill(
     """
     namespace = shell.user_ns
     code = "\n".join(shell.history_manager.input_hist_parsed)
-    room = Room(content["max_bytes"])
-    drafts = Room(content["max_bytes"], DRAFTS)
+    room = ByteBudget(content["max_bytes"])
+    drafts = ByteBudget(content["max_bytes"], DRAFTS)
     lost: dict[str, str] = {}
     others: dict[str, Any] = {}
     """Values that code can distinguish from their copies."""

@@ -21,7 +21,7 @@ MAX_REQUEST_BYTES = 1 << 30
 """Upper bound that detects a broken length; no defence, as every client may run code."""
 
 
-class Peer:
+class ZmtpPeer:
     """One client, with data that it has sent, and data that waits to be sent to it.
 
     For one thread at a time. A MemoryError loses nothing: the same call can be made again.
@@ -147,14 +147,14 @@ class Peer:
             self._sent = []
 
 
-class Listener:
+class ZmtpListener:
     """A listening socket and its peers, all behind one file descriptor to wait for."""
 
     def __init__(
         self,
         socket_type: bytes,
         listening: socket.socket | None,
-        on_ready: Callable[[Peer], None] = lambda peer: None,
+        on_ready: Callable[[ZmtpPeer], None] = lambda peer: None,
         given: list[int] | None = None,
     ) -> None:
         """`on_ready` gets each peer after its handshake, `given` what descriptors it sends.
@@ -163,8 +163,8 @@ class Listener:
         """
         unix = listening is None or listening.family == socket.AF_UNIX
         self._given = given if unix else None
-        self.peers: dict[int, Peer] = {}
-        self._readable: list[Peer] = []
+        self.peers: dict[int, ZmtpPeer] = {}
+        self._readable: list[ZmtpPeer] = []
         self._type = socket_type
         self._on_ready = on_ready
         self._listening = listening
@@ -175,7 +175,7 @@ class Listener:
 
     def take_in(self, connection: socket.socket) -> None:
         """Add a connected socket as a peer."""
-        peer = Peer(connection, self._type, self._given)
+        peer = ZmtpPeer(connection, self._type, self._given)
         self._epoll.register(connection, select.EPOLLIN)
         self.peers[connection.fileno()] = peer
 
@@ -191,7 +191,7 @@ class Listener:
         """Readable when `receive` has something to do."""
         return self._epoll.fileno()
 
-    def receive(self) -> tuple[Peer, list[bytes]] | None:
+    def receive(self) -> tuple[ZmtpPeer, list[bytes]] | None:
         """Return the next message and its sender, or None; accept new connections; never wait."""
         while True:
             while self._readable:
@@ -209,13 +209,13 @@ class Listener:
             if not self._listen():
                 return None
 
-    def flush(self, peer: Peer) -> None:
+    def flush(self, peer: ZmtpPeer) -> None:
         """Send data that waits for a client; poll as readable once it can take the rest."""
         if (peer.waiting or peer.slow) and peer.flush() == peer.slow:
             peer.slow = not peer.slow
             self._epoll.modify(peer, select.EPOLLIN | select.EPOLLOUT * peer.slow)
 
-    def drop(self, peer: Peer) -> None:
+    def drop(self, peer: ZmtpPeer) -> None:
         """Close the connection of a peer."""
         if self.peers.pop(peer.fileno(), None) is not None:
             self._epoll.unregister(peer.fileno())
@@ -264,7 +264,7 @@ BEHIND_SECONDS = 0.5
 """Longest time in seconds that one reader may hold up another."""
 
 
-class Router:
+class RouterSocket:
     """A ROUTER socket: receives requests of any client and answers each."""
 
     def __init__(self, listening: socket.socket | None, *, takes_descriptors: bool = False) -> None:
@@ -272,9 +272,9 @@ class Router:
         self.given: list[int] = []
         """The last descriptor that came with a message and was not taken."""
         given = self.given if takes_descriptors else None
-        self._listener = Listener(b"ROUTER", listening, self._introduce, given)
+        self._listener = ZmtpListener(b"ROUTER", listening, self._introduce, given)
         self.take_in, self.leave = self._listener.take_in, self._listener.leave
-        self._named: dict[bytes, Peer] = {}
+        self._named: dict[bytes, ZmtpPeer] = {}
         self._unnamed = 0
 
     def fileno(self) -> int:
@@ -301,7 +301,7 @@ class Router:
         """Close all connections."""
         self._listener.close()
 
-    def _introduce(self, peer: Peer) -> None:
+    def _introduce(self, peer: ZmtpPeer) -> None:
         """Name a new client; its own identity replaces an earlier peer of that name."""
         if peer.name:
             return
@@ -313,15 +313,15 @@ class Router:
         self._named[peer.name] = peer
 
 
-class Publisher:
+class XPubSocket:
     """An XPUB socket that drops nothing: a reader that has fallen behind makes it full."""
 
     def __init__(self, listening: socket.socket | None, high_water: int) -> None:
         """`high_water` is the bytes waiting for one reader at which it is full."""
-        self._listener = Listener(b"XPUB", listening)
+        self._listener = ZmtpListener(b"XPUB", listening)
         self.take_in, self.leave = self._listener.take_in, self._listener.leave
         self._high_water = high_water
-        self._behind: dict[Peer, float] = {}
+        self._behind: dict[ZmtpPeer, float] = {}
         """Time (monotonic) since which each of these readers has held up others."""
 
     def fileno(self) -> int:
@@ -392,7 +392,7 @@ class Publisher:
             peer.drained(LINGER_SECONDS)
         self._listener.close()
 
-    def _readers(self) -> list[Peer]:
+    def _readers(self) -> list[ZmtpPeer]:
         return list(self._listener.peers.values())  # another thread may be greeting one
 
 

@@ -182,46 +182,46 @@ HOSTILE = {
     "never parks": "[os.close(number) for number, s in ends()]",
     "has nobody fork": "os.fork = lambda: 1 / 0",
     "parks itself": (
-        "from kernel_specs.restricted.checkpoints import parking\n"
+        "from kernel_specs.restricted.checkpoints import suspended\n"
         "def lie():\n"
         "    for _, s in ends():\n"
         "        try: s.send(json.dumps({'parked': True}).encode())\n"
         "        except OSError: pass\n"
         "    return 1\n"
-        "parking.fork_apart = lie"
+        "suspended.fork_apart = lie"
     ),
     "parks twice": (
-        "from kernel_specs.restricted.checkpoints import parking\n"
-        "send = parking.send\n"
+        "from kernel_specs.restricted.checkpoints import suspended\n"
+        "send = suspended.send\n"
         "def twice(s, **packet):\n"
         "    send(s, **packet); send(s, **packet)\n"
-        "parking.send = twice"
+        "suspended.send = twice"
     ),
     "floods": (
-        "from kernel_specs.restricted.checkpoints import parking\n"
+        "from kernel_specs.restricted.checkpoints import suspended\n"
         "def flood(s, **packet):\n"
         "    while True: s.send(b'x' * 60000)\n"
-        "parking.send = flood"
+        "suspended.send = flood"
     ),
     "speaks without end in words": (
-        "from kernel_specs.restricted.checkpoints import parking\n"
+        "from kernel_specs.restricted.checkpoints import suspended\n"
         "def nest(s, **packet):\n"
         "    s.send(b'[' * 60000)\n"
-        "parking.send = nest"
+        "suspended.send = nest"
     ),
     "sends descriptors": (
-        "from kernel_specs.restricted.checkpoints import parking\n"
+        "from kernel_specs.restricted.checkpoints import suspended\n"
         "def give(s, **packet):\n"
         "    r, w = os.pipe()\n"
         '    socket.send_fds(s, [b\'{"alive": 1, "closed": []}\'], [r, w])\n'
-        "parking.send = give"
+        "suspended.send = give"
     ),
     "names a kernel that nobody has asked for": (
-        "from kernel_specs.restricted.checkpoints import parking\n"
-        "send = parking.send\n"
+        "from kernel_specs.restricted.checkpoints import suspended\n"
+        "send = suspended.send\n"
         "def ahead(s, **packet):\n"
         "    send(s, alive=1, closed=[]); send(s, **packet)\n"
-        "parking.send = ahead"
+        "suspended.send = ahead"
     ),
 }
 
@@ -260,12 +260,12 @@ async def test_a_checkpoint_that_answers_twice_or_is_stopped_gives_one_kernel() 
         kernel = await made.forked()
         await run(
             kernel,
-            "from kernel_specs.restricted.checkpoints import parking\nimport os\n"
-            "send = parking.send\n"
+            "from kernel_specs.restricted.checkpoints import suspended\nimport os\n"
+            "send = suspended.send\n"
             "def twice(s, **packet):\n"
             "    send(s, **packet)\n"
             "    if 'alive' in packet: send(s, **packet)\n"
-            "parking.send = twice\nx = 4",
+            "suspended.send = twice\nx = 4",
         )
         checkpoint, _ = await kernel.checkpoint()
         await run(
@@ -302,7 +302,7 @@ async def test_a_woken_kernel_that_is_not_confined_is_ended(
         await die(kernel, "import os\nos._exit(0)")
         group = kernel.handle.sandbox_group
         assert group is not None
-        monkeypatch.setattr("kernel_mcp.launch.readiness.broken", lambda *_: ("it is root",))
+        monkeypatch.setattr("kernel_mcp.launch.readiness.violations", lambda *_: ("it is root",))
         with pytest.raises(LaunchError, match="it is root"):
             await kernel.wake(group.checkpoints[-1])
 

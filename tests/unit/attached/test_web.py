@@ -31,7 +31,7 @@ from kernel_mcp.attached.web import (
 from kernel_mcp.config.values import Attachment
 from kernel_mcp.errors import LaunchError
 from kernel_mcp.kernels.channels import Floods, Hearer
-from kernel_mcp.kernels.wire import WireError
+from kernel_mcp.kernels.message_codec import WireError
 
 pytestmark = pytest.mark.anyio
 

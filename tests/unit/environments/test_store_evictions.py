@@ -132,7 +132,7 @@ async def test_agents_environments_go_when_they_are_old_and_the_operators_stay(k
 
 async def test_a_cache_of_uv_beyond_its_half_is_emptied_unless_it_is_in_use(kit: Kit) -> None:
     store = kit.store(most_bytes=1000)
-    cache = store.workshop.uv.cache
+    cache = store.build_sandbox.uv.cache
     (cache / "archive-v0").mkdir(parents=True)
     (cache / "archive-v0/file").write_bytes(bytes(600))
     (cache / ".tmpStopped").touch()

@@ -54,7 +54,7 @@ print(json.dumps([os.environ["TOKEN"], os.environ["LANG"], time.timezone]))
 def test_address_space_has_a_reserve_that_is_opened_and_closed() -> None:
     seen = in_child(f"""
 from kernel_specs.restricted.confine import Reserve
-confine.apply_limits(config.Limits(memory_bytes={300 * MIB}))
+confine.apply_limits(config.ProcessLimits(memory_bytes={300 * MIB}))
 seen = [resource.getrlimit(resource.RLIMIT_AS)]
 reserve = Reserve()
 for step in (reserve.renew, reserve.open, reserve.close):
@@ -76,7 +76,7 @@ print(json.dumps(seen))
 def test_without_a_memory_limit_the_reserve_changes_nothing() -> None:
     seen = in_child("""
 from kernel_specs.restricted.confine import Reserve
-confine.apply_limits(config.Limits())
+confine.apply_limits(config.ProcessLimits())
 before = resource.getrlimit(resource.RLIMIT_AS)
 reserve = Reserve()
 reserve.renew()
@@ -89,7 +89,7 @@ print(json.dumps([before, resource.getrlimit(resource.RLIMIT_AS)]))
 def test_a_limit_is_never_raised_above_what_the_host_had_set() -> None:
     seen = in_child("""
 resource.setrlimit(resource.RLIMIT_NOFILE, (100, 100))
-confine.apply_limits(config.Limits(open_files=500, file_bytes=1000))
+confine.apply_limits(config.ProcessLimits(open_files=500, file_bytes=1000))
 kinds = resource.RLIMIT_NOFILE, resource.RLIMIT_FSIZE, resource.RLIMIT_CORE
 print(json.dumps([resource.getrlimit(kind) for kind in kinds]))
 """)
@@ -98,7 +98,7 @@ print(json.dumps([resource.getrlimit(kind) for kind in kinds]))
 
 def test_what_linux_counts_by_user_is_shared_out_sparingly() -> None:
     seen = in_child("""
-confine.apply_limits(config.Limits())
+confine.apply_limits(config.ProcessLimits())
 kinds = resource.RLIMIT_SIGPENDING, resource.RLIMIT_MSGQUEUE
 print(json.dumps([resource.getrlimit(kind) for kind in kinds]))
 """)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from kernel_specs.restricted.checkpoints import hindrances
+from kernel_specs.restricted.checkpoints import blockers
 from kernel_specs.restricted.hibernation.attempt_limits import GPU_ARRAY, kind_of, on_gpu
 
 
@@ -51,4 +51,4 @@ def test_arrays_of_libraries_for_gpus_alone_are_known_by_their_class(
     ],
 )
 def test_a_mapped_device_of_a_gpu_is_in_the_way_of_a_checkpoint(line: str, used: bool) -> None:
-    assert hindrances._uses_gpu([line]) == used
+    assert blockers._uses_gpu([line]) == used

@@ -11,7 +11,7 @@ import weakref
 import pytest
 
 from kernel_specs.restricted import script
-from kernel_specs.restricted.shell import Loops
+from kernel_specs.restricted.shell import HiddenLoop
 
 
 @pytest.mark.parametrize(
@@ -57,7 +57,7 @@ async def test_a_coroutine_may_run_another_loop_while_its_own_is_hidden() -> Non
         return 5
 
     loop, task = asyncio.get_running_loop(), asyncio.current_task()
-    loops = Loops()
+    loops = HiddenLoop()
     loops.hide()
     found = asyncio.run(inner())
     loops.show()

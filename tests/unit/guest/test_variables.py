@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kernel_specs.restricted.variables import MAX_NAMES, PREVIEW_CHARS, Names, describe
+from kernel_specs.restricted.variables import MAX_NAMES, PREVIEW_CHARS, NameTracker, describe
 
 
 class Hostile:
@@ -157,7 +157,7 @@ def test_arrays_and_tables_show_shape_and_columns() -> None:
 
 
 def test_names_that_come_and_go_are_told_once() -> None:
-    names, space = Names(), dict[Any, Any]({"_i": "", "quit": 1})
+    names, space = NameTracker(), dict[Any, Any]({"_i": "", "quit": 1})
     assert names.news(space, {"quit"}) == ([], [])
     space.update(_i1="a = 1", a=1, b=2)
     assert names.news(space, {"quit"}) == (["a", "b"], [])
@@ -177,7 +177,7 @@ def test_names_that_come_and_go_are_told_once() -> None:
 
 @given(st.lists(st.tuples(st.booleans(), st.sampled_from("abcdef_")), max_size=30))
 def test_names_told_piece_by_piece_are_those_there_are(steps: list[tuple[bool, str]]) -> None:
-    names, space, known = Names(), dict[Any, Any](), set[str]()
+    names, space, known = NameTracker(), dict[Any, Any](), set[str]()
     for number, (comes, name) in enumerate(steps):
         space[f"_i{number}"] = ""
         if comes:
@@ -191,12 +191,12 @@ def test_names_told_piece_by_piece_are_those_there_are(steps: list[tuple[bool, s
 
 
 def test_odd_keys_and_long_names_are_not_told() -> None:
-    names = Names()
+    names = NameTracker()
     assert names.news({1: 1, "x" * 500: 1, "ok": 1, None: 2}, ()) == (["ok"], [])
 
 
 def test_a_look_at_names_costs_no_more_when_there_are_many() -> None:
-    names, space = Names(), {f"n{i}": i for i in range(100_000)}
+    names, space = NameTracker(), {f"n{i}": i for i in range(100_000)}
     names.news(space, ())
     begin = process_time()
     for number in range(1000):

@@ -23,11 +23,11 @@ from kernel_mcp.kernels.channels import (
     READ_BYTES,
     Channel,
     Channels,
-    Connection,
     Floods,
     Hearer,
+    ZmtpClient,
 )
-from kernel_mcp.kernels.wire import Message, Overload, Wire
+from kernel_mcp.kernels.message_codec import Message, MessageCodec, Overload
 from kernel_mcp.launch.base import ConnectionInfo
 from kernel_specs.restricted.wire.zmtp import GREETING, Decoder, encode, ready
 
@@ -47,8 +47,8 @@ class Peer:
         self.decoder = Decoder(MAX_WAITING_BYTES * 2)
         self.end: socket.socket | None = None
 
-    def connect(self, kind: bytes = b"DEALER") -> Connection:
-        made = Connection(self.path, kind, max_bytes=1000, loop=asyncio.get_running_loop())
+    def connect(self, kind: bytes = b"DEALER") -> ZmtpClient:
+        made = ZmtpClient(self.path, kind, max_bytes=1000, loop=asyncio.get_running_loop())
         self.accept()
         return made
 
@@ -91,7 +91,7 @@ def test_nobody_listening_is_an_error(tmp_path: Path) -> None:
     loop = asyncio.new_event_loop()
     try:
         with pytest.raises(OSError, match=r"No such file|Connection refused"):
-            Connection(str(tmp_path / "none"), b"DEALER", max_bytes=1, loop=loop)
+            ZmtpClient(str(tmp_path / "none"), b"DEALER", max_bytes=1, loop=loop)
     finally:
         loop.close()
 
@@ -116,7 +116,7 @@ async def test_it_subscribes_once_the_other_end_has_greeted(peer: Peer, connecte
         place = socket.socket(socket.AF_UNIX)
         place.connect(peer.path)
         place.setblocking(False)
-    connection = Connection(place, b"SUB", max_bytes=1000, loop=asyncio.get_running_loop())
+    connection = ZmtpClient(place, b"SUB", max_bytes=1000, loop=asyncio.get_running_loop())
     peer.accept()
     assert peer.end is not None
     assert peer.end.recv(1000) == GREETING + ready(b"SUB")
@@ -133,7 +133,7 @@ async def test_over_a_connection_that_was_opened_nothing_is_said_twice() -> None
     theirs.setblocking(False)
     with theirs:
         loop = asyncio.get_running_loop()
-        connection = Connection(ours, b"SUB", max_bytes=1000, loop=loop, opened=True)
+        connection = ZmtpClient(ours, b"SUB", max_bytes=1000, loop=loop, opened=True)
         with pytest.raises(BlockingIOError):
             theirs.recv(1)
         connection.send([b"held"])
@@ -147,7 +147,7 @@ async def test_over_a_connection_that_was_opened_nothing_is_said_twice() -> None
 async def test_a_connection_that_has_taken_in_a_flood_keeps_no_room_for_one(peer: Peer) -> None:
     tracemalloc.start()
     try:
-        connection = Connection(
+        connection = ZmtpClient(
             peer.path, b"DEALER", max_bytes=2 * READ_BYTES, loop=asyncio.get_running_loop()
         )
         peer.accept()
@@ -240,7 +240,7 @@ class Kernel:
     def __init__(self, folder: str) -> None:
         self.info = ConnectionInfo(f"{folder}/k", KEY)
         self.peers = {name: Peer(self.info.path(port)) for name, port in PORTS.items()}
-        self.wire = Wire(KEY)
+        self.wire = MessageCodec(KEY)
         self.taken: list[tuple[Channel, str, object]] = []
         self.refused: list[str] = []
         self.broken: list[str] = []
@@ -328,7 +328,7 @@ async def test_requests_arrive_signed_and_are_known_to_have_been_read() -> None:
         msg_id = channels.send("shell", "execute_request", {"code": "1"}, [b"buffer"])
         assert not channels.taken("shell")
         frames = await kernel.peers["shell"].receive()
-        message = Wire(KEY).decode(frames)
+        message = MessageCodec(KEY).decode(frames)
         assert (message.kind, message.content, message.buffers) == (
             "execute_request", {"code": "1"}, (b"buffer",),
         )  # fmt: skip

@@ -6,14 +6,14 @@ from collections.abc import Callable
 from typing import Any, cast
 
 from kernel_mcp.kernels.channels import Channels
-from kernel_mcp.kernels.kernel import MOST_LOOKS, Ending, Run
-from kernel_mcp.kernels.wire import Message
+from kernel_mcp.kernels.kernel import MOST_LOOKS, IdleWait, Run
+from kernel_mcp.kernels.message_codec import Message
 
 ASKED = "asked"
 
 
 class Line:
-    """What `Ending` uses of channels; `pass_time` makes its next look."""
+    """What `IdleWait` uses of channels; `pass_time` makes its next look."""
 
     def __init__(self) -> None:
         self.received = 0
@@ -30,11 +30,11 @@ class Line:
         self._later.pop(0)()
 
 
-def ending() -> tuple[Run, Line, Ending]:
+def ending() -> tuple[Run, Line, IdleWait]:
     """A cell that has its reply and no `idle`; the kernel has answered the control request."""
     run, line = Run(lambda _event: None), Line()
     run.on_reply({"status": "ok"})
-    end = Ending(run, cast(Channels, line))
+    end = IdleWait(run, cast(Channels, line))
     line.pass_time()
     end.hear("control", Message("kernel_info_reply", ASKED, {}, ()))
     return run, line, end

@@ -52,9 +52,9 @@ def test_an_orderly_end_has_no_detail() -> None:
     assert exit_status(1, wrapped=True, output="Fatal Python error: no").detail != ""
 
 
-def both() -> tuple[OutputRingReader, guest.OutputRing]:
+def both() -> tuple[OutputRingReader, guest.OutputRingWriter]:
     host = OutputRingReader()
-    return host, guest.OutputRing(host.guest_fd())
+    return host, guest.OutputRingWriter(host.guest_fd())
 
 
 @settings(max_examples=50)

@@ -26,7 +26,12 @@ from kernel_mcp.launch.readiness import (
 )
 from kernel_mcp.linux.folders import Identity
 from kernel_mcp.linux.proc import parent_of
-from kernel_mcp.sandbox.promise import Facts, Promise, read_facts, user_of
+from kernel_mcp.sandbox.confinement import (
+    ExpectedConfinement,
+    ObservedConfinement,
+    observe,
+    user_of,
+)
 from kernel_mcp.sandbox.select import NoSandbox
 
 pytestmark = pytest.mark.anyio
@@ -82,10 +87,12 @@ class Sandbox(NoSandbox):
 
     namespaces: tuple[str, ...] = ()
 
-    def promise(  # type: ignore[override]
+    def expected_confinement(  # type: ignore[override]
         self, identity: Identity | None, *, forked: bool = False
-    ) -> Promise | None:
-        return Promise(user_of(identity), filters=0, namespaces=self.namespaces, inherits=False)
+    ) -> ExpectedConfinement | None:
+        return ExpectedConfinement(
+            user_of(identity), filters=0, namespaces=self.namespaces, inherits=False
+        )
 
 
 @contextmanager
@@ -173,18 +180,18 @@ def test_a_parent_may_end_while_the_namespaces_between_are_read(
         (last,) = (pid for pid in numbers if parent_of(pid) in numbers)
         (between,) = numbers - {last}
 
-        def read(pid: int) -> Facts:
+        def read(pid: int) -> ObservedConfinement:
             if pid == between:
                 os.kill(between, signal.SIGKILL)
                 while parent_of(last) == between or (reaps and Path(f"/proc/{between}").exists()):
                     os.sched_yield()
-            return read_facts(pid)
+            return observe(pid)
 
-        monkeypatch.setattr(readiness, "read_facts", read)
+        monkeypatch.setattr(readiness, "observe", read)
         try:
             found = Inspector(Sandbox()).lineage(last)
             assert parent_of(last) != between
-            assert reaps or found == read_facts(first.pid).held
+            assert reaps or found == observe(first.pid).held
         finally:
             os.kill(last, signal.SIGKILL)
             first.kill()

@@ -11,8 +11,8 @@ from pathlib import Path
 import anyio
 import pytest
 
+from kernel_mcp.environments.build_sandbox import BuildSandbox
 from kernel_mcp.environments.uv import CACHE, Sources, Uv
-from kernel_mcp.environments.workshop import Workshop
 from kernel_mcp.errors import InstallError
 from kernel_mcp.launch.base import KernelEnvironment
 from kernel_mcp.packages.pip import ConfinedPip
@@ -51,7 +51,7 @@ async def pip(
     environ = {"PATH": os.environ["PATH"], "FAKE": str(root), **variables}
     uv = Uv(str(program), environ, root, Sources(index_url="https://mirror", offline=True))
     opened = ConfinedPip.opened(
-        Workshop(uv, PlainBuilder()),
+        BuildSandbox(uv, PlainBuilder()),
         ENVIRONMENT,
         scratch=root / "scratch",
         most_bytes=most_bytes,

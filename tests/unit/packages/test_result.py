@@ -7,10 +7,10 @@ from packaging.requirements import Requirement
 
 from kernel_mcp.environments.layer import Generation
 from kernel_mcp.packages.result import (
-    Outcome,
+    InstallOutcome,
     PackageOutcome,
+    PackageStatus,
     Present,
-    State,
     Verdicts,
     judge,
     principal,
@@ -47,29 +47,29 @@ def test_the_modules_that_tell_most_are_tried(
 @pytest.mark.parametrize(
     ("word", "state"),
     [
-        ("imported", State.WORKS),
-        ("earlier", State.NEEDS_RESET),
-        ("shadowed", State.HIDDEN),
-        ("failed", State.FAILS),
-        ("nonsense", State.WORKS),
+        ("imported", PackageStatus.WORKS),
+        ("earlier", PackageStatus.NEEDS_RESET),
+        ("shadowed", PackageStatus.HIDDEN),
+        ("failed", PackageStatus.FAILS),
+        ("nonsense", PackageStatus.WORKS),
     ],
 )
-def test_the_kernels_word_becomes_a_state(word: str, state: State) -> None:
+def test_the_kernels_word_becomes_a_state(word: str, state: PackageStatus) -> None:
     assert judged({"thing": (word, "why")}).state is state
 
 
 def test_a_module_the_kernel_says_nothing_about_was_not_tried() -> None:
-    assert judged({}).state is State.NOT_TRIED
+    assert judged({}).state is PackageStatus.NOT_TRIED
 
 
 def test_a_package_without_modules_has_nothing_to_fail() -> None:
     found = judge("types-x", "1", previous="", asked=True, modules=[], verdicts={})
-    assert found.state is State.NO_MODULE
-    assert not Outcome((found,)).failed
+    assert found.state is PackageStatus.NO_MODULE
+    assert not InstallOutcome((found,)).failed
 
 
 def test_an_unchanged_package_that_is_loaded_works() -> None:
-    assert judged({"thing": ("earlier", "")}, previous="2.0").state is State.WORKS
+    assert judged({"thing": ("earlier", "")}, previous="2.0").state is PackageStatus.WORKS
 
 
 def test_the_worst_module_counts() -> None:
@@ -81,11 +81,11 @@ def test_the_worst_module_counts() -> None:
         modules=["a", "b"],
         verdicts={"a": ("failed", "ImportError: no"), "b": ("imported", "")},
     )
-    assert (found.state, found.detail) == (State.FAILS, "import a: ImportError: no")
+    assert (found.state, found.detail) == (PackageStatus.FAILS, "import a: ImportError: no")
 
 
 def test_success_names_versions_and_imports() -> None:
-    summary = Outcome((judged({"thing": ("imported", "")}),)).summary()
+    summary = InstallOutcome((judged({"thing": ("imported", "")}),)).summary()
     assert (
         summary == "Installed thing 2.0: import thing works in this session.\n"
         "The installation changed no variable."
@@ -93,7 +93,7 @@ def test_success_names_versions_and_imports() -> None:
 
 
 def test_an_older_version_in_use_asks_for_a_reset() -> None:
-    outcome = Outcome((judged({"thing": ("earlier", "")}, previous="1.0"),))
+    outcome = InstallOutcome((judged({"thing": ("earlier", "")}, previous="1.0"),))
     assert outcome.needs_reset
     assert "in place of 1.0" in outcome.summary()
     assert "Call reset" in outcome.summary()
@@ -103,13 +103,13 @@ def test_a_failure_comes_first_and_is_no_success() -> None:
     bad = judge(
         "bad", "1", previous="", asked=True, modules=["bad"], verdicts={"bad": ("failed", "Boom")}
     )
-    outcome = Outcome((judged({"thing": ("imported", "")}), bad))
+    outcome = InstallOutcome((judged({"thing": ("imported", "")}), bad))
     assert outcome.failed
     assert outcome.summary().startswith("Installed bad 1, but it cannot be used")
 
 
 def test_a_broken_dependency_is_told_without_failing_the_whole() -> None:
-    outcome = Outcome(
+    outcome = InstallOutcome(
         (
             judged({"thing": ("imported", "")}),
             judged({"thing": ("failed", "Boom")}, asked=False),
@@ -120,17 +120,17 @@ def test_a_broken_dependency_is_told_without_failing_the_whole() -> None:
 
 
 def test_a_dead_kernel_is_told_instead_of_kept_variables() -> None:
-    outcome = Outcome((judged({}),), trouble="The kernel was killed by SIGSEGV.")
+    outcome = InstallOutcome((judged({}),), trouble="The kernel was killed by SIGSEGV.")
     assert outcome.failed
     assert outcome.summary().endswith("The kernel was killed by SIGSEGV.")
 
 
 def test_a_package_for_another_platform_is_told() -> None:
-    assert "pywin32: left out" in Outcome((), unfit=("pywin32",)).summary()
+    assert "pywin32: left out" in InstallOutcome((), unfit=("pywin32",)).summary()
 
 
 def test_an_installer_without_sandbox_is_told() -> None:
-    assert "without a sandbox" in Outcome((), confined=False).summary()
+    assert "without a sandbox" in InstallOutcome((), confined=False).summary()
 
 
 PRESENT = Present(

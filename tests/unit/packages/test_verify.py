@@ -15,7 +15,7 @@ import pytest
 from kernel_mcp.environments.layer import Generation
 from kernel_mcp.errors import LaunchError
 from kernel_mcp.linux.proc import ExitStatus
-from kernel_mcp.packages.result import Outcome, Present
+from kernel_mcp.packages.result import InstallOutcome, Present
 from kernel_mcp.packages.verify import _failures, verify_live
 from kernel_mcp.policy import Policy
 from kernel_mcp.sandbox.base import BOOT_FOLDER
@@ -67,7 +67,7 @@ class FakeSession:
         return self._kernel
 
 
-async def taken_in(kernel: FakeKernel | None, *, busy: bool = False) -> Outcome:
+async def taken_in(kernel: FakeKernel | None, *, busy: bool = False) -> InstallOutcome:
     return await verify_live(
         cast(Session, FakeSession(kernel, busy=busy)),
         requirements("thing-two", "pywin32"),

@@ -19,7 +19,7 @@ from kernel_mcp.linux.syscalls import (
 from kernel_mcp.sandbox import seccomp
 from kernel_mcp.sandbox.seccomp import ALLOW, KILL, X32_BIT, fail
 from kernel_specs.linux import PR_SET_DUMPABLE
-from kernel_specs.restricted.checkpoints.parking import AS_A_COPY
+from kernel_specs.restricted.checkpoints.suspended import AS_A_COPY
 
 
 def test_bisection_finds_the_interval_of_every_number(verdict: Callable[..., int]) -> None:

@@ -14,8 +14,8 @@ from kernel_mcp.errors import ConfigError, LaunchError, SandboxUnavailable
 from kernel_mcp.linux.folders import Identity
 from kernel_mcp.sandbox.base import Sandbox, SandboxCommand, SandboxRequest
 from kernel_mcp.sandbox.landlock import landlock_available
-from kernel_mcp.sandbox.probe import run_confined
 from kernel_mcp.sandbox.select import NoSandbox, proven_sandbox, select_sandbox
+from kernel_mcp.sandbox.self_test import run_confined
 
 NEEDS_LANDLOCK = pytest.mark.skipif(
     (reason := landlock_available()) is not None, reason=str(reason)

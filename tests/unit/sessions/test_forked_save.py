@@ -15,8 +15,8 @@ import anyio
 import pytest
 
 from kernel_mcp.errors import HibernationError
-from kernel_mcp.kernels.kernel import Answer, Kernel
-from kernel_mcp.kernels.wire import Message
+from kernel_mcp.kernels.kernel import Kernel, PendingReply
+from kernel_mcp.kernels.message_codec import Message
 from kernel_mcp.linux.proc import Usage
 from kernel_mcp.sessions.forked_save import BYTES_PER_S, ForkedSave, UnfitToFork, pause_after
 from kernel_mcp.sessions.saver import IDLE_S, LONGEST_S, SMALL_BYTES, SaveCost, Saver
@@ -62,7 +62,7 @@ class Forks:
     @contextmanager
     def asking(
         self, channel: str, kind: str, content: dict[str, Any], *, given: int
-    ) -> Iterator[Answer]:
+    ) -> Iterator[PendingReply]:
         mine = socket.socket(fileno=os.dup(given))
 
         def send() -> None:
@@ -70,7 +70,7 @@ class Forks:
                 mine.sendall(self._sends)
 
         threading.Thread(target=send).start()
-        answer = Answer()
+        answer = PendingReply()
         answer.message = Message("reply", "", self._reply)
         answer.done.set()
         yield answer

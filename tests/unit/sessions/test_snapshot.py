@@ -16,8 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kernel_mcp.errors import LaunchError
-from kernel_mcp.kernels.kernel import Answer, Kernel
-from kernel_mcp.kernels.wire import Message
+from kernel_mcp.kernels.kernel import Kernel, PendingReply
+from kernel_mcp.kernels.message_codec import Message
 from kernel_mcp.sessions.snapshot import MAX_DESCRIBED, PART_BYTES, Dump, descriptions, handed_over
 from kernel_mcp.tools.models import Variable
 from tests.unit.json_values import JSON
@@ -72,14 +72,14 @@ class Unread:
         content: dict[str, Any],
         buffers: Sequence[bytes] = (),
         given: int | None = None,
-    ) -> Iterator[Answer]:
+    ) -> Iterator[PendingReply]:
         if given is not None:
             if not self.read:
                 raise LaunchError("requests are waiting to be read")
             self.thread = threading.Thread(target=self._drain, args=[os.dup(given)])
             self.thread.start()
         self.read = True
-        answer = Answer()
+        answer = PendingReply()
         answer.message = Message("reply", "", {"status": "ok", "came": given is not None})
         answer.done.set()
         yield answer

@@ -21,7 +21,7 @@ from kernel_mcp.launch.network import Network
 from kernel_mcp.limits.manager import ResourceManager
 from kernel_mcp.packages.installer import Installer
 from kernel_mcp.packages.requirements import InstallRules, ScriptReader
-from kernel_mcp.packages.result import Outcome, PackageOutcome, State
+from kernel_mcp.packages.result import InstallOutcome, PackageOutcome, PackageStatus
 from kernel_mcp.policy import Policy
 from kernel_mcp.protocol import Callers, build_mcp
 from kernel_mcp.sandbox.select import NoSandbox
@@ -45,15 +45,15 @@ class FakeInstaller:
 
     def __init__(self, settings: Settings) -> None:
         self.rules = InstallRules.of(settings)
-        self.state = State.WORKS
+        self.state = PackageStatus.WORKS
 
     async def install(
         self, session: Session, packages: Sequence[str], progress: ProgressCallback
-    ) -> Outcome:
+    ) -> InstallOutcome:
         admitted = self.rules.admit(packages, standard_library=False)
         names = tuple(each.name for each in admitted)
         await progress("Resolved")
-        return Outcome(
+        return InstallOutcome(
             packages=tuple(
                 PackageOutcome(name, "1.0", "", asked=True, modules=(name,), state=self.state)
                 for name in names

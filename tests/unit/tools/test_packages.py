@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from kernel_mcp.packages.result import State
+from kernel_mcp.packages.result import PackageStatus
 from tests.unit.tools.served import served
 
 pytestmark = [pytest.mark.anyio]
@@ -33,11 +33,11 @@ async def test_a_package_that_does_not_work_is_an_error_with_the_same_descriptio
     tmp_path: Path,
 ) -> None:
     async with served(tmp_path) as server:
-        server.installer.state = State.FAILS
+        server.installer.state = PackageStatus.FAILS
         answer = await server.call("install", packages=["kmtest"])
         assert answer.failed
         assert answer.data["packages"][0]["state"] == "fails"
-        server.installer.state = State.NEEDS_RESET
+        server.installer.state = PackageStatus.NEEDS_RESET
         answer = await server.call("install", packages=["kmtest"])
         assert not answer.failed
         assert answer.data["reset_needed"]

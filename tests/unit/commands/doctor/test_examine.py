@@ -30,7 +30,7 @@ from kernel_mcp.errors import ConfigError, LaunchError
 from kernel_mcp.launch.base import KernelEnvironment
 from kernel_mcp.sandbox import remedies
 from kernel_mcp.sandbox.base import SandboxReport
-from kernel_mcp.sandbox.probe import Check
+from kernel_mcp.sandbox.self_test import Check
 
 pytestmark = pytest.mark.anyio
 

@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 import zmq
 
-from kernel_specs.restricted.config import Output
+from kernel_specs.restricted.config import OutputSettings
 from kernel_specs.restricted.console import iopub as module
-from kernel_specs.restricted.console.iopub import QUEUE_MOST, IOPub, OutputRing
+from kernel_specs.restricted.console.iopub import QUEUE_MOST, IOPubPublisher, OutputRingWriter
 from kernel_specs.restricted.interrupts import InterruptGate
 from kernel_specs.restricted.wire.session import LeanSession
-from kernel_specs.restricted.wire.sockets import Publisher, listen
+from kernel_specs.restricted.wire.sockets import XPubSocket, listen
 
 SECONDS = 60
 MANY = 400
@@ -28,15 +28,17 @@ PADDING = "x" * 5000
 class Bench:
     """A publisher that a thread attends to, and subscribers."""
 
-    def __init__(self, folder: Path, output: Output) -> None:
+    def __init__(self, folder: Path, output: OutputSettings) -> None:
         """Listen."""
         self.context = zmq.Context()
         listening, self.port = listen("ipc", str(folder / "s"), 0)
         self.address = f"ipc://{folder}/s-{self.port}"
-        self.publisher = Publisher(listening, high_water=50_000)
+        self.publisher = XPubSocket(listening, high_water=50_000)
         self.session = LeanSession(key=b"k")
         self.gate = InterruptGate()
-        self.iopub = IOPub(self.publisher, self.session, output, self.gate, OutputRing(-1))
+        self.iopub = IOPubPublisher(
+            self.publisher, self.session, output, self.gate, OutputRingWriter(-1)
+        )
         self.readers: list[zmq.Socket[bytes]] = []
         self._ended = threading.Event()
         self._service = threading.Thread(target=self._attend)
@@ -95,7 +97,7 @@ class Bench:
 
 @pytest.fixture
 def bench(tmp_path: Path) -> Iterator[Bench]:
-    made = Bench(tmp_path, Output(chunk_bytes=100, message_bytes=10_000))
+    made = Bench(tmp_path, OutputSettings(chunk_bytes=100, message_bytes=10_000))
     yield made
     made.close()
 

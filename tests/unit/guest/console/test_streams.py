@@ -13,7 +13,7 @@ from typing import Any, cast
 
 import pytest
 
-from kernel_specs.restricted.console.iopub import IOPub
+from kernel_specs.restricted.console.iopub import IOPubPublisher
 from kernel_specs.restricted.console.streams import CHUNK_BYTES, Console
 
 
@@ -60,7 +60,7 @@ def collector() -> Collector:
 
 @pytest.fixture
 def console(collector: Collector) -> Console:
-    return Console(cast(IOPub, collector))
+    return Console(cast(IOPubPublisher, collector))
 
 
 @pytest.fixture

@@ -13,9 +13,9 @@ import pytest
 from kernel_specs.restricted.hibernation.attempt_limits import (
     PATIENCE,
     Attempts,
-    Budget,
     CannotKeepError,
     StoppedError,
+    TimeBudget,
     TimeUpError,
     Watch,
     module_of,
@@ -89,7 +89,7 @@ def test_what_cannot_be_raised_is_not_printed(capsys: pytest.CaptureFixture[str]
 
 
 def test_time_that_only_passes_counts_a_tenth(monkeypatch: pytest.MonkeyPatch) -> None:
-    budget, now = Budget(10), time.monotonic()
+    budget, now = TimeBudget(10), time.monotonic()
     monkeypatch.setattr(time, "monotonic", lambda: now + 20)  # without a processor for this
     assert 7.9 < budget.left <= 8
     monkeypatch.setattr(time, "monotonic", lambda: now + 101)

@@ -18,9 +18,9 @@ from kernel_specs.restricted.hibernation.dumps import (
     NOT_WHOLE,
     PIECE_BYTES,
     Arrival,
-    Dump,
+    ByteBudget,
+    DumpBytes,
     Pieces,
-    Room,
     Segment,
     harmful,
     sharing,
@@ -68,7 +68,7 @@ def iter_of_nothing() -> Any:
 
 def filled(values: dict[str, Any], size: int = 10**9) -> tuple[Segment, dict[str, str]]:
     """A segment with the values that could be pickled, and why others could not."""
-    segment = Segment(Room(size), PlainPickler)
+    segment = Segment(ByteBudget(size), PlainPickler)
     lost = {name: why for name, value in values.items() if (why := added(segment, name, value))}
     return segment, lost
 
@@ -86,7 +86,7 @@ def added(segment: Segment, name: str, value: Any) -> str:
 
 def passed_on(segments: list[Segment], part: int) -> dict[str, Any]:
     """The values of segments after their way through a dump in parts of this size."""
-    dump = Dump({"segments": [segment.description() for segment in segments]}, segments)
+    dump = DumpBytes({"segments": [segment.description() for segment in segments]}, segments)
     pieces, count = Pieces(), 0
     while data := dump.read(part):
         count += len(data)
@@ -164,7 +164,7 @@ def test_a_dump_goes_through_a_pipe_in_one_piece() -> None:
     large = bytearray(os.urandom(3 * 10**6))
     values = {"a": Large(large), "long": "x" * (3 * PIECE_BYTES), "after": [1]}
     segments = [filled({name: value})[0] for name, value in values.items()]
-    dump = Dump({"segments": [segment.description() for segment in segments]}, segments)
+    dump = DumpBytes({"segments": [segment.description() for segment in segments]}, segments)
     reader, writer = os.pipe()
     thread = threading.Thread(target=dump.write, args=(writer,))
     thread.start()
@@ -178,7 +178,7 @@ def test_a_dump_goes_through_a_pipe_in_one_piece() -> None:
 
 def test_a_dump_that_was_cut_anywhere_is_not_whole() -> None:
     segment, _ = filled({"a": [1, "x"], "b": Large(bytearray(b"m" * BUFFER_BYTES))})
-    dump = Dump({"segments": [segment.description()]}, [segment])
+    dump = DumpBytes({"segments": [segment.description()]}, [segment])
     data = dump.read(dump.size)
     places = [*range(len(data) - BUFFER_BYTES + 3), len(data) - 1]
     for place in places:
@@ -206,7 +206,7 @@ def test_values_that_share_objects_are_told_from_those_that_only_look_alike() ->
     ]
     segments = []
     for number, value in enumerate(values):
-        segment = Segment(Room(10**6), PlainPickler)
+        segment = Segment(ByteBudget(10**6), PlainPickler)
         segment.add(value)
         segment.keep(str(number))
         segment.look()
@@ -216,7 +216,7 @@ def test_values_that_share_objects_are_told_from_those_that_only_look_alike() ->
 
 
 def test_a_room_for_drafts_has_more_for_pickles_and_none_for_what_never_fits() -> None:
-    room = Room(100, drafts=2)
+    room = ByteBudget(100, drafts=2)
     room.take(90)
     room.take(90)
     room.take(100, copied=False)

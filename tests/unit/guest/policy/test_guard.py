@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from kernel_specs.restricted.config import BootConfig, Policy
+from kernel_specs.restricted.config import BootConfig, ImportPolicy
 from kernel_specs.restricted.console.tracebacks import IMPORT_GUARD
 from kernel_specs.restricted.policy.guard import ImportGuard, ModuleNotAllowedError
 
@@ -25,7 +25,7 @@ def guard(tmp_path: Path) -> ImportGuard:
     (tmp_path / "w").mkdir()
     return ImportGuard(
         BootConfig(
-            policy=Policy(allow_all=False, modules=MODULES),
+            policy=ImportPolicy(allow_all=False, modules=MODULES),
             runtime=("/runtime",),
             layers=("/packages/a",),
             workspace=str(tmp_path / "w"),
@@ -193,10 +193,10 @@ def test_installed_guard_is_cheap_invisible_and_complete(tmp_path: Path) -> None
     code = f"""
 import builtins, sys
 sys.path.insert(0, {str(Path(__file__).parents[3])!r})
-from kernel_specs.restricted.config import BootConfig, Policy
+from kernel_specs.restricted.config import BootConfig, ImportPolicy
 from kernel_specs.restricted.policy.guard import ImportGuard
 import importlib, math, os
-policy = Policy(False, ("math", "importlib"))
+policy = ImportPolicy(False, ("math", "importlib"))
 ImportGuard(BootConfig(policy=policy, runtime=({str(tmp_path)!r},))).install()
 def called():
     names = []

@@ -15,7 +15,7 @@ import pytest
 import zmq
 
 from kernel_specs.restricted.wire import sockets
-from kernel_specs.restricted.wire.sockets import Publisher, Router, listen
+from kernel_specs.restricted.wire.sockets import RouterSocket, XPubSocket, listen
 from kernel_specs.restricted.wire.zmtp import GREETING, Decoder, encode, ready
 
 SECONDS = 60
@@ -58,7 +58,7 @@ class Server:
     def __init__(self, transport: str, folder: Path) -> None:
         ip = "127.0.0.1" if transport == "tcp" else str(folder / "s")
         listening, self.port = listen(transport, ip, 0)
-        self.router = Router(listening)
+        self.router = RouterSocket(listening)
         colon = ":" if transport == "tcp" else "-"
         self.address = f"{transport}://{ip}{colon}{self.port}"
 
@@ -316,7 +316,7 @@ def test_a_reader_that_holds_up_another_is_hung_up_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     listening, port = listen("ipc", str(tmp_path / "s"), 0)
-    publisher = Publisher(listening, 1_000_000)
+    publisher = XPubSocket(listening, 1_000_000)
     readers = [socket.socket(socket.AF_UNIX) for _ in range(2)]
     try:
         for reader in readers:

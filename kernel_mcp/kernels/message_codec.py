@@ -110,7 +110,7 @@ class Signer:
         return identities, parts, buffers
 
 
-class Wire:
+class MessageCodec:
     """Encodes requests and decodes messages of one kernel connection.
 
     Answers to requests of other clients are refused, unless the kernel is `shared`.

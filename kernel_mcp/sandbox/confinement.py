@@ -24,7 +24,7 @@ _FLEETING = ("devpts", "tmpfs")
 
 
 @dataclass(frozen=True, slots=True)
-class Mount:
+class MountInfo:
     """One row of /proc/PID/mountinfo (proc_pid_mountinfo(5)).
 
     device    number of the file system, `major:minor`
@@ -49,7 +49,7 @@ class Mount:
         """Name of its file system, the same in every process."""
         return f"{self.kind}:[{self.device}]"
 
-    def is_part_of(self, other: Mount) -> bool:
+    def is_part_of(self, other: MountInfo) -> bool:
         """Return True if it lies below `other` and shows the same files as that does there."""
         below = self.place.removeprefix(f"{other.place}/")
         where = f"{other.root.rstrip('/')}/{below}"
@@ -62,14 +62,14 @@ class Mount:
         return single and self.kind in _OF_DEVICES
 
 
-def in_sight(table: str) -> dict[str, Mount]:
+def visible_mounts(table: str) -> dict[str, MountInfo]:
     """Return the mounts of a mountinfo table by mount point, without those that others hide."""
-    rows: dict[str, tuple[str, Mount]] = {}
+    rows: dict[str, tuple[str, MountInfo]] = {}
     for line in table.splitlines():
         number, parent, device, root, place, options, *more = line.split(" ")
         kind = more[more.index("-") + 1]
         writable = "rw" in options.split(",")
-        rows[number] = (parent, Mount(device, root, place, kind, writable))
+        rows[number] = (parent, MountInfo(device, root, place, kind, writable))
     covered = {
         parent
         for parent, mount in rows.values()
@@ -82,7 +82,7 @@ def in_sight(table: str) -> dict[str, Mount]:
     }
 
 
-def _reachable(number: str, rows: dict[str, tuple[str, Mount]], covered: set[str]) -> bool:
+def _reachable(number: str, rows: dict[str, tuple[str, MountInfo]], covered: set[str]) -> bool:
     """Return True unless another mount hides one that this mount is mounted on."""
     parent, mount = rows[number]
     while parent in rows:
@@ -101,7 +101,7 @@ FILTER_MODE = "2"
 
 
 @dataclass(frozen=True, slots=True)
-class Promise:
+class ExpectedConfinement:
     """The confinement of a kernel that /proc has to show.
 
     user          its host identity
@@ -128,7 +128,7 @@ class Promise:
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
+class ObservedConfinement:
     """The content of /proc about a process.
 
     status      fields of the file `status`
@@ -139,7 +139,7 @@ class Facts:
 
     status: dict[str, str]
     namespaces: dict[str, str]
-    mounts: dict[str, Mount] = field(default_factory=dict)
+    mounts: dict[str, MountInfo] = field(default_factory=dict)
     limits: dict[str, int] = field(default_factory=dict)
 
     @property
@@ -174,13 +174,13 @@ class Facts:
         mounts = self.mounts.values()
         return sorted(one.place for one in mounts if one.writable and not one.is_a_device)
 
-    def alone(self, promise: Promise) -> dict[str, str]:
+    def alone(self, expected: ExpectedConfinement) -> dict[str, str]:
         """Return the namespaces and file systems that it must not share, by kind or mount point.
 
         Their names are those of `held`.
         """
-        spaces = {kind: self.namespaces.get(kind) for kind in promise.namespaces}
-        memory = {place: self.mounts.get(place) for place in promise.scratch}
+        spaces = {kind: self.namespaces.get(kind) for kind in expected.namespaces}
+        memory = {place: self.mounts.get(place) for place in expected.scratch}
         return {
             **{kind: name for kind, name in spaces.items() if name},
             **{place: mount.name for place, mount in memory.items() if mount},
@@ -210,7 +210,7 @@ def gainable(status: dict[str, str]) -> int:
     return found
 
 
-def read_facts(pid: int, pidfd: int = -1) -> Facts:
+def observe(pid: int, pidfd: int = -1) -> ObservedConfinement:
     """Read /proc of a process; takes some 0.2 ms.
 
     `pidfd` ensures that `pid` has not come to mean a later process. Raises ProcessLookupError if it
@@ -222,10 +222,10 @@ def read_facts(pid: int, pidfd: int = -1) -> Facts:
         try:
             if pidfd >= 0:
                 signal.pidfd_send_signal(pidfd, 0)
-            return Facts(
+            return ObservedConfinement(
                 status=_status(folder),
                 namespaces=_namespaces(folder),
-                mounts=in_sight(_content("mountinfo", folder)),
+                mounts=visible_mounts(_content("mountinfo", folder)),
                 limits=_limits(folder),
             )
         finally:
@@ -272,72 +272,73 @@ KNOWN_NAMESPACES = tuple(name for name in NAMESPACES if os.path.lexists(f"/proc/
 """Kinds of namespaces that this Linux has."""
 
 
-def broken(
-    promise: Promise,
-    found: Facts,
-    server: Facts,
+def violations(
+    expected: ExpectedConfinement,
+    found: ObservedConfinement,
+    server: ObservedConfinement,
     others: Collection[str] = (),
     ceilings: Mapping[str, int] | None = None,
 ) -> tuple[str, ...]:
-    """Return the violations of a promise, in words; empty if there are none.
+    """Return the violations of an expected confinement, in words; empty for none.
 
-    `others` are names, as in `Facts.held`, of other kernels' namespaces, which this one may not
-    share. `ceilings` are upper bounds of its resource limits, by the names of /proc/PID/limits.
+    `others` are names, as in `ObservedConfinement.held`, of other kernels' namespaces, which this
+    one may not share. `ceilings` are upper bounds of its resource limits, by the names of
+    /proc/PID/limits.
     """
     status, wanted = found.status, []
     users, groups = set(status["Uid"].split()), set(status["Gid"].split())
     more = set(status["Groups"].split())
-    if users != {str(promise.user.uid)} or groups != {str(promise.user.gid)}:
+    if users != {str(expected.user.uid)} or groups != {str(expected.user.gid)}:
         ids = f"{' '.join(sorted(users))} (groups {' '.join(sorted(groups))})"
-        wanted.append(f"it runs as host user {ids} instead of {promise.user.uid}")
-    if more - _own_groups(promise.user):
+        wanted.append(f"it runs as host user {ids} instead of {expected.user.uid}")
+    if more - _own_groups(expected.user):
         wanted.append(f"it is in the groups {' '.join(sorted(more))}")
-    if held := found.capabilities & ~promise.capabilities:
+    if held := found.capabilities & ~expected.capabilities:
         wanted.append(f"it has capabilities ({held:#x})")
     if status.get("NoNewPrivs") != "1":
         wanted.append("it may gain privileges (no_new_privs is not set)")
-    least = promise.filters + (server.filters if promise.inherits else 0)
+    least = expected.filters + (server.filters if expected.inherits else 0)
     if "Seccomp_filters" not in status:
         least = min(least, 1)
     if found.filters < least:
         wanted.append(f"it is under {found.filters} system call filters instead of {least}")
     taken = {*server.held, *others}
-    shared = [kind for kind, name in found.alone(promise).items() if name in taken]
+    shared = [kind for kind, name in found.alone(expected).items() if name in taken]
     if shared:
         wanted.append(f"it shares namespaces with others: {', '.join(shared)}")
-    return (*wanted, *_open_places(promise, found), *_unlimited(ceilings or {}, found))
+    return (*wanted, *_open_places(expected, found), *_unlimited(ceilings or {}, found))
 
 
-def _open_places(promise: Promise, found: Facts) -> list[str]:
+def _open_places(expected: ExpectedConfinement, found: ObservedConfinement) -> list[str]:
     """Return the violations by mounts, in words."""
     told = []
-    if promise.writable is not None and (more := _beyond(promise, found)):
+    if expected.writable is not None and (more := _beyond(expected, found)):
         told.append(f"it may write to {', '.join(sorted(more))}")
     common = [
         place
-        for place in promise.scratch
+        for place in expected.scratch
         if place not in found.mounts or not found.mounts[place].is_fleeting
     ]
     if common:
         told.append(f"it has no {' and no '.join(common)} of its own")
-    if bare := [place for place in promise.covered if place not in found.mounts]:
+    if bare := [place for place in expected.covered if place not in found.mounts]:
         told.append(f"nothing covers {', '.join(bare)}")
     return told
 
 
-def _beyond(promise: Promise, found: Facts) -> set[str]:
-    """Return the mount points that are writable although the promise does not permit it."""
-    more = set(found.writable) - (promise.writable or frozenset())
-    tops = [found.mounts[place] for place in promise.parts_of if place in found.mounts]
+def _beyond(expected: ExpectedConfinement, found: ObservedConfinement) -> set[str]:
+    """Return the mount points that are writable and must not be."""
+    more = set(found.writable) - (expected.writable or frozenset())
+    tops = [found.mounts[place] for place in expected.parts_of if place in found.mounts]
     parts = {
         place
-        for place in more - promise.fixed
+        for place in more - expected.fixed
         if any(found.mounts[place].is_part_of(top) for top in tops)
     }
     return more - parts
 
 
-def _unlimited(ceilings: Mapping[str, int], found: Facts) -> list[str]:
+def _unlimited(ceilings: Mapping[str, int], found: ObservedConfinement) -> list[str]:
     """Return the resource limits that are missing or too high, in words."""
     return [
         f"its limit “{name}” is {found.limits.get(name, 'lacking')} instead of at most {most}"

@@ -15,18 +15,18 @@ SCRIPT = """
 import json, sys
 sys.path.insert(0, sys.argv[1])
 from kernel_specs.restricted import host
-from kernel_specs.template import prewarm
+from kernel_specs.template import preload
 
-prewarm.LIBRARY_CELLS |= {
+preload.LIBRARY_CELLS |= {
     "odd": "import asyncio, sys; sys.odd = asyncio.run(asyncio.sleep(0, [1]))",
     "broken": "sys.odd.nothing",
 }
 kernel = host.KernelHost()
-held = prewarm.Inherited.now()
-found = {"missing": prewarm.begin(kernel).missing}
-found |= {name: prewarm.use(kernel, name) for name in ("odd", "broken")}
+held = preload.Inherited.now()
+found = {"missing": preload.begin(kernel).missing}
+found |= {name: preload.use(kernel, name) for name in ("odd", "broken")}
 found["ran"] = sys.odd
-found["more"] = prewarm.Inherited.now().more_than(held)
+found["more"] = preload.Inherited.now().more_than(held)
 found["names"] = [name for name in kernel._app.shell.user_ns if name in ("f", "math", "asyncio")]
 sys.__stdout__.write(json.dumps(found))
 """

@@ -10,8 +10,8 @@ import pytest
 
 from kernel_mcp.config.settings import Settings
 from kernel_mcp.config.values import Mount
-from kernel_mcp.environments.elsewhere import unseen_code
-from kernel_mcp.environments.listed import Listed, exported, listed
+from kernel_mcp.environments.out_of_tree import unseen_code
+from kernel_mcp.environments.pinned_requirements import PinnedRequirements, exported, read_pinned
 from kernel_mcp.errors import ConfigError
 
 INDEX = "https://index.example/simple"
@@ -20,10 +20,10 @@ HASH = "sha256:" + "ab" * 32
 
 def reading(
     tmp_path: Path, text: str | bytes, settings: Settings | None = None, **environ: str
-) -> Listed:
+) -> PinnedRequirements:
     file = tmp_path / "requirements.txt"
     file.write_bytes(text if isinstance(text, bytes) else text.encode())
-    return listed(replace(settings or Settings(), requirements=file), INDEX, environ)
+    return read_pinned(replace(settings or Settings(), requirements=file), INDEX, environ)
 
 
 def refusal(tmp_path: Path, text: str | bytes, settings: Settings | None = None) -> str:
@@ -130,13 +130,13 @@ def test_files_without_end_text_and_number_are_refused(tmp_path: Path) -> None:
     assert "more than 20 files" in refusal(tmp_path, "-r 0.txt")
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(ConfigError, match="not a regular file"):
-        listed(Settings(requirements=tmp_path / "pipe"), INDEX, {})
+        read_pinned(Settings(requirements=tmp_path / "pipe"), INDEX, {})
     with pytest.raises(ConfigError, match="there is no"):
-        listed(Settings(requirements=tmp_path / "missing"), INDEX, {})
+        read_pinned(Settings(requirements=tmp_path / "missing"), INDEX, {})
     with pytest.raises(ConfigError, match=r"^--requirements: .* name a file in it, as requirem"):
-        listed(Settings(requirements=tmp_path), INDEX, {})
+        read_pinned(Settings(requirements=tmp_path), INDEX, {})
     with pytest.raises(ConfigError, match=r"^--project: .* is a file; name its folder"):
-        listed(Settings(project=tmp_path / "0.txt"), INDEX, {})
+        read_pinned(Settings(project=tmp_path / "0.txt"), INDEX, {})
 
 
 def test_an_index_that_the_operator_has_named_may_be_named_again(tmp_path: Path) -> None:
@@ -157,7 +157,7 @@ def test_the_same_content_is_the_same_wherever_it_stands(tmp_path: Path) -> None
     assert first == second
     assert first.digest == second.digest
     assert first.digest != reading(tmp_path, "six>1").digest
-    assert not Listed().digest
+    assert not PinnedRequirements().digest
 
 
 PROJECT = """
@@ -187,10 +187,10 @@ wheels = [{{ url = "https://evil.example/six-1.17.0-py3-none-any.whl", hash = "{
 
 def project(
     folder: Path, more: str = "", lock: str = LOCK, settings: Settings | None = None
-) -> Listed:
+) -> PinnedRequirements:
     (folder / "pyproject.toml").write_text(PROJECT + more)
     (folder / "uv.lock").write_text(lock)
-    return listed(replace(settings or Settings(), project=folder), INDEX, {})
+    return read_pinned(replace(settings or Settings(), project=folder), INDEX, {})
 
 
 def test_a_lock_gives_its_project_and_changes_that_matter_are_noticed(tmp_path: Path) -> None:
@@ -285,7 +285,7 @@ def test_a_lock_that_lacks_what_its_project_asks_for_is_told(
 ) -> None:
     (tmp_path / "pyproject.toml").write_text(PROJECT.replace('"six"', '"six", "Requests>=2"'))
     (tmp_path / "uv.lock").write_text(LOCK)
-    (origin,) = listed(Settings(project=tmp_path), INDEX, {}).origins
+    (origin,) = read_pinned(Settings(project=tmp_path), INDEX, {}).origins
     assert origin.startswith(f"--project {tmp_path} (")
     assert "lacks requests: run `uv lock`" in origin
     assert origin in caplog.text
@@ -304,23 +304,23 @@ def test_a_project_for_other_pythons_names_the_flag(tmp_path: Path) -> None:
     (tmp_path / "pyproject.toml").write_text(more)
     (tmp_path / "uv.lock").write_text(LOCK)
     with pytest.raises(ConfigError, match="--python VERSION"):
-        listed(Settings(project=tmp_path, python="3.12"), INDEX, {})
+        read_pinned(Settings(project=tmp_path, python="3.12"), INDEX, {})
 
 
 def test_a_project_without_a_lock_or_with_one_from_elsewhere_is_refused(tmp_path: Path) -> None:
     (tmp_path / "pyproject.toml").write_text(PROJECT)
     with pytest.raises(ConfigError, match=r"^--project: there is no .*run `uv lock` there"):
-        listed(Settings(project=tmp_path), INDEX, {})
+        read_pinned(Settings(project=tmp_path), INDEX, {})
     (tmp_path / "uv.lock").symlink_to("/etc/hostname")
     with pytest.raises(ConfigError, match="lies outside"):
-        listed(Settings(project=tmp_path), INDEX, {})
+        read_pinned(Settings(project=tmp_path), INDEX, {})
     (tmp_path / "uv.lock").unlink()
     (tmp_path / "uv.lock").write_text("package = 1")
     with pytest.raises(ConfigError, match="it is not a lock of uv"):
-        listed(Settings(project=tmp_path), INDEX, {})
+        read_pinned(Settings(project=tmp_path), INDEX, {})
     (tmp_path / "uv.lock").write_text("= 1")
     with pytest.raises(ConfigError, match="not valid TOML"):
-        listed(Settings(project=tmp_path), INDEX, {})
+        read_pinned(Settings(project=tmp_path), INDEX, {})
 
 
 def test_what_uv_makes_of_a_lock_is_read_again() -> None:

@@ -22,7 +22,7 @@ from kernel_mcp.linux.folders import home_folder
 from kernel_mcp.linux.syscalls import REFUSED, architecture
 from kernel_mcp.records import dataclass
 from kernel_mcp.sandbox.base import GuestPaths, Sandbox, SandboxRequest
-from kernel_mcp.sandbox.promise import CAP_DAC_READ_SEARCH, gainable
+from kernel_mcp.sandbox.confinement import CAP_DAC_READ_SEARCH, gainable
 
 SELF_TEST_S = 120.0
 """Seconds for a command that takes some 30 ms on an idle machine: a busy machine must not make a
@@ -144,7 +144,7 @@ class _Host:
 
 
 @dataclass(frozen=True, slots=True)
-class Probe:
+class SelfTest:
     """One run of the self-test: the task for `kernel_specs.selftest`, and facts to compare with."""
 
     task: dict[str, Any]
@@ -168,7 +168,9 @@ class Probe:
 
 
 @contextmanager
-def probing(shown: Sequence[Path], *, calls: bool, limits: Limits | None = None) -> Iterator[Probe]:
+def prepared_self_test(
+    shown: Sequence[Path], *, calls: bool, limits: Limits | None = None
+) -> Iterator[SelfTest]:
     """Yield the self-test of a sandbox that shows the folders `shown`; blocks for a millisecond.
 
     With `calls` it also tries the refused system calls. Inside the block, sockets listen that it
@@ -188,7 +190,7 @@ def probing(shown: Sequence[Path], *, calls: bool, limits: Limits | None = None)
             "processes": [os.getpid(), os.getppid()],
             "calls": _refused_calls() if calls else {},
         }
-        yield Probe(task, host)
+        yield SelfTest(task, host)
 
 
 def _run(sandbox: Sandbox, *, calls: bool) -> list[Check]:
@@ -196,7 +198,7 @@ def _run(sandbox: Sandbox, *, calls: bool) -> list[Check]:
     limits = Limits()
     prefixes = [Path(path) for path in {sys.prefix, sys.base_prefix, sys.base_exec_prefix}]
     shown = [*prefixes, *sandbox.report().listable]
-    with probing(shown, calls=calls, limits=limits) as probe:
+    with prepared_self_test(shown, calls=calls, limits=limits) as probe:
         done = run_confined(
             sandbox,
             [sys.executable, "-I", "-S", "-c", source],

@@ -9,10 +9,10 @@ import threading
 
 import pytest
 
-from kernel_specs.template import cell, prewarm
-from kernel_specs.template.cell import Cell, Place
+from kernel_specs.template import preload, sandbox
 from kernel_specs.template.init import ChildWatch
-from kernel_specs.template.prewarm import Inherited
+from kernel_specs.template.preload import Inherited
+from kernel_specs.template.sandbox import KernelSandbox, SandboxMount
 
 REQUEST = {
     "uid": 7,
@@ -27,24 +27,26 @@ REQUEST = {
 
 
 def test_detached_mounts_go_to_the_places_without_a_source() -> None:
-    parsed = Cell.parse(REQUEST, [40, 41])
+    parsed = KernelSandbox.parse(REQUEST, [40, 41])
     assert parsed.places == (
-        Place("/workspace", tree=40),
-        Place("/run/kernel", source="/sessions/0/x"),
-        Place("/packages/0", tree=41, readonly=True),
+        SandboxMount("/workspace", tree=40),
+        SandboxMount("/run/kernel", source="/sessions/0/x"),
+        SandboxMount("/packages/0", tree=41, readonly=True),
     )
 
 
 @pytest.mark.parametrize("left_out", list(REQUEST))
 def test_a_request_without_all_it_needs_is_refused(left_out: str) -> None:
     with pytest.raises(KeyError):
-        Cell.parse({name: value for name, value in REQUEST.items() if name != left_out}, [])
+        KernelSandbox.parse(
+            {name: value for name, value in REQUEST.items() if name != left_out}, []
+        )
 
 
 def test_memory_file_systems_limit_their_files_too() -> None:
-    assert cell._tmpfs_options(0) == "mode=1777"
-    assert cell._tmpfs_options(512 * 2**20) == "mode=1777,size=536870912,nr_inodes=32768"
-    assert cell._tmpfs_options(4096) == "mode=1777,size=4096,nr_inodes=1024"
+    assert sandbox._tmpfs_options(0) == "mode=1777"
+    assert sandbox._tmpfs_options(512 * 2**20) == "mode=1777,size=536870912,nr_inodes=32768"
+    assert sandbox._tmpfs_options(4096) == "mode=1777,size=4096,nr_inodes=1024"
 
 
 def test_a_thread_is_something_that_cannot_be_handed_down() -> None:
@@ -81,10 +83,10 @@ def test_files_that_are_read_get_a_position_of_their_own() -> None:
         with open(written.name, "rb", buffering=0) as read:
             read.seek(4)
             other = os.dup(read.fileno())  # as a fork would
-            files = prewarm.plain_files()
+            files = preload.plain_files()
             assert read.fileno() in files
             assert written.fileno() not in files
-            assert read.fileno() in prewarm.own_files({read.fileno(): files[read.fileno()]})
+            assert read.fileno() in preload.own_files({read.fileno(): files[read.fileno()]})
             assert read.read(2) == b"45"
             assert os.read(other, 2) == b"45"
             os.close(other)
@@ -92,12 +94,12 @@ def test_files_that_are_read_get_a_position_of_their_own() -> None:
 
 def test_a_descriptor_that_has_come_to_mean_another_file_is_left_alone() -> None:
     with tempfile.TemporaryFile() as file:
-        assert prewarm.own_files({file.fileno(): (0, 0), 10_000: (0, 0)}) == []
+        assert preload.own_files({file.fileno(): (0, 0), 10_000: (0, 0)}) == []
 
 
 def test_native_pools_are_found_without_harm() -> None:
-    found = prewarm.find_pools()
-    prewarm.set_size([*found.sized, *found.filled])
+    found = preload.find_pools()
+    preload.set_size([*found.sized, *found.filled])
 
 
 def test_ended_children_are_noticed_once() -> None:

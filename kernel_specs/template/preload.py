@@ -25,7 +25,7 @@ from kernel_specs import linux
 from kernel_specs.restricted import confine, host
 from kernel_specs.restricted.config import BootConfig
 from kernel_specs.restricted.console.tracebacks import forgetting
-from kernel_specs.restricted.wire.sockets import Router
+from kernel_specs.restricted.wire.sockets import RouterSocket
 from kernel_specs.restricted.wire.zmtp import encode, opening
 
 LARGEST = 4
@@ -148,7 +148,7 @@ def _disconnected(shell: Any) -> Iterator[None]:
 
 def _use_sockets() -> None:
     """Send a message each way over a connection, then close it."""
-    router = Router(None)
+    router = RouterSocket(None)
     client, end = socket.socketpair()
     with contextlib.closing(router), client:
         router.take_in(end)
@@ -268,7 +268,7 @@ FIRST = ("numpy", "pandas", "matplotlib")
 
 
 @dataclass(frozen=True)
-class Loaded:
+class PreloadResult:
     """Result of a template's imports.
 
     missing  reasons by module that could not be imported
@@ -286,7 +286,7 @@ def ordered(names: Sequence[str]) -> list[str]:
     return sorted(names, key=lambda name: FIRST.index(name) if name in FIRST else len(FIRST))
 
 
-def begin(kernel: host.KernelHost) -> Loaded:
+def begin(kernel: host.KernelHost) -> PreloadResult:
     """Import the kernel itself; native thread pools of what comes later stay empty.
 
     The environment keeps the variables that the operator has given.
@@ -327,9 +327,9 @@ def use(kernel: host.KernelHost, name: str) -> str:
     return ""
 
 
-def loaded(missing: dict[str, str]) -> Loaded:
+def loaded(missing: dict[str, str]) -> PreloadResult:
     """Return the present result of the imports; `missing` are the modules that failed."""
-    return Loaded(missing, _hidden_folders(), find_pools())
+    return PreloadResult(missing, _hidden_folders(), find_pools())
 
 
 def _hidden_folders() -> tuple[str, ...]:

@@ -11,10 +11,10 @@ from types import CodeType
 import anyio
 import pytest
 
+from kernel_mcp.environments.build_sandbox import BuildSandbox
 from kernel_mcp.environments.folder import Spending
 from kernel_mcp.environments.progress import cancel_on
 from kernel_mcp.environments.uv import Uv
-from kernel_mcp.environments.workshop import Workshop
 from kernel_mcp.sandbox.select import PlainBuilder
 
 pytestmark = [pytest.mark.anyio]
@@ -41,8 +41,8 @@ async def test_every_source_is_compiled_under_the_name_that_kernels_see(
         (folder / place).write_text("x = 1\n" * i)
     (folder / "broken.py").write_text("def")
     (folder / "notes.txt").write_text("no source")
-    workshop = Workshop(Uv("uv", os.environ, tmp_path), PlainBuilder())
-    await workshop.compile(
+    build_sandbox = BuildSandbox(Uv("uv", os.environ, tmp_path), PlainBuilder())
+    await build_sandbox.compile(
         folder,
         Path(sys.executable),
         readonly=[],

@@ -58,7 +58,7 @@ _LOCK = ".lock"
 logger = logging.getLogger(__name__)
 
 
-class Workshop:
+class BuildSandbox:
     """Runs uv and the compiler for packages, operations in parallel."""
 
     def __init__(self, uv: Uv, builder: Builder | None = None) -> None:

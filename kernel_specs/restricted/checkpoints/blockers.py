@@ -45,7 +45,7 @@ _SYSCALL_FIELDS = 3
 
 
 @dataclass(frozen=True)
-class Shared:
+class SharedMemory:
     """The address and content of memory that other processes may share."""
 
     address: int
@@ -57,14 +57,14 @@ class Shared:
 
 
 @dataclass(frozen=True)
-class Found:
+class HindranceReport:
     """Result of a search: `words` name the hindrances, `shared` is memory to put back."""
 
     words: tuple[str, ...] = ()
-    shared: tuple[Shared, ...] = ()
+    shared: tuple[SharedMemory, ...] = ()
 
 
-def look(own: Iterable[threading.Thread]) -> Found:
+def look(own: Iterable[threading.Thread]) -> HindranceReport:
     """Return the hindrances to a checkpoint, or, if there are none, the shared memory to put back.
 
     Ends threads that libraries start again when needed. `own` are threads of the kernel itself.
@@ -83,8 +83,10 @@ def look(own: Iterable[threading.Thread]) -> Found:
     if total > MOST_SHARED_BYTES:
         words.append(f"{total / 1e6:.0f} MB of shared memory")
     if words:
-        return Found(tuple(dict.fromkeys(words)))
-    return Found(shared=tuple(Shared(at, ctypes.string_at(at, size)) for at, size in wanted))
+        return HindranceReport(tuple(dict.fromkeys(words)))
+    return HindranceReport(
+        shared=tuple(SharedMemory(at, ctypes.string_at(at, size)) for at, size in wanted)
+    )
 
 
 def _uses_gpu(maps: Sequence[str]) -> bool:

@@ -81,7 +81,7 @@ _MOST_WATCHES = {"max_inotify_instances": 16, "max_inotify_watches": 8192}
 """Inotify limits of one kernel. All kernels of a template share those of one user of the host."""
 
 
-class Place(NamedTuple):
+class SandboxMount(NamedTuple):
     """A mount of the host's for this kernel alone.
 
     `tree` is a detached mount to attach; -1 to bind `source`, a path in the template, instead. With
@@ -97,7 +97,7 @@ class Place(NamedTuple):
     covers: tuple[tuple[str, str], ...] = ()
 
 
-class Cell(NamedTuple):
+class KernelSandbox(NamedTuple):
     """One kernel's sandbox. `uid` is its id in the template's namespace; `tmp_bytes` 0: no limit.
 
     `listen` are (address, port) in its network namespace. Sockets that listen there are sent over
@@ -107,16 +107,16 @@ class Cell(NamedTuple):
     uid: int
     hostname: str
     tmp_bytes: int
-    places: tuple[Place, ...]
+    places: tuple[SandboxMount, ...]
     listen: tuple[tuple[str, int], ...] = ()
     way: int = -1
 
     @classmethod
-    def parse(cls, data: dict[str, Any], trees: Sequence[int]) -> Cell:
-        """Return the cell of a request and its descriptors. Raises KeyError, ValueError."""
+    def parse(cls, data: dict[str, Any], trees: Sequence[int]) -> KernelSandbox:
+        """Return the sandbox of a request and its descriptors. Raises KeyError, ValueError."""
         left = iter(trees)
         places = tuple(
-            Place(
+            SandboxMount(
                 target=str(place["target"]),
                 source=str(place["source"]),
                 tree=-1 if place["source"] else next(left, -1),
@@ -137,8 +137,8 @@ class Cell(NamedTuple):
         )
 
 
-class Joining(NamedTuple):
-    """Descriptors with which a kernel joins its cell: the init's pidfd, and its pipe's read end.
+class SandboxEntry(NamedTuple):
+    """Descriptors to enter a sandbox: the init's pidfd, and the read end of its pipe.
 
     The init writes to the pipe once the sandbox is built.
     """
@@ -148,8 +148,8 @@ class Joining(NamedTuple):
     done: int
 
 
-class Ground(NamedTuple):
-    """Settings that all cells of a template share.
+class SandboxSettings(NamedTuple):
+    """Settings that all sandboxes of a template share.
 
     masks     files of /proc to mask
     fixed     paths of a writable /proc that stay read-only; if empty, all of /proc is read-only
@@ -163,18 +163,20 @@ class Ground(NamedTuple):
     program: bytes
 
 
-def hold(cell: Cell, ground: Ground, gates: Sequence[int], done: int) -> NoReturn:
+def hold(
+    sandbox: KernelSandbox, settings: SandboxSettings, cgroup_fds: Sequence[int], done: int
+) -> NoReturn:
     """Run as the init of a new pid namespace: build the sandbox, write to `done`, wait for SIGKILL.
 
-    Enters the control groups of `gates` first. An error is written to `done` instead, and makes the
-    kernel exit.
+    Enters the control groups of `cgroup_fds` first. An error is written to `done` instead, and
+    makes the kernel exit.
     """
     try:
         os.setsid()
         linux.set_name("kernel-sandbox")
-        linux.enter_groups(gates)
-        _build(cell, ground)
-        drop(ground.program)
+        linux.enter_groups(cgroup_fds)
+        _build(sandbox, settings)
+        drop(settings.program)
         # the operating system reaps for a parent that ignores this signal
         signal.signal(signal.SIGCHLD, signal.SIG_IGN)
         os.write(done, READY)
@@ -185,43 +187,43 @@ def hold(cell: Cell, ground: Ground, gates: Sequence[int], done: int) -> NoRetur
         signal.pause()
 
 
-def join(sandbox: Joining, ground: Ground) -> None:
+def join(entry: SandboxEntry, settings: SandboxSettings) -> None:
     """Enter the sandbox that an init builds, for good, as a user without capabilities.
 
     Waits until it is built. Raises RuntimeError if it could not be, OSError.
     """
-    word = os.read(sandbox.done, 4096)
+    word = os.read(entry.done, 4096)
     if word != READY:
         raise RuntimeError(word.decode("utf-8", "replace") or "the sandbox's init has ended")
     # the sandbox's own is read-only
     processes = os.open("/proc", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-    linux.setns(sandbox.init, _SHARED)
-    _become(sandbox.uid, processes)
-    drop(ground.program)
+    linux.setns(entry.init, _SHARED)
+    _become(entry.uid, processes)
+    drop(settings.program)
 
 
-def _build(cell: Cell, ground: Ground) -> None:
+def _build(sandbox: KernelSandbox, settings: SandboxSettings) -> None:
     linux.unshare(_SHARED)
-    linux.set_hostname(cell.hostname)
+    linux.set_hostname(sandbox.hostname)
     linux.loopback_up()
-    if cell.listen:  # before any code of the kernel: nothing else can have these places
-        linux.send_listeners(cell.way, cell.listen)
-    for place in cell.places:
+    if sandbox.listen:  # before any code of the kernel: nothing else can have these places
+        linux.send_listeners(sandbox.way, sandbox.listen)
+    for place in sandbox.places:
         if not place.shown:
             _put(place)
-    folders = [(place, _handle(place)) for place in cell.places if place.shown]
+    folders = [(place, _handle(place)) for place in sandbox.places if place.shown]
     hide_sessions()
-    _new_tmp(cell.tmp_bytes, ground.kept)
+    _new_tmp(sandbox.tmp_bytes, settings.kept)
     for place, tree in folders:
         _show(place, tree)
-    linux.mount("tmpfs", "/dev/shm", "tmpfs", _INERT, _tmpfs_options(cell.tmp_bytes))
+    linux.mount("tmpfs", "/dev/shm", "tmpfs", _INERT, _tmpfs_options(sandbox.tmp_bytes))
     terminals = f"newinstance,ptmxmode=0666,max={_MOST_TERMINALS}"
     linux.mount("devpts", "/dev/pts", "devpts", _INERT & ~linux.MS_NODEV, terminals)
-    linux.mount("proc", "/proc", "proc", _INERT if ground.fixed else _INERT | linux.MS_RDONLY)
-    for path in ground.fixed:
+    linux.mount("proc", "/proc", "proc", _INERT if settings.fixed else _INERT | linux.MS_RDONLY)
+    for path in settings.fixed:
         linux.mount(path, path, "", linux.MS_BIND)
         linux.mount("", path, "", linux.MS_BIND | linux.MS_REMOUNT | linux.MS_RDONLY | _INERT)
-    for path in ground.masks:
+    for path in settings.masks:
         linux.mount("/dev/null", path, "", linux.MS_BIND)
 
 
@@ -237,7 +239,7 @@ def show_processes() -> None:
     linux.mount("proc", "/proc", "proc", _INERT)
 
 
-def _put(place: Place) -> None:
+def _put(place: SandboxMount) -> None:
     if place.tree >= 0:
         linux.move_mount(place.tree, place.target)
         linux.mount("", place.target, "", linux.MS_PRIVATE)
@@ -248,7 +250,7 @@ def _put(place: Place) -> None:
         linux.mount("", place.target, "", flags | linux.MS_NOSUID | linux.MS_NODEV)
 
 
-def _handle(place: Place) -> int:
+def _handle(place: SandboxMount) -> int:
     """Return a detached mount of a folder to show; to be called before `hide_sessions`."""
     if place.tree >= 0:
         return place.tree  # the server has set its attributes
@@ -260,7 +262,7 @@ def _handle(place: Place) -> int:
     return tree
 
 
-def _show(place: Place, tree: int) -> None:
+def _show(place: SandboxMount, tree: int) -> None:
     """Attach a mounted folder, and mask paths in it."""
     if place.target.startswith("/tmp/"):
         _make_target(place.target, tree)

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from jupyter_client._version import protocol_version
 from jupyter_client.session import Session
 
-from kernel_mcp.kernels.wire import (
+from kernel_mcp.kernels.message_codec import (
     MAX_VALUES,
     Message,
+    MessageCodec,
     Overload,
-    Wire,
     WireError,
     event_from,
     whole_number,
@@ -30,7 +30,7 @@ DELIM = b"<IDS|MSG>"
 def frames(
     header: Any, parent: Any, content: Any, *, key: str = KEY, topic: bytes = b"topic"
 ) -> list[bytes]:
-    """A signed message, as the kernel at the other end of `Wire(key)` would send it."""
+    """A signed message, as the kernel at the other end of `MessageCodec(key)` would send it."""
     import hmac
 
     whole: tuple[Any, ...] = (header, parent, {}, content)
@@ -40,15 +40,15 @@ def frames(
 
 
 def test_a_request_is_read_back_by_the_other_end() -> None:
-    msg_id, sent = Wire(KEY).request("execute_request", {"code": "1"})
-    message = Wire(KEY).decode(sent)
+    msg_id, sent = MessageCodec(KEY).request("execute_request", {"code": "1"})
+    message = MessageCodec(KEY).decode(sent)
     assert message.kind == "execute_request"
     assert message.content == {"code": "1"}
     assert msg_id
 
 
 def test_jupyters_own_session_reads_a_request() -> None:
-    msg_id, sent = Wire(KEY).request("execute_request", {"code": "'\ud800' + 'é'"})
+    msg_id, sent = MessageCodec(KEY).request("execute_request", {"code": "'\ud800' + 'é'"})
     session = Session(key=KEY.encode())
     identities, parts = session.feed_identities(sent)
     message = session.deserialize(parts)
@@ -61,7 +61,7 @@ def test_jupyters_own_session_reads_a_request() -> None:
 
 
 def test_a_message_of_the_right_shape_is_decoded() -> None:
-    wire = Wire(KEY)
+    wire = MessageCodec(KEY)
     msg_id, request = wire.request("execute_request", {})
     parent = json.loads(request[2])
     assert wire.decode(frames({"msg_type": "status"}, parent, {"x": 1})) == Message(
@@ -71,7 +71,7 @@ def test_a_message_of_the_right_shape_is_decoded() -> None:
 
 
 def test_what_answers_no_request_of_this_end_is_refused() -> None:
-    wire = Wire(KEY)
+    wire = MessageCodec(KEY)
     msg_id, request = wire.request("execute_request", {})
     parent = json.loads(request[2])
     name = parent["session"]
@@ -84,7 +84,7 @@ def test_what_answers_no_request_of_this_end_is_refused() -> None:
         {**parent, "msg_id": f"{name}_{'9' * 5000}"},
         {**parent, "msg_id": f"{name}_\u0660"},
         {**parent, "msg_id": "other_0"},
-        json.loads(Wire(KEY).request("execute_request", {})[1][2]),
+        json.loads(MessageCodec(KEY).request("execute_request", {})[1][2]),
     ):
         with pytest.raises(WireError):
             wire.decode(frames({"msg_type": "stream"}, forged, {"name": "stdout", "text": "x"}))
@@ -108,7 +108,7 @@ def test_what_answers_no_request_of_this_end_is_refused() -> None:
 )
 def test_anything_else_is_refused(bad: list[bytes]) -> None:
     with pytest.raises(WireError):
-        Wire(KEY).decode(bad)
+        MessageCodec(KEY).decode(bad)
 
 
 def test_json_nested_too_deeply_is_refused() -> None:
@@ -117,13 +117,13 @@ def test_json_nested_too_deeply_is_refused() -> None:
     parts = [b'{"msg_type": "status"}', b"{}", b"{}", b"[" * 200_000]
     digest = hmac.new(KEY.encode(), b"".join(parts), "sha256").hexdigest().encode()
     with pytest.raises(WireError):
-        Wire(KEY).decode([DELIM, digest, *parts])
+        MessageCodec(KEY).decode([DELIM, digest, *parts])
 
 
 @given(st.lists(st.binary(max_size=40), max_size=9))
 def test_random_frames_never_crash_the_decoder(parts: list[bytes]) -> None:
     with pytest.raises(WireError):
-        Wire(KEY).decode(parts)
+        MessageCodec(KEY).decode(parts)
 
 
 KINDS = st.sampled_from(
@@ -176,14 +176,14 @@ def signed(kind: str, content: bytes) -> list[bytes]:
 def test_json_of_too_many_values_is_refused_before_it_is_parsed(inner: bytes) -> None:
     content = b'{"data":{"application/json":[' + inner * (MAX_VALUES + 1) + b"0]}}"
     with pytest.raises(Overload, match="more than 200,000 values"):
-        Wire(KEY).decode(signed("display_data", content))
+        MessageCodec(KEY).decode(signed("display_data", content))
 
 
 @pytest.mark.parametrize("text", ["[,{", '",', "\\,", '\\",', '\\"[', "x", "\n"])
 def test_text_of_any_length_passes_whatever_it_holds(text: str) -> None:
     whole = text * (2 * MAX_VALUES)
     content = json.dumps({"name": "stdout", "text": whole}).encode()
-    event = event_from(Wire(KEY).decode(signed("stream", content)))
+    event = event_from(MessageCodec(KEY).decode(signed("stream", content)))
     assert event == Stream("stdout", whole)
 
 
@@ -192,7 +192,7 @@ def test_a_header_of_megabytes_is_refused(place: int) -> None:
     parts: list[Any] = [{"msg_type": "status"}, {"msg_id": "a"}]
     parts[place]["more"] = "x" * 100_000
     with pytest.raises(WireError, match="too long"):
-        Wire(KEY).decode(frames(parts[0], parts[1], {}))
+        MessageCodec(KEY).decode(frames(parts[0], parts[1], {}))
 
 
 @pytest.mark.parametrize("mime", ["application/json", "application/x+json", "a/vega.v6.json"])
@@ -237,7 +237,7 @@ def test_signed_rubbish_is_refused(parts: list[bytes]) -> None:
 
     digest = hmac.new(KEY.encode(), b"".join(parts), "sha256").hexdigest().encode()
     with pytest.raises(WireError):
-        Wire(KEY).decode([DELIM, digest, *parts])
+        MessageCodec(KEY).decode([DELIM, digest, *parts])
 
 
 @given(JSON, JSON, JSON)
@@ -245,7 +245,7 @@ def test_signed_json_of_any_shape_is_a_message_or_refused(
     header: Any, parent: Any, content: Any
 ) -> None:
     try:
-        message = Wire(KEY).decode(frames(header, parent, content))
+        message = MessageCodec(KEY).decode(frames(header, parent, content))
     except WireError:
         return
     assert isinstance(message.kind, str)

@@ -8,7 +8,7 @@ from typing import Any
 
 
 @contextmanager
-def having(owner: Any, name: str, function: Any) -> Iterator[None]:
+def temporary_method(owner: Any, name: str, function: Any) -> Iterator[None]:
     """Set a function as attribute of an object inside the block, unless it has one of that name."""
     if name in vars(owner):
         yield

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from kernel_mcp.sandbox.probe import probing
+from kernel_mcp.sandbox.self_test import prepared_self_test
 
 
 @pytest.fixture
@@ -24,7 +24,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def tried(home: Path, *shown: Path) -> Sequence[str]:
     """The entries of the home folder that must not be seen."""
-    with probing(shown, calls=False) as probe:
+    with prepared_self_test(shown, calls=False) as probe:
         paths = [Path(each) for each in probe.task["hidden"]]
     return sorted(each.name for each in paths if each.parent == home)
 
@@ -39,7 +39,7 @@ def test_the_home_folder_is_tried_but_for_the_way_to_what_is_shown(home: Path) -
 
 def test_paths_of_the_system_are_tried_but_for_the_way_to_what_is_shown(home: Path) -> None:
     def of_the_system(*shown: Path) -> list[str]:
-        with probing(shown, calls=False) as probe:
+        with prepared_self_test(shown, calls=False) as probe:
             return [each for each in probe.task["hidden"] if not each.startswith(str(home))]
 
     assert of_the_system() == ["/etc/shadow", "/etc/ssh", "/var/log", "/sys/kernel"]

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from kernel_mcp.config.settings import Settings
 from kernel_mcp.config.values import MIB, parse_toml
-from kernel_mcp.environments.elsewhere import code_of
+from kernel_mcp.environments.out_of_tree import code_of
 from kernel_mcp.errors import ConfigError
 from kernel_mcp.records import dataclass
 
@@ -73,7 +73,7 @@ class Line:
 
 
 @dataclass(frozen=True, slots=True)
-class Listed:
+class PinnedRequirements:
     """Requirements from files, installed besides the operator's packages.
 
     `lines` are requirements, `limits` constraints. `project` and `lock` are the texts of
@@ -117,10 +117,12 @@ class Listed:
         ]
 
 
-NOTHING = Listed()
+NOTHING = PinnedRequirements()
 
 
-def listed(settings: Settings, default_index: str, environ: Mapping[str, str]) -> Listed:
+def read_pinned(
+    settings: Settings, default_index: str, environ: Mapping[str, str]
+) -> PinnedRequirements:
     """Return the requirements in the files that `settings` name; blocks.
 
     `default_index` is the address of uv's own default index, `environ` may name others. Raises
@@ -138,7 +140,7 @@ def listed(settings: Settings, default_index: str, environ: Mapping[str, str]) -
         lines, limits = reader.found["lines"], reader.found["limits"]
         origins.append(f"--requirements {settings.requirements}")
     if settings.project is None:
-        return Listed(tuple(lines), tuple(limits), origins=tuple(origins))
+        return PinnedRequirements(tuple(lines), tuple(limits), origins=tuple(origins))
     folder = settings.project
     text, lock = (_content(folder / name, folder) for name in ("pyproject.toml", "uv.lock"))
     project = _toml(text, folder / "pyproject.toml")
@@ -151,7 +153,7 @@ def listed(settings: Settings, default_index: str, environ: Mapping[str, str]) -
     _check_python(str(table.get("requires-python", "")), settings.python, folder)
     parts = ("name", "requires-python", "dependencies", "optional-dependencies")
     shape = [{part: table.get(part) for part in parts}, project.get("dependency-groups")]
-    return Listed(
+    return PinnedRequirements(
         tuple(lines),
         tuple(limits),
         project=text,
@@ -318,8 +320,10 @@ def _newer(project: Mapping[str, Any], locked: Mapping[str, Any]) -> str:
     found = (_NAME.match(each) for each in asked if isinstance(each, str))
     names = dict.fromkeys(normalised(each[0]) for each in found if each)
     if missing := [name for name in names if name not in known]:
-        listed = _shown(", ".join(missing))
-        return f" (its uv.lock is older than pyproject.toml and lacks {listed}: run `uv lock`)"
+        names_lacking = _shown(", ".join(missing))
+        return (
+            f" (its uv.lock is older than pyproject.toml and lacks {names_lacking}: run `uv lock`)"
+        )
     return ""
 
 

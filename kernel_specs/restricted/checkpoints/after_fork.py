@@ -21,8 +21,8 @@ from dataclasses import dataclass
 from typing import Any
 from weakref import WeakSet
 
-from kernel_specs.restricted.checkpoints.hindrances import Shared
-from kernel_specs.restricted.checkpoints.parking import FIRST_FD
+from kernel_specs.restricted.checkpoints.blockers import SharedMemory
+from kernel_specs.restricted.checkpoints.suspended import FIRST_FD
 
 _MADE = os.O_CREAT | os.O_EXCL | os.O_TRUNC
 _MEMORY = ("/dev/shm/", "/memfd:", "/SYSV", "/dev/zero")
@@ -137,15 +137,15 @@ def _stamp(found: os.stat_result) -> tuple[int, int, int]:
 
 
 @dataclass(frozen=True)
-class State:
+class ForkState:
     """The state before a fork that the fork changes: files, random state, shared memory."""
 
     files: list[File]
     random_state: Any
-    shared: tuple[Shared, ...]
+    shared: tuple[SharedMemory, ...]
 
     @classmethod
-    def now(cls, shared: tuple[Shared, ...]) -> State:
+    def now(cls, shared: tuple[SharedMemory, ...]) -> ForkState:
         """Return the state of this process now."""
         return cls(open_files(), random.getstate(), shared)
 
@@ -243,7 +243,7 @@ def _is_lost(pid: int) -> bool:
 # sockets that wakes a loop.
 
 
-class Loops:
+class LoopRegistry:
     """Registry of the event loops of this process."""
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""What is read of a kernel's process, and what counts as a broken promise."""
+"""What is read of a kernel's process, and what violates the expected confinement."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from dataclasses import replace
 import pytest
 
 from kernel_mcp.linux.folders import Identity
-from kernel_mcp.sandbox import promise
-from kernel_mcp.sandbox.promise import (
+from kernel_mcp.sandbox import confinement
+from kernel_mcp.sandbox.confinement import (
     NAMESPACES,
-    Facts,
-    Promise,
-    broken,
+    ExpectedConfinement,
+    ObservedConfinement,
     gainable,
-    in_sight,
-    read_facts,
+    observe,
+    violations,
+    visible_mounts,
 )
 
 MOUNTS = """\
@@ -31,8 +31,8 @@ MOUNTS = """\
 31 23 0:53 / /proc ro,nosuid - proc proc rw
 32 31 0:6 /null /proc/kcore rw,nosuid - devtmpfs devtmpfs rw
 """
-SERVER = Facts({}, {name: f"{name}:[1]" for name in NAMESPACES})
-SOUND = Facts(
+SERVER = ObservedConfinement({}, {name: f"{name}:[1]" for name in NAMESPACES})
+SOUND = ObservedConfinement(
     {
         "Uid": "7\t7\t7\t7",
         "Gid": "7\t7\t7\t7",
@@ -44,15 +44,15 @@ SOUND = Facts(
     },
     {name: f"{name}:[2]" for name in NAMESPACES},
 )
-PROMISE = Promise(Identity(7, 7), filters=1, namespaces=NAMESPACES)
+PROMISE = ExpectedConfinement(Identity(7, 7), filters=1, namespaces=NAMESPACES)
 
 
-def found(**status: str) -> Facts:
+def found(**status: str) -> ObservedConfinement:
     return replace(SOUND, status={**SOUND.status, **status})
 
 
 def test_a_sound_kernel_breaks_nothing() -> None:
-    assert broken(PROMISE, SOUND, SERVER) == ()
+    assert violations(PROMISE, SOUND, SERVER) == ()
 
 
 @pytest.mark.parametrize(
@@ -69,29 +69,29 @@ def test_a_sound_kernel_breaks_nothing() -> None:
         (replace(SOUND, namespaces={**SOUND.namespaces, "ipc": "ipc:[9]"}), "others: ipc"),
     ],
 )
-def test_each_thing_that_does_not_hold_is_told(facts: Facts, words: str) -> None:
-    (told,) = broken(PROMISE, facts, SERVER, {"ipc:[9]"})
+def test_each_thing_that_does_not_hold_is_told(facts: ObservedConfinement, words: str) -> None:
+    (told,) = violations(PROMISE, facts, SERVER, {"ipc:[9]"})
     assert words in told
 
 
 def test_mounts_that_others_cover_do_not_count() -> None:
-    mounts = in_sight(MOUNTS)
+    mounts = visible_mounts(MOUNTS)
     assert set(mounts) == {"/", "/usr", "/tmp", "/proc", "/proc/kcore", "/dev/null"}
     assert mounts["/tmp"].name == "tmpfs:[0:52]"
     assert not mounts["/proc"].writable
 
 
 def test_files_and_limits_are_part_of_what_has_to_hold() -> None:
-    place = replace(SOUND, mounts=in_sight(MOUNTS), limits={"Max processes": 9})
-    promise = replace(
+    place = replace(SOUND, mounts=visible_mounts(MOUNTS), limits={"Max processes": 9})
+    expected = replace(
         PROMISE, writable=frozenset({"/tmp"}), scratch=("/tmp",), covered=("/proc/kcore",)
     )
-    assert broken(promise, place, SERVER, (), {"Max processes": 9}) == ()
-    assert broken(promise, place, SERVER, {"tmpfs:[0:52]"}) == (
+    assert violations(expected, place, SERVER, (), {"Max processes": 9}) == ()
+    assert violations(expected, place, SERVER, {"tmpfs:[0:52]"}) == (
         "it shares namespaces with others: /tmp",
     )
-    closed = replace(promise, writable=frozenset(), scratch=("/usr",), covered=("/proc/keys",))
-    assert broken(closed, place, SERVER, (), {"Max processes": 8, "Max open files": 7}) == (
+    closed = replace(expected, writable=frozenset(), scratch=("/usr",), covered=("/proc/keys",))
+    assert violations(closed, place, SERVER, (), {"Max processes": 8, "Max open files": 7}) == (
         "it may write to /tmp",
         "it has no /usr of its own",
         "nothing covers /proc/keys",
@@ -115,23 +115,23 @@ FOLDERS = """\
 
 def test_parts_of_a_folder_may_have_mounts_but_not_where_it_is_fixed() -> None:
     """Folders that hold something fixed have some, and the host moves them while kernels run."""
-    place = replace(SOUND, mounts=in_sight(FOLDERS))
+    place = replace(SOUND, mounts=visible_mounts(FOLDERS))
     folders = frozenset({"/data", "/srv"})
     open_ones = replace(PROMISE, writable=folders, parts_of=folders)
     told = "it may write to /data/disk, /data/out, /database/room"
-    assert broken(open_ones, place, SERVER) == (told,)
+    assert violations(open_ones, place, SERVER) == (told,)
     fixed = replace(open_ones, fixed=frozenset({"/data/room/.git"}))
-    (told,) = broken(fixed, place, SERVER)
+    (told,) = violations(fixed, place, SERVER)
     assert "/data/room/.git" in told
-    (told,) = broken(replace(open_ones, parts_of=frozenset()), place, SERVER)
+    (told,) = violations(replace(open_ones, parts_of=frozenset()), place, SERVER)
     assert "/data/room," in told
 
 
 def test_filters_that_the_server_has_itself_do_not_count() -> None:
     server = replace(SERVER, status={"Seccomp": "2", "Seccomp_filters": "1"})
-    assert "1 system call filters instead of 2" in broken(PROMISE, SOUND, server)[0]
-    assert broken(PROMISE, found(Seccomp_filters="2"), server) == ()
-    assert broken(replace(PROMISE, inherits=False), SOUND, server) == ()
+    assert "1 system call filters instead of 2" in violations(PROMISE, SOUND, server)[0]
+    assert violations(PROMISE, found(Seccomp_filters="2"), server) == ()
+    assert violations(replace(PROMISE, inherits=False), SOUND, server) == ()
 
 
 def test_the_full_bounding_set_of_ordinary_users_gives_nothing_without_new_privileges() -> None:
@@ -145,16 +145,16 @@ def test_facts_are_those_of_the_process_and_of_no_later_one() -> None:
     with subprocess.Popen(["/bin/sleep", "60"]) as process:
         pidfd = os.pidfd_open(process.pid)
         try:
-            facts = read_facts(process.pid, pidfd)
+            facts = observe(process.pid, pidfd)
             assert facts.parent == os.getpid()
-            assert facts.namespaces == read_facts(os.getpid()).namespaces
+            assert facts.namespaces == observe(os.getpid()).namespaces
             process.kill()
             process.wait()
             with pytest.raises(ProcessLookupError):
-                read_facts(process.pid, pidfd)
+                observe(process.pid, pidfd)
             # the number means somebody else now, as far as anybody can tell
             with pytest.raises(ProcessLookupError):
-                read_facts(os.getpid(), pidfd)
+                observe(os.getpid(), pidfd)
         finally:
             os.close(pidfd)
 
@@ -163,6 +163,6 @@ def test_a_process_may_end_while_its_facts_are_read(monkeypatch: pytest.MonkeyPa
     with subprocess.Popen(["/bin/sleep", "60"]) as process:
         process.kill()
         os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
-        monkeypatch.setattr(promise, "_namespaces", lambda _: {})  # were read before its end
+        monkeypatch.setattr(confinement, "_namespaces", lambda _: {})  # were read before its end
         with pytest.raises(ProcessLookupError, match="has ended"):
-            read_facts(process.pid)
+            observe(process.pid)
