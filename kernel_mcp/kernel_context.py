@@ -47,7 +47,7 @@ from kernel_mcp.sessions.capacity import Capacity
 from kernel_mcp.sessions.checking import Checks
 from kernel_mcp.sessions.measuring import Measured
 from kernel_mcp.sessions.persistence import Persistence, persistence_of
-from kernel_mcp.sessions.pool import spare_folder, sweep_spares
+from kernel_mcp.sessions.pool import pool_folder_in, sweep_pools
 from kernel_mcp.sessions.start_queue import CellStartQueue
 from kernel_mcp.sessions.storage import SessionFolders
 from kernel_mcp.telemetry import Meters, Readiness
@@ -259,9 +259,9 @@ async def kernel_context(
         pool_size = _pool_size(settings, sandbox, run.path)
         pool_folder = folders.workspaces
         if folders.keep and pool_size:
-            pool_folder = stack.enter_context(spare_folder(pool_folder))
+            pool_folder = stack.enter_context(pool_folder_in(pool_folder))
         elif folders.keep:
-            sweep_spares(pool_folder)
+            sweep_pools(pool_folder)
         yield KernelContext(
             settings=settings,
             sandbox=sandbox,

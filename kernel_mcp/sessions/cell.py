@@ -156,7 +156,7 @@ class Cell:
         self.own: Notice | None = None
         self.notices: list[str] = []
         self.steps: list[str] = []
-        self.told = bool(author)
+        self.end_reported = bool(author)
         self.calls = 0
         self.called = self.telling = self.abandoned = False
         self.listens = False
@@ -180,7 +180,7 @@ class Cell:
     ) -> Cell:
         """Return a finished cell, restored from its row."""
         cell = cls(number, code, 0.0, log)
-        cell.outcome, cell.duration_s, cell.told = outcome, duration_s, True
+        cell.outcome, cell.duration_s, cell.end_reported = outcome, duration_s, True
         cell.finished.set()
         return cell
 
@@ -272,7 +272,7 @@ class Cell:
 
         `ended` says whether it reported the end of the cell, `said` which losses it reported.
         """
-        self.told = self.told or ended
+        self.end_reported = self.end_reported or ended
         self.abandoned = self.abandoned and not ended
         self.reported = to
         del self.notices[:notices]
@@ -348,24 +348,24 @@ class News:
     def ended(self, cell: Cell) -> None:
         """Report the end of `cell`, unless a call or the notice of a loss that it caused does."""
         elsewhere = cell.calls or cell.telling or not cell.called or cell.own is not None
-        known = cell.told and not cell.abandoned
+        known = cell.end_reported and not cell.abandoned
         if cell.finished.is_set() and not (elsewhere or known):
             which = "whose call was cancelled" if cell.abandoned else "which was running"
             end = f"cell {cell.number}, {which}, has ended: {cell.status.value}"
-            self._tell({**self._untold(), cell.number: end})
+            self._tell({**self._unreported(), cell.number: end})
 
     def ran(self, cell: Cell) -> None:
         """Report a cell of another author that has just ended."""
         first = one_line(cell.code.strip().partition("\n")[0])[:SHOWN_CHARS]
         end = f"a {cell.author} ran cell {cell.number} ({cell.status.value}): {first}"
-        self._tell({**self._untold(), cell.number: end})
+        self._tell({**self._unreported(), cell.number: end})
 
     def retract(self, cell: Cell) -> None:
         """Withdraw the report of `cell`, whose end another answer reports."""
-        if cell.number in (ends := self._untold()):
+        if cell.number in (ends := self._unreported()):
             self._tell({number: end for number, end in ends.items() if number != cell.number})
 
-    def _untold(self) -> dict[int, str]:
+    def _unreported(self) -> dict[int, str]:
         return self._ends if self._notice in self._notifications.pending else {}
 
     def _tell(self, ends: dict[int, str]) -> None:

@@ -194,18 +194,18 @@ class Checkpoints:
         clock: Callable[[], float],
         news: Callable[[str], object],
         saved: Callable[[], bool] = lambda: False,
-        resting: IdleCheckpoints | None = None,
+        idle_checkpoints: IdleCheckpoints | None = None,
     ) -> None:
         """`mode` is that of `--checkpoints`, `clock` returns seconds, `news` adds a notice.
 
-        `saved` returns True if the variables are saved in the background too. `resting` is shared
-        by all sessions of the principal.
+        `saved` returns True if the variables are saved in the background too. `idle_checkpoints` is
+        shared by all sessions of the principal.
         """
         self._mode = mode
         self._clock = clock
         self._news = news
         self._saved = saved
-        self._resting = resting or IdleCheckpoints()
+        self._idle_checkpoints = idle_checkpoints or IdleCheckpoints()
         self._given_up = False
         self._as_of: dict[Checkpoint, int] = {}
         self._work_s = 0.0
@@ -217,9 +217,9 @@ class Checkpoints:
 
     def worked(self, seconds: float) -> None:
         """Note that a cell has run for so long, perhaps with a fraction of a processor."""
-        self._work_s += seconds * self._resting.part
+        self._work_s += seconds * self._idle_checkpoints.part
         self._stale = True
-        self._resting.worked(self)
+        self._idle_checkpoints.worked(self)
 
     def pause_s(self, kernel: Kernel | None) -> float | None:
         """Return seconds without a cell after which `pause` is to be called; None for never."""
@@ -227,7 +227,7 @@ class Checkpoints:
             return None
         possible = kernel.handle.sandbox_group is not None and kernel is not self._useless
         if self._stale and possible:
-            return self._resting.pause_s(self)
+            return self._idle_checkpoints.pause_s(self)
         return IDLE_S if self._as_of else None
 
     async def pause(self, kernel: Kernel, as_of: int) -> None:
@@ -238,12 +238,12 @@ class Checkpoints:
         if not self._stale:
             self._give_up(kernel)
             return
-        if self._trifling(kernel) and not self._resting.keeps(self):
-            self._resting.remove(self)
+        if self._trifling(kernel) and not self._idle_checkpoints.keeps(self):
+            self._idle_checkpoints.remove(self)
             self._give_up(kernel)
             self._stale, self._given_up = False, True
             return
-        with self._resting.at_once(self) as free:
+        with self._idle_checkpoints.at_once(self) as free:
             if not free:
                 return  # the next pause may be better
             cost_s = await self._cost_s()
@@ -251,11 +251,11 @@ class Checkpoints:
                 await self.take(kernel, as_of)
         self._stale = False
         if self._as_of and self._trifling(kernel):
-            self._resting.add(self, partial(self._give_up, kernel))
+            self._idle_checkpoints.add(self, partial(self._give_up, kernel))
 
     def stir(self) -> None:
         """Note that the session is used: its copies are not given up for other sessions."""
-        self._resting.remove(self)
+        self._idle_checkpoints.remove(self)
 
     async def after(self, kernel: Kernel, as_of: int) -> None:
         """Make a copy after a cell if that protects enough work."""
@@ -274,11 +274,11 @@ class Checkpoints:
     @property
     def owed(self) -> bool:
         """True if a cheap copy was given up and is to be made again before the next cell."""
-        return self._given_up and not self._resting.crowded
+        return self._given_up and not self._idle_checkpoints.crowded
 
     async def pay(self, kernel: Kernel, as_of: int) -> None:
         """Make the copy that is `owed`, unless it is crowded before its turn comes."""
-        async with self._resting.turn() as free:
+        async with self._idle_checkpoints.turn() as free:
             if free:
                 await self.take(kernel, as_of)
 
@@ -378,11 +378,11 @@ class Checkpoints:
 
     def drop_all(self, kernel: Kernel) -> None:
         """Give all copies up: the session has that kernel no longer."""
-        self._resting.forget(self)
+        self._idle_checkpoints.forget(self)
         self._drop_copies(kernel)
 
     def _drop_copies(self, kernel: Kernel) -> None:
-        self._resting.remove(self)
+        self._idle_checkpoints.remove(self)
         self._given_up = False
         for each in list(self._as_of):
             self.drop(kernel, each)

@@ -190,9 +190,9 @@ class History(Sequence[Cell]):
         return self._restored(number) if cell is None else cell
 
     @property
-    def untold(self) -> list[Cell]:
+    def unreported(self) -> list[Cell]:
         """The cells without a delivered answer about their end, oldest first."""
-        return [cell for cell in self._live.values() if not cell.told]
+        return [cell for cell in self._live.values() if not cell.end_reported]
 
     @property
     def in_memory(self) -> int:
@@ -286,7 +286,7 @@ class History(Sequence[Cell]):
         done = [
             cell
             for number, cell in self._live.items()
-            if cell.told
+            if cell.end_reported
             and cell.finished.is_set()
             and number not in stay
             and not self._displays.holds(cell.log)

@@ -73,7 +73,7 @@ SHARED = (
     "default session, last used by another client {}; create_session for your own. Variables and "
     "files of this one are those of all clients of your principal"
 )
-_GAVE_WAY = "was closed, as you asked for what was kept under its name"
+_REPLACED = "was closed, as you asked for what was kept under its name"
 MOST_CLIENTS = 50
 """Clients of a default session that are distinguished; the least recent are forgotten."""
 
@@ -145,7 +145,7 @@ class SessionManager:
         self.checks = checks or Checks()
         self._start_queue = start_queue or CellStartQueue()
         self._preparation = preparation
-        self._resting: WeakValueDictionary[str, IdleCheckpoints] = WeakValueDictionary()
+        self._idle_checkpoints: WeakValueDictionary[str, IdleCheckpoints] = WeakValueDictionary()
         """Idle sessions that have checkpoints, by principal."""
         self._persistence = persistence
         self._audit = audit or Audit()
@@ -154,7 +154,7 @@ class SessionManager:
         self._defaults: dict[tuple[str, str], str] = {}
         self._held: dict[str, ExitStack] = {}
         """Locks on workspaces and persisted entries, by the handle of the session that has them."""
-        self._ends = Tombstones()
+        self._tombstones = Tombstones()
         self._records = ClosedRecords(folders.records, clock, self._spawn)
         self._dismissed: set[str] = set()
         """Principals whose sessions belong to another manager now."""
@@ -316,7 +316,7 @@ class SessionManager:
         limits = self.principals.limits(caller.principal, limits, self._settings.limits)
         async with (
             self._being_opened(),
-            self._way(caller, wanted) as wanted,
+            self._replacing(caller, wanted) as wanted,
             self.quota.reserve(caller.principal),
         ):
             self._check_name(caller, wanted.name)  # again: a session may have had to make room
@@ -381,7 +381,7 @@ class SessionManager:
                 request = replace(request, workspace=persisted, layer=entry.layer)
             session = await self._open(caller, name, request, timeout_s, found)
             self._held[handle] = undo.pop_all()
-        self._succeed(caller, session, default=wanted.default)
+        self._register(caller, session, default=wanted.default)
         if caller.principal in self._dismissed:
             session.close()
             raise SessionNotFound(
@@ -399,7 +399,9 @@ class SessionManager:
             self._opening -= 1
 
     @asynccontextmanager
-    async def _way(self, caller: Caller, wanted: SessionRequest) -> AsyncIterator[SessionRequest]:
+    async def _replacing(
+        self, caller: Caller, wanted: SessionRequest
+    ) -> AsyncIterator[SessionRequest]:
         """Close the session that began in place of the requested one, and yield the request.
 
         A request for the name of the default session is one for that. Raises InputError where the
@@ -409,7 +411,7 @@ class SessionManager:
         if wanted.default or not self._is_default(caller, wanted.name):
             self._check_name(caller, wanted.name, but_held_back=wanted.decides)
             if (there := self._named(caller, wanted.name)) is not None:
-                await self.close(there, _GAVE_WAY)
+                await self.close(there, _REPLACED)
             yield wanted
             return
         async with self._lock_of(caller.principal):
@@ -420,10 +422,10 @@ class SessionManager:
                         f"{wanted.name!r} is your default session, which is there: leave `session` "
                         "empty. reset empties it, close_session ends it."
                     )
-                await self.close(there, _GAVE_WAY)
+                await self.close(there, _REPLACED)
             yield replace(wanted, name="", default=True)
 
-    def _succeed(self, caller: Caller, session: Session, *, default: bool) -> None:
+    def _register(self, caller: Caller, session: Session, *, default: bool) -> None:
         """Register a session as the default one or by its name.
 
         If an earlier one had that place, and its end was not reported, a notice says so.
@@ -431,15 +433,15 @@ class SessionManager:
         owner, name, ended = caller.principal, session.name, None
         if default:
             which, new = "default session", "default session"
-            ended = self._ends.pop(owner, self._defaults.get((owner, caller.default), ""))
+            ended = self._tombstones.pop(owner, self._defaults.get((owner, caller.default), ""))
             if caller.default:
                 self._defaults[owner, caller.default] = session.handle
         elif name:
             which, new = f"session {name!r}", "one"
-            ended = self._ends.find(owner, name) if name != SCRIPT else None
-            self._ends.reassign_name(owner, name)
+            ended = self._tombstones.find(owner, name) if name != SCRIPT else None
+            self._tombstones.reassign_name(owner, name)
         if ended is not None:
-            text = f"The {which} {self._fate(ended)} This is a new {new}"
+            text = f"The {which} {self._end_in_words(ended)} This is a new {new}"
             session.notifications.add(text, ended.loss)
 
     def _is_default(self, caller: Caller, name: str) -> bool:
@@ -523,7 +525,9 @@ class SessionManager:
             preparation=self._preparation,
             saver=self._saver,
             checkpoints=self._settings.checkpoints,
-            resting=self._resting.setdefault(caller.principal, IdleCheckpoints(busy=self._busy)),
+            idle_checkpoints=self._idle_checkpoints.setdefault(
+                caller.principal, IdleCheckpoints(busy=self._busy)
+            ),
             masks=self._masks,
         )
         session.held_back = found.held_back
@@ -616,7 +620,9 @@ class SessionManager:
             start_queue=self._start_queue,
             preparation=self._preparation,
             checkpoints=self._settings.checkpoints,
-            resting=self._resting.setdefault(parent.owner, IdleCheckpoints(busy=self._busy)),
+            idle_checkpoints=self._idle_checkpoints.setdefault(
+                parent.owner, IdleCheckpoints(busy=self._busy)
+            ),
             masks=self._masks,
         )
         session.installing = parent.installing
@@ -741,10 +747,10 @@ class SessionManager:
                 and self._persistence.has(caller.principal, session)
             ):
                 return await self.create(caller, name=session)
-            if (ended := self._ends.find(caller.principal, session)) is not None:
+            if (ended := self._tombstones.find(caller.principal, session)) is not None:
                 raise SessionGone(
-                    f"Session {session!r} {self._fate(ended)} Open another with create_session, "
-                    "or leave `session` empty for the default session.",
+                    f"Session {session!r} {self._end_in_words(ended)} Open another with "
+                    "create_session, or leave `session` empty for the default session.",
                     handle=ended.handle,
                     lost=ended.loss.names,
                     more=ended.loss.more,
@@ -816,13 +822,13 @@ class SessionManager:
 
     def end_delivered(self, handle: str) -> None:
         """Record a delivered answer about the end of a session."""
-        self._ends.mark_delivered(handle)
+        self._tombstones.mark_delivered(handle)
 
     def end_revoked(self, handle: str) -> None:
         """Record that this answer was revoked."""
-        self._ends.mark_undelivered(handle)
+        self._tombstones.mark_undelivered(handle)
 
-    def _fate(self, ended: Tombstone) -> str:
+    def _end_in_words(self, ended: Tombstone) -> str:
         if ended.loss.kept:
             return f"{ended.why}; the kernel that it had joined goes on with its variables."
         files = "" if self._folders.keep else " and files"
@@ -869,7 +875,7 @@ class SessionManager:
         """Record the end of a session, with what it lost, for its owner's next call."""
         if session.handle in self._sessions:
             loss = session.lost_state(f"it {why}")
-            self._ends.add(Tombstone(session.owner, session.handle, session.name, why, loss))
+            self._tombstones.add(Tombstone(session.owner, session.handle, session.name, why, loss))
 
     async def _serve(self, session: Session, *, task_status: anyio.abc.TaskStatus[None]) -> None:
         try:
@@ -885,7 +891,7 @@ class SessionManager:
                     left = session.family.leave(session)
                     await self._tell_of_branches(session.family)
                     for each in left:
-                        await self._put_away(each)
+                        await self._release_files(each)
                         if (held := self._held.pop(each.handle, None)) is not None:
                             held.close()
             del self._sessions[session.handle]
@@ -893,7 +899,7 @@ class SessionManager:
             session.journal.closed(cells=len(session.cells))
             session.ended.set()
 
-    async def _put_away(self, session: Session) -> None:
+    async def _release_files(self, session: Session) -> None:
         """Remove the files of a session that has ended, or release its persisted entry.
 
         With `keep_record` its cells stay readable for a time.

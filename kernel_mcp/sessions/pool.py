@@ -1,6 +1,6 @@
 """Pooled kernels: started ahead of need, so that a new session gets one without waiting.
 
-A pooled kernel, or spare, is complete: in its sandbox, its channels connected, waiting in an empty
+A pooled kernel is complete: in its sandbox, its channels connected, waiting in an empty
 workspace of its own, with an empty package layer. The session that takes it gets these folders with
 it. They are renamed, which the kernel does not notice: it holds the folders themselves and not
 their names. No user code runs before that.
@@ -39,24 +39,24 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 NAME_BYTES = 8
-"""Random bytes in the name of a spare."""
+"""Random bytes in the name of a pooled kernel."""
 _HIDDEN = ".kernel-mcp-"
 _OURS = re.compile(rf"{re.escape(_HIDDEN)}[0-9a-f]{{8}}")
 _LOCK = "lock"
-_SPARE = re.compile(rf"\.?[0-9a-f]{{{2 * NAME_BYTES}}}(-\d+)?")
-"""Names of spares, and those that an unfinished removal has given to files."""
+_POOLED_NAME = re.compile(rf"\.?[0-9a-f]{{{2 * NAME_BYTES}}}(-\d+)?")
+"""Names of pooled kernels, and those that an unfinished removal has given to files."""
 
 
 @contextlib.contextmanager
-def spare_folder(parent: Path) -> Iterator[Path]:
-    """Create a hidden folder for spares in the operator's `parent`, and yield it.
+def pool_folder_in(parent: Path) -> Iterator[Path]:
+    """Create a hidden folder for pooled kernels in the operator's `parent`, and yield it.
 
     It is on the same file system as workspaces, so that a rename moves them. It is removed at the
     end of the block, and that of a killed server by the next one. Raises ConfigError.
     """
     path = parent / f"{_HIDDEN}{secrets.token_hex(4)}"
     try:
-        sweep_spares(parent)
+        sweep_pools(parent)
         path.mkdir(mode=0o700)
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         lock = os.open(path / _LOCK, flags, 0o600)
@@ -68,12 +68,12 @@ def spare_folder(parent: Path) -> Iterator[Path]:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield path
     finally:
-        _remove_spare(path)
+        _remove_pooled(path)
         os.close(lock)
 
 
-def sweep_spares(parent: Path) -> None:
-    """Remove folders of killed servers from `parent`: those with nothing but a lock and spares."""
+def sweep_pools(parent: Path) -> None:
+    """Remove folders of killed servers from `parent` that hold only a lock and pooled kernels."""
     for path in parent.glob(f"{_HIDDEN}*"):
         if _OURS.fullmatch(path.name):
             _remove_if_left(path)
@@ -81,18 +81,18 @@ def sweep_spares(parent: Path) -> None:
 
 def _remove_if_left(path: Path) -> None:
     try:
-        if _holds_spares(path):
+        if _is_pool_folder(path):
             _remove_unlocked(path)
     except OSError as reason:
         logger.warning("could not look at %s: %s", path, reason)
 
 
-def _holds_spares(path: Path) -> bool:
+def _is_pool_folder(path: Path) -> bool:
     found = path.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
         return False
     names = {entry.name for entry in path.iterdir()}
-    return _LOCK in names and all(_SPARE.fullmatch(name) for name in names - {_LOCK})
+    return _LOCK in names and all(_POOLED_NAME.fullmatch(name) for name in names - {_LOCK})
 
 
 def _remove_unlocked(path: Path) -> None:
@@ -102,12 +102,12 @@ def _remove_unlocked(path: Path) -> None:
     except BlockingIOError:
         return  # its server lives
     else:
-        _remove_spare(path)
+        _remove_pooled(path)
     finally:
         os.close(lock)
 
 
-def _remove_spare(path: Path) -> None:
+def _remove_pooled(path: Path) -> None:
     try:
         remove_tree(path)
     except OSError as reason:
@@ -115,13 +115,13 @@ def _remove_spare(path: Path) -> None:
 
 
 REFILL_DELAY_S = 0.02
-"""Seconds before a spare is replaced, in which the session that took it can run its cell."""
+"""Delay before a pooled kernel is replaced: the session that took it can run its cell."""
 RETRY_S = 30.0
 REHEARSAL_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
-class _Spare:
+class _PooledKernel:
     kernel: Kernel
     workspace: Path
     layer: Path
@@ -129,7 +129,7 @@ class _Spare:
 
 
 class WarmPool:
-    """A `KernelSource` in front of another that keeps `size` spares.
+    """A `KernelSource` in front of another that keeps `size` kernels in reserve.
 
     Spares are made below `folder` and `layers`, on the file systems of the workspaces and package
     layers of sessions.
@@ -146,10 +146,10 @@ class WarmPool:
         mark: Callable[[], object] = lambda: None,
         at_first: int | None = None,
     ) -> None:
-        """No spare is started if `capacity` then had no room for a session.
+        """No pooled kernel is started if `capacity` then had no room for a session.
 
-        Until sessions have asked for two kernels there are `at_first` spares, `size` by default. A
-        spare is not used if the value of `mark` has changed since its start.
+        Until sessions have asked for two kernels there are `at_first` pooled kernels, `size` by
+        default. A pooled kernel is not used if the value of `mark` has changed since its start.
         """
         self._mark = mark
         self._source = source
@@ -158,7 +158,7 @@ class WarmPool:
         self._at_first = size if at_first is None else at_first
         self._folder = folder
         self._layers = layers
-        self._spares: deque[_Spare] = deque()
+        self._pooled: deque[_PooledKernel] = deque()
         self._replaced: list[tuple[Path, Path]] = []
         """Replaced folders of sessions under their new names, and the places that they had."""
         self._taken = anyio.Event()
@@ -171,17 +171,17 @@ class WarmPool:
 
     @property
     def ready(self) -> int:
-        """Number of spares that can be taken now."""
-        return len(self._spares)
+        """Number of pooled kernels that can be taken now."""
+        return len(self._pooled)
 
     async def fill(self) -> None:
         """Keep the pool filled until cancelled."""
         while self._size:
             self._taken = anyio.Event()
             with Barrier("keeping kernels in reserve") as barrier:
-                while len(self._spares) < self._wanted and not self._capacity.shortage(2):
-                    self._spares.append(await self._make())
-            if barrier.failure is not None or len(self._spares) < self._wanted:
+                while len(self._pooled) < self._wanted and not self._capacity.shortage(2):
+                    self._pooled.append(await self._make())
+            if barrier.failure is not None or len(self._pooled) < self._wanted:
                 await anyio.sleep(RETRY_S)
                 continue
             await self._taken.wait()
@@ -189,34 +189,34 @@ class WarmPool:
             await self._tidy()
 
     async def aclose(self) -> None:
-        """End the spares."""
+        """End the pooled kernels."""
         with anyio.CancelScope(shield=True):
             await self._tidy()
-            while self._spares:
-                await self._drop(self._spares.popleft())
+            while self._pooled:
+                await self._drop(self._pooled.popleft())
 
     async def start(self, request: KernelRequest, progress: ProgressCallback) -> Kernel:
-        """Return a spare that fits the request, else start a kernel. Raises KernelMcpError."""
+        """Return a pooled kernel that fits, else start a kernel. Raises KernelMcpError."""
         self._begun += 1
-        if len(self._spares) < self._wanted:
+        if len(self._pooled) < self._wanted:
             self._taken.set()
-        while request.ordinary and _adds_nothing(request.layer) and self._spares:
-            spare = self._spares.popleft()
+        while request.ordinary and _adds_nothing(request.layer) and self._pooled:
+            pooled = self._pooled.popleft()
             self._taken.set()
             fits = False
             try:
                 with Barrier("handing a kernel in reserve over", request.session):
-                    fits = await self._hand_over(spare, request)
+                    fits = await self._hand_over(pooled, request)
             finally:
                 if not fits:
-                    await self._drop(spare)
+                    await self._drop(pooled)
             if fits:
-                spare.kernel.handle.limits.session = request.session
-                spare.kernel.handle.kind = "pooled"
-                return spare.kernel
+                pooled.kernel.handle.limits.session = request.session
+                pooled.kernel.handle.kind = "pooled"
+                return pooled.kernel
         return await self._source.start(request, progress)
 
-    async def _make(self) -> _Spare:
+    async def _make(self) -> _PooledKernel:
         mark, name = self._mark(), secrets.token_hex(NAME_BYTES)
         workspace, layer = self._folder / name, self._layers / name
         make_private(workspace)
@@ -230,24 +230,24 @@ class WarmPool:
             await _prewarm(kernel)
             await kernel.handle.limits.survey()
             undo.pop_all()
-        return _Spare(kernel, workspace, layer, mark)
+        return _PooledKernel(kernel, workspace, layer, mark)
 
-    async def _hand_over(self, spare: _Spare, request: KernelRequest) -> bool:
-        """Rename a spare's folders to the session's; return False if it cannot be used."""
-        handle = spare.kernel.handle
-        if handle.exit is not None or handle.stopped or spare.mark != self._mark():
+    async def _hand_over(self, pooled: _PooledKernel, request: KernelRequest) -> bool:
+        """Rename a pooled kernel's folders to the session's; return False if it cannot be used."""
+        handle = pooled.kernel.handle
+        if handle.exit is not None or handle.stopped or pooled.mark != self._mark():
             return False
-        if not self._hand_over_layer(spare, request.layer):
+        if not self._hand_over_layer(pooled, request.layer):
             return False
-        await self._hand_over_workspace(spare, request.workspace)
+        await self._hand_over_workspace(pooled, request.workspace)
         return True
 
-    def _hand_over_layer(self, spare: _Spare, layer: Path | None) -> bool:
-        """Rename the spare's layer to the session's; return False if that has content."""
+    def _hand_over_layer(self, pooled: _PooledKernel, layer: Path | None) -> bool:
+        """Rename the pooled kernel's layer to the session's; return False if that has content."""
         if layer is None:
             return True
         try:
-            old = take_place(spare.layer, layer)
+            old = take_place(pooled.layer, layer)
         except OSError:
             return False
         if old is None:
@@ -258,17 +258,17 @@ class WarmPool:
         self._replaced.append((old, layer))
         return True
 
-    async def _hand_over_workspace(self, spare: _Spare, workspace: Path) -> None:
-        """Rename the spare's workspace to the session's, with the files of that."""
+    async def _hand_over_workspace(self, pooled: _PooledKernel, workspace: Path) -> None:
+        """Rename the pooled kernel's workspace to the session's, with the files of that."""
         filled = any(workspace.iterdir())
         try:
             if filled:
-                await anyio.to_thread.run_sync(_move_content, workspace, spare.workspace)
-                await spare.kernel.handle.limits.survey()
-            old = take_place(spare.workspace, workspace)
+                await anyio.to_thread.run_sync(_move_content, workspace, pooled.workspace)
+                await pooled.kernel.handle.limits.survey()
+            old = take_place(pooled.workspace, workspace)
         except BaseException:
             if filled:
-                await surely(_move_content, spare.workspace, workspace)
+                await surely(_move_content, pooled.workspace, workspace)
             raise
         if old is not None:
             self._replaced.append((old, workspace))
@@ -278,11 +278,11 @@ class WarmPool:
             with Barrier("removing the folder of a kernel in reserve"):
                 await surely(_dissolve, *self._replaced.pop())
 
-    async def _drop(self, spare: _Spare) -> None:
+    async def _drop(self, pooled: _PooledKernel) -> None:
         with anyio.CancelScope(shield=True), Barrier("ending a kernel in reserve"):
             async with AsyncExitStack() as undo:
-                undo.push_async_callback(_remove, spare.workspace, spare.layer)
-                await spare.kernel.aclose()
+                undo.push_async_callback(_remove, pooled.workspace, pooled.layer)
+                await pooled.kernel.aclose()
 
 
 async def _remove(*folders: Path) -> None:

@@ -161,7 +161,9 @@ class CellQueue:
             self._drop(cell, "it was cancelled before it began")
         else:
             cell.stop(StopReason.CANCEL)
-        cell.told = cell.abandoned = True  # its call is over; the next answer reports a loss
+        cell.end_reported = cell.abandoned = (
+            True  # its call is over; the next answer reports a loss
+        )
 
     def halt(self, reason: StopReason, lost: Notice | None) -> None:
         """End every cell, because the session is reset or closed; `lost` is the loss."""
@@ -170,17 +172,17 @@ class CellQueue:
             cause = f"the session was {what} before this cell began"
             cell = self._waiting[0]
             cell.run_after([] if lost is None else [lost])
-            self._drop(cell, cause).told = True
+            self._drop(cell, cause).end_reported = True
         if self.current is not None:
             self.current.own = lost
             self.current.stop(reason)
-            self.current.told = True
+            self.current.end_reported = True
 
     def file_away(self) -> list[int]:
         """Move ended cells to disk; return the numbers of those without a delivered answer."""
-        ended = [cell for cell in self.cells.untold if cell.finished.is_set()]
+        ended = [cell for cell in self.cells.unreported if cell.finished.is_set()]
         for cell in ended:
-            cell.told = True
+            cell.end_reported = True
             self.news.retract(cell)
         self.cells.settle()
         return [cell.number for cell in ended]

@@ -146,7 +146,7 @@ class Session:
         preparation: Preparation | None = None,
         saver: Saver | None = None,
         checkpoints: str = "off",
-        resting: IdleCheckpoints | None = None,
+        idle_checkpoints: IdleCheckpoints | None = None,
         masks: Masks | None = None,
     ) -> None:
         """`admit` reserves a kernel for a hibernated session. Times are seconds of `clock`.
@@ -200,7 +200,7 @@ class Session:
                 clock,
                 self.notifications.add,
                 lambda: self.persisted is not None,
-                resting,
+                idle_checkpoints,
             ),
             on_death=self._look,
             last_save=self._last_save,

@@ -132,7 +132,7 @@ def register(box: Toolbox, services: ToolContext) -> None:
             return await _said_again(found, caller.response, settings)
         with found.queue.attending(chosen):
             await found.follow(chosen, wait, progress_of(ctx))
-            since = Position() if chosen.told else chosen.reported
+            since = Position() if chosen.end_reported else chosen.reported
             result = await told(found, chosen, caller.response, since=since)
         if not cell and chosen is not _last(found):
             result.content.insert(0, said(_earlier(found, chosen)))
@@ -293,7 +293,7 @@ def check_seconds(name: str, value: float, *, least: float) -> None:
 
 def _earlier(session: Session, cell: Cell) -> str:
     """Return a heading for an answer about a cell other than the last one started."""
-    later = [other for other in session.cells.untold if other.number > cell.number]
+    later = [other for other in session.cells.unreported if other.number > cell.number]
     others = [f"cell {other.number}" for other in later]
     more = f". Call wait again for {', '.join(others)}" if others else ""
     return f"This is cell {cell.number}, which an earlier call had started{more}"
@@ -301,9 +301,9 @@ def _earlier(session: Session, cell: Cell) -> str:
 
 def _next_to_tell(session: Session) -> Cell | None:
     """Return the running cell, else the next one, else the first whose end was not reported."""
-    untold = session.cells.untold
-    going = (cell for cell in untold if not cell.finished.is_set())
-    return next(going, None) or next(iter(untold), None)
+    unreported = session.cells.unreported
+    going = (cell for cell in unreported if not cell.finished.is_set())
+    return next(going, None) or next(iter(unreported), None)
 
 
 async def _said_again(

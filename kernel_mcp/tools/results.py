@@ -126,7 +126,7 @@ def _untold(answered: weakref.ref[Session], number: int) -> None:
     """Note that the client cancelled the call whose answer reported the end of a cell."""
     if (session := answered()) is not None:
         cell = session.cells[number - 1]
-        cell.told, cell.telling, cell.called = False, False, True
+        cell.end_reported, cell.telling, cell.called = False, False, True
         session.queue.news.ended(cell)
 
 

@@ -236,7 +236,7 @@ def _print(queue: CellQueue | None, size: int) -> None:
         queue.begin()
         cell.take(Stream("stdout", "x" * 20 * KIB))
         cell.finish(CellOutcome(Status.OK), 0.0)
-        cell.told = True
+        cell.end_reported = True
         queue.end(cell)
 
 

@@ -215,8 +215,10 @@ async def rest(policy: Checkpoints, kernel: Any, cell: int = 1) -> None:
 
 
 async def test_of_many_that_rest_those_used_last_keep_their_copies(own: dict[int, int]) -> None:
-    resting = IdleCheckpoints(lambda: 2)
-    policies = [Checkpoints("auto", lambda: 0.0, print, resting=resting) for _ in range(3)]
+    idle_checkpoints = IdleCheckpoints(lambda: 2)
+    policies = [
+        Checkpoints("auto", lambda: 0.0, print, idle_checkpoints=idle_checkpoints) for _ in range(3)
+    ]
     kernels: list[Any] = [Copied() for _ in policies]
     for policy, kernel in zip(policies, kernels, strict=True):
         await rest(policy, kernel)
@@ -228,7 +230,7 @@ async def test_of_many_that_rest_those_used_last_keep_their_copies(own: dict[int
     assert not first.owed
     second.stir()  # it is used
     await rest(first, kernels[0], 2)
-    await rest(Checkpoints("auto", lambda: 0.0, print, resting=resting), Copied())
+    await rest(Checkpoints("auto", lambda: 0.0, print, idle_checkpoints=idle_checkpoints), Copied())
     assert [each.newest is not None for each in policies] == [True, True, False]
 
 
@@ -247,8 +249,8 @@ def test_more_of_them_keep_copies_where_there_is_much_memory(
 
 async def test_while_cells_wait_for_processors_no_copy_takes_them(own: dict[int, int]) -> None:
     busy = CROWD + 1.0
-    resting = IdleCheckpoints(busy=lambda: busy)
-    policy = Checkpoints("auto", lambda: 0.0, print, resting=resting)
+    idle_checkpoints = IdleCheckpoints(busy=lambda: busy)
+    policy = Checkpoints("auto", lambda: 0.0, print, idle_checkpoints=idle_checkpoints)
     kernel: Any = Copied()
     await rest(policy, kernel)
     assert not kernel.made
@@ -264,8 +266,11 @@ async def test_while_cells_wait_for_processors_no_copy_takes_them(own: dict[int,
 
 async def test_of_many_cells_that_begin_together_few_wait_for_a_copy(own: dict[int, int]) -> None:
     begun, many = 0, (CROWD + 2) * PROCESSORS
-    resting = IdleCheckpoints(lambda: 0, busy=lambda: begun / PROCESSORS)
-    policies = [Checkpoints("auto", lambda: 0.0, print, resting=resting) for _ in range(many)]
+    idle_checkpoints = IdleCheckpoints(lambda: 0, busy=lambda: begun / PROCESSORS)
+    policies = [
+        Checkpoints("auto", lambda: 0.0, print, idle_checkpoints=idle_checkpoints)
+        for _ in range(many)
+    ]
     kernels: list[Any] = [SlowlyCopied() for _ in policies]
     for policy, kernel in zip(policies, kernels, strict=True):
         kernel.parked.set()
@@ -300,9 +305,10 @@ async def test_of_many_cells_that_begin_together_few_wait_for_a_copy(own: dict[i
 
 
 async def test_of_many_pauses_few_are_used_at_a_time(own: dict[int, int]) -> None:
-    resting = IdleCheckpoints(lambda: 99)
+    idle_checkpoints = IdleCheckpoints(lambda: 99)
     policies = [
-        Checkpoints("auto", lambda: 0.0, print, resting=resting) for _ in range(PROCESSORS + 1)
+        Checkpoints("auto", lambda: 0.0, print, idle_checkpoints=idle_checkpoints)
+        for _ in range(PROCESSORS + 1)
     ]
     kernels: list[Any] = [SlowlyCopied() for _ in policies]
     async with anyio.create_task_group() as tasks:
@@ -320,13 +326,15 @@ async def test_of_many_pauses_few_are_used_at_a_time(own: dict[int, int]) -> Non
 async def test_those_that_could_not_make_a_copy_ask_one_after_the_other(
     own: dict[int, int],
 ) -> None:
-    resting = IdleCheckpoints(lambda: 99)
-    policies = [Checkpoints("auto", lambda: 0.0, print, resting=resting) for _ in range(9)]
+    idle_checkpoints = IdleCheckpoints(lambda: 99)
+    policies = [
+        Checkpoints("auto", lambda: 0.0, print, idle_checkpoints=idle_checkpoints) for _ in range(9)
+    ]
     kernel: Any = Copied()
     asks = []
     with contextlib.ExitStack() as others:
         for _ in range(PROCESSORS):
-            others.enter_context(resting.at_once(Checkpoints("auto", lambda: 0.0, print)))
+            others.enter_context(idle_checkpoints.at_once(Checkpoints("auto", lambda: 0.0, print)))
         for policy in policies:
             await rest(policy, kernel)
             asks.append(policy.pause_s(kernel))
@@ -339,8 +347,10 @@ async def test_those_that_could_not_make_a_copy_ask_one_after_the_other(
 
 
 async def test_none_is_made_of_a_session_that_could_not_keep_it(own: dict[int, int]) -> None:
-    resting = IdleCheckpoints(lambda: 2)
-    policies = [Checkpoints("auto", lambda: 0.0, print, resting=resting) for _ in range(4)]
+    idle_checkpoints = IdleCheckpoints(lambda: 2)
+    policies = [
+        Checkpoints("auto", lambda: 0.0, print, idle_checkpoints=idle_checkpoints) for _ in range(4)
+    ]
     kernels: list[Any] = [Copied() for _ in policies]
     for policy in policies:
         policy.worked(0.1)
@@ -359,7 +369,9 @@ async def test_none_is_made_of_a_session_that_could_not_keep_it(own: dict[int, i
 async def test_of_many_cells_at_a_time_each_has_done_a_part_of_the_work(
     own: dict[int, int],
 ) -> None:
-    policy = Checkpoints("auto", lambda: 0.0, print, resting=IdleCheckpoints(busy=lambda: 32.0))
+    policy = Checkpoints(
+        "auto", lambda: 0.0, print, idle_checkpoints=IdleCheckpoints(busy=lambda: 32.0)
+    )
     kernel: Any = Copied()
     for cell in range(1, 20):
         policy.worked(1.0)  # of which it had a processor for some 30 ms
@@ -370,23 +382,32 @@ async def test_of_many_cells_at_a_time_each_has_done_a_part_of_the_work(
 async def test_copies_that_a_dead_kernel_comes_back_from_are_not_given_up(
     own: dict[int, int],
 ) -> None:
-    resting = IdleCheckpoints(lambda: 1)
-    policy, kernel = Checkpoints("auto", lambda: 0.0, print, resting=resting), Copied()
+    idle_checkpoints = IdleCheckpoints(lambda: 1)
+    policy, kernel = (
+        Checkpoints("auto", lambda: 0.0, print, idle_checkpoints=idle_checkpoints),
+        Copied(),
+    )
     await rest(policy, kernel)
     kernel.exit = "it is dead"  # type: ignore[assignment]
-    await rest(Checkpoints("auto", lambda: 0.0, print, resting=resting), Copied())
+    await rest(Checkpoints("auto", lambda: 0.0, print, idle_checkpoints=idle_checkpoints), Copied())
     assert policy.newest is not None
 
 
 async def test_copies_that_cost_much_or_are_wanted_always_stay(
     own: dict[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    resting = IdleCheckpoints(lambda: 0)
-    asked, kernel = Checkpoints("always", lambda: 0.0, print, resting=resting), Copied()
+    idle_checkpoints = IdleCheckpoints(lambda: 0)
+    asked, kernel = (
+        Checkpoints("always", lambda: 0.0, print, idle_checkpoints=idle_checkpoints),
+        Copied(),
+    )
     await rest(asked, kernel)
     assert asked.newest is not None
     monkeypatch.setattr(checkpoints, "_resident", lambda _kernel: SMALL + 1)
-    large, kernel = Checkpoints("auto", lambda: 0.0, print, resting=resting), Copied()
+    large, kernel = (
+        Checkpoints("auto", lambda: 0.0, print, idle_checkpoints=idle_checkpoints),
+        Copied(),
+    )
     kernel.fork_s = 0.2
     await rest(large, kernel)
     assert large.newest is not None

@@ -61,7 +61,7 @@ class Cells:
         cell.phase, cell.numbered, cell.state_as_of = Phase.RUN, True, number
         cell.run_after([Notice(1, "lost", Loss("a reason", ("x", "y"), 3))])
         cell.finish(CellOutcome(Status.ERROR, True, "a cause", number), 3.5)
-        cell.told = told
+        cell.end_reported = told
         return cell
 
     def _log(self, number: int) -> OutputLog:
@@ -78,7 +78,7 @@ async def seen(cell: Cell) -> list[Any]:
     log = cell.log
     outputs = [log.output(str(number)) for number in (1, 2, 230)]
     return [
-        *(cell.number, cell.code, cell.outcome, cell.status, cell.duration_s, cell.told),
+        *(cell.number, cell.code, cell.outcome, cell.status, cell.duration_s, cell.end_reported),
         *(log.since(), log.since(limit=100), log.position(), list(log.text()), log.characters),
         *(log.disk_bytes, log.closed, outputs, [part and part.read() for part in outputs]),
         cell.meta("s", omitted=0, outputs=[]),
@@ -111,11 +111,11 @@ async def test_what_may_still_change_stays_in_memory(cells: Cells) -> None:
     assert cells.history.in_memory == 4
     for cell in (untold, shown, listener, newest):
         assert cells.history[cell.number - 1] is cell
-    assert cells.history.untold == [untold]
+    assert cells.history.unreported == [untold]
     listener.take(Stream("stdout", "from a thread"))
     other = cells.run(Display({"text/plain": "new"}, {}, "id", update=True))
     assert "".join(shown.log.text()) == "new\n"
-    untold.told = True
+    untold.end_reported = True
     cells.history.settle()
     assert cells.history.in_memory == 2
     assert "".join(cells.history[listener.number - 1].log.text()) == "from a thread"

@@ -16,7 +16,7 @@ import pytest
 from kernel_mcp.environments.uv import silence
 from kernel_mcp.errors import ConfigError
 from kernel_mcp.kernels.factory import KernelRequest
-from kernel_mcp.sessions.pool import WarmPool, spare_folder
+from kernel_mcp.sessions.pool import WarmPool, pool_folder_in
 from tests.unit.fake_kernels import FakeSource
 
 pytestmark = [pytest.mark.anyio]
@@ -185,8 +185,8 @@ async def test_a_spare_that_cannot_be_started_leaves_no_folder(tmp_path: Path) -
 KILLED = """
 import os, sys
 from pathlib import Path
-from kernel_mcp.sessions.pool import spare_folder
-with spare_folder(Path(sys.argv[1])) as folder:
+from kernel_mcp.sessions.pool import pool_folder_in
+with pool_folder_in(Path(sys.argv[1])) as folder:
     (folder / ("0f" * 8) / "x").mkdir(parents=True)
     print(folder, flush=True)
     os.kill(os.getpid(), 9)
@@ -202,7 +202,7 @@ def killed(parent: Path) -> Path:
 
 
 def test_nothing_of_it_stays(tmp_path: Path) -> None:
-    with spare_folder(tmp_path) as folder:
+    with pool_folder_in(tmp_path) as folder:
         (folder / ("0f" * 8)).mkdir()
         assert folder.stat().st_mode & 0o777 == 0o700
     assert list(tmp_path.iterdir()) == []
@@ -211,9 +211,9 @@ def test_nothing_of_it_stays(tmp_path: Path) -> None:
 def test_what_a_killed_server_left_goes_and_a_living_ones_stays(tmp_path: Path) -> None:
     left = killed(tmp_path)
     assert list(left.iterdir())
-    with spare_folder(tmp_path) as living:
+    with pool_folder_in(tmp_path) as living:
         assert not left.exists()
-        with spare_folder(tmp_path):
+        with pool_folder_in(tmp_path):
             assert living.exists()
 
 
@@ -226,7 +226,7 @@ def test_what_may_be_somebody_elses_is_left_alone(tmp_path: Path) -> None:
     other.mkdir()
     (other / "lock").touch()
     (tmp_path / ".kernel-mcp-11111111").symlink_to(with_file)
-    with spare_folder(tmp_path):
+    with pool_folder_in(tmp_path):
         pass
     assert (with_file / "thesis.txt").read_text() == "mine"
     assert {unlocked, other, with_file, tmp_path / ".kernel-mcp-11111111"} == set(
@@ -235,5 +235,5 @@ def test_what_may_be_somebody_elses_is_left_alone(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_cannot_be_used_is_told(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="--workspace"), spare_folder(tmp_path / "missing"):
+    with pytest.raises(ConfigError, match="--workspace"), pool_folder_in(tmp_path / "missing"):
         pass

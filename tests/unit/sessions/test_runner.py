@@ -48,7 +48,7 @@ async def test_a_cell_that_waits_is_abandoned_at_once_a_running_one_stopped(
     assert waiting.outcome == CellOutcome(
         Status.INTERRUPTED, cause="it was cancelled before it began"
     )
-    assert waiting.told
+    assert waiting.end_reported
     assert running.outcome is None
     assert running.stop_reason is StopReason.CANCEL
     assert len(cells) == 0
