@@ -20,10 +20,11 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
-from kernel_mcp import __version__
+from kernel_mcp import __version__, extensions
 from kernel_mcp.config.settings import (
     ENV_PREFIX,
     OPTIONS,
+    TOOL_GROUPS,
     IgnoredKeys,
     Limits,
     Option,
@@ -172,6 +173,9 @@ def _checked(settings: Settings, environ: Mapping[str, str]) -> Settings:
             f"--attach and --profile {settings.profile}: what code may do in an attached kernel is "
             "limited by nothing here; leave one of the two out"
         )
+    for group in settings.tools:
+        if group not in TOOL_GROUPS:
+            extensions.load(extensions.TOOLS, group)
     known = []
     secret = {each.name for each in settings.secrets}
     for each in settings.variables:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from kernel_mcp import extensions
 from kernel_mcp.config.values import (
     MIB,
     Attachment,
@@ -380,7 +381,8 @@ class Settings:
         narrows=less_kept,
     )
     sandbox: tuple[str, ...] = _flag(
-        "sandbox", choices_in_order(SANDBOXES, CHAINED), _SERVER, "|".join(SANDBOXES), "auto",
+        "sandbox", choices_in_order(SANDBOXES, CHAINED, extensions.SANDBOXES), _SERVER,
+        "|".join(SANDBOXES), "auto",
         "how kernels are confined: `auto` is `bwrap`; `bwrap,landlock` takes the first of them "
         "that works (landlock has gaps, see `kernel-mcp doctor`); `none` is no boundary at all: "
         "code may do all that you may",
@@ -409,7 +411,8 @@ class Settings:
         narrows=no_further(CHECKPOINTS),
     )
     tools: tuple[str, ...] = _flag(
-        "tools", some_of(*TOOL_GROUPS), _SERVER, "GROUPS", ",".join(TOOL_GROUPS),
+        "tools", some_of(*TOOL_GROUPS, group=extensions.TOOLS), _SERVER,
+        "GROUPS", ",".join(TOOL_GROUPS),
         "tools that clients see: `core` runs code and keeps sessions, `packages` has `install` and "
         "`list_packages`, `files` reads and writes files and exports notebooks, `branches` has "
         "`undo`, `branch` and `adopt`, `notebooks` opens, edits and runs `.ipynb` files",

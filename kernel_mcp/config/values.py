@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 from urllib.parse import parse_qs, urlsplit
 
+from kernel_mcp.extensions import offered
 from kernel_mcp.linux.folders import from_home
 from kernel_mcp.records import dataclass
 
@@ -258,12 +259,12 @@ def characters(given: object) -> int:
     return found
 
 
-def choice(*words: str) -> Callable[[object], str]:
-    """Return a reader that accepts exactly one of `words`."""
+def choice(*words: str, group: str = "") -> Callable[[object], str]:
+    """Return a reader that accepts exactly one of `words`, or a name in a group of extensions."""
 
     def read(given: object) -> str:
         word = given.strip().lower() if isinstance(given, str) else ""
-        if word not in words:
+        if word not in words and not (group and word in offered(group)):
             raise ValueError(f"expected {', '.join(words[:-1])} or {words[-1]}")
         return word
 
@@ -271,16 +272,19 @@ def choice(*words: str) -> Callable[[object], str]:
 
 
 def choices_in_order(
-    words: tuple[str, ...], chained: tuple[str, ...]
+    words: tuple[str, ...], chained: tuple[str, ...], group: str
 ) -> Callable[[object], tuple[str, ...]]:
-    """Return a reader of one of `words`, or of several of `chained` in order of preference."""
+    """Return a reader of one of `words`, or of several of `chained` in order of preference.
+
+    Names in a group of extensions stand alone.
+    """
     several = ",".join(chained)
 
     def read(given: object) -> tuple[str, ...]:
         listed = given.split(",") if isinstance(given, str) else given
         if not isinstance(listed, list) or not listed:
             listed = [given]
-        found = tuple(dict.fromkeys(map(choice(*words), listed)))
+        found = tuple(dict.fromkeys(map(choice(*words, group=group), listed)))
         if len(found) > 1 and (alone := [each for each in found if each not in chained]):
             raise ValueError(f"{alone[0]} stands alone; what may follow each other is {several}")
         return found
@@ -288,14 +292,14 @@ def choices_in_order(
     return read
 
 
-def some_of(*words: str) -> Callable[[object], tuple[str, ...]]:
-    """Return a reader of several of `words`, which must include the first."""
+def some_of(*words: str, group: str) -> Callable[[object], tuple[str, ...]]:
+    """Return a reader of several of `words`, the first among them, or names of extensions."""
 
     def read(given: object) -> tuple[str, ...]:
         listed = given.split(",") if isinstance(given, str) else given
         if not isinstance(listed, list) or not listed:
             listed = [given]
-        found = tuple(dict.fromkeys(map(choice(*words), listed)))
+        found = tuple(dict.fromkeys(map(choice(*words, group=group), listed)))
         if words[0] not in found:
             raise ValueError(f"{words[0]} has to be among them: {words[0]},{','.join(found)}")
         return found

@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from types import MappingProxyType
 
+from kernel_mcp import extensions
 from kernel_mcp.errors import ConfigError, LaunchError, SandboxUnavailable
 from kernel_mcp.linux.folders import SCRATCH, Identity, scratch_folder
 from kernel_mcp.linux.process import tie_to_server
@@ -190,17 +191,23 @@ def select_sandbox(
 def _try(
     name: str, container: ContainerOptions | None, prove: Callable[[Sandbox], None] | None
 ) -> Sandbox | SandboxUnavailable:
-    if name not in BACKENDS:
-        known = ", ".join(["auto", *BACKENDS])
-        raise ConfigError(f"there is no sandbox {name!r}; choose one of {known}")
+    detect = BACKENDS.get(name) or _of_extension(name)
     try:
-        sandbox = _container(container) if name == "container" else BACKENDS[name]()
+        sandbox = _container(container) if name == "container" else detect()
         _start(sandbox, prove or _probe)
     except SandboxUnavailable as refusal:
         return refusal
     except LaunchError as refusal:  # the folders of this machine stand in its way
         return SandboxUnavailable(str(refusal))
     return sandbox
+
+
+def _of_extension(name: str) -> Callable[[], Sandbox]:
+    if name not in extensions.offered(extensions.SANDBOXES):
+        known = ", ".join(["auto", *BACKENDS])
+        raise ConfigError(f"there is no sandbox {name!r}; choose one of {known}")
+    detect: Callable[[], Sandbox] = extensions.load(extensions.SANDBOXES, name)
+    return detect
 
 
 def _start(sandbox: Sandbox, prove: Callable[[Sandbox], None]) -> None:
@@ -221,11 +228,8 @@ def _probe(sandbox: Sandbox) -> None:
     raise SandboxUnavailable(sandbox.refusal(said))
 
 
-UNCONFINED = "none"
-
-
 def proven_sandbox(*names: str, container: ContainerOptions | None = None) -> Sandbox:
-    """Return the first of these backends whose guarantees hold; `none` has none.
+    """Return the first of these backends whose guarantees hold; one such as `none` has none.
 
     Blocks some 40 ms, a second for a container. Raises SandboxUnavailable, ConfigError.
     """
@@ -233,10 +237,10 @@ def proven_sandbox(*names: str, container: ContainerOptions | None = None) -> Sa
 
 
 def _prove(sandbox: Sandbox) -> None:
-    if sandbox.name == UNCONFINED:
-        _probe(sandbox)
-    else:
+    if sandbox.report().enforced:
         require_boundary(sandbox)
+    else:
+        _probe(sandbox)
 
 
 def begin_proof(*names: str, container: ContainerOptions | None = None) -> Future[Sandbox]:

@@ -22,6 +22,7 @@ from kernel_mcp.sandbox.base import Sandbox, SandboxReport, SandboxRequest
 from kernel_mcp.sandbox.bwrap import BwrapSandbox
 from kernel_mcp.sandbox.landlock import LandlockSandbox
 from kernel_mcp.sandbox.select import NoSandbox
+from tests.contracts.logging_sandbox import LoggingSandbox
 from tests.integration import containers
 
 RUNTIME = (Path(sys.prefix), Path(sys.base_prefix))
@@ -51,6 +52,7 @@ BACKENDS: dict[str, Callable[[], Sandbox]] = {
     "landlock": LandlockSandbox.detect,
     "none": NoSandbox,
     "container": podman,
+    "logging": LoggingSandbox.detect,  # as a third party would write one
 }
 
 

@@ -17,7 +17,7 @@ PACKAGES = ("kernel_mcp", "kernel_specs")
 ROOMS = (
     ("records",),
     ("errors",),
-    ("barriers", "lazy_imports"),
+    ("barriers", "extensions", "lazy_imports"),
     ("telemetry",),
     ("linux",),
     ("config",),

@@ -206,7 +206,7 @@ def test_places_are_folders_or_addresses() -> None:
 
 
 def test_groups_are_a_list_with_the_first_among_them() -> None:
-    read = values.some_of("core", "packages", "files")
+    read = values.some_of("core", "packages", "files", group="no.such.group")
     assert read(" Core, files,core") == ("core", "files")
     assert read(["core"]) == ("core",)
     with pytest.raises(ValueError, match="core has to be among them: core,files"):

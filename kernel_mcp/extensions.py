@@ -1,0 +1,40 @@
+"""Sandboxes and tools of other distributions: found by entry point, loaded where a flag names them.
+
+They are installed beside the server by its operator, and run with its rights.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kernel_mcp.errors import ConfigError
+
+SANDBOXES = "kernel_mcp.sandboxes"
+"""Group of callables that return a `Sandbox`, by the name that `--sandbox` takes.
+
+They take no argument, and raise SandboxUnavailable with the remedy."""
+TOOLS = "kernel_mcp.tools"
+"""Group of functions such as `tools.files.register`, by the name of their group in `--tools`."""
+
+
+def offered(group: str) -> tuple[str, ...]:
+    """Return the names of a group that installed distributions offer."""
+    from importlib.metadata import entry_points  # 20 ms, for a name that is not the server's own
+
+    return tuple(sorted({each.name for each in entry_points(group=group)}))
+
+
+def load(group: str, name: str) -> Any:
+    """Return what a distribution offers under a name. Raises ConfigError with the reason."""
+    from importlib.metadata import entry_points
+
+    found = next(iter(entry_points(group=group, name=name)), None)
+    if found is None:
+        raise ConfigError(f"no installed distribution offers {name!r} in {group}")
+    try:
+        return found.load()
+    except Exception as error:  # it is code of others
+        whose = f" of {found.dist.name}" if found.dist else ""
+        raise ConfigError(
+            f"{name!r}{whose} cannot be loaded ({found.value}): {type(error).__name__}: {error}"
+        ) from error
