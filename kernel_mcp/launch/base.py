@@ -16,7 +16,7 @@ from kernel_mcp.records import dataclass
 START_TIMEOUT_S = 60.0
 """Seconds from the launch of a kernel until it is ready."""
 
-Tell: TypeAlias = "Callable[[Mapping[str, Any]], None]"
+OnRecord: TypeAlias = "Callable[[Mapping[str, Any]], None]"
 """Callback for a log record of one network connection, or of several similar ones."""
 
 _SO_PASSRIGHTS = 83

@@ -55,7 +55,7 @@ class _ResumeRequest:
     """A request for a kernel, and a callback for the kernel's end."""
 
     def __init__(self) -> None:
-        self.given = anyio.Event()
+        self.answered = anyio.Event()
         self.found: tuple[int, int] | None = None
         self.closed: object = None
         self.ended = False
@@ -138,7 +138,7 @@ class Checkpoint:
             signal.pidfd_send_signal(self.pidfd, signal.SIGCONT)  # code may have stopped it
             socket.send_fds(self._host, [json.dumps(order).encode()], fds)
             with anyio.CancelScope(shield=True):
-                why = await silence.await_answer(request.given, self._resuming, RESUME_S)
+                why = await silence.await_answer(request.answered, self._resuming, RESUME_S)
         except OSError as reason:
             raise LaunchError(f"the checkpoint takes no word of the server: {reason}") from reason
         if request.found is None:
@@ -170,7 +170,7 @@ class Checkpoint:
         if self.pidfd >= 0:
             _kill(self.pidfd)
         for request in self._requests.values():
-            request.given.set()
+            request.answered.set()
 
     def close(self) -> None:
         """End its process; the kernels that it has forked go on."""
@@ -236,16 +236,16 @@ class Checkpoint:
         if type(number) is not int or (request := self._requests.get(number)) is None:
             return False
         alive = packet.keys() == {"alive", "closed"}
-        if alive and not request.given.is_set() and pid != self.pid:
+        if alive and not request.answered.is_set() and pid != self.pid:
             request.found = pid, self._admit(pid)
             request.closed = packet["closed"]
-            request.given.set()
+            request.answered.set()
             return True
         status = packet.get("status")
         if packet.keys() == {"ended", "status"} and is_end(status) and pid == self.pid:
             del self._requests[number]
             request.ended = True
-            request.given.set()
+            request.answered.set()
             request.on_end(status)
             return True
         return False

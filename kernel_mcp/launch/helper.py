@@ -69,7 +69,7 @@ class HelperProcess:
         self._on_message = on_message
         self._on_end = on_end
         self._numbers = itertools.count(1)
-        self._asked: dict[int, asyncio.Future[tuple[dict[str, Any], list[int]]]] = {}
+        self._requests: dict[int, asyncio.Future[tuple[dict[str, Any], list[int]]]] = {}
         self._control: socket.socket | None = None
         self._watched: WatchedProcess | None = None
         self._ending: list[WatchedProcess] = []
@@ -109,13 +109,13 @@ class HelperProcess:
             raise LaunchError(f"{self._name} is being replaced: try again")
         number = next(self._numbers)
         answer: asyncio.Future[tuple[dict[str, Any], list[int]]]
-        answer = self._asked[number] = asyncio.get_running_loop().create_future()
+        answer = self._requests[number] = asyncio.get_running_loop().create_future()
         try:
             self._watch_for_silence()
             self.send({**message, "id": number}, fds)
             return await answer
         finally:
-            self._asked.pop(number, None)
+            self._requests.pop(number, None)
 
     def replace(self, why: str) -> None:
         """End it, and start another one after a pause."""
@@ -191,7 +191,7 @@ class HelperProcess:
             self._tail.close()
             self._tail = None
         self._silence, self._quiet = None, 0
-        for answer in self._asked.values():
+        for answer in self._requests.values():
             if not answer.done():
                 answer.set_exception(LaunchError(f"{self._name} is being replaced: {why}"))
         return output
@@ -225,11 +225,11 @@ class HelperProcess:
             self._answer(message, fds)
         else:
             self._on_message(message, fds)
-        if any(not each.done() for each in self._asked.values()):
+        if any(not each.done() for each in self._requests.values()):
             self._watch_for_silence()
 
     def _answer(self, message: dict[str, Any], fds: list[int], failure: str = "") -> None:
-        answer = self._asked.get(message.get("id", 0))
+        answer = self._requests.get(message.get("id", 0))
         if answer is None or answer.done():
             linux.close_all(fds)
         elif failure:

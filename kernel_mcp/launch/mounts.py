@@ -119,7 +119,7 @@ class MountGrants:
         """The mounts and devices that kernels may write to."""
         proc = {PROC} if opens_proc(self.devices) else set()
         return WritableMounts(
-            places=frozenset((*proc, *(_listed(each.guest) for each in self.devices))),
+            paths=frozenset((*proc, *(_listed(each.guest) for each in self.devices))),
             folders=frozenset(
                 _listed(each.mount.guest) for each in self.shown if each.mount.writable
             ),

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from kernel_mcp.config.settings import Settings
 from kernel_mcp.errors import ConfigError, InputError, LaunchError
-from kernel_mcp.launch.base import Tell
+from kernel_mcp.launch.base import OnRecord
 from kernel_mcp.launch.proxy_client import ProxyClient, fits
 from kernel_mcp.linux.commands import output_of
 from kernel_mcp.linux.process import bare_program
@@ -44,7 +44,7 @@ logger = logging.getLogger(__name__)
 
 
 def granted_network(
-    settings: Settings, sandbox: Sandbox, folder: Path, tell: Tell = lambda _record: None
+    settings: Settings, sandbox: Sandbox, folder: Path, on_record: OnRecord = lambda _record: None
 ) -> Network:
     """Return the network access that the operator grants by `settings`.
 
@@ -79,7 +79,7 @@ def granted_network(
         raise ConfigError(
             "--secret: all values together have some 60 KB at most; name fewer of them"
         )
-    return Network(rules, vault=vault, sandbox=sandbox, tell=tell)
+    return Network(rules, vault=vault, sandbox=sandbox, on_record=on_record)
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,11 +127,11 @@ class Network:
         *,
         vault: Vault | None = None,
         sandbox: Sandbox | None = None,
-        tell: Tell = lambda _record: None,
+        on_record: OnRecord = lambda _record: None,
     ) -> None:
         """The proxy runs under a user id of `sandbox`, if that has any.
 
-        `tell` is called with records that belong to no session.
+        `on_record` is called with records that belong to no session.
         """
         self.vault = vault or Vault()
         self.rules = rules or Rules()
@@ -141,7 +141,7 @@ class Network:
             self.addresses, self.hosts = listen_addresses(self.rules)
         self.remark: Callable[[str], None] = lambda _text: None
         """Called with a text that the next answer of every session includes."""
-        self.proxy = ProxyClient(self.vault, sandbox, tell, lambda text: self.remark(text))
+        self.proxy = ProxyClient(self.vault, sandbox, on_record, lambda text: self.remark(text))
 
     def __bool__(self) -> bool:
         return bool(self.rules)
@@ -206,9 +206,9 @@ class NetworkAccess:
 
     def __init__(self, network: Network) -> None:
         self._network = network
-        self._made: list[socket.socket] = []
-        self._given: list[int] = []
-        self._ours: socket.socket | None = None
+        self._sockets: list[socket.socket] = []
+        self._listeners: list[int] = []
+        self._receiver: socket.socket | None = None
 
     @property
     def addresses(self) -> list[tuple[str, int]]:
@@ -220,8 +220,8 @@ class NetworkAccess:
 
         The caller closes it.
         """
-        self._ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._ours.setblocking(False)
+        self._receiver, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._receiver.setblocking(False)
         return theirs.detach()
 
     def receive(self) -> None:
@@ -229,27 +229,27 @@ class NetworkAccess:
 
         Raises LaunchError if they are missing, or are not those that were asked for.
         """
-        if self._ours is None:
+        if self._receiver is None:
             return
-        with self._ours as ours:
+        with self._receiver as ours:
             try:
                 most = len(self.addresses) + 1
                 _, fds, _, _ = socket.recv_fds(ours, 64, most, socket.MSG_CMSG_CLOEXEC)
             except OSError as reason:
                 raise LaunchError(f"the kernel has no way to the network: {reason}") from reason
-        self._made = [socket.socket(fileno=fd) for fd in fds]
-        if not self._right():
+        self._sockets = [socket.socket(fileno=fd) for fd in fds]
+        if not self._valid():
             raise LaunchError("the kernel's way to the network is not what it has to be")
 
-    def _right(self) -> bool:
+    def _valid(self) -> bool:
         outside = _namespace_of(None)
-        return len(self._made) == len(self.addresses) and all(
+        return len(self._sockets) == len(self.addresses) and all(
             each.family == socket.AF_INET
             and each.type == socket.SOCK_STREAM
             and each.getsockname() == place
             and each.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
             and (outside is None or _namespace_of(each) != outside)
-            for each, place in zip(self._made, self.addresses, strict=True)
+            for each, place in zip(self._sockets, self.addresses, strict=True)
         )
 
     async def establish(self, pid: int, pidfd: int) -> None:
@@ -258,7 +258,7 @@ class NetworkAccess:
         A forked kernel has sent them; those of a cold one are made from outside. Raises
         LaunchError, ProcessLookupError, OSError.
         """
-        if self._ours is None and self.addresses:
+        if self._receiver is None and self.addresses:
             await self._create_in(pid, pidfd)
         self.receive()
 
@@ -282,32 +282,32 @@ class NetworkAccess:
                 "without --network, or as the user that the engine of containers runs as."
             )
 
-    def open(self, wanted: tuple[str, ...] | None, tell: Tell) -> None:
+    def open(self, wanted: tuple[str, ...] | None, on_record: OnRecord) -> None:
         """Grant a session network access to the hosts `wanted`; None means all that are permitted.
 
-        `tell` is called with a record of each connection. Does nothing the second time.
+        `on_record` is called with a record of each connection. Does nothing the second time.
         """
-        made, self._made = self._made, []
+        made, self._sockets = self._sockets, []
         if not made:
             return
         rules, session = self._network.rules_for(wanted), self._network.proxy.number()
         for place, sock in zip(self._network.addresses, made, strict=True):
             entry = place.entry
             if entry is None or entry in rules.rules:
-                number = self._network.proxy.add_listener(session, sock, rules, entry, tell)
-                self._given.append(number)
+                number = self._network.proxy.add_listener(session, sock, rules, entry, on_record)
+                self._listeners.append(number)
             else:
                 sock.close()
 
     def close(self) -> None:
         """Revoke the access: close all sockets, and cut connections through the proxy."""
-        if self._ours is not None:
-            self._ours.close()
-        for sock in self._made:
+        if self._receiver is not None:
+            self._receiver.close()
+        for sock in self._sockets:
             sock.close()
-        self._made.clear()
-        while self._given:
-            self._network.proxy.remove_listener(self._given.pop())
+        self._sockets.clear()
+        while self._listeners:
+            self._network.proxy.remove_listener(self._listeners.pop())
 
 
 def _namespace_of(sock: socket.socket | None) -> int | None:

@@ -25,7 +25,7 @@ import anyio
 
 from kernel_mcp.barriers import Barrier
 from kernel_mcp.errors import LaunchError
-from kernel_mcp.launch.base import ConnectionInfo, LaunchRequest, Tell
+from kernel_mcp.launch.base import ConnectionInfo, LaunchRequest, OnRecord
 from kernel_mcp.launch.checkpoint import Checkpoint
 from kernel_mcp.launch.readiness import ReadinessChannel, StderrTail
 from kernel_mcp.limits.kernel import KernelLimits
@@ -272,10 +272,10 @@ def fatal_line(output: str) -> str:
 class Egress(Protocol):
     """The network access of a kernel."""
 
-    def open(self, wanted: tuple[str, ...] | None, tell: Tell) -> None:
+    def open(self, wanted: tuple[str, ...] | None, on_record: OnRecord) -> None:
         """Grant a session network access to the hosts `wanted`; None means all that are permitted.
 
-        `tell` is called with a record of each connection. Does nothing the second time.
+        `on_record` is called with a record of each connection. Does nothing the second time.
         """
 
 
@@ -409,7 +409,7 @@ class KernelProcess:
 
 
 class Launcher(Protocol):
-    """Starts kernels; the session cannot tell a cold start from a fork."""
+    """Starts kernels; sessions see no difference between a cold start and a fork."""
 
     async def launch(self, request: LaunchRequest) -> KernelProcess:
         """Return a kernel whose sockets listen. Raises LaunchError with the tail of its stderr."""

@@ -14,7 +14,7 @@ from typing import Any
 import anyio
 
 from kernel_mcp.errors import LaunchError
-from kernel_mcp.launch.base import Tell
+from kernel_mcp.launch.base import OnRecord
 from kernel_mcp.launch.helper import HelperProcess
 from kernel_mcp.linux.folders import Identity
 from kernel_mcp.linux.process import bare_program
@@ -41,13 +41,13 @@ class ProxyClient:
         self,
         vault: Vault,
         sandbox: Sandbox | None,
-        tell: Tell,
+        on_record: OnRecord,
         remark: Callable[[str], None] = lambda _text: None,
     ) -> None:
         """The proxy runs under a user id of `sandbox`, if that has any.
 
-        `tell` is called with records that belong to no session, `remark` with texts that the next
-        answers include.
+        `on_record` is called with records that belong to no session, `remark` with texts that the
+        next answers include.
         """
         self._vault = vault
         self._certified = anyio.Event()
@@ -55,12 +55,12 @@ class ProxyClient:
         """Certificate and key of the first process, for those that replace it."""
         self._sandbox = sandbox
         self._identity: Identity | None = None
-        self._tell = tell
+        self._on_record = on_record
         self._remark = remark
         self._numbers = itertools.count(1)
-        self._open: dict[int, tuple[Mapping[str, Any], socket.socket, Tell]] = {}
+        self._listeners: dict[int, tuple[Mapping[str, Any], socket.socket, OnRecord]] = {}
         """Message about a listening socket, the socket, and the callback for records, by number."""
-        self._closed: OrderedDict[int, Tell] = OrderedDict()
+        self._closed_listeners: OrderedDict[int, OnRecord] = OrderedDict()
         self._process = HelperProcess(
             "the proxy of the network",
             self._command,
@@ -72,7 +72,7 @@ class ProxyClient:
     @property
     def down(self) -> bool:
         """Return True if the proxy does not run while kernels with network access wait for it."""
-        return not self._process.running and bool(self._open)
+        return not self._process.running and bool(self._listeners)
 
     def start(self) -> None:
         """Start it if it does not run, nor waits to be started."""
@@ -96,9 +96,9 @@ class ProxyClient:
     async def aclose(self) -> None:
         """End it."""
         await self._process.aclose()
-        for _, sock, _ in self._open.values():
+        for _, sock, _ in self._listeners.values():
             sock.close()
-        self._open.clear()
+        self._listeners.clear()
         if self._sandbox is not None:
             self._sandbox.release(self._identity)
 
@@ -107,12 +107,17 @@ class ProxyClient:
         return next(self._numbers)
 
     def add_listener(
-        self, session: int, sock: socket.socket, rules: Rules, exact: HostRule | None, tell: Tell
+        self,
+        session: int,
+        sock: socket.socket,
+        rules: Rules,
+        exact: HostRule | None,
+        on_record: OnRecord,
     ) -> int:
         """Let the proxy accept from `sock`, which this object owns from now on; return its number.
 
-        With `exact` all its connections go to that host and port. `tell` is called with a record of
-        each.
+        With `exact` all its connections go to that host and port. `on_record` is called with a
+        record of each.
         """
         number = self.number()
         message = {
@@ -121,17 +126,17 @@ class ProxyClient:
             "rules": rules.to_json(),
             "exact": None if exact is None else str(exact),
         }
-        self._open[number] = (message, sock, tell)
+        self._listeners[number] = (message, sock, on_record)
         self._process.send(message, [sock.fileno()])
         return number
 
     def remove_listener(self, number: int) -> None:
         """Close the listening socket of this number, and cut its connections."""
-        _, sock, tell = self._open.pop(number)
+        _, sock, on_record = self._listeners.pop(number)
         sock.close()
-        self._closed[number] = tell
-        if len(self._closed) > MOST_CLOSED:
-            self._closed.popitem(last=False)
+        self._closed_listeners[number] = on_record
+        if len(self._closed_listeners) > MOST_CLOSED:
+            self._closed_listeners.popitem(last=False)
         self._process.send({"close": number})
 
     def _command(self, fd: int) -> list[str]:
@@ -150,16 +155,18 @@ class ProxyClient:
                 file.seek(0)
                 secrets = {**_message_of(self._vault), "authority": self._authority}
                 self._process.send(secrets, [file.fileno()])
-        for message, sock, _ in list(self._open.values()):
+        for message, sock, _ in list(self._listeners.values()):
             self._process.send(message, [sock.fileno()])
 
     def _on_message(self, message: dict[str, Any], fds: list[int]) -> None:
         linux.close_all(fds)
         if "end" in message:
             number = int(message.pop("end"))
-            held = self._open.get(number)
-            tell = held[2] if held is not None else self._closed.get(number, self._tell)
-            tell(message)
+            held = self._listeners.get(number)
+            on_record = (
+                held[2] if held is not None else self._closed_listeners.get(number, self._on_record)
+            )
+            on_record(message)
         elif "certificate" in message:
             self._vault.add(message["certificate"])
             self._authority = message
@@ -168,7 +175,7 @@ class ProxyClient:
             logger.error("the proxy of the network could not serve a session: %s", message["why"])
 
     def _on_end(self, why: str) -> None:
-        self._tell({"verdict": "proxy ended", "why": why})
+        self._on_record({"verdict": "proxy ended", "why": why})
         self._remark(
             f"The proxy of the network is replaced ({why}): connections through it were cut. New "
             "ones wait for the next proxy"

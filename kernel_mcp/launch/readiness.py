@@ -111,12 +111,12 @@ ENDED = "the kernel ended right after it had become ready"
 class WritableMounts:
     """Mount points that kernels may write to besides their own files, as in /proc/PID/mountinfo.
 
-    places   single mounts
+    paths    single mounts
     folders  mounted folders, whose parts may be mounted again
     fixed    returns the paths in these that are read-only now
     """
 
-    places: frozenset[str] = frozenset()
+    paths: frozenset[str] = frozenset()
     folders: frozenset[str] = frozenset()
     fixed: Callable[[], frozenset[str]] = frozenset
 
@@ -145,7 +145,7 @@ class Inspector:
     def __init__(self, sandbox: Sandbox) -> None:
         self._sandbox = sandbox
         self._server = observe(os.getpid())
-        self._living: dict[int, tuple[int, ObservedConfinement]] = {}
+        self._inspected: dict[int, tuple[int, ObservedConfinement]] = {}
         """Process id and facts of each inspected kernel, by pidfd."""
 
     def inspect(
@@ -171,10 +171,10 @@ class Inspector:
         if expected is None:
             return Inspection(UNPROMISED, _nothing)
         if expected.writable is not None:
-            closed = fixed() if PROC in opened.places else ()
+            closed = fixed() if PROC in opened.paths else ()
             expected = replace(
                 expected,
-                writable=expected.writable | opened.places | opened.folders,
+                writable=expected.writable | opened.paths | opened.folders,
                 parts_of=opened.folders,
                 fixed=opened.fixed(),
                 covered=(*expected.covered, *closed),
@@ -192,7 +192,11 @@ class Inspector:
             ) from reason
         taken = set(found.alone(expected).values())
         problems = violations(
-            expected, found, self._server, {*others, *self._of_others(taken, set(kin))}, ceilings
+            expected,
+            found,
+            self._server,
+            {*others, *self._namespaces_of_others(taken, set(kin))},
+            ceilings,
         )
         if problems:
             way = "forked from its template" if forked else "started"
@@ -203,7 +207,7 @@ class Inspector:
             )
             logger.error("%s", text)
             raise BoundaryBroken(text)
-        self._living[pidfd] = (pid, found)
+        self._inspected[pidfd] = (pid, found)
         own = " ".join(kind for kind in expected.namespaces if kind in found.namespaces)
         places = [] if expected.writable is None else [f"writable: {' '.join(found.writable)}"]
         spaces = [f"namespaces of its own: {own}"] if own else []
@@ -231,13 +235,13 @@ class Inspector:
                 found.update(observe(parent).held)
             child = parent
 
-    def _of_others(self, taken: set[str], kin: set[int]) -> set[str]:
+    def _namespaces_of_others(self, taken: set[str], kin: set[int]) -> set[str]:
         """Return the namespaces and mounts of living kernels, not `kin`, that share any of `taken`.
 
         They are read again, as Linux reuses the numbers.
         """
         held: set[str] = set()
-        for pidfd, (pid, facts) in list(self._living.items()):
+        for pidfd, (pid, facts) in list(self._inspected.items()):
             if pidfd not in kin and not taken.isdisjoint(facts.held):
                 try:
                     held.update(observe(pid, pidfd).held)
@@ -246,7 +250,7 @@ class Inspector:
         return held
 
     def _forget(self, pidfd: int) -> None:
-        self._living.pop(pidfd, None)
+        self._inspected.pop(pidfd, None)
 
 
 def _nothing() -> None:
@@ -268,7 +272,7 @@ class ReadinessChannel:
         take_no_descriptors(self._host)
         self._host.setblocking(False)
         self._guest: socket.socket | None = guest
-        self.said: dict[str, Any] = {}
+        self.message: dict[str, Any] = {}
         """The readiness message."""
 
     def pass_guest(self) -> int:
@@ -302,12 +306,12 @@ class ReadinessChannel:
             packet, extra = b"", []
         if not packet:
             raise LaunchError("the kernel ended before it was ready")
-        said = _parse(packet)
-        if said.get("ready") is not True:
-            raise LaunchError(f"the kernel could not start: {str(said.get('error'))[:2000]}")
+        message = _parse(packet)
+        if message.get("ready") is not True:
+            raise LaunchError(f"the kernel could not start: {str(message.get('error'))[:2000]}")
         for level, kind, data in extra:
             if (level, kind) == (socket.SOL_SOCKET, socket.SCM_CREDENTIALS):
-                self.said = said
+                self.message = message
                 return int(_CREDENTIALS.unpack(data)[0])
         raise LaunchError("the kernel's readiness came without credentials")
 
@@ -320,7 +324,7 @@ class ReadinessChannel:
 
 def _parse(packet: bytes) -> dict[str, Any]:
     try:
-        said = json.loads(packet)
+        message = json.loads(packet)
     except (ValueError, RecursionError):
-        said = None
-    return said if isinstance(said, dict) else {"error": "its readiness message is not JSON"}
+        message = None
+    return message if isinstance(message, dict) else {"error": "its readiness message is not JSON"}

@@ -26,7 +26,7 @@ from kernel_mcp.environments.uv import ProgressCallback
 from kernel_mcp.files.workspace import Workspace
 from kernel_mcp.kernels.factory import KernelRequest
 from kernel_mcp.kernels.kernel import Kernel
-from kernel_mcp.launch.base import ConnectionInfo, KernelEnvironment, Tell
+from kernel_mcp.launch.base import ConnectionInfo, KernelEnvironment, OnRecord
 from kernel_mcp.launch.process import Egress, KernelProcess
 from kernel_mcp.limits.kernel import KernelLimits
 from kernel_mcp.limits.manager import ResourceManager
@@ -47,10 +47,10 @@ READY_S = 3.0
 CALLER = Caller()
 
 
-class NoWay:
+class NoEgress:
     """No network: there is nothing to open."""
 
-    def open(self, wanted: tuple[str, ...] | None, tell: Tell) -> None:
+    def open(self, wanted: tuple[str, ...] | None, on_record: OnRecord) -> None:
         pass
 
 
@@ -65,7 +65,7 @@ class HostileHandle:
         )
         self.pid, self.kind = self._process.pid, "cold"
         self.boundary: tuple[str, ...] = ()
-        self.egress: Egress = NoWay()
+        self.egress: Egress = NoEgress()
         self.channels: tuple[socket.socket, ...] = ()
         self.control_socket = self.sandbox_group = None
         self.exit: ExitStatus | None = None

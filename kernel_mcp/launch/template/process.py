@@ -115,7 +115,7 @@ class TemplateProcess:
         self._on_change = on_change
         self._loop = asyncio.get_running_loop()
         self._numbers = itertools.count(1)
-        self._asked: dict[int, _ForkAnswer] = {}
+        self._requests: dict[int, _ForkAnswer] = {}
         self._forks: dict[int, Fork] = {}
         self._can_fork, self._stocked, self._whole = (anyio.Event() for _ in range(3))
         self.usable = self._stopped = self._silent = False
@@ -181,7 +181,7 @@ class TemplateProcess:
         if not self.usable:
             raise TemplateError("the template is not running")
         number = next(self._numbers)
-        answer = self._asked[number] = _ForkAnswer()
+        answer = self._requests[number] = _ForkAnswer()
         self._look_later()
         try:
             packets.send(
@@ -191,7 +191,7 @@ class TemplateProcess:
         except OSError as reason:
             raise TemplateError(f"the template could not be asked: {reason}") from reason
         finally:
-            del self._asked[number]
+            del self._requests[number]
         if answer.fork is None:
             raise answer.error
         return answer.fork
@@ -245,7 +245,7 @@ class TemplateProcess:
     def _look(self) -> None:
         """Stop forking if it does nothing although it has to import or to fork."""
         self._look_timer = None
-        if self._stopped or (self._can_fork.is_set() and not self._asked):
+        if self._stopped or (self._can_fork.is_set() and not self._requests):
             self._silence = None
             return
         self._silence = self._silence or Silence(self._own_processes)
@@ -281,15 +281,15 @@ class TemplateProcess:
                 self._on_message(*received)
         except BlockingIOError:
             return
-        except (ValueError, KeyError, IndexError, TypeError) as nonsense:
+        except (ValueError, KeyError, IndexError, TypeError) as malformed:
             # packages that were imported there may do anything
             self._hang_up()
-            self._stop_forking(f"it does not keep to the protocol: {nonsense!r}")
+            self._stop_forking(f"it does not keep to the protocol: {malformed!r}")
 
     def _on_message(self, message: dict[str, Any], fds: list[int]) -> None:
         self._silence = None
         operation, number = message["op"], message.get("id", 0)
-        answer = self._asked.get(number, _ForkAnswer())
+        answer = self._requests.get(number, _ForkAnswer())
         if operation == "forked":
             stage = int(message["stage"])
             fork = self._forks[number] = Fork(
@@ -297,7 +297,7 @@ class TemplateProcess:
             )
             fork.on_release = partial(self._released, number)
             answer.give(fork=fork)
-            if answer.fork is not fork or number not in self._asked:
+            if answer.fork is not fork or number not in self._requests:
                 # too late: the request was given up
                 signal.pidfd_send_signal(fork.init, signal.SIGKILL)
                 linux.close_all(fds)
@@ -328,7 +328,7 @@ class TemplateProcess:
 
     def _on_lost(self, message: dict[str, Any]) -> None:
         """Answer a fork whose pidfds did not arrive: no descriptor was left, its kernel ends."""
-        answer = self._asked.get(message.get("id", 0))
+        answer = self._requests.get(message.get("id", 0))
         if answer is not None:
             answer.give(error="the server has no file descriptors left for it")
             packets.send(self._control, {"op": "end", "id": message["id"]})
@@ -346,7 +346,7 @@ class TemplateProcess:
         if not self._stopped:
             self.reason = reason
         self._stop()
-        for answer in self._asked.values():
+        for answer in self._requests.values():
             answer.give(error=f"the template forks no more: {reason}")
         if not self._forks:
             self._hang_up()

@@ -110,23 +110,25 @@ class TemplateSelfTest:
                 others=namespaces,
                 opened=self._assembly.mounts.writable,
             ).forget()
-            checks = _required(probe, channel.said, sandbox.report().unpromised)
+            checks = _required(probe, channel.message, sandbox.report().unpromised)
             template.self_test.note(cast(Forked, process.start).stage, checks, namespaces)
 
 
-def _required(probe: SelfTest, said: Mapping[str, Any], excused: frozenset[str]) -> Sequence[Check]:
+def _required(
+    probe: SelfTest, message: Mapping[str, Any], excused: frozenset[str]
+) -> Sequence[Check]:
     """Return the checks of a self-test.
 
     Raises BoundaryBroken if one fails that is not `excused`.
     """
     try:
-        checks = probe.checks(said["facts"])
-    except (KeyError, TypeError, ValueError) as nonsense:
+        checks = probe.checks(message["facts"])
+    except (KeyError, TypeError, ValueError) as malformed:
         raise BoundaryBroken(
-            f"the trial of a template told nonsense instead of facts: {nonsense!r}"
+            f"the trial of a template told nonsense instead of facts: {malformed!r}"
         ) from None
     failed = [check for check in checks if not check.passed and check.name not in excused]
     if failed:
-        told = "; ".join(f"{check.name}: {check.found}" for check in failed)
-        raise BoundaryBroken(f"what it forks is not confined: {told}")
+        found = "; ".join(f"{check.name}: {check.found}" for check in failed)
+        raise BoundaryBroken(f"what it forks is not confined: {found}")
     return checks

@@ -136,11 +136,11 @@ def test_a_number_of_a_namespace_that_is_gone_may_come_again() -> None:
     inspector = Inspector(sandbox)
     with process() as (pid, pidfd):
         inspector.inspect(pid, pidfd, None)
-        facts = inspector._living[pidfd][1]
+        facts = inspector._inspected[pidfd][1]
     ended = os.pidfd_open(os.getpid())
     try:
         with process() as (pid, pidfd):
-            inspector._living = {ended: (2**22 - 1, facts)}  # nobody has this number any more
+            inspector._inspected = {ended: (2**22 - 1, facts)}  # nobody has this number any more
             inspector.inspect(pid, pidfd, None)
     finally:
         os.close(ended)
