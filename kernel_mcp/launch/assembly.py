@@ -28,7 +28,8 @@ from kernel_mcp.limits.kernel import KernelLimits
 from kernel_mcp.limits.manager import ResourceManager
 from kernel_mcp.linux.folders import Identity
 from kernel_mcp.linux.safe_tree import give_tree, remove_tree
-from kernel_mcp.sandbox.base import Sandbox
+from kernel_mcp.records import dataclass
+from kernel_mcp.sandbox.base import GuestPaths, Sandbox
 
 
 class KernelAssembly:
@@ -56,7 +57,7 @@ class KernelAssembly:
     async def prepare(
         self, request: LaunchRequest, connection: ConnectionInfo | None = None
     ) -> AsyncIterator[PreparedKernel]:
-        """Yield the parts of a new kernel; undo them unless `PreparedKernel` has been finished.
+        """Yield the parts of a new kernel; undo what is still on its two stacks afterwards.
 
         `connection` is what the kernel listens on, in a new folder of the run directory. Raises
         LaunchError, OSError.
@@ -80,10 +81,11 @@ class KernelAssembly:
             access = self.network.access()
             of_sandbox.callback(access.close)
             yield PreparedKernel(
-                self,
-                request,
+                assembly=self,
+                request=request,
                 identity=identity,
                 folder=folder,
+                paths=self.sandbox.guest_paths(request.workspace, folder),
                 connection=connection
                 or ConnectionInfo(ip=f"{folder}/k", key=secrets.token_hex(32)),
                 limits=limits,
@@ -95,11 +97,13 @@ class KernelAssembly:
             )
 
 
+@dataclass(frozen=True, slots=True, eq=False)
 class PreparedKernel:
     """The parts of one kernel before and while its process starts.
 
     identity    the kernel's user on the host; None for the server's own
     folder      its socket folder on the host
+    paths       paths of its files as it sees them
     channel     where its process reports that it is ready
     ring        shared memory with its last output
     access      its network access
@@ -107,33 +111,18 @@ class PreparedKernel:
     of_kernel   closed when this kernel has ended
     """
 
-    def __init__(
-        self,
-        assembly: KernelAssembly,
-        request: LaunchRequest,
-        *,
-        identity: Identity | None,
-        folder: Path,
-        connection: ConnectionInfo,
-        limits: KernelLimits,
-        channel: ReadinessChannel,
-        ring: OutputRingReader,
-        access: NetworkAccess,
-        of_sandbox: AsyncExitStack,
-        of_kernel: AsyncExitStack,
-    ) -> None:
-        self._assembly = assembly
-        self.request = request
-        self.identity = identity
-        self.folder = folder
-        self.connection = connection
-        self.paths = assembly.sandbox.guest_paths(request.workspace, folder)
-        self.limits = limits
-        self.channel = channel
-        self.ring = ring
-        self.access = access
-        self.of_sandbox = of_sandbox
-        self.of_kernel = of_kernel
+    assembly: KernelAssembly
+    request: LaunchRequest
+    identity: Identity | None
+    folder: Path
+    paths: GuestPaths
+    connection: ConnectionInfo
+    limits: KernelLimits
+    channel: ReadinessChannel
+    ring: OutputRingReader
+    access: NetworkAccess
+    of_sandbox: AsyncExitStack
+    of_kernel: AsyncExitStack
 
     def write_boot_files(
         self, ready_fd: int, ring_fd: int, *, connected: bool = False, checkpoints: bool = False
@@ -142,7 +131,7 @@ class PreparedKernel:
 
         The kernel finds its end of `channel` and `ring` at these descriptor numbers.
         """
-        mounts = self._assembly.mounts
+        mounts = self.assembly.mounts
         contents = {
             rundir.CONNECTION_FILE: rundir.connection_content(self.connection, self.paths),
             rundir.BOOT_FILE: rundir.boot_content(
@@ -173,12 +162,12 @@ class PreparedKernel:
         They may share no namespace with `others`.
         """
         return partial(
-            self._assembly.inspector.inspect,
+            self.assembly.inspector.inspect,
             identity=self.identity,
             forked=forked,
             others=others,
             ceilings=rundir.ceilings(self.request, self.paths),
-            opened=self._assembly.mounts.writable,
+            opened=self.assembly.mounts.writable,
         )
 
     async def verify(
@@ -199,8 +188,8 @@ class PreparedKernel:
         self.limits.admit(process.pids)
         inspected = inspect(process.pid, process.pidfd)
         self.of_kernel.callback(inspected.forget)
-        if self._assembly.mounts.sealed and self._assembly.mounts.enters:
-            await self._assembly.mounts.apply_masks(lasting(), masks_since)
+        if self.assembly.mounts.sealed and self.assembly.mounts.enters:
+            await self.assembly.mounts.apply_masks(lasting(), masks_since)
         await self.access.establish(process.pid, process.pidfd)
         await self.limits.settled()
         return inspected
