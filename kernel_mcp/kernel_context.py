@@ -25,7 +25,7 @@ from kernel_mcp.environments.own import OwnEnvironment, own_environment
 from kernel_mcp.environments.store import EnvironmentStore, default_cache
 from kernel_mcp.environments.uv import sources
 from kernel_mcp.errors import ConfigError
-from kernel_mcp.host_folders import shown_folders, usable_devices
+from kernel_mcp.host_folders import exposed_mounts, usable_devices
 from kernel_mcp.kernels.factory import KernelFactory
 from kernel_mcp.launch.assembly import KernelAssembly
 from kernel_mcp.launch.cold import LocalLauncher
@@ -190,7 +190,7 @@ async def kernel_context(
         own = await anyio.to_thread.run_sync(
             partial(own_environment, settings.python, apart=_apart(sandbox))
         )
-        shown = shown_folders(settings, sandbox.name, state, default_cache())
+        shown = exposed_mounts(settings, sandbox.name, state, default_cache())
         if own is not None:
             own.require_steady(shown)
         doors = MountGrants(

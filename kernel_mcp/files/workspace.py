@@ -519,7 +519,7 @@ class _ResolvedPath:
 def _entered(shown: ExposedMount, path: str) -> Iterator[int]:
     with contextlib.ExitStack() as stack:
         with folders.explained(path):
-            root = stack.enter_context(shown.entered())
+            root = stack.enter_context(shown.open_folder())
         yield root
 
 
@@ -546,7 +546,7 @@ def _check_writable(shown: ExposedMount, place: _ResolvedPath) -> None:
         raise WorkspaceError(text, errno.EACCES)
     if shown.covers_path(place.root, place.parts):
         raise _covered(place)
-    if shown.fixes_path(place.parts):
+    if shown.is_read_only(place.parts):
         raise WorkspaceError(
             f"{place.path!r} stays read-only, as programs of the host execute what is there, or "
             "take commands from it. The operator can mount it by its own name with :rw.",

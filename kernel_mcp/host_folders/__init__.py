@@ -43,7 +43,7 @@ _FIRST_USER, _NOBODY = 1000, 65534
 NO_EFFECT = "without a sandbox it has no effect: code has all files of this user where they are"
 
 
-def shown_folders(settings: Settings, sandbox: str, state: Path, cache: Path) -> tuple[Mount, ...]:
+def exposed_mounts(settings: Settings, sandbox: str, state: Path, cache: Path) -> tuple[Mount, ...]:
     """Return the mounts of a server as `checked` does; none without a sandbox.
 
     `state` and `cache` are the server's own folders. Raises ConfigError, also for a mount that this

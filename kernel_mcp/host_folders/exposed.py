@@ -20,7 +20,7 @@ from kernel_mcp.linux.safe_tree import open_beneath, open_place
 from kernel_mcp.records import dataclass
 from kernel_specs import linux
 
-MOST_TOLD = 200
+MOST_REPORTS = 200
 """New entries below one mount that are reported in an hour: code can create any number."""
 _HOUR_S = 3600.0
 _SHOWN = 8
@@ -38,36 +38,38 @@ _LONGEST_KEPT = 50
 class ExposedMount:
     """One mount from the host's side, where file tools apply the same covers as sandboxes.
 
-    place     device and inode of the folder that was walked
-    covers    kinds of covers by path below it
-    inodes    device and inode of what is covered
-    mapped    True if kernels of a root server have its owner's rights there, by an id-map
-    rights    remark on who else may read it, "" for none
-    roots     True if new files of sessions belong to root, who owns the folder
-    numbers   next numbers for names of what is set aside
-    links     symlinks that hosts execute, with inode and time of change: covers cannot hold them
-    appeared  newest entries that hosts execute and that appeared since the server's start, with
-              their new name if they were set aside, else ""
-    changed   newest files that agents and build servers obey and that code may have changed
-    named     paths that hosts execute although no rule for names matches them
-    git       folders that Git recognises as repositories
-    told      times of the latest reports
+    identity            device and inode of the folder that was walked
+    covers              kinds of covers by path below it
+    inodes              device and inode of what is covered
+    id_mapped           True if kernels of a root server have its owner's rights there
+    rights              remark on who else may read it, "" for none
+    owned_by_root       True if new files of sessions belong to root, who owns the folder
+    quarantine_numbers  next numbers for names of quarantined entries
+    links               symlinks that hosts execute, with inode and time of change: covers cannot
+                        hold them
+    new_entries         newest entries that hosts execute and that appeared since the server's
+                        start, with their new name if they were quarantined, else ""
+    changed_files       newest files that agents and build servers obey and that code may have
+                        changed
+    named_paths         paths that hosts execute although no rule for names matches them
+    git                 folders that Git recognises as repositories
+    report_times        times of the latest reports
     """
 
     mount: Mount
-    place: tuple[int, int] = (0, 0)
+    identity: tuple[int, int] = (0, 0)
     covers: dict[tuple[str, ...], str] = field(default_factory=dict)
     inodes: set[tuple[int, int]] = field(default_factory=set)
-    mapped: bool = True
+    id_mapped: bool = True
     rights: str = ""
-    roots: bool = False
-    numbers: Iterator[int] = field(default_factory=partial(itertools.count, 1))
+    owned_by_root: bool = False
+    quarantine_numbers: Iterator[int] = field(default_factory=partial(itertools.count, 1))
     links: dict[tuple[str, ...], tuple[int, int]] = field(default_factory=dict)
-    appeared: dict[str, str] = field(default_factory=dict)
-    changed: dict[str, None] = field(default_factory=dict)
-    named: set[tuple[str, ...]] = field(default_factory=set)
+    new_entries: dict[str, str] = field(default_factory=dict)
+    changed_files: dict[str, None] = field(default_factory=dict)
+    named_paths: set[tuple[str, ...]] = field(default_factory=set)
     git: list[tuple[str, ...]] = field(default_factory=list)
-    told: deque[float] = field(default_factory=partial(deque, maxlen=MOST_TOLD))
+    report_times: deque[float] = field(default_factory=partial(deque, maxlen=MOST_REPORTS))
 
     def __str__(self) -> str:
         """Return for people its path, whether it is writable, and the first covered paths."""
@@ -75,31 +77,31 @@ class ExposedMount:
         how = "can be changed, outside --disk" if self.mount.writable else "read-only"
         if self.mount.strict:
             how += f", {_STRICT}"
-        covered = self._named("covered", secrets.HIDING) + self._named("fixed", {secrets.FIXED})
-        if self.appeared:
-            last = list(self.appeared.items())[-_SHOWN:]
+        covered = self._listed("covered", secrets.HIDING) + self._listed("fixed", {secrets.FIXED})
+        if self.new_entries:
+            last = list(self.new_entries.items())[-_SHOWN:]
             words = [f"{quoted(a)} (now {quoted(now)})" if now else quoted(a) for a, now in last]
             covered += f"; appeared, and the host may execute it: {', '.join(words)}"
-        if self.changed:
-            last_names = ", ".join(map(quoted, list(self.changed)[-_SHOWN:]))
+        if self.changed_files:
+            last_names = ", ".join(map(quoted, list(self.changed_files)[-_SHOWN:]))
             covered += f"; changed, and agents or build servers obey it: {last_names}"
         if self.mount.writable and not self.single:
             covered += f"; {_A_LIST}"
-        if self.roots:
+        if self.owned_by_root:
             how += ", new files belong to root as the folder does"
         rights = f"; {self.rights}" if self.rights else ""
         return f"{self.mount.guest}{host}: {how}{rights}{covered}"
 
-    def _named(self, word: str, kinds: Collection[str]) -> str:
+    def _listed(self, word: str, kinds: Collection[str]) -> str:
         paths = [path for path, kind in self.covers.items() if kind in kinds]
         words = [quoted(secrets.readable(path)) for path in sorted(paths, key=len)]
         more = f" and {len(words) - _SHOWN} more" if len(words) > _SHOWN else ""
         return f"; {word}: {', '.join(words[:_SHOWN])}{more}" if words else ""
 
     @property
-    def stays(self) -> str:
+    def read_only_summary(self) -> str:
         """Text that names the read-only paths of a writable mount; empty if there are none."""
-        return self._named("read-only", {secrets.FIXED}).removeprefix("; ")
+        return self._listed("read-only", {secrets.FIXED}).removeprefix("; ")
 
     @property
     def executable(self) -> list[tuple[str, ...]]:
@@ -135,7 +137,7 @@ class ExposedMount:
         """Return True if a path, or a folder above it, is covered below the open folder `root`."""
         if self.single:
             return False
-        if self.hides(parts):
+        if self.hides_path(parts):
             return True
         above = self.mount.host.parts[1:]
         if not parts or secrets.secret_by_name(parts, above):
@@ -143,24 +145,24 @@ class ExposedMount:
         path = (*above, *parts)
         return secrets.judged_by_content(path) and secrets.holds_credentials(root, parts, path)
 
-    def hides(self, parts: tuple[str, ...]) -> bool:
+    def hides_path(self, parts: tuple[str, ...]) -> bool:
         """Return True if a path, or a folder above it, is known to be hidden."""
         return bool(secrets.HIDING.intersection(self._kinds(parts)))
 
-    def fixes_path(self, parts: tuple[str, ...]) -> bool:
+    def is_read_only(self, parts: tuple[str, ...]) -> bool:
         """Return True if a path below a writable mount stays read-only, as hosts execute it.
 
         So do names that would make a repository or an environment of the folder that they are in.
         """
         ways = [parts[:end] for end in range(1, len(parts) + 1)]
-        fixed = secrets.FIXED in self._kinds(parts) or not self.named.isdisjoint(ways)
+        fixed = secrets.FIXED in self._kinds(parts) or not self.named_paths.isdisjoint(ways)
         signs = parts[-1:] != () and parts[-1] in names.SIGNS_OF_FILES
         return fixed or signs or any(map(self.executes, ways))
 
     def _kinds(self, parts: tuple[str, ...]) -> set[str]:
         return {self.covers.get(parts[:end], "") for end in range(1, len(parts) + 1)}
 
-    def fixed_above(self, parts: tuple[str, ...]) -> bool:
+    def in_read_only_folder(self, parts: tuple[str, ...]) -> bool:
         """Return True if a path is in a read-only folder, where no session could change it."""
         return secrets.FIXED in self._kinds(parts[:-1])
 
@@ -171,7 +173,7 @@ class ExposedMount:
             if info is not None and stat.S_ISLNK(info.st_mode):
                 self.links[parts] = (info.st_ino, info.st_ctime_ns)
 
-    def was_there(self, parts: tuple[str, ...]) -> bool:
+    def is_original(self, parts: tuple[str, ...]) -> bool:
         """Return True if a covered entry is still the original, not put in place of a symlink."""
         if parts not in self.links:
             return self.covers.get(parts, secrets.KEPT) != secrets.KEPT
@@ -183,28 +185,31 @@ class ExposedMount:
         for parts in removed:
             self.covers.pop(parts, None)
             self.links.pop(parts, None)
-            if not self.appeared.get(secrets.readable(parts), "moved"):
-                del self.appeared[secrets.readable(parts)]
+            if not self.new_entries.get(secrets.readable(parts), "moved"):
+                del self.new_entries[secrets.readable(parts)]
 
-    def note(self, name: str, now: str) -> bool:
+    def record_entry(self, name: str, now: str) -> bool:
         """Note an entry that has appeared; return True if it is to be reported."""
-        stays = self.appeared.pop(name, None) == now == ""
-        self.appeared[name] = now
-        if len(self.appeared) > MOST_TOLD:
-            del self.appeared[next(iter(self.appeared))]
-        if stays or self.silent:
+        stays = self.new_entries.pop(name, None) == now == ""
+        self.new_entries[name] = now
+        if len(self.new_entries) > MOST_REPORTS:
+            del self.new_entries[next(iter(self.new_entries))]
+        if stays or self.rate_limited:
             return False
-        self.told.append(time.monotonic())
+        self.report_times.append(time.monotonic())
         return True
 
     @property
-    def silent(self) -> bool:
+    def rate_limited(self) -> bool:
         """True while no more is reported, as so much was within an hour."""
-        return len(self.told) == MOST_TOLD and self.told[0] > time.monotonic() - _HOUR_S
+        return (
+            len(self.report_times) == MOST_REPORTS
+            and self.report_times[0] > time.monotonic() - _HOUR_S
+        )
 
     def is_another_name(self, parts: tuple[str, ...]) -> bool:
         """Return True if a file is read-only only because hosts execute a hard link of it."""
-        if self.executes(parts) or parts in self.named:
+        if self.executes(parts) or parts in self.named_paths:
             return False
         info = self._status(parts)
         return info is not None and stat.S_ISREG(info.st_mode) and info.st_nlink > 1
@@ -224,27 +229,27 @@ class ExposedMount:
         except OSError:
             return None
 
-    def signs(self, parts: tuple[str, ...]) -> list[tuple[str, ...]]:
+    def executed_entries(self, parts: tuple[str, ...]) -> list[tuple[str, ...]]:
         """Return the entries for which hosts execute a path: the path itself, or signs in it.
 
         Empty for a folder that is no longer an environment or a repository.
         """
         info = self._status(parts)
         folder = info is not None and stat.S_ISDIR(info.st_mode)
-        if self.executes(parts) or parts in self.named or not folder:
+        if self.executes(parts) or parts in self.named_paths or not folder:
             return [parts]
         inner = [(*parts, name) for name in (names.ENVIRONMENT, names.GIT_SIGN)]
         return [path for path in inner if self._status(path) is not None]
 
-    def set_aside(self, parts: tuple[str, ...]) -> str:
+    def quarantine(self, parts: tuple[str, ...]) -> str:
         """Rename an entry to a name that no program looks for; return the new path, for people.
 
         Raises OSError.
         """
-        with self.entered() as root:
+        with self.open_folder() as root:
             folder = open_beneath(root, parts[:-1], os.O_PATH | os.O_DIRECTORY)
         try:
-            for number in self.numbers:
+            for number in self.quarantine_numbers:
                 name = f"{parts[-1][:_LONGEST_KEPT]}.set-aside-{number}"
                 try:
                     os.lstat(name, dir_fd=folder)
@@ -262,7 +267,7 @@ class ExposedMount:
         return not self.single and (known or not (usual or stat.S_ISLNK(info.st_mode)))
 
     @contextlib.contextmanager
-    def entered(self) -> Iterator[int]:
+    def open_folder(self) -> Iterator[int]:
         """Yield a descriptor of the folder, or of the one that a single file is in.
 
         Raises OSError.

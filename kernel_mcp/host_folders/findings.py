@@ -18,30 +18,31 @@ MOST_COVERS = 1000
 class WalkFindings:
     """Findings of a walk below a mount.
 
-    covers   kinds of covers by path below the mount
-    inodes   device and inode of every covered file and folder, with its birth time (`born`)
-    fresh    inodes found since the last report; `gone`: those reused by another file since
-    removed  read-only paths removed since the last report
-    surplus  paths that hosts execute, beyond the maximal number of covers
-    unfixed  number of hard links of read-only files that stay writable, as there are too many
-    named    paths found since the last report that hosts execute through a link
-    git      folders that Git recognises as repositories
-    asks     True if settings have appeared since the server was last asked to read them
-    linked   True if a covered file has hard links that no walk has searched for
-    folders  number of folders walked
+    covers            kinds of covers by path below the mount
+    inodes            device and inode of all that is covered, with its birth time (`born`)
+    new_inodes        inodes found since the last report
+    reused_inodes     inodes that another file has had since
+    removed           read-only paths removed since the last report
+    over_limit        paths that hosts execute, beyond the maximal number of covers
+    writable_links    number of hard links of read-only files that stay writable, as too many
+    link_targets      paths found since the last report that hosts execute through a link
+    git               folders that Git recognises as repositories
+    settings_changed  True if settings have appeared since the server was last asked to read them
+    unsearched_links  True if a covered file has hard links that no walk has searched for
+    folders           number of folders walked
     """
 
     covers: dict[Parts, str] = field(default_factory=dict)
     inodes: dict[tuple[int, int], int] = field(default_factory=dict)
-    fresh: list[tuple[int, int]] = field(default_factory=list)
-    gone: list[tuple[int, int]] = field(default_factory=list)
+    new_inodes: list[tuple[int, int]] = field(default_factory=list)
+    reused_inodes: list[tuple[int, int]] = field(default_factory=list)
     removed: list[Parts] = field(default_factory=list)
-    surplus: list[Parts] = field(default_factory=list)
-    unfixed: int = 0
-    named: list[Parts] = field(default_factory=list)
+    over_limit: list[Parts] = field(default_factory=list)
+    writable_links: int = 0
+    link_targets: list[Parts] = field(default_factory=list)
     git: dict[Parts, None] = field(default_factory=dict)
-    asks: bool = False
-    linked: bool = False
+    settings_changed: bool = False
+    unsearched_links: bool = False
     folders: int = 0
 
 

@@ -92,19 +92,19 @@ class Keeper:
     def __init__(self, server: socket.socket) -> None:
         self._server = server
         self._watches = Watches()
-        self._grounds: list[MountedFolder] = []
+        self._folders: list[MountedFolder] = []
         self._inodes: dict[tuple[int, int], int] = {}
         """Inodes covered in any mount, with birth times: files may have names in several."""
-        self._twins: set[tuple[int, int]] = set()
+        self._link_names: set[tuple[int, int]] = set()
         """Read-only files that have hard links."""
-        self._lacked = False
+        self._missing_watches = False
         """True once the log says that watches are missing."""
         self._lacking_names: set[int] = set()
         """Mounts for which the log says that not all names are known."""
         self._full: set[int] = set()
         """Mounts for which the log says that not all is covered: code can create any number."""
-        self._entering = SandboxNamespaces()
-        self._hurry = RealtimePriority()
+        self._namespaces = SandboxNamespaces()
+        self._priority = RealtimePriority()
         self._mounted = os.open("/proc/self/mountinfo", os.O_RDONLY | os.O_CLOEXEC)
         """Table of this namespace's mounts, also readable from inside another namespace."""
         self._places: set[bytes] = set()
@@ -125,7 +125,7 @@ class Keeper:
                 poll.register(fd, select.POLLIN)
         poll.register(self._mounted, select.POLLPRI)
         while True:
-            self._hurry.on(len(self._changes) < _FEW_CHANGES)
+            self._priority.on(len(self._changes) < _FEW_CHANGES)
             ready = [fd for fd, _ in poll.poll(0 if self._changes else None)]
             if makers.fileno() in ready:
                 makers.note()
@@ -136,7 +136,7 @@ class Keeper:
             if self._changes:
                 self._changed(self._next())
             for fd in ready:
-                if self._entering.ended(fd):
+                if self._namespaces.ended(fd):
                     poll.unregister(fd)
             if self._server.fileno() in ready:
                 received = packets.receive(self._server)
@@ -146,43 +146,43 @@ class Keeper:
 
     def _on_message(self, message: dict[str, Any], fds: list[int], poll: select.poll) -> None:
         if "ping" in message:
-            self._tell({"pong": message["ping"]})
+            self._send({"pong": message["ping"]})
             return
         operation, number = message["op"], message.get("id", 0)
         try:
             if operation == "watch":
                 self._begin(number, message["mounts"], message["version"])
             elif operation == "map":
-                self._tell({"op": "mapped", "id": number}, [self._map(message["rows"])])
+                self._send({"op": "mapped", "id": number}, [self._map(message["rows"])])
             elif operation == "hold":
                 held = RunningSandbox(*fds)
-                if failed := self._entering.hold(held, self._since(message["since"])):
+                if failed := self._namespaces.hold(held, self._since(message["since"])):
                     raise OSError(failed)
                 poll.register(held.process, select.POLLIN)
-                self._tell({"op": "held", "id": number})
-                self._entering.prepare()
+                self._send({"op": "held", "id": number})
+                self._namespaces.prepare()
             elif operation == "rules":
                 self._allow(fds[0], message["read"], message["write"])
-                self._tell({"op": "done", "id": number})
+                self._send({"op": "done", "id": number})
             elif operation == "named":
-                self._on_named(self._grounds[message["mount"]], message)
-                self._tell({"op": "done", "id": number})
+                self._on_named(self._folders[message["mount"]], message)
+                self._send({"op": "done", "id": number})
             elif operation == "again":
-                ground = self._grounds[message["mount"]]
-                ground.again()
-                self._tell_covers(ground, list(ground.walk.found.covers), anew=True)
-                if ground.writable:
-                    self._ask(ground)
-                self._tell({"op": "done", "id": number})
+                folder = self._folders[message["mount"]]
+                folder.again()
+                self._tell_covers(folder, list(folder.walk.found.covers), anew=True)
+                if folder.writable:
+                    self._ask(folder)
+                self._send({"op": "done", "id": number})
         except TooManySecrets:
-            self._tell({"op": "failed", "id": number, "error": _TOO_MANY})
+            self._send({"op": "failed", "id": number, "error": _TOO_MANY})
         except OSError as reason:
-            self._tell({"op": "failed", "id": number, "error": str(reason)})
+            self._send({"op": "failed", "id": number, "error": str(reason)})
 
     def _allow(self, ruleset: int, read: int, write: int) -> None:
         try:
-            for ground in self._grounds:
-                ground.allow(ruleset, read, write)
+            for folder in self._folders:
+                folder.allow(ruleset, read, write)
         finally:
             os.close(ruleset)
 
@@ -191,18 +191,18 @@ class Keeper:
 
         Outer folders come first.
         """
-        places = [each.place for each in self._grounds]
+        places = [each.mount_check for each in self._folders]
         if version < 0:
             return places + [
                 _work(each, path)
-                for each in self._grounds
-                for path in sorted(each.walk.found.covers)
+                for each in self._folders
+                for path in sorted(each.walk.findings.covers)
             ]
         missed = [place for place, covered in self._log.items() if covered > version]
         return places + [
-            _work(self._grounds[number], path)
+            _work(self._folders[number], path)
             for number, path in missed
-            if path in self._grounds[number].walk.found.covers
+            if path in self._folders[number].walk.findings.covers
         ]
 
     def _begin(self, number: int, mounts: Sequence[dict[str, Any]], version: int) -> None:
@@ -213,10 +213,10 @@ class Keeper:
         for index, data in enumerate(mounts):
             error = ""
             try:
-                ground = MountedFolder(index, data, self._watches, self._inodes, self._twins)
-                self._grounds.append(ground)
-                if ground.is_folder:
-                    for _ in ground.walk.below(()):
+                folder = MountedFolder(index, data, self._watches, self._inodes, self._link_names)
+                self._folders.append(folder)
+                if folder.is_folder:
+                    for _ in folder.walk.below(()):
                         pass
                 if index == len(mounts) - 1:
                     self._linked()
@@ -225,85 +225,85 @@ class Keeper:
             except OSError as reason:
                 error = str(reason)
             if error:
-                self._tell({"op": "refused", "id": number, "mount": index, "error": error})
+                self._send({"op": "refused", "id": number, "mount": index, "error": error})
                 return
         self._on_mounts()
         if version:
             self._version = version + 1
-        for ground in self._grounds:
-            covers = list(ground.walk.found.covers)
+        for folder in self._folders:
+            covers = list(folder.walk.findings.covers)
             if version:
-                self._log.update({(ground.number, path): self._version for path in covers})
-            self._tell_covers(ground, covers, makers=False)
+                self._log.update({(folder.number, path): self._version for path in covers})
+            self._tell_covers(folder, covers, makers=False)
         self._note_lacking()
-        for ground in self._grounds:
-            ground.walk.done = True
-            if ground.writable:
-                self._ask(ground)
-            if unfixed := ground.walk.found.unfixed:
-                self._tell({"op": "said", "text": f"{ground.guest}: {unfixed} {_UNFIXED}"})
-        self._tell({"op": "ready", "id": number})
+        for folder in self._folders:
+            folder.walk.done = True
+            if folder.writable:
+                self._ask(folder)
+            if unfixed := folder.walk.findings.writable_links:
+                self._send({"op": "said", "text": f"{folder.guest}: {unfixed} {_UNFIXED}"})
+        self._send({"op": "ready", "id": number})
 
-    def _on_named(self, ground: MountedFolder, message: dict[str, Any]) -> None:
+    def _on_named(self, folder: MountedFolder, message: dict[str, Any]) -> None:
         """Make the paths that settings name read-only, once the last part has arrived."""
-        ground.coming += map(tuple, message["paths"])
-        ground.sources.update(map(tuple, message["sources"]))
+        folder.named_next += map(tuple, message["paths"])
+        folder.sources.update(map(tuple, message["sources"]))
         self._watches.watch_outside(message["outside"])
         if not message["last"]:
             return
-        ground.asked, ground.coming = ground.coming, []
-        if not ground.is_folder:
+        folder.named_by_server, folder.named_next = folder.named_next, []
+        if not folder.is_folder:
             return
-        for found in ground.walk.fix(ground.asked):
-            self._cover(ground, found, begins=not message["again"], named=True)
-        self._twins.clear()
+        for found in folder.walk.fix(folder.named_by_server):
+            self._cover(folder, found, begins=not message["again"], named=True)
+        self._link_names.clear()
 
     def _on_events(self) -> None:
         """Cover entries with a secret's name at once; queue other changes until all is read."""
         for change in self._watches.events():
             if change is None or len(self._changes) >= _MOST_CHANGES:
-                self._changes = dict.fromkeys(map(Change, self._grounds))
+                self._changes = dict.fromkeys(map(Change, self._folders))
             elif change.urgent:
                 self._changed(change)
             else:
                 self._changes[change] = None
-        for ground in self._grounds:
-            if ground.rights_changed:
-                self._restore(ground)
-            self._tell_obeyed(ground)
-            if ground.writable and self._watches.outside_changed:
-                self._ask(ground)
+        for folder in self._folders:
+            if folder.rights_changed:
+                self._restore(folder)
+            self._tell_obeyed(folder)
+            if folder.writable and self._watches.outside_changed:
+                self._ask(folder)
         self._watches.outside_changed = False
 
-    def _tell_obeyed(self, ground: MountedFolder) -> None:
-        changed, ground.obeyed = ground.obeyed, {}
+    def _tell_obeyed(self, folder: MountedFolder) -> None:
+        changed, folder.obeyed = folder.obeyed, {}
         for part in parts_of(list(changed), weight):
-            written = [(path, ground.writer(path, modified=changed[path])) for path in part]
-            self._tell({"op": "changed", "mount": ground.number, "paths": written})
+            written = [(path, folder.writer(path, modified=changed[path])) for path in part]
+            self._send({"op": "changed", "mount": folder.number, "paths": written})
 
-    def _restore(self, ground: MountedFolder) -> None:
-        ground.rights_changed = False
+    def _restore(self, folder: MountedFolder) -> None:
+        folder.rights_changed = False
         try:
-            if ground.rights.restore():
-                self._tell({"op": "said", "text": f"{ground.guest}: {_RIGHTS}"})
+            if folder.rights.restore():
+                self._send({"op": "said", "text": f"{folder.guest}: {_RIGHTS}"})
         except OSError as reason:
-            self._tell({"op": "said", "text": f"{ground.guest}: {_RIGHTS_KEPT} ({reason})"})
+            self._send({"op": "said", "text": f"{folder.guest}: {_RIGHTS_KEPT} ({reason})"})
 
-    def _ask(self, ground: MountedFolder) -> None:
+    def _ask(self, folder: MountedFolder) -> None:
         """Ask the server to read settings again."""
-        ground.walk.found.asks = False
-        self._tell_paths("asks", ground, list(ground.walk.found.git))
+        folder.walk.findings.settings_changed = False
+        self._tell_paths("asks", folder, list(folder.walk.findings.git))
 
-    def _tell_paths(self, operation: str, ground: MountedFolder, paths: Sequence[Parts]) -> None:
+    def _tell_paths(self, operation: str, folder: MountedFolder, paths: Sequence[Parts]) -> None:
         parts = list(parts_of(paths, weight)) or [[]]
         for number, part in enumerate(parts):
             ends = {"first": number == 0, "last": number == len(parts) - 1}
-            self._tell({"op": operation, "mount": ground.number, "paths": part, **ends})
+            self._send({"op": operation, "mount": folder.number, "paths": part, **ends})
 
     def _note_lacking(self) -> None:
-        if (self._watches.fileno() < 0 or self._watches.lacking) and not self._lacked:
-            self._lacked = True
-            self._tell({"op": "said", "text": _NOT_WATCHED})
+        if (self._watches.fileno() < 0 or self._watches.lacking) and not self._missing_watches:
+            self._missing_watches = True
+            self._send({"op": "said", "text": _NOT_WATCHED})
 
     def _on_mounts(self) -> None:
         """Examine what the host has mounted below the folders since they were walked."""
@@ -312,9 +312,9 @@ class Keeper:
         before, self._places = self._places, {line.split()[4] for line in table.splitlines()}
         for place in self._places - before:
             path = Path(os.fsdecode(_ESCAPED.sub(lambda each: bytes((int(each[1], 8),)), place)))
-            for ground in self._grounds:
-                if path.is_relative_to(ground.host) and path != Path(ground.host):
-                    self._changed(Change(ground, path.relative_to(ground.host).parts))
+            for folder in self._folders:
+                if path.is_relative_to(folder.host) and path != Path(folder.host):
+                    self._changed(Change(folder, path.relative_to(folder.host).parts))
 
     def _next(self) -> Change:
         first = next(iter(self._changes))
@@ -323,53 +323,55 @@ class Keeper:
 
     def _changed(self, change: Change) -> None:
         """Walk a changed entry, or a whole mount, and apply the covers that are missing."""
-        ground, walk = change.ground, change.ground.walk
+        folder, walk = change.folder, change.folder.walk
         try:
             hidden = change.hidden
             one = walk.one(change.parts, hidden=hidden) if change.parts else walk.below(())
             for found in one:
-                self._cover(ground, found)
+                self._cover(folder, found)
             if not change.parts:
-                self._cover(ground, sorted(walk.found.covers))
+                self._cover(folder, sorted(walk.findings.covers))
             for each, paths in self._linked():
                 self._cover(each, paths)
             self._note_lacking()
-            self._tell_obeyed(ground)
-            if walk.found.surplus:
-                self._tell_covers(ground, walk.found.surplus)
-                walk.found.surplus.clear()
-                self._note_full(ground)
-            if walk.found.gone or walk.found.removed:
-                self._tell_covers(ground, [])
-            if ground.writable and (walk.found.asks or change.parts in ground.sources):
-                self._ask(ground)
+            self._tell_obeyed(folder)
+            if walk.findings.over_limit:
+                self._tell_covers(folder, walk.findings.over_limit)
+                walk.findings.over_limit.clear()
+                self._note_full(folder)
+            if walk.findings.reused_inodes or walk.findings.removed:
+                self._tell_covers(folder, [])
+            if folder.writable and (
+                walk.findings.settings_changed or change.parts in folder.sources
+            ):
+                self._ask(folder)
         except TooManySecrets:
-            self._note_full(ground)
+            self._note_full(folder)
         except OSError:
             return
 
-    def _note_full(self, ground: MountedFolder) -> None:
-        if ground.number not in self._full:
-            self._full.add(ground.number)
-            self._tell({"op": "said", "text": f"{ground.guest}: {_TOO_MANY}"})
+    def _note_full(self, folder: MountedFolder) -> None:
+        if folder.number not in self._full:
+            self._full.add(folder.number)
+            self._send({"op": "said", "text": f"{folder.guest}: {_TOO_MANY}"})
 
-    def _note_lacking_names(self, ground: MountedFolder) -> None:
-        if ground.number not in self._lacking_names:
-            self._lacking_names.add(ground.number)
-            self._tell({"op": "said", "text": f"{ground.guest}: {_UNNAMED}"})
+    def _note_lacking_names(self, folder: MountedFolder) -> None:
+        if folder.number not in self._lacking_names:
+            self._lacking_names.add(folder.number)
+            self._send({"op": "said", "text": f"{folder.guest}: {_UNNAMED}"})
 
     def _linked(self) -> list[tuple[MountedFolder, list[Parts]]]:
         """Cover the hard links of new findings in all mounts; return the paths by mount."""
-        if not any(each.walk.found.linked for each in self._grounds):
+        if not any(each.walk.findings.unsearched_links for each in self._folders):
             return []
-        found = [(each, each.walk.linked(anyway=True)) for each in self._grounds]
-        if all(each.walk.done for each in self._grounds):
-            self._twins.clear()
+        found = [(each, each.walk.linked(anyway=True)) for each in self._folders]
+        if all(each.walk.done for each in self._folders):
+            self._link_names.clear()
         return found
 
     def _cover(
         self,
-        ground: MountedFolder,
+        folder: MountedFolder,
         paths: Sequence[Parts],
         *,
         begins: bool = False,
@@ -379,14 +381,14 @@ class Keeper:
         if not paths:
             return
         if begins:
-            self._tell_covers(ground, paths)
+            self._tell_covers(folder, paths)
             return
-        for error in self._entering.cover([_work(ground, path) for path in paths]):
-            self._tell({"op": "said", "text": f"{ground.guest}: {_NOT_COVERED} ({error})"})
+        for error in self._namespaces.cover([_work(folder, path) for path in paths]):
+            self._send({"op": "said", "text": f"{folder.guest}: {_NOT_COVERED} ({error})"})
         self._version += 1
         for path in paths:
-            self._log[ground.number, path] = self._version
-        self._tell_covers(ground, paths, named=named)
+            self._log[folder.number, path] = self._version
+        self._tell_covers(folder, paths, named=named)
 
     def _map(self, rows: Sequence[Sequence[int]]) -> int:
         """Return a user namespace for an id-map; `rows` have user and group, on disk and as seen.
@@ -420,34 +422,34 @@ class Keeper:
 
     def _tell_covers(
         self,
-        ground: MountedFolder,
+        folder: MountedFolder,
         paths: Sequence[Parts],
         *,
         anew: bool = False,
         named: bool = False,
         makers: bool = True,
     ) -> None:
-        found = ground.walk.found
-        if ground.walk.named.fresh:
-            ground.walk.named.fresh = False
-            self._watches.makers.look_for(last_names(ground.walk.named.all))
-            self._tell_paths("named", ground, ground.walk.named.all)
-            if ground.walk.named.lacking:
-                self._note_lacking_names(ground)
-        told = {"op": "covers", "mount": ground.number, "version": self._version}
-        told["gone"] = [key for key in found.gone if key not in found.inodes]
+        found = folder.walk.findings
+        if folder.walk.named_paths.new_names:
+            folder.walk.named_paths.new_names = False
+            self._watches.makers.look_for(last_names(folder.walk.named_paths.all))
+            self._tell_paths("named", folder, folder.walk.named_paths.all)
+            if folder.walk.named_paths.lacking:
+                self._note_lacking_names(folder)
+        told = {"op": "covers", "mount": folder.number, "version": self._version}
+        told["gone"] = [key for key in found.reused_inodes if key not in found.inodes]
         told["removed"] = list(found.removed)
-        fresh = list(found.fresh)
-        found.gone.clear()
+        fresh = list(found.new_inodes)
+        found.reused_inodes.clear()
         found.removed.clear()
-        found.fresh.clear()
+        found.new_inodes.clear()
 
         def maker(path: Parts) -> str:
             if anew or not makers or self._version == 0:
                 return ""
-            who = ground.maker(path)
+            who = folder.maker(path)
             known = who == HOST or by_code(who)
-            return NAMED if named and not known and ground.was_there(path) else who
+            return NAMED if named and not known and folder.is_older(path) else who
 
         kinds = (
             [(path, found.covers.get(path, secrets.FIXED), maker(path)) for path in part]
@@ -457,16 +459,16 @@ class Keeper:
         pieces += [{"inodes": part} for part in parts_of(fresh, lambda _key: _INODE_BYTES)]
         for number, piece in enumerate(pieces or [{}]):
             first = anew and number == 0
-            self._tell({**told, "anew": first, "covers": [], "inodes": [], **piece})
+            self._send({**told, "anew": first, "covers": [], "inodes": [], **piece})
             told["removed"] = []
 
-    def _tell(self, message: dict[str, Any], fds: Sequence[int] = ()) -> None:
+    def _send(self, message: dict[str, Any], fds: Sequence[int] = ()) -> None:
         with suppress(BrokenPipeError):
             packets.send(self._server, message, fds)
 
 
-def _work(ground: MountedFolder, path: Parts) -> Work:
-    return ground.guest, path, ground.walk.found.covers.get(path, secrets.FILE)
+def _work(folder: MountedFolder, path: Parts) -> Work:
+    return folder.guest, path, folder.walk.findings.covers.get(path, secrets.FILE)
 
 
 _TOO_MANY = (

@@ -15,10 +15,10 @@ class NamedPaths:
     """Paths that settings of the host name, and the targets of links that hosts execute."""
 
     def __init__(self) -> None:
-        self._asked: dict[Parts, None] = {}
-        self._led: dict[Parts, None] = {}
+        self._from_settings: dict[Parts, None] = {}
+        self._from_links: dict[Parts, None] = {}
         self._above: set[Parts] = set()
-        self.fresh = False
+        self.new_names = False
         """True if there are paths to report."""
         self.lacking = False
         """True if there were more paths than can be kept."""
@@ -26,29 +26,29 @@ class NamedPaths:
     @property
     def all(self) -> list[Parts]:
         """Every path."""
-        return [*self._asked, *self._led]
+        return [*self._from_settings, *self._from_links]
 
     def executes(self, parts: Parts, mode: int) -> bool:
         """Return True if hosts execute a file at this path, or through a link at it."""
-        if parts in self._asked or parts in self._led:
+        if parts in self._from_settings or parts in self._from_links:
             return True
         return stat.S_ISLNK(mode) and parts in self._above
 
-    def ask(self, paths: Iterable[Parts]) -> list[Parts]:
+    def replace_from_settings(self, paths: Iterable[Parts]) -> list[Parts]:
         """Replace the paths that settings name; return the new ones."""
-        before, self._asked = self._asked, {}
-        self._note(self._asked, paths)
-        return [each for each in self._asked if each not in before]
+        before, self._from_settings = self._from_settings, {}
+        self._note(self._from_settings, paths)
+        return [each for each in self._from_settings if each not in before]
 
-    def lead(self, paths: Iterable[Parts | None]) -> None:
+    def add_link_targets(self, paths: Iterable[Parts | None]) -> None:
         """Add targets of links."""
-        self._note(self._led, (each for each in paths if each))
+        self._note(self._from_links, (each for each in paths if each))
 
     def add(self, paths: Iterable[Parts]) -> bool:
         """Add paths of a repository at the top of the mount; return True if any is new."""
-        count = len(self._led)
-        self._note(self._led, paths)
-        return len(self._led) > count
+        count = len(self._from_links)
+        self._note(self._from_links, paths)
+        return len(self._from_links) > count
 
     def _note(self, known: dict[Parts, None], paths: Iterable[Parts]) -> None:
         for parts in paths:
@@ -58,7 +58,7 @@ class NamedPaths:
                 self.lacking = True
                 return
             known[parts] = None
-            self.fresh = True
+            self.new_names = True
         self._above = {path[:end] for path in self.all for end in range(1, len(path))}
 
 

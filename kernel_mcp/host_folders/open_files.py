@@ -21,29 +21,29 @@ _SHARED_AND_WRITABLE = " mw "
 class CoveredFile:
     """A covered file or folder: its place in sandboxes, its kind of cover, device and inode."""
 
-    place: str
+    path: str
     kind: str
     inode: tuple[int, int]
 
     def holds(self, place: str, inode: tuple[int, int]) -> bool:
         """Return True if a path or inode is the covered one, or the path is below it."""
-        return inode == self.inode or place == self.place or place.startswith(f"{self.place}/")
+        return inode == self.inode or place == self.path or place.startswith(f"{self.path}/")
 
 
 @dataclass(frozen=True)
 class OpenFileHolder:
     """A process of the user `uid` that holds `covered`, or something in it, open.
 
-    way      the folder, descriptor or mapping below /proc/PID by which it is held
-    at_once  True if the process can change it now; else only by further steps, or not at all
+    opened_by  the folder, descriptor or mapping below /proc/PID by which it is held
+    immediate  True if the process can change it now; else only by further steps, or not at all
     """
 
     pid: int
     started: str
     uid: int
-    way: str
+    opened_by: str
     covered: CoveredFile
-    at_once: bool
+    immediate: bool
 
     def end(self, namespaces: Collection[int]) -> bool:
         """Kill the process if it is still the same; return True if it was killed."""
@@ -62,7 +62,7 @@ class OpenFileHolder:
         return False
 
 
-def holders(
+def open_file_holders(
     namespaces: Collection[int], wanted: Sequence[CoveredFile], blank: Collection[tuple[int, int]]
 ) -> Iterator[OpenFileHolder]:
     """Yield the processes in these mount namespaces that hold one of `wanted` open.
@@ -78,8 +78,8 @@ def holders(
             if _namespace(pid) in namespaces:
                 started = _started(pid)
                 uid = os.stat(f"/proc/{_running(pid)[0]}").st_uid  # noqa: PTH116
-                for way, covered, at_once in _ways(pid, wanted, blank):
-                    yield OpenFileHolder(pid, started, uid, way, covered, at_once)
+                for link, covered, at_once in _open_files(pid, wanted, blank):
+                    yield OpenFileHolder(pid, started, uid, link, covered, at_once)
 
 
 def _namespace(pid: int) -> int:
@@ -102,7 +102,7 @@ def _started(pid: int) -> str:
         return file.read().rpartition(b")")[2].split()[19].decode()
 
 
-def _ways(
+def _open_files(
     pid: int, wanted: Sequence[CoveredFile], blank: Collection[tuple[int, int]]
 ) -> Iterator[tuple[str, CoveredFile, bool]]:
     """Yield each folder, descriptor or mapping by which a process holds one of `wanted`.
@@ -112,12 +112,12 @@ def _ways(
     running = _running(pid)
     folders = [f"{thread}/{name}" for thread in running for name in ("cwd", "root")]
     files = os.listdir(f"/proc/{running[0]}/fd")  # noqa: PTH208
-    for way in (*folders, *(f"{running[0]}/fd/{number}" for number in files)):
+    for link in (*folders, *(f"{running[0]}/fd/{number}" for number in files)):
         with contextlib.suppress(OSError):  # closed, or nothing that has a place
-            place = os.readlink(f"/proc/{way}").removesuffix(" (deleted)")  # noqa: PTH115
+            place = os.readlink(f"/proc/{link}").removesuffix(" (deleted)")  # noqa: PTH115
             if not place.startswith("/"):
                 continue
-            handle = os.open(f"/proc/{way}", os.O_PATH | os.O_CLOEXEC)
+            handle = os.open(f"/proc/{link}", os.O_PATH | os.O_CLOEXEC)
             try:
                 info, flags = os.fstat(handle), os.fstatvfs(handle).f_flag
             finally:
@@ -128,15 +128,15 @@ def _ways(
             for each in wanted:
                 fixed = each.kind == FIXED
                 if each.holds(place, inode) and not (fixed and flags & os.ST_RDONLY):
-                    writes = fixed and stat.S_ISREG(info.st_mode) and _writes(way)
-                    yield way, each, writes
+                    writes = fixed and stat.S_ISREG(info.st_mode) and _writes(link)
+                    yield link, each, writes
                     break
     fixed_ones = [each for each in wanted if each.kind == FIXED]
-    yield from ((way, each, True) for way, each in _mapped(running[0], fixed_ones))
+    yield from ((link, each, True) for link, each in _mapped(running[0], fixed_ones))
 
 
-def _writes(way: str) -> bool:
-    thread, folder, number = way.split("/", maxsplit=2)
+def _writes(link: str) -> bool:
+    thread, folder, number = link.split("/", maxsplit=2)
     if folder != "fd":
         return False
     with open(f"/proc/{thread}/fdinfo/{number}", encoding="ascii", errors="replace") as file:
@@ -146,13 +146,13 @@ def _writes(way: str) -> bool:
 
 def _mapped(thread: int, wanted: Sequence[CoveredFile]) -> Iterator[tuple[str, CoveredFile]]:
     """Yield shared writable mappings, which can change files after the descriptor is closed."""
-    if not any(_of(line, wanted) for line in _lines(thread, "maps")):
+    if not any(_mapped_file(line, wanted) for line in _lines(thread, "maps")):
         return
     span, mapped = "", None
     for line in _lines(thread, "smaps"):
         first = line.split(maxsplit=1)[0]
         if not first.endswith(":"):
-            span, mapped = first, _of(line, wanted)
+            span, mapped = first, _mapped_file(line, wanted)
         elif mapped is not None and first == "VmFlags:" and _SHARED_AND_WRITABLE in line:
             yield span, mapped
 
@@ -162,7 +162,7 @@ def _lines(thread: int, name: str) -> Iterator[str]:
         yield from file
 
 
-def _of(line: str, wanted: Sequence[CoveredFile]) -> CoveredFile | None:
+def _mapped_file(line: str, wanted: Sequence[CoveredFile]) -> CoveredFile | None:
     """Return the file of a line of /proc/PID/maps if it is a shared mapping of one of `wanted`."""
     _, access, _, device, number, *rest = line.rstrip("\n").split(maxsplit=5)
     if access[3] != "s" or number == "0":

@@ -83,10 +83,10 @@ class Walk:
         self._inner = frozenset(inner)
         self._visit = visit
         self._obeys = obeys
-        self._twins = set() if twins is None else twins
+        self._link_names = set() if twins is None else twins
         self.done = False
-        self.found = WalkFindings(inodes={} if inodes is None else inodes)
-        self.named = NamedPaths()
+        self.findings = WalkFindings(inodes={} if inodes is None else inodes)
+        self.named_paths = NamedPaths()
         self._awaited: set[Parts] = set()
         """Missing targets of links that have a secret's name."""
         self._touched: dict[Parts, None] = {}
@@ -99,7 +99,7 @@ class Walk:
             pass
         self.linked()
         self.done = True
-        return self.found
+        return self.findings
 
     def below(self, start: Parts) -> Iterator[list[Parts]]:
         """Walk a part of it; yield the paths to cover as they are found. Raises as `all`."""
@@ -126,7 +126,7 @@ class Walk:
                     self._cover(parts, FOLDER, None)
                 continue
             try:
-                self.found.folders += 1
+                self.findings.folders += 1
                 self._visit(parts, fd)
                 pending += self._entries(parts, fd, links)
             finally:
@@ -142,7 +142,7 @@ class Walk:
 
     def left(self, parts: Parts) -> bool:
         """Note that an entry has left its path; return True if that ends read-only covers."""
-        covers = self.found.covers
+        covers = self.findings.covers
         if covers.get(parts) in (FIXED, KEPT):
             gone = [path for path in covers if path[: len(parts)] == parts]
         elif self._was_sign(parts):
@@ -157,22 +157,22 @@ class Walk:
                 removed.append(path)
             elif path in fixed and path not in covers:
                 covers[path] = KEPT
-        self.found.removed += removed
+        self.findings.removed += removed
         return True
 
     def _keeps(self, parts: Parts) -> bool:
         """Return True if the folders above a covered path must not be moved away."""
-        kind = self.found.covers[parts]
+        kind = self.findings.covers[parts]
         return kind == FIXED or (kind in HIDING and executed((*self._above_all, *parts)))
 
     def _was_sign(self, parts: Parts) -> bool:
         """Return True if the folder of a path was read-only because of that entry only."""
         folder = parts[:-1]
-        if parts[-1] not in names.SIGNS or self.found.covers.get(folder) != FIXED:
+        if parts[-1] not in names.SIGNS or self.findings.covers.get(folder) != FIXED:
             return False
         fixed = self._own.get(folder) == FIXED or executed((*self._above_all, *folder))
         return not (
-            fixed or self.named.executes(folder, stat.S_IFDIR) or any(self._made_by(folder))
+            fixed or self.named_paths.executes(folder, stat.S_IFDIR) or any(self._made_by(folder))
         )
 
     def hides(self, parts: Parts) -> bool:
@@ -180,7 +180,7 @@ class Walk:
         return secret_by_name(parts, self._above_all) or self._inside(parts)
 
     def _inside(self, parts: Parts) -> bool:
-        covers = self.found.covers
+        covers = self.findings.covers
         return any(covers.get(parts[:end]) in HIDING for end in range(1, len(parts)))
 
     def one(self, parts: Parts, *, hidden: bool = False) -> Iterator[list[Parts]]:
@@ -212,8 +212,8 @@ class Walk:
             os.close(fd)
         if hides is None and (known or hidden) and not link:
             hides = FOLDER if stat.S_ISDIR(info.st_mode) else FILE  # by another name
-        if hides is None and self.found.covers.get(parts) in HIDING:
-            hides = self.found.covers[parts]  # what a link of a secret's name leads to
+        if hides is None and self.findings.covers.get(parts) in HIDING:
+            hides = self.findings.covers[parts]  # what a link of a secret's name leads to
         signed = self._note_signs(parts[:-1], {parts[-1]}, by_siblings=True)
         if fixed:
             self._fix_entry(parts, hidden=hides is not None, link=link)
@@ -243,13 +243,13 @@ class Walk:
                 del self._replaced[next(iter(self._replaced))]
             self._replaced[key] = born(fd)
             if info.st_nlink > 1:
-                self._twins.add(key)
-                self.found.linked = True
+                self._link_names.add(key)
+                self.findings.unsearched_links = True
         return fixed or (info.st_nlink > 1 and self._replaced.get(key) == born(fd))
 
     def fix(self, asked: Iterable[Parts]) -> Iterator[list[Parts]]:
         """Make the paths `asked` read-only, instead of those asked for before; yield the covers."""
-        for parts in self.named.ask(asked):
+        for parts in self.named_paths.replace_from_settings(asked):
             self.done, done = False, self.done  # with its other names
             try:
                 yield from self.one(parts)
@@ -259,13 +259,13 @@ class Walk:
 
     def closed(self) -> set[Parts]:
         """Return the folders that contain a covered path or another mount, at any depth."""
-        return around(self.found.covers) | around(dict.fromkeys(self._inner, FOLDER))
+        return around(self.findings.covers) | around(dict.fromkeys(self._inner, FOLDER))
 
     def shows(self, parts: Parts, fd: int, info: os.stat_result) -> str | None:
         """Return None if an open entry is hidden, `FIXED` if it is read-only, else ""."""
         if parts in self._inner or self._known(fd, info):
             return None
-        known = self.found.covers.get(parts, "")
+        known = self.findings.covers.get(parts, "")
         hides, fixed = self._verdict(parts, info.st_mode)
         if known in HIDING or hides is not None:
             return None
@@ -312,7 +312,9 @@ class Walk:
     def _verdict(self, parts: Parts, mode: int) -> tuple[str | None, bool]:
         """Return the cover that hides an entry (None for none), and True if it is read-only."""
         usual = stat.S_ISREG(mode) or stat.S_ISDIR(mode) or stat.S_ISLNK(mode)
-        known = parts in self._own or parts in self._awaited or self.named.executes(parts, mode)
+        known = (
+            parts in self._own or parts in self._awaited or self.named_paths.executes(parts, mode)
+        )
         if usual and not (known or remarkable(parts[-1])):
             return None, False
         path = (*self._above_all, *parts)
@@ -322,7 +324,7 @@ class Walk:
             hides = FOLDER if stat.S_ISDIR(mode) else FILE
         if hides is None and stat.S_ISREG(mode) and self._may_hold_credentials(path, parts):
             hides = FILE
-        fixed = own == FIXED or executed(path) or self.named.executes(parts, mode)
+        fixed = own == FIXED or executed(path) or self.named_paths.executes(parts, mode)
         return hides, fixed and self._writable
 
     def _may_hold_credentials(self, named: Parts, parts: Parts) -> bool:
@@ -341,12 +343,12 @@ class Walk:
         if not (self._writable and signs):
             return False
         environment, repository = self._made_by(folder, None if by_siblings else signs)
-        if repository and folder not in self.found.git:
-            self.found.git[folder] = None
-            self.found.asks = True
+        if repository and folder not in self.findings.git:
+            self.findings.git[folder] = None
+            self.findings.settings_changed = True
         if folder == () and repository:
             executes = (names.GIT_SIGN,) if self.done else names.GIT_EXECUTES
-            return self.named.add((name,) for name in executes)
+            return self.named_paths.add((name,) for name in executes)
         if not (environment or repository) or self._fixed(folder):
             return False
         self._fix(folder)
@@ -366,8 +368,8 @@ class Walk:
 
     def _fix_entry(self, parts: Parts, *, hidden: bool, link: bool) -> None:
         """Make one entry read-only; of a link or a hidden entry only keep the folders in place."""
-        if self.found.covers.get(parts) is None:
-            self.found.asks = True
+        if self.findings.covers.get(parts) is None:
+            self.findings.settings_changed = True
         if not (hidden or link):
             self._fix(parts)
             return
@@ -383,25 +385,25 @@ class Walk:
     def _keep(self, parts: Parts) -> None:
         """Keep a folder and those above it from being moved away."""
         for path in self._above(parts):
-            self._cover(path, self.found.covers.get(path, KEPT), None)
+            self._cover(path, self.findings.covers.get(path, KEPT), None)
 
     def _fixed(self, parts: Parts) -> bool:
-        return any(self.found.covers.get(path) == FIXED for path in self._above(parts))
+        return any(self.findings.covers.get(path) == FIXED for path in self._above(parts))
 
     def _note_twin(self, entry: os.DirEntry[str]) -> None:
         info = status_of(entry)
         if info is not None and info.st_nlink > 1:
-            self._twins.add((info.st_dev, info.st_ino))
-            self.found.linked = True
+            self._link_names.add((info.st_dev, info.st_ino))
+            self.findings.unsearched_links = True
 
     def _fix_too(self, parts: Parts) -> None:
         """Cover a further name of a read-only file; past half of the limit only count it."""
         if self._fixed(parts):
             return
-        if len(self.found.covers) < MOST_COVERS // 2:
+        if len(self.findings.covers) < MOST_COVERS // 2:
             self._fix(parts)
         else:
-            self.found.unfixed += 1
+            self.findings.writable_links += 1
 
     @staticmethod
     def _above(parts: Parts) -> list[Parts]:
@@ -412,25 +414,25 @@ class Walk:
             self._know(parts, info)
             if kind == FOLDER:
                 self._know_below(parts)
-        full = len(self.found.covers) >= MOST_COVERS
-        if full and parts not in self.found.covers:
+        full = len(self.findings.covers) >= MOST_COVERS
+        if full and parts not in self.findings.covers:
             self._forget_the_gone()
-            if len(self.found.covers) >= MOST_COVERS:
+            if len(self.findings.covers) >= MOST_COVERS:
                 if not (self.done and (kind in (FIXED, KEPT) or executed(parts))):
                     raise TooManySecrets
                 if kind != KEPT:
-                    self.found.surplus.append(parts)
+                    self.findings.over_limit.append(parts)
                 return
-        self.found.covers[parts] = kind
+        self.findings.covers[parts] = kind
         self._touched[parts] = None
 
     def _know(self, parts: Parts, info: os.stat_result) -> None:
         key = (info.st_dev, info.st_ino)
-        known = key in self.found.inodes
-        self.found.inodes[key] = self._birth(parts, info)
-        self.found.fresh.append(key)
+        known = key in self.findings.inodes
+        self.findings.inodes[key] = self._birth(parts, info)
+        self.findings.new_inodes.append(key)
         if info.st_nlink > 1 and not (stat.S_ISDIR(info.st_mode) or known):
-            self.found.linked = True
+            self.findings.unsearched_links = True
 
     def _know_below(self, start: Parts) -> None:
         """Register the inodes in a covered folder, or of one file there, to find other names."""
@@ -469,11 +471,11 @@ class Walk:
         The birth time is compared as well, since inode numbers are reused.
         """
         key = (info.st_dev, info.st_ino)
-        before = self.found.inodes.get(key)
+        before = self.findings.inodes.get(key)
         if before is None or born(fd) in (before, 0):
             return before is not None
-        del self.found.inodes[key]
-        self.found.gone.append(key)
+        del self.findings.inodes[key]
+        self.findings.reused_inodes.append(key)
         return False
 
     def _birth(self, parts: Parts, info: os.stat_result) -> int:
@@ -493,9 +495,9 @@ class Walk:
 
     def _forget_the_gone(self) -> None:
         top = f"/proc/self/fd/{self._root}"
-        for parts in list(self.found.covers):
+        for parts in list(self.findings.covers):
             if not os.path.lexists("/".join((top, *parts))):
-                del self.found.covers[parts]
+                del self.findings.covers[parts]
 
     def _follow(self, parts: Parts, hides: str | None, *, fixed: bool) -> list[Parts]:
         """Cover the target of a link if it is below the mount; return the folders to walk then."""
@@ -504,13 +506,17 @@ class Walk:
             return []
         fixed = fixed and not self.done  # later, code may have made it: the server asks then
         if fixed:
-            self.named.lead([goal, *(each for each in links if each not in (None, (), parts))])
+            self.named_paths.add_link_targets(
+                [goal, *(each for each in links if each not in (None, (), parts))]
+            )
         info = self._look(goal)
         if hides is None and self._may_hold_credentials((*self._above_all, *parts), goal):
             hides = FILE
         if info is None and hides is not None:
             self._awaited.add(goal)
-        elif info is not None and hides is not None and self.found.covers.get(goal) not in HIDING:
+        elif (
+            info is not None and hides is not None and self.findings.covers.get(goal) not in HIDING
+        ):
             self._cover(goal, FOLDER if stat.S_ISDIR(info.st_mode) else FILE, info)
         if info is None or not fixed or self._fixed(goal):
             return []
@@ -542,9 +548,9 @@ class Walk:
 
         This looks at the inode of every file, so it is done only if files have links, or `anyway`.
         """
-        if not (self.found.linked or anyway):
+        if not (self.findings.unsearched_links or anyway):
             return []
-        self.found.linked = False
+        self.findings.unsearched_links = False
         pending: list[Parts] = [()]
         while pending:
             parts = pending.pop()
@@ -563,14 +569,14 @@ class Walk:
         """Cover the hard links in one folder; yield the folders to continue with."""
         for entry in entries:
             path = (*parts, entry.name)
-            if path in self._inner or self.found.covers.get(path) in HIDING:
+            if path in self._inner or self.findings.covers.get(path) in HIDING:
                 continue
             if entry.is_dir(follow_symlinks=False):
                 if not (self._own.get(path) or secret((*self._above_all, *path), stat.S_IFDIR)):
                     yield path
                 continue
             info = status_of(entry)
-            if info and (info.st_dev, info.st_ino) in self.found.inodes:
+            if info and (info.st_dev, info.st_ino) in self.findings.inodes:
                 self._cover_link(path, info)
-            elif info and (info.st_dev, info.st_ino) in self._twins:
+            elif info and (info.st_dev, info.st_ino) in self._link_names:
                 self._fix_too(path)

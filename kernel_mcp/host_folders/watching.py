@@ -86,7 +86,7 @@ def by_code(maker: str) -> bool:
     return maker.startswith(CODE)
 
 
-def held_for_code(maker: str) -> bool:
+def counts_as_code(maker: str) -> bool:
     """Return True if an entry of this maker is treated as made by code."""
     return by_code(maker) or maker == LIKELY
 
@@ -101,7 +101,7 @@ def user_of(maker: str) -> int | None:
 class Change:
     """An entry that was created, replaced, written or removed; without parts it may be any."""
 
-    ground: MountedFolder
+    folder: MountedFolder
     parts: Parts = ()
     hidden: bool = False
     """True if it had a secret's name before."""
@@ -109,7 +109,7 @@ class Change:
     @property
     def urgent(self) -> bool:
         """True if it may have to be covered because of its name."""
-        path = (*self.ground.above, *self.parts)
+        path = (*self.folder.above, *self.parts)
         named = (secrets.secret(path, kind) for kind in (stat.S_IFREG, stat.S_IFDIR))
         return self.hidden or secrets.judged_by_content(path) or any(named)
 
@@ -145,16 +145,16 @@ class MountedFolder:
         """Paths that agents obey and that have changed since the last report to the server.
 
         True if all that is known is that the file holds something else."""
-        self._led: set[Parts] = set()
+        self._link_targets: set[Parts] = set()
         """Targets of links that have a name which agents obey."""
-        self.asked: list[Parts] = []
-        """Paths that the server has named so far; `coming` are the next ones."""
-        self.coming: list[Parts] = []
-        self.walk = self._fresh()
+        self.named_by_server: list[Parts] = []
+        """Paths that the server has named so far; `named_next` are the next ones."""
+        self.named_next: list[Parts] = []
+        self.walk = self._open_walk()
         self.rights = Rights(self._root)
         self._began = time.time_ns()
 
-    def _fresh(self) -> Walk:
+    def _open_walk(self) -> Walk:
         if self._root >= 0:
             os.close(self._root)
         self._root = -1
@@ -173,7 +173,7 @@ class MountedFolder:
         )
 
     @property
-    def place(self) -> Work:
+    def mount_check(self) -> Work:
         """The check that a sandbox shows this folder: its path there, with device and inode."""
         info = os.fstat(self._root)
         return self.guest, (), f"{info.st_dev}:{info.st_ino}"
@@ -183,11 +183,11 @@ class MountedFolder:
 
         Empty if that is unknown, or if the host does not execute the entry.
         """
-        covers = self.walk.found.covers
+        covers = self.walk.findings.covers
         named = secrets.executed((*self.above, *parts))
         if not (self.tells_makers and (named or covers.get(parts) == secrets.FIXED)):
             return ""
-        signs = [] if named or parts in self.walk.named.all else self._signs(parts)
+        signs = [] if named or parts in self.walk.named_paths.all else self._signs(parts)
         makers = [self._watches.makers.of(self._root, each) for each in signs or [parts]]
         return min(makers, key=lambda maker: (not by_code(maker), maker != LIKELY, maker != HOST))
 
@@ -197,7 +197,7 @@ class MountedFolder:
         found = (name for name in sorted(names.SIGNS) if os.path.lexists(f"{top}/{name}"))
         return [(*folder, name) for name in found]
 
-    def was_there(self, parts: Parts) -> bool:
+    def is_older(self, parts: Parts) -> bool:
         """Return True if the entry at a path is known to be older than this process."""
         try:
             fd = open_beneath(self._root, parts, os.O_PATH | os.O_NOFOLLOW)
@@ -231,7 +231,7 @@ class MountedFolder:
 
     def obeys(self, parts: Parts) -> bool:
         """Return True if agents obey the file at a path, or a link of such a name leads to it."""
-        return parts in self._led or secrets.obeyed((*self.above[-1:], *parts))
+        return parts in self._link_targets or secrets.obeyed((*self.above[-1:], *parts))
 
     def note_obeyed(self, parts: Parts) -> None:
         """Watch a file that agents obey, or the target of such a link.
@@ -241,10 +241,10 @@ class MountedFolder:
         if self.walk.done:
             self.obeyed.setdefault(parts, False)
         goal = self.walk.goal(parts)
-        if goal is None or goal == () or len(self._led) >= MOST_NAMED:
+        if goal is None or goal == () or len(self._link_targets) >= MOST_NAMED:
             return
         if goal != parts:
-            self._led.add(goal)
+            self._link_targets.add(goal)
         with suppress(OSError):  # there is nothing, or no file
             fd = open_beneath(self._root, goal, os.O_PATH | os.O_NOFOLLOW)
             try:
@@ -262,13 +262,13 @@ class MountedFolder:
         """True if a folder is mounted, False for a single file."""
         return stat.S_ISDIR(os.fstat(self._root).st_mode)
 
-    def again(self) -> None:
+    def reopen(self) -> None:
         """Open and walk the folder that is at the path now."""
-        self.walk = self._fresh()
+        self.walk = self._open_walk()
         self.rights = Rights(self._root)
         if self.is_folder:
             self.walk.all()
-            for _ in self.walk.fix(self.asked):
+            for _ in self.walk.fix(self.named_by_server):
                 pass
 
     def allow(self, ruleset: int, read: int, write: int) -> None:
@@ -573,23 +573,23 @@ class Watches:
             return linux.inotify_add_watch(self._fd, path, mask)
         return -1
 
-    def add(self, ground: MountedFolder, parts: Parts, folder: int) -> None:
+    def add(self, folder: MountedFolder, parts: Parts, fd: int) -> None:
         """Watch an open folder."""
-        path = f"/proc/self/fd/{folder}".encode()
+        path = f"/proc/self/fd/{fd}".encode()
         number = -1
         if len(self._places) < self._most:
-            more = _IN_ATTRIB if ground.writable and not parts else 0
+            more = _IN_ATTRIB if folder.writable and not parts else 0
             number = self._watch(path, _MASK | _IN_ONLYDIR | more)
         if number < 0:
             self.lacking += 1
             return
-        self._places[number] = (ground, parts)
-        if ground.writable and not (self.makers.add(folder) or parts):
-            ground.tells_makers = False
+        self._places[number] = (folder, parts)
+        if folder.writable and not (self.makers.add(fd) or parts):
+            folder.tells_makers = False
 
-    def add_file(self, ground: MountedFolder, parts: Parts, file: int) -> None:
+    def add_file(self, folder: MountedFolder, parts: Parts, file: int) -> None:
         """Watch the content of an open file."""
-        self._forget_file(ground, parts)
+        self._forget_file(folder, parts)
         if len(self._file_at) >= _MOST_OBEYED:
             return
         path = f"/proc/self/fd/{file}".encode()
@@ -597,15 +597,15 @@ class Watches:
         if number < 0:
             self.lacking += 1
             return
-        self._file_at[ground, parts] = number
-        self._files.setdefault(number, {})[ground, parts] = None
+        self._file_at[folder, parts] = number
+        self._files.setdefault(number, {})[folder, parts] = None
         self.makers.add_file(file)
 
-    def _forget_file(self, ground: MountedFolder, parts: Parts) -> None:
-        number = self._file_at.pop((ground, parts), -1)
+    def _forget_file(self, folder: MountedFolder, parts: Parts) -> None:
+        number = self._file_at.pop((folder, parts), -1)
         if number < 0:
             return
-        del self._files[number][ground, parts]
+        del self._files[number][folder, parts]
         if not self._files[number]:
             del self._files[number]
             with suppress(OSError):  # its file is gone
@@ -638,8 +638,8 @@ class Watches:
                 for gone in self._files.pop(number, {}):
                     self._file_at.pop(gone, None)
             elif number in self._files:
-                for ground, parts in self._files[number]:
-                    ground.obeyed.setdefault(parts, True)
+                for folder, parts in self._files[number]:
+                    folder.obeyed.setdefault(parts, True)
             elif number in self._places or number in self._outside:
                 text = os.fsdecode(name)
                 self.outside_changed |= text in self._outside.get(number, ())
@@ -647,42 +647,42 @@ class Watches:
                     yield from self._happened(*self._places[number], text, mask, cookie)
 
     def _happened(
-        self, ground: MountedFolder, parts: Parts, name: str, mask: int, cookie: int
+        self, folder: MountedFolder, parts: Parts, name: str, mask: int, cookie: int
     ) -> Iterator[Change]:
         """Yield the changes that one event in a watched folder means."""
         if not name or mask & ~_IN_ISDIR == _IN_ATTRIB:
-            ground.rights_changed |= not name
+            folder.rights_changed |= not name
             return
         path = (*parts, name)
-        if ground.writable:
-            self._note_obeyed(ground, path, mask)
-        if mask & (_IN_MOVED_FROM | _IN_DELETE) and ground.walk.left(path):
-            yield Change(ground, path)
+        if folder.writable:
+            self._note_obeyed(folder, path, mask)
+        if mask & (_IN_MOVED_FROM | _IN_DELETE) and folder.walk.left(path):
+            yield Change(folder, path)
         if mask & _IN_MOVED_FROM:
-            if ground.walk.hides(path):
+            if folder.walk.hides(path):
                 if len(self._moved) >= _MOST_MOVED:  # they left what is watched
                     self._moved.clear()
                 self._moved.add(cookie)
             return
         if mask & _IN_MOVED_TO and cookie in self._moved:
             self._moved.remove(cookie)
-            yield Change(ground, path, hidden=True)
+            yield Change(folder, path, hidden=True)
             return
         # while a file is written it may come to hold credentials; no other write matters
-        if not mask & _IN_CLOSE_WRITE or ground.reads(path):
-            yield Change(ground, path)
+        if not mask & _IN_CLOSE_WRITE or folder.reads(path):
+            yield Change(folder, path)
 
-    def _note_obeyed(self, ground: MountedFolder, path: Parts, mask: int) -> None:
+    def _note_obeyed(self, folder: MountedFolder, path: Parts, mask: int) -> None:
         """Note a change of a file that agents obey, or the removal of a folder with such files."""
         left = mask & (_IN_MOVED_FROM | _IN_DELETE)
         if mask & _IN_ISDIR and left:
             for each, parts in list(self._file_at):
-                if each is ground and parts[: len(path)] == path:
-                    ground.obeyed[path] = False
-                    self._forget_file(ground, parts)
+                if each is folder and parts[: len(path)] == path:
+                    folder.obeyed[path] = False
+                    self._forget_file(folder, parts)
         elif left:
-            self._forget_file(ground, path)
-        elif not mask & _IN_ISDIR and mask & (_IN_CREATE | _IN_MOVED_TO) and ground.obeys(path):
-            ground.note_obeyed(path)
-        if ground.obeys(path):
-            ground.obeyed[path] = False
+            self._forget_file(folder, path)
+        elif not mask & _IN_ISDIR and mask & (_IN_CREATE | _IN_MOVED_TO) and folder.obeys(path):
+            folder.note_obeyed(path)
+        if folder.obeys(path):
+            folder.obeyed[path] = False

@@ -12,7 +12,7 @@ import anyio
 
 from kernel_mcp.barriers import Barrier
 from kernel_mcp.host_folders.exposed import ExposedMount
-from kernel_mcp.host_folders.open_files import CoveredFile, OpenFileHolder, holders
+from kernel_mcp.host_folders.open_files import CoveredFile, OpenFileHolder, open_file_holders
 from kernel_mcp.host_folders.secrets import FILE, FIXED, FOLDER, Parts
 
 PATIENCE_S = 1.0
@@ -88,12 +88,12 @@ class FileHolders:
             return []
         infos = ((self._blank / kind).stat() for kind in (FILE, FOLDER))
         blank = {(info.st_dev, info.st_ino) for info in infos}
-        return list(holders(namespaces, wanted, blank))
+        return list(open_file_holders(namespaces, wanted, blank))
 
     def _ended(self, holder: OpenFileHolder, shown: ExposedMount, parts: Parts) -> bool:
         """Kill a process, unless it may only be reading and has time left; return False then."""
         since = self._since.setdefault(_key(holder), time.monotonic())
-        if not holder.at_once and time.monotonic() - since < PATIENCE_S:
+        if not holder.immediate and time.monotonic() - since < PATIENCE_S:
             return False
         if holder.end(self._namespaces()):
             self._on_killed(shown, parts, holder)
@@ -101,4 +101,4 @@ class FileHolders:
 
 
 def _key(holder: OpenFileHolder) -> tuple[int, str, str, CoveredFile]:
-    return holder.pid, holder.started, holder.way, holder.covered
+    return holder.pid, holder.started, holder.opened_by, holder.covered

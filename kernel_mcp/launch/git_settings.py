@@ -191,7 +191,7 @@ class _MountSurvey:
         """
 
     def _found(self) -> list[Repository]:
-        known = [each for each in self._shown.git if self._shown.fixed_above((*each, ""))]
+        known = [each for each in self._shown.git if self._shown.in_read_only_folder((*each, ""))]
         repositories = [settings.repository_in(self._path(each)) for each in known]
         dots = [each for each in self._shown.executable if each[-1].lower() == ".git"]
         repositories += [settings.repository_at(self._path(each)) for each in dots]
@@ -250,7 +250,8 @@ class _MountSurvey:
         return [
             each
             for each in places
-            if each and not (self._shown.fixed_above(each) or executed((*self._above, *each)))
+            if each
+            and not (self._shown.in_read_only_folder(each) or executed((*self._above, *each)))
         ]
 
 

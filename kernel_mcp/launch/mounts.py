@@ -238,7 +238,7 @@ class MountGrants:
 
     def _warn_of_unmasked(self) -> None:
         for each in self.shown:
-            if each.mount.writable and (stays := each.stays):
+            if each.mount.writable and (stays := each.read_only_summary):
                 logger.warning(
                     "--mount %s: %s, as programs of the host execute that or take commands from it",
                     each.mount,
@@ -264,7 +264,7 @@ class MountGrants:
         """
         try:
             for each in self.shown:
-                each.place = _place(each.mount.host)
+                each.identity = _place(each.mount.host)
             requests = [self._watch_request(each) for each in self.shown]
             version = self.version + self._opened
             await self._ask({"op": "watch", "mounts": requests, "version": version})
@@ -323,7 +323,7 @@ class MountGrants:
                     "server as that user, or take podman or --sandbox bwrap"
                 )
             else:
-                each.mapped = False
+                each.id_mapped = False
                 each.rights = _ALL_READ if self.by_rules else _COMMON_READ
 
     async def _try_map(self, shown: ExposedMount) -> None:
@@ -333,11 +333,11 @@ class MountGrants:
                 "to a user (chown) if that is not what you want.",
                 shown.mount,
             )
-            shown.roots = True
+            shown.owned_by_root = True
         try:
             os.close(await self._mapped(shown, Identity(1, 1)))
         except NotMapped as reason:
-            shown.mapped, shown.rights = False, _COMMON_READ
+            shown.id_mapped, shown.rights = False, _COMMON_READ
             if shown.mount.writable:
                 raise ConfigError(
                     f"--mount {shown.mount}: sessions run as users of their own, and on this "
@@ -377,9 +377,9 @@ class MountGrants:
         await self._settings.look()
         for number, each in enumerate(self.shown):
             place = _place(each.mount.host)
-            if place != each.place:
+            if place != each.identity:
                 await self._ask({"op": "again", "mount": number})
-                each.place = place
+                each.identity = place
             self._hides(each.mount, environment)
 
     def _hides(self, mount: Mount, environment: KernelEnvironment) -> None:
@@ -420,7 +420,7 @@ class MountGrants:
             attributes |= linux.MOUNT_ATTR_RDONLY
         try:
             userns = -1
-            if shown.mapped:
+            if shown.id_mapped:
                 userns = await self._map(info.st_uid, info.st_gid, identity)
             try:
                 linux.set_attributes(tree, attributes, userns=userns)
@@ -598,7 +598,7 @@ def as_folder(shown: ExposedMount, source: Path) -> Folder:
     covers = tuple(
         ("/".join(path), kind)
         for path, kind in sorted(shown.covers.items())
-        if not shown.hides(path[:-1])  # it was found before the folder that it is in
+        if not shown.hides_path(path[:-1])  # it was found before the folder that it is in
         if not shown.mount.host.joinpath(*path).is_symlink()
     )
     mount = shown.mount

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any, Protocol
 from weakref import WeakKeyDictionary
 
-from kernel_mcp.host_folders.exposed import MOST_TOLD, ExposedMount
+from kernel_mcp.host_folders.exposed import MOST_REPORTS, ExposedMount
 from kernel_mcp.host_folders.open_files import OpenFileHolder
 from kernel_mcp.host_folders.secrets import FIXED, Parts, quoted, readable
-from kernel_mcp.host_folders.watching import CODE, HOST, NAMED, by_code, held_for_code, user_of
+from kernel_mcp.host_folders.watching import CODE, HOST, NAMED, by_code, counts_as_code, user_of
 from kernel_mcp.records import dataclass
 
 MOST_QUARANTINED = 10
@@ -75,7 +75,7 @@ class NewFileQuarantine:
         user = user_of(maker)
         if user is not None and (known := [each for each in running if each.user == user]):
             return known
-        return running if held_for_code(maker) else self.active_sessions(age_s) or running
+        return running if counts_as_code(maker) else self.active_sessions(age_s) or running
 
     def note(
         self, shown: ExposedMount, covers: Mapping[Parts, str], makers: Mapping[Parts, str]
@@ -89,13 +89,13 @@ class NewFileQuarantine:
         for parts, kind in covers.items():
             wanted = kind == FIXED or (shown.mount.writable and shown.executes(parts))
             maker = makers[parts]
-            if not wanted or maker == HOST or shown.fixed_above(parts):
+            if not wanted or maker == HOST or shown.in_read_only_folder(parts):
                 continue
             if shown.is_another_name(parts) and not self._fixes(shown, parts):
                 continue
-            if shown.was_there(parts) and not by_code(maker):
+            if shown.is_original(parts) and not by_code(maker):
                 continue
-            signs = shown.signs(parts)
+            signs = shown.executed_entries(parts)
             if not signs and self._fixes(shown, parts):
                 signs = [parts]
             if not signs:
@@ -116,17 +116,17 @@ class NewFileQuarantine:
         """
         age_s = max(0.0, time.time() - max(shown.changed_at(sign) for sign in signs))
         suspects = self._suspects(maker, age_s)
-        sure = held_for_code(maker) or bool(self.active_sessions(age_s) and maker != NAMED)
+        sure = counts_as_code(maker) or bool(self.active_sessions(age_s) and maker != NAMED)
         gone = False
         for sign in signs:
             now = ""
             if sure:
                 with contextlib.suppress(OSError):  # in a folder closed to us
-                    now = shown.set_aside(sign)
+                    now = shown.quarantine(sign)
                 gone = gone or bool(now) or not os.path.lexists(shown.mount.host.joinpath(*parts))
-                if not now and readable(sign) in shown.appeared and not shown.holds(sign):
+                if not now and readable(sign) in shown.new_entries and not shown.holds(sign):
                     continue  # quarantined and reported when it was made; now written to
-            if shown.note(readable(sign), now):
+            if shown.record_entry(readable(sign), now):
                 self._report(shown, readable(sign), now, suspects)
             if now:
                 self._count(suspects, sign)
@@ -139,7 +139,7 @@ class NewFileQuarantine:
         found = (
             f"{quoted(name)} has appeared, which programs of the host execute or take commands from"
         )
-        more = f". No more than {MOST_TOLD} an hour are told." if shown.silent else ""
+        more = f". No more than {MOST_REPORTS} an hour are told." if shown.rate_limited else ""
         outcome = (
             f"it was renamed to {quoted(now)}. If it is the user's own, rename it back on the host"
         )
@@ -176,13 +176,13 @@ class NewFileQuarantine:
         """Report files that agents or build servers obey, and that code may have changed."""
         for parts, writer in changed:
             age_s = max(0.0, time.time() - shown.changed_at(parts))
-            if writer == HOST or not (held_for_code(writer) or self.active_sessions(age_s)):
+            if writer == HOST or not (counts_as_code(writer) or self.active_sessions(age_s)):
                 continue
             name = readable(parts)
-            if name not in shown.changed:
-                if len(shown.changed) >= MOST_TOLD:
+            if name not in shown.changed_files:
+                if len(shown.changed_files) >= MOST_REPORTS:
                     continue
-                shown.changed[name] = None
+                shown.changed_files[name] = None
                 self._audit("changed", {"mount": str(shown.mount), "path": name})
                 logger.warning("--mount %s: %s was changed, %s", shown.mount, quoted(name), _OBEYED)
             for each in self._suspects(writer, age_s):

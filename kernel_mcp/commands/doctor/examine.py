@@ -43,7 +43,7 @@ from kernel_mcp.errors import (
     LaunchError,
     SandboxUnavailable,
 )
-from kernel_mcp.host_folders import shown_folders, usable_devices
+from kernel_mcp.host_folders import exposed_mounts, usable_devices
 from kernel_mcp.http.serving import bound
 from kernel_mcp.identity.tokens import TokenFile
 from kernel_mcp.kernels.kernel import Kernel
@@ -288,7 +288,7 @@ async def _opened(
     """Open folders and devices as a server would; return them, and a failed check if it cannot."""
     doors = MountGrants()
     try:
-        shown = shown_folders(settings, sandbox.name, runs.path, default_cache())
+        shown = exposed_mounts(settings, sandbox.name, runs.path, default_cache())
         own = await anyio.to_thread.run_sync(own_environment, settings.python)
         if own is not None:
             own.require_steady(shown)

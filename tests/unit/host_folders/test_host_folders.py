@@ -15,7 +15,7 @@ from kernel_mcp.config.load import load
 from kernel_mcp.config.settings import Settings
 from kernel_mcp.config.values import Mount
 from kernel_mcp.errors import ConfigError
-from kernel_mcp.host_folders import checked, shown_folders
+from kernel_mcp.host_folders import checked, exposed_mounts
 from kernel_mcp.host_folders.exposed import ExposedMount
 from kernel_specs.landlock import calls
 
@@ -86,7 +86,7 @@ def test_strict_takes_landlock(
     monkeypatch.setattr(calls, "version", version)
     settings = Settings(mounts=(Mount(tmp_path, str(tmp_path / "guest"), strict=True),))
     with pytest.raises(ConfigError, match="Leave strict out"):
-        shown_folders(settings, "bwrap", tmp_path / "s", tmp_path / "c")
+        exposed_mounts(settings, "bwrap", tmp_path / "s", tmp_path / "c")
 
 
 def test_a_file_of_the_current_folder_mounts_nothing(tmp_path: Path) -> None:
@@ -209,7 +209,7 @@ def test_landlock_shows_folders_where_they_are(
 
     def shown(one: Mount) -> tuple[Mount, ...]:
         settings = Settings(mounts=(one,))
-        return shown_folders(settings, "landlock", tmp_path / "s", tmp_path / "c")
+        return exposed_mounts(settings, "landlock", tmp_path / "s", tmp_path / "c")
 
     assert shown(mount(folder, str(tmp_path / "link")))
     with pytest.raises(ConfigError, match="seen where it is"):
@@ -225,7 +225,7 @@ def test_without_a_sandbox_folders_have_no_effect_and_that_is_said(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     settings = Settings(mounts=(mount(tmp_path),))
-    assert shown_folders(settings, "none", tmp_path / "s", tmp_path / "c") == ()
+    assert exposed_mounts(settings, "none", tmp_path / "s", tmp_path / "c") == ()
     assert "no effect" in caplog.text
 
 
@@ -260,12 +260,12 @@ def test_an_environment_is_set_aside_by_its_file_and_all_else_as_it_is(tmp_path:
     (tmp_path / "src" / "pyvenv.cfg").touch()
     (tmp_path / "uv.toml").touch()  # such as the operator's own, which has no known name
     shown = ExposedMount(mount(tmp_path, mode="rw"))
-    assert shown.signs(("src",)) == [("src", "pyvenv.cfg")]
-    assert shown.signs(("uv.toml",)) == [("uv.toml",)]
-    assert shown.signs((".git",)) == [(".git",)]
+    assert shown.executed_entries(("src",)) == [("src", "pyvenv.cfg")]
+    assert shown.executed_entries(("uv.toml",)) == [("uv.toml",)]
+    assert shown.executed_entries((".git",)) == [(".git",)]
     for name in ("src", "uv.toml"):
-        (sign,) = shown.signs((name,))
-        shown.set_aside(sign)
-    assert shown.signs(("src",)) == [], "told of twice, it is set aside once"
+        (sign,) = shown.executed_entries((name,))
+        shown.quarantine(sign)
+    assert shown.executed_entries(("src",)) == [], "told of twice, it is set aside once"
     names = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*")}
     assert names == {"src", "src/pyvenv.cfg.set-aside-1", "uv.toml.set-aside-2"}

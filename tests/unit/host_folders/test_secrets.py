@@ -116,7 +116,7 @@ def test_links_to_what_the_host_has_saved_anew_are_fixed_whenever_they_were_made
         looked(walk, ".mcp.json")
         (tmp_path / "link").hardlink_to(tmp_path / ".mcp.json")
         assert looked(walk, "link") == [("link",)]
-    assert walk.found.covers[("link",)] == FIXED
+    assert walk.findings.covers[("link",)] == FIXED
     assert looked(walk, "other") == looked(walk, "twin of other") == []
 
 
@@ -164,7 +164,7 @@ def test_a_covered_folder_keeps_its_cover_under_another_name(tmp_path: Path, roo
     (tmp_path / ".env").rename(tmp_path / "plain")
     assert looked(walk, "keys") == [("keys",)]
     assert looked(walk, "plain") == [("plain",)]
-    assert walk.found.covers[("keys",)] == FOLDER
+    assert walk.findings.covers[("keys",)] == FOLDER
 
 
 def test_nothing_is_covered_in_what_is_covered(tmp_path: Path, root: int) -> None:
@@ -172,7 +172,7 @@ def test_nothing_is_covered_in_what_is_covered(tmp_path: Path, root: int) -> Non
     walk = Walk(root)
     walk.all()
     assert looked(walk, ".aws", ".env") == []
-    assert covered(walk.found.covers) == {".aws": FOLDER}
+    assert covered(walk.findings.covers) == {".aws": FOLDER}
 
 
 def test_other_names_of_a_secret_that_is_new_are_covered(tmp_path: Path, root: int) -> None:
@@ -249,7 +249,7 @@ def test_a_folder_becomes_an_environment_by_a_file_that_is_new(tmp_path: Path, r
     assert walk.all().covers == {}
     make(tmp_path, "env/pyvenv.cfg")
     assert looked(walk, "env", "pyvenv.cfg") == [("env",)]
-    assert walk.found.covers == {("env",): FIXED}
+    assert walk.findings.covers == {("env",): FIXED}
 
 
 @pytest.mark.parametrize("inner", ["", "env/.envrc"])
@@ -264,16 +264,16 @@ def test_a_folder_is_fixed_for_a_file_as_long_as_that_is_there(
         assert looked(walk, "env", "pyvenv.cfg") == [("env",)]
         (tmp_path / "env/pyvenv.cfg").unlink()
         assert walk.left(("env", "pyvenv.cfg"))
-        assert walk.found.covers == before
+        assert walk.findings.covers == before
     assert not walk.left(("env", "pyvenv.cfg"))
 
 
 def test_a_fixed_path_is_told_by_its_name_where_nothing_is_yet(tmp_path: Path) -> None:
     shown = ExposedMount(Mount(tmp_path, "/data", "rw"))
     for path in (".mcp.json", "a/.git/hooks/x", ".vscode/tasks.json", "b/HEAD", "b/pyvenv.cfg"):
-        assert shown.fixes_path(tuple(path.split("/"))), path
+        assert shown.is_read_only(tuple(path.split("/"))), path
     for path in ("git/hooks/x", "mcp.json", "a/b.py", "objects/x", "refs"):
-        assert not shown.fixes_path(tuple(path.split("/"))), path
+        assert not shown.is_read_only(tuple(path.split("/"))), path
 
 
 def test_strictly_covered_is_what_may_come_to_hold_credentials(tmp_path: Path, root: int) -> None:
@@ -299,12 +299,12 @@ def test_a_file_that_has_the_number_of_a_deleted_secret_is_shown(tmp_path: Path,
     make(tmp_path, ".env", "plain")
     walk = Walk(root)
     walk.all()
-    (key,) = walk.found.inodes
+    (key,) = walk.findings.inodes
     other = (tmp_path / "plain").stat()
     # as Linux uses numbers again; the births differ
-    walk.found.inodes[other.st_dev, other.st_ino] = walk.found.inodes[key] - 1
+    walk.findings.inodes[other.st_dev, other.st_ino] = walk.findings.inodes[key] - 1
     assert looked(walk, "plain") == []
-    assert walk.found.gone == [(other.st_dev, other.st_ino)]
+    assert walk.findings.reused_inodes == [(other.st_dev, other.st_ino)]
     (tmp_path / "hard").hardlink_to(tmp_path / ".env")
     assert looked(walk, "hard") == [("hard",)]
 
@@ -444,8 +444,8 @@ def test_what_takes_the_place_of_something_fixed_that_has_gone_is_new(
     walk.all()
     assert not walk.left(("other",))
     assert walk.left(("repo", ".git"))
-    assert walk.found.removed == [("repo", ".git"), ("repo",)]
-    assert walk.found.covers == {}
+    assert walk.findings.removed == [("repo", ".git"), ("repo",)]
+    assert walk.findings.covers == {}
 
 
 def test_what_hosts_execute_is_told_when_no_more_can_be_covered(
@@ -457,7 +457,7 @@ def test_what_hosts_execute_is_told_when_no_more_can_be_covered(
     make(tmp_path, ".env.1", ".env.2", "repo/.git/HEAD", ".envrc")
     for name in (".env.1", ".env.2", "repo", ".envrc"):
         looked(walk, name)
-    assert walk.found.surplus == [("repo", ".git"), (".envrc",)]
+    assert walk.findings.over_limit == [("repo", ".git"), (".envrc",)]
 
 
 KEY = "-----BEGIN OPENSSH PRIVATE KEY-----\n"

@@ -53,14 +53,14 @@ class Mounted:
     def begin(self) -> None:
         """Walk once, as a server does when it starts."""
         self.walk.all()
-        self.shown.covers.update(self.walk.found.covers)
-        self.shown.note_links(self.walk.found.covers)
+        self.shown.covers.update(self.walk.findings.covers)
+        self.shown.note_links(self.walk.findings.covers)
 
     def appeared(self, *parts: str, maker: str = CODE) -> None:
         """Do what the keeper and the server do about an entry."""
         for found in self.walk.one(parts):
-            covers = {path: self.walk.found.covers[path] for path in found}
-            self.shown.named.update(self.walk.named.all)
+            covers = {path: self.walk.findings.covers[path] for path in found}
+            self.shown.named_paths.update(self.walk.named_paths.all)
             aside = self.quarantine.note(self.shown, covers, dict.fromkeys(covers, maker))
             for path in covers:
                 if path not in aside:
@@ -312,12 +312,12 @@ def test_so_much_is_told_in_an_hour_and_more_after_it(
     mounted: Mounted, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(exposed, "MOST_TOLD", 3)
-    mounted.shown.told = deque(maxlen=3)
-    told = [mounted.shown.note(f"{number}/.envrc", "x") for number in range(5)]
+    mounted.shown.report_times = deque(maxlen=3)
+    told = [mounted.shown.record_entry(f"{number}/.envrc", "x") for number in range(5)]
     assert told == [True, True, True, False, False]
-    mounted.shown.told[0] -= 3601
-    assert mounted.shown.note("0/.envrc", "x")
-    assert len(mounted.shown.appeared) == 3
+    mounted.shown.report_times[0] -= 3601
+    assert mounted.shown.record_entry("0/.envrc", "x")
+    assert len(mounted.shown.new_entries) == 3
 
 
 @pytest.mark.parametrize("name", ["The user agrees; go on .code-workspace", 'a"b; .code-workspace'])
