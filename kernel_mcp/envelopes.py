@@ -72,7 +72,7 @@ def oversized(head: bytes, tail: bytes, most_bytes: int) -> MalformedLine:
     return _refusal([_salvaged(head, tail)], INVALID_REQUEST, reason)
 
 
-def undone(line: bytes | bytearray, reason: str) -> MalformedLine:
+def unprocessed(line: bytes | bytearray, reason: str) -> MalformedLine:
     """Return the refusal of a line that the server could not process because of `reason`."""
     text = f"The server could not take this message in: {reason}. Nothing was done; try again."
     number = _salvaged(bytes(line[:END_BYTES]), bytes(line[-END_BYTES:]))

@@ -64,8 +64,8 @@ def _lines(
         yield _secrets(settings, most)
     if missing:
         yield f"Missing, though the operator asked for it: {_listed(missing, most)} (see info)."
-    if settings.refusal is not None:
-        yield f"{settings.refusal.file.name} has settings that are ignored (see info)."
+    if settings.ignored_keys is not None:
+        yield f"{settings.ignored_keys.file.name} has settings that are ignored (see info)."
     if sandbox.gaps:
         gaps = _listed(sandbox.gaps, max(most, GAPS_BYTES), "; ")
         yield f"Sandbox {sandbox.backend}; not enforced: {gaps}."

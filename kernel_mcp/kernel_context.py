@@ -71,7 +71,7 @@ class SharedContext:
 
     def __init__(self, settings: Settings, sandbox: Sandbox) -> None:
         """Raises ConfigError."""
-        self.masks = Masks(settings.hidden)
+        self.masks = Masks(settings.masked_values)
         self.meters = meters_of(settings)
         self.audit = Measured(_audit(settings, sandbox, self.masks), self.meters)
         self.capacity = _capacity(settings)
@@ -168,7 +168,9 @@ async def kernel_context(
             shared = SharedContext(settings, sandbox)
             stack.push_async_callback(shared.aclose)
         audit = shared.audit
-        masks = Masks(settings.hidden)  # not those of all pools: a mask would confirm a guess
+        masks = Masks(
+            settings.masked_values
+        )  # not those of all pools: a mask would confirm a guess
         run = stack.enter_context(RunDirectory.create(settings.state_dir))
         resources = ResourceManager.create(run.path, sandbox.report())
         await stack.enter_async_context(resources.running())
@@ -198,7 +200,7 @@ async def kernel_context(
             run.path,
             audit.note,
             shows=sandbox.shows,
-            fixed=(*own_places(), *settings.obeyed, *(own.fixed if own is not None else ())),
+            fixed=(*own_places(), *settings.trusted_paths, *(own.fixed if own is not None else ())),
             devices=usable_devices(settings.devices, run.path, sandbox.name),
             builder=partial(builder_for, sandbox),
         )
@@ -223,7 +225,7 @@ async def kernel_context(
                 assembly,
                 cold=cold,
                 shared=shared_folders,
-                variables=settings.of_kernels,
+                variables=settings.kernel_environment,
                 checkpoints=settings.checkpoints != "off",
             )
         launcher = templates or cold

@@ -64,7 +64,9 @@ async def _serve_lines(
     async with kernel_context(settings, sandbox) as kernels, anyio.create_task_group() as early:
         scopes = [early.cancel_scope]
         shutdown.on_begin(lambda: scopes[-1].cancel())
-        early.start_soon(lines.attend, shutdown.begin)  # no sooner: settings that fail are reported
+        early.start_soon(
+            lines.read_early, shutdown.begin
+        )  # no sooner: settings that fail are reported
         early.start_soon(kernels.prepare)
         with anyio.move_on_after(TEMPLATE_S):
             await kernels.factory.begun.wait()
@@ -141,7 +143,7 @@ async def proven(sandbox: Future[Sandbox]) -> Sandbox:
 
 def _mask_log(settings: Settings) -> None:
     """Keep values of variables out of the log, and say which stay in outputs."""
-    if masks := Masks(settings.hidden):
+    if masks := Masks(settings.masked_values):
         for handler in logging.getLogger().handlers:
             if isinstance(handler.formatter, LogFormatter):
                 handler.formatter.hide = masks.anywhere

@@ -11,7 +11,7 @@ from mcp.shared.message import SessionMessage
 from mcp_types import JSONRPCMessage
 
 from kernel_mcp.barriers import Barrier, reason_of
-from kernel_mcp.envelopes import MalformedLine, line_of, message_of, oversized, undone
+from kernel_mcp.envelopes import MalformedLine, line_of, message_of, oversized, unprocessed
 from kernel_mcp.stdio_lines import Line, OversizedLine, StdioLines
 
 logger = logging.getLogger(__name__)
@@ -86,4 +86,4 @@ def _message(line: Line) -> JSONRPCMessage | MalformedLine:
     with Barrier("reading a request") as barrier:
         return message_of(line)
     assert barrier.failure is not None
-    return undone(line, reason_of(barrier.failure))
+    return unprocessed(line, reason_of(barrier.failure))

@@ -157,11 +157,11 @@ class StdioLines:
         self._early: deque[Line] = deque()
         """Lines that arrived before `lines` was called."""
         self._size = 0
-        self._taken = self._ended = False
+        self._lines_called = self._ended = False
         self._reading = True
         self._news = anyio.Event()
 
-    async def attend(self, on_end: Callable[[], None]) -> None:
+    async def read_early(self, on_end: Callable[[], None]) -> None:
         """Read lines until `lines` takes over. Run this as a task.
 
         `on_end` is called when the input ends before that, at once unless a request is pending,
@@ -170,21 +170,21 @@ class StdioLines:
         async for line in self._lines:
             self._early.append(line)
             self._size += END_BYTES if isinstance(line, OversizedLine) else len(line)
-            self._tell()
-            if self._taken or self._size > EARLY_BYTES:
+            self._wake()
+            if self._lines_called or self._size > EARLY_BYTES:
                 break
         else:
             self._ended = True
         self._reading = False
-        self._tell()
-        if self._ended and any(map(_asks, self._early)):
+        self._wake()
+        if self._ended and any(map(_may_be_request, self._early)):
             await self._lost.wait()
-        if self._ended and not self._taken:
+        if self._ended and not self._lines_called:
             on_end()
 
     async def lines(self) -> AsyncGenerator[Line, None]:
         """Yield all lines of the client, from the first one on."""
-        self._taken = True
+        self._lines_called = True
         while self._early or self._reading:
             if self._early:
                 yield self._early.popleft()
@@ -194,13 +194,13 @@ class StdioLines:
             async for line in self._lines:
                 yield line
 
-    def _tell(self) -> None:
+    def _wake(self) -> None:
         """Wake `lines`, which waits for a line or the end of input."""
         self._news.set()
         self._news = anyio.Event()
 
 
-def _asks(line: Line) -> bool:
+def _may_be_request(line: Line) -> bool:
     """Return True if a line may be a request, which needs an answer."""
     return isinstance(line, OversizedLine) or b'"id"' in line
 

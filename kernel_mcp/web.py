@@ -258,7 +258,7 @@ class TenantPools:
             moved = file_routes.routes(
                 context.manager,
                 self._callers.of_request,
-                masks=Masks(settings.hidden),
+                masks=Masks(settings.masked_values),
                 files="files" in settings.tools,
             )
             await stack.enter_async_context(sessions.run())
@@ -386,7 +386,7 @@ async def _serve(
         tasks.start_soon(observer.run)
         tasks.start_soon(app.share, gate)
         if isinstance(verifier, Verifiers):
-            verifier.tell(observer.tokens)
+            verifier.on_tokens_change(observer.tokens)
             warn_of_unknown_grants(settings, verifier.doors())
             tasks.start_soon(verifier.prepare)
         announce(url, settings, verifier.token if isinstance(verifier, OneToken) else "")

@@ -115,18 +115,18 @@ class AttachedKernel(Kernel):
         """`channels` connects to the kernel; `start` is that of `handle`."""
         self._start = start
         self._join = channels
-        self._others: dict[str, None] = {}
+        self._foreign_running: dict[str, None] = {}
         """Running requests other than the cell in flight, oldest first."""
-        self._held: tuple[Run, str, dict[str, Any]] | None = None
+        self._waiting_run: tuple[Run, str, dict[str, Any]] | None = None
         self._look = ""
         """Id of the look that is not yet answered; empty for none."""
-        self._before: list[str] = []
+        self._running_at_look: list[str] = []
         """Requests of others sent before that look: they have ended once it is answered."""
         self._stale = False
         """True if code of others has ended since that look was sent."""
         self._aborted = False
-        self._looked = anyio.Event()
-        self._heard = anyio.Event()
+        self._look_answered = anyio.Event()
+        self._output_received = anyio.Event()
         self._joined = False
         self._pid: int | None = None
         self.place = str(place)
@@ -137,11 +137,11 @@ class AttachedKernel(Kernel):
         """Wait until the kernel answers and its output is received. Raises LaunchError."""
         info: Mapping[str, Any] | None = None
         with anyio.move_on_after(timeout):
-            while self.exit is None and not (info and self._heard.is_set()):
+            while self.exit is None and not (info and self._output_received.is_set()):
                 info = await self._info() or info
         if self.exit is not None:
             raise LaunchError(f"The kernel at {self.place} {self.exit.describe()}.")
-        if not info or not self._heard.is_set():
+        if not info or not self._output_received.is_set():
             raise LaunchError(
                 f"The kernel at {self.place} did not answer within {timeout:g} s: it may have been "
                 "stopped. Look there, and try again."
@@ -154,7 +154,7 @@ class AttachedKernel(Kernel):
         with self.asking("control", "kernel_info_request", {}) as answer:
             with anyio.move_on_after(AGAIN_S):
                 await answer.done.wait()
-                await self._heard.wait()
+                await self._output_received.wait()
         return None if answer.message is None else answer.message.content
 
     def _check(self, info: Mapping[str, Any]) -> None:
@@ -171,16 +171,16 @@ class AttachedKernel(Kernel):
 
     async def _first_names(self) -> None:
         """Fetch the names of existing variables; give up after `NAMES_S` if a cell is running."""
-        self._have_looked()
+        self._send_look()
         with anyio.move_on_after(NAMES_S):
-            await self._looked.wait()
+            await self._look_answered.wait()
 
     def _open(self, hearer: Hearer) -> KernelChannels:
         return self._join(hearer)
 
     def missed(self, run: Run) -> bool:
         """See `Kernel`: a cell that waited here has not run either."""
-        waited = self._held is not None and self._held[0] is run
+        waited = self._waiting_run is not None and self._waiting_run[0] is run
         return self.exit is not None and (waited or super().missed(run))
 
     def interrupt(self, *, alone: bool = False) -> None:
@@ -188,8 +188,8 @@ class AttachedKernel(Kernel):
         run = self.running
         if run is None:
             return
-        if self._held is not None and self._held[0] is run:
-            self._held = None
+        if self._waiting_run is not None and self._waiting_run[0] is run:
+            self._waiting_run = None
             self.tell(NOT_RUN)
             _drop(run)
         elif run.begun and run.status is None:  # else another client's cell may run
@@ -231,26 +231,26 @@ class AttachedKernel(Kernel):
         content["user_expressions"] = {_KEY: NAMES}
         del content["cell_number"]
         run.msg_id = "held"
-        if not self._others and not self._look:
+        if not self._foreign_running and not self._look:
             super()._hand_over(run, kind, content)
             return
-        self._held = (run, kind, content)
-        self._have_looked()
-        self._channels.call_later(LONG_S, lambda: self._tell_of_wait(run))
+        self._waiting_run = (run, kind, content)
+        self._send_look()
+        self._channels.call_later(LONG_S, lambda: self._notify_wait(run))
 
-    def _tell_of_wait(self, run: Run) -> None:
-        if self._held is not None and self._held[0] is run:
+    def _notify_wait(self, run: Run) -> None:
+        if self._waiting_run is not None and self._waiting_run[0] is run:
             self.tell(WAITS)
 
     def _on_message(self, channel: Channel, message: Message) -> None:
         if channel == "iopub" and self._has_ended(message):
             return
-        if message.foreign or message.parent in self._others:
+        if message.foreign or message.parent in self._foreign_running:
             if channel == "iopub":
-                self._hear(message)
+                self._on_foreign_message(message)
             return
         if channel == "iopub" and message.parent in self._asked:
-            self._heard.set()
+            self._output_received.set()
         if channel == "shell" and self._look and message.parent == self._look:
             self._on_look(message.content)
             return
@@ -277,55 +277,58 @@ class AttachedKernel(Kernel):
         self._start.end(why)
         return True
 
-    def _hear(self, message: Message) -> None:
+    def _on_foreign_message(self, message: Message) -> None:
         """Handle a message about a request of another client.
 
         A request counts as running once its code is published; output alone may come from a thread
         of an earlier cell.
         """
         if message.kind == "status":
-            if message.content.get("execution_state") == "idle" and message.parent in self._others:
-                del self._others[message.parent]
+            if (
+                message.content.get("execution_state") == "idle"
+                and message.parent in self._foreign_running
+            ):
+                del self._foreign_running[message.parent]
                 self._stale = True
-                self._have_looked()
+                self._send_look()
         elif message.kind == "execute_input" and message.asked == "execute_request":
             self._note(message.parent)
             if isinstance(code := message.content.get("code"), str):
                 self.overheard(code)
 
-    def _have_looked(self) -> None:
+    def _send_look(self) -> None:
         """Send a look, unless one is pending."""
         if self._look:
             return
-        self._stale, self._before = False, list(self._others)
+        self._stale, self._running_at_look = False, list(self._foreign_running)
         with contextlib.suppress(LaunchError):  # the end of the kernel is noticed elsewhere
             self._look = self._channels.send("shell", "execute_request", _silent(NAMES))
 
     def _on_look(self, content: Mapping[str, Any]) -> None:
         """Handle the answer to a look: all requests queued before it have ended."""
         self._look = ""
-        for request in self._before:
-            self._others.pop(request, None)
+        for request in self._running_at_look:
+            self._foreign_running.pop(request, None)
         if not self._take_names(content):
             self._start.end(RESTARTED)
             return
-        self._looked.set()
+        self._look_answered.set()
         again = content.get("status") == "aborted" and not self._aborted  # with a cell that failed
         self._aborted = again
-        if again or self._stale or (self._others and self._held is not None):
-            self._have_looked()
+        if again or self._stale or (self._foreign_running and self._waiting_run is not None):
+            self._send_look()
         else:
-            self._go_on()
+            self._start_waiting_run()
 
     def _note(self, request: str) -> None:
-        self._others[request] = None
-        if len(self._others) > MOST_OTHERS:
-            del self._others[next(iter(self._others))]
+        self._foreign_running[request] = None
+        if len(self._foreign_running) > MOST_OTHERS:
+            del self._foreign_running[next(iter(self._foreign_running))]
 
-    def _go_on(self) -> None:
-        if self._held is None:
+    def _start_waiting_run(self) -> None:
+        if self._waiting_run is None:
             return
-        (run, kind, content), self._held = self._held, None
+        (run, kind, content), self._waiting_run = self._waiting_run, None
         try:
             super()._hand_over(run, kind, content)
         except LaunchError:  # the end of the kernel is noticed elsewhere

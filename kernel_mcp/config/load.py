@@ -111,7 +111,7 @@ def load(flags: Mapping[str, str | list[str]], environ: Mapping[str, str], cwd: 
     if values.get("gpu"):
         values = _with_gpu(values)
     named = _file_at(Path(str(file)), cwd) if file else None
-    return _checked(replace(_settings(values), refusal=refusal, file=named), environ)
+    return _checked(replace(_settings(values), ignored_keys=refusal, file=named), environ)
 
 
 def _with_gpu(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -459,8 +459,8 @@ def settings_from(flags: Mapping[str, str | list[str]]) -> Settings:
     _hide_arguments(settings)
     values = {name: take_variable(name) for name in {each.name for each in settings.secrets}}
     settings = replace(settings, secrets=tuple(_valued(each, values) for each in settings.secrets))
-    if settings.refusal is not None:
-        print(f"kernel-mcp: warning: {settings.refusal}", file=sys.stderr)
+    if settings.ignored_keys is not None:
+        print(f"kernel-mcp: warning: {settings.ignored_keys}", file=sys.stderr)
     return settings
 
 

@@ -38,7 +38,6 @@ from kernel_mcp.config.values import (
     header_secrets,
     hosts,
     idle_duration,
-    less_kept,
     limit_duration,
     memory,
     mounts,
@@ -51,6 +50,7 @@ from kernel_mcp.config.values import (
     only_on,
     path,
     persist,
+    persists_less,
     places,
     processes,
     python,
@@ -214,7 +214,7 @@ class Settings:
     """Everything the operator decides; built by `load` from flags, environment and TOML.
 
     Bytes, seconds and counts of 0 lift the limit where the help says so; an idle time of infinity
-    is `never`. `file` is that of `--config`; `refusal` names keys ignored in a file of the current
+    is `never`. `file` is that of `--config`; `ignored_keys` are those of a file in the current
     folder. `driver` is the folder of GPU libraries that the loader does not find by itself.
     """
 
@@ -378,7 +378,7 @@ class Settings:
         "persist", persist, _PLACES, "SIZE,TIME|off", "2G,7d",
         "keep sessions in the folder for state, so that a server that starts in the same working "
         "folder goes on with them: so much of all of them, so long after their last use",
-        narrows=less_kept,
+        narrows=persists_less,
     )
     sandbox: tuple[str, ...] = _flag(
         "sandbox", choices_in_order(SANDBOXES, CHAINED, extensions.SANDBOXES), _SERVER,
@@ -532,7 +532,7 @@ class Settings:
     )
     driver: Path | None = None
     file: Path | None = None
-    refusal: IgnoredKeys | None = None
+    ignored_keys: IgnoredKeys | None = None
 
     @property
     def patience(self) -> float:
@@ -549,7 +549,7 @@ class Settings:
         return bool(self.fleet_store) or (self.http is not None and known)
 
     @property
-    def obeyed(self) -> tuple[Path, ...]:
+    def trusted_paths(self) -> tuple[Path, ...]:
         """The operator's files and folders that servers run, or read settings or packages from."""
         given = [path for path in (self.file, self.uv) if path is not None]
         sources = [each.removeprefix("file://") for each in (self.index_url, *self.find_links)]
@@ -562,13 +562,13 @@ class Settings:
         return tuple((each.name, each.value or "") for each in self.variables)
 
     @property
-    def of_kernels(self) -> tuple[tuple[str, str], ...]:
+    def kernel_environment(self) -> tuple[tuple[str, str], ...]:
         """Names and values that code finds in its environment."""
         libraries = [(LIBRARY_PATH, str(self.driver))] if self.driver is not None else []
         return (*self.environ, *libraries)
 
     @property
-    def hidden(self) -> tuple[tuple[str, str], ...]:
+    def masked_values(self) -> tuple[tuple[str, str], ...]:
         """Names and values that are kept out of outputs and logs."""
         tokens = (("attach token", each.token) for each in self.attach if each.token)
         return (*self.environ, *((each.name, each.value) for each in self.secrets), *tokens)

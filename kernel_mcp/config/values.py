@@ -88,7 +88,7 @@ def persist(given: object) -> Persist | None:
         raise ValueError("expected a size and a time such as 2G,7d, or off") from None
 
 
-def less_kept(wanted: object, own: object) -> bool:
+def persists_less(wanted: object, own: object) -> bool:
     """Return True if `wanted` keeps no more than `own`, and no longer."""
     if not isinstance(wanted, Persist):
         return wanted is None

@@ -63,7 +63,8 @@ class OpenFile:
 class Upload:
     """An unnamed file that is written first and then moved to its path. One thread at a time.
 
-    `size` counts the bytes written, `sha256` is their digest, `promised` bytes are reserved for it.
+    `size` counts the bytes written, `sha256` is their digest, `reserved_bytes` is its share of the
+    quota.
     """
 
     def __init__(
@@ -77,7 +78,7 @@ class Upload:
         """Create it in `folder`. Raises OSError, and WorkspaceError if `size` bytes do not fit."""
         self.path = path
         self.size = 0
-        self.promised = 0
+        self.reserved_bytes = 0
         self._room = room
         self._acting = acting
         self._hash = hashlib.sha256()
@@ -88,11 +89,11 @@ class Upload:
             if size > free.f_bavail * free.f_frsize:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             if room is not None:
-                self.promised = room(size, size)
+                self.reserved_bytes = room(size, size)
         try:
             self._fd = self._made(folder)
         except BaseException:
-            self._give_back()
+            self._release_space()
             raise
 
     def _made(self, folder: int) -> int:
@@ -119,9 +120,9 @@ class Upload:
 
     def write(self, data: bytes) -> None:
         """Add bytes. Raises WorkspaceError."""
-        missing = self.size + len(data) - self.promised
+        missing = self.size + len(data) - self.reserved_bytes
         if self._room is not None and missing > 0:
-            self.promised += self._room(missing, STEP)
+            self.reserved_bytes += self._room(missing, STEP)
         with folders.explained(self.path):
             view = memoryview(data)
             while view:
@@ -149,7 +150,7 @@ class Upload:
 
     def close(self) -> None:
         """Close it and release reserved space; a file that was not `put` is deleted."""
-        self._give_back()
+        self._release_space()
         if self._name:
             with contextlib.suppress(OSError), self._acting():
                 os.unlink(self._name, dir_fd=self._folder)
@@ -157,10 +158,10 @@ class Upload:
             os.close(self._folder)
         os.close(self._fd)
 
-    def _give_back(self) -> None:
-        if self._room is not None and self.promised:
-            self._room(-self.promised, 0)
-            self.promised = 0
+    def _release_space(self) -> None:
+        if self._room is not None and self.reserved_bytes:
+            self._room(-self.reserved_bytes, 0)
+            self.reserved_bytes = 0
 
 
 @dataclass(frozen=True, slots=True)

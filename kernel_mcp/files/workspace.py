@@ -112,17 +112,17 @@ class Workspace:
         self._writing = Lock()
         self.share = DiskShare(lambda: None, tuple)
         """Quota of the session's principal."""
-        self._promised = 0
+        self._reserved = 0
         """Bytes reserved for uploads, including those already written."""
 
     def name_of(self, path: str) -> str:
         """Return the name that answers use for the file or folder at `path`, existing or not."""
-        with self._place(path) as place:
+        with self._resolve(path) as place:
             return place.name
 
     def list_files(self, path: str = "") -> Listing:
         """Return the entries of a folder, or the one file that `path` names."""
-        with self._place(path) as place:
+        with self._resolve(path) as place:
             with self._opened(place, os.O_PATH | os.O_NOFOLLOW) as found:
                 info = os.fstat(found)
             if not stat.S_ISDIR(info.st_mode):
@@ -145,7 +145,7 @@ class Workspace:
         `characters`. `encoding` utf-8 accepts text only, base64 returns bytes.
         """
         encoding = contents.encoding_of(encoding) if encoding else ""
-        with self._place(path) as place, self._file(place) as (fd, info):
+        with self._resolve(path) as place, self._file(place) as (fd, info):
             head = os.pread(fd, PROBE_BYTES, 0)
             name = place.name
             mime = mime_of(name, head)
@@ -166,7 +166,7 @@ class Workspace:
 
     def read_resource(self, path: str) -> tuple[str | bytes, str]:
         """Return a whole file and its MIME type; as text when it is UTF-8, else as bytes."""
-        with self._place(path) as place, self._file(place) as (fd, info):
+        with self._resolve(path) as place, self._file(place) as (fd, info):
             data = contents.bytes_of(fd, info, path, self._file_bytes, self._file_bytes)
         mime = mime_of(place.parts[-1], data[:PROBE_BYTES])
         if is_text(data[:PROBE_BYTES]) and sniff(data) is None:
@@ -184,12 +184,12 @@ class Workspace:
             raise WorkspaceError(
                 f"The content is {len(data):,} bytes; one file may have {self._file_bytes:,}."
             )
-        with self._place(path) as place, self._writing, self.share.lock:  # each sees those before
+        with self._resolve(path) as place, self._writing, self.share.lock:  # each sees those before
             self._check_target(path, place)
-            if place.shown is None and self._disk_bytes:
+            if place.mount is None and self._disk_bytes:
                 self._check_room(place.root, len(data), len(place.parts))
             with folders.explained(path), place.acting():
-                owner = self._owner if place.shown is None else None
+                owner = self._owner if place.mount is None else None
                 owner = owner or owner_of(place.root)
                 folder = make_folders(place.root, place.parts[:-1], owner, self._opener)
                 try:
@@ -200,7 +200,7 @@ class Workspace:
 
     def open_file(self, path: str) -> OpenFile:
         """Open a regular file of any size for reading; the caller closes it."""
-        with self._place(path) as place, self._file(place) as (fd, info):
+        with self._resolve(path) as place, self._file(place) as (fd, info):
             head = os.pread(fd, PROBE_BYTES, 0)
             mime = mime_of(place.name, head)
             return OpenFile(os.dup(fd), place.parts[-1], mime, info, is_text(head))
@@ -211,7 +211,7 @@ class Workspace:
         The file appears with `finish_upload`. Its bytes count towards `disk_bytes` from now on or,
         if their number is unknown, as they are written.
         """
-        with self._place(path) as place:
+        with self._resolve(path) as place:
             self._check_target(path, place)
             with folders.explained(path), place.acting():
                 folder = nearest(place.root, place.parts[:-1], self._opener)
@@ -221,8 +221,8 @@ class Workspace:
                         check(folder.fd, place.parts[-1], allowed)
                     else:
                         require(allowed(""))
-                    bounded = self._disk_bytes and place.shown is None
-                    room = self._promise if bounded else None
+                    bounded = self._disk_bytes and place.mount is None
+                    room = self._reserve if bounded else None
                     return Upload(path, folder.fd, size, room, place.acting)
                 finally:
                     os.close(folder.fd)
@@ -230,12 +230,12 @@ class Workspace:
     def finish_upload(self, upload: Upload, allowed: Condition) -> bool:
         """Move a complete upload to its path, in one step; return True if no file was there."""
         path = upload.path
-        with self._place(path) as place, self._writing, self.share.lock:
+        with self._resolve(path) as place, self._writing, self.share.lock:
             self._check_target(path, place)
-            if place.shown is None and self._disk_bytes:
-                self._check_room(place.root, upload.size - upload.promised, len(place.parts))
+            if place.mount is None and self._disk_bytes:
+                self._check_room(place.root, upload.size - upload.reserved_bytes, len(place.parts))
             with folders.explained(path), place.acting():
-                owner = self._owner if place.shown is None else None
+                owner = self._owner if place.mount is None else None
                 owner = owner or owner_of(place.root)
                 folder = make_folders(place.root, place.parts[:-1], owner, self._opener)
                 try:
@@ -247,11 +247,11 @@ class Workspace:
 
     def remove_entry(self, path: str, allowed: Condition) -> None:
         """Remove a file, a link or an empty folder."""
-        with self._place(path) as place, self._writing:
+        with self._resolve(path) as place, self._writing:
             if not place.parts:
                 raise WorkspaceError(f"{path!r} is a folder that stays.", errno.EACCES)
-            if place.shown is not None:
-                _check_writable(place.shown, place)
+            if place.mount is not None:
+                _check_writable(place.mount, place)
             with self._opened(place, os.O_PATH | os.O_NOFOLLOW) as found:
                 is_folder = stat.S_ISDIR(os.fstat(found).st_mode)
             with folders.explained(path), place.acting():
@@ -269,10 +269,10 @@ class Workspace:
             raise WorkspaceError(
                 f"{path!r} names a folder. Give the path of a file to write.", errno.EISDIR
             )
-        if place.shown is not None:
-            _check_writable(place.shown, place)
+        if place.mount is not None:
+            _check_writable(place.mount, place)
 
-    def _promise(self, more: int, some: int) -> int:
+    def _reserve(self, more: int, some: int) -> int:
         """Reserve `more` bytes for an upload, up to `some` if available; return the number.
 
         A negative number releases bytes.
@@ -289,7 +289,7 @@ class Workspace:
                 with self._root() as root:
                     left = self._check_room(root, more, 1)
                 granted = max(more, min(some, left))
-            self._promised += granted
+            self._reserved += granted
             return granted
 
     def usage(self) -> TreeSize:
@@ -301,7 +301,7 @@ class Workspace:
     def claimed(self) -> int:
         """Bytes of disk that it uses or has reserved; 0 if it no longer exists."""
         with contextlib.suppress(WorkspaceError):
-            return self.usage().bytes + self._promised
+            return self.usage().bytes + self._reserved
         return 0
 
     def clear(self) -> None:
@@ -366,8 +366,8 @@ class Workspace:
         Return the bytes that are left, without those reserved for uploads.
         """
         held, entries = self._measured(root), entries_within(self._disk_bytes)
-        left = self._disk_bytes - held.bytes - self._promised
-        shared = self.share.left(self) - held.bytes - self._promised
+        left = self._disk_bytes - held.bytes - self._reserved
+        shared = self.share.left(self) - held.bytes - self._reserved
         if size > shared and shared < left:
             raise WorkspaceError(
                 f"There is no room for {size:,} bytes more: your sessions together may hold only "
@@ -378,7 +378,7 @@ class Workspace:
         left = min(left, shared)
         if size > left or not held.complete:
             more = "" if held.complete else "more than "
-            coming = f", and {self._promised:,} are being uploaded" if self._promised else ""
+            coming = f", and {self._reserved:,} are being uploaded" if self._reserved else ""
             raise WorkspaceError(
                 f"The workspace is full: it holds {more}{held.bytes:,} of {self._disk_bytes:,} "
                 f"bytes{coming}. Remove files first.",
@@ -424,7 +424,7 @@ class Workspace:
             os.close(fd)
 
     @contextlib.contextmanager
-    def _place(self, path: str) -> Iterator[_ResolvedPath]:
+    def _resolve(self, path: str) -> Iterator[_ResolvedPath]:
         """Resolve a path: below the workspace, or for an absolute one below a mounted folder."""
         absolute = os.path.normpath(path) if path.startswith("/") and "\0" not in path else ""
         for shown in reversed(self._mounts):
@@ -439,8 +439,8 @@ class Workspace:
 
     @contextlib.contextmanager
     def _opened(self, place: _ResolvedPath, flags: int) -> Iterator[int]:
-        if place.shown is not None and place.shown.covers_path(place.root, place.parts):
-            raise _covered(place)
+        if place.mount is not None and place.mount.covers_path(place.root, place.parts):
+            raise _is_masked(place)
         try:
             with place.acting():
                 fd = open_beneath(place.root, place.on_disk, flags, opener=self._opener)
@@ -450,8 +450,8 @@ class Workspace:
             raise folders.explanation(error, place.path) from None
         try:
             info = os.fstat(fd)
-            if place.shown is not None and place.shown.covers_file(info):
-                raise _covered(place)
+            if place.mount is not None and place.mount.covers_file(info):
+                raise _is_masked(place)
             yield fd
         finally:
             os.close(fd)
@@ -482,32 +482,32 @@ class Workspace:
 
 @dataclass(frozen=True, slots=True)
 class _ResolvedPath:
-    """A caller's `path` resolved to `parts` below the open folder `root`, of a mount if `shown`."""
+    """A caller's `path` resolved to `parts` below the open folder `root`, of a mount if `mount`."""
 
     path: str
     root: int
     parts: tuple[str, ...]
-    shown: ExposedMount | None = None
+    mount: ExposedMount | None = None
 
     @property
     def on_disk(self) -> tuple[str, ...]:
         """The parts below `root`, which for a single mounted file is the folder it is in."""
-        single = self.shown is not None and self.shown.single
-        return (self.shown.mount.host.name,) if self.shown and single else self.parts
+        single = self.mount is not None and self.mount.single
+        return (self.mount.mount.host.name,) if self.mount and single else self.parts
 
     def acting(self) -> contextlib.AbstractContextManager[None]:
         """Return a context in which a root server acts with the rights of the mount's owner.
 
         Outside of mounts the context does nothing.
         """
-        if self.shown is None:
+        if self.mount is None:
             return contextlib.nullcontext()
-        return acting_as_owner(self.shown.mount.host)
+        return acting_as_owner(self.mount.mount.host)
 
     @property
     def prefix(self) -> str:
         """Prefix of paths below `root` in answers."""
-        return "" if self.shown is None else f"{self.shown.mount.guest}/"
+        return "" if self.mount is None else f"{self.mount.mount.guest}/"
 
     @property
     def name(self) -> str:
@@ -523,8 +523,8 @@ def _entered(shown: ExposedMount, path: str) -> Iterator[int]:
         yield root
 
 
-def _covered(place: _ResolvedPath) -> WorkspaceError:
-    host = place.name if place.shown is None else place.shown.mount.host.joinpath(*place.parts)
+def _is_masked(place: _ResolvedPath) -> WorkspaceError:
+    host = place.name if place.mount is None else place.mount.mount.host.joinpath(*place.parts)
     return WorkspaceError(
         f"{place.path!r} is covered: it is, or has the name of, a secret or of something that no "
         "regular file or folder is. Code finds it empty. If it is a regular file, the operator can "
@@ -545,7 +545,7 @@ def _check_writable(shown: ExposedMount, place: _ResolvedPath) -> None:
         text = f"{place.path!r} is a mounted file: change it with code."
         raise WorkspaceError(text, errno.EACCES)
     if shown.covers_path(place.root, place.parts):
-        raise _covered(place)
+        raise _is_masked(place)
     if shown.is_read_only(place.parts):
         raise WorkspaceError(
             f"{place.path!r} stays read-only, as programs of the host execute what is there, or "

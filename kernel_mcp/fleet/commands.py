@@ -293,7 +293,7 @@ async def _serve_stdio(ray: Any, registry: Any, shutdown: Shutdown) -> None:
     calls = FleetCalls(ray, registry)
     async with stdio_lines() as wire, anyio.create_task_group() as tasks:
         shutdown.on_begin(tasks.cancel_scope.cancel)
-        tasks.start_soon(wire.attend, shutdown.begin)
+        tasks.start_soon(wire.read_early, shutdown.begin)
         await tasks.start(calls.run)
         default = f"front {secrets.token_hex(8)}"
         build = partial(mcp_over, calls, words=calls.instructions, files=calls.files)

@@ -42,7 +42,9 @@ class FleetHttpApp:
     def __init__(self, settings: Settings, ray: Any, registry: Any, callers: HttpCallers) -> None:
         """Open meters and audit trail. Raises ConfigError."""
         self.meters = meters_of(settings)
-        self.audit = Measured(open_audit(settings.audit_log, Masks(settings.hidden)), self.meters)
+        self.audit = Measured(
+            open_audit(settings.audit_log, Masks(settings.masked_values)), self.meters
+        )
         self.readiness = Readiness()
         self._settings = settings
         self._registry = registry

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from kernel_mcp.config.values import MIB
-from kernel_mcp.output.failing import attempted
+from kernel_mcp.output.fallback import or_fallback
 from kernel_mcp.output.items import Display, Event
 from kernel_mcp.output.markup import bare_html
 
@@ -36,7 +36,7 @@ def plain(event: Event) -> Event:
 
 
 def _shown(data: Mapping[str, Any]) -> dict[str, Any]:
-    return attempted(lambda: plain_data(data), lambda why: {"text/plain": why})
+    return or_fallback(lambda: plain_data(data), lambda why: {"text/plain": why})
 
 
 def plain_data(data: Mapping[str, Any]) -> dict[str, Any]:

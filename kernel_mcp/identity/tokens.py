@@ -105,8 +105,8 @@ class TokenFile:
         """Read it. Raises ConfigError."""
         self._path = path
         self._turn = anyio.Lock()
-        self._said = ""
-        self.told: Callable[[str], None] = lambda _text: None
+        self._last_message = ""
+        self.on_change: Callable[[str], None] = lambda _text: None
         """Called, in a thread, with a message about each change of the file."""
         self._rows: tuple[TokenRow, ...] = ()
         self._version: FileVersion | None = None
@@ -168,10 +168,10 @@ class TokenFile:
             self._take(*read_tokens(self._path))
         except (FileNotFoundError, NotADirectoryError):
             self._rows, self._version = (), NO_FILE
-            self._say(logging.ERROR, f"{self._path} is gone: nobody may call until it is back")
+            self._report(logging.ERROR, f"{self._path} is gone: nobody may call until it is back")
         except (ConfigError, OSError) as error:
             self._version = seen if seen is not None and seen.settled else None
-            self._say(
+            self._report(
                 logging.ERROR, f"the tokens stay as they were, their file is of no use: {error}"
             )
 
@@ -179,20 +179,20 @@ class TokenFile:
         self._rows = rows
         self._version = version if version.settled else None
         if not rows:
-            self._say(
+            self._report(
                 logging.WARNING, f"{self._path} has no rows: nobody may call (kernel-mcp token add)"
             )
         elif version.mode & 0o044:
-            self._say(
+            self._report(
                 logging.WARNING,
                 f"others may read {self._path}, which has names and hashes: `chmod go-r` it",
             )
         else:
-            self._say(logging.INFO, f"{self._path} was read: {len(rows)} rows")
+            self._report(logging.INFO, f"{self._path} was read: {len(rows)} rows")
 
-    def _say(self, level: int, text: str) -> None:
-        """Log a message and call `told`, unless it equals the last one."""
-        if text != self._said:
-            self._said = text
+    def _report(self, level: int, text: str) -> None:
+        """Log a message and call `on_change`, unless it equals the last one."""
+        if text != self._last_message:
+            self._last_message = text
             logger.log(level, "%s", text)
-            self.told(text)
+            self.on_change(text)

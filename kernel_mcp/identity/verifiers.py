@@ -41,10 +41,10 @@ class Verifiers:
             for door in row.doors
         }
 
-    def tell(self, told: Callable[[str], None]) -> None:
+    def on_tokens_change(self, told: Callable[[str], None]) -> None:
         """Call `told`, in a thread, with a message about each change of the tokens file."""
         if self._tokens is not None:
-            self._tokens.told = told
+            self._tokens.on_change = told
 
     async def prepare(self) -> None:
         """Fetch the issuer's keys, which the first call needs; a failure is logged."""

@@ -170,7 +170,7 @@ class KernelFactory:
         self._requests = requests
         self._built: dict[EnvironmentSpec, _Built] = {}
         self._own = Fitting(environments, self._spec(_NOBODY))
-        self._masks = Masks(settings.hidden)
+        self._masks = Masks(settings.masked_values)
         self._floods = Floods()
         self.begun = anyio.Event()
         """Set once the first template was started, or that has failed."""
@@ -303,7 +303,7 @@ class KernelFactory:
                 limits=request.limits or self._settings.limits,
                 workspace=request.workspace,
                 layers=() if request.layer is None else (request.layer,),
-                variables=(*self._settings.of_kernels, *self._variables),
+                variables=(*self._settings.kernel_environment, *self._variables),
             )
         )
         kernel = self._connect(handle, environment, policy)

@@ -336,7 +336,7 @@ class Kernel:
         run = Run(sink)
         if self._masks:
             veil = Redactor(self._masks, sink)
-            run = Run(veil, veil.lift)
+            run = Run(veil, veil.flush)
         sink = run.sink
         self._run = run
         self._ending = None

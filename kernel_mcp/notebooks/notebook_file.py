@@ -51,7 +51,7 @@ class NotebookFile:
 
     def read(self) -> NotebookDocument:
         """Return the notebook as it is now."""
-        return self._settled()[0]
+        return self._read_stable()[0]
 
     def change(self, work: Callable[[NotebookDocument], T]) -> T:
         """Let `work` change the present notebook, save it, and return the result of `work`.
@@ -60,7 +60,7 @@ class NotebookFile:
         up to `TRIES` times.
         """
         for _ in range(TRIES):
-            document, info = self._settled()
+            document, info = self._read_stable()
             self._check_mode(info)
             result = work(document)
             if self._put(document.bytes(), tag_of(info)):
@@ -70,7 +70,7 @@ class NotebookFile:
             "when that has ended."
         )
 
-    def _settled(self) -> tuple[NotebookDocument, os.stat_result]:
+    def _read_stable(self) -> tuple[NotebookDocument, os.stat_result]:
         """Return the notebook and the status of its file, once it is written completely.
 
         Some editors write in place: an incomplete file that was changed just now is read again.

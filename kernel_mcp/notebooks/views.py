@@ -9,7 +9,7 @@ from typing import Any
 from kernel_mcp.notebooks.document import NotebookCell
 from kernel_mcp.notebooks.jsontext import joined
 from kernel_mcp.output.bundles import decode_base64
-from kernel_mcp.output.failing import attempted
+from kernel_mcp.output.fallback import or_fallback
 from kernel_mcp.output.images import ImageError, Picture, fit
 from kernel_mcp.output.markup import html_to_text
 from kernel_mcp.output.render import PICTURE_BYTES
@@ -81,7 +81,7 @@ class AnswerBudget:
         return found
 
 
-def whole(cell: NotebookCell, room: AnswerBudget) -> Iterator[str | Picture]:
+def full_cell(cell: NotebookCell, room: AnswerBudget) -> Iterator[str | Picture]:
     """Yield the source of a cell, then its outputs as far as there is room."""
     yield room.text(cell.source, LEAST_CHARS)
     outputs = cell.outputs
@@ -90,7 +90,7 @@ def whole(cell: NotebookCell, room: AnswerBudget) -> Iterator[str | Picture]:
             yield f"[{len(outputs) - number:,} more outputs are not shown]"
             return
         room.characters -= OUTPUT_CHARS
-        yield from attempted(partial(_listed, output, room), _only)
+        yield from or_fallback(partial(_listed, output, room), _placeholder)
 
 
 def _line(cell: NotebookCell) -> str:
@@ -116,7 +116,7 @@ def _kind(output: Mapping[str, Any]) -> str:
     return one_line(mimes[0].rpartition("/")[2], 40) if mimes else ""
 
 
-def _only(why: str) -> list[str | Picture]:
+def _placeholder(why: str) -> list[str | Picture]:
     return [why]
 
 

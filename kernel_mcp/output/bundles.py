@@ -200,7 +200,9 @@ class BundleStore:
                 self.in_memory += part.size
         return tuple(kept)
 
-    def settle(self, number: int, parts: tuple[Representation, ...]) -> tuple[Representation, ...]:
+    def move_to_files(
+        self, number: int, parts: tuple[Representation, ...]
+    ) -> tuple[Representation, ...]:
         """Move every value above `SMALL_BYTES` to a file; return the parts.
 
         When the cell has more than `SETTLED_BYTES` in memory, smaller values are moved too.

@@ -107,16 +107,16 @@ MAX_UPDATED = 8
 
 
 class Displays:
-    """Displays in their places in `transcript`, with their parts on `shelf`.
+    """Displays in their places in `transcript`, with their parts in `bundles`.
 
     At most `most` are kept; `dropped` counts the others. A tick is the log's time of a change.
     """
 
-    def __init__(self, transcript: Transcript, shelf: BundleStore, most: int) -> None:
+    def __init__(self, transcript: Transcript, bundles: BundleStore, most: int) -> None:
         self.most = most
         self.dropped = 0
         self._transcript = transcript
-        self._shelf = shelf
+        self._bundles = bundles
         self._count = 0
         self._numbers = 0
         self._settled = False
@@ -129,7 +129,7 @@ class Displays:
     @property
     def disk_bytes(self) -> int:
         """Bytes in files."""
-        return self._shelf.on_disk
+        return self._bundles.on_disk
 
     def admit(self, event: Display) -> bool:
         """Return True if there is room for `event`; otherwise count it as dropped."""
@@ -145,45 +145,45 @@ class Displays:
         item = DisplayItem(
             cell=cell,
             number=self._numbers,
-            parts=self._kept(self._numbers, event),
+            parts=self._stored(self._numbers, event),
             metadata=bounded_metadata(event.metadata),
             result=event.result,
         )
         self._transcript.place(DisplayEntry(tick, item, event.display_id))
 
-    def having(self, display_id: str | None) -> list[DisplayEntry]:
+    def find(self, display_id: str | None) -> list[DisplayEntry]:
         """Return the displays with this id, in order."""
         return [shown for shown in self._transcript.displays if shown.display_id == display_id]
 
     def replace(self, found: list[DisplayEntry], event: Display, tick: int) -> None:
         """Show the content of `event` in the last of these displays."""
         for shown in found[-MAX_UPDATED:]:
-            self._shelf.drop(shown.item.parts)
+            self._bundles.drop(shown.item.parts)
             shown.tick = tick
             shown.item = replace(
                 shown.item,
-                parts=self._kept(shown.item.number, event),
+                parts=self._stored(shown.item.number, event),
                 metadata=bounded_metadata(event.metadata),
             )
 
-    def settle(self) -> None:
+    def move_to_files(self) -> None:
         """Move all large values to files; those of later displays go there immediately."""
         self._settled = True
         for shown in self._transcript.displays:
-            parts = self._shelf.settle(shown.item.number, shown.item.parts)
+            parts = self._bundles.move_to_files(shown.item.number, shown.item.parts)
             shown.item = replace(shown.item, parts=parts)
 
     def clear(self) -> list[str]:
         """Release all displays and return the ids they had. Their numbers are not used again."""
         displays = self._transcript.displays
         for shown in displays:
-            self._shelf.drop(shown.item.parts)
+            self._bundles.drop(shown.item.parts)
         self._count = self.dropped = 0
         return [shown.display_id for shown in displays if shown.display_id is not None]
 
     def row(self) -> dict[str, int]:
         """Return the counters as a JSON value; the displays themselves are in the transcript."""
-        shelf = self._shelf
+        shelf = self._bundles
         return {
             "dropped": self.dropped,
             "count": self._count,
@@ -196,8 +196,8 @@ class Displays:
         """Restore the counters from a value that `row` returned."""
         self._settled = True
         self.dropped, self._count, self._numbers = row["dropped"], row["count"], row["numbers"]
-        self._shelf.in_memory, self._shelf.on_disk = row["in_memory"], row["on_disk"]
+        self._bundles.in_memory, self._bundles.on_disk = row["in_memory"], row["on_disk"]
 
-    def _kept(self, number: int, event: Display) -> tuple[Representation, ...]:
-        parts = self._shelf.put(number, event.data)
-        return self._shelf.settle(number, parts) if self._settled else parts
+    def _stored(self, number: int, event: Display) -> tuple[Representation, ...]:
+        parts = self._bundles.put(number, event.data)
+        return self._bundles.move_to_files(number, parts) if self._settled else parts

@@ -9,7 +9,7 @@ from typing import Any, Literal, TypeAlias
 
 from kernel_mcp.config.values import KIB, MIB
 from kernel_mcp.output.bundles import Representation, readable
-from kernel_mcp.output.failing import attempted
+from kernel_mcp.output.fallback import or_fallback
 from kernel_mcp.output.terminal import clean
 from kernel_mcp.output.text import Masks, cut, omission
 from kernel_mcp.records import dataclass
@@ -67,7 +67,7 @@ Event: TypeAlias = Stream | Display | Clear | Failure
 class Redactor:
     """Masks secret values in the events of one cell, also if split over several stream events.
 
-    Text that may be the beginning of a value is held back until more arrives or `lift` is called.
+    Text that may be the beginning of a value is held back until more arrives or `flush` is called.
     """
 
     def __init__(self, masks: Masks, sink: Callable[[Event], None]) -> None:
@@ -79,15 +79,15 @@ class Redactor:
         """Mask an event and pass it on, or hold back the end of a stream's text."""
         masks = self._masks
         if isinstance(event, Stream):
-            shown, self._kept[event.name] = masks.taken(self._kept[event.name] + event.text)
+            shown, self._kept[event.name] = masks.split_masked(self._kept[event.name] + event.text)
             if not shown:
                 return
             event = Stream(event.name, shown)
         else:
-            self.lift()
-        self._sink(attempted(partial(_masked, masks, event), _in_place))
+            self.flush()
+        self._sink(or_fallback(partial(_masked, masks, event), _in_place))
 
-    def lift(self) -> None:
+    def flush(self) -> None:
         """Pass on the text that is held back. Call this at the end of the cell."""
         for name, text in self._kept.items():
             self._kept[name] = ""
@@ -197,7 +197,7 @@ def add_gap(items: list[Item], characters: int) -> None:
         items.append(GapItem(characters))
 
 
-def without_shown(items: list[Item], shown: dict[StreamName, str]) -> list[Item]:
+def without_prefix(items: list[Item], shown: dict[StreamName, str]) -> list[Item]:
     """Return `items` without the text at the beginning that has been `shown` already.
 
     That text could still change then: lines that have changed since are kept.
@@ -250,7 +250,7 @@ def _bounded(text: str, limit: int) -> str:
 
 def item_text(item: Item) -> str:
     """Return an item in full as text; it ends with a line end unless it is stream text."""
-    return attempted(partial(_text, item), lambda why: f"{why}\n")
+    return or_fallback(partial(_text, item), lambda why: f"{why}\n")
 
 
 def _text(item: Item) -> str:

@@ -18,7 +18,7 @@ from kernel_mcp.output.bundles import (
     primary,
     readable,
 )
-from kernel_mcp.output.failing import attempted
+from kernel_mcp.output.fallback import or_fallback
 from kernel_mcp.output.images import shares
 from kernel_mcp.output.items import (
     DisplayItem,
@@ -75,7 +75,7 @@ def shortened(failure: Failure, workspace: str = "/workspace") -> tuple[str, str
     message = "\n".join(part for part in parts[end:] if isinstance(part, str)).strip("\n")
     if failure.name not in message:
         message = f"{clean(failure.name)}: {clean(failure.value)}\n{message}".rstrip()
-    lines = _told(parts[:end])
+    lines = _frame_lines(parts[:end])
     return "\n".join([TITLE, *lines]) if lines else "", message
 
 
@@ -120,7 +120,7 @@ def _frame(line: str, workspace: str) -> _Frame | None:
     return _Frame(line.strip(), path, own)
 
 
-def _told(parts: list[_Frame | str]) -> list[str]:
+def _frame_lines(parts: list[_Frame | str]) -> list[str]:
     """Return the lines for own frames, and a count for each run of others."""
     lines: list[str] = []
     hidden: list[_Frame] = []
@@ -137,11 +137,11 @@ def _told(parts: list[_Frame | str]) -> list[str]:
             continue
         lines += _counted(hidden)
         hidden.clear()
-        lines += [part[:LINE_CHARS]] if isinstance(part, str) else _shown(part)
+        lines += [part[:LINE_CHARS]] if isinstance(part, str) else _marked_lines(part)
     return lines + _counted(hidden)
 
 
-def _shown(frame: _Frame) -> list[str]:
+def _marked_lines(frame: _Frame) -> list[str]:
     """Return the frame's header and its marked line of code, or all lines when none is marked."""
     source = [line[match.end() :].strip() for line in frame.body if (match := _ARROW.match(line))]
     if not source:
@@ -182,10 +182,10 @@ _OBJECT = re.compile(r"<[^\n]*>")
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """Text of an output; with `apart` it begins on a line of its own."""
+    """Text of an output; with `own_line` it begins on a line of its own."""
 
     text: str
-    apart: bool = False
+    own_line: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,7 +245,7 @@ def lay_out(items: Sequence[Item], *, cell: int, uri: str, characters: int) -> L
     """
     layout = Layout()
     for item in items:
-        made = attempted(partial(_laid_out, item, cell, uri), lambda why: Layout([Remark(why)]))
+        made = or_fallback(partial(_laid_out, item, cell, uri), lambda why: Layout([Remark(why)]))
         layout.units += made.units
         layout.links += made.links
     if len(layout.links) > MAX_LINKS:
@@ -265,7 +265,7 @@ def _laid_out(item: Item, cell: int, uri: str) -> Layout:
     if isinstance(item, NoteItem):
         return Layout([Remark(item.text)])
     if isinstance(item, FailureItem):
-        return Layout([Text(text, apart=True) for text in shortened(item.failure) if text])
+        return Layout([Text(text, own_line=True) for text in shortened(item.failure) if text])
     layout = Layout()
     _lay_out_display(layout, item, cell, uri)
     return layout
@@ -282,7 +282,7 @@ def _lay_out_display(layout: Layout, item: DisplayItem, cell: int, uri: str) -> 
     plain = next((part for part in item.parts if part.mime == "text/plain"), None)
     for part in item.parts:
         shown = part.mime in _UNLINKED or part is picture or part.mime in INLINE_IMAGES
-        if shown or (part.text is None and part.path is None) or _is_said(part, text, plain):
+        if shown or (part.text is None and part.path is None) or _is_shown(part, text, plain):
             continue
         address = here if part is first else f"{here}.{extension(part.mime)}"
         title = f"cell {cell}, output {item.number} ({part.mime})"
@@ -291,12 +291,12 @@ def _lay_out_display(layout: Layout, item: DisplayItem, cell: int, uri: str) -> 
         address = here if picture is first else f"{here}.{extension(picture.mime)}"
         layout.units.append(PictureAt(picture, address, tuple(pictures[1:])))
     if text.head and not (picture is not None and _OBJECT.fullmatch(text.head)):
-        layout.units.append(Text(text.head, apart=True))
+        layout.units.append(Text(text.head, own_line=True))
         if text.omitted:
             layout.units += [Gap(text.omitted), Text(text.tail)]
 
 
-def _is_said(part: Representation, text: Truncation, plain: Representation | None) -> bool:
+def _is_shown(part: Representation, text: Truncation, plain: Representation | None) -> bool:
     """Return True if the shown `text` already has the whole content of a part.
 
     Of HTML that is so when it has only words, and `plain` has the same ones.
@@ -338,16 +338,16 @@ def _shorter_blocks(units: Sequence[Unit], limit: int) -> list[Unit]:
     Together they get the characters that stream text leaves, or half of them; none gets less than a
     third.
     """
-    blocks = [unit for unit in units if isinstance(unit, Text) and unit.apart]
+    blocks = [unit for unit in units if isinstance(unit, Text) and unit.own_line]
     lengths = [len(block.text) for block in blocks]
     room = max(limit // 2, limit - (_length(units) - sum(lengths)))
     shorter: list[Unit] = []
     allowed = iter(shares(lengths, room))
     for unit in units:
-        if isinstance(unit, Text) and unit.apart:
+        if isinstance(unit, Text) and unit.own_line:
             most = max(next(allowed), limit // 3)
             ends = cut(unit.text, most // 2, most - most // 2)
-            shorter.append(Text(ends.head, apart=True))
+            shorter.append(Text(ends.head, own_line=True))
             if ends.omitted:
                 shorter += [Gap(ends.omitted), Text(ends.tail)]
         else:
@@ -360,7 +360,7 @@ def _ends(units: Sequence[Unit], limit: int) -> list[Unit]:
     surplus = _length(units) - limit
     if surplus <= 0:
         return list(units)
-    head, left = _taken(units, limit // 2)
+    head, left = _head_units(units, limit // 2)
     kept_tail = limit - _length(head)
     tail: list[Unit] = []
     for unit in reversed(left):
@@ -370,20 +370,20 @@ def _ends(units: Sequence[Unit], limit: int) -> list[Unit]:
         text = tail_of(unit.text, kept_tail)
         kept_tail = kept_tail - len(text) if text == unit.text else 0
         if text:
-            tail.append(Text(text, apart=unit.apart and text == unit.text))
+            tail.append(Text(text, own_line=unit.own_line and text == unit.text))
         tail.append(Gap(len(unit.text) - len(text)))
     return _merged([*head, *reversed(tail)])
 
 
-def _taken(units: Sequence[Unit], limit: int) -> tuple[list[Unit], list[Unit]]:
+def _head_units(units: Sequence[Unit], limit: int) -> tuple[list[Unit], list[Unit]]:
     """Return the beginning of `units` with at most `limit` characters of text, and the rest."""
     taken: list[Unit] = []
     for place, unit in enumerate(units):
         if isinstance(unit, Text):
             if len(unit.text) > limit:
                 text = head_of(unit.text, limit)
-                rest = Text(unit.text[len(text) :], apart=unit.apart and not text)
-                return [*taken, Text(text, unit.apart)], [rest, *units[place + 1 :]]
+                rest = Text(unit.text[len(text) :], own_line=unit.own_line and not text)
+                return [*taken, Text(text, unit.own_line)], [rest, *units[place + 1 :]]
             limit -= len(unit.text)
         taken.append(unit)
     return taken, []

@@ -69,7 +69,7 @@ def checked(pieces: Iterable[bytes], shape: Shape, values: int, depth: int) -> I
         yield piece
     if shape.values > values:
         raise NotJson("the notebook has too many values")
-    if not shape.whole:
+    if not shape.complete:
         raise NotJson("its end is missing")
 
 
@@ -84,7 +84,7 @@ class Shape:
         self._escape = ""
 
     @property
-    def whole(self) -> bool:
+    def complete(self) -> bool:
         """True if every string and bracket that was opened is closed."""
         return not (self._inside or self._depth or self._escape)
 

@@ -11,7 +11,7 @@ from typing import Any
 from kernel_mcp.config.values import KIB, MIB
 from kernel_mcp.output.bundles import BundleStore, Representation, extension, primary
 from kernel_mcp.output.displays import DisplayIndex, Displays, entry_from, row_of
-from kernel_mcp.output.failing import attempted
+from kernel_mcp.output.fallback import or_fallback
 from kernel_mcp.output.items import (
     Clear,
     Display,
@@ -26,7 +26,7 @@ from kernel_mcp.output.items import (
     add_text,
     bounded_failure,
     item_text,
-    without_shown,
+    without_prefix,
 )
 from kernel_mcp.output.text import Truncation, tail_of
 from kernel_mcp.output.textstore import FailureEntry, Streams, TextStore, Transcript
@@ -112,7 +112,7 @@ class OutputLog:
     @property
     def characters(self) -> int:
         """Characters of stream text so far."""
-        return self._transcript.text.total + sum(map(len, self._streams.shown))
+        return self._transcript.text.total + sum(map(len, self._streams.live_rows))
 
     @property
     def closed(self) -> bool:
@@ -127,7 +127,7 @@ class OutputLog:
     def add(self, event: Event) -> tuple[int, ...]:
         """Add an output event; return the numbers of earlier cells whose displays it changed."""
         with self._lock:
-            return attempted(partial(self._add, event), self._add_reason)
+            return or_fallback(partial(self._add, event), self._add_reason)
 
     def _add_reason(self, why: str) -> tuple[int, ...]:
         self._transcript.write("stderr", f"\n{why}\n")
@@ -136,7 +136,7 @@ class OutputLog:
     def position(self) -> Position:
         """Return the present end of the log."""
         with self._lock:
-            total, shown = self._transcript.text.total, self._streams.shown
+            total, shown = self._transcript.text.total, self._streams.live_rows
             return Position(self._generation, total, self._tick, shown)
 
     def since(self, position: Position | None = None, limit: int = SHOWN_CHARS) -> list[Item]:
@@ -155,7 +155,7 @@ class OutputLog:
             dropped = self._displays.dropped if self._tick > mark.tick else 0
             if self._lost:
                 items.append(NoteItem(self._lost))
-        items = without_shown(items, {"stdout": mark.shown[0], "stderr": mark.shown[1]})
+        items = without_prefix(items, {"stdout": mark.shown[0], "stderr": mark.shown[1]})
         if dropped:
             kept = self._displays.most
             items.append(NoteItem(f"[… {dropped:,} more displays dropped: a cell keeps {kept} …]"))
@@ -217,7 +217,7 @@ class OutputLog:
             self._streams.settle(force=True)
             self._transcript.text.close()
             self._closed = True
-            self._displays.settle()
+            self._displays.move_to_files()
 
     def evict(self, why: str = EVICTED) -> None:
         """Drop all output and its files; later readers see `why` in its place."""
@@ -293,7 +293,7 @@ class OutputLog:
     def _replace(self, event: Display) -> bool:
         """Show the content of `event` in the displays of its id; False when there is none."""
         with self._lock:
-            found = self._displays.having(event.display_id)
+            found = self._displays.find(event.display_id)
             self._tick += 1 if found else 0
             self._displays.replace(found, event, self._tick)
             return bool(found)

@@ -13,12 +13,12 @@ from mcp_types import ContentBlock, ImageContent, ResourceLink, TextContent
 
 from kernel_mcp.config.values import KIB
 from kernel_mcp.output.bundles import INLINE_IMAGES, Representation, primary
-from kernel_mcp.output.failing import attempted
+from kernel_mcp.output.fallback import or_fallback
 from kernel_mcp.output.images import ImageError, Picture, fit, shares
 from kernel_mcp.output.items import DisplayItem, FailureItem, Item, StreamName, TextItem
 from kernel_mcp.output.layout import Gap, Layout, Link, PictureAt, Text, lay_out, shortened
 from kernel_mcp.output.outputs import OutputLog
-from kernel_mcp.output.text import cut, guarded_lines, omission
+from kernel_mcp.output.text import cut, escaped_lines, omission
 from kernel_mcp.records import dataclass
 
 OUTPUT_CHARS = 30_000
@@ -86,7 +86,7 @@ async def render(
     return Rendered(content, layout.omitted, mime_types(items))
 
 
-def apart(log: OutputLog) -> tuple[dict[str, str], int]:
+def text_by_stream(log: OutputLog) -> tuple[dict[str, str], int]:
     """Return the text of each stream, and the number of characters left out of both.
 
     stderr ends with the exceptions that ended the cell. Each text has about `STREAM_CHARS` at
@@ -100,11 +100,11 @@ def apart(log: OutputLog) -> tuple[dict[str, str], int]:
         omitted += found.omitted
         if name == "stderr":
             for failure in log.failures:
-                told = attempted(partial(shortened, failure), lambda why: ("", why))
+                told = or_fallback(partial(shortened, failure), lambda why: ("", why))
                 ended = cut("\n".join(filter(None, told)), FAILURE_CHARS, 0)
                 text += f"{'' if text.endswith(chr(10)) or not text else chr(10)}{ended.head}\n"
                 omitted += ended.omitted
-        streams[name] = guarded_lines(text)
+        streams[name] = escaped_lines(text)
     return streams, omitted
 
 
@@ -125,28 +125,28 @@ def mime_types(items: Sequence[Item]) -> list[str]:
             types.append(f"application/vnd.jupyter.{item.name}")
         elif isinstance(item, FailureItem):
             types.append(_ERROR_TYPE)
-        elif isinstance(item, DisplayItem) and (part := _face(item.parts)):
+        elif isinstance(item, DisplayItem) and (part := _listed_part(item.parts)):
             types.append(part.mime)
     return types
 
 
-def _face(parts: tuple[Representation, ...]) -> Representation | None:
+def _listed_part(parts: tuple[Representation, ...]) -> Representation | None:
     """Return the representation by which a bundle is listed, a picture first; None for none."""
     return next((part for part in parts if part.mime in INLINE_IMAGES), primary(parts))
 
 
 def _prepare(wanted: Sequence[PictureAt], total: int) -> dict[PictureAt, Picture | str]:
     """Return each picture ready to show, or the reason why it cannot be shown. Blocks."""
-    data = [attempted(partial(_data, place.part), _said) for place in wanted]
+    data = [or_fallback(partial(_data, place.part), _unshowable) for place in wanted]
     limits = shares([len(raw) if isinstance(raw, bytes) else 0 for raw in data], total)
     deadline = time.thread_time() + PICTURES_S
     return {
-        place: attempted(partial(_fitted, raw, limit, deadline, place.others), _said)
+        place: or_fallback(partial(_fitted, raw, limit, deadline, place.others), _unshowable)
         for place, raw, limit in zip(wanted, data, limits, strict=True)
     }
 
 
-def _said(why: str) -> str:
+def _unshowable(why: str) -> str:
     return why.strip("[]")
 
 
@@ -191,7 +191,7 @@ def _content(
         links.append(Link(uri, "the whole output", "text/plain", 0))
     for unit in layout.units:
         if isinstance(unit, Text):
-            page.text(unit.text, apart=unit.apart)
+            page.text(unit.text, apart=unit.own_line)
         elif isinstance(unit, Gap):
             page.line(omission(unit.characters, "" if pointed else f"the whole: {uri}"))
             pointed = True

@@ -236,7 +236,7 @@ def _movement(match: re.Match[str]) -> str:
     return sequence if _MOVES.fullmatch(sequence) else ""
 
 
-def _shown(line: str) -> str:
+def _final_row(line: str) -> str:
     """Return the row that a terminal shows after `line`, which moves by carriage returns only."""
     shown = ""
     for part in reversed(line.split("\r")):
@@ -246,7 +246,7 @@ def _shown(line: str) -> str:
 
 
 def _row(line: str) -> str:
-    return _shown(line).rstrip(" ") if "\r" in line else line
+    return _final_row(line).rstrip(" ") if "\r" in line else line
 
 
 def _overlaid(line: str) -> str:
@@ -254,4 +254,4 @@ def _overlaid(line: str) -> str:
     if line.count("\r") < 3:
         return line
     first, *others, last = line.split("\r")
-    return f"{first}\r{_shown(chr(13).join(others))}\r{last}"
+    return f"{first}\r{_final_row(chr(13).join(others))}\r{last}"

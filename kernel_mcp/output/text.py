@@ -78,12 +78,12 @@ _FOLDED = ((0xFF01, 0xFF5F), (0x1D400, 0x1D800), (0x2100, 0x2150), (0x2460, 0x25
 """Ranges of characters whose compatibility form is one ASCII character."""
 
 
-def guarded(text: str) -> str:
+def escaped(text: str) -> str:
     """Return untrusted `text` with everything escaped that looks like the prefix of a notice."""
     return _without(text, lambda folded: (each.start() for each in _LIKE.compiled.finditer(folded)))
 
 
-def guarded_lines(text: str) -> str:
+def escaped_lines(text: str) -> str:
     """Return untrusted `text` with what looks like that prefix escaped at the start of lines.
 
     Blanks and invisible characters may precede it.
@@ -106,7 +106,7 @@ def _without(text: str, brackets: Callable[[str], Iterable[int]]) -> str:
 
 def notice(text: str) -> str:
     """Return the text of a content block in which the server speaks; look-alikes are escaped."""
-    return PREFIX + guarded(text)
+    return PREFIX + escaped(text)
 
 
 def _escaped_prefix(char: str) -> str:
@@ -163,7 +163,7 @@ class Masks:
         shown, at = _shown(text)
         parts: list[str] = []
         done = 0
-        for start, end, word in self._found(shown):
+        for start, end, word in self._matches(shown):
             parts += [text[done : at(start)], word]
             done = at(end - 1) + 1
         return self._without_beginnings("".join([*parts, text[done:]]) if parts else text)
@@ -186,21 +186,21 @@ class Masks:
             }
         return value
 
-    def taken(self, text: str) -> tuple[str, str]:
+    def split_masked(self, text: str) -> tuple[str, str]:
         """Return the masked text, and the unmasked rest that may be the beginning of a value.
 
         The rest is shorter than the longest form and `MOST_UNSEEN` characters, whatever the text.
         """
         text = self._encoded.masked(text)
         whole = self._encoded.beginning(text)
-        shown, kept = self._taken(text[:whole])
+        shown, kept = self._split_masked(text[:whole])
         return shown, kept + text[whole:]
 
-    def _taken(self, text: str) -> tuple[str, str]:
+    def _split_masked(self, text: str) -> tuple[str, str]:
         shown, at = _shown(text)
         parts: list[str] = []
         done, waits = 0, self._beginning(shown, 0)
-        for start, end, word in self._found(shown):
+        for start, end, word in self._matches(shown):
             if waits <= start:
                 break
             parts += [text[done : at(start)], word]
@@ -217,11 +217,11 @@ class Masks:
         """Yield a text that arrives in pieces, with values masked also where they span pieces."""
         kept = ""
         for piece in pieces:
-            shown, kept = self.taken(kept + piece)
+            shown, kept = self.split_masked(kept + piece)
             yield shown
         yield self.masked(kept)
 
-    def _found(self, text: str) -> Iterator[tuple[int, int, str]]:
+    def _matches(self, text: str) -> Iterator[tuple[int, int, str]]:
         """Yield start, end and mask of each value in order, at one position the longest."""
         places = [(text.find(form), form, word) for form, word in self._words]
         places = [each for each in places if each[0] >= 0]

@@ -332,7 +332,7 @@ class Streams:
         self._current: StreamName = "stdout"
 
     @property
-    def shown(self) -> tuple[str, str]:
+    def live_rows(self) -> tuple[str, str]:
         """The live rows of stdout and of stderr."""
         return self._screens["stdout"].live, self._screens["stderr"].live
 

@@ -137,7 +137,7 @@ class SessionManager:
         """
         self._registry = registry or LocalRegistry()
         self._settings = settings
-        self._masks = Masks(settings.hidden)
+        self._masks = Masks(settings.masked_values)
         self._source = source
         self._folders = folders
         self._workspace = workspace

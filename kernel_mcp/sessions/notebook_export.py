@@ -17,7 +17,7 @@ from typing import Any
 
 from kernel_mcp.errors import NotebookError
 from kernel_mcp.output.bundles import CHART, Representation
-from kernel_mcp.output.failing import attempted
+from kernel_mcp.output.fallback import or_fallback
 from kernel_mcp.output.items import DisplayItem, FailureItem, GapItem, Item, StreamName, TextItem
 from kernel_mcp.output.markup import JSON_DEPTH, NotJson, Shape, checked, compact, slices, string
 from kernel_mcp.output.text import omission
@@ -139,7 +139,7 @@ class _Writer:
                 stream = item.name
             if isinstance(item, DisplayItem) and item.cell != cell.number:
                 continue
-            output = attempted(
+            output = or_fallback(
                 partial(self._output, item, stream, count),
                 lambda why: self._kept(_stream("stderr", [f"{why}\n"])),
             )

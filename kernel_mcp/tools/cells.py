@@ -23,7 +23,7 @@ from kernel_mcp.errors import (
 )
 from kernel_mcp.kernels.factory import KernelRequest
 from kernel_mcp.output.outputs import Position
-from kernel_mcp.output.render import apart
+from kernel_mcp.output.render import text_by_stream
 from kernel_mcp.packages.lines import plan
 from kernel_mcp.packages.requirements import SCRIPT_FILE, Problem, expect_script, plain
 from kernel_mcp.policy import Kind, Report
@@ -261,7 +261,7 @@ async def _run_once(
             settings=services.settings,
             closing=_script_end(opened, cell),
         )
-        streams, _ = await anyio.to_thread.run_sync(apart, cell.log)
+        streams, _ = await anyio.to_thread.run_sync(text_by_stream, cell.log)
         files = await anyio.to_thread.run_sync(_files, opened)
     finally:
         with anyio.CancelScope(shield=True):

@@ -12,7 +12,7 @@ from mcp_types import Tool as Definition
 
 from kernel_mcp.environments.uv import ProgressCallback
 from kernel_mcp.output.terminal import clean
-from kernel_mcp.output.text import Masks, guarded, guarded_lines
+from kernel_mcp.output.text import Masks, escaped, escaped_lines
 from kernel_mcp.sessions.manager import Caller
 from kernel_mcp.sessions.notebook_export import NOTEBOOK_MIME
 from kernel_mcp.tool_context import ToolContext
@@ -33,7 +33,7 @@ class LocalCalls:
     def __init__(self, services: ToolContext, links: Callable[[str], str] | None = None) -> None:
         self._services = services
         self._links = links
-        self._masks = Masks(services.settings.hidden)
+        self._masks = Masks(services.settings.masked_values)
         self._made: dict[str, Tool] = {}
         files = "files" in services.settings.tools
         self._documents = Documents(services.manager, files=files)
@@ -80,7 +80,7 @@ class LocalCalls:
         async with self._services.manager.call_limiter(caller):
             content, mime = await self._documents.read(caller, uri)
         if isinstance(content, str) and mime != NOTEBOOK_MIME:
-            content = guarded_lines(content)
+            content = escaped_lines(content)
         if isinstance(content, str):
             hide = masked_document if is_own(uri) else Masks.masked
             content = hide(self._masks, content)
@@ -93,6 +93,6 @@ class LocalCalls:
         tell, masks = progress, self._masks
 
         async def report(text: str) -> None:
-            await tell(masks.masked(guarded(clean(text))))
+            await tell(masks.masked(escaped(clean(text))))
 
         return report

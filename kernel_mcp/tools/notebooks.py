@@ -19,7 +19,7 @@ from kernel_mcp.identity import Principal
 from kernel_mcp.notebooks.document import NotebookCell, NotebookDocument, code_cell, text_cell
 from kernel_mcp.notebooks.jsontext import lines, unlike
 from kernel_mcp.notebooks.notebook_file import NotebookFile
-from kernel_mcp.notebooks.views import AnswerBudget, Outline, outline, whole
+from kernel_mcp.notebooks.views import AnswerBudget, Outline, full_cell, outline
 from kernel_mcp.output.images import Picture
 from kernel_mcp.output.outputs import Position
 from kernel_mcp.output.render import PICTURE_BYTES
@@ -155,7 +155,7 @@ def _read(session: Session, path: str, ids: Sequence[str], first: int, most: int
         place = document.place(name)
         cell = document.cells[place]
         content.append(said(_heading(cell, place)))
-        content += [_block(part) for part in whole(cell, room) if part]
+        content += [_block(part) for part in full_cell(cell, room) if part]
         session.notebooks.read(book.path, [cell])
     if len(ids) > MOST_CELLS:
         content.append(said(f"{len(ids) - MOST_CELLS} more cells are not shown: ask again"))

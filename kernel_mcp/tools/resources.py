@@ -31,9 +31,9 @@ from kernel_mcp.barriers import explained, log_failure
 from kernel_mcp.environments.uv import ProgressCallback
 from kernel_mcp.errors import InputError, ServerStops, SessionNotFound
 from kernel_mcp.output.bundles import is_binary
-from kernel_mcp.output.render import apart, mime_types
+from kernel_mcp.output.render import mime_types, text_by_stream
 from kernel_mcp.output.terminal import clean
-from kernel_mcp.output.text import guarded
+from kernel_mcp.output.text import escaped
 from kernel_mcp.records import dataclass
 from kernel_mcp.sessions.cell import Cell
 from kernel_mcp.sessions.history import History
@@ -224,7 +224,7 @@ class ResourceServer(MCPServer[Any]):
 
     async def get_prompt(self, name: str, *_: Any, **__: Any) -> NoReturn:
         """Raise MCPError: there are no prompts."""
-        raise MCPError(INVALID_PARAMS, guarded(clean(f"This server has no prompt {name!r}.")))
+        raise MCPError(INVALID_PARAMS, escaped(clean(f"This server has no prompt {name!r}.")))
 
     async def list_resources(self) -> list[Resource]:
         """Return the resources that belong to no session: the views of tools."""
@@ -251,12 +251,12 @@ class ResourceServer(MCPServer[Any]):
             assert context is not None  # as above
             content, mime = await self._calls.read(str(uri), self._caller(context))
         except (SessionNotFound, InputError) as error:
-            raise ResourceNotFoundError(guarded(str(error))) from error
+            raise ResourceNotFoundError(escaped(str(error))) from error
         except (ResourceError, ResourceNotFoundError):
             raise
         except Exception as error:
             log_failure(error, "reading a resource")
-            raise ResourceError(guarded(str(explained(error, "reading a resource")))) from error
+            raise ResourceError(escaped(str(explained(error, "reading a resource")))) from error
         return [ReadResourceContents(content=content, mime_type=mime)]
 
 
@@ -293,7 +293,7 @@ def _there(cells: History) -> str:
 
 def cell_record(session: str, cell: Cell) -> dict[str, Any]:
     """Return the outcome of a cell with its streams, which are read from files."""
-    streams, omitted = apart(cell.log)
+    streams, omitted = text_by_stream(cell.log)
     outputs = mime_types(cell.log.since())
     return {**cell.meta(session, omitted=omitted, outputs=outputs), **streams}
 

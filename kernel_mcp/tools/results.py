@@ -23,7 +23,7 @@ from kernel_mcp.errors import KernelMcpError, SessionGone
 from kernel_mcp.output.outputs import OutputLog, Position
 from kernel_mcp.output.render import STREAMS, Budget, Rendered, mime_types, render
 from kernel_mcp.output.terminal import clean
-from kernel_mcp.output.text import Masks, cut, guarded, guarded_lines, notice, visible
+from kernel_mcp.output.text import Masks, cut, escaped, escaped_lines, notice, visible
 from kernel_mcp.policy.missing import advice
 from kernel_mcp.sessions.cell import Cell, CellOutcome, Phase, Status, StopReason
 from kernel_mcp.sessions.lifecycle import FILES_KEPT, lost_names
@@ -442,7 +442,7 @@ def _marked(outcome: dict[str, Any], losses: Sequence[Loss]) -> dict[str, Any]:
 
 def names_of(losses: Iterable[Loss]) -> list[str]:
     """Return the names of all lost variables, each once."""
-    return list(dict.fromkeys(guarded(name) for loss in losses for name in loss.names))
+    return list(dict.fromkeys(escaped(name) for loss in losses for name in loss.names))
 
 
 def _guarded_result(result: CallToolResult) -> CallToolResult:
@@ -457,7 +457,7 @@ def _guarded_result(result: CallToolResult) -> CallToolResult:
 
 def _guarded_block(block: ContentBlock) -> ContentBlock:
     if isinstance(block, TextContent) and not isinstance(block, NoticeContent):
-        text = guarded_lines(visible(block.text))
+        text = escaped_lines(visible(block.text))
         return block if text is block.text else block.model_copy(update={"text": text})
     if isinstance(block, ResourceLink):
         return block.model_copy(update={"name": _guarded(block.name)})
@@ -477,7 +477,7 @@ _ESCAPED_IN_JSON = ("\\u00", "\\b", "\\f", "\\r")
 
 def _guarded(text: str) -> str:
     """Return text with control characters and notice markers escaped."""
-    return guarded(visible(text))
+    return escaped(visible(text))
 
 
 def _guarded_value(value: Any) -> Any:

@@ -396,7 +396,7 @@ async def _info(services: ToolContext, session: Session, progress: ProgressCallb
         own = remarks(environment, settings.mounts)
         if refusal := factory.refusal(environment):
             found.append(f"kernels are not forked, as their template was refused: {refusal}")
-    refused = [str(settings.refusal)] if settings.refusal is not None else []
+    refused = [str(settings.ignored_keys)] if settings.ignored_keys is not None else []
     described = ServerInfo(
         session=session.handle,
         server_version=__version__,

@@ -17,7 +17,7 @@ from mcp_types import CallToolResult
 
 from kernel_mcp.errors import InputError
 from kernel_mcp.output.bundles import CHART, INLINE_IMAGES, Representation
-from kernel_mcp.output.failing import attempted
+from kernel_mcp.output.fallback import or_fallback
 from kernel_mcp.output.images import fit
 from kernel_mcp.output.items import DisplayItem, FailureItem, Item, TextItem
 from kernel_mcp.output.markup import JSON_DEPTH, Shape
@@ -86,7 +86,7 @@ def _view(cell: Cell, items: Sequence[Item]) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = []
     left = MOST_BYTES
     for item in items:
-        for output, size in attempted(partial(_drawn_item, item, left), _noted):
+        for output, size in or_fallback(partial(_drawn_item, item, left), _noted):
             left -= size
             if left < 0:
                 found.append(

@@ -25,14 +25,14 @@ from kernel_mcp.fronts.plain import plain_data
 from kernel_mcp.http.conditions import part_of
 from kernel_mcp.network.http import Head, ProxyRefusal
 from kernel_mcp.notebooks.document import NotebookDocument
-from kernel_mcp.notebooks.views import AnswerBudget, outline, whole
+from kernel_mcp.notebooks.views import AnswerBudget, full_cell, outline
 from kernel_mcp.output.bundles import bounded_metadata
 from kernel_mcp.output.items import Display, Failure, Item, Stream
 from kernel_mcp.output.layout import lay_out
 from kernel_mcp.output.markup import bare_html, html_outline, html_to_text
 from kernel_mcp.output.outputs import OutputLog
 from kernel_mcp.output.terminal import clean
-from kernel_mcp.output.text import Masks, guarded, guarded_lines, one_line, stripped, visible
+from kernel_mcp.output.text import Masks, escaped, escaped_lines, one_line, stripped, visible
 from kernel_mcp.packages.lines import install_cell
 from kernel_mcp.packages.requirements import listed
 from kernel_mcp.policy.missing import missing, missing_magic
@@ -108,7 +108,7 @@ def parsers(folder: Path) -> dict[str, Callable[[str], object]]:
     def book(text: str) -> object:
         cells = NotebookDocument.read("a.ipynb", text.encode("utf-8", "replace")).cells
         return outline(cells, 1, 10_000), [
-            list(whole(cell, AnswerBudget(10_000))) for cell in cells[:5]
+            list(full_cell(cell, AnswerBudget(10_000))) for cell in cells[:5]
         ]
 
     def ranged(text: str) -> object:
@@ -122,13 +122,13 @@ def parsers(folder: Path) -> dict[str, Callable[[str], object]]:
         "outline": lambda text: html_outline(text, CHARS),
         "words": lambda text: html_to_text(text, CHARS),
         "clean": clean,
-        "guarded": guarded,
-        "guarded_lines": guarded_lines,
+        "escaped": escaped,
+        "escaped_lines": escaped_lines,
         "visible": visible,
         "stripped": stripped,
         "one_line": one_line,
         "masked": masks.masked,
-        "taken": masks.taken,
+        "taken": masks.split_masked,
         "metadata of displays": lambda text: bounded_metadata({"a": text}),
         "lab": lambda text: plain_data({"text/html": text, "image/png": text}),
         "notebook": book,

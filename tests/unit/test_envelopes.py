@@ -18,7 +18,7 @@ from mcp_types import (
     JSONRPCResponse,
 )
 
-from kernel_mcp.envelopes import MalformedLine, line_of, message_of, oversized, undone
+from kernel_mcp.envelopes import MalformedLine, line_of, message_of, oversized, unprocessed
 
 PING = {"jsonrpc": "2.0", "id": 7, "method": "ping"}
 
@@ -182,8 +182,8 @@ def test_a_line_that_is_too_long_is_refused_under_its_id(head: bytes, tail: byte
 
 
 def test_a_line_that_could_not_be_taken_in_is_answered() -> None:
-    assert errors(undone(json.dumps(PING).encode(), "no memory")) == [(7, INTERNAL_ERROR)]
-    assert errors(undone(b"x" * 100_000, "no memory")) == [(None, INTERNAL_ERROR)]
+    assert errors(unprocessed(json.dumps(PING).encode(), "no memory")) == [(7, INTERNAL_ERROR)]
+    assert errors(unprocessed(b"x" * 100_000, "no memory")) == [(None, INTERNAL_ERROR)]
 
 
 def test_an_answer_with_half_a_surrogate_is_written() -> None:

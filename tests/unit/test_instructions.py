@@ -52,7 +52,7 @@ def test_what_is_missing_of_what_the_operator_asked_for_is_said() -> None:
     assert "Missing, though the operator asked for it: pandsa (see info)." in text
     refusal = IgnoredKeys(Path("/x/kernel-mcp.toml"), ("allow",))
     assert "kernel-mcp.toml has settings that are ignored" in instructions(
-        Settings(refusal=refusal), WHOLE
+        Settings(ignored_keys=refusal), WHOLE
     )
 
 
@@ -74,7 +74,7 @@ def test_the_hosts_that_are_open_are_named() -> None:
 
 NAMES = tuple(f"package-{number}[extra]>=1.{number},<2" for number in range(400))
 WORST = (
-    Settings(allow=NAMES, allow_install=NAMES, refusal=IgnoredKeys(Path("/x"), NAMES)),
+    Settings(allow=NAMES, allow_install=NAMES, ignored_keys=IgnoredKeys(Path("/x"), NAMES)),
     Settings(allow=NAMES, allow_install=NAMES, profile="strict"),
     Settings(allow=("\u00e4" * 900,), allow_install=("\u00e4" * 900,)),
     Settings(profile="data", allow_install=("*",)),

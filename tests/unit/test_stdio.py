@@ -40,7 +40,7 @@ async def begun(pipe: Pipe, *pieces: bytes) -> StdioLines:
 
     wire = StdioLines(LineReader(read), pipe)
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(wire.attend, lambda: None)
+        tasks.start_soon(wire.read_early, lambda: None)
         await anyio.wait_all_tasks_blocked()
         tasks.cancel_scope.cancel()
     return wire

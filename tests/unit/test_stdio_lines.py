@@ -78,7 +78,7 @@ async def attended(wire: StdioLines) -> list[None]:
     """Read the client's lines to their end; an item where the end was told of."""
     ends: list[None] = []
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(wire.attend, lambda: ends.append(None))
+        tasks.start_soon(wire.read_early, lambda: ends.append(None))
         await anyio.wait_all_tasks_blocked()
         tasks.cancel_scope.cancel()
     return ends
@@ -130,7 +130,7 @@ async def test_the_end_during_a_start_is_told_where_nobody_reads_what_a_request_
     ends: list[None] = []
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(
-            StdioLines(LineReader(read), Written(), lost).attend, lambda: ends.append(None)
+            StdioLines(LineReader(read), Written(), lost).read_early, lambda: ends.append(None)
         )
         await anyio.wait_all_tasks_blocked()
         assert ends == []
@@ -152,7 +152,7 @@ async def test_lines_that_come_before_and_after_the_server_is_ready_keep_their_o
 
     ends: list[None] = []
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(wire.attend, lambda: ends.append(None))
+        tasks.start_soon(wire.read_early, lambda: ends.append(None))
         await send.send(b"1\n2\n")
         await anyio.wait_all_tasks_blocked()
         tasks.start_soon(take)

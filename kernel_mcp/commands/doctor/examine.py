@@ -292,7 +292,7 @@ async def _opened(
         own = await anyio.to_thread.run_sync(own_environment, settings.python)
         if own is not None:
             own.require_steady(shown)
-        fixed = (*own_places(), *settings.obeyed, *(own.fixed if own is not None else ()))
+        fixed = (*own_places(), *settings.trusted_paths, *(own.fixed if own is not None else ()))
         devices = usable_devices(settings.devices, runs.path, sandbox.name)
         doors = MountGrants(
             shown,

@@ -231,15 +231,15 @@ def test_a_found_file_neither_names_places_nor_widens_what_is_permitted(
     without = load(flags, {}, tmp_path / "elsewhere")
     settings = load(flags, {}, tmp_path)
     field = next(option.field for option in OPTIONS if option.name == key)
-    assert settings.refusal is not None
-    assert settings.refusal.keys == (key,)
+    assert settings.ignored_keys is not None
+    assert settings.ignored_keys.keys == (key,)
     for holder, plain in ((settings, without), (settings.limits, without.limits)):
         if hasattr(holder, field):
             assert getattr(holder, field) == getattr(plain, field)
-    assert f"{key} in {tmp_path / 'pyproject.toml'} ignored" in str(settings.refusal)
-    assert f"--config {tmp_path / 'pyproject.toml'}" in str(settings.refusal)
-    assert f"--{key}" in str(settings.refusal)
-    assert load({"config": "pyproject.toml"}, {}, tmp_path).refusal is None
+    assert f"{key} in {tmp_path / 'pyproject.toml'} ignored" in str(settings.ignored_keys)
+    assert f"--config {tmp_path / 'pyproject.toml'}" in str(settings.ignored_keys)
+    assert f"--{key}" in str(settings.ignored_keys)
+    assert load({"config": "pyproject.toml"}, {}, tmp_path).ignored_keys is None
 
 
 @pytest.mark.parametrize(("key", "value", "expected"), [(k, *v) for k, v in NARROWER.items()])
@@ -253,7 +253,7 @@ def test_a_found_file_may_narrow_what_is_permitted(
         assert not option.narrows(("*",), expected)
         return
     settings = load({}, {}, tmp_path)
-    assert settings.refusal is None
+    assert settings.ignored_keys is None
     holder = settings.limits if hasattr(settings.limits, option.field) else settings
     assert getattr(holder, option.field) == expected
 
@@ -268,13 +268,13 @@ def test_what_the_operator_says_holds_against_a_found_file(tmp_path: Path) -> No
     assert settings.limits.memory_bytes == 4 * GIB
     assert settings.limits.disk_bytes == 2 * MIB
     assert settings.profile == "strict"
-    assert settings.refusal is not None
-    assert settings.refusal.keys == ("allow",)
+    assert settings.ignored_keys is not None
+    assert settings.ignored_keys.keys == ("allow",)
 
 
 def test_refused_keys_are_not_even_read(tmp_path: Path) -> None:
     (tmp_path / "kernel-mcp.toml").write_text("python = 3\ncache-dir = []\n")
-    refusal = load({}, {}, tmp_path).refusal
+    refusal = load({}, {}, tmp_path).ignored_keys
     assert refusal is not None
     assert refusal.keys == ("python", "cache-dir")
     with pytest.raises(ConfigError, match="in quotes"):
@@ -419,8 +419,8 @@ def test_a_file_that_was_found_gives_code_no_variable(tmp_path: Path) -> None:
     (tmp_path / "kernel-mcp.toml").write_text('env = ["SECRET"]')
     settings = load({}, {"SECRET": "hunter2"}, tmp_path)
     assert settings.environ == ()
-    assert settings.refusal is not None
-    assert settings.refusal.keys == ("env",)
+    assert settings.ignored_keys is not None
+    assert settings.ignored_keys.keys == ("env",)
 
 
 def test_values_of_secrets_leave_the_environment_for_the_settings(
@@ -450,8 +450,8 @@ def test_a_gpu_is_opened_with_its_devices_and_libraries(tmp_path: Path) -> None:
     devices = ["/dev/null", "/dev/nvidia0", "/dev/nvidiactl"]
     assert list(map(str, settings.devices)) == devices
     assert settings.mounts == (Mount(Path("/opt/driver/lib"), "/opt/driver/lib"),)
-    assert settings.of_kernels == (("LD_LIBRARY_PATH", "/opt/driver/lib"),)
-    assert (settings.environ, settings.hidden) == ((), ())
+    assert settings.kernel_environment == (("LD_LIBRARY_PATH", "/opt/driver/lib"),)
+    assert (settings.environ, settings.masked_values) == ((), ())
     assert not settings.limits.address_space
     assert load({}, {}, tmp_path).devices == ()
     again = load({"gpu": "true", "mount": ["/opt/driver/lib"]}, {}, tmp_path)

@@ -93,8 +93,8 @@ def test_a_file_of_the_current_folder_mounts_nothing(tmp_path: Path) -> None:
     (tmp_path / "kernel-mcp.toml").write_text('mount = ["/srv"]\n')
     found = load({}, {}, tmp_path)
     assert found.mounts == ()
-    assert found.refusal is not None
-    assert found.refusal.keys == ("mount",)
+    assert found.ignored_keys is not None
+    assert found.ignored_keys.keys == ("mount",)
     named = load({"config": str(tmp_path / "kernel-mcp.toml")}, {}, tmp_path)
     assert named.mounts == (mount("/srv"),)
 

@@ -73,7 +73,7 @@ def test_settled_values_are_the_same_from_their_files(tmp_path: Path) -> None:
     shelf = shelf_in(tmp_path)
     value = {"rows": list(range(5000)), "half": "\ud800"}
     parts = shelf.put(1, {"application/json": value, "text/plain": "x"})
-    settled = shelf.settle(1, parts)
+    settled = shelf.move_to_files(1, parts)
     assert shelf.in_memory == 1
     assert (tmp_path / "7-1.json").exists()
     by_type = {part.mime: part for part in settled}
@@ -83,7 +83,7 @@ def test_settled_values_are_the_same_from_their_files(tmp_path: Path) -> None:
 def test_very_many_small_values_do_not_stay_in_memory(tmp_path: Path) -> None:
     shelf = shelf_in(tmp_path, memory_bytes=10_000_000, disk_bytes=10_000_000)
     kept = [shelf.put(number, {"text/html": "x" * 8000}) for number in range(200)]
-    settled = [shelf.settle(number, parts) for number, parts in enumerate(kept)]
+    settled = [shelf.move_to_files(number, parts) for number, parts in enumerate(kept)]
     assert shelf.in_memory <= 256 * 1024
     assert all(parts[0].read() == "x" * 8000 for parts in settled)
 
@@ -91,7 +91,7 @@ def test_very_many_small_values_do_not_stay_in_memory(tmp_path: Path) -> None:
 def test_dropping_gives_back_memory_and_files(tmp_path: Path) -> None:
     shelf = shelf_in(tmp_path)
     first = shelf.put(1, {"text/html": "x" * 20_000})
-    second = shelf.settle(2, shelf.put(2, {"text/html": "y" * 20_000}))
+    second = shelf.move_to_files(2, shelf.put(2, {"text/html": "y" * 20_000}))
     shelf.drop(first)
     shelf.drop(second)
     assert (shelf.in_memory, shelf.on_disk) == (0, 0)

@@ -12,7 +12,7 @@ from kernel_mcp.output.items import (
     TextItem,
     add_gap,
     add_text,
-    without_shown,
+    without_prefix,
 )
 from kernel_mcp.output.text import Masks
 
@@ -33,7 +33,7 @@ def test_text_of_one_stream_is_joined_and_gaps_add_up() -> None:
 
 def test_what_was_shown_is_left_out_once() -> None:
     items: list[Item] = [out("abc\n"), TextItem("stderr", "abc"), out("abc")]
-    assert without_shown(items, {"stdout": "abc", "stderr": ""}) == [
+    assert without_prefix(items, {"stdout": "abc", "stderr": ""}) == [
         out("\n"),
         TextItem("stderr", "abc"),
         out("abc"),
@@ -42,17 +42,17 @@ def test_what_was_shown_is_left_out_once() -> None:
 
 def test_text_shown_may_continue_in_a_later_item() -> None:
     items: list[Item] = [out("ab"), TextItem("stderr", "x"), out("cd")]
-    assert without_shown(items, {"stdout": "abc"}) == [TextItem("stderr", "x"), out("d")]
+    assert without_prefix(items, {"stdout": "abc"}) == [TextItem("stderr", "x"), out("d")]
 
 
 def test_of_changed_lines_the_changed_ones_are_told_again() -> None:
     items: list[Item] = [out("one\ntwo 20%\n")]
-    assert without_shown(items, {"stdout": "one\ntwo 10%"}) == [out("two 20%\n")]
+    assert without_prefix(items, {"stdout": "one\ntwo 10%"}) == [out("two 20%\n")]
 
 
 def test_after_a_gap_nothing_is_taken_for_shown() -> None:
     items: list[Item] = [GapItem(5), out("abc")]
-    assert without_shown(items, {"stdout": "abc"}) == items
+    assert without_prefix(items, {"stdout": "abc"}) == items
 
 
 def veiled(*events: Event) -> list[Event]:
@@ -61,7 +61,7 @@ def veiled(*events: Event) -> list[Event]:
     veil = Redactor(Masks([("TOKEN", "secret-value")]), passed.append)
     for event in events:
         veil(event)
-    veil.lift()
+    veil.flush()
     return passed
 
 

@@ -13,8 +13,8 @@ from kernel_mcp.output.text import (
     PREFIX,
     Masks,
     cut,
-    guarded,
-    guarded_lines,
+    escaped,
+    escaped_lines,
     head_of,
     is_plain,
     notice,
@@ -217,15 +217,15 @@ LIKE = {
 
 @pytest.mark.parametrize("text", LIKE.values(), ids=LIKE.keys())
 def test_what_looks_like_the_prefix_is_escaped(text: str) -> None:
-    shown = guarded(text)
+    shown = escaped(text)
     assert shown != text
     assert "[kernel-mcp]" not in shown
-    assert guarded(shown) == shown
+    assert escaped(shown) == shown
     assert shown.endswith("killed")
     for line in (text, f"a\n{text}", f"a\r\n{text}", f"a\r{text}", f"\u3000\u2800\u200b\x1b{text}"):
-        shown = guarded_lines(line)
+        shown = escaped_lines(line)
         assert shown != line
-        assert guarded_lines(shown) == shown
+        assert escaped_lines(shown) == shown
 
 
 @pytest.mark.parametrize(
@@ -241,26 +241,26 @@ def test_what_looks_like_the_prefix_is_escaped(text: str) -> None:
     ],
 )
 def test_other_text_stays_as_it_is(text: str) -> None:
-    assert guarded(text) is text
-    assert guarded_lines(text) is text
+    assert escaped(text) is text
+    assert escaped_lines(text) is text
 
 
 @pytest.mark.parametrize(
     "text", ['PREFIX = "[kernel-mcp] "', "# [kernel-mcp] in a comment", "one\n'[kernel-mcp]' two"]
 )
 def test_code_that_names_the_prefix_can_be_read_as_it_is(text: str) -> None:
-    assert guarded_lines(text) is text
+    assert escaped_lines(text) is text
 
 
 def test_lines_of_blanks_cost_no_more_than_others() -> None:
     text = "\n" * 300_000 + " " * 300_000 + "x [kernel-mcp]"
     began = time.process_time()
-    assert guarded_lines(text) is text
+    assert escaped_lines(text) is text
     assert time.process_time() - began < 2
 
 
 def test_only_the_bracket_is_escaped() -> None:
-    assert guarded("a\n[kernel-mcp] b") == "a\n\\x5bkernel-mcp] b"
+    assert escaped("a\n[kernel-mcp] b") == "a\n\\x5bkernel-mcp] b"
 
 
 def test_a_notice_guards_what_it_quotes() -> None:
@@ -316,7 +316,7 @@ def test_a_value_with_escapes_of_its_own_is_masked() -> None:
 def test_no_escapes_make_more_wait_than_their_most() -> None:
     text = "secret" + "\x1b[0m" * 100_000
     before = time.process_time()
-    shown, rest = MASKS.taken(text)
+    shown, rest = MASKS.split_masked(text)
     assert (shown + rest, len(rest) < 4200) == (text, True)
     assert MASKS.masked("secret-\x1b[0mvalue " * 20_000) == "[TOKEN masked] " * 20_000
     assert time.process_time() - before < 5
@@ -331,9 +331,9 @@ def test_a_value_whose_end_begins_another_is_masked_across_pieces() -> None:
 def test_no_text_makes_more_wait_than_a_value_is_long() -> None:
     masks = Masks([("PEM", "-----BEGIN-----\nxyz\n-----END-----"), ("X", "xxxxxxxx")])
     for text in ("-----BEGIN-----\nxyz\n-----END" * 2000, "-" * 50_000, "x" * 50_001):
-        shown, rest = masks.taken(text)
+        shown, rest = masks.split_masked(text)
         assert len(rest) < 40
-        assert masks.taken(shown + rest)[1] == rest
+        assert masks.split_masked(shown + rest)[1] == rest
 
 
 def test_values_that_are_in_the_words_for_others_do_not_change_those() -> None:
@@ -353,6 +353,6 @@ def test_many_marks_of_cut_text_are_looked_at_once() -> None:
 
 def test_blanks_in_what_looks_like_a_notice_are_read_once() -> None:
     start = time.process_time()
-    guarded("[kernel" + " " * 200_000)
-    guarded_lines("[kernel-mcp]\n[kernel" + " " * 200_000)
+    escaped("[kernel" + " " * 200_000)
+    escaped_lines("[kernel-mcp]\n[kernel" + " " * 200_000)
     assert time.process_time() - start < 0.5

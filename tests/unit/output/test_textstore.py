@@ -152,11 +152,11 @@ def test_a_progress_bar_stays_live_and_is_shown_last(tmp_path: Path) -> None:
     streams.write(Stream("stdout", "1/3\r2/3"))
     streams.write(Stream("stderr", "warning"))
     assert streams.order() == ["stderr", "stdout"]
-    assert streams.shown == ("2/3", "warning")
+    assert streams.live_rows == ("2/3", "warning")
     streams.settle(force=False)
-    assert streams.shown == ("2/3", "")
+    assert streams.live_rows == ("2/3", "")
     streams.settle(force=True)
-    assert streams.shown == ("", "")
+    assert streams.live_rows == ("", "")
     assert list(transcript.whole()) == [TextItem("stderr", "warning"), TextItem("stdout", "2/3")]
 
 

@@ -220,9 +220,9 @@ def test_json_that_comes_in_pieces_has_the_same_shape() -> None:
     whole.feed(text)
     pieces = Shape()
     for character in text:
-        assert not pieces.whole or character == "{"
+        assert not pieces.complete or character == "{"
         pieces.feed(character)
-    assert pieces.whole
+    assert pieces.complete
     assert (pieces.values, pieces.deepest) == (whole.values, whole.deepest) == (7, 4)
 
 

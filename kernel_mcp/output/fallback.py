@@ -11,7 +11,7 @@ from kernel_mcp.output.text import one_line
 T = TypeVar("T")
 
 
-def attempted(make: Callable[[], T], otherwise: Callable[[str], T]) -> T:
+def or_fallback(make: Callable[[], T], otherwise: Callable[[str], T]) -> T:
     """Return the result of `make`; if that fails, log it and return the result of `otherwise`.
 
     `otherwise` is called with a line that stands for the output.

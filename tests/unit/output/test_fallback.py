@@ -11,7 +11,7 @@ import pytest
 from mcp_types import TextContent
 
 from kernel_mcp.fronts.plain import plain, plain_cell
-from kernel_mcp.notebooks.views import AnswerBudget, whole
+from kernel_mcp.notebooks.views import AnswerBudget, full_cell
 from kernel_mcp.output import bundles, layout, markup, render
 from kernel_mcp.output.items import Display, Event, Failure, Redactor, Stream
 from kernel_mcp.output.outputs import OutputLog
@@ -73,7 +73,7 @@ async def test_a_traceback_that_cannot_be_read_leaves_the_others(
     monkeypatch.setattr(layout, "shortened", fails)
     monkeypatch.setattr(render, "shortened", fails)
     assert in_order(await answer(log), "before", "after", WHY)
-    streams, _ = render.apart(log)
+    streams, _ = render.text_by_stream(log)
     assert WHY in streams["stderr"]
     assert in_order(streams["stdout"], "before", "after")
 
@@ -104,7 +104,7 @@ def test_an_event_that_cannot_be_masked_is_not_shown(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(Masks, "anywhere", fails)
     for event in (PAGE, Stream("stdout", "after")):
         veil(event)
-    veil.lift()
+    veil.flush()
     assert WHY in str(found[0])
     assert "page" not in str(found)
     assert "after" in str(found[1:])
@@ -131,7 +131,7 @@ def test_an_output_of_a_notebook_that_cannot_be_read_leaves_the_others(
     page = {"output_type": "display_data", "data": {"text/html": "<p>page"}}
     text = {"output_type": "stream", "text": "after"}
     cell: Any = SimpleNamespace(source="source", outputs=[page, text])
-    found = list(whole(cell, AnswerBudget(1000)))
+    found = list(full_cell(cell, AnswerBudget(1000)))
     assert [found[0], found[2]] == ["source", "after"]
     assert str(found[1]).startswith(WHY)
 
