@@ -16,8 +16,8 @@ import anyio
 from kernel_mcp.attached.source import AttachingSource
 from kernel_mcp.barriers import Barrier, reason_of
 from kernel_mcp.config.settings import Settings
+from kernel_mcp.endpoints.endpoints import KernelEndpoints
 from kernel_mcp.files.workspace import Workspace
-from kernel_mcp.fronts.fronts import Fronts
 from kernel_mcp.kernel_context import (
     KernelContext,
     PersistenceFactory,
@@ -171,10 +171,10 @@ async def with_sessions(
         if kernels.templates is not None:
             kernels.templates.remark = manager.remark
         await stack.enter_async_context(manager.running())
-        fronts = Fronts(run.path / "f", lambda: manager.sessions)
-        await stack.enter_async_context(fronts.running())
+        endpoints = KernelEndpoints(run.path / "f", lambda: manager.sessions)
+        await stack.enter_async_context(endpoints.running())
         await stack.enter_async_context(
-            serving_admin(run.path, partial(_answer_operator, settings, manager, fronts))
+            serving_admin(run.path, partial(_answer_operator, settings, manager, endpoints))
         )
         yield AppContext(
             settings=settings,
@@ -199,11 +199,14 @@ async def with_sessions(
 
 
 async def _answer_operator(
-    settings: Settings, manager: SessionManager, fronts: Fronts, question: Mapping[str, Any]
+    settings: Settings,
+    manager: SessionManager,
+    endpoints: KernelEndpoints,
+    question: Mapping[str, Any],
 ) -> Mapping[str, Any]:
     """Return the answer to a question of `kernel-mcp sessions` or `lab`; errors are part of it."""
     with Barrier("answering the operator") as barrier:
-        if (found := await fronts.answer(question)) is not None:
+        if (found := await endpoints.answer(question)) is not None:
             return found
     if barrier.failure is not None:
         return {"error": reason_of(barrier.failure)}

@@ -1,10 +1,10 @@
 """JupyterLab on the sessions of running servers: `kernel-mcp lab`.
 
 JupyterLab has the rights of the user who started it, so an output that ran a script there would
-have escaped the sandbox. `fronts.plain` rewrites all outputs of a session, so that nothing in them
-can run, trusted or not. Further defences are a content security policy, the absence of everything
-else that could run code (terminals, other kernels, files, and viewers of types with scripts), and
-`gate`, which lets only those requests through that the page needs.
+have escaped the sandbox. `endpoints.plain` rewrites all outputs of a session, so that nothing in
+them can run, trusted or not. Further defences are a content security policy, the absence of
+everything else that could run code (terminals, other kernels, files, and viewers of types with
+scripts), and `request_filter`, which lets only those requests through that the page needs.
 """
 
 from __future__ import annotations

@@ -101,18 +101,18 @@ class Follower:
         with Barrier("following a session", self._joined.handle):
             document = await self._find()
             self._seen = int(document.get()["metadata"]["kernel-mcp"]["seen"])
-            book = _Book(document)
+            book = _SharedNotebook(document)
             while True:
                 try:
-                    await self._hear(client, book)
+                    await self._receive(client, book)
                 finally:
                     client.stop_channels()
-                if not self._joined.kept:
+                if not self._joined.persisted:
                     break
-                client = await self._again(book)
+                client = await self._rejoin(book)
         self.ended = True
 
-    async def _hear(self, client: AsyncKernelClient, book: _Book) -> None:
+    async def _receive(self, client: AsyncKernelClient, notebook: _SharedNotebook) -> None:
         """Show all output until the session ends or its server is gone."""
         while True:
             try:
@@ -125,11 +125,11 @@ class Follower:
             if number > self._seen:
                 last = False
                 with Barrier("showing an output", self._joined.handle):
-                    last = book.take(message)
+                    last = notebook.apply(message)
                 if last:
                     return
 
-    async def _again(self, book: _Book) -> AsyncKernelClient:
+    async def _rejoin(self, notebook: _SharedNotebook) -> AsyncKernelClient:
         """Wait until the session is restored, then continue with the same notebook."""
         while True:
             await asyncio.sleep(LOOK_S)
@@ -141,7 +141,7 @@ class Follower:
                 client, record = await self._join()
                 self._seen = record["seen"]
                 with Barrier("showing what a session has", found.handle):
-                    book.go_on(record["cells"])
+                    notebook.catch_up(record["cells"])
                 with Barrier("connecting a session that is back", found.handle):
                     await self._returned(before, found)
                 return client
@@ -150,7 +150,7 @@ class Follower:
         return (await self._sessions.listed()).get(self._joined.path)
 
 
-class _Book:
+class _SharedNotebook:
     """The shared document of a notebook (`jupyter_ydoc.YNotebook`)."""
 
     def __init__(self, document: Any) -> None:
@@ -161,7 +161,7 @@ class _Book:
         self._displays: dict[str, tuple[int, int]] = {}
         """Cell number and output index of each display that may be updated, by display id."""
 
-    def take(self, message: Mapping[str, Any]) -> bool:
+    def apply(self, message: Mapping[str, Any]) -> bool:
         """Apply a message to the notebook; return True if it is the session's last one."""
         kind, said = message["msg_type"], message["content"]
         about = message["metadata"].get("kernel-mcp")
@@ -206,7 +206,7 @@ class _Book:
             more = {"output_type": "stream", "name": "stderr", "text": Text(MORE_OUTPUTS)}
             outputs.append(Map(more))
 
-    def go_on(self, cells: Sequence[Mapping[str, Any]]) -> None:
+    def catch_up(self, cells: Sequence[Mapping[str, Any]]) -> None:
         """Add the cells run meanwhile, and complete those that were running."""
         for each in cells:
             number = _number(each)

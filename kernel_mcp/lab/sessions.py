@@ -26,11 +26,11 @@ _IDS = uuid.UUID("6f2b1f0e-7f1c-4f0b-9a52-5d5a2f6b7c11")
 
 @dataclass(frozen=True, slots=True)
 class LabSession:
-    """A session: its handle, its notebook's name, and `kept` True if it outlives its server."""
+    """A session: its handle, its notebook's name, and True if it outlives its server."""
 
     handle: str
     path: str
-    kept: bool = False
+    persisted: bool = False
 
     @property
     def kernel_id(self) -> str:

@@ -112,15 +112,15 @@ class KernelGroup:
 
         Memory of a process that is moved later stays charged to its earlier group.
         """
-        files = [str(file) for file in (*self._gates(), *self._moves())]
+        files = [str(file) for file in (*self._entry_files(), *self._moves())]
         return [str(SHELL), "-c", _ENTER, "sh", str(len(files)), *files]
 
     @property
-    def gated(self) -> bool:
-        """Return True if a process can enter all of it by `gates`: every hierarchy is version 1."""
+    def enters_by_fds(self) -> bool:
+        """Return True if processes can enter it by `entry_fds`: every hierarchy is version 1."""
         return bool(self._folders) and not self._unified
 
-    def gates(self) -> list[int]:
+    def entry_fds(self) -> list[int]:
         """Return descriptors of version 1 files; a single-threaded process that writes 0 enters.
 
         It enters at once, whereas the move of another process takes some 10 ms. The caller closes
@@ -128,14 +128,14 @@ class KernelGroup:
         """
         made: list[int] = []
         try:
-            made.extend(os.open(file, os.O_WRONLY | os.O_CLOEXEC) for file in self._gates())
+            made.extend(os.open(file, os.O_WRONLY | os.O_CLOEXEC) for file in self._entry_files())
         except BaseException:
             for fd in made:
                 os.close(fd)
             raise
         return made
 
-    def _gates(self) -> list[Path]:
+    def _entry_files(self) -> list[Path]:
         return [folder / "tasks" for folder in self._places(unified=False)]
 
     def _moves(self) -> list[Path]:
@@ -155,7 +155,7 @@ class KernelGroup:
             return int(cgroupfs.read(self._folders["memory"] / name))
         return 0
 
-    def starved(self) -> int:
+    def oom_kills(self) -> int:
         """Return the number of processes that Linux's OOM killer has killed."""
         if not self._kills:
             return 0

@@ -274,7 +274,7 @@ class Membership:
     """One kernel's group, created in an executor of one thread.
 
     The first move in a while takes some 10 ms, and later ones wait for it. A process that enters by
-    `gates` does not wait.
+    `entry_fds` does not wait.
     """
 
     def __init__(
@@ -292,7 +292,7 @@ class Membership:
         self._leave = leave
         self._made: Future[None] = executor.submit(self.group.make, limits)
         self._tasks: list[Future[None]] = [self._made]
-        if not self.group.gated:
+        if not self.group.enters_by_fds:
             self._tasks.append(executor.submit(groups.expect))
 
     def admit(self, pids: Iterable[int]) -> None:
@@ -311,15 +311,15 @@ class Membership:
         """Wait until the group exists. Raises OSError."""
         await asyncio.shield(asyncio.wrap_future(self._made))
 
-    async def gates(self) -> list[int]:
+    async def entry_fds(self) -> list[int]:
         """Return descriptors by which processes enter the group; empty if they have to be moved.
 
         The caller closes them. Raises OSError.
         """
-        if not self.group.gated:
+        if not self.group.enters_by_fds:
             return []
         await self.made()
-        return self.group.gates()
+        return self.group.entry_fds()
 
     async def settled(self) -> None:
         """Wait for all queued changes. Raises OSError."""

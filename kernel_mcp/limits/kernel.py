@@ -170,12 +170,12 @@ class KernelLimits:
     def session(self, handle: str) -> None:
         self._faults.session = handle
 
-    async def gates(self) -> list[int]:
+    async def entry_fds(self) -> list[int]:
         """Return descriptors by which processes enter the group themselves; call `admit` later.
 
         Empty if they have to be moved. The caller closes them. Raises OSError.
         """
-        return [] if self._membership is None else await self._membership.gates()
+        return [] if self._membership is None else await self._membership.entry_fds()
 
     def admit(self, pids: Iterable[int]) -> None:
         """Move processes into the group that are not there; their later children follow."""
@@ -411,7 +411,7 @@ class KernelLimits:
         if self.quotas:
             with self._faults.kept("disk space"):
                 await anyio.to_thread.run_sync(look, limiter=self._scanning)
-                self._faults.unseen(sum(quota.measured.unseen for quota in self.quotas))
+                self._faults.unseen(sum(quota.measured.unreadable for quota in self.quotas))
                 return True
             return False
         return True

@@ -325,5 +325,5 @@ class Gauge:
         count = self._starved
         if self._group is not None:
             with self._faults.kept("number of processes killed for lack of memory"):
-                count = self._group.starved()
+                count = self._group.oom_kills()
         return count

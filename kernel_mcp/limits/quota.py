@@ -146,7 +146,7 @@ class FolderQuota:
             found,
             bytes=found.bytes + hidden,
             complete=found.complete and held.complete,
-            crowded=not held.complete,
+            too_many_open_files=not held.complete,
         )
         self._lowest = TreeSize(
             min(self._lowest.bytes, self.measured.bytes),
@@ -156,7 +156,7 @@ class FolderQuota:
     def sentence(self) -> str:
         """Return the excess as a phrase, for the cause of an end."""
         found = self.measured
-        if found.crowded:
+        if found.too_many_open_files:
             return "disk quota (processes hold more files than can be measured)"
         more = "" if found.complete else "more than "
         if found.bytes > self._size:

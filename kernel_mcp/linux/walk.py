@@ -57,15 +57,15 @@ File = tuple[int, int]
 class TreeSize:
     """Bytes on disk and number of files and folders; not `complete` past a limit of the walk.
 
-    `crowded` means that processes have too many files open to examine. `unseen` is the number of
-    unreadable folders, which are not counted.
+    `too_many_open_files` is True if processes have too many files open to examine. `unreadable`
+    is the number of unreadable folders, which are not counted.
     """
 
     bytes: int = 0
     entries: int = 0
     complete: bool = True
-    crowded: bool = False
-    unseen: int = 0
+    too_many_open_files: bool = False
+    unreadable: int = 0
 
 
 def entries_within(size: int) -> int:
@@ -105,10 +105,10 @@ def measure(
             if entries > most_entries or size > most_bytes:
                 raise _WalkLimitExceeded
     except _WalkLimitExceeded:
-        return TreeSize(size, entries, complete=False, unseen=walk.unseen)
+        return TreeSize(size, entries, complete=False, unreadable=walk.unseen)
     finally:
         walk.close()
-    return TreeSize(size, entries, unseen=walk.unseen)
+    return TreeSize(size, entries, unreadable=walk.unseen)
 
 
 class _WalkLimitExceeded(Exception):
@@ -125,7 +125,7 @@ class _Level:
 
 
 class _Walk:
-    """Visits each folder once, depth first; `unseen` counts those that cannot be read."""
+    """Visits each folder once, depth first; `unreadable` counts those that cannot be read."""
 
     def __init__(self, root: int, opener: Opener | None) -> None:
         self.unseen = 0

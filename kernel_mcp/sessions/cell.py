@@ -89,7 +89,7 @@ class CellOutcome:
 
 
 PERSON = "person"
-"""The author of cells that come through the front of a session, not from its agent."""
+"""The author of cells that come through the endpoint of a session, not from its agent."""
 
 
 class Watcher(Protocol):

@@ -127,9 +127,9 @@ class Agent:
 
 UNPAUSED = """
 import sys
-from kernel_mcp.fronts import front
+from kernel_mcp.endpoints import endpoint
 from kernel_mcp.sessions import checkpoints
-checkpoints.PAUSE_S = front.MEANT_S = 3600.0
+checkpoints.PAUSE_S = endpoint.MEANT_S = 3600.0
 from kernel_mcp.cli import main
 sys.exit(main())
 """

@@ -212,7 +212,7 @@ async def test_all_of_a_forked_kernel_is_in_all_of_its_groups(may_have_groups: N
 async def test_a_kernel_that_cannot_enter_its_groups_is_moved(
     may_have_groups: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(KernelGroup, "gates", lambda _group: [os.open(os.devnull, os.O_WRONLY)])
+    monkeypatch.setattr(KernelGroup, "entry_fds", lambda _group: [os.open(os.devnull, os.O_WRONLY)])
     async with limited_kernel(SMALL, forked=True) as kernel:
         group = kernel.handle.limits.group
         assert group is not None

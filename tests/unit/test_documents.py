@@ -16,12 +16,12 @@ from types import SimpleNamespace
 from typing import Any
 
 from kernel_mcp.config.values import parse_toml, split_names
+from kernel_mcp.endpoints.plain import plain_data
 from kernel_mcp.envelopes import message_of
 from kernel_mcp.environments.metadata import installed_modules, installed_needs
 from kernel_mcp.environments.pinned_requirements import exported
 from kernel_mcp.environments.uv import UvResult
 from kernel_mcp.errors import KernelMcpError
-from kernel_mcp.fronts.plain import plain_data
 from kernel_mcp.http.conditions import part_of
 from kernel_mcp.network.http import Head, ProxyRefusal
 from kernel_mcp.notebooks.document import NotebookDocument

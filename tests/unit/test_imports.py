@@ -34,7 +34,7 @@ ROOMS = (
     ("kernels",),
     ("attached",),
     ("sessions",),
-    ("fronts",),
+    ("endpoints",),
     ("packages",),
     ("lab",),
     ("instructions",),

@@ -238,7 +238,7 @@ class TemplateLauncher:
             channels, theirs = connected(kernel.of_kernel)
             kernel.channel.give(theirs)
             with ExitStack() as sent:
-                gates = await kernel.limits.gates()
+                gates = await kernel.limits.entry_fds()
                 sent.callback(linux.close_all, gates)
                 ring = kernel.ring.guest_fd()
                 process = await self._start(

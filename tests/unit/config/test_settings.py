@@ -11,7 +11,7 @@ from kernel_mcp.config.load import load, settings_parser
 from kernel_mcp.config.settings import OPTIONS, Limits, Option, Settings
 from kernel_mcp.errors import ConfigError
 
-FIXED = {"limits", "driver", "file", "refusal", "tmp_bytes", "open_files", "address_space"}
+FIXED = {"limits", "driver", "file", "ignored_keys", "tmp_bytes", "open_files", "address_space"}
 """Fields that nobody sets."""
 SAMPLES = {
     "NAME@HOST[:HEADER]": "KEY@api.test:X-Key",

@@ -36,7 +36,7 @@ def test_a_count_goes_no_further_than_what_a_workspace_may_hold(root: Path) -> N
     assert (used.entries, used.complete) == (10_001, False)
 
 
-def test_a_workspace_with_too_many_entries_takes_no_file(root: Path) -> None:
+def test_a_workspace_with_too_many_open_files_takes_no_file(root: Path) -> None:
     for number in range(9_998):
         (root / str(number)).touch()
     workspace = Workspace(root, disk_bytes=10 * MIB)

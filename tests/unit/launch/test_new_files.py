@@ -311,7 +311,7 @@ def test_the_same_name_is_told_each_time_it_is_planted(mounted: Mounted) -> None
 def test_so_much_is_told_in_an_hour_and_more_after_it(
     mounted: Mounted, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(exposed, "MOST_TOLD", 3)
+    monkeypatch.setattr(exposed, "MOST_REPORTS", 3)
     mounted.shown.report_times = deque(maxlen=3)
     told = [mounted.shown.record_entry(f"{number}/.envrc", "x") for number in range(5)]
     assert told == [True, True, True, False, False]

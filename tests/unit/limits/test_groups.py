@@ -44,8 +44,8 @@ def test_groups_of_version_1_are_entered_by_gates(groups: FakeGroups) -> None:
     folders = [groups.mount_v1("memory"), groups.mount_v1("cpu", "cpuacct")]
     group = tree_of(groups).kernel("k-1")
     group.make(LIMITS)
-    assert group.gated
-    gates = group.gates()
+    assert group.enters_by_fds
+    gates = group.entry_fds()
     assert [Path(f"/proc/self/fd/{fd}").readlink() for fd in gates] == [
         folder / NAME / "k-1" / "tasks" for folder in folders
     ]
@@ -63,7 +63,7 @@ def test_gates_that_cannot_all_be_had_are_given_back(groups: FakeGroups) -> None
     (second / NAME / "k-1" / "tasks").unlink()
     before = len(list(Path("/proc/self/fd").iterdir()))
     with pytest.raises(FileNotFoundError):
-        group.gates()
+        group.entry_fds()
     assert len(list(Path("/proc/self/fd").iterdir())) == before
 
 
@@ -72,7 +72,7 @@ def test_a_group_of_version_2_takes_what_is_moved_into_it(groups: FakeGroups) ->
     groups.mount_v2("memory pids", root=True)
     group = tree_of(groups).kernel("k-1")
     group.make(LIMITS)
-    assert not group.gated
+    assert not group.enters_by_fds
     assert [Path(each).name for each in group.entry()[-2:]] == ["tasks", "cgroup.procs"]
 
 
@@ -148,7 +148,7 @@ def test_version_2_moves_the_server_out_of_the_way_and_back(groups: FakeGroups) 
     assert (folder / "cpu.max").read_text() == "150000 100000"
     assert (folder / "pids.max").read_text() == "99"
     assert (group.sample().cpu_s, group.sample().memory_bytes) == (2.5, 3050)
-    assert (group.peak(), group.starved()) == (4096, 1)
+    assert (group.peak(), group.oom_kills()) == (4096, 1)
     tree.discard(group)
     tree.close()
     assert (own / "cgroup.procs").read_text() == f"{os.getpid()}\n"
@@ -211,7 +211,7 @@ def test_controllers_that_may_be_used_are(groups: FakeGroups) -> None:
     group = tree.kernel("k-1")
     group.make(LIMITS)
     assert group.sample().memory_bytes is None
-    assert (group.peak(), group.starved()) == (0, 0)
+    assert (group.peak(), group.oom_kills()) == (0, 0)
 
 
 def test_no_hierarchy_is_refused_in_words(groups: FakeGroups) -> None:

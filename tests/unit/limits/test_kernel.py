@@ -385,7 +385,7 @@ async def test_folders_that_cannot_be_seen_are_said_once_and_held_against_nobody
     watched: Watched, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     watched.limits.session = "s-1"
-    monkeypatch.setattr(quota_module, "measure", lambda *_, **__: TreeSize(0, 3, unseen=2))
+    monkeypatch.setattr(quota_module, "measure", lambda *_, **__: TreeSize(0, 3, unreadable=2))
     await watched.begin()
     await watched.limits.check_disk()
     assert watched.done == []

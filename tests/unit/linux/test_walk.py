@@ -61,7 +61,7 @@ def test_bytes_on_disk_and_entries_are_counted(folder: Path, root: int) -> None:
     large: dict[tuple[int, int], int] = {}
     found = measure(root, **PLENTY, large=large)
     assert MIB <= found.bytes < 2 * MIB
-    assert (found.entries, found.complete, found.unseen) == (4, True, 0)
+    assert (found.entries, found.complete, found.unreadable) == (4, True, 0)
     assert list(large.values()) == [MIB]
 
 
@@ -172,4 +172,4 @@ def test_what_belongs_to_others_and_is_closed_is_said_to_be_unseen(
     monkeypatch.setattr(walk, "open_beneath", closed)
     found = measure(root, **PLENTY)
     assert found.bytes >= MIB
-    assert (found.entries, found.complete, found.unseen) == (3, True, 1)
+    assert (found.entries, found.complete, found.unreadable) == (3, True, 1)

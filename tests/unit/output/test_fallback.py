@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 import pytest
 from mcp_types import TextContent
 
-from kernel_mcp.fronts.plain import plain, plain_cell
+from kernel_mcp.endpoints.plain import plain, plain_cell
 from kernel_mcp.notebooks.views import AnswerBudget, full_cell
 from kernel_mcp.output import bundles, layout, markup, render
 from kernel_mcp.output.items import Display, Event, Failure, Redactor, Stream
@@ -113,7 +113,7 @@ def test_an_event_that_cannot_be_masked_is_not_shown(monkeypatch: pytest.MonkeyP
 def test_a_page_for_the_lab_that_cannot_be_read_leaves_the_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("kernel_mcp.fronts.plain.bare_html", fails)
+    monkeypatch.setattr("kernel_mcp.endpoints.plain.bare_html", fails)
     event = plain(PAGE)
     assert isinstance(event, Display)
     assert event.data["text/plain"].startswith(WHY)

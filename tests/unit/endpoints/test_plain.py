@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kernel_mcp.fronts.plain import plain, plain_cell, plain_data, plain_metadata, plain_reply
+from kernel_mcp.endpoints.plain import plain, plain_cell, plain_data, plain_metadata, plain_reply
 from kernel_mcp.output.items import Display, Stream
 from kernel_mcp.output.markup import bare_html
 

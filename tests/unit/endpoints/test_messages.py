@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from jupyter_client.session import Session as JupyterSession
 
-from kernel_mcp.fronts.messages import Messages, WireError, shown
+from kernel_mcp.endpoints.messages import Messages, WireError, shown
 from kernel_mcp.output.items import Clear, Display, Event, Failure, Stream
 
 KEY = "0123456789abcdef"

@@ -1,4 +1,4 @@
-"""A front: a Jupyter endpoint by which people's programs use a session like a kernel.
+"""A Jupyter endpoint, by which people's programs use a session like a kernel.
 
 JupyterLab and `jupyter console` connect to it. Their code goes through the session's queue like
 cells of its agent, and the output of every cell is published on iopub with the request of that
@@ -26,10 +26,10 @@ import zmq.asyncio
 
 from kernel_mcp import __version__
 from kernel_mcp.barriers import Barrier
+from kernel_mcp.endpoints.iopub import IOPub
+from kernel_mcp.endpoints.messages import Messages, Request, WireError, failure, shown
+from kernel_mcp.endpoints.plain import plain, plain_cell, plain_reply
 from kernel_mcp.errors import InputError, KernelMcpError
-from kernel_mcp.fronts.iopub import IOPub
-from kernel_mcp.fronts.messages import Messages, Request, WireError, failure, shown
-from kernel_mcp.fronts.plain import plain, plain_cell, plain_reply
 from kernel_mcp.kernels.message_codec import PROTOCOL_VERSION, header
 from kernel_mcp.output.items import Event
 from kernel_mcp.output.text import notice, visible
@@ -74,8 +74,8 @@ class _Parent:
     about: Mapping[str, Any] = field(default_factory=dict)
 
 
-class Front:
-    """The front of one session, while `serve` runs."""
+class KernelEndpoint:
+    """The endpoint of one session, while `serve` runs."""
 
     def __init__(
         self,
@@ -504,6 +504,6 @@ def _as_json(cell: Cell) -> dict[str, Any]:
 
 
 def _seen(sent: asyncio.Future[Any]) -> None:
-    """Retrieve the error of a message that could not be sent, as when a front closes."""
+    """Retrieve the error of a message that could not be sent, as when an endpoint closes."""
     if not sent.cancelled():
         sent.exception()

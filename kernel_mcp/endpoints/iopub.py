@@ -1,4 +1,4 @@
-"""The iopub socket of a front: messages are published in order, and collected for some ms."""
+"""The iopub socket of an endpoint: messages are published in order, and collected for some ms."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import zmq
 
 from kernel_mcp.barriers import Barrier
 from kernel_mcp.config.values import KIB
-from kernel_mcp.fronts.messages import Messages
+from kernel_mcp.endpoints.messages import Messages
 
 LATE_S = 0.005
 """Seconds that a message may wait for others: sending them together takes less time of the loop."""
@@ -21,7 +21,7 @@ MOST_QUEUED = 10_000
 
 
 class IOPub:
-    """The publishing socket of a front. Its methods do not block."""
+    """The publishing socket of an endpoint. Its methods do not block."""
 
     def __init__(
         self,
