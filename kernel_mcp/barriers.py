@@ -131,7 +131,7 @@ def reason_of(error: BaseException) -> str:
     return f"{type(cause).__name__} ({str(cause)[:200]})" if str(cause) else type(cause).__name__
 
 
-async def surely(work: Callable[..., T], *args: Any) -> T:
+async def run_in_thread(work: Callable[..., T], *args: Any) -> T:
     """Run `work` in a thread, or here when no thread can start. Not cancelled."""
     begun: list[bool] = []
 
@@ -226,7 +226,7 @@ SHORTAGES = frozenset(
 """errno of a shortage of the server or the machine."""
 
 
-class _Absences:
+class _IgnoreMissing:
     """Suppresses errors of files and processes that end, move or deny access during a look.
 
     Raises `SHORTAGES` of the server: an empty result would be wrong.
@@ -243,7 +243,7 @@ class _Absences:
         return isinstance(error, OSError) and error.errno not in SHORTAGES
 
 
-absences = _Absences()
+ignore_missing = _IgnoreMissing()
 
 
 class Faults:

@@ -7,7 +7,7 @@ from functools import partial
 
 import anyio
 
-from kernel_mcp.barriers import Barrier, surely
+from kernel_mcp.barriers import Barrier, run_in_thread
 from kernel_mcp.errors import InputError, KernelMcpError
 from kernel_mcp.fleet.handles import new_handle
 from kernel_mcp.fleet.persistence import FleetPersistence, key_of
@@ -94,9 +94,9 @@ class FleetSessionRegistry:
             if handle in self._reserved:
                 self._reserved.discard(handle)
                 whole = row is not None and row.ended
-                await surely(partial(keeping.store.let_go, handle, whole=whole))
+                await run_in_thread(partial(keeping.store.let_go, handle, whole=whole))
             else:
-                await surely(keeping.store.forget_row, handle)
+                await run_in_thread(keeping.store.forget_row, handle)
 
     async def _is_open(self, known: VersionedRow) -> bool:
         row = known.row

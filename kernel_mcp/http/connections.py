@@ -111,11 +111,11 @@ class ClientConnection:
         reads that.
         """
 
-    def ended(self) -> None:
+    def closed_cleanly(self) -> None:
         """Note that the connection was closed in order."""
         self.alive = False
 
-    def broke(self) -> None:
+    def reset(self) -> None:
         """Note a reset, or an end before all was sent: the last response was not delivered."""
         self.alive = False
         unread, self.unread = self.unread, None
@@ -224,23 +224,23 @@ class HttpProtocol(H11Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Register a new connection."""
-        self._here = ClientConnection(transport)
-        self._joined = CoalescingTransport(transport, self._here.broke)
+        self._client = ClientConnection(transport)
+        self._joined = CoalescingTransport(transport, self._client.reset)
         super().connection_made(self._joined)  # type: ignore[arg-type]
-        self._all: Connections = self.app_state["connections"]
+        self._connections: Connections = self.app_state["connections"]
         self._socket = transport.get_extra_info("socket")
         self._pieces = H11Input(self.conn)
-        self.app_state = {**self.app_state, "connection": self._here}
-        self._all.opened(self)
+        self.app_state = {**self.app_state, "connection": self._client}
+        self._connections.opened(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Remove the connection. `exc` is set after a reset: the client had not read everything."""
         super().connection_lost(exc)
-        self._all.closed(self)
+        self._connections.closed(self)
         if exc is None:
-            self._here.ended()
+            self._client.closed_cleanly()
         else:
-            self._here.broke()
+            self._client.reset()
 
     def data_received(self, data: bytes) -> None:
         """Parse received bytes; they are discarded once this side has closed."""
@@ -255,7 +255,7 @@ class HttpProtocol(H11Protocol):
         except TooManyBlanks:
             self._refuse_blanks()
         if self.cycle is not before:
-            self._all.busy(self)
+            self._connections.busy(self)
 
     def _refuse_blanks(self) -> None:
         if self.cycle is None or self.cycle.response_complete:
@@ -266,11 +266,11 @@ class HttpProtocol(H11Protocol):
     def on_response_complete(self) -> None:
         """Note that a response has been sent; the next request may have arrived already."""
         before = self.cycle
-        self._all.silent(self)
+        self._connections.silent(self)
         self.patience_s = SILENT_S
         super().on_response_complete()
         if self.cycle is not before:  # the next request had already arrived
-            self._all.busy(self)
+            self._connections.busy(self)
 
     def unsent(self) -> int:
         """See `TrackedConnection`."""

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import anyio
 
-from kernel_mcp.barriers import Barrier, surely
+from kernel_mcp.barriers import Barrier, run_in_thread
 from kernel_mcp.launch import rundir
 from kernel_mcp.launch.base import ConnectionInfo, LaunchRequest
 from kernel_mcp.launch.mounts import MountGrants
@@ -218,4 +218,4 @@ async def hand_over(workspace: Path, identity: Identity) -> None:
 async def remove_folder(folder: Path) -> None:
     """Remove the folder of a kernel's sockets; a failure is logged."""
     with Barrier("removing the folder of a kernel's sockets"):
-        await surely(remove_tree, folder)
+        await run_in_thread(remove_tree, folder)

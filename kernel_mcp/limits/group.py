@@ -8,7 +8,7 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
-from kernel_mcp.barriers import absences
+from kernel_mcp.barriers import ignore_missing
 from kernel_mcp.config.settings import Limits
 from kernel_mcp.config.values import MIB
 from kernel_mcp.linux import cgroupfs
@@ -151,7 +151,7 @@ class KernelGroup:
             return 0
         unified = "memory" in self._unified
         name = "memory.peak" if unified else "memory.max_usage_in_bytes"  # peak: Linux 5.19
-        with absences:
+        with ignore_missing:
             return int(cgroupfs.read(self._folders["memory"] / name))
         return 0
 
@@ -159,7 +159,7 @@ class KernelGroup:
         """Return the number of processes that Linux's OOM killer has killed."""
         if not self._kills:
             return 0
-        with absences:
+        with ignore_missing:
             return cgroupfs.table(self._kills).get("oom_kill", 0)
         return 0
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import anyio
 
-from kernel_mcp.barriers import Barrier, Faults, surely
+from kernel_mcp.barriers import Barrier, Faults, run_in_thread
 from kernel_mcp.config.settings import Limits
 from kernel_mcp.config.values import MIB
 from kernel_mcp.errors import WorkspaceError
@@ -389,7 +389,7 @@ class KernelLimits:
         self.kill = self.relieve = _nothing
         self._on_excess.clear()
         with Barrier("closing a kernel's quotas", self.session):
-            await surely(self._close_files)
+            await run_in_thread(self._close_files)
         self._forget(self)
         if self._membership is not None:
             self._membership.end()

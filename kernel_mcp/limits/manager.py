@@ -16,7 +16,7 @@ from pathlib import Path
 import anyio
 from anyio.abc import TaskGroup
 
-from kernel_mcp.barriers import Barrier, surely
+from kernel_mcp.barriers import Barrier, run_in_thread
 from kernel_mcp.config.settings import Limits
 from kernel_mcp.config.values import format_bytes
 from kernel_mcp.limits.group import KernelGroup
@@ -87,7 +87,7 @@ class Watchdog:
         self._reading = True
         try:
             with Barrier("looking for kernels that compute between cells"):
-                for kernel in await surely(_moved, resting):
+                for kernel in await run_in_thread(_moved, resting):
                     if kernel in self._kernels:
                         self._check(kernel, awake, tasks)
         finally:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import anyio
 
-from kernel_mcp.barriers import Faults, absences
+from kernel_mcp.barriers import Faults, ignore_missing
 from kernel_mcp.config.values import KIB, MIB, format_bytes
 from kernel_mcp.limits.group import KernelGroup, backstop
 from kernel_mcp.limits.quota import opened
@@ -74,7 +74,7 @@ def files_in_memory(processes: Sequence[int]) -> int:
 def _temporary(name: str, processes: Sequence[int]) -> int:
     """Return the bytes in a private temporary folder, seen through any live process; 0 if none."""
     for pid in reversed(processes):
-        with absences:
+        with ignore_missing:
             folder = Path(f"/proc/{pid}/root/{name}")
             if folder.stat().st_dev not in _shared_devices():
                 found = os.statvfs(folder)

@@ -15,7 +15,7 @@ from dataclasses import field, replace
 from pathlib import Path
 from threading import Lock
 
-from kernel_mcp.barriers import absences
+from kernel_mcp.barriers import ignore_missing
 from kernel_mcp.config.values import KIB, MIB, format_bytes
 from kernel_mcp.linux.proc import threads
 from kernel_mcp.linux.walk import BLOCK, File, TreeSize, entries_within, measure
@@ -232,12 +232,12 @@ class _Look:
     def run(self, processes: Iterable[int], *, mapped: bool) -> None:
         try:
             for pid in processes:
-                with absences:
+                with ignore_missing:
                     self._open_files(pid)
                 if mapped:
-                    with absences:
+                    with ignore_missing:
                         self._running(pid)
-                    with absences:
+                    with ignore_missing:
                         self._mapped(pid)
         except _ScanLimitExceeded:
             self.found.complete = False
@@ -255,11 +255,11 @@ class _Look:
         for thread in threads(pid):
             self._spend(1)
             folder = f"/proc/{thread}/fd"
-            with absences:
+            with ignore_missing:
                 names = os.listdir(folder)  # noqa: PTH208  # hostile code may have many
                 self._spend(len(names))
                 for name in names:
-                    with absences:
+                    with ignore_missing:
                         self._note(os.stat(f"{folder}/{name}"))  # noqa: PTH116  # the same
                 if names and os.path.lexists(f"{folder}/{names[-1]}"):
                     return
@@ -268,7 +268,7 @@ class _Look:
         """Count the program of a process if it is deleted, also when it is not mapped any more."""
         for thread in threads(pid):
             self._spend(1)
-            with absences:
+            with ignore_missing:
                 self._note(os.stat(f"/proc/{thread}/exe"))  # noqa: PTH116
                 return
 
@@ -291,7 +291,7 @@ class _Look:
         if not self._allowed:
             return False
         self._spend(1)
-        with absences:  # unmapped meanwhile
+        with ignore_missing:  # unmapped meanwhile
             try:
                 self._note(os.stat(path))  # noqa: PTH116
             except PermissionError:
@@ -302,7 +302,7 @@ class _Look:
         """Return the table of mappings, and a thread that shows it; empty if none does."""
         for thread in threads(pid):
             self._spend(1)
-            with absences:
+            with ignore_missing:
                 fd = os.open(f"/proc/{thread}/maps", os.O_RDONLY | os.O_CLOEXEC)
                 try:
                     if text := self._read(fd):

@@ -9,7 +9,7 @@ import signal
 from collections.abc import Iterator
 from pathlib import Path
 
-from kernel_mcp.barriers import absences
+from kernel_mcp.barriers import ignore_missing
 from kernel_mcp.records import dataclass
 
 MOST_BYTES = 64 * 1024
@@ -78,7 +78,7 @@ def _kill(folder: Path) -> None:
 
 def processes(folder: Path) -> list[int]:
     """Return the ids of the visible processes in a group; none if it is gone. Raises OSError."""
-    with absences:
+    with ignore_missing:
         return [pid for pid in map(int, (folder / "cgroup.procs").read_text().split()) if pid > 0]
     return []
 

@@ -16,7 +16,7 @@ from threading import Lock
 
 import anyio
 
-from kernel_mcp.barriers import absences
+from kernel_mcp.barriers import ignore_missing
 from kernel_mcp.records import dataclass
 
 PIDFD_SIGNAL_PROCESS_GROUP = 1 << 2
@@ -141,7 +141,7 @@ def pids_of_namespace(name: str, among: Iterable[int] | None = None) -> list[int
     """
     found = []
     for pid in _all_pids() if among is None else among:
-        with absences, contextlib.suppress(PermissionError):
+        with ignore_missing, contextlib.suppress(PermissionError):
             if namespace_of(pid) == name:
                 found.append(pid)
     return found
@@ -188,7 +188,7 @@ def threads(pid: int) -> list[int]:
     Memory and files are not visible in the entry of a first thread that has ended, though the
     others use them.
     """
-    with absences:
+    with ignore_missing:
         found = map(int, os.listdir(f"/proc/{pid}/task"))  # noqa: PTH208  # called for each process
         return sorted(found, key=lambda thread: thread != pid)
     return []
@@ -202,7 +202,7 @@ def thread_times(pid: int, *, besides: str = "") -> dict[int, int]:
     found = {}
     for thread in threads(pid):
         task = Path(f"/proc/{pid}/task/{thread}")
-        with absences, contextlib.suppress(PermissionError):
+        with ignore_missing, contextlib.suppress(PermissionError):
             if not besides or (task / "comm").read_text().rstrip("\n") != besides:
                 found[thread] = int((task / "schedstat").read_bytes().split()[0])
     return found
@@ -290,7 +290,7 @@ class ProcessMeter:
             waited: dict[Process, int] = {}
             memory = 0
             for pid in dict.fromkeys((*asked, *(pid for pid, _ in self._own))):
-                with absences:
+                with ignore_missing:
                     name, own_ticks, waited_ticks = _ticks(pid)
                     if pid in asked or name in self._own:
                         own[name], waited[name] = own_ticks, waited_ticks
@@ -329,7 +329,7 @@ def memory_lines(pid: int, file: str, names: Iterable[bytes]) -> dict[bytes, int
 
 def _lines(thread: int, file: str, names: tuple[bytes, ...]) -> dict[bytes, int]:
     found: dict[bytes, int] = {}
-    with absences:
+    with ignore_missing:
         for line in Path(f"/proc/{thread}/{file}").read_bytes().splitlines():
             if line.startswith(names):
                 name, size, *_ = line.split()
@@ -386,18 +386,18 @@ def orphans(roots: Iterable[int]) -> Iterator[int]:
 def _children(pid: int) -> Iterator[int]:
     """Yield the ids of a process's children, including orphans that it adopted."""
     for thread in threads(pid):
-        with absences:
+        with ignore_missing:
             yield from map(int, Path(f"/proc/{pid}/task/{thread}/children").read_bytes().split())
 
 
 def _session(pid: int) -> int:
-    with absences:
+    with ignore_missing:
         return os.getsid(pid)
     return 0
 
 
 def _ancestors(pid: int) -> Iterator[int]:
-    with absences:
+    with ignore_missing:
         while pid > 1:
             stat = Path(f"/proc/{pid}/stat").read_bytes()
             pid = int(stat.rpartition(b")")[2].split()[1])

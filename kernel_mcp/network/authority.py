@@ -37,19 +37,19 @@ _LONGEST_NAME = 64
 class Authority:
     """Issuer of certificates for `hosts`. Its name constraints make clients reject other names."""
 
-    def __init__(self, hosts: Sequence[str], kept: Mapping[str, str] | None = None) -> None:
-        """Create the authority, or restore it from `kept`, the `kept` of one for the same hosts.
+    def __init__(self, hosts: Sequence[str], saved: Mapping[str, str] | None = None) -> None:
+        """Create the authority, or restore it from `saved`, the `saved` of one for the same hosts.
 
-        `hosts` are DNS names in lower case. Raises ValueError or KeyError if `kept` is not valid.
+        `hosts` are DNS names in lower case. Raises ValueError or KeyError if `saved` is not valid.
         """
         self._hosts = frozenset(hosts)
         self._contexts: dict[str, tuple[dt.datetime, ssl.SSLContext]] = {}
-        if kept is not None:
-            key = serialization.load_pem_private_key(kept["key"].encode(), None)
+        if saved is not None:
+            key = serialization.load_pem_private_key(saved["key"].encode(), None)
             if not isinstance(key, ec.EllipticCurvePrivateKey):
                 raise ValueError("the key is of another kind")
             self._key = key
-            self._certificate = x509.load_pem_x509_certificate(kept["certificate"].encode())
+            self._certificate = x509.load_pem_x509_certificate(saved["certificate"].encode())
             return
         self._key = ec.generate_private_key(ec.SECP256R1())
         permitted = [x509.DNSName(host) for host in sorted(hosts)]
@@ -70,7 +70,7 @@ class Authority:
         return self._certificate.public_bytes(serialization.Encoding.PEM).decode()
 
     @property
-    def kept(self) -> dict[str, str]:
+    def saved(self) -> dict[str, str]:
         """Certificate and key as PEM, from which a restarted proxy restores the authority."""
         return {"certificate": self.certificate, "key": _pem(self._key)}
 

@@ -274,7 +274,7 @@ class ProxiedConnection:
         self, termination: Termination, host: str, port: int, rest: bytes
     ) -> None:
         """Terminate the client's TLS; relay its requests over a new TLS connection to the host."""
-        self._reply_stream = tls = Tls(self._client, termination.serving, first=rest)
+        self._reply_stream = tls = Tls(self._client, termination.server_context, first=rest)
         try:
             await tls.begin()
         except OSError as reason:
@@ -400,9 +400,9 @@ class ProxiedConnection:
         An immediate close could reset the connection before the client has read them.
         """
         with contextlib.suppress(OSError, TimeoutError, asyncio.TimeoutError):
-            await asyncio.wait_for(self._said(words), _LINGER_S)
+            await asyncio.wait_for(self._write_and_drain(words), _LINGER_S)
 
-    async def _said(self, words: bytes) -> None:
+    async def _write_and_drain(self, words: bytes) -> None:
         await self._reply_stream.write(words)
         await self._reply_stream.shut()
         most = self._client.received + _LINGER_BYTES

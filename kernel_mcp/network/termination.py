@@ -27,32 +27,32 @@ _PARTS = frozenset({b"range", b"if-range", b"request-range"})
 class Termination(HostFilter):
     """TLS termination for `host`: fills `secrets` into requests, keeps them out of responses.
 
-    serving  context that serves TLS to the session as the host
-    trust    context that verifies the real host
-    sought   encoded forms of the secrets
+    server_context  context that serves TLS to the session as the host
+    client_context  context that verifies the real host
+    forms           encoded forms of the secrets
     """
 
     host: str
     secrets: Sequence[Secret]
-    serving: ssl.SSLContext
-    trust: ssl.SSLContext
+    server_context: ssl.SSLContext
+    client_context: ssl.SSLContext
     forms: SearchForms
 
     def handshake_error(self, reason: OSError) -> ProxyRefusal:
         """Return the error for a session whose TLS handshake with the proxy failed."""
         return ProxyRefusal(
-            f"the session makes no TLS connection to {self.host}: {_said(reason)}. The proxy ends "
-            "TLS to it for its secret: trust the file that SSL_CERT_FILE names",
+            f"the session makes no TLS connection to {self.host}: {_reason_text(reason)}. The "
+            "proxy ends TLS to it for its secret: trust the file that SSL_CERT_FILE names",
             verdict="failed",
         )
 
     async def connect_tls(self, outside: ByteStream) -> Tls:
         """Begin TLS with the host over `outside`, and verify the host. Raises ProxyRefusal."""
-        tls = Tls(outside, self.trust, self.host)
+        tls = Tls(outside, self.client_context, self.host)
         try:
             await tls.begin()
         except OSError as reason:
-            words = f"{self.host} makes no TLS connection: {_said(reason)}. Try again later"
+            words = f"{self.host} makes no TLS connection: {_reason_text(reason)}. Try again later"
             if isinstance(reason, ssl.SSLCertVerificationError):
                 words = (
                     f"{self.host} is not who it says it is: {reason.verify_message}. The operator "
@@ -151,7 +151,7 @@ class _SecretFilter(ResponseFilter):
         )
 
 
-def _said(reason: Exception) -> str:
+def _reason_text(reason: Exception) -> str:
     return str(reason) or type(reason).__name__
 
 
@@ -159,13 +159,13 @@ class Terminations:
     """Terminations of all hosts with secrets. `trust` is the CA bundle for real hosts, as PEM."""
 
     def __init__(
-        self, secrets: Sequence[Secret], trust: str, kept: Mapping[str, str] | None = None
+        self, secrets: Sequence[Secret], trust: str, saved: Mapping[str, str] | None = None
     ) -> None:
-        """Create the terminations, with `kept`, the `authority` of an earlier proxy, if any.
+        """Create the terminations, with `saved`, the `authority` of an earlier proxy, if any.
 
         Raises ssl.SSLError if `trust` contains no valid certificate.
         """
-        self._authority = Authority([each.host for each in secrets], kept)
+        self._authority = Authority([each.host for each in secrets], saved)
         self._secrets = {
             host: [each for each in secrets if each.host == host]
             for host in {each.host for each in secrets}
@@ -181,7 +181,7 @@ class Terminations:
     @property
     def authority(self) -> dict[str, str]:
         """`certificate` and `key` of the authority as PEM, for the proxy that replaces this one."""
-        return self._authority.kept
+        return self._authority.saved
 
     def of(self, host: str) -> Termination | None:
         """Return the termination for `host`, or None if there is no secret for it."""

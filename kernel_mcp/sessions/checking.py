@@ -17,7 +17,7 @@ from typing import Any
 
 import anyio
 
-from kernel_mcp.barriers import reason_of, surely
+from kernel_mcp.barriers import reason_of, run_in_thread
 from kernel_mcp.errors import ServerFailure
 from kernel_mcp.linux.commands import output_of
 from kernel_mcp.linux.process import bare_program
@@ -66,7 +66,7 @@ class Checks:
             "compiled": compiled,
         }
         if not LONG_CODE_CHARS < len(code) <= MAX_CODE:  # no more is parsed
-            return await surely(partial(check, code, policy, **wishes))
+            return await run_in_thread(partial(check, code, policy, **wishes))
         async with self._processes:
             return await _check_in_process(code, policy, wishes)
 

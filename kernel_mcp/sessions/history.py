@@ -14,7 +14,7 @@ from typing import Any, overload
 
 import anyio
 
-from kernel_mcp.barriers import Barrier, surely
+from kernel_mcp.barriers import Barrier, run_in_thread
 from kernel_mcp.config.values import KIB, MIB
 from kernel_mcp.linux.pipes import checksum
 from kernel_mcp.linux.safe_tree import remove_tree
@@ -449,7 +449,7 @@ class ClosedRecords:
         if self._kept.pop(handle, None) is None:
             return
         with Barrier("removing the record of a closed session", handle):
-            await surely(remove_tree, self._folder / handle)
+            await run_in_thread(remove_tree, self._folder / handle)
 
     def _of(self, owner: str) -> list[str]:
         return [handle for handle, kept in self._kept.items() if kept.owner == owner]

@@ -17,7 +17,7 @@ from weakref import WeakValueDictionary
 import anyio
 import anyio.abc
 
-from kernel_mcp.barriers import Barrier, reason_of, surely
+from kernel_mcp.barriers import Barrier, reason_of, run_in_thread
 from kernel_mcp.config.settings import Limits, Settings
 from kernel_mcp.config.values import Quotas
 from kernel_mcp.errors import BranchError, InputError, KernelMcpError, SessionGone, SessionNotFound
@@ -584,12 +584,12 @@ class SessionManager:
             there = len(family.members) > 1
             if each.persisted is not None and each.persisted.entry.branched != there:
                 with Barrier("noting branches", each.handle):
-                    await surely(partial(each.persisted.entry.set_branched, there))
+                    await run_in_thread(partial(each.persisted.entry.set_branched, there))
 
     async def _remove_folder(self, session: Session, folder: str) -> None:
         """Remove a branch's own folder."""
         with Barrier("removing a branch's folder", session.handle):
-            await surely(partial(session.workspace.remove_folder, folder))
+            await run_in_thread(partial(session.workspace.remove_folder, folder))
 
     async def _open_branch(
         self,
@@ -908,7 +908,7 @@ class SessionManager:
             with Barrier("putting a kept session away", session.handle):
                 await session.stop_saving()
                 if session.forgotten or session.blank:
-                    await surely(persisted.entry.remove)
+                    await run_in_thread(persisted.entry.remove)
                 elif persisted.unlogged:
                     await persisted.save_cells()
             persisted.close()

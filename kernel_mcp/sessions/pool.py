@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 
 import anyio
 
-from kernel_mcp.barriers import Barrier, surely
+from kernel_mcp.barriers import Barrier, run_in_thread
 from kernel_mcp.environments.layer import Layer
 from kernel_mcp.environments.uv import ProgressCallback
 from kernel_mcp.errors import ConfigError
@@ -268,7 +268,7 @@ class WarmPool:
             old = take_place(pooled.workspace, workspace)
         except BaseException:
             if filled:
-                await surely(_move_content, pooled.workspace, workspace)
+                await run_in_thread(_move_content, pooled.workspace, workspace)
             raise
         if old is not None:
             self._replaced.append((old, workspace))
@@ -276,7 +276,7 @@ class WarmPool:
     async def _tidy(self) -> None:
         while self._replaced:
             with Barrier("removing the folder of a kernel in reserve"):
-                await surely(_dissolve, *self._replaced.pop())
+                await run_in_thread(_dissolve, *self._replaced.pop())
 
     async def _drop(self, pooled: _PooledKernel) -> None:
         with anyio.CancelScope(shield=True), Barrier("ending a kernel in reserve"):
@@ -288,7 +288,7 @@ class WarmPool:
 async def _remove(*folders: Path) -> None:
     for folder in folders:
         with Barrier("removing the folder of a kernel in reserve"):
-            await surely(remove_tree, folder)
+            await run_in_thread(remove_tree, folder)
 
 
 def _adds_nothing(layer: Path | None) -> bool:

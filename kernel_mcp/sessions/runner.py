@@ -11,7 +11,7 @@ from pathlib import Path
 
 import anyio
 
-from kernel_mcp.barriers import Barrier, explained, surely
+from kernel_mcp.barriers import Barrier, explained, run_in_thread
 from kernel_mcp.config.values import MIB
 from kernel_mcp.errors import KernelGone, KernelMcpError
 from kernel_mcp.output.displays import DisplayIndex
@@ -212,7 +212,7 @@ async def refuse(
         return None
     report = await checks.check(code, policy, compiled=False)
     if report.refusals:
-        own = await surely(own_modules, workspace)
+        own = await run_in_thread(own_modules, workspace)
         report = await checks.check(code, policy, own_modules=own)
     name, found = "PolicyError", report.refusals
     newer = python and tuple(map(int, python.split(".")[:2])) > sys.version_info[:2]

@@ -7,7 +7,7 @@ import stat
 from contextlib import ExitStack
 from pathlib import Path
 
-from kernel_mcp.barriers import Barrier, surely
+from kernel_mcp.barriers import Barrier, run_in_thread
 from kernel_mcp.environments.layer import Layer
 from kernel_mcp.errors import InputError
 from kernel_mcp.identity import LOCAL, folder_name
@@ -91,4 +91,4 @@ class SessionFolders:
         places.append(self.save_of(handle) if recorded else self.records / handle)
         for place in places:
             with Barrier("removing a session's files", handle):
-                await surely(remove_tree, place)
+                await run_in_thread(remove_tree, place)

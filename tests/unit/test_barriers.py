@@ -11,7 +11,7 @@ import threading
 import anyio
 import pytest
 
-from kernel_mcp.barriers import Barrier, explained, in_full, refusal_of, surely
+from kernel_mcp.barriers import Barrier, explained, in_full, refusal_of, run_in_thread
 from kernel_mcp.errors import LaunchError, ServerFailure
 from kernel_mcp.linux.proc import pid_of
 
@@ -138,7 +138,7 @@ async def test_what_has_to_be_done_is_done_without_a_thread(
 
     with monkeypatch.context() as patched:
         patched.setattr(threading.Thread, "start", refuse)
-        await surely(done.append, "here")
+        await run_in_thread(done.append, "here")
     assert done == ["here"]
 
 
@@ -150,7 +150,7 @@ async def test_what_failed_is_not_done_twice() -> None:
         raise RuntimeError("can't start new thread")
 
     with pytest.raises(RuntimeError):
-        await surely(fail)
+        await run_in_thread(fail)
     assert done == ["once"]
 
 

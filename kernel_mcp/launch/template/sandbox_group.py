@@ -17,7 +17,7 @@ from typing import Protocol
 
 import anyio
 
-from kernel_mcp.barriers import absences
+from kernel_mcp.barriers import ignore_missing
 from kernel_mcp.errors import LaunchError
 from kernel_mcp.launch.base import ConnectionInfo, hold_little, take_no_descriptors
 from kernel_mcp.launch.checkpoint import Checkpoint, ResumedKernel
@@ -495,14 +495,14 @@ def _because(cause: str, status: ExitStatus) -> ExitStatus:
 
 def _held_now(pid: int) -> int:
     """Return the bytes of private resident memory of a process, 0 if it has ended."""
-    with absences:
+    with ignore_missing:
         return _held(pid)
     return 0
 
 
 def _is_zombie(pid: int) -> bool:
     """Return True for an ended process; the first thread of one may end before the others."""
-    with absences:
+    with ignore_missing:
         state = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0]
         return state in b"ZX" and len(threads(pid)) < 2
     return True

@@ -36,8 +36,8 @@ def test_an_answer_sent_to_a_living_client_was_delivered_once() -> None:
 
 def test_an_answer_sent_to_nobody_was_not() -> None:
     ended, broken = connection(), connection()
-    ended.ended()
-    broken.broke()
+    ended.closed_cleanly()
+    broken.reset()
     for line in (ended, broken, None):
         heard, delivery = Heard(), Delivery(line)
         delivery.expect(1).then(heard.delivered, heard.revoked)
@@ -52,8 +52,8 @@ def test_a_reset_takes_back_what_was_sent_last() -> None:
         delivery = Delivery(line)
         delivery.expect(1).then(heard.delivered, heard.revoked)
         delivery.sent()
-    line.broke()
-    line.broke()
+    line.reset()
+    line.reset()
     assert first.events == ["delivered"]
     assert second.events == ["delivered", "revoked"]
 
@@ -63,7 +63,7 @@ def test_an_end_in_order_takes_nothing_back() -> None:
     delivery = Delivery(line)
     delivery.expect(1).then(heard.delivered, heard.revoked)
     delivery.sent()
-    line.ended()
+    line.closed_cleanly()
     delivery.over()
     assert heard.events == ["delivered"]
 

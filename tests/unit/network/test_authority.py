@@ -55,7 +55,7 @@ def test_one_authority_is_nothing_to_those_that_trust_another() -> None:
 
 def test_a_later_one_is_the_same_to_those_that_trust_the_first() -> None:
     one = Authority(["api.test"])
-    later = Authority(["api.test"], one.kept)
+    later = Authority(["api.test"], one.saved)
     assert later.certificate == one.certificate
     assert shaken(later.context("api.test"), one.certificate, "api.test") == "TLSv1.3"
     assert "key" not in one.certificate.lower()
