@@ -33,7 +33,7 @@ class OpenElsewhere(KernelMcpError):
 
 
 class FleetSessionRegistry:
-    """See `Roll`, for one node. `persistence` returns its persistence, once the node has that."""
+    """See ``, for one node. `persistence` returns its persistence, once the node has that."""
 
     def __init__(
         self, node: str, is_over: IsOver, persistence: Callable[[], FleetPersistence]
@@ -44,11 +44,11 @@ class FleetSessionRegistry:
         self._reserved: set[str] = set()
 
     def new_handle(self) -> str:
-        """See `Roll`."""
+        """See ``."""
         return new_handle(self._node)
 
     async def register(self, principal: str, request: SessionRequest, default: str) -> str:
-        """See `Roll`. For an open session, raises Elsewhere (default one) or InputError."""
+        """See ``. For an open session, raises Elsewhere (default one) or InputError."""
         if request.name == SCRIPT:
             return self.new_handle()
         store = self._persistence().store
@@ -87,7 +87,7 @@ class FleetSessionRegistry:
         return row.handle
 
     async def unregister(self, handle: str) -> None:
-        """See `Roll`. The saved data of a session that was taken over stays for other nodes."""
+        """See ``. The saved data of a session that was taken over stays for other nodes."""
         keeping = self._persistence()
         with Barrier("taking the handle of a session back", handle):
             row = keeping.taken_over.pop(handle, None)
