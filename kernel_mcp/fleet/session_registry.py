@@ -33,7 +33,10 @@ class OpenElsewhere(KernelMcpError):
 
 
 class FleetSessionRegistry:
-    """See ``, for one node. `persistence` returns its persistence, once the node has that."""
+    """See `SessionRegistry`, for one node.
+
+    `persistence` returns its persistence, once the node has that.
+    """
 
     def __init__(
         self, node: str, is_over: IsOver, persistence: Callable[[], FleetPersistence]
@@ -44,11 +47,14 @@ class FleetSessionRegistry:
         self._reserved: set[str] = set()
 
     def new_handle(self) -> str:
-        """See ``."""
+        """See `SessionRegistry`."""
         return new_handle(self._node)
 
     async def register(self, principal: str, request: SessionRequest, default: str) -> str:
-        """See ``. For an open session, raises Elsewhere (default one) or InputError."""
+        """See `SessionRegistry`.
+
+        For an open session, raises OpenElsewhere (default one) or InputError.
+        """
         if request.name == SCRIPT:
             return self.new_handle()
         store = self._persistence().store
@@ -87,7 +93,10 @@ class FleetSessionRegistry:
         return row.handle
 
     async def unregister(self, handle: str) -> None:
-        """See ``. The saved data of a session that was taken over stays for other nodes."""
+        """See `SessionRegistry`.
+
+        The saved data of a session that was taken over stays for other nodes.
+        """
         keeping = self._persistence()
         with Barrier("taking the handle of a session back", handle):
             row = keeping.taken_over.pop(handle, None)
@@ -107,7 +116,7 @@ class FleetSessionRegistry:
         return not await self._is_over(row.node, row.life)
 
     async def _forget(self, store: SharedStore, known: VersionedRow) -> None:
-        """Remove the session of a name. Raises Elsewhere or InputError if it is open."""
+        """Remove the session of a name. Raises OpenElsewhere or InputError if it is open."""
         if await self._is_open(known):
             raise self._elsewhere(known.row)
         await anyio.to_thread.run_sync(store.table.forget, known)
