@@ -112,7 +112,7 @@ KERNELS = {
         "def park(wake):\n  order, fds = honest(wake)\n  for kind in range(16):\n"
         "    soft, hard = resource.getrlimit(kind)\n    if hard != -1:\n"
         "      try: resource.setrlimit(kind, (hard, hard + 1)); x = 0\n"
-        "      except (OSError, ValueError): pass\n  return order, fds\nparking.park = park"
+        "      except (OSError, ValueError): pass\n  return order, fds\nsuspended.park = park"
     ),
 }
 KEEPS = {"is honest", "raises its limits"}
@@ -168,7 +168,7 @@ async def test_nothing_a_copy_does_reaches_beyond_its_session(
     user: str, flags: tuple[str, ...]
 ) -> None:
     copies = {
-        name: f"def park(wake):\n{indent(code, '  ')}\nparking.park = park"
+        name: f"def park(wake):\n{indent(code, '  ')}\nsuspended.park = park"
         for name, code in COPIES.items()
     }
     attacks = copies | KERNELS
