@@ -36,15 +36,25 @@ _SYSTEM = ("/bin", "/dev", "/etc", "/lib", "/lib64", "/proc", "/run", "/sbin", "
 _WHOLE_MACHINE = ["0", "0", "4294967295"]
 
 
+_MADE_WITH_A_DISK = "lost+found"
+
+
 def private_folder(path: Path) -> Path:
     """Make `path` a folder of mode 0700 that belongs to this user, parents included.
 
-    Raises PermissionError when another user made it or could replace it, OSError.
+    Raises PermissionError when another user made it or could replace it, or when it holds something
+    and others may look into it, as into `/usr`; OSError.
     """
     own_folder(path, mode=0o700)
     if path.is_symlink():
         raise PermissionError(f"{path} is not a folder of this user but a link; remove it")
-    if stat.S_IMODE(path.stat().st_mode) != 0o700:
+    mode = stat.S_IMODE(path.stat().st_mode)
+    if mode != 0o700:
+        if any(entry.name != _MADE_WITH_A_DISK for entry in path.iterdir()):
+            raise PermissionError(
+                f"{path} has files in it and is open to others (mode {mode:04o}); if they are of "
+                f"this server alone, close it with `chmod 700 {path}`"
+            )
         path.chmod(0o700)
     return path
 

@@ -67,7 +67,7 @@ def test_a_living_server_is_left_alone_and_a_dead_one_swept(base: Path) -> None:
 
 
 def test_other_files_beside_the_servers_are_not_swept(base: Path, tmp_path: Path) -> None:
-    base.mkdir()
+    base.mkdir(mode=0o700)
     (base / "notes").touch()
     (base / "s-link").symlink_to(tmp_path)
     with RunDirectory.create(base):
@@ -100,7 +100,8 @@ def test_a_base_that_others_can_write_to_is_refused_with_what_to_do(base: Path) 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
 def test_the_folder_of_somebody_else_is_not_taken_for_a_dead_servers(base: Path) -> None:
     planted = base / "s-12345678"
-    planted.mkdir(parents=True)
+    base.mkdir(mode=0o700)
+    planted.mkdir()
     os.chown(planted, 12_399, 12_399)
     with RunDirectory.create(base):
         assert planted.exists()

@@ -39,6 +39,15 @@ def test_a_private_folder_that_others_could_read_is_closed(tmp_path: Path) -> No
     assert private_folder(tmp_path / "a").stat().st_mode & 0o777 == 0o700
 
 
+@pytest.mark.parametrize("mode", [0o755, 0o555, 0o711])
+def test_a_folder_with_files_that_others_use_stays_open(tmp_path: Path, mode: int) -> None:
+    (tmp_path / "system" / "lib").mkdir(parents=True)
+    (tmp_path / "system").chmod(mode)
+    with pytest.raises(PermissionError, match="has files in it and is open to others"):
+        private_folder(tmp_path / "system")
+    assert (tmp_path / "system").stat().st_mode & 0o777 == mode
+
+
 @pytest.mark.parametrize("mode", [0o777, 0o1777, 0o702])
 def test_a_folder_that_others_may_write_to_is_refused(tmp_path: Path, mode: int) -> None:
     (tmp_path / "a").mkdir()
