@@ -15,7 +15,7 @@ from kernel_mcp.barriers import refusal_of
 from kernel_mcp.config.load import read_settings, settings_parser
 from kernel_mcp.config.serving import check_serving
 from kernel_mcp.errors import ConfigError
-from kernel_mcp.linux.process import plain_signals
+from kernel_mcp.linux.process import is_terminal, plain_signals
 from kernel_mcp.telemetry.logs import log_to_stderr
 
 EXIT_FAILED = 1
@@ -105,8 +105,14 @@ def _serve(argv: Sequence[str]) -> int:
     settings = read_settings(settings_parser("kernel-mcp", _ABOUT, epilog, list(_COMMANDS)), argv)
     check_serving(settings)
     log_to_stderr(settings.log_level, settings.log_format)
-    if settings.http is None and sys.stdin.isatty():
-        print(_WAITING, file=sys.stderr)
+    if settings.http is None:
+        if closed := [name for name in ("stdin", "stdout") if getattr(sys, name) is None]:
+            raise ConfigError(
+                f"{' and '.join(closed)} cannot be used, as whoever started this closed it: a "
+                "client speaks MCP there. Start it from a client, or with --http"
+            )
+        if is_terminal(sys.stdin):
+            print(_WAITING, file=sys.stderr)
     if settings.fleet:
         from kernel_mcp.fleet.commands import run_front
 

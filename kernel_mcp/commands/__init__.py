@@ -27,7 +27,7 @@ from kernel_mcp.environments.store import EnvironmentStore
 from kernel_mcp.environments.uv import sources
 from kernel_mcp.errors import ConfigError, SandboxUnavailable
 from kernel_mcp.launch.rundir import default_base
-from kernel_mcp.linux.process import allow_many_files, foreign_environment
+from kernel_mcp.linux.process import allow_many_files, foreign_environment, is_terminal
 from kernel_mcp.output.text import one_line
 from kernel_mcp.policy import profile_entries
 from kernel_mcp.sandbox.base import ContainerOptions
@@ -68,7 +68,7 @@ def run_doctor(argv: Sequence[str]) -> int:
     logging.basicConfig(level=settings.log_level.upper(), stream=sys.stderr)
 
     async def progress(text: str) -> None:
-        if sys.stderr.isatty():
+        if is_terminal(sys.stderr):
             print(text, file=sys.stderr, flush=True)
 
     try:
@@ -82,7 +82,7 @@ def run_doctor(argv: Sequence[str]) -> int:
     if as_json:
         print(json.dumps(examine.as_json(diagnosis), indent=2))
     else:
-        print(examine.as_text(diagnosis, colour=sys.stdout.isatty(), verbose=verbose))
+        print(examine.as_text(diagnosis, colour=is_terminal(sys.stdout), verbose=verbose))
     return 0 if diagnosis.holds else 1
 
 

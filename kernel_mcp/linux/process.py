@@ -11,6 +11,7 @@ import sys
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TextIO
 
 from kernel_specs import linux
 
@@ -232,6 +233,11 @@ _LEFT = frozenset(
         signal.SIGTTOU,
     }
 )
+
+
+def is_terminal(stream: TextIO | None) -> bool:
+    """Return True for a terminal; False for what is none, or is None as it was closed."""
+    return stream is not None and stream.isatty()
 
 
 def plain_signals() -> None:

@@ -272,3 +272,16 @@ def test_modules_of_the_current_folder_are_not_imported(tmp_path: Path) -> None:
         cwd=tmp_path,
     )
     assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize(("closing", "name"), [("<&-", "stdin"), (">&-", "stdout")])
+def test_a_closed_stream_is_told_in_a_sentence(closing: str, name: str) -> None:
+    done = subprocess.run(
+        ["/bin/sh", "-c", f"exec {sys.executable} -m kernel_mcp {closing}"],
+        stderr=subprocess.PIPE,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"kernel-mcp: error: {name} cannot be used")
+    assert done.stderr.count("\n") == 1
