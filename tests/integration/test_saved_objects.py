@@ -72,6 +72,44 @@ async def test_hibernation_brings_each_kind_back(tmp_path: Path) -> None:
         assert (await notebook.run(checking(every, told))).text == "[]"
 
 
+ODD = """
+import os, sys, time, warnings, numpy as np, pandas as pd
+kept = 1
+class Ends:
+    def __reduce__(self): return os._exit, (1,)
+class Waits:
+    def __reduce__(self): return time.sleep, (100000,)
+pd.set_option("display.max_columns", 77)
+warnings.simplefilter("error")
+np.random.set_bit_generator(np.random.PCG64(3))
+np.random.rand(); drawn = np.random.get_state(legacy=False)
+os.environ = {**os.environ, "ENDS": Ends(), "NEW": "1"}
+sys.path.append(["odd"])
+def sleeps(*_): time.sleep(100000)
+np.seterrcall(sleeps); import random; random.getstate = sleeps
+os.makedirs("gone"); os.chdir("gone"); os.rmdir("../gone")
+"""
+STILL = """
+kept, os.environ["NEW"], pd.get_option("display.max_columns"), warnings.filters[0][0], \
+    np.random.get_state(legacy=False)["state"] == drawn["state"]
+"""
+
+
+async def test_settings_that_cannot_come_back_cost_no_variable_and_are_named(
+    tmp_path: Path,
+) -> None:
+    place = Place(tmp_path)
+    async with place.life("--template", "--allow", ANALYSIS) as first:
+        cells = int((await first.run(ODD)).cell["cell"])
+        await place.saved(cells)
+    async with place.life("--template", "--allow", ANALYSIS) as second:
+        answer = await second.run(STILL)
+        assert answer.text.startswith("(1, '1', 77, 'error', True)"), answer.text
+        assert {name for name in lost(answer) if name.startswith("setting ")} == {
+            *("setting os.environ: ENDS", "setting os.getcwd", "setting sys.path")
+        }
+
+
 HIDDEN = """
 names = globals()
 get_ipython().push({"hidden": [5], "again": names}, interactive=False)

@@ -25,6 +25,8 @@ from kernel_specs.restricted.checkpoints.blockers import SharedMemory
 from kernel_specs.restricted.checkpoints.suspended import FIRST_FD
 
 _MADE = os.O_CREAT | os.O_EXCL | os.O_TRUNC
+_getstate, _setstate, _seed = random.getstate, random.setstate, random.seed
+"""As they are before code can replace them: they are called in the kernel itself."""
 _MEMORY = ("/dev/shm/", "/memfd:", "/SYSV", "/dev/zero")
 TICK_S = 0.02
 """Seconds until a further write changes a file's mtime for certain: Linux's tick is up to 10 ms."""
@@ -147,7 +149,7 @@ class ForkState:
     @classmethod
     def now(cls, shared: tuple[SharedMemory, ...]) -> ForkState:
         """Return the state of this process now."""
-        return cls(open_files(), random.getstate(), shared)
+        return cls(open_files(), _getstate(), shared)
 
     def part_files(self) -> None:
         """Reopen files for this process alone: a shared open file shares its flock(2), too."""
@@ -165,11 +167,11 @@ class ForkState:
         for file in same:
             file.reopen()
         if branch:
-            random.seed()
+            _seed()
             if numpy_random := sys.modules.get("numpy.random"):
                 numpy_random.seed()
         else:
-            random.setstate(self.random_state)  # Python seeds it in every child
+            _setstate(self.random_state)  # Python seeds it in every child
             for piece in self.shared:
                 piece.restore()
         main = threading.main_thread()

@@ -1,38 +1,39 @@
 """State that code changes and no variable holds: the current folder, random numbers, options.
 
-What differs from the kernel's start is saved with the variables, and restored in the next kernel.
-Settings of a library are read only once that is imported.
+What differs from the kernel's start is saved beside the variables, under names such as
+`setting os.environ` and with the same limits, and is written in the next kernel. Settings of a
+library are read only once that is imported.
 """
 
 from __future__ import annotations
 
-import base64
 import os
-import pickle
+import random
+import re
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
-from kernel_specs.restricted.hibernation.attempt_limits import MAX_REASON_CHARS
 from kernel_specs.restricted.policy import imports
 
-MAX_BYTES = 1024 * 1024
-"""Largest pickle of one setting that is saved."""
-_NOTHING = object()
-
-Changes = tuple[dict[str, str], dict[str, str]]
-"""Changed settings by name, as text to save, and reasons by name for those that are lost."""
+NAME = re.compile(r"setting .+")
+"""Names of settings; no variable can be saved under one."""
+_NOTHING, _UNKNOWN = object(), object()
+_PLAIN = (str, int, float, bool, bytes, type(None))
+_getcwd, _random_state = os.getcwd, random.getstate
+"""As they are before code can replace them: they are called in the kernel itself."""
 
 
 @dataclass(frozen=True)
 class Setting:
-    """A setting: its name for people, the module that has it, how to read and to write it.
+    """A setting: its name, the module that has it, how to read and to write it.
 
     Both functions get the module. Of a dict only the items that have changed are saved and written,
-    None for one that is gone. Those that decide about imports are restored `early`, before the
-    variables.
+    None for one that is gone. Those that decide about imports are written `early`, before the
+    variables are loaded.
     """
 
     name: str
@@ -48,67 +49,84 @@ class ProcessState:
     def __init__(self, layers: Sequence[str]) -> None:
         """Read them; `layers` are the folders of the session's packages, which are no setting."""
         paths = _Paths(layers)
+        self._random: Any = None
         self._settings = (
             Setting("os.environ", "os", paths.environment, paths.set_environment, early=True),
             Setting("sys.path", "sys", paths.search_path, paths.set_search_path, early=True),
+            Setting("random", "random", self._random_state, lambda random, x: random.setstate(x)),
             *_SETTINGS,
         )
-        self._start = {setting.name: _value(setting) for setting in self._settings}
+        self.hold()
+        self._start = {setting.name: _at_start(setting) for setting in self._settings}
 
-    def changes(self) -> Changes:
-        """Return the settings that differ from those at the start."""
-        saved: dict[str, str] = {}
-        lost: dict[str, str] = {}
-        for setting in self._settings:
-            try:
-                value = _change(self._start[setting.name], _value(setting))
-                data = pickle.dumps(value, 5) if value is not _NOTHING else b""
-            except Exception as error:  # noqa: BLE001  # it may hold an object of a cell
-                lost[setting.name] = type(error).__name__
-                continue
-            if len(data) > MAX_BYTES:
-                lost[setting.name] = "too large"
-            elif data:
-                saved[setting.name] = base64.b64encode(data).decode()
-        return saved, lost
+    def hold(self) -> None:
+        """Take the state of `random`, which Python seeds anew in a forked child."""
+        self._random = _random_state()
 
-    def restore(self, saved: Mapping[str, str], *, early: bool) -> dict[str, str]:
-        """Write settings that `changes` has returned, the early ones or the others.
+    def changes(self) -> Iterator[tuple[str, Callable[[], dict[str, Any]]]]:
+        """Yield each setting's name, and a function that returns the parts of it that have changed.
 
-        Returns reasons by name for those that failed.
+        Values are plain, but for a part that has a name of its own. The functions raise whatever
+        code in a setting raises.
         """
-        lost: dict[str, str] = {}
         for setting in self._settings:
-            if setting.early is not early or setting.name not in saved:
-                continue
-            try:
-                __import__(setting.module)
-                value = pickle.loads(base64.b64decode(saved[setting.name]))
-                setting.write(sys.modules[setting.module], value)
-            except Exception as error:  # noqa: BLE001  # the others are restored all the same
-                lost[setting.name] = f"{type(error).__name__}: {error}"[:MAX_REASON_CHARS]
-        return lost
+            if setting.module in sys.modules and self._start[setting.name] is not _UNKNOWN:
+                yield f"setting {setting.name}", partial(self._change, setting)
+
+    def write(self, name: str, value: Any) -> None:
+        """Write what was saved under a name. Raises whatever the library does."""
+        setting = self._named(name)
+        part = name.removeprefix(f"setting {setting.name}").removeprefix(": ")
+        __import__(setting.module)
+        setting.write(sys.modules[setting.module], {part: value} if part else value)
+
+    def is_early(self, name: str) -> bool:
+        """Return True for a setting that is written before variables are loaded."""
+        return self._named(name).early
+
+    def _named(self, name: str) -> Setting:
+        for setting in self._settings:
+            if name == f"setting {setting.name}" or name.startswith(f"setting {setting.name}: "):
+                return setting
+        raise LookupError("this version does not know it")
+
+    def _change(self, setting: Setting) -> dict[str, Any]:
+        name, before = f"setting {setting.name}", self._start[setting.name]
+        now = setting.read(sys.modules[setting.module])
+        if type(now) is not dict:
+            return {} if type(before) is type(now) and before == now else {name: now}
+        before = before if type(before) is dict else {}
+        changed = {
+            key: each for key, each in now.items() if not _is(before.get(key, _NOTHING), each)
+        }
+        changed |= dict.fromkeys(before.keys() - now.keys())
+        plain = {key: value for key, value in changed.items() if _is_plain(value)}
+        apart = {f"{name}: {key}": changed[key] for key in changed.keys() - plain.keys()}
+        return {**({name: plain} if plain else {}), **apart}
+
+    def _random_state(self, _: Any) -> Any:
+        return self._random
 
 
-def _value(setting: Setting) -> Any:
-    """Return the value now; nothing where its module is not imported or has none."""
+def _at_start(setting: Setting) -> Any:
+    """Return the value now; nothing where its module is not imported, unknown where it has none."""
     module = sys.modules.get(setting.module)
     if module is None:
         return _NOTHING
     try:
         return setting.read(module)
-    except (AttributeError, LookupError, OSError, TypeError, ValueError):  # another version has it
-        return _NOTHING
+    except Exception:  # noqa: BLE001  # another version of a library has none
+        return _UNKNOWN
 
 
-def _change(before: Any, now: Any) -> Any:
-    """Return what of a value has changed; nothing where all is as before."""
-    if type(now) is not dict:
-        return _NOTHING if type(before) is type(now) and before == now else now
-    before = before if type(before) is dict else {}
-    changed = {name: value for name, value in now.items() if before.get(name, _NOTHING) != value}
-    changed |= dict.fromkeys(before.keys() - now.keys())
-    return changed or _NOTHING
+def _is(before: Any, now: Any) -> bool:
+    return type(before) is type(now) and bool(before == now)
+
+
+def _is_plain(value: object) -> bool:
+    if type(value) in (list, tuple):
+        return all(map(_is_plain, value))  # type: ignore[call-overload]
+    return type(value) in _PLAIN
 
 
 class _Paths:
@@ -117,16 +135,18 @@ class _Paths:
     def __init__(self, layers: Sequence[str]) -> None:
         self._layers = layers
         self._own = tuple(f"{layer}/" for layer in layers)
+        self._first = self._others(sys.path)
 
     def environment(self, _: Any) -> dict[str, str]:
+        """Return the variables, without folders of packages in those that list folders."""
         found = dict(os.environ)
         for name in imports.LISTS:
             if name in found:
-                entries = found[name].split(os.pathsep)
-                found[name] = os.pathsep.join(each for each in entries if not self._is_own(each))
+                found[name] = os.pathsep.join(self._others(found[name].split(os.pathsep)))
         return found
 
     def set_environment(self, _: Any, changed: dict[str, str | None]) -> None:
+        """Set variables, and remove those that are None."""
         for name, value in changed.items():
             if value is None:
                 os.environ.pop(name, None)
@@ -134,20 +154,27 @@ class _Paths:
                 os.environ[name] = value
         imports.export(self._layers)
 
-    def search_path(self, _: Any) -> dict[Any, bool]:
-        """Return the entries, each with True if it comes before the standard library."""
-        library = os.path.dirname(os.__file__)  # noqa: PTH120  # as it stands in the list
-        place = sys.path.index(library) if library in sys.path else 0
-        return {each: at < place for at, each in enumerate(sys.path) if not self._is_own(str(each))}
+    def search_path(self, _: Any) -> tuple[list[str], list[str]]:
+        """Return the entries at the kernel's start and now. Raises TypeError for odd ones."""
+        now = self._others(sys.path)
+        if odd := [type(each).__name__ for each in now if type(each) is not str]:
+            raise TypeError(f"{odd[0]} stands in it")
+        return self._first, now
 
-    def set_search_path(self, _: Any, changed: dict[Any, bool | None]) -> None:
-        first = [each for each, first in changed.items() if first]
-        last = [each for each, first in changed.items() if first is False]
-        rest = [each for each in sys.path if each not in changed]
-        sys.path[:] = [*first, *rest, *last]
+    def set_search_path(self, _: Any, both: tuple[list[str], list[str]]) -> None:
+        """Set the entries; those that every kernel has are this kernel's own."""
+        before, then = both
+        own = self._others(sys.path)
+        kept = [each for each in then if each in own or each not in before]
+        sys.path[:] = [*kept, *(each for each in own if each not in before and each not in kept)]
+        imports.refresh(self._layers)
 
-    def _is_own(self, path: str) -> bool:
-        return path in self._layers or path.startswith(self._own)
+    def _others(self, paths: Iterable[Any]) -> list[Any]:
+        return [
+            each
+            for each in paths
+            if type(each) is not str or not (each in self._layers or each.startswith(self._own))
+        ]
 
 
 def _filters(warnings: Any) -> list[tuple[Any, ...]]:
@@ -173,9 +200,20 @@ def _set_levels(logging: Any, levels: dict[str, int]) -> None:
         logging.getLogger(name).setLevel(level)
 
 
-def _numbers(random: Any) -> tuple[Any, ...]:
-    name, keys, *rest = random.get_state()
-    return name, keys.tolist(), *rest
+def _plain(value: Any) -> Any:
+    """Return a dict of numbers and arrays as tuples of pairs, with lists."""
+    if type(value) is dict:
+        return tuple((key, _plain(each)) for key, each in value.items())
+    return value.tolist() if hasattr(value, "tolist") else value
+
+
+def _set_numbers(random: Any, numbers: Any) -> None:
+    state = dict(numbers)
+    state["state"] = dict(state["state"])
+    kind = state["bit_generator"]
+    if random.get_state(legacy=False)["bit_generator"] != kind:
+        random.set_bit_generator(getattr(random, kind)())
+    random.set_state(state)
 
 
 def _options(group: Any, before: str = "") -> Iterator[tuple[str, Any]]:
@@ -195,9 +233,11 @@ def _all_options(pandas: Any) -> dict[str, Any]:
 
 
 def _set_options(pandas: Any, options: dict[str, Any]) -> None:
-    for name, value in options.items():
-        if pandas.get_option(name) != value:
-            pandas.set_option(name, value)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for name, value in options.items():
+            if pandas.get_option(name) != value:
+                pandas.set_option(name, value)
 
 
 def _parameters(matplotlib: Any) -> dict[str, Any]:
@@ -209,60 +249,76 @@ def _parameters(matplotlib: Any) -> dict[str, Any]:
 
 
 def _set_parameters(matplotlib: Any, parameters: dict[str, Any]) -> None:
-    for name, value in parameters.items():
-        if matplotlib.rcParams[name] != value:
-            matplotlib.rcParams[name] = value
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for name, value in parameters.items():
+            if matplotlib.rcParams[name] != value:
+                matplotlib.rcParams[name] = value
 
 
 _SETTINGS = (
-    Setting("the current folder", "os", lambda os: os.getcwd(), lambda os, path: os.chdir(path)),
+    Setting("time.tzname", "time", lambda time: time.tzname, lambda time, _: time.tzset()),
+    Setting("os.getcwd", "os", lambda _: _getcwd(), lambda os, path: os.chdir(path)),
     Setting(
-        "the recursion limit",
+        "sys.getrecursionlimit",
         "sys",
         lambda sys: sys.getrecursionlimit(),
         lambda sys, limit: sys.setrecursionlimit(limit),
     ),
-    Setting("the filters of warnings", "warnings", _filters, _set_filters),
-    Setting("the levels of loggers", "logging", _levels, _set_levels),
     Setting(
-        "the context of decimal",
+        "sys.get_int_max_str_digits",
+        "sys",
+        lambda sys: sys.get_int_max_str_digits(),
+        lambda sys, digits: sys.set_int_max_str_digits(digits),
+    ),
+    Setting("warnings.filters", "warnings", _filters, _set_filters),
+    Setting(
+        "logging.disable",
+        "logging",
+        lambda logging: logging.root.manager.disable,
+        lambda logging, level: logging.disable(level),
+    ),
+    Setting("levels of logging", "logging", _levels, _set_levels),
+    Setting(
+        "decimal.getcontext",
         "decimal",
         lambda decimal: decimal.getcontext().__reduce__()[1],
         lambda decimal, parts: decimal.setcontext(decimal.Context(*parts)),
     ),
     Setting(
-        "the state of random",
-        "random",
-        lambda random: random.getstate(),
-        lambda random, state: random.setstate(state),
-    ),
-    Setting(
-        "the state of numpy.random",
         "numpy.random",
-        _numbers,
-        lambda random, state: random.set_state(state),
+        "numpy.random",
+        lambda random: _plain(random.get_state(legacy=False)),
+        _set_numbers,
     ),
     Setting(
-        "the print options of numpy",
+        "numpy.get_printoptions",
         "numpy",
         lambda numpy: numpy.get_printoptions(),
         lambda numpy, options: numpy.set_printoptions(**options),
     ),
     Setting(
-        "the error handling of numpy",
+        "numpy.geterrcall",
+        "numpy",
+        lambda numpy: numpy.geterrcall(),
+        lambda numpy, function: numpy.seterrcall(function),
+    ),
+    Setting(
+        "numpy.geterr",
         "numpy",
         lambda numpy: numpy.geterr(),
         lambda numpy, kinds: numpy.seterr(**kinds),
     ),
     Setting(
-        "the options of pandas",
-        "pandas",
-        _all_options,
-        _set_options,
+        "numpy.getbufsize",
+        "numpy",
+        lambda numpy: numpy.getbufsize(),
+        lambda numpy, size: numpy.setbufsize(size),
     ),
-    Setting("the rcParams of matplotlib", "matplotlib", _parameters, _set_parameters),
+    Setting("pandas.options", "pandas", _all_options, _set_options),
+    Setting("matplotlib.rcParams", "matplotlib", _parameters, _set_parameters),
     Setting(
-        "the random numbers of torch",
+        "torch.get_rng_state",
         "torch",
         lambda torch: torch.get_rng_state().tolist(),
         lambda torch, state: torch.set_rng_state(torch.tensor(state, dtype=torch.uint8)),

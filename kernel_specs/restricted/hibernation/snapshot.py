@@ -52,7 +52,7 @@ from kernel_specs.restricted.hibernation.pickles import (
     live_objects,
     stand_in,
 )
-from kernel_specs.restricted.hibernation.process_state import Changes
+from kernel_specs.restricted.hibernation.process_state import NAME as SETTING
 from kernel_specs.restricted.policy.guard import CELL_PREFIX
 
 if TYPE_CHECKING:
@@ -167,7 +167,8 @@ class SnapshotRequests:
         self.session.send(stream, "kernel_mcp_load_reply", reply, parent, ident)
 
     def _make_dump(self, content: dict[str, Any]) -> dict[str, Any]:
-        self._dump, reply = take(self.shell, content, self.shell.process_state.changes())
+        self.shell.process_state.hold()
+        self._dump, reply = take(self.shell, content)
         return self._whole(reply)
 
     def _save(self, content: dict[str, Any]) -> dict[str, Any]:
@@ -177,8 +178,8 @@ class SnapshotRequests:
         with socket.socket(fileno=given) as host:
             unfit = saving.unfit_to_fork([self.service])
             if not unfit:
-                settings = self.shell.process_state.changes()  # here: a child has another `random`
-                saving.write_from_child(host, partial(self._report, settings), content)
+                self.shell.process_state.hold()
+                saving.write_from_child(host, self._report, content)
         return {"unfit": unfit}
 
     def _given(self) -> int | None:
@@ -204,9 +205,9 @@ class SnapshotRequests:
         return {"came": given is not None}
 
     def _report(
-        self, settings: Changes, content: Mapping[str, Any], say: Callable[[str], None]
+        self, content: Mapping[str, Any], say: Callable[[str], None]
     ) -> tuple[DumpBytes, dict[str, Any]]:
-        dump, reply = take(self.shell, content, settings, say, ahead=False)
+        dump, reply = take(self.shell, content, say, ahead=False)
         return dump, {"status": "ok", **self._whole(reply)}
 
     def _whole(self, reply: dict[str, Any]) -> dict[str, Any]:
@@ -242,14 +243,11 @@ def _attempted(action: Callable[[Any], Any], argument: Any) -> dict[str, Any]:
 def take(
     shell: Any,
     content: Mapping[str, Any],
-    settings: Changes,
     say: Callable[[str], object] = len,
     *,
     ahead: bool = True,
 ) -> tuple[DumpBytes, dict[str, Any]]:
     """Pickle the variables of `shell`; return dump and report. `say` gets each name before.
-
-    `settings` are those that have changed, and those that are lost.
 
     With `ahead` a forked child does so first, and values that end it are left out. Raises
     StoppedError.
@@ -265,6 +263,9 @@ def take(
     # In order of definition, as loading an object may need earlier ones; large ones last, so that
     # one that does not fit costs no other.
     wanted = dict(sorted(found.items(), key=lambda item: sizes.get(item[0], 0) // LARGE_BYTES))
+    settings, unread = _settings(shell, content, say)
+    lost |= unread
+    wanted = settings | wanted  # first, as what decides about imports is loaded before the rest
     wanted |= {_result_name(number): value for number, value in _results(shell.user_ns).items()}
     for name in content["leave"]:
         wanted.pop(name, None)
@@ -285,9 +286,7 @@ def take(
             "order": order,
             "hidden": [name for name in found if name in kept and name in hidden],
         }
-        changed_settings, lost_settings = settings
-        lost |= lost_settings
-        dump = DumpBytes({**header, **_history(shell), "settings": changed_settings}, filled)
+        dump = DumpBytes({**header, **_history(shell)}, filled)
     finally:
         for part in segments:
             part.close()
@@ -300,6 +299,24 @@ def take(
         "lost": lost,
         "variables": [item for item in described if item["name"] in kept],
     }
+
+
+def _settings(
+    shell: Any, content: Mapping[str, Any], say: Callable[[str], object]
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """Return the settings that have changed, and reasons by name for those that cannot be read."""
+    found: dict[str, Any] = {}
+    with Watch() as watch:
+        attempts = Attempts(watch, content["seconds"])
+        for name, read in shell.process_state.changes():
+            if name not in content["leave"]:
+                say(name)
+                attempts.do(name, partial(_add, found, read))
+    return found, attempts.lost
+
+
+def _add(found: dict[str, Any], read: Callable[[], dict[str, Any]]) -> None:
+    found |= read()
 
 
 def _run_ahead(wanted: Mapping[str, Any], shell: Any, content: Mapping[str, Any]) -> dict[str, str]:
@@ -422,7 +439,7 @@ def _variables(shell: Any) -> tuple[dict[str, Any], dict[str, str], set[str]]:
                 continue
         elif _MANAGED.fullmatch(name) or (_INPUT.fullmatch(name) and is_hidden):
             continue
-        if RESULT.fullmatch(name):
+        if RESULT.fullmatch(name) or SETTING.fullmatch(name):
             odd.append((_as_item(name), "not a name"))
         elif len(name) <= MAX_NAME_CHARS and name.isprintable():
             (hidden if is_hidden else found)[name] = value
@@ -577,8 +594,8 @@ class Loading:
         self._leave: set[str] = set()
         self._ask: Callable[[], object] = bool
         """The `ask` of the current step's watch."""
-        self._settings = dict(arrival.header.get("settings", {}))
-        self._failed = shell.process_state.restore(self._settings, early=True)
+        self._settings: list[str] = []
+        """Names of settings that are loaded, to be written last."""
         _restore_history(shell, self._header)
 
     def step(self, content: Mapping[str, Any]) -> dict[str, Any]:
@@ -607,12 +624,12 @@ class Loading:
                     self._names = []
                 count -= 1
         order = [name for name in self._header["order"] if name in self._values]
+        lost = dict(attempts.lost)
         if not self._left:
-            self._finish(order)
-        failed, self._failed = self._failed, {}
+            lost |= self._finish(order, content["seconds"])
         return {
             "names": [name for name in order if name not in before],
-            "lost": {**attempts.lost, **failed},
+            "lost": lost,
             "behind": self._behind[done:],
             "left": self._left,
             "missing": [path for path in content["files"] if not os.path.lexists(path)],
@@ -653,17 +670,30 @@ class Loading:
     def _load(self, name: str) -> None:
         assert self._unpickler is not None
         self._values[name] = value = self._unpickler.load()[0]
-        if not RESULT.fullmatch(name):
+        if SETTING.fullmatch(name):
+            if self._shell.process_state.is_early(name):
+                self._shell.process_state.write(name, value)
+            else:
+                self._settings.append(name)
+        elif not RESULT.fullmatch(name):
             self._shell.push({name: value}, interactive=name not in self._hidden)
 
-    def _finish(self, order: list[str]) -> None:
-        """Restore the order of the names, IPython's `Out`, and the settings of the process."""
+    def _finish(self, order: list[str], seconds: float) -> dict[str, str]:
+        """Restore the order of the names, IPython's `Out`, and the settings of the process.
+
+        Returns reasons by name for settings that cannot be written.
+        """
         names = self._shell.user_ns
         for name in order:
             if name in names:
                 names[name] = names.pop(name)
         _restore_results(self._shell, self._values)
-        self._failed |= self._shell.process_state.restore(self._settings, early=False)
+        with Watch() as watch:
+            attempts = Attempts(watch, seconds)
+            for name in self._settings:
+                write = partial(self._shell.process_state.write, name, self._values[name])
+                attempts.do(name, write)
+        return attempts.lost
 
 
 def _import(name: str) -> None:

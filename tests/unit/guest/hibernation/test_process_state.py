@@ -2,62 +2,92 @@
 
 from __future__ import annotations
 
+import contextlib
 import decimal
 import logging
 import os
 import random
 import sys
+import time
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from kernel_specs.restricted.hibernation.process_state import MAX_BYTES, ProcessState
+from kernel_specs.restricted.hibernation.process_state import NAME, ProcessState
 
 LAYER = "/packages/session"
 
 
 @pytest.fixture(autouse=True)
-def kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(os, "environ", os.environ.copy())
     monkeypatch.setenv("PATH", f"/shims:{LAYER}/1/bin:/usr/bin")
     monkeypatch.setenv("ALSO", "here")
     monkeypatch.setattr(warnings, "filters", list(warnings.filters))
-    monkeypatch.setattr(sys, "path", [f"{LAYER}/1", *dict.fromkeys(sys.path)])
+    monkeypatch.setattr(sys, "path", [f"{LAYER}/1", LAYER, *dict.fromkeys(sys.path)])
     random.seed(1)
+    level, context = logging.getLogger("kernel_mcp.tests").level, decimal.getcontext().copy()
+    yield
+    logging.getLogger("kernel_mcp.tests").setLevel(level)
+    logging.disable(logging.NOTSET)
+    decimal.setcontext(context)
 
 
-def restored(state: ProcessState, saved: dict[str, str]) -> dict[str, str]:
-    return state.restore(saved, early=True) | state.restore(saved, early=False)
+def changes(state: ProcessState) -> dict[str, Any]:
+    state.hold()
+    found: dict[str, Any] = {}
+    for name, read in state.changes():
+        assert NAME.fullmatch(name)
+        with contextlib.suppress(TypeError, OSError):
+            found |= read()
+    return found
+
+
+def write(state: ProcessState, saved: dict[str, Any]) -> None:
+    for name, value in saved.items():
+        state.write(name, value)
 
 
 def test_nothing_is_saved_of_what_has_not_changed() -> None:
     state = ProcessState([LAYER])
+    os.environ.pop("PYTEST_CURRENT_TEST", None)
+    saved = changes(ProcessState([LAYER]))
+    assert saved == {}
     os.environ["PATH"] = f"/shims:{LAYER}/2/bin:{LAYER}/1/bin:/usr/bin"
     sys.path.insert(0, f"{LAYER}/2")  # further packages of the session are no setting
-    assert state.changes() == ({}, {})
+    assert changes(state).keys() <= {"setting os.environ"}  # what pytest has set
+    assert "PATH" not in changes(state).get("setting os.environ", {})
 
 
-def test_environment_and_paths_are_those_of_code_beside_the_kernels_own(
+def test_environment_is_that_of_code_beside_the_kernels_own(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     state = ProcessState([LAYER])
-    kernels = list(sys.path)
     os.environ.update(NEW="1", PATH=f"/shims:{LAYER}/1/bin:/usr/bin:/workspace/bin")
     del os.environ["ALSO"]
-    sys.path[:] = ["lib", *kernels[:-1], "more"]
-    saved, lost = state.changes()
-    assert (sorted(saved), lost) == (["os.environ", "sys.path"], {})
-
+    saved = changes(state)["setting os.environ"]
     monkeypatch.setattr(os, "environ", os.environ.copy())
     os.environ.update(ALSO="here", OTHER="2", PATH=f"/shims:{LAYER}/7/bin:/usr/bin")
     del os.environ["NEW"]
-    sys.path[:] = kernels
-    assert restored(state, saved) == {}
+    state.write("setting os.environ", saved)
     assert (os.environ["NEW"], os.environ["OTHER"], "ALSO" in os.environ) == ("1", "2", False)
     assert os.environ["PATH"] == "/shims:/usr/bin:/workspace/bin"
-    assert sys.path == ["lib", *kernels[:-1], "more"]
+
+
+def test_the_order_of_imports_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", ["/stdlib", "/w", LAYER, "/site-packages", "/old"])
+    state = ProcessState([LAYER])
+    sys.path[:] = ["/stdlib", "/w/lib", LAYER, "/site-packages", "/w"]
+    saved = changes(state)["setting sys.path"]
+    monkeypatch.setattr(sys, "path", ["/stdlib", "/w", LAYER, "/site-packages", "/old", "/new"])
+    following = ProcessState([LAYER])
+    following.write("setting sys.path", saved)
+    assert sys.path == ["/stdlib", "/w/lib", LAYER, "/site-packages", "/w", "/new"]
+    assert changes(following)["setting sys.path"][1] == [each for each in sys.path if each != LAYER]
 
 
 def test_settings_are_written_as_they_were(tmp_path: Path) -> None:
@@ -66,54 +96,78 @@ def test_settings_are_written_as_they_were(tmp_path: Path) -> None:
     os.chdir("below")
     random.seed(5)
     warnings.filterwarnings("error", message="a thing", module="here")
-    level = logging.getLogger("kernel_mcp.tests").level
     logging.getLogger("kernel_mcp.tests").setLevel(33)
-    digits = decimal.getcontext().prec
+    logging.disable(5)
     decimal.getcontext().prec = 7
     filters, numbers = warnings.filters[0], random.getstate()
+    saved = changes(state)
+    os.chdir(tmp_path)
+    random.seed(6)
+    warnings.resetwarnings()
+    logging.getLogger("kernel_mcp.tests").setLevel(0)
+    logging.disable(logging.NOTSET)
+    decimal.getcontext().prec = 28
+    write(state, saved)
+    assert (Path.cwd().name, random.getstate() == numbers) == ("below", True)
+    assert warnings.filters[0] == filters
+    assert logging.getLogger("kernel_mcp.tests").level == 33
+    assert logging.root.manager.disable == 5
+    assert decimal.getcontext().prec == 7
+
+
+def test_the_time_zone_is_that_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    os.putenv("TZ", "UTC")
+    time.tzset()
+    state = ProcessState([])
     try:
-        saved, lost = state.changes()
-        assert lost == {}
-        os.chdir(tmp_path)
-        random.seed(6)
-        warnings.resetwarnings()
-        logging.getLogger("kernel_mcp.tests").setLevel(level)
-        decimal.getcontext().prec = digits
-        assert restored(state, saved) == {}
-        assert (Path.cwd().name, random.getstate() == numbers) == ("below", True)
-        assert warnings.filters[0] == filters
-        assert logging.getLogger("kernel_mcp.tests").level == 33
-        assert decimal.getcontext().prec == 7
+        os.putenv("TZ", "America/New_York")
+        time.tzset()
+        saved = changes(state)["setting time.tzname"]
+        os.putenv("TZ", "UTC")
+        time.tzset()
+        os.putenv("TZ", "America/New_York")
+        state.write("setting time.tzname", saved)
+        assert time.tzname == ("EST", "EDT")
     finally:
-        logging.getLogger("kernel_mcp.tests").setLevel(level)
-        decimal.getcontext().prec = digits
+        os.unsetenv("TZ")
+        time.tzset()
 
 
-def test_one_that_cannot_be_saved_or_written_costs_no_other(tmp_path: Path) -> None:
-    state = ProcessState([LAYER])
-    (tmp_path / "gone").mkdir()
-    os.chdir("gone")
-    sys.path.append(lambda: None)  # type: ignore[arg-type]
-    os.environ["LARGE"] = "x" * MAX_BYTES
+def test_what_is_not_plain_has_a_name_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Text:
+        pass
+
+    state = ProcessState([])
+    odd = Text()
+    monkeypatch.setattr(os, "environ", {**os.environ, "ODD": odd, "NEW": "1"})
+    saved = changes(state)
+    assert saved["setting os.environ: ODD"] is odd
+    assert saved["setting os.environ"]["NEW"] == "1"
+    assert state.is_early("setting os.environ: ODD")
+    state.write("setting os.environ: ODD", "text")
+    assert str(os.environ["ODD"]) == "text"
+
+
+def test_what_code_replaces_is_not_called(monkeypatch: pytest.MonkeyPatch) -> None:
+    state = ProcessState([])
     random.seed(2)
     numbers = random.getstate()
-    saved, lost = state.changes()
-    assert sorted(saved) == ["the current folder", "the state of random"]
-    assert lost["os.environ"] == "too large"
-    assert "sys.path" in lost
+    monkeypatch.setattr(random, "getstate", sys.exit)
+    monkeypatch.setattr(os, "getcwd", sys.exit)
+    assert changes(state)["setting random"] == numbers
 
-    os.chdir(tmp_path)
+
+def test_one_that_cannot_be_read_or_is_not_known_fails_alone(tmp_path: Path) -> None:
+    state = ProcessState([])
+    (tmp_path / "gone").mkdir()
+    os.chdir("gone")
     (tmp_path / "gone").rmdir()
-    random.seed(3)
-    (failed,) = restored(state, saved).items()
-    assert failed[0] == "the current folder"
-    assert failed[1].startswith("FileNotFoundError")
-    assert random.getstate() == numbers
-
-
-def test_a_module_that_is_missing_in_the_next_kernel_is_told() -> None:
-    state = ProcessState([LAYER])
-    random.seed(4)
-    saved = {"the options of pandas": state.changes()[0]["the state of random"]}
-    missing = state.restore(saved, early=False)["the options of pandas"]
-    assert missing.startswith(("ModuleNotFoundError", "AttributeError", "TypeError"))
+    sys.path.append(["odd"])  # type: ignore[arg-type]
+    reading = dict(state.changes())
+    with pytest.raises(FileNotFoundError):
+        reading["setting os.getcwd"]()
+    with pytest.raises(TypeError, match="list stands in it"):
+        reading["setting sys.path"]()
+    os.chdir(tmp_path)
+    with pytest.raises(LookupError, match="this version does not know it"):
+        state.write("setting of.tomorrow", 1)

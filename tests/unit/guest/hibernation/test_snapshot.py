@@ -19,6 +19,7 @@ def taken(
     shell: Any = SimpleNamespace(
         user_ns={**variables, **(hidden or {})},
         user_ns_hidden=hidden or {},
+        process_state=SimpleNamespace(changes=lambda: ()),
         own_names={"quit": 0, "__name__": "__main__"},
         displayhook=SimpleNamespace(),
         compile=SimpleNamespace(_filename_map={}),
@@ -26,7 +27,7 @@ def taken(
         execution_count=1,
     )
     content = {"max_bytes": 10**8, "seconds": seconds, "leave": []}
-    return snapshot.take(shell, content, ({}, {}), ahead=False)[1]
+    return snapshot.take(shell, content, ahead=False)[1]
 
 
 class Endless:
