@@ -156,12 +156,16 @@ class ObjectReducer:
         return NotImplemented
 
     def _block(self, block: Any) -> Any:
-        """Reduce a pandas block with its `refs`: if these name others, pandas copies on write."""
+        """Reduce a pandas block with its own memory, which pandas copies if it has gaps.
+
+        And with its `refs`: if these name others, pandas copies on write.
+        """
         usual = block.__reduce_ex__(5)
         refs = getattr(block, "refs", None)  # from pandas 2.0 on
-        if refs is None or len(usual) != 2:
+        if refs is None or len(usual) != 2 or type(usual[1][0]) is not type(block.values):
             return NotImplemented
-        return *usual, refs, None, None, set_block_refs
+        function, (_, *others) = usual
+        return function, (block.values, *others), refs, None, None, set_block_refs
 
     def _block_refs(self, refs: Any) -> Any:
         return type(refs), ()

@@ -640,8 +640,10 @@ class Loading:
         return len(self._names) + sum(len(segment["names"]) for segment in self._segments)
 
     def close(self) -> None:
-        """Close the dump."""
+        """Close the dump, and let go of what was loaded: pandas counts who holds its blocks."""
         self._arrival.close()
+        self._unpickler = None
+        self._values = {}
 
     def _next(self) -> str | None:
         """Return the next name, or None at the end; open the next segment when one is finished.
