@@ -19,12 +19,12 @@ from kernel_mcp.http.refusals import RequestRefused
 MOST_BODY = 4 * MIB
 """Most bytes of one MCP message: parsing blocks all other requests, for 20 ms a MiB."""
 MOST_VALUES = 10_000
-"""Most items of lists and objects in one MCP message: a million take seconds, not 80 ms."""
+"""Most items of lists and objects in one MCP message: parsing a million takes seconds."""
 BODY_S = 60.0
 """Seconds for the whole body of a call."""
 MOST_SKIPPED = 16 * MIB
 SKIP_S = 5.0
-"""Bytes and seconds for which the body of a refused request is still read."""
+"""Limits, in bytes and in seconds, on what is still read of the body of a refused request."""
 WRITE_S = 60.0
 """Seconds for a client to accept the next piece of a response."""
 
@@ -64,7 +64,7 @@ class BufferedBytes:
         self._bytes += count
 
     def release(self) -> None:
-        """Count none any more, as the request is done."""
+        """Subtract the bytes of the request from its principal's count: it is finished."""
         self._usage.buffered -= self._bytes
         self._bytes = 0
 
@@ -72,7 +72,7 @@ class BufferedBytes:
 _ANSWER = b'data: {"jsonrpc":"2.0","id":'
 """Beginning of an event that is a JSON-RPC response: only the end of the stream follows it."""
 MOST_FIELDS = 200
-"""Most bytes of other fields before the data of an event."""
+"""Bytes searched for `_ANSWER` at the start of an event: other SSE fields may precede the data."""
 
 
 class TrafficMeter:
@@ -108,7 +108,7 @@ class TrafficMeter:
             body = message.get("body", b"")
             self.sent += len(body)
             if self.at_end is not None and _ANSWER in body[:MOST_FIELDS]:
-                # with its end, as a client that closes with unread data causes a reset
+                # send the end of the body with it: a client that closes with unread data resets
                 message = {**message, "more_body": False}
             self._ended = not message.get("more_body", False)
             with anyio.move_on_after(WRITE_S) as waiting:

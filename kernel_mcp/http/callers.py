@@ -17,7 +17,10 @@ SESSION_HEADER = "mcp-session-id"
 
 
 def mcp_session(request: Request) -> str:
-    """Return the id of the MCP session of a request; empty in the 2026 era, which has none."""
+    """Return the id of the MCP session of a request; empty without one.
+
+    Protocol revisions from 2026 on, the modern era, have no sessions.
+    """
     found = request.headers.get(SESSION_HEADER, "")
     return found or str(request.query_params.get("session_id", ""))
 
@@ -27,8 +30,8 @@ def caller_of(
 ) -> Caller:
     """Return the caller of a request; `answers` is the id of its JSON-RPC call, if it is one.
 
-    An authenticated principal has one default session. Others have one for each MCP session, and
-    none in the 2026 era, in which requests are not related to each other.
+    An authenticated principal has one default session. Other callers have one for each MCP session.
+    Without MCP sessions (modern era) they have none, as their requests are not related.
     """
     state = state_of(request.scope)
     who: Principal = state["principal"]

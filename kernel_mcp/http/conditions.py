@@ -17,7 +17,7 @@ _UNSAFE = re.compile(r'[^\x20-\x7e]|["\\%/]')
 
 
 def quoted(tag: str) -> str:
-    """Return a tag, as of `tag_of`, in the form of an ETag header."""
+    """Return a tag of `files.streams.tag_of` as the value of an ETag header."""
     return f'"{tag}"'
 
 
@@ -72,7 +72,7 @@ def _among(tag: str, listed: str, *, weak: bool) -> bool:
 
 
 def part_of(request: Request, tag: str, size: int) -> tuple[int, int] | None:
-    """Return first byte and number of bytes that `Range` asks for, or None for the whole file.
+    """Return the offset and number of bytes that `Range` names, or None for the whole file.
 
     Several ranges, and a range of another version (`If-Range`), are answered with the whole file.
     Raises RequestFailed (416) if the range is beyond the file.

@@ -1,8 +1,8 @@
 """Tracking of which responses were delivered.
 
 A response counts as delivered when its last byte was sent on an open connection. This is revoked if
-the connection is reset afterwards, as the client had not read it. In the handshake era a client may
-also report later that it had cancelled the request.
+the connection is reset afterwards, as the client had not read it. With an MCP session (handshake
+era) a client may also report later that it had cancelled the request.
 """
 
 from __future__ import annotations

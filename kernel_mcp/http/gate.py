@@ -88,11 +88,12 @@ class NullObserver:
 class PrincipalUsage:
     """Current usage of one principal.
 
-    tokens  calls that its token bucket still permits
-    since   when `tokens` was computed
-    calls   calls taken from the bucket in all
-    held    bytes of its calls in memory
-    taken   its use of the fair share, for `FairQueue`
+    tokens    calls that its rate limit still permits
+    since     when `tokens` was computed
+    calls     calls deducted from the rate limit in all
+    buffered  bytes of its calls in memory
+    user      the principal as the SDK's user; None before its first call
+    bucket    its use of the fair share, for `FairQueue`
     """
 
     tokens: float
@@ -349,7 +350,7 @@ class Gate:
         return usage
 
     def _admit(self, usage: PrincipalUsage, quotas: Quotas) -> None:
-        """Take one call from a principal's rate.
+        """Deduct one call from a principal's rate.
 
         Raises RequestRefused (429) if there is none left.
         """

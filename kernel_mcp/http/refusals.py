@@ -9,7 +9,7 @@ from typing import Any
 from starlette.types import Send
 
 
-class RequestRefused(Exception):  # an answer
+class RequestRefused(Exception):
     """A request is refused with an HTTP status; the message is for the client.
 
     reason  a short label for meters and the audit trail; see `gate.GateObserver.refused`

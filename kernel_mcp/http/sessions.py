@@ -1,4 +1,7 @@
-"""MCP sessions of the handshake era and of HTTP+SSE: their limits, and cleanup at their end."""
+"""MCP sessions of the handshake era and of HTTP+SSE: their limits, and cleanup at their end.
+
+The handshake era are the protocol revisions in which a client begins a session by `initialize`.
+"""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ HEADERS = {
 FRESH = {"cache-control": "private, no-store"}
 
 
-class RequestFailed(Exception):  # an answer
+class RequestFailed(Exception):
     """A request fails with an HTTP status; the message is for the client."""
 
     def __init__(self, status: int, text: str, headers: Mapping[str, str] | None = None) -> None:
