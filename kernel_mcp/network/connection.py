@@ -43,7 +43,7 @@ _LINGER_S, _LINGER_BYTES = 2.0, 1 << 20
 
 
 class SessionTraffic:
-    """State that the listeners of one session share: connections, turns, and bytes passed."""
+    """State that the listeners of one session share: connections, step queue, and bytes passed."""
 
     def __init__(self, key: str, loop: asyncio.AbstractEventLoop) -> None:
         self.key = key

@@ -39,7 +39,7 @@ _CONNECTION_WORDS = frozenset([*HOP, b"close", b"trailers", b""])
 
 
 class ProxyRefusal(Exception):
-    """A connection or request is refused or has failed; `message` tells the session's code why.
+    """A connection or request is refused or has failed; `message` is the reason for the client.
 
     status   HTTP status of the answer
     verdict  `refused` by a rule, or `failed` because of the peer or the network

@@ -1,8 +1,8 @@
-"""`inside NAMESPACE SOCKET PLACES`: create listeners in the network namespace of a running kernel.
+"""Program `namespace_listeners NAMESPACE SOCKET ADDRESSES`: create listeners for a running kernel.
 
-Kernels forked from a template get their listening sockets from their init. For a kernel that was
-started cold this program creates them. `bare_program` starts it when the kernel is ready and has
-not run code of a session yet.
+The listeners are in the kernel's network namespace. Kernels forked from a template get theirs from
+their init. For a kernel that was started cold this program creates them. `bare_program` starts it
+when the kernel is ready and has not run code of a session yet.
 """
 
 from __future__ import annotations

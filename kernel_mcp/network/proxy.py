@@ -12,7 +12,7 @@ server, one packet each:
     {"listen": id, "rules": Rules.to_json(), "exact": null, "session": text}
         with one descriptor: a listening socket (TCP, backlog 1024) in a session's namespace. It
         serves an HTTP proxy: CONNECT, and requests with an absolute URL. Listeners of the same
-        `session` share its limits and its turns; without `session` a listener has its own.
+        `session` share its limits and its step queue; without `session` a listener has its own.
     {"listen": id, "rules": …, "exact": "db.example.com:5432", "session": text}
         the same for one host and port, to which bytes are passed unchanged. The rules have to
         contain exactly this host and port. The server chooses ids; each is used once.
@@ -289,7 +289,7 @@ class ProxyServer:
                 else:
                     connection.check_timeout(now)
         self._records.flush()
-        if self._most > MOST_OF_ONE and self._total < FEW:  # it was more than one session may have
+        if self._most > MOST_OF_ONE and self._total < FEW:  # a peak of many sessions is over
             self._most = self._total
             trim()
 

@@ -39,8 +39,8 @@ class IncompleteResponse(Exception):
 class ExchangeResult:
     """How an exchange has ended.
 
-    client_again, host_again  True if that connection can carry another request
-    switched                  True if the connection has been upgraded to a websocket
+    client_reusable, host_reusable  True if that connection can carry another request
+    switched                        True if the connection has been upgraded to a websocket
     """
 
     client_reusable: bool = False
@@ -51,7 +51,7 @@ class ExchangeResult:
 class ResponseFilter:
     """Filter of one response; this one passes it on unchanged.
 
-    whole  a response whose Content-Length is at most this is passed on in one piece or not at all
+    buffer_bytes  a response of at most this Content-Length is passed on in one piece or not at all
     """
 
     buffer_bytes = -1
@@ -60,13 +60,13 @@ class ResponseFilter:
         """Check the head of the response. Raises ProxyRefusal."""
 
     def pass_on(self, data: bytes) -> bytes:
-        """Take the next piece of the body; return what can be passed on now.
+        """Filter the next piece of the body; return what can be passed on now.
 
         Raises ProxyRefusal.
         """
         return data
 
-    def end(self, trailers: Headers) -> bytes:  # for those that look at it
+    def end(self, trailers: Headers) -> bytes:  # subclasses use the argument
         """Check the trailers, which are not forwarded; return the body's rest.
 
         Raises ProxyRefusal.
@@ -81,7 +81,7 @@ class HostFilter:
         """Return the headers to send to the host. Raises ProxyRefusal."""
         return head.sent_headers()
 
-    def response_filter(self, head: Head) -> ResponseFilter:  # for those that look at it
+    def response_filter(self, head: Head) -> ResponseFilter:  # subclasses use the argument
         """Return the filter for the response to this request."""
         return ResponseFilter()
 
@@ -100,7 +100,10 @@ class _Intake:
         return self._input.rest
 
     async def take(self) -> None:
-        """Pass on one piece, read first if none waits. Raises OSError, TooManyBlanks."""
+        """Feed one piece to h11; read from the stream first if none is left.
+
+        Raises OSError, TooManyBlanks.
+        """
         if not self._input.rest:
             self._input.add(await self._stream.read())
         self._connection.receive_data(self._input.next())

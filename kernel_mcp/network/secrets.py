@@ -198,7 +198,7 @@ class StreamSearch:
         self._held = b""
 
     def feed(self, data: bytes) -> bytes:
-        """Take a piece of the response; return what can be passed on now."""
+        """Search the next piece of the response; return what can be passed on now."""
         text = self._held + data
         try:
             self._forms.search(self._before + text)

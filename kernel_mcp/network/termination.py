@@ -122,7 +122,7 @@ class _SecretFilter(ResponseFilter):
             )
 
     def pass_on(self, data: bytes) -> bytes:
-        """Take the next piece of the body; return what can be passed on now.
+        """Search the next piece of the body; return what can be passed on now.
 
         Raises ProxyRefusal.
         """

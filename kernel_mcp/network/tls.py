@@ -40,7 +40,7 @@ class Hello:
         self._message = bytearray()
 
     def feed(self, piece: bytes) -> str | None:
-        """Take a piece; return the server name (SNI), or None while the message is incomplete.
+        """Parse a piece; return the server name (SNI), or None while the message is incomplete.
 
         The name is in lower case, and empty if the client sent none. Raises BadHello for other
         protocols, several names, and encrypted ones.
@@ -187,7 +187,7 @@ class Tls:
 
     @property
     def stale(self) -> bool:
-        """True if an idle connection has ended, or has data that may be more than TLS's own."""
+        """True if an idle connection has ended, or has unread data, perhaps of the application."""
         return self._tls.pending() > 0 or self._in.pending > 0 or self._stream.stale
 
     def close(self) -> None:
@@ -203,7 +203,7 @@ class Tls:
             finally:
                 await self._flush()
             data = await self._stream.read()
-            if not data:  # OpenSSL would send an alert if it were told
+            if not data:  # the BIO gets no EOF: OpenSSL would send an alert
                 raise ssl.SSLEOFError("the other side has closed")
             self._in.write(data)
 
