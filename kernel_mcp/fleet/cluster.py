@@ -146,7 +146,7 @@ def _speaks_tls(host: str, port: int) -> bool | None:
             try:
                 context.wrap_socket(connection).close()
             except ssl.SSLError as error:
-                return "ALERT" in (error.reason or "")  # it wants a client certificate
+                return "ALERT" in (error.reason or "")  # it requires a client certificate
             except ConnectionError:
                 return False
     except OSError:

@@ -72,7 +72,7 @@ class Collector:
                     await self.collect()
 
     async def collect(self) -> int:
-        """Run one pass; return the number of removed things. Raises OSError."""
+        """Run one pass; return the number of removed entries. Raises OSError."""
         before, self._seen = self._seen, {}
         removed = 0
         looks = {SESSIONS: self._session, NAMES: self._name, DATA: self._data}

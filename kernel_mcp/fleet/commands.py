@@ -202,8 +202,9 @@ async def _run_until_ended(
 ) -> int:
     """Wait until the node has ended, or end it at a signal; return the exit code.
 
-    If its watchdog ends after it, no process of the node is left, and the registry is told so. If
-    the watchdog ends first, the node is killed, and others wait until its lease is over.
+    If the watchdog ends after the node, no process of the node is left; this is reported to the
+    registry. If the watchdog ends first, the node is killed, and others wait until its lease is
+    over.
     """
     code = 0
     leaving = False
@@ -248,7 +249,7 @@ async def _run_until_ended(
     return code
 
 
-# A front on stdin and stdout.
+# Fronts, on stdio or over HTTP.
 
 
 DOING = "serving clients of a fleet"
@@ -301,7 +302,7 @@ async def _serve_stdio(ray: Any, registry: Any, shutdown: Shutdown) -> None:
         tasks.cancel_scope.cancel()
 
 
-# fleet: its nodes.
+# The command `kernel-mcp fleet`.
 
 
 def run_fleet(argv: Sequence[str]) -> int:
@@ -356,7 +357,7 @@ def status(members: Sequence[Member]) -> str:
 
 
 def _drain(ray: Any, registry: Any, node: str, within_s: float, *, undo: bool) -> int:
-    """Drain a node, or end that; return 1 if sessions are left, else 0.
+    """Drain a node, or with `undo` stop draining it; return 1 if sessions are left, else 0.
 
     Raises FleetUnavailable without such a node, and NodeLost.
     """

@@ -45,7 +45,7 @@ No client knows the handle of a session opened there; one with a name is found b
 
 
 class FleetCalls:
-    """See `SessionCalls`. `run` has to run as a task meanwhile."""
+    """`SessionCalls` that a fleet answers. `run` must run as a task while calls are made."""
 
     def __init__(self, ray: Any, registry: Any, *, seed: int | None = None) -> None:
         self._nodes = RemoteNodes(ray, registry, Random(seed))
@@ -130,7 +130,7 @@ class FleetCalls:
         environment: str = "",
         again: bool = False,
     ) -> tuple[RemoteNode, dict[str, Any]]:
-        """Send a request to the node that has the session, also if it moves; return node and reply.
+        """Send a request to the session's node, and after it if it moves; return node and reply.
 
         With `again` it is repeated on another node if a node is lost. Raises NodeLost,
         FleetUnavailable.

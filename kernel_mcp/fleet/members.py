@@ -48,7 +48,7 @@ class Load:
 class Member:
     """A node.
 
-    life      random id of this incarnation, which tells it from earlier nodes of the same name
+    life      random id of this incarnation, different from those of earlier nodes of this name
     place     IP address of its machine
     draining  True if it accepts no sessions and gives its own to other nodes
     left      True if it has answered all calls that it had begun, and will begin none
@@ -96,7 +96,10 @@ class Members:
         return self._clock() - self._began
 
     def join(self, member: Member) -> str:
-        """Add a node. Return empty, or why not: another one with this name has a lease."""
+        """Add a node. Return an empty text, or the reason for a refusal.
+
+        A node is refused while another one of this name has a lease.
+        """
         there = self._known.get(member.name)
         if there is not None and there.life != member.life and not self._is_lost(there):
             return (
@@ -111,7 +114,7 @@ class Members:
     def resume(self, member: Member) -> bool:
         """Add a node with a lease of an earlier list. Return True if the lease continues.
 
-        It does while nobody can have been told by this list that it was over; see `is_over`.
+        It does as long as `is_over` of this list cannot have returned True for the node.
         """
         if member.name in self._known or self.age_s > self._lasts_s:
             return False

@@ -147,14 +147,14 @@ class Node:
         return await self._sessions.call(asked, tell)
 
     async def follow(self, asked: Mapping[str, Any]) -> AsyncIterator[dict[str, Any]]:
-        """Do as `call`; yield progress messages, then the reply."""
+        """Answer a call as `call` does; yield progress messages, then the reply."""
         said: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
 
         async def tell(text: str) -> None:
             said.put_nowait({"progress": text})
 
         async def answer() -> None:
-            reply: dict[str, Any] = {"cancelled": True}  # and not to be repeated
+            reply: dict[str, Any] = {"cancelled": True}  # the front does not repeat the call
             try:
                 reply = await self.call(asked, tell)
             finally:
@@ -198,7 +198,7 @@ class Node:
         return self._app.manager.quota.idle_s(principal, kind)
 
     async def give_up(self, principal: str, kind: str) -> bool:
-        """Evict that session. Return True if it was done; see `Others`."""
+        """Evict the session of `idle_s`. Return True if it was done; see `Others`."""
         if self._sessions is None or self._app is None:
             return False
         done = await self._app.manager.quota.give_up(principal, kind)
@@ -315,7 +315,7 @@ class Node:
         member = self._member
         while True:
             asked = boottime()
-            if asked > self._until:  # a newer list of members would not know it
+            if asked > self._until:  # a restarted registry would not know that the lease is over
                 self._end_all()
             with Barrier("renewing the lease of a node"):
                 now = replace(member, load=self._load(), draining=self._own_sessions.draining)
@@ -367,7 +367,7 @@ class Node:
 
 
 def _has_all_grants(settings: Settings, doors: tuple[str, ...]) -> bool:
-    """Return True if these doors include all doors of the node, which its sessions can use."""
+    """Return True if `doors` names all grants of the node, which its sessions can use."""
     may = granted(settings, doors)
     return all(getattr(may, name) == getattr(settings, name) for name in DOORS)
 

@@ -100,7 +100,7 @@ def key_of(principal: str, handle: str) -> SessionKey:
 def factory_with(
     make: Callable[[Path], SharedStore], kept: list[FleetPersistence]
 ) -> Callable[..., tuple[Persistence | None, str]]:
-    """Return a function like `keeping_of` for a node of a fleet.
+    """Return a function like `sessions.persistence.persistence_of` for a node of a fleet.
 
     `make` makes its store in the state folder. The persistence object is appended to `kept`.
     """

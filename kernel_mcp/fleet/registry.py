@@ -34,7 +34,7 @@ class Registry:
         self._expiring: asyncio.Task[None] | None = None
 
     async def join(self, row: Mapping[str, Any]) -> str:
-        """Add a node. Return why not, or empty."""
+        """Add a node. Return an empty text, or the reason for a refusal."""
         self._begin()
         refusal = self._members.join(Member.of(row))
         self._tell()

@@ -45,7 +45,7 @@ UntilOver = Callable[[str, str, float], Awaitable[bool]]
 
 
 class NodeSessions:
-    """Answers calls of fronts, or says which node has the session."""
+    """Answers calls of fronts, or names the node that has the session."""
 
     def __init__(
         self,
@@ -56,7 +56,7 @@ class NodeSessions:
         until_over: UntilOver,
         admits: Callable[[tuple[str, ...]], bool] = lambda _doors: True,
     ) -> None:
-        """`admits` returns True if principals with these doors may use sessions of this node."""
+        """`admits` returns True if principals with these grants may use sessions of this node."""
         self._admits = admits
         self._local = local
         self._manager = manager
@@ -180,7 +180,7 @@ class NodeSessions:
                 continue
             if not self._running or anyio.current_time() >= until:
                 break
-            # Calls that arrived earlier may still create sessions, or bring some here.
+            # Calls that arrived earlier may still create sessions, or take some over.
             with anyio.move_on_at(until):
                 await self._change()
         for session in self._manager.sessions:
@@ -207,8 +207,8 @@ class NodeSessions:
     async def _here(self, caller: Caller, name: str | None, patience_s: float) -> Moved | None:
         """Bring the session of a call to this node if it is open nowhere.
 
-        Returns None if the call can be answered here, else where it is to go. For a session on a
-        lost node, wait up to `patience_s` seconds until its lease is over. Raises KernelMcpError.
+        Returns None if the call can be answered here, else the node to send it to. For a session on
+        a lost node, wait up to `patience_s` seconds until its lease is over. Raises KernelMcpError.
         """
         if not self._admits(caller.who.doors):
             raise KernelMcpError(
@@ -249,7 +249,7 @@ class NodeSessions:
         )
 
     async def _create_default(self, caller: Caller, name: str) -> Moved | None:
-        """Create a default session that does not exist yet; return where it is if not here.
+        """Create a default session that does not exist yet; return its node if it is another one.
 
         Returns None for another name, which the call then refuses.
         """
@@ -382,7 +382,7 @@ class NodeSessions:
         return bool(found)
 
     async def _release(self, session: Session, until: float) -> str:
-        """Give one session away. Return why not, or empty."""
+        """Release one session for other nodes. Return an empty text, or why that failed."""
         handle = session.handle
         leaving = self.leaving[handle] = anyio.Event()
         try:

@@ -260,7 +260,7 @@ class SharedStore(SessionStore):
         if (part := row.parts.get(DUMP)) is not None and saved.get("dump"):
             with self._fetched(row.handle, part) as file:
                 os.link(file.name, record / Path(str(saved["dump"])).name)
-        CellJournal(record / JOURNAL_FILE).close()  # the trace on the other node's disk is lost
+        CellJournal(record / JOURNAL_FILE).close()  # the journal on the other node's disk is lost
         manifest.write(record, saved)
 
     def _copy_folder(

@@ -1,8 +1,8 @@
 """Watchdog: the process that kills a node whose lease is over, also one that hangs or is stopped.
 
 It uses only the standard library. It is not a child of the node, as Ray kills the children of a
-worker that ends. It exits when no process of the node is left, by which others know that. Each line
-on its stdin is the time, by CLOCK_BOOTTIME, until which the node may run.
+worker that ends. Its exit shows others that no process of the node is left. Each line on its stdin
+is the time, by CLOCK_BOOTTIME, until which the node may run.
 """
 
 from __future__ import annotations
@@ -141,8 +141,8 @@ class LeaseWatchdog:
 def main(arguments: Sequence[str]) -> int:
     """Start watching the process `arguments[0]` until `arguments[1]`, or the times on stdin.
 
-    A forked process does it. Its id is the first line on stdout, and the reason of its end the
-    second. Returns the exit status.
+    A forked child watches. Its process id is the first line on stdout, and the reason for its end
+    the second. Returns the exit status.
     """
     if pid := os.fork():
         print(pid, flush=True)
