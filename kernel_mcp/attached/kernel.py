@@ -37,11 +37,11 @@ AGAIN_S = 0.5
 NAMES_S = 1.0
 """Seconds that a new session waits for the names of an idle kernel."""
 LONG_S = 0.2
-"""Seconds after which the user is told that a cell waits; a look alone takes a moment."""
+"""Seconds until the notice that a cell waits; a look alone takes less."""
 MOST_VALUE_CHARS = 4 * MIB
 """Largest result of an expression; the most names that are accepted have a tenth of that."""
 MOST_OTHERS = 1000
-"""Maximal number of unfinished requests of other clients that are tracked."""
+"""Most unfinished requests of other clients that are tracked."""
 LANGUAGE_CHARS = 40
 RESTARTED = "was restarted by another of its clients"
 _DIED = "has died, and its Jupyter server starts it again"
@@ -313,7 +313,7 @@ class AttachedKernel(Kernel):
             self._start.end(RESTARTED)
             return
         self._look_answered.set()
-        again = content.get("status") == "aborted" and not self._aborted  # with a cell that failed
+        again = content.get("status") == "aborted" and not self._aborted  # a cell before it failed
         self._aborted = again
         if again or self._stale or (self._foreign_running and self._waiting_run is not None):
             self._send_look()

@@ -25,7 +25,7 @@ OUTSIDE = "the kernel is not this server's: nothing of a sandbox or of limits is
 
 
 class Connected:
-    """A `Start` without a process: `kill` ends the connection, and `why` says what ended it."""
+    """A `Start` without a process: `kill` ends the connection, and `why` is the reason."""
 
     wrapped = False
     kernel: WatchedProcess | None = None

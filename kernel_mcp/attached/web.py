@@ -199,7 +199,7 @@ class WebChannels(KernelChannels):
     """The channels of a kernel over one web socket."""
 
     def __init__(self, found: WebSocketClientConnection, floods: Floods, hearer: Hearer) -> None:
-        """`floods` is shared by all kernels that this event loop reads so."""
+        """`floods` is shared by all kernels whose messages this event loop reads."""
         super().__init__(Unsigned(), hearer)
         self._socket = found
         self._floods = floods
@@ -226,7 +226,7 @@ class WebChannels(KernelChannels):
             sent = self._socket.write_message(packed([channel.encode(), *parts, *buffers]), True)
         except WebSocketClosedError as error:
             raise LaunchError("The connection to the Jupyter server is closed.") from error
-        sent.add_done_callback(lambda done: done.exception())  # its end is noticed
+        sent.add_done_callback(lambda done: done.exception())  # `_take` reports a broken connection
         return msg_id
 
     def taken(self, channel: Channel) -> bool:

@@ -53,7 +53,7 @@ MOST_CELL_BYTES = 2 * 1024 * 1024
 """Most bytes of a cell in the record."""
 MOST_RECORD_BYTES = 8 * 1024 * 1024
 MEANT_S = 2.0
-"""Seconds after the end of a person's cell in which an interrupt was meant for that cell."""
+"""Seconds after the end of a person's cell in which an interrupt still counts for that cell."""
 _NOT_HERE = "A session has one kernel, which its server starts and ends"
 TOO_LATE = (
     "Nothing was stopped: your cell had ended, and cell {number}, not yours, runs now. Interrupt "
@@ -189,7 +189,7 @@ class KernelEndpoint:
             "seen": seen,
         }
 
-    # What cells do.
+    # Events of cells.
 
     def begun(self, cell: Cell) -> None:
         """See `Watcher`."""
@@ -270,7 +270,7 @@ class KernelEndpoint:
             found = self._parents[cell] = _Parent(head, _about(cell, written=False))
         return found
 
-    # What clients ask.
+    # Requests of clients.
 
     async def _serve(self, number: int, tasks: anyio.abc.TaskGroup) -> None:
         while True:
@@ -474,7 +474,7 @@ class KernelEndpoint:
 
 
 def _last_of(cells: Sequence[Cell], known: Mapping[int, dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the last cells as JSON, within `MOST_RECORD_BYTES`; `known` ones as given there."""
+    """Return the last cells as JSON, within `MOST_RECORD_BYTES`; `known` has some, by number."""
     found: list[dict[str, Any]] = []
     left = MOST_RECORD_BYTES
     for cell in reversed(cells):
@@ -495,7 +495,7 @@ def _besides(request: Request) -> dict[str, Any]:
 
 
 def _about(cell: Cell, *, written: bool) -> dict[str, Any]:
-    """Return metadata for messages; `written` says that the client writes down the outputs."""
+    """Return metadata for messages; `written` is True if the client stores the outputs itself."""
     return {"kernel-mcp": {"cell": cell.number, "written": written}}
 
 

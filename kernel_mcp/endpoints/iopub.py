@@ -88,7 +88,7 @@ class IOPub:
     def close(self, linger_ms: int) -> None:
         """Publish waiting messages and close; they have `linger_ms` milliseconds to be sent."""
         self.flush()
-        if self._timer is not None:  # for who has subscribed just now
+        if self._timer is not None:  # `flush` has published the state for a new subscriber
             self._timer.cancel()
         self._loop.remove_reader(self._reader)
         self._socket.close(linger=linger_ms)

@@ -1,7 +1,7 @@
 """The kernels of JupyterLab: sessions, which it can neither start nor end."""
 
-# jupyter_server is an extra, and traitlets classes are untyped to mypy; what jupyter_client calls
-# is told to be synchronous, and awaited.
+# jupyter_server is an extra, and traitlets classes are untyped to mypy. jupyter_client declares
+# methods as synchronous that it awaits.
 # mypy: disable-error-code="misc, no-untyped-call, override"
 
 from __future__ import annotations
