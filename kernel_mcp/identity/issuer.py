@@ -67,8 +67,8 @@ def principal_name(issuer: str, subject: str) -> str:
     """Return the principal name of an issuer's subject: `SUBJECT@MARK`.
 
     MARK is a hash of the issuer. A subject that is no valid name is replaced by a hash. Rows of a
-    tokens file may not have such names (`rows.ISSUED`), so a name chosen at the issuer cannot take
-    over what belongs to a row, nor the reverse.
+    tokens file may not have such names (`token_rows.ISSUED`). So a subject chosen at the issuer
+    cannot take over the sessions of a row, nor the reverse.
     """
     mark = hashlib.sha256(issuer.encode()).hexdigest()[:8]
     name = f"{subject}@{mark}"

@@ -25,7 +25,7 @@ STALE_S = 3600.0
 UNKNOWN_S = 30.0
 """Least seconds between two fetches for an unknown key or for a refresh."""
 RETRY_S = 5.0
-"""Seconds until an unreachable issuer is asked again, while there are no valid keys."""
+"""Seconds until keys are requested again from an unreachable issuer, while none are valid."""
 MOST_KEYS = 100
 LEAST_RSA_BITS = 2048
 _KINDS: tuple[tuple[tuple[str, str | None], tuple[str, ...]], ...] = (
@@ -94,7 +94,7 @@ class SigningKeys:
         """Return the key with id `name`, or None if the issuer does not have it.
 
         An empty `name` stands for the only key for `algorithm`. Raises VerifierUnavailable if the
-        issuer would have to be asked and cannot be reached.
+        keys would have to be fetched and the issuer cannot be reached.
         """
         known = self._age <= STALE_S and self._found(name, algorithm) is not None
         if not (known and self._turn.locked()):  # a known key needs no wait for a fetch in progress

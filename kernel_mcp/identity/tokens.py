@@ -75,7 +75,10 @@ def read_tokens(path: Path) -> tuple[tuple[TokenRow, ...], FileVersion]:
 
 
 def read_open(opened: BinaryIO, path: Path) -> tuple[tuple[TokenRow, ...], FileVersion]:
-    """Do as `read_tokens` with a file open at its beginning. Raises ConfigError, OSError."""
+    """Return rows and version of a file that is open at its beginning, as `read_tokens` does.
+
+    Raises ConfigError, OSError.
+    """
     found = os.fstat(opened.fileno())
     version = FileVersion.of(found)
     mode = stat.S_IMODE(found.st_mode)
@@ -102,7 +105,7 @@ class TokenFile:
     """
 
     def __init__(self, path: Path) -> None:
-        """Read it. Raises ConfigError."""
+        """Read the file. Raises ConfigError."""
         self._path = path
         self._turn = anyio.Lock()
         self._last_message = ""
