@@ -61,7 +61,7 @@ class OpenFile:
 
 
 class Upload:
-    """An unnamed file that is written first and then moved to its path. One thread at a time.
+    """An unnamed file that is written first and then moved to its path. Not thread-safe.
 
     `size` counts the bytes written, `sha256` is their digest, `reserved_bytes` is its share of the
     quota.
@@ -115,7 +115,7 @@ class Upload:
 
     @property
     def tag(self) -> str:
-        """The `tag_of` its present state."""
+        """The tag of its present state, see `tag_of`."""
         return tag_of(os.fstat(self._fd))
 
     def write(self, data: bytes) -> None:

@@ -74,7 +74,7 @@ class DiskShare:
         self._workspaces = workspaces
 
     def left(self, mine: Workspace) -> int:
-        """Return the bytes that `mine` may have, uploads included, beside what the others hold."""
+        """Return the bytes that `mine` may use, uploads included: what the others do not use."""
         if not (most := self._most()):
             return sys.maxsize
         return most - sum(each.claimed for each in self._workspaces() if each is not mine)
@@ -184,7 +184,7 @@ class Workspace:
             raise WorkspaceError(
                 f"The content is {len(data):,} bytes; one file may have {self._file_bytes:,}."
             )
-        with self._resolve(path) as place, self._writing, self.share.lock:  # each sees those before
+        with self._resolve(path) as place, self._writing, self.share.lock:  # one check at a time
             self._check_target(path, place)
             if place.mount is None and self._disk_bytes:
                 self._check_room(place.root, len(data), len(place.parts))

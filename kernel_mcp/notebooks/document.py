@@ -39,7 +39,8 @@ _NEW = {
 class NotebookCell:
     """A cell of a notebook: its text in the file and its parsed value.
 
-    `id` is its own if `named`, else one made from its content, as it has none or an unusable one.
+    `id` is the cell's own if `named`. Otherwise it is derived from the content, as the cell has no
+    usable one.
     """
 
     id: str

@@ -54,7 +54,7 @@ class NotebookFile:
         return self._read_stable()[0]
 
     def change(self, work: Callable[[NotebookDocument], T]) -> T:
-        """Let `work` change the present notebook, save it, and return the result of `work`.
+        """Change the present notebook by `work`, save it, and return the result of `work`.
 
         It is called again with the new content if another program has changed the file meanwhile,
         up to `TRIES` times.

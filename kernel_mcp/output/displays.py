@@ -101,7 +101,7 @@ class DisplayIndex(Generic[LogT]):
 
 
 MAX_RESULTS = 4
-"""Results kept beyond the displays; an honest cell has one."""
+"""Results kept beyond the displays; an ordinary cell has one."""
 MAX_UPDATED = 8
 """Displays of one cell that one `update_display` can reach."""
 

@@ -61,7 +61,7 @@ class Encoded:
         return self._without(text, (_MAIL, *_STEPS)) if "=" in text else text
 
     def beginning(self, text: str) -> int:
-        """Return the position where a value may begin that the end cuts off; else the length."""
+        """Return the start of a value that the end of the text may cut off; the length if none."""
         start = max(0, len(text) - self._most)
         found = len(text)
         for steps in (_STEPS, (_MAIL, *_STEPS)):
