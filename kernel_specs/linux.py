@@ -1,6 +1,8 @@
-"""Calls of Linux and its C library that Python does not wrap (before 3.12), for both programs.
+"""Calls of Linux and its C library that Python before 3.12 does not wrap.
 
-Every function raises OSError unless it says otherwise. Imports the standard library only. Numbers:
+The server and the kernels both use this module.
+Every function raises OSError unless documented otherwise. Only the standard library is imported.
+Sources of the numbers:
 <sched.h>, <sys/mount.h>, <sys/prctl.h>, <linux/capability.h>, <linux/openat2.h>, <linux/fs.h>,
 <linux/stat.h> and <linux/time.h>.
 """
@@ -89,7 +91,7 @@ _SIOCSIFADDR, _SIOCSIFNETMASK = 0x8916, 0x891C
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _locked = ctypes.PyDLL(None, use_errno=True)
-"""The same for calls that never block: they keep Python's lock."""
+"""The C library for calls that never block: they run without releasing the GIL."""
 
 
 class _Filter(ctypes.Structure):
@@ -192,9 +194,10 @@ def set_name(name: str) -> None:
 
 
 def shortest_turns() -> bool:
-    """Ask the scheduler for short time slices of this thread, which then come sooner.
+    """Request scheduler slices of 0.1 ms for this thread, so that it is scheduled sooner.
 
-    Sets 0.1 ms as `sched_runtime` in `struct sched_attr`. Returns False before Linux 6.12.
+    Sets `sched_runtime` of `struct sched_attr`, a slice since Linux 6.12. Returns False if the call
+    fails or its number is unknown for this architecture.
     """
     number = _SYS_SCHED_SETATTR.get(os.uname().machine)
     if number is None:
@@ -265,7 +268,7 @@ def close_range_but(kept: Iterable[int], *, first: int) -> None:
 
 
 def enter_groups(cgroup_fds: Sequence[int]) -> None:
-    """Enter control groups of version 1 by their open `tasks` files; for one thread alone.
+    """Move this thread into cgroup v1 groups, given by their open `tasks` files.
 
     Errors are ignored: the server checks the result, and moves the process or reports why not.
     """
@@ -285,7 +288,7 @@ def loopback_up() -> None:
 
 
 def own_address(address: str, number: int) -> None:
-    """Give the loopback interface a further IPv4 address, with a label of this number."""
+    """Add an IPv4 address (/32) to the loopback interface, under the label `lo:NUMBER`."""
     label = f"lo:{number}".encode()
     import socket  # half of what this module would take to import
 
@@ -386,12 +389,12 @@ def inotify_rm_watch(instance: int, watch: int) -> None:
 
 
 def setfsuid(uid: int) -> None:
-    """Set the user as whom this thread accesses files; reports no error."""
+    """Set the user id for this thread's file accesses; reports no error."""
     _libc.setfsuid(ctypes.c_uint(uid))
 
 
 def setfsgid(gid: int) -> None:
-    """Set the group as which this thread accesses files; reports no error."""
+    """Set the group id for this thread's file accesses; reports no error."""
     _libc.setfsgid(ctypes.c_uint(gid))
 
 
@@ -412,7 +415,7 @@ def timer_set(timer: int, moment: float) -> None:
 
 
 def _timers() -> ctypes.CDLL:
-    """Return the C library with timers; before glibc 2.34 that is a library of its own."""
+    """Return the C library that has timer functions: librt before glibc 2.34."""
     return _libc if hasattr(_libc, "timer_create") else ctypes.CDLL("librt.so.1", use_errno=True)
 
 
@@ -466,7 +469,7 @@ def _check(result: int, what: str) -> int:
 def write_maps(process: str, rows: Sequence[tuple[int, ...]], processes: int) -> None:
     """Write the id maps of a new user namespace: first id inside, first outside, count.
 
-    `process` is the name of its process in /proc, of which `processes` is a handle. For `self`,
+    `process` is a pid or `self`; `processes` is an open descriptor of /proc. For `self`,
     setgroups(2) is denied first, as Linux requires.
     """
     content = "".join(" ".join(map(str, row)) + "\n" for row in rows)
@@ -477,7 +480,7 @@ def write_maps(process: str, rows: Sequence[tuple[int, ...]], processes: int) ->
 
 
 def write_file(path: str, content: str, processes: int) -> None:
-    """Write to a file below the folder that `processes` is a handle of."""
+    """Write to a file at `path`, relative to the open folder `processes`."""
     fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC, dir_fd=processes)
     try:
         os.write(fd, content.encode())

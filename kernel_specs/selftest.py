@@ -1,8 +1,8 @@
-"""The self-test's half that runs inside the sandbox.
+"""The half of the self-test that runs inside the sandbox.
 
-Its source is passed to a bare interpreter, which reads what to try as JSON from standard input and
-prints what it found as JSON; in a process that a template has forked `gather` is called. It imports
-nothing but small parts of the standard library, so that it starts in milliseconds.
+A bare interpreter runs this source: it reads the task as JSON from standard input and prints the
+results as JSON. A process forked from a template calls `gather` instead. Only small parts of the
+standard library are imported, so that it starts in milliseconds.
 """
 
 # importing pathlib would double the start-up time
@@ -25,7 +25,7 @@ def main() -> None:
 
 
 def gather(task: "dict[str, Any]", *, inherited: "tuple[int, ...]") -> "dict[str, Any]":
-    """Return the facts that the task asks for; `inherited` are descriptors it may have."""
+    """Return the results for a task; `inherited` are the descriptors that may be open."""
     status = _status()
     confined = status.get("Seccomp") == "2"
     facts = {
@@ -52,7 +52,7 @@ def gather(task: "dict[str, Any]", *, inherited: "tuple[int, ...]") -> "dict[str
             if int(name) not in inherited and _foreign(name)
         ],
     }
-    # without the filter some of them would be carried out
+    # only under the filter: without it some of these calls would take effect
     if task["calls"] and confined:
         facts["calls"] = _calls(task["calls"])
     return facts
@@ -76,7 +76,7 @@ def _readable(path: str) -> bool:
 def _writable(folder: str, attempt: bool) -> bool:
     """Return True if a file can be made in a folder.
 
-    Without `attempt`, as where there is no sandbox, access(2) answers that.
+    Without `attempt` (no sandbox) access(2) is called and no file is made.
     """
     if not attempt:
         return os.access(folder, os.W_OK)
@@ -164,7 +164,7 @@ def _size(folder: str) -> int:
 
 
 def _calls(numbers: "dict[str, list[int]]") -> "dict[str, str]":
-    """The errno name of each raw system call, or `done`."""
+    """Return the errno name of each raw system call, or `done`."""
     import ctypes
 
     libc = ctypes.CDLL(None, use_errno=True)

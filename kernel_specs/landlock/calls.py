@@ -1,7 +1,7 @@
 """Landlock's system calls, and the rules that restrict what a kernel reads in strict mounts.
 
-Runs in the server, in its keeper and in kernels. Every function raises OSError. Numbers:
-<linux/landlock.h>; those of the calls are the same on every architecture.
+The server, its keeper process and kernels use it. Every function raises OSError. Numbers are those
+of <linux/landlock.h>; numbers of system calls are the same on every architecture.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def version() -> int:
 def make(files: int, network: int = 0, scoped: int = 0) -> int:
     """Return a ruleset, close-on-exec, that denies the given rights until rules allow them."""
     attr = struct.pack("=3Q", files, network, scoped)
-    # an older Linux knows fewer fields
+    # older versions of the ABI have only the first field
     return syscall(_CREATE_RULESET, attr, len(attr) if network or scoped else 8, 0)
 
 
@@ -44,7 +44,10 @@ def enter(ruleset: int) -> None:
 
 
 def read_no_more(ruleset: int, strict: Sequence[str]) -> None:
-    """Enforce `ruleset`, which has the rules for the mounts `strict`; allow reading all else."""
+    """Allow reading everything outside the mounts `strict`, then enforce `ruleset`.
+
+    The ruleset already has the rules for files in those mounts.
+    """
     ways = {way for path in strict for way in _above(path)}
     ways = {way for way in ways if not any(_within(way, path) for path in strict)}
     for way in sorted(ways):

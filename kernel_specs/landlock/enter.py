@@ -1,11 +1,11 @@
-"""Put Landlock, a system call filter and limits on this process, then become the kernel.
+"""Apply Landlock, a system call filter and limits to this process, then execute the kernel.
 
     enter.py [OPTION VALUE]... -- PROGRAM ARGUMENT...
 
-Options name open descriptors and numbers that the host has prepared; see `_Task`. Runs on a bare
-interpreter (`-I -S`) and imports little, because every kernel waits for it: of ctypes and os only
-what they are made of, as their Python parts take 3 ms and 1 ms. Nothing is executed unless every
-step has succeeded.
+Options name open descriptors and numbers that the host has prepared; see `_Task`. Every start of a
+kernel waits for this program, so it runs on a bare interpreter (`-I -S`) and imports little. It
+uses `_ctypes` and `posix`: importing `ctypes` and `os` would take another 3 ms and 1 ms. Nothing is
+executed unless every step has succeeded.
 """
 
 import _ctypes
@@ -25,8 +25,8 @@ PR_CAP_AMBIENT_RAISE = 2
 PR_CAP_AMBIENT_CLEAR_ALL = 4
 SECCOMP_MODE_FILTER = 2
 SECUREBITS = 0b1111
-"""SECBIT_NOROOT and NO_SETUID_FIXUP, both locked: user 0 has no special rights, a change of user
-keeps what was kept, and access(2) heeds it."""
+"""SECBIT_NOROOT and SECBIT_NO_SETUID_FIXUP, both locked. User 0 has no special rights, a change of
+user keeps capabilities, and access(2) counts them."""
 
 # include/uapi/asm-generic/unistd.h; the same on every architecture
 SYS_PIDFD_SEND_SIGNAL = 424
@@ -56,9 +56,9 @@ class _Task:
     filter   system call filter, an array of `struct sock_filter`; in this order
     keep     descriptor that PROGRAM inherits
     limit    NUMBER:SOFT:HARD, a resource limit to set
-    uid      user and group to become; -1 to stay
-    search   1: keep the capability to pass through folders that the user may not enter
-    parent   process id of the server, with whose end this process is killed
+    uid      user and group id to switch to; -1 for no change
+    search   1: keep CAP_DAC_READ_SEARCH, to pass through folders that the user may not enter
+    parent   process id of the server; this process is killed when it exits
     """
 
     def __init__(self, argv: list[str]) -> None:
@@ -103,7 +103,7 @@ _functions = {
 
 
 def main(argv: list[str]) -> None:
-    """Do every step, then execute the program; does not return. Raises OSError."""
+    """Confine this process, then execute the program; does not return. Raises OSError."""
     task = _Task(argv)
     if posix.getpgid(0) != posix.getpid():
         posix.setsid()
@@ -128,7 +128,7 @@ def main(argv: list[str]) -> None:
 def _allow_own_facts(ruleset: int) -> list[int]:
     """Allow reading this process's own files of /proc, also after execve(2); return their handles.
 
-    These have to stay open: without them Linux may make the files anew, without rules.
+    They must stay open: otherwise Linux may drop the inodes and create new ones without rules.
     """
     pins = []
     for name in OWN_FACTS:
@@ -148,8 +148,8 @@ def _allow_own_facts(ruleset: int) -> list[int]:
 def _start_watcher(uid: int) -> None:
     """Start a process outside the sandbox that kills the process group once its leader has ended.
 
-    It ends the kernel's children, also if the server is gone. It is a grandchild, so that the
-    kernel does not see it as a child of its own.
+    So the kernel's children are killed even if the server is gone. The watcher is a grandchild, so
+    that the kernel does not see it as its own child.
     """
     leader = posix.pidfd_open(posix.getpid())
     child = posix.fork()
@@ -165,7 +165,7 @@ def _start_watcher(uid: int) -> None:
 
 
 def _watch(leader: int, uid: int) -> None:
-    import select  # here, where no kernel waits for it, and before its folder may be closed
+    import select  # off the kernel's start path, and before the change of user may hide its folder
 
     _close_all_but({leader})
     posix.chdir("/")
@@ -177,7 +177,10 @@ def _watch(leader: int, uid: int) -> None:
 
 
 def _drop_privileges(uid: int, *, search: bool) -> None:
-    """Become `uid` if it is not -1, without groups, and give up all capabilities but one."""
+    """Switch to `uid` unless it is -1, without groups, and drop all capabilities.
+
+    With `search`, CAP_DAC_READ_SEARCH stays.
+    """
     kept = 1 << CAP_DAC_READ_SEARCH if search else 0
     if uid >= 0:
         _prctl(PR_SET_SECUREBITS, SECUREBITS)
@@ -199,7 +202,7 @@ def _drop_privileges(uid: int, *, search: bool) -> None:
 
 def _filter_calls(program: bytes) -> None:
     instructions = (_Byte * len(program)).from_buffer_copy(program)
-    # struct sock_fprog: how many, a gap, where
+    # struct sock_fprog: count, padding, pointer
     attr = _bytes(2, len(program) // 8) + bytes(6) + _bytes(8, _ctypes.addressof(instructions))
     _call("prctl", PR_SET_SECCOMP, SECCOMP_MODE_FILTER, attr, 0, 0)
 
@@ -248,7 +251,7 @@ if __name__ == "__main__":
     try:
         main(sys.argv)
     except Exception as error:  # noqa: BLE001
-        # whatever it is, the kernel must not run outside the boundary: say why and end
+        # any failure: report it and exit, so that the kernel never runs unconfined
         sys.stderr.write(f"the Landlock sandbox could not be entered: {error!r}\n")
         sys.stderr.flush()
         posix._exit(EXIT_FAILED)

@@ -25,11 +25,11 @@ def main(argv: list[str]) -> int:
         boot = config.load(connection_file)
         confine.confine(boot)
         imports.support(boot.support)
-        sys.argv = [""]  # the command line is the server's, not that of user code
+        sys.argv = [""]  # the command line is the server's, not for user code
         kernel = host.KernelHost()
         kernel.preload()
         kernel.serve(boot, connection_file)
-    except Exception as error:  # noqa: BLE001  # the host is told, whatever it is
+    except Exception as error:  # noqa: BLE001  # any error is reported to the host
         import traceback
 
         traceback.print_exc(file=sys.__stderr__)

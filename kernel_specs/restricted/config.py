@@ -42,9 +42,9 @@ def is_harmless(name: str, line: str = "") -> bool:
 INSTALLERS = ("pip", "uv", "conda", "mamba", "micromamba")
 """Magics that start a program of the same name."""
 READ_ONLY, FILE = "/", "file:///"
-"""Lacks of a cell that failed to write to a path of the host, or to open one."""
+"""Values of `lacks` in an error message: writing to a path of the host failed, or opening one."""
 NETWORK, HOST = "://", "://host"
-"""Lacks of a cell that failed to reach another machine, or one that the proxy refuses."""
+"""Values of `lacks`: another machine could not be reached, or the proxy refused it."""
 _CHANGE = re.compile(
     r"(?:^|[;&|(]|\bsudo\s|\btime\s)\s*(?:[^\s;&|(]*python[\d.]*[\"']?\s+-m\s+)?(?:[\w./]*/)?"
     r"(?:(?:uv\s+)?pip[\d.]*\s+(?:-\S+\s+)*(?!(?:list|freeze|show|-\S+)(?!\S))"
@@ -88,7 +88,7 @@ class ImportPolicy:
 
 @dataclass(frozen=True)
 class ProcessLimits:
-    """Resource limits of the process. A value of 0 means no limit of its own."""
+    """Resource limits of the process. A value of 0 means no limit."""
 
     memory_bytes: int = 0
     cpus: int = 0
@@ -118,15 +118,16 @@ class BootConfig:
 
     confined  False without a boot.json: an ordinary Jupyter kernel, nothing is restricted
     layers    extra sys.path entries
-    support   the folder of the kernel's own packages, and `first` or `last`, if not in sys.path
+    support   folder of the kernel's own packages and its place in sys.path, `first` or `last`;
+              empty if it is there already
     ready_fd  socket that the ready packet is sent to; -1 for none
     sealed    the host sends the sockets over ready_fd: this process can make no Unix socket
     connected  the host sends the `ENDS` of connections over ready_fd: this process listens nowhere
     lifeline  the host requests checkpoints over ready_fd, which stays open
     strict    mounts in which only files can be read that the ruleset sent over ready_fd allows
-    ring_fd  memory that keeps the end of the output for the host; -1 for none
-    runtime   prefixes whose code may import anything
-    variables  of the environment, over those that every kernel has
+    ring_fd   shared memory that keeps the end of the output for the host; -1 for none
+    runtime   path prefixes of code that may import anything
+    variables  environment variables, set over those that every kernel has
     """
 
     confined: bool = False

@@ -20,19 +20,19 @@ MIB = 1024 * 1024
 SHIMS = Path(__file__).parents[1] / "shims"
 """Programs and modules for child processes alone."""
 ADDRESS_SPACE_OVERHEAD = 768 * MIB
-"""Most bytes of address space of a kernel with numpy and pandas that are never touched."""
+"""Bytes of address space that a kernel with numpy and pandas maps and never touches, at most."""
 LEAST_ALLOWANCE, MOST_ALLOWANCE = 64 * MIB, 256 * MIB
-"""Address space that one cell may add without touching it, as imports do. It grows with the budget
-as the host's own limit does, which has to be above what can be touched."""
+"""Bytes of untouched address space that one cell may add, as imports do. They grow with the memory
+budget, like the host's own limit, which must exceed what a cell can touch."""
 LEAST_ROOM = 32 * MIB
-"""Bytes of address space that a cell gets in any case: even deleting variables needs some."""
+"""Bytes of address space that a cell always gets: even deleting variables needs some."""
 SMALL_ROOM = 2 * MIB
-"""Address space of a cell when earlier cells have used that up."""
+"""Bytes of address space of a cell when earlier cells have used up `LEAST_ROOM`."""
 MEMORY_RESERVE = 128 * MIB
-"""Address space that `Reserve.open` adds."""
+"""Bytes of address space that `Reserve.open` adds."""
 RESERVED_ADDRESSES = 68 * 1024 * MIB
-"""Address space beyond that, for programs which reserve it without access: V8, which draws charts,
-takes 64 GiB. What can be written to has a limit of its own, RLIMIT_DATA, that does not count it."""
+"""Bytes of address space beyond that, for programs that reserve it without access. V8, which draws
+charts, reserves 64 GiB. RLIMIT_DATA limits writable memory and does not count reservations."""
 SPIN = "18"
 """OPENBLAS_THREAD_TIMEOUT: idle threads spin for 2**18 cycles, 0.1 ms, before they sleep. Without
 the variable it is 2**26: each new kernel kept a processor busy for some 25 ms."""
@@ -47,13 +47,13 @@ def confine(config: BootConfig) -> None:
 
     Without boot.json only unblock signals and start a session.
     """
-    signal.pthread_sigmask(signal.SIG_SETMASK, ())  # whatever has started the server blocks
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())  # the server's parent may have blocked some
     if os.getsid(0) != os.getpid():
         with contextlib.suppress(PermissionError):  # leads a process group already
             os.setsid()
     if not config.confined:
         return
-    if config.strict:  # before there are threads, and code of packages
+    if config.strict:  # before threads exist and code of packages runs
         _read_no_more(config)
     os.umask(0o077)
     apply_limits(config.limits)
@@ -88,7 +88,7 @@ def environment(config: BootConfig, *, threads: int | None = None) -> dict[str, 
     tmp = Path(config.tmp)
     names = {
         "HOME": config.workspace or config.tmp,
-        "USER": "kernel",  # where the list of users is the host's, its own is not in it
+        "USER": "kernel",  # the kernel's uid may be missing in the host's list of users
         "PATH": f"{Path(sys.executable).parent}:/usr/local/bin:/usr/bin:/bin",
         "LANG": "C.UTF-8",
         "TMPDIR": config.tmp,
@@ -101,7 +101,7 @@ def environment(config: BootConfig, *, threads: int | None = None) -> dict[str, 
         "MALLOC_ARENA_MAX": "2",
         "OPENBLAS_THREAD_TIMEOUT": SPIN,
     }
-    if config.layers:  # packages come by the server's own tool
+    if config.layers:  # the server's tool installs packages
         names |= {"PATH": f"{SHIMS}/bin:{names['PATH']}", "PYTHONPATH": str(SHIMS)}
     for name in ("OPENBLAS", "OMP", "MKL", "NUMEXPR", "RAYON"):
         names[f"{name}_NUM_THREADS"] = pool
@@ -133,8 +133,8 @@ def apply_limits(limits: ProcessLimits) -> None:
     ):
         if value > 0:
             _lower(kind, value)
-    # A second arena reserves 64 MiB of address space, which the main thread fills, unseen by its
-    # limit, when it may have no more of its own.
+    # A second malloc arena reserves 64 MiB of address space. Once its own heap is at the limit, the
+    # main thread would fill that reserve, which RLIMIT_AS has counted already.
     linux.mallopt(linux.M_ARENA_MAX, 1)
     if limits.memory_bytes > 0:
         soft = limits.memory_bytes + ADDRESS_SPACE_OVERHEAD
@@ -153,9 +153,9 @@ def most_memory() -> int:
 
 
 def renew_memory_budget() -> None:
-    """Set the soft RLIMIT_AS to what is left of the memory budget, plus what is mapped untouched.
+    """Set the soft RLIMIT_AS to the memory budget plus untouched mappings.
 
-    It never exceeds the ceiling of `apply_limits`. Takes some 15 µs.
+    It never exceeds the ceiling of `apply_limits`. One call costs some 15 µs.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
     most = most_memory()
@@ -183,7 +183,7 @@ def renew_memory_budget() -> None:
 
 
 BALLAST_BYTES = 4 * 1024 * 1024
-"""Unmapped before setrlimit(2), which allocates."""
+"""Bytes of memory that is unmapped before a call of setrlimit, which allocates."""
 
 
 class Reserve:
@@ -204,7 +204,7 @@ class Reserve:
     def open(self) -> None:
         """Raise the soft RLIMIT_AS to `most_memory`."""
         self._opened = True
-        self._ballast = None  # first: from here on small objects can be had
+        self._ballast = None  # first: this frees memory for small objects
         soft, hard = resource.getrlimit(resource.RLIMIT_AS)
         if soft != (most := most_memory()):
             resource.setrlimit(resource.RLIMIT_AS, (most, hard))

@@ -34,7 +34,7 @@ class KernelHost:
         self._app = app.create()
         self._app.prepare()
         for name in modules:
-            with contextlib.suppress(Exception):  # the cell that needs it will say why
+            with contextlib.suppress(Exception):  # a cell that imports it will report the error
                 __import__(name)
         gc.freeze()
         gc.enable()
@@ -119,7 +119,7 @@ def _extend_path(boot: BootConfig) -> None:
 
 
 def _reseed() -> None:
-    """Renew random state after a fork: two sessions must not draw the same numbers."""
+    """Reseed random generators after a fork: two sessions must not draw the same numbers."""
     modules: dict[str, Any] = sys.modules
     if random := modules.get("random"):
         random.seed()

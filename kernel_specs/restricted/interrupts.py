@@ -14,7 +14,7 @@ from pathlib import Path
 from types import FrameType
 
 REST_SECONDS = 0.1
-"""Seconds between two KeyboardInterrupts, in which the first is reported."""
+"""Least seconds between two KeyboardInterrupts, so that the first is reported whole."""
 GUARD_DEPTH = 16
 """Frames of the output path below a write; deeper stacks are user code."""
 
@@ -29,11 +29,11 @@ class InterruptGate:
         just after another one   likewise, so that the error of the cell is reported whole
         a cell awaiting          its task is cancelled at once
 
-    A signal that comes between Python's last look for one and a blocking system call is seen
-    after that call only. `waiting` and `wake` are for the service thread, to see and end that.
+    A signal may arrive after Python's last check and before a blocking system call: Python handles
+    it only after that call. The service thread detects this by `waiting` and ends it by `wake`.
 
-    Python runs signal handlers between any two bytecodes of the main thread, hence the look at
-    the interrupted frame: no flag could be set early enough.
+    Python runs signal handlers between any two bytecodes of the main thread. No flag could be set
+    early enough, so the handler inspects the interrupted frame.
     """
 
     def __init__(self, guarded: Iterable[str] = ()) -> None:
@@ -58,7 +58,7 @@ class InterruptGate:
     def __call__(self, _signum: int, frame: FrameType | None) -> None:
         """Handle SIGINT. Raises KeyboardInterrupt in user code."""
         if self._arrived >= 0:
-            self._read_arrivals()  # before it is counted: what is left, nothing has handled
+            self._read_arrivals()  # before counting: later arrivals are not handled yet
         self._handled += 1
         if not self._handling:
             return
@@ -77,7 +77,7 @@ class InterruptGate:
         self._pending = False
         self._raised_at = 0.0
         if self._arrived >= 0:
-            self._read_arrivals()  # those of the request before, which had a handler of its own
+            self._read_arrivals()  # drop those of the last request, which may have had a handler
         self._handled += 1
         self._handling = True
         signal.signal(signal.SIGINT, self)
@@ -120,7 +120,7 @@ class InterruptGate:
     def _read_arrivals(self) -> bytes:
         try:
             return os.read(self._arrived, 4096)
-        except OSError:  # nothing there, or user code has closed it
+        except OSError:  # empty, or closed by user code
             return b""
 
     def _forget_arrivals(self) -> None:
@@ -147,12 +147,12 @@ class InterruptGate:
             self._raise()
 
     def catch_up(self) -> None:
-        """Do `check`, unless the last KeyboardInterrupt is still being reported."""
+        """Call `check` unless the last KeyboardInterrupt is still being reported."""
         if self._pending and not self._resting():
             self.check()
 
     def redeliver(self) -> None:
-        """Send SIGINT to the main thread again if one is still waiting (service thread)."""
+        """Send SIGINT to the main thread again if one is still pending (service thread)."""
         main = threading.main_thread().ident
         if self._pending and self._open and main is not None:
             signal.pthread_kill(main, signal.SIGINT)

@@ -1,4 +1,4 @@
-"""The one thread beside the main one: it keeps answering while a cell runs."""
+"""The service thread: it answers control requests and sends output while a cell runs."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Channel:
     def __init__(
         self, router: RouterSocket, io_loop: BaseAsyncIOLoop, *, collects: bool = False
     ) -> None:
-        """Watch a socket from `io_loop`; with `collects`, replies wait for `push`."""
+        """Watch a socket from `io_loop`; with `collects`, replies are kept until `push`."""
         self.io_loop = io_loop
         self._collects = collects
         self.held: deque[list[bytes]] = deque()
@@ -57,7 +57,7 @@ class Channel:
         return self._always_readable
 
     def receive(self) -> list[bytes] | None:
-        """Return the next message, or None; first those that `hold` has read."""
+        """Return the next message or None; those that `hold` has read come first."""
         with self._lock:
             return self.held.popleft() if self.held else self._router.receive()
 
@@ -87,7 +87,7 @@ class Channel:
             self.push()
 
     def descriptors(self) -> list[int]:
-        """Take the descriptors that came with messages."""
+        """Return the descriptors that came with messages, and forget them."""
         given = self._router.given
         found = given[:]
         given.clear()
@@ -100,7 +100,7 @@ class Channel:
             del self._replies[0]
 
     def flush(self, *_: Any) -> None:
-        """Do nothing; ipykernel asks for it after each reply."""
+        """Do nothing; ipykernel calls it after each reply."""
 
     def _on_event(self) -> None:
         with contextlib.suppress(MemoryError), self._lock:  # the waiting task reads it later
@@ -115,8 +115,8 @@ class Channel:
 
 
 LINGER_SECONDS = 0.2
-"""Seconds after a cell, and after text that came then, until text of threads is looked for: Python
-announces no text without the end of a line."""
+"""Seconds from the end of a cell, or from text after it, to one more flush. It sends text of
+threads: Python's streams give no notice of text without a line end."""
 
 
 class Ticker:
@@ -159,7 +159,7 @@ _BLOCKED_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGALRM, signal.SIGCHL
 
 
 OS_NAME = "kernel-service"
-"""Name by which the host knows that this thread runs no code of cells; at most 15 bytes."""
+"""Thread name, by which the host tells that this thread runs no user code; at most 15 bytes."""
 
 
 class ServiceThread(threading.Thread):
@@ -215,13 +215,13 @@ class ServiceThread(threading.Thread):
     def run(self) -> None:
         """Serve until the loop is stopped; then make sure that the process ends."""
         signal.pthread_sigmask(signal.SIG_BLOCK, _BLOCKED_SIGNALS)
-        with contextlib.suppress(OSError):  # a filter of another's sandbox
+        with contextlib.suppress(OSError):  # denied by the filter of a foreign sandbox
             linux.set_name(OS_NAME)
         while self._out_of_memory():
             time.sleep(self._flush_seconds)
         self.main_ended.wait(EXIT_SECONDS)
         threading.Event().wait(EXIT_SECONDS)
-        os._exit(0)  # held up by user code: a cell, or a thread that does not end
+        os._exit(0)  # user code still runs: a cell, or a thread that does not end
 
     def _out_of_memory(self) -> bool:
         """Run the loop; return True if a MemoryError ended it."""
@@ -257,7 +257,7 @@ class ServiceThread(threading.Thread):
         else:
             self._ticker.stop()
         self._ticking = False
-        if self._running or self._iopub.waiting:  # also what came since it was stopped
+        if self._running or self._iopub.waiting:  # text may have come since the timer was stopped
             self.tick_soon()
 
     def _later(self, seconds: float, callback: Callable[[], object]) -> None:
@@ -280,7 +280,7 @@ class ServiceThread(threading.Thread):
             if not self._running:
                 self._rest(lingers=came)
         except MemoryError:
-            pass  # user code has taken all of it: the next tick sends what is left
+            pass  # user code has used up the memory: the next tick sends the rest
 
     def _works_long(self) -> bool:
         return self._running and time.monotonic() - self._began >= self._flush_seconds

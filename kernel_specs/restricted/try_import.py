@@ -1,7 +1,7 @@
-"""Import modules in a process that is thrown away: `python -I -B try_import.py REQUEST`.
+"""Import modules in a short-lived process: `python -I -B try_import.py REQUEST`.
 
 REQUEST is JSON: `paths` for sys.path, `modules` to import, `limits` and `support` as in boot.json,
-`tmp`. The last line of the output is JSON, each module with null or why it cannot be imported.
+`tmp`. The last line of the output is JSON: each module with null, or with its error.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def main(request: str) -> int:
     os.dup2(nowhere, 1)
     report = {name: _import(name) for name in task["modules"]}
     os.write(said, f"\n{json.dumps(report)}\n".encode())
-    os._exit(0)  # not what packages do at exit
+    os._exit(0)  # skip exit handlers of packages
 
 
 def _import(name: str) -> str | None:

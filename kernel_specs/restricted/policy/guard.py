@@ -1,6 +1,6 @@
-"""The import guard refuses modules outside the policy to user code; `without` refuses builtins.
+"""Refuse user code modules outside the policy, and builtins (`without`).
 
-A guard rail for well-meaning code, not the boundary: that is the sandbox. Code under the read-only
+A guard rail for well-meaning code; the security boundary is the sandbox. Code under the read-only
 runtime may import anything and keeps Python's builtins, so libraries work.
 """
 
@@ -23,7 +23,7 @@ from kernel_specs.restricted.console.tracebacks import IMPORT_GUARD
 CELL_PREFIX = "<ipython-input-"
 """Prefix of file names of cells: user code, though they look like other generated code."""
 IMPLICIT = frozenset({"__future__", "__main__", "_codecs", "_strptime", "builtins", "copyreg"})
-"""Modules that C code imports from the caller's frame, `datetime.strptime` for one."""
+"""Modules that C code imports from the caller's frame, as `datetime.strptime` does."""
 LISTED = 80
 
 
@@ -118,7 +118,7 @@ class ImportGuard:
     ) -> None:
         """Raise ModuleNotAllowedError unless the code of `frame` may import this.
 
-        What follows `name` is what `__import__` was called with.
+        The parameters after `name` are arguments of `__import__`.
         """
         if self._is_trusted(frame, namespace):
             return
@@ -146,9 +146,9 @@ class ImportGuard:
         return known
 
     def _is_trusted(self, frame: FrameType | None, namespace: dict[str, Any] | None) -> bool:
-        """Return True if the runtime imports, not user code: by the nearest frame with a file.
+        """Return True if the runtime imports, not user code; the nearest frame with a file decides.
 
-        Extension modules have no frame: the caller's globals, `namespace`, tell them.
+        Extension modules have no frame: they are recognised by their globals, `namespace`.
         """
         if (
             frame is not None
@@ -241,7 +241,7 @@ _INSTEAD = {
 
 
 class BuiltinNotAllowedError(PermissionError):
-    """User code called a builtin that the policy takes away."""
+    """User code called a builtin that the policy denies."""
 
     __module__ = "builtins"  # shown to the user without the name of this file
 

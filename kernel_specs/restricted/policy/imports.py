@@ -70,7 +70,10 @@ def before_sites(paths: Sequence[str]) -> int:
 
 
 def support(given: Sequence[str]) -> None:
-    """Put the folder of the kernel's own packages on sys.path: `first` of sites, or behind all."""
+    """Add the folder of the kernel's own packages to sys.path.
+
+    `given` is empty, or folder and place: `first` is before site-packages, `last` the end.
+    """
     if given:
         folder, order = given
         place = before_sites(sys.path) if order == "first" else len(sys.path)
@@ -85,7 +88,7 @@ def _let_look() -> None:
 
 
 def _worker_flags() -> list[str]:
-    """The interpreter's options with -s and -P in place of -I."""
+    """Return the interpreter's options, with -s and -P in place of -I."""
     flags: list[str] = []
     for flag in _own_flags():
         flags += ("-s", "-P") if flag == "-I" else (flag,)
@@ -93,9 +96,9 @@ def _worker_flags() -> list[str]:
 
 
 def _lead(name: str, paths: Sequence[str], own: tuple[str, ...]) -> None:
-    """Put `paths` first in a variable, instead of its paths that begin with one of `own`.
+    """Put `paths` first in a variable, replacing its paths that begin with one of `own`.
 
-    The replacement of pip stays before them: a pip that was installed cannot write anywhere.
+    The shim of pip stays before them: an installed pip could not write anywhere.
     """
     before = os.environ.get(name, "")
     kept = [path for path in before.split(os.pathsep) if path and not path.startswith(own)]
@@ -141,8 +144,8 @@ class LiveImports:
     async def take(self, allowed: Iterable[str], modules: Sequence[str]) -> Report:
         """Allow names, then import modules; return the state of each.
 
-        `imported`; `earlier`: it stays as loaded before from another place; `shadowed`: a file of
-        the workspace hides it; `failed`.
+        `imported`; `earlier`: loaded before from another place, and kept; `shadowed`: hidden by a
+        file of the workspace; `failed`.
         """
         refresh(self._layers)
         export(self._layers)
@@ -182,7 +185,7 @@ class LiveImports:
             self._gate.open()
             yield
         except KeyboardInterrupt:
-            return  # it came after the last import
+            return  # SIGINT came after the last import
         finally:
             self._gate.close()
             self._gate.end()
