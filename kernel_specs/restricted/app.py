@@ -127,7 +127,7 @@ class KernelApp(IPKernelApp):
                 if self.gate.cancel is not None:
                     self.gate.cancel()
         finally:
-            self.kernel.end_child()  # without what its parent does at its exit
+            self.kernel.end_child()  # a forked child skips the exit steps of its parent
         self.service.main_ended.set()
 
     def _interrupted_loop(self) -> bool:
@@ -140,7 +140,7 @@ class KernelApp(IPKernelApp):
         return False
 
     def _leave_requests(self) -> None:
-        """Close the request channels in a forked child: the next requests are for its parent."""
+        """Close the request channels in a forked child: further requests are for its parent."""
         for channel in (self.kernel.shell_stream, self.kernel.control_stream):
             channel.leave()
 
@@ -198,7 +198,7 @@ def _listening(info: dict[str, Any]) -> tuple[dict[str, socket.socket], dict[str
 
 def _let_processes_meet_over_tcp() -> None:
     """Set multiprocessing's default to TCP, for a process that cannot make Unix sockets."""
-    from multiprocessing import connection  # takes 2 ms, unless the template has it
+    from multiprocessing import connection  # costs 2 ms, unless the template has loaded it
 
     connection.default_family = "AF_INET"  # type: ignore[attr-defined]
 

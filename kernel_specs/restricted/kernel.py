@@ -47,7 +47,7 @@ class SandboxKernel(CheckpointRequests, SnapshotRequests, IPythonKernel):
 
     shell_class = Type(Shell)
     compiler_class = Type(CachingCompiler)
-    """Cells are `<ipython-input-…>`: ipykernel's own names cost a Python loop over every byte."""
+    """Names cells `<ipython-input-…>`: ipykernel's own names cost a Python loop over every byte."""
     shell_stream = AnyTrait()
     control_stream = AnyTrait()
     gate: InterruptGate = AnyTrait()
@@ -102,8 +102,8 @@ class SandboxKernel(CheckpointRequests, SnapshotRequests, IPythonKernel):
             self._unanswered = None
             try:
                 if not self.shell_stream.held:
-                    self._aborting = False  # all that was queued when a cell failed is answered
-                    await asyncio.sleep(0)  # what a cell left to the loop comes before the next
+                    self._aborting = False  # all requests queued when a cell failed are answered
+                    await asyncio.sleep(0)  # run callbacks that the last cell has left in the loop
                 message = self.shell_stream.receive()
                 if message is None:
                     await self.shell_stream.readable()
@@ -117,7 +117,7 @@ class SandboxKernel(CheckpointRequests, SnapshotRequests, IPythonKernel):
                     self._publish_status("idle", "shell")
                     self.log.error("request could not be handled", exc_info=error)
                     self._send()
-                await asyncio.sleep(RETRY_SECONDS)  # or the task ends: it never spins
+                await asyncio.sleep(RETRY_SECONDS)  # no busy loop if it fails again
             finally:
                 self.shell.reserve.close()
 
@@ -170,7 +170,7 @@ class SandboxKernel(CheckpointRequests, SnapshotRequests, IPythonKernel):
                     continue
                 await self.dispatch_control(message)
                 self.iopub.pump()
-            except MemoryError:  # user code has taken all of it
+            except MemoryError:  # user code has used up the memory
                 await asyncio.sleep(RETRY_SECONDS)
             except Exception:
                 self.log.exception("control request could not be handled")
@@ -179,7 +179,7 @@ class SandboxKernel(CheckpointRequests, SnapshotRequests, IPythonKernel):
     def set_parent(self, ident: Any, parent: Any, channel: str = "shell") -> None:
         """Attribute output from now on to this request."""
         if channel == "shell":
-            self.console.hand_over()  # what threads printed since belongs to the one before
+            self.console.hand_over()  # text printed until now belongs to the previous request
             self.iopub.parent = parent["header"]
             self._unanswered = ident, parent
         super().set_parent(ident, parent, channel)
@@ -206,7 +206,7 @@ class SandboxKernel(CheckpointRequests, SnapshotRequests, IPythonKernel):
     def _publish_execute_input(
         self, code: str, parent: dict[str, Any], execution_count: int
     ) -> None:
-        """Publish the code that runs, unless the server, which numbers cells, has sent it."""
+        """Publish the code that runs; the server does that for cells that it numbers."""
         if "cell_number" not in parent["content"]:
             super()._publish_execute_input(code, parent, execution_count)
 
@@ -241,7 +241,7 @@ class SandboxKernel(CheckpointRequests, SnapshotRequests, IPythonKernel):
             reply["status"] = "ok"
             reply["user_expressions"] = shell.user_expressions(user_expressions or {})
         else:
-            self.shell_stream.hold()  # queued behind it; what comes after the reply is not
+            self.shell_stream.hold()  # requests that came before the reply are aborted, no others
             reply["status"] = "error"
             reply["exit_code"] = _exit_code(error)
             reply["begun"] = result.error_before_exec is None
@@ -262,7 +262,7 @@ class SandboxKernel(CheckpointRequests, SnapshotRequests, IPythonKernel):
         return reply
 
     def end_child(self) -> None:
-        """End a process that code forked and that left its cell: only its parent is the kernel."""
+        """Exit if user code has forked this process in a cell: only its parent is the kernel."""
         if os.getpid() == self._pid:
             return
         signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -335,7 +335,7 @@ class SandboxKernel(CheckpointRequests, SnapshotRequests, IPythonKernel):
         self.session.send(stream, "kernel_mcp_variables_reply", content, parent, ident)
 
     async def kernel_mcp_state_request(self, stream: Any, ident: Any, parent: Any) -> None:
-        """Reply whether the main thread waits for requests; answered by the service thread."""
+        """Reply with `idle`, True if the main thread waits for requests (service thread)."""
         main = threading.main_thread().ident
         frame = sys._current_frames().get(main or 0)
         waits = frame is not None and frame.f_code.co_filename == selectors.__file__
@@ -384,7 +384,7 @@ def _exit_code(error: BaseException | None) -> int:
 
 
 def _refuse_input(what: str) -> NoReturn:
-    raise StdinNotImplementedError(  # no EOFError: debuggers would end without a word
+    raise StdinNotImplementedError(  # no EOFError: debuggers would end silently
         f"{what} has nobody to ask in this session: put the value into the code instead, as in "
         "name = 'value'"
     )

@@ -47,7 +47,7 @@ class Script:
         self._exits.record()
 
     def _end(self, result: Any) -> None:
-        """Do as Python does at exit, in its order: threads, then exit functions."""
+        """Run the steps of Python's exit in their order: threads, then exit functions."""
         self._shell.events.unregister("pre_run_cell", self._begin)
         self._shell.events.unregister("post_run_cell", self._end)
         if not self._begun:
@@ -95,7 +95,7 @@ class _ExitCalls:
         for finalizer in _finalizers():
             if finalizer not in self._finalizers:
                 self.call(finalizer)
-        if self._workers:  # whose own call was registered before
+        if self._workers:  # its exit function was registered before `record`
             self.call(sys.modules["multiprocessing.util"]._exit_function)
 
     def call(self, function: Callable[[], object]) -> None:
@@ -116,7 +116,7 @@ class _ExitCalls:
         return func
 
     def _unregister(self, func: Callable[..., object], /) -> None:
-        """Take a function back, as atexit.unregister."""
+        """Remove a registered function, as atexit.unregister."""
         self._calls[:] = [call for call in self._calls if call[0] != func]
         self._original[1](func)
 

@@ -55,7 +55,7 @@ class HiddenLoop:
         asyncio.create_task = asyncio.tasks.create_task = self.create_task  # type: ignore[assignment]
 
     def hide(self) -> None:
-        """Hide the kernel's running loop from code: no loop runs in this thread, as it sees it."""
+        """Hide the kernel's running loop: code then finds no running loop in this thread."""
         self._kernel, self._task = asyncio.get_running_loop(), asyncio.current_task()
         if self._idle is None or self._idle.is_closed():
             self._idle = asyncio.new_event_loop()
@@ -142,7 +142,7 @@ class Shell(ZMQInteractiveShell):
             cell = self.transform_cell(code)
         except Exception as error:  # noqa: BLE001  # shown as the error of the cell
             cell, failure = code, sys.exc_info()
-            if not isinstance(error, SyntaxError):  # which is how one refuses a cell
+            if not isinstance(error, SyntaxError):  # by which a transformer refuses a cell
                 self._drop_transformers()
         self.last_cell = cell
         coroutine = self.run_cell_async(
@@ -183,7 +183,7 @@ class Shell(ZMQInteractiveShell):
         return result
 
     def _drop_transformers(self) -> None:
-        """Remove transformers of cells that are not IPython's own: one would fail for each cell."""
+        """Remove cell transformers other than IPython's own: a broken one fails on every cell."""
         manager = self.input_transformer_manager
         for each in (
             manager.cleanup_transforms,
@@ -222,7 +222,7 @@ class Shell(ZMQInteractiveShell):
         arguments = exc_tuple, filename, tb_offset, exception_only, running_compiled_code
         try:
             self._show_exception(*arguments)
-        except MemoryError:  # whatever the exception was: there is no memory to tell of it
+        except MemoryError:  # no memory is left to report the exception, whatever it was
             self.reserve.open()
             self._show_exception(*arguments)
 
@@ -285,7 +285,7 @@ class Shell(ZMQInteractiveShell):
         self.display_pub.publish({"text/plain": text})
 
     def ask_exit(self) -> None:
-        """Answer `exit` and `quit`: they end the cell."""
+        """End the cell, for `exit` and `quit`. Raises SystemExit."""
         raise SystemExit(GOES_ON)
 
     @observe("commands_allowed")
@@ -341,7 +341,7 @@ class Shell(ZMQInteractiveShell):
     def _give_builtins(self) -> None:
         if self.own_builtins is not None:
             self.user_ns["__builtins__"] = self.user_ns["__builtin__"] = self.own_builtins
-            self.user_ns.pop("open", None)  # IPython's own, for people who close stdout
+            self.user_ns.pop("open", None)  # IPython's wrapper, which refuses descriptors 0 to 2
 
     def init_display_formatter(self) -> None:
         """Format and complete outputs for a reader without a browser."""
@@ -362,7 +362,7 @@ class Shell(ZMQInteractiveShell):
         self.compile.flags &= ~getattr(codeop, "PyCF_ALLOW_INCOMPLETE_INPUT", 0)
 
     def init_environment(self) -> None:
-        """Leave the environment alone: IPython would ask every program for colours."""
+        """Leave the environment unchanged: IPython would turn on colours in every program."""
 
     @contextlib.contextmanager
     def _tee(self, channel: str) -> Iterator[None]:
@@ -399,11 +399,11 @@ class Shell(ZMQInteractiveShell):
 
 Shell.__name__ = Shell.__qualname__ = ZMQInteractiveShell.__name__
 Shell.__module__ = ZMQInteractiveShell.__module__
-"""Libraries and cells ask the shell for its class to learn that this is a notebook."""
+"""Libraries and cells detect a notebook by the name of the shell's class."""
 
 
 def _first(error: BaseException) -> BaseException:
-    """Return the first MemoryError of a chain of them: the kernel's own may follow it."""
+    """Return the first MemoryError of a chain: later ones may come from the kernel itself."""
     while isinstance(error.__context__, MemoryError) and not error.args:
         error = error.__context__
     return error
@@ -412,7 +412,7 @@ def _first(error: BaseException) -> BaseException:
 def _may_await(cell: str) -> bool:
     """Return True if a cell may use `await`: it holds "await" or "async".
 
-    Compiling it tells more.
+    A cheap test; IPython's `should_run_async` compiles the cell.
     """
     return "await" in cell or "async" in cell
 

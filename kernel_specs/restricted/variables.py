@@ -1,7 +1,7 @@
-"""The names of a session, described without running a line of user code.
+"""Describe the variables of a session without running user code.
 
-Answered by the service thread while a cell runs, so every look at an object is one that cannot call
-back into it: exact built-in types, and the known types of numpy, pandas and polars.
+The service thread does this while a cell runs. So only objects that cannot call user code are
+inspected: those of exact built-in types, and of known types of numpy, pandas and polars.
 """
 
 from __future__ import annotations
@@ -74,8 +74,8 @@ def describe(namespace: dict[str, Any], hidden: Container[str] = ()) -> dict[str
 class NameTracker:
     """Tracker of names that were added to a namespace or removed since the last call.
 
-    A call costs as much as there is new: a dict keeps the order of insertion, so keys after the
-    last known one are new. Only if the count shows that others are gone, all keys are compared.
+    A call costs time in proportion to the new names: a dict keeps the order of insertion, so keys
+    after the last known one are new. All keys are compared only if the count shows a removal.
     """
 
     def __init__(self) -> None:
@@ -86,7 +86,7 @@ class NameTracker:
     def news(
         self, namespace: dict[Any, Any], hidden: Container[str]
     ) -> tuple[list[str], list[str]]:
-        """Return public names that were added, and those that were removed, since the last call."""
+        """Return the public names added, and those removed, since the last call."""
         fresh, known = self._since(namespace), self._known
         if fresh is not None and len(namespace) == self._size + len(fresh):
             come = [key for key in fresh if _public(key, hidden) and key not in known]
@@ -102,7 +102,7 @@ class NameTracker:
         return come, gone
 
     def _since(self, namespace: dict[Any, Any]) -> list[Any] | None:
-        """Return the keys behind the last known one, or None if that is gone."""
+        """Return the keys after the last known one, or None if that was removed."""
         fresh: list[Any] = []
         try:
             for key in reversed(namespace.keys()):

@@ -26,7 +26,7 @@ from kernel_specs.restricted.checkpoints.suspended import FIRST_FD
 
 _MADE = os.O_CREAT | os.O_EXCL | os.O_TRUNC
 _getstate, _setstate, _seed = random.getstate, random.setstate, random.seed
-"""As they are before code can replace them: they are called in the kernel itself."""
+"""The original functions: user code may replace them, and the kernel itself calls them."""
 _MEMORY = ("/dev/shm/", "/memfd:", "/SYSV", "/dev/zero")
 TICK_S = 0.02
 """Seconds until a further write changes a file's mtime for certain: Linux's tick is up to 10 ms."""
@@ -75,9 +75,9 @@ class File:
         return "" if path.startswith(_MEMORY) else path
 
     def doubtful(self, *, beside: bool) -> bool:
-        """Return True if the file is writable and was written to since.
+        """Return True if the file is writable and has been written to since `of`.
 
-        `beside` a kernel that goes on and may write to it, every writable file counts.
+        With `beside`, another kernel runs on and may write: every writable file counts.
         """
         if self.flags & os.O_ACCMODE == os.O_RDONLY:
             return False
@@ -92,7 +92,7 @@ class File:
     def reopen(self) -> None:
         """Open the file again at its descriptor and offset, for this process alone.
 
-        One that cannot be opened again shares its offset with the kernels before.
+        A file that cannot be opened again shares its offset with earlier kernels.
         """
         try:
             fresh = os.open(f"/proc/self/fd/{self.fd}", self.flags & ~_MADE | os.O_CLOEXEC)
@@ -118,7 +118,7 @@ def open_files() -> list[File]:
 
 
 def close_doubtful(files: Iterable[File], *, beside: bool) -> tuple[list[File], list[str]]:
-    """Close files that were written to since; return the others, and the paths of those closed.
+    """Close the files that are `doubtful`; return the others, and the paths of those closed.
 
     A library, such as that of a database, could write outdated pages over a file that has changed.
     Python's own file objects know nothing but an offset, so they stay open.
@@ -171,7 +171,7 @@ class ForkState:
             if numpy_random := sys.modules.get("numpy.random"):
                 numpy_random.seed()
         else:
-            _setstate(self.random_state)  # Python seeds it in every child
+            _setstate(self.random_state)  # Python reseeds `random` in every child
             for piece in self.shared:
                 piece.restore()
         main = threading.main_thread()
@@ -182,7 +182,7 @@ class ForkState:
 
 
 def vary(values: Iterable[Any]) -> None:
-    """Seed again the random generators among variables, of `random` and numpy."""
+    """Reseed the random generators of `random` and numpy among these values."""
     generator = getattr(sys.modules.get("numpy.random"), "Generator", None)
     old = getattr(sys.modules.get("numpy.random"), "RandomState", None)
     for value in values:
@@ -195,11 +195,11 @@ def vary(values: Iterable[Any]) -> None:
             value.seed()
 
 
-# Children of the kernel before: the host has killed them, and this process may not wait for them.
+# Children of the earlier kernel: the host has killed them, and this process cannot wait for them.
 
 
 class _Lost:
-    """State of `lose_children`: processes with ids below `before` may be an earlier kernel's."""
+    """State of `lose_children`: pids below `before` may belong to an earlier kernel."""
 
     before = 0
     installed = False
@@ -241,8 +241,7 @@ def _is_lost(pid: int) -> bool:
     return False
 
 
-# Event loops: a selector is an epoll(7) instance, which a fork shares, as it does the pair of
-# sockets that wakes a loop.
+# Event loops: a fork shares a loop's epoll(7) instance, and the pair of sockets that wakes it.
 
 
 class LoopRegistry:
@@ -261,14 +260,14 @@ class LoopRegistry:
         kind._make_self_pipe = _make_self_pipe
 
     def renew(self, own: Iterable[Any]) -> None:
-        """Give each open loop, `own` included, a selector and sockets of this process alone."""
+        """Call `renew` for each open loop, `own` included."""
         for loop in {*self._made, *own}:
             if not loop.is_closed():
                 renew(loop)
 
 
 def renew(loop: Any) -> None:
-    """Give a loop a selector and a pair of sockets to wake it that no other process has."""
+    """Replace a loop's selector and wake-up sockets by ones that no other process shares."""
     old, woken = loop._selector, loop._ssock.fileno()
     keys = [key for key in old.get_map().values() if key.fd != woken]
     old.close()

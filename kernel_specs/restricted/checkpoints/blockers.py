@@ -1,6 +1,6 @@
 """Search, before a checkpoint, for what a forked kernel would lack or share: threads, GPUs, memory.
 
-Threads end with a fork, and whoever waits for them waits for ever. Shared memory goes on changing
+Threads do not survive a fork, and code that waits for one hangs. Shared memory goes on changing
 after a fork: up to `MOST_SHARED_BYTES` of it are copied, and put back later.
 """
 
@@ -22,7 +22,7 @@ MOST_SHARED_BYTES = 4 * 1024 * 1024
 OMP_PAUSE_HARD = 2  # omp_pause_resource_t of OpenMP 5.0
 _OMP = re.compile(r"lib(gomp|omp|iomp5)\b")
 _SURVIVES = re.compile(r"openblas|libarrow|workqueue|libmkl")
-"""Libraries that start their threads again after a fork: tried, see docs/checkpoints.md."""
+"""Libraries that start their threads again after a fork: tested, see docs/checkpoints.md."""
 _ALWAYS = ("torch", "tensorflow", "jax", "numba.np.ufunc.omppool")
 """Modules that cannot be forked, whether they have threads now or not."""
 _GPU = re.compile(r"/dev/(nvidia|dxg|kfd|dri/renderD)")
@@ -30,7 +30,7 @@ _GPU = re.compile(r"/dev/(nvidia|dxg|kfd|dri/renderD)")
 _MEMORY = re.compile(r"^(/dev/shm/|/dev/zero|/memfd:|/SYSV|.* \(deleted\)$|$)")
 _OWN = "/memfd:output-ring"
 _SYSTEM = re.compile(r"(lib(c|pthread|m|dl|rt|stdc\+\+|gcc_s)|ld-[\w-]+)[-.\d]*\.so\b|\[")
-"""Files with the outermost frames of every thread, which do not tell whose it is."""
+"""Files with the outermost frames of every thread, which do not identify its library."""
 _PYTHON = re.compile(r"(lib)?python\d*(\.\d+)?\w?$|libpython\d")
 STACK_BYTES = 16 * 1024
 """Bytes at the outer end of a waiting thread's stack that are searched for frames of a library."""
@@ -41,7 +41,8 @@ UNKNOWN = "an unknown library"
 """Owner of a thread that does not wait, or whose stack has no frame of a known file."""
 UNSEEN = "threads of libraries that this sandbox does not let be looked at"
 _SYSCALL_FIELDS = 3
-"""Least fields of /proc/pid/syscall for a waiting thread; the last two: stack pointer, address."""
+"""Least fields of /proc/PID/syscall for a waiting thread; the last two are stack pointer and
+program counter."""
 
 
 @dataclass(frozen=True)
@@ -99,7 +100,7 @@ def _uses_gpu(maps: Sequence[str]) -> bool:
 
 
 def _end_monitors() -> None:
-    """End the thread with which tqdm looks after slow bars; the next bar begins another."""
+    """Stop the monitor thread of tqdm; the next bar starts another."""
     tqdm = getattr(sys.modules.get("tqdm.std"), "tqdm", None)
     monitor = getattr(tqdm, "monitor", None)
     if tqdm is not None and isinstance(monitor, threading.Thread):
@@ -148,7 +149,7 @@ def _words(owner: str) -> str:
 
 
 def _may_end(owner: str) -> bool:
-    """Return True if a thread of this owner may soon end or wait, so that it is looked at again."""
+    """Return True if a thread of this owner may soon end or sleep, and is worth another look."""
     return owner == UNKNOWN or bool(_OMP.search(owner))
 
 

@@ -24,7 +24,7 @@ MOST_CLOSED = 20
 
 
 class Lifeline:
-    """The control socket over which the host sends a socket for each checkpoint to wait at."""
+    """The control socket; for each checkpoint the host sends a socket over it to wait at."""
 
     def __init__(self, fd: int) -> None:
         """Take over a descriptor; -1 for a kernel without checkpoints."""
@@ -38,7 +38,7 @@ class Lifeline:
         """
         with socket.socket(fileno=os.dup(self.fd)) as line:
             received = suspended.receive(line, socket.MSG_DONTWAIT)
-            while received is not None:  # the last is of this request, others were given up
+            while received is not None:  # the last one is for this request, earlier ones timed out
                 try:
                     later = suspended.receive(line, socket.MSG_DONTWAIT)
                 except BlockingIOError:
@@ -68,11 +68,11 @@ class CheckpointRequests:
             self.session.send(stream, "kernel_mcp_checkpoint_reply", content, parent, ident)
 
     async def kernel_mcp_branch_request(self, stream: Any, ident: Any, parent: Any) -> None:
-        """Become the fresh kernel of a branch: set `BRANCH_DIR` and make that folder."""
+        """Prepare this fresh kernel for a branch: set `BRANCH_DIR` and make that folder."""
         content = {"status": "ok"}
         try:
             _settle(self, parent["content"])
-        except OSError as error:  # the folder is named, and what writes to it says the rest
+        except OSError as error:  # the folder is named; code that writes to it gets the error
             content = {"status": "error", "reason": str(error)}
         self.session.send(stream, "kernel_mcp_branch_reply", content, parent, ident)
 
@@ -99,7 +99,7 @@ def take(kernel: Any, lifeline: Lifeline) -> dict[str, Any] | None:
                     suspended.let_go({wake.fileno(), kernel.parent.stderr_fd})
                     state.part_files()
                     order, fds = suspended.park(wake)
-            except BaseException as error:  # a copy may not go on as this kernel
+            except BaseException as error:  # a failed copy must not run on as this kernel
                 if os.getpid() == kernel._pid:
                     raise
                 _give_up(wake, error)
@@ -114,7 +114,7 @@ def take(kernel: Any, lifeline: Lifeline) -> dict[str, Any] | None:
                 if branch:
                     after_fork.vary(kernel.shell.user_ns.values())
                     _settle(kernel, order)
-            except BaseException as error:  # noqa: BLE001  # told to the host, whatever it is
+            except BaseException as error:  # noqa: BLE001  # any error is reported to the host
                 _give_up(wake, error)
         kernel.service.start()
         suspended.send(wake, alive=order["id"], closed=closed[:MOST_CLOSED])
@@ -154,9 +154,9 @@ def _close_own(kernel: Any, fds: Sequence[int]) -> None:
 
 
 def _connect(kernel: Any, lifeline: Lifeline, order: dict[str, Any], fds: list[int]) -> None:
-    """Serve the connections that the host has sent, with a thread of this process.
+    """Serve the connections that the host has sent, with a service thread of this process.
 
-    After them come the lifeline and the ring.
+    `fds` are those of `ENDS`, then the control socket and the output ring.
     """
     ends = {name: socket.socket(fileno=fd) for name, fd in zip(ENDS, fds, strict=False)}
     lifeline.fd, ring = fds[len(ENDS) :]

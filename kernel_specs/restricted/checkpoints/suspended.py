@@ -1,15 +1,16 @@
-"""A copy of the kernel that waits: forked between two requests, woken by the host.
+"""A checkpoint: a suspended copy of the kernel, forked between two requests and woken by the host.
 
-The host sends one end of a socket pair over the lifeline for each copy, then asks for it. The copy
-says that it is there, and forks the next kernel when it is told to: it is not used up. It ends when
-the host closes its end. Packets are JSON objects:
+For each copy the host sends one end of a socket pair over the control socket, then a checkpoint
+request. The copy reports that it is parked. For each `wake` packet it forks a kernel, so one copy
+serves any number of them. It exits when the host closes its end. Packets are JSON objects:
 
-    {"op": "park"}                        with the end to wait at (lifeline)
+    {"op": "park"}                        with the end to wait at (over the control socket)
     {"op": "wake", "id": n, "key": …, "folder": …}    with ends of shell, control, iopub, the next
-                                          lifeline, and a ring; a branch has a folder
-    {"parked": true}, {"error": …}        of the copy, of either
-    {"alive": n, "closed": […]}           of the kernel, with files that it has open no more
-    {"ended": n, "status": …}             of the copy: how that kernel has ended (wait(2))
+                                          control socket, and a ring; a branch has a folder
+    {"parked": true}                      from the copy
+    {"error": …}                          from the copy or the kernel
+    {"alive": n, "closed": […]}           from the kernel, with paths of files that were closed
+    {"ended": n, "status": …}             from the copy: wait status of that kernel (wait(2))
 """
 
 from __future__ import annotations
@@ -80,7 +81,7 @@ def _child_has_ended() -> bool:
 
 
 def show(*, seen: bool) -> None:
-    """Set whether other processes of the sandbox can look into this one and its forks by /proc.
+    """Set by `seen` if the sandbox's other processes can read this one and its forks in /proc.
 
     Does nothing where the host's filter does not permit a process to hide.
     """
@@ -97,7 +98,7 @@ def fork_apart() -> int:
     show(seen=False)
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of Python 3.12: there is a thread, made anew later
+            warnings.simplefilter("ignore")  # Python 3.12 warns of threads; ours is made anew later
             between = os.fork()
             if between == 0:
                 _fork_and_end()
@@ -107,7 +108,7 @@ def fork_apart() -> int:
             show(seen=True)
     try:
         _, status = os.waitpid(between, 0)
-    except ChildProcessError:  # user code ignores the ends of its children
+    except ChildProcessError:  # user code ignores SIGCHLD
         return 1
     if status != 0:
         raise OSError("the second fork failed")
@@ -115,7 +116,7 @@ def fork_apart() -> int:
 
 
 def _fork_and_end() -> None:
-    """Return in a forked child; this process ends."""
+    """Fork; return in the child only, and exit here."""
     try:
         apart = os.fork()
     except OSError:
@@ -125,7 +126,7 @@ def _fork_and_end() -> None:
 
 
 def park(wake: socket.socket) -> tuple[dict[str, Any], list[int]]:
-    """Wait for the host, and fork a kernel for each request; exit when the host hangs up.
+    """Wait for the host, and fork a kernel for each request; exit when the host closes its end.
 
     Returns in the forked kernels alone, with the host's request and its descriptors.
     """
@@ -163,10 +164,9 @@ def park(wake: socket.socket) -> tuple[dict[str, Any], list[int]]:
 
 
 def let_go(kept: Container[int]) -> None:
-    """Give up pipes and sockets, so that nobody waits for this process to close them.
+    """Replace pipes and sockets by dead ends, so that their peers see the end of file.
 
-    Their numbers stay taken, by ends whose other end is gone: the objects that have them would
-    close what gets the number next.
+    The descriptor numbers stay in use: objects that own one would else close an unrelated file.
     """
     socket_end, other = socket.socketpair()
     reader, pipe_writer = os.pipe()

@@ -30,7 +30,7 @@ _COUNTERS = struct.Struct("<QQ")
 
 
 class OutputRingWriter:
-    """A memfd with the end of all stream text, which the host still reads after a crash.
+    """A memfd with the end of all stream text, which the host can read after a crash.
 
     Its header counts characters and UTF-8 bytes since the start; byte n of the text lies at
     n modulo the size of the ring behind it.
@@ -46,7 +46,7 @@ class OutputRingWriter:
             os.close(fd)
 
     def add(self, text: str) -> None:
-        """Append text; the counters are written last, so that what they count is there."""
+        """Append text; the counters are written last, so that all counted text is complete."""
         if self._memory is None:
             return
         data = text.encode("utf-8", "replace")
@@ -181,7 +181,7 @@ class IOPubPublisher:
     def _hand_out(self) -> None:
         """Send what exceeds the socket's buffer, for at most `HAND_OUT_SECONDS`.
 
-        Code that follows may end the process, or hold Python's lock.
+        Code that follows may end the process, or hold the GIL.
         """
         deadline = time.monotonic() + HAND_OUT_SECONDS
         while (left := self._publisher.waiting) and time.monotonic() < deadline:
@@ -209,7 +209,7 @@ class IOPubPublisher:
         self._text_size = 0
 
     def close(self) -> None:
-        """Send what the socket's buffer takes, and close the socket."""
+        """Send as much as the socket's buffer accepts, and close the socket."""
         with self.lock:
             self.flush_text()
             self._pump()

@@ -88,9 +88,9 @@ class Console:
         self._draining = False
         self._forked = False
         self.parking = False
-        """True while a checkpoint is forked, which goes on as this kernel."""
+        """True while a checkpoint is forked: that child later runs as this kernel."""
         self.on_fork: Callable[[], None] = lambda: None
-        """Called in every other child that code forks."""
+        """Called in every child that user code forks."""
         self._line_by_line = False
         self._lines = 0
         self._sent = 0.0
@@ -110,7 +110,7 @@ class Console:
         return list(self._pipes)
 
     def install(self) -> None:
-        """Become sys.stdout and sys.stderr, also for code that goes back to `sys.__stdout__`."""
+        """Install the streams as sys.stdout and sys.stderr, also under their `__…__` names."""
         sys.stdout = sys.__stdout__ = self._streams["stdout"]  # type: ignore[misc]
         sys.stderr = sys.__stderr__ = self._streams["stderr"]  # type: ignore[misc]
         os.register_at_fork(
@@ -126,11 +126,11 @@ class Console:
         sys.stderr = sys.stderr or self._streams["stderr"]
 
     def redirect(self) -> None:
-        """Put pipes in the place of file descriptors 1 and 2."""
+        """Replace file descriptors 1 and 2 by pipes."""
         for name, fd in (("stdout", 1), ("stderr", 2)):
             reader, writer = os.pipe()
             os.set_blocking(reader, False)
-            with contextlib.suppress(OSError):  # refused to a user with many pipes
+            with contextlib.suppress(OSError):  # the user's limit of pipe memory is reached
                 fcntl.fcntl(writer, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
             os.dup2(writer, fd)
             os.close(writer)
@@ -151,7 +151,7 @@ class Console:
         self.redirect()
 
     def hand_over(self) -> None:
-        """Give iopub all text printed so far."""
+        """Pass all text printed so far to iopub."""
         with self._iopub.lock:
             if self._inside or self._forked:
                 return
@@ -190,9 +190,9 @@ class Console:
                 self._iopub.wait()
 
     def flushed(self) -> None:
-        """Send text after a flush, by a line end or a call, but not too often.
+        """Send text after a flush, at most once in `QUIET_SECONDS`; the flush timer sends the rest.
 
-        The flush timer sends text that is not sent now.
+        Called at the end of a line, and by code that flushes.
         """
         if self._inside or self._forked or not self._iopub.waiting:
             return
@@ -225,7 +225,7 @@ class Console:
             self._streams[self._current].reconfigure(line_buffering=line_by_line)
 
     def _switch(self, name: str) -> None:
-        """Flush the current stream, then let `name` collect."""
+        """Flush the current stream, then make `name` the one that collects."""
         nested, self._inside = self._inside, True
         try:
             self._drain()
@@ -245,7 +245,7 @@ class Console:
 
     def _drain(self) -> None:
         """Read the pipes: output of children precedes the text that follows."""
-        if self._draining:  # and a signal handler of user code prints
+        if self._draining:  # called from a signal handler of user code that prints
             return
         self._draining = True
         try:
@@ -289,7 +289,7 @@ class Console:
         self._iopub.lock.acquire()
 
     def _after_fork_in_parent(self) -> None:
-        self._iopub.lock.release()  # a child that forks again has one of its own
+        self._iopub.lock.release()  # forked children have a lock of their own, see `forget`
 
     def _after_fork(self) -> None:
         """Make a forked child write lines to the inherited file descriptors."""
@@ -316,6 +316,6 @@ class CStdout:
             self._stream = ctypes.c_void_p.in_dll(library, "stdout")
 
     def flush(self) -> None:
-        """Write its buffer to file descriptor 1, unless the C library exports no `stdout`."""
+        """Write the buffer to file descriptor 1, unless the C library exports no `stdout`."""
         if self._stream is not None:
             self._flush(self._stream)

@@ -1,4 +1,4 @@
-"""Exceptions as text: frames of cells, cut to a size; and cells that leave no trace."""
+"""Format exceptions as text of limited size; run cells without leaving names or results."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ MAX_CHARS = 64 * 1024
 MAX_DEPTH = 10_000
 MAX_FRAMES = 40
 IMPORT_GUARD = "<frozen importlib._bootstrap> (import guard)"
-"""File name of the import guard's wrapper. Python leaves such frames out of the stack level of
-warnings, and this module out of tracebacks."""
+"""File name of the import guard's wrapper. Python skips such frames for the `stacklevel` of
+warnings, and this module drops them from tracebacks."""
 
 _CAUSE = "\nThe above exception was the direct cause of the following exception:\n"
 _CONTEXT = "\nDuring handling of the above exception, another exception occurred:\n"

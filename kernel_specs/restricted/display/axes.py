@@ -20,11 +20,11 @@ _WRITING = ("FixedFormatter", "FuncFormatter", "StrCategoryFormatter")
 
 
 class Unknown(Exception):
-    """A figure, or a part of one, that has no data."""
+    """The data of a figure, or of a part of it, cannot be extracted."""
 
 
 def few(found: Iterable[Any], most: int = MOST_SERIES) -> list[Any]:
-    """Return all of them as a list. Raises Unknown for more than `most`: a part would mislead."""
+    """Return all items as a list. Raises Unknown for more than `most`: a part would mislead."""
     taken = list(islice(found, most + 1))
     if len(taken) > most:
         raise Unknown

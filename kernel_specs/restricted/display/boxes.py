@@ -30,7 +30,7 @@ class Box:
 def boxes_of(axes: Any) -> list[Box]:
     """Return the boxes of a plot, an empty list for other plots.
 
-    Raises Unknown for a box plot that is not understood, or has too many boxes.
+    Raises Unknown for a box plot that is not recognised, or has too many boxes.
     """
     found = [each for each in axes.containers if type(each).__name__ == "BoxPlotContainer"]
     drawn = [artists for container in found for artists in _artists(container)]

@@ -1,4 +1,4 @@
-"""Complete outputs before they are sent: add pictures or words for a browser's, bound the size."""
+"""Complete outputs before they are sent: add text and pictures to HTML, limit the size."""
 
 # ipykernel and IPython are traitlets classes: untyped, and optional throughout, to mypy.
 # mypy: disable-error-code="no-untyped-call, union-attr, attr-defined"
@@ -250,7 +250,7 @@ class Completed:
         for mime, value in list(data.items()):
             kind = pictures.VEGA.fullmatch(mime)
             if kind and isinstance(value, Mapping):
-                del data[mime]  # its name may be that of altair, which no notebook knows
+                del data[mime]  # altair's name may have a full version, which notebooks do not know
                 data[f"application/vnd.{kind[1]}.v{kind[2]}+json"] = value
                 data["text/plain"] = vega_text(value)
 
@@ -342,14 +342,14 @@ class DisplayHook(ZMQShellDisplayHook):
         super().write_format_data(self.shell.completed(format_dict), md_dict)
 
     def cull_cache(self) -> None:
-        """Drop the oldest results of `Out`, as IPython does, which warns of it each time."""
+        """Drop the oldest results of `Out`, as IPython does, without its warning."""
         results = self.shell.user_ns.get("_oh", {})
         for number in sorted(results)[: max(int(len(results) * self.cull_fraction), 2)]:
             self.shell.user_ns.pop(f"_{number}", None)
             results.pop(number, None)
 
     def log_output(self, format_dict: dict[str, Any]) -> None:
-        """Do nothing: IPython would keep every output, pictures too, for ever."""
+        """Do nothing: IPython would keep every output, pictures too, until the kernel exits."""
 
 
 class Formatter(DisplayFormatter):
@@ -401,12 +401,12 @@ _AS_TEXT = {
     kind: kind.__mro__
     for kind in (int, float, complex, bool, str, bytes, list, tuple, dict, set, frozenset)
 }
-"""Types whose objects have no method of their own that formats them, and their bases."""
+"""Builtin types whose objects have no formatting method of their own, each with its bases."""
 
 
 def _library(obj: Any) -> str:
     """Return the known library that the class of `obj` or its nearest base comes from, or ""."""
-    with contextlib.suppress(Exception):  # user code decides what a class answers
+    with contextlib.suppress(Exception):  # attributes of a user's class may raise
         for kind in type(obj).__mro__:
             root = str(kind.__module__).partition(".")[0]
             if root in _MORE or root in ("matplotlib", "graphviz"):

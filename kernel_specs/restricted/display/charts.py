@@ -1,7 +1,7 @@
 """The data of a matplotlib figure: as numbers, for a client that draws it itself, and in words.
 
-The fields are those of E2B's chart data. A figure that is no known kind of chart, or has a part
-that is not understood, has no data.
+The fields are those of E2B's chart data. No data is returned for a figure that is no known kind of
+chart, or has an unknown part.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from kernel_specs.restricted.display.boxes import boxes_of, is_drawn
 
 CHART = "application/vnd.kernel-mcp.chart+json"
 MOST_POINTS = 2000
-"""Most points of one series; of a longer one every n-th is taken."""
+"""Most points of one series; of a longer one every n-th is sent."""
 MOST_CHARTS = 16
 MOST_VALUES = 20_000
 """Most values of all series of a figure together."""
 MOST_S = 0.05
-"""Processor seconds to collect the data of a figure, which has none after that."""
+"""Processor seconds to collect the data of a figure; it is sent without data if they run out."""
 MOST_NAMED = 8
 """Most elements of a chart that its words name."""
 
@@ -46,7 +46,7 @@ class _Clock:
         self._left = MOST_VALUES
 
     def take(self, values: int = 0) -> None:
-        """Count so many more values. Raises Unknown if there are too many or time is over."""
+        """Count `values` more. Raises Unknown beyond `MOST_VALUES`, or after `MOST_S`."""
         self._left -= values
         if self._left < 0 or time.thread_time() > self._end:
             raise Unknown
@@ -56,7 +56,7 @@ def chart_of(figure: Any) -> dict[str, Any]:
     """Return the data of a figure; empty if it has none."""
     try:
         return _chart_of(figure, _Clock())
-    except Exception:  # noqa: BLE001  # any figure may hold anything, and a picture is there
+    except Exception:  # noqa: BLE001  # a figure may hold any object; its picture is sent anyway
         return {}
 
 
@@ -150,7 +150,7 @@ def _scatter(axes: Any, clock: _Clock) -> dict[str, Any] | None:
 
 
 def _points(axes: Any, pairs: Any, transform: Any, clock: _Clock) -> list[list[Any]]:
-    """Return points as [x, y] in values of the axes, also of lines across one (`axhline`)."""
+    """Return points as [x, y] in axis values; those of lines across an axis (`axhline`), too."""
     pairs = pairs[:: max(1, math.ceil(len(pairs) / MOST_POINTS))]
     clock.take(len(pairs))
     columns = list(zip(*pairs.tolist(), strict=True))
@@ -257,7 +257,7 @@ def _label(artist: Any, place: int) -> str:
 
 
 def _short(value: Any) -> str:
-    """Return a number in short form, or a date without a time of midnight."""
+    """Return a number in short form, or a date without the time if that is midnight."""
     if isinstance(value, float):
         return f"{value:g}"
     return str(value or "").removesuffix("T00:00:00")

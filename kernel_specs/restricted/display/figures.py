@@ -75,14 +75,14 @@ def _placed(figure: Any, agg: Any) -> Iterator[None]:
 
 
 def _takes_places(figure: Any, renderer: Any) -> bool:
-    """Place the axes as a drawing would; return True if the search for the box does the rest."""
+    """Place the axes as a drawing would; return False if the figure must be drawn first."""
     try:
         if not is_placed_undrawn(figure):
             return False
         for axes in figure.axes:
             locator = axes.get_axes_locator()
             axes.apply_aspect(locator(axes, renderer) if locator else None)
-            axes.viewLim  # noqa: B018  # limits that wait for the data are set
+            axes.viewLim  # noqa: B018  # reading it applies pending automatic limits
     except Exception:  # noqa: BLE001  # another matplotlib: it is drawn twice, as usual
         return False
     return True

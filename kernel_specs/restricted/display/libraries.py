@@ -31,7 +31,7 @@ _WINDOWED = ("gtk", "macosx", "nbagg", "notebook", "qt", "tk", "webagg", "wx", "
 class AfterImport(MetaPathFinder):
     """A meta path finder that runs an action after the import of some modules.
 
-    It finds nothing by itself: other finders do, and it wraps their loaders.
+    Other finders locate the module; this one wraps their loaders.
     """
 
     def __init__(self, actions: Mapping[str, Action]) -> None:
@@ -70,7 +70,7 @@ def _follow(loader: Any, action: Action) -> None:
         with contextlib.suppress(Exception):
             action(module)
 
-    with contextlib.suppress(AttributeError):  # one that takes no attribute
+    with contextlib.suppress(AttributeError):  # a loader whose attributes cannot be set
         loader.exec_module = exec_module
 
 
@@ -121,7 +121,7 @@ def _follow_pyplot(pyplot: Any) -> None:
 
 
 def _follow_pandas(pandas: Any) -> None:
-    """Widen the text of data frames; `set_option` of the user comes later."""
+    """Widen the text of data frames; user code can still change these options."""
     pandas.set_option("display.width", TEXT_WIDTH)
     pandas.set_option("display.max_columns", TEXT_COLUMNS)
 
@@ -132,12 +132,12 @@ def _precede_polars(_: Any) -> None:
 
 
 def _follow_pillow(viewers: Any) -> None:
-    """Show images in the output instead of by a program such as `xdg-open`, which comes first."""
+    """Show images as outputs: Pillow would prefer a program such as `xdg-open`."""
     viewers.register(viewers.IPythonViewer, order=0)
 
 
 def _follow_plotly(renderers: Any) -> None:
-    """Show figures as JSON whatever the renderer: text, and a picture if possible, are added."""
+    """Show figures as JSON under every renderer; `bundles` adds text and a picture if possible."""
     renderers.nbformat = renderers.nbformat or SimpleNamespace(__version__="5.0.0")
 
     @functools.wraps(renderers.show)
@@ -200,4 +200,4 @@ ACTIONS: Mapping[str, Action] = {
     "rich.console": _follow_rich,
     "tqdm.notebook": _follow_tqdm,
 }
-"""Actions by module; polars reads the variables at each use, so that they may be set later."""
+"""Actions by module; polars reads its variables at each use, so setting them later suffices."""

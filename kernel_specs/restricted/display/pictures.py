@@ -1,6 +1,6 @@
 """Render outputs that only a browser would draw, and scale pictures to fit into a message.
 
-Drawing happens in a process of its own: a renderer that fails takes nothing with it.
+Renderers run in a process of their own, so that a crash does not end the kernel.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def _drawn(asked: dict[str, Any]) -> bytes | None:
 
 _EMBEDDED = re.compile(r"[\"'(]data:(image/(?:png|jpeg|gif|webp));base64,([\w+/=\s\\]+)")
 _BETWEEN = re.compile(r"[\s\\]+")
-"""Line ends in base64, as scripts write them."""
+"""Line ends and escapes within base64 text of a script."""
 
 
 def embedded(page: str) -> dict[str, str]:

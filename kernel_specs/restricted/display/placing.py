@@ -1,7 +1,8 @@
-"""Tell which matplotlib figures know their bounding box without a drawing before.
+"""Decide for which matplotlib figures the bounding box is known without drawing them first.
 
-`print_figure` draws first because some artists are placed only then: those of 3-D, layouts of a
-figure, arrows, tables. The kinds named here are placed as soon as their bounding box is asked for.
+`print_figure` draws a figure first, because some artists get their positions only then: those of
+3-D, layouts of a figure, arrows, tables. Artists of the kinds named here compute their positions
+when their bounding box is requested.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections.abc import Iterable
 from typing import Any
 
 _FIRST, _LAST = (3, 8), (3, 11)
-"""First and last version of matplotlib that this was tried with."""
+"""First and last version of matplotlib that this was tested with."""
 _ANYWHERE = frozenset(
     f"matplotlib.{name}"
     for name in (
@@ -43,7 +44,7 @@ _MADE_BY = ("matplotlib.", "pandas.")
 
 
 def is_placed_undrawn(figure: Any) -> bool:
-    """Return True if the figure gets the same bounding box and picture without a drawing before."""
+    """Return True if bounding box and picture of a figure are the same without a first drawing."""
     version = sys.modules["matplotlib"].__version_info__[:2]
     return (
         _FIRST <= version <= _LAST

@@ -22,7 +22,7 @@ MAX_REQUEST_BYTES = 1 << 30
 
 
 class ZmtpPeer:
-    """One client, with data that it has sent, and data that waits to be sent to it.
+    """One client, with data received from it, and data to be sent to it.
 
     For one thread at a time. A MemoryError loses nothing: the same call can be made again.
     """
@@ -37,9 +37,9 @@ class ZmtpPeer:
         connection.setblocking(False)
         self._given = given
         self.name = b""
-        """The name of this peer in messages, set by a Router after the handshake."""
+        """The name of this peer in messages, set by a RouterSocket after the handshake."""
         self.slow = False
-        """True if its Listener waits until it can take more."""
+        """True if its ZmtpListener polls until the connection accepts more."""
         self.subscriptions: set[bytes] = set()
         self._socket = connection
         self._decoder = Decoder(MAX_REQUEST_BYTES, answers_pings=True)
@@ -51,7 +51,7 @@ class ZmtpPeer:
 
     @property
     def waiting(self) -> int:
-        """Bytes that the client has not taken yet."""
+        """Number of bytes that are not sent yet."""
         return len(self._out)
 
     @property
@@ -115,7 +115,7 @@ class ZmtpPeer:
         """Send as much of the waiting data as goes at once; return True if all was sent."""
         self._settle()
         if self._out:
-            try:  # in one call: a signal handler that raises must not make the count be lost
+            try:  # in one call: a signal handler that raises must not lose the count
                 self._sent.extend(map(self._socket.send, (self._out,)))
             except BlockingIOError:
                 pass
@@ -127,7 +127,7 @@ class ZmtpPeer:
         return not self._out
 
     def drained(self, seconds: float) -> bool:
-        """Wait until all was sent; return False if the client takes nothing for `seconds`."""
+        """Wait until all was sent; return False if nothing can be sent for `seconds`."""
         poller = select.poll()
         poller.register(self, select.POLLOUT)
         while not self.flush():
@@ -141,7 +141,7 @@ class ZmtpPeer:
         self._out.clear()
 
     def _settle(self) -> None:
-        """Remove sent bytes; no call in between, so no signal handler can run."""
+        """Remove sent bytes; without a call in between, so that no signal handler can run."""
         if self._sent:
             del self._out[: self._sent[0]]
             self._sent = []
@@ -157,9 +157,10 @@ class ZmtpListener:
         on_ready: Callable[[ZmtpPeer], None] = lambda peer: None,
         given: list[int] | None = None,
     ) -> None:
-        """`on_ready` gets each peer after its handshake, `given` what descriptors it sends.
+        """`on_ready` is called with each peer after its handshake.
 
-        Without `listening` there are the peers of `take_in` alone.
+        `given` gets the last descriptor that a peer has sent. Without `listening` only `take_in`
+        adds peers.
         """
         unix = listening is None or listening.family == socket.AF_UNIX
         self._given = given if unix else None
@@ -188,7 +189,7 @@ class ZmtpListener:
             self._listening.close()
 
     def fileno(self) -> int:
-        """Readable when `receive` has something to do."""
+        """Return a descriptor that is readable when `receive` has something to do."""
         return self._epoll.fileno()
 
     def receive(self) -> tuple[ZmtpPeer, list[bytes]] | None:
@@ -259,7 +260,7 @@ BACKLOG = 64
 LINGER_SECONDS = 1.0
 """Longest wait in seconds for a reader at the end of a kernel."""
 STALL_SECONDS = 30.0
-"""Seconds after which a reader that takes nothing is dropped."""
+"""Seconds after which a client that reads nothing is dropped."""
 BEHIND_SECONDS = 0.5
 """Longest time in seconds that one reader may hold up another."""
 
@@ -278,7 +279,7 @@ class RouterSocket:
         self._unnamed = 0
 
     def fileno(self) -> int:
-        """Readable when a message may have come."""
+        """Return a descriptor that is readable when a message may have come."""
         return self._listener.fileno()
 
     def receive(self) -> list[bytes] | None:
@@ -290,7 +291,7 @@ class RouterSocket:
         return [peer.name, *message]
 
     def send(self, frames: list[Any]) -> None:
-        """Send to the client that the first frame names, if it is there; wait while it is slow."""
+        """Send to the client that the first frame names, if connected; wait while it is slow."""
         peer = self._named.get(frames[0])
         if peer is None or peer.fileno() < 0 or peer.write(encode(frames[1:])):
             return
@@ -325,12 +326,12 @@ class XPubSocket:
         """Time (monotonic) since which each of these readers has held up others."""
 
     def fileno(self) -> int:
-        """Readable when `subscribed` or `flush` has something to do."""
+        """Return a descriptor that is readable when `subscribed` or `flush` has something to do."""
         return self._listener.fileno()
 
     @property
     def waiting(self) -> int:
-        """Bytes that readers have not taken yet."""
+        """Number of bytes that are not sent to readers yet."""
         return sum(peer.waiting for peer in self._readers())
 
     @property
@@ -378,11 +379,11 @@ class XPubSocket:
         return topics
 
     def wait(self, seconds: float) -> None:
-        """Wait until a reader can take more, for `seconds` at most."""
+        """Wait until more can be sent to a reader, for `seconds` at most."""
         poller = select.poll()
         for peer in self._readers():
             if peer.waiting:
-                with suppress(ValueError):  # it has just been hung up on
+                with suppress(ValueError):  # its connection has just been closed
                     poller.register(peer, select.POLLOUT)
         poller.poll(seconds * 1000)
 
@@ -393,7 +394,7 @@ class XPubSocket:
         self._listener.close()
 
     def _readers(self) -> list[ZmtpPeer]:
-        return list(self._listener.peers.values())  # another thread may be greeting one
+        return list(self._listener.peers.values())  # a copy: another thread may add a peer
 
 
 def listen(transport: str, ip: str, port: int) -> tuple[socket.socket, int]:

@@ -2,8 +2,8 @@
 
 libzmq bounds the parts of a message but not their number, and reads ahead by messages of any size,
 so a hostile kernel could fill the memory of its client. Here a message is bounded as a
-whole, and nothing is held but the one that is arriving. In the kernel there is no thread between
-its code and its sockets either: what was sent is with the operating system.
+whole, and only the one that is arriving is held. In the kernel there is no thread between code and
+sockets either: sent data is in the buffers of the operating system.
 
 Source: https://rfc.zeromq.org/spec/23/
 """
@@ -57,16 +57,16 @@ def encode(frames: Sequence[bytes | memoryview]) -> bytes:
 
 
 class Decoder:
-    """Messages from bytes, each of at most `max_bytes` in all its frames.
+    """Decodes messages from bytes, each of at most `max_bytes` in all its frames.
 
     A MemoryError loses nothing: the same call can be made again.
     """
 
     def __init__(self, max_bytes: int, *, answers_pings: bool = False) -> None:
         self.ready = False
-        """True once the peer has ended its handshake and can be sent messages."""
+        """True once the peer has completed its handshake: messages can be sent to it."""
         self.pongs = b""
-        """Answers to pings that are to be sent before anything else."""
+        """Answers to pings, to be sent before anything else."""
         self.identity = b""
         """Identity that the peer has sent; empty without one."""
         self._answers_pings = answers_pings
