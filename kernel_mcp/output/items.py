@@ -187,7 +187,7 @@ def add_text(items: list[Item], name: StreamName, text: str) -> None:
 
 
 def add_gap(items: list[Item], characters: int) -> None:
-    """Add text that is left out at the end, joined to a gap that is there already."""
+    """Add a gap at the end for text that is left out, joined to a gap before it."""
     if characters <= 0:
         return
     last = items[-1] if items else None

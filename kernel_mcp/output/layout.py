@@ -36,7 +36,7 @@ from kernel_mcp.records import dataclass
 # Tracebacks cut down to what the reader of a cell can act on.
 #
 # IPython sends one string per frame, in its own layout (`Cell In[1], line 3`, `File x.py:3, in f`
-# with numbered source lines) or in plain Python's. Both are read here.
+# with numbered source lines) or in that of plain Python. Both are parsed here.
 TITLE = "Traceback (most recent call last):"
 MAX_OWN_FRAMES = 20
 MAX_SOURCE_LINES = 4
@@ -168,7 +168,7 @@ def _counted(frames: list[_Frame]) -> list[str]:
 MAX_PICTURES = 12
 MAX_LINKS = 24
 READ_CHARS = 64 * KIB
-"""Text of one display that is considered; its middle is counted."""
+"""Most characters kept of one display's text, from both ends; the middle counts as left out."""
 _UNLINKED = (
     "text/plain",
     "text/markdown",
@@ -204,7 +204,7 @@ class Remark:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PictureAt:
-    """A picture that is to be shown here; `uri` is its original, `others` say the same."""
+    """A picture to show here; `uri` is its original, `others` are other encodings of it."""
 
     part: Representation
     uri: str
@@ -299,7 +299,7 @@ def _lay_out_display(layout: Layout, item: DisplayItem, cell: int, uri: str) -> 
 def _is_shown(part: Representation, text: Truncation, plain: Representation | None) -> bool:
     """Return True if the shown `text` already has the whole content of a part.
 
-    Of HTML that is so when it has only words, and `plain` has the same ones.
+    For HTML that is so if it has only words and `plain` has the same ones.
     """
     if text.omitted or part.size > READ_CHARS or is_binary(part.mime):
         return False

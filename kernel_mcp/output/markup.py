@@ -18,7 +18,7 @@ from kernel_mcp.config.values import KIB
 SLICE_CHARS = 64 * KIB
 """Characters handled in one step; between two steps other threads may run."""
 JSON_DEPTH = 100
-"""Maximal nesting of a value that is kept; nbformat's own reader accepts some 300 levels."""
+"""Most levels of a value that is kept; nbformat's own reader accepts some 300."""
 
 _OTHER = re.compile(r"[^\[\]{}]+")
 
@@ -54,9 +54,9 @@ def utf8(text: str) -> bytes:
 
 
 def checked(pieces: Iterable[bytes], shape: Shape, values: int, depth: int) -> Iterator[bytes]:
-    """Pass JSON on while `shape` finds at most so many values and levels in it.
+    """Yield the pieces of a JSON text, and count its values and levels with `shape`.
 
-    Raises NotJson, also when the text ends too early.
+    Raises NotJson for more than `values` values or `depth` levels, and for an incomplete text.
     """
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     for piece in pieces:
@@ -89,7 +89,7 @@ class Shape:
         return not (self._inside or self._depth or self._escape)
 
     def feed(self, text: str) -> None:
-        """Count in the next piece of the text."""
+        """Count the values and levels of the next piece."""
         text = self._escape + text
         slashes = len(text) - len(text.rstrip("\\"))
         self._escape = "\\" * (slashes % 2)
@@ -153,7 +153,7 @@ def _pieces(source: str) -> Iterator[tuple[str, str, str]]:
     position = 0
     for found in _TAG.finditer(source):
         start, after = found.span()
-        if start < position:  # within what is not read
+        if start < position:  # inside a comment or an element that is not read
             continue
         words, tag = source[position:start], found[0]
         name = (found["name"] or "").lower()
@@ -170,7 +170,7 @@ def _pieces(source: str) -> Iterator[tuple[str, str, str]]:
 
 
 def unescaped(text: str) -> str:
-    """Return text with its references to characters resolved; one of over 19 digits is none."""
+    """Return text with its character references resolved; one of over 19 digits becomes U+FFFD."""
     if "&" not in text:
         return text
     return html.unescape(_LONG_REFERENCE.sub("\N{REPLACEMENT CHARACTER}", text))

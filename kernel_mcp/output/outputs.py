@@ -35,7 +35,7 @@ from kernel_mcp.records import dataclass
 SHOWN_CHARS = 64 * KIB
 """Characters that `since` reads at each end of a range; more than any answer shows."""
 MAX_FAILURES = 4
-"""Failures that are kept; an honest cell has one."""
+"""Failures that are kept; an ordinary cell has one."""
 EVICTED = "[… this output was removed to make room for later cells …]"
 
 

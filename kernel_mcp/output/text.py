@@ -1,13 +1,18 @@
 r"""Text made safe to show, and cut to a budget.
 
-What could hide or reorder text is written as escapes such as `\u202e`: control characters, lone
-surrogates, and every character that Unicode lets a display ignore (Default_Ignorable_Code_Point:
-bidi controls, zero-width characters, variation selectors, tag characters, fillers). A display shows
-none of them, a model reads all: whole sentences can be spelt in them. One is left alone where it
-shows, as it makes an ordinary emoji or letter: a single emoji variation selector (U+FE0F) after an
-emoji or in a keycap, a single zero-width joiner (U+200D) between two emoji, the tags of three
-flags, and a single U+200C or U+200D that parts or joins letters of Arabic and Indic scripts, as
-RFC 5892 allows it in A.1 and A.2 (and between the letter ra and a virama, as Bengali needs it).
+Characters that could hide or reorder text are written as escapes such as `\u202e`. They are control
+characters, lone surrogates, and every character that Unicode lets a display ignore
+(Default_Ignorable_Code_Point: bidi controls, zero-width characters, variation selectors, tag
+characters, fillers). A display shows none of them, but a model reads them: they can spell whole
+sentences.
+
+Such a character stays where it is a visible part of an ordinary emoji or letter:
+
+- a single emoji variation selector (U+FE0F) after an emoji or in a keycap
+- a single zero-width joiner (U+200D) between two emoji
+- the tags of three flags
+- a single U+200C or U+200D that parts or joins letters of Arabic and Indic scripts, as RFC 5892
+  allows in A.1 and A.2, or that stands between the letter ra and a virama, as Bengali needs
 """
 
 from __future__ import annotations
@@ -36,16 +41,16 @@ class Pattern:
 
     @cached_property
     def compiled(self) -> re.Pattern[str]:
-        """That pattern."""
+        """The compiled pattern."""
         return re.compile(self.pattern, self._flags)  # parts: those of each `Pattern(...)`
 
 
-# The words of the server itself, and what keeps others from speaking in its name.
+# Notices of the server, and escapes that keep other text from imitating them.
 #
-# A notice is a content block of its own that begins with `PREFIX`. Where code, a package or a file
-# puts that prefix, or what looks like it, at the start of a line, its bracket is shown as an
-# escape, `\x5bkernel-mcp] `. Behind other text it passes for nothing, and code that is read stays
-# as it is. Short texts that end up among the server's own words are guarded everywhere.
+# A notice is a content block of its own that begins with `PREFIX`. If code, a package or a file
+# writes that prefix or a look-alike at the start of a line, its bracket is shown as an escape,
+# `\x5bkernel-mcp] `. Inside a line it cannot be mistaken for a notice and stays, so that code which
+# a model reads is unchanged. Short texts inside notices are escaped everywhere.
 
 PREFIX = "[kernel-mcp] "
 
@@ -105,7 +110,7 @@ def _without(text: str, brackets: Callable[[str], Iterable[int]]) -> str:
 
 
 def notice(text: str) -> str:
-    """Return the text of a content block in which the server speaks; look-alikes are escaped."""
+    """Return `text` as a notice of the server; look-alikes of the prefix in it are escaped."""
     return PREFIX + escaped(text)
 
 
@@ -140,14 +145,14 @@ class Masks:
     """
 
     def __init__(self, values: Iterable[tuple[str, str]] = ()) -> None:
-        """Pairs of a name and a value; one of less than `LEAST_MASKED` characters is shown."""
+        """`values` are pairs of name and value; those below `LEAST_MASKED` characters are shown."""
         found: dict[str, str] = {}
         given = [(value.strip(), f"[{name} masked]") for name, value in values]
         for value, word in given:
             for form in _forms(value):
                 found.setdefault(form, word)
         self._encoded = Encoded(given, LEAST_MASKED)
-        found |= {word: word for word in found.values()}  # which stay, whatever is in them
+        found |= {word: word for word in found.values()}  # masks are never masked themselves
         self._words = sorted(found.items(), key=lambda pair: -len(pair[0]))
 
     def __bool__(self) -> bool:
@@ -236,7 +241,7 @@ class Masks:
             ]
 
     def _beginning(self, text: str, first: int) -> int:
-        """Return the position from `first` on where a value begins that the end cuts off.
+        """Return the start, from `first` on, of a value that the end of the text cuts off.
 
         The length of the text if there is none.
         """
@@ -244,7 +249,7 @@ class Masks:
         for form, word in self._words:
             start = max(first, len(text) - len(form) + 1) if form != word else found
             while 0 <= (start := text.find(form[0], start, found)) < found:
-                # long values may begin at every place: a few characters say no at most of them
+                # long values may begin at every position: comparing a few characters is cheap
                 few = text[start : start + LEAST_MASKED]
                 if form.startswith(few) and form.startswith(text[start:]):
                     found = start
@@ -252,7 +257,7 @@ class Masks:
         return found
 
     def _without_beginnings(self, text: str) -> str:
-        """Return `text` with masks for beginnings of values, `LEAST_MASKED` or more, cut by `…`."""
+        """Mask beginnings of values, of `LEAST_MASKED` characters or more, that `…` cuts off."""
         if "…" not in text:
             return text
         for form, word in self._words:
@@ -274,7 +279,7 @@ def _shown(text: str) -> tuple[str, Callable[[int], int]]:
     gaps = [match.span() for match in _UNSHOWN.finditer(text)]
     if not gaps:
         return text, int
-    places, lengths = [0], [0]  # where the gaps were, and how long all up to one are
+    places, lengths = [0], [0]  # positions of the gaps, and the length of all gaps up to each
     for start, end in gaps:
         places.append(start - lengths[-1])
         lengths.append(lengths[-1] + end - start)
@@ -302,10 +307,12 @@ _BASIC = (
     "\u2060-\u206f\u3164\ufe00-\ufe0f\ufeff\uffa0\ufff0-\ufffb"
 )
 _BEYOND = "\U00013430-\U0001343f\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e0fff"
-"""Hidden characters up to U+FFFF and above, apart because a class of the former alone is fast to
-look for. Default_Ignorable_Code_Point of Unicode 16 (DerivedCoreProperties.txt), with control
+"""Hidden characters up to U+FFFF, and those above; a search for the former alone is fast.
+
+Source: Default_Ignorable_Code_Point of Unicode 16 (DerivedCoreProperties.txt), with control
 characters, separators of lines and paragraphs, interlinear annotations and the format controls of
-hieroglyphs."""
+hieroglyphs.
+"""
 _EMOJI = (
     "\xa9\xae\u203c\u2049\u2122\u2139\u2190-\u21ff\u2300-\u23ff\u24c2\u25aa-\u27bf\u2900-\u297f"
     "\u2b00-\u2bff\u3030\u303d\u3297\u3299\U0001f000-\U0001faff"
@@ -332,7 +339,7 @@ _ORDINARY = (
         f"(?!(?<={flag[:end]}){flag[end:]})" for flag in _FLAGS for end in range(2, len(flag) + 1)
     )
 )
-"""Follows a hidden character in a pattern: not one that makes an ordinary emoji or letter."""
+"""Lookarounds after a hidden character: they exclude those of ordinary emoji and letters."""
 _SPECIAL = rf"[\x00-\x08\x0b-\x1f\x7f{_SURROGATES}{_BASIC}"
 _UNSAFE = Pattern(rf"{_SPECIAL}{_BEYOND}](?!(?<=\r)\n){_ORDINARY}")
 _HIDDEN = Pattern(f"[{_SURROGATES}{_BASIC}{_BEYOND}]{_ORDINARY}")
@@ -346,7 +353,7 @@ _HIDDEN_UTF8 = re.compile(
     rb"|\xf0(?:\x93\x90[\xb0-\xbf]|\x9b\xb2[\xa0-\xa3]|\x9d\x85[\xb3-\xba])"
     rb"|\xf3\xa0[\x80-\xbf][\x80-\xbf])+"
 )
-"""Runs of the same in UTF-8."""
+"""Runs of hidden characters in UTF-8."""
 _C1_UTF8 = re.compile(rb"\xc2[\x80-\x9f]")
 _ASCII_SPECIAL = bytes((*range(9), *range(11, 32), 127))
 _LATIN_SPECIAL = bytes((*_ASCII_SPECIAL, *range(128, 160), 0xAD))
@@ -407,7 +414,7 @@ def _escape_of(char: str) -> str:
 
 
 class _Escapes(dict[str, str]):
-    """Characters and their escapes, made when they are first asked for."""
+    """Cache of escapes by character, filled on first use."""
 
     def __missing__(self, char: str) -> str:
         self[char] = _escape_of(char)

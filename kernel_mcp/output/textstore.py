@@ -129,7 +129,7 @@ class TextStore:
         }
 
     def restore(self, row: dict[str, Any]) -> None:
-        """Take the text of a row that `row` gave."""
+        """Restore the text from a value that `row` returned."""
         self.total, self.disk_bytes = row["total"], row["disk_bytes"]
         self._blocks = [_TextBlock(*block) for block in row["blocks"]]
         self._recent = deque(filter(None, [row["recent"]]))
@@ -180,7 +180,7 @@ class TextStore:
         self._fd = os.open(self.path, flags, 0o600)
 
     def _close_file(self) -> None:
-        fd, self._fd = self._fd, -1  # also when close fails, as on a full disk far away
+        fd, self._fd = self._fd, -1  # also if close(2) fails, as on a full network file system
         if fd >= 0:
             os.close(fd)
 
@@ -190,7 +190,7 @@ def _start(block: _TextBlock) -> int:
 
 
 MAX_SEGMENTS = 4096
-"""Maximal number of entries; beyond it text of stdout and stderr is no longer distinguished."""
+"""Most entries; beyond it text of stdout and stderr is no longer distinguished."""
 PIECE_CHARS = 64 * KIB
 """Text that is handled at a time."""
 
