@@ -59,7 +59,7 @@ TABLE = "kernel-mcp"
 MAX_FILE_BYTES = 1024 * 1024
 """Largest configuration file that is read; those of projects have some KiB."""
 MAX_VARIABLES = 16 * 1024
-"""Characters of all values of `--env` together: they travel to a template in one packet."""
+"""Characters of all values of `--env` together: they are sent to a template in one packet."""
 MAX_SHOWN = 100
 """Characters of a key or a value in an error, which is one line."""
 
@@ -73,9 +73,9 @@ _REMOVED = {
     "allow-weaker-sandbox": "--sandbox bwrap,landlock is what it was",
     "install-timeout": "an installation has five minutes",
 }
-"""Flags of 0.1.0 by name, with what is there instead."""
+"""Flags of 0.1.0 that were removed, by name, with the replacement of each."""
 _NEVER_MEANT = frozenset({"none"})
-"""Values that take protection away, which no misspelt name is corrected to."""
+"""Values that remove protection: a misspelt name is never corrected to one."""
 
 _BY_NAME = {option.name: option for option in OPTIONS}
 _LIMITS = frozenset(entry.name for entry in fields(Limits))
@@ -245,7 +245,7 @@ def _narrowing(
     refused: list[str] = []
     for key, given in table.items():
         option = _option(key, file)
-        if option.narrows is never:  # whatever it says, it is not even read
+        if option.narrows is never:  # its value is not even parsed
             refused.append(key)
             continue
         value = _from_table(option, given, file)
@@ -288,7 +288,7 @@ def _table(file: Path) -> dict[str, Any] | None:
         content = parse_toml(text.decode())
     except OSError as error:
         raise ConfigError(f"{file}: {error.strerror}") from error
-    except (ValueError, RecursionError) as error:  # of numbers with too many digits, too
+    except (ValueError, RecursionError) as error:  # also for numbers with too many digits
         reason = re.sub(r"\s+", " ", str(error))
         raise ConfigError(f"{file}: not valid TOML: {reason}") from error
     tool = content.get("tool")
@@ -334,7 +334,7 @@ def _read(option: Option, given: object, source: str, base: Path) -> object:
             return tuple(Path(os.path.normpath(base / from_home(each))) for each in value)
     except ValueError as error:
         if option.read in (variables, attachments):
-            source = option.flag  # and none of its values
+            source = option.flag  # without its values, which may be secret
         raise ConfigError(f"{source}: {error}") from None
     except OverflowError:
         raise ConfigError(f"{source}: the number is too large") from None
@@ -374,7 +374,7 @@ class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         unknown = message.removeprefix("unrecognized arguments: ")
         if unknown != message:
-            word = "=".join(unknown.split()[0].split("=")[:2])  # no value of --env
+            word = "=".join(unknown.split()[0].split("=")[:2])  # without the value of --env
             kind = "flag" if word.startswith("-") else "command"
             known = {name: name for name in self.commands}
             if kind == "flag":

@@ -3,7 +3,6 @@
 The fields of `Settings` and `Limits` define the flags and `--help`, the environment variables and
 the keys of TOML files. `make reference` writes docs/flags.md from them.
 """
-# `_flag` makes a field
 
 from __future__ import annotations
 
@@ -73,7 +72,7 @@ CHAINED = ("bwrap", "landlock")
 """Sandboxes of which one may follow the other in `--sandbox`; the rest stand alone."""
 ENGINES = ("auto", "podman", "docker")
 TOOL_GROUPS = ("core", "packages", "files", "branches", "notebooks")
-"""Groups of tools; `core` runs code and is always there."""
+"""Groups of tools; `core` runs code and is always available."""
 CHECKPOINTS = ("off", "auto", "always")
 """Values of `--checkpoints`, the one with the fewest copies of kernels first."""
 LOG_LEVELS = ("debug", "info", "warning", "error")

@@ -1,4 +1,6 @@
-"""Readers of single values: text or TOML in, a typed value out, ValueError for people.
+"""Readers of single values: each turns text or TOML into a typed value.
+
+An invalid value raises ValueError with a message for the operator.
 
 The rules for a file that no flag names are here, too: its values may permit no more than the
 operator's.
@@ -293,7 +295,7 @@ def choices_in_order(
 
 
 def some_of(*words: str, group: str) -> Callable[[object], tuple[str, ...]]:
-    """Return a reader of several of `words`, the first among them, or names of extensions."""
+    """Return a reader of several of `words`, including the first, or of names of extensions."""
 
     def read(given: object) -> tuple[str, ...]:
         listed = given.split(",") if isinstance(given, str) else given
@@ -352,7 +354,7 @@ class Mount:
     """A folder or file of the host that sessions see, at the path `guest`.
 
     mode    ro, or rw
-    strict  in folders that hold a secret only what was there at a kernel's start can be read
+    strict  in folders that hold a secret, only files that existed at a kernel's start are readable
     """
 
     host: Path
@@ -579,7 +581,7 @@ def _attachment(text: str) -> Attachment:
         raise ValueError("expected a connection file, or http://localhost:8888/?token=TOKEN")
     if "://" not in text:
         return Attachment(str(from_home(Path(text))))
-    parts = urlsplit(text)  # which raises ValueError for what is none
+    parts = urlsplit(text)  # raises ValueError for an invalid address
     _ = parts.port
     if parts.scheme not in ("http", "https") or not parts.hostname or parts.username is not None:
         raise ValueError("expected the address of a Jupyter server, http://HOST:PORT/?token=TOKEN")
@@ -592,7 +594,7 @@ def _attachment(text: str) -> Attachment:
 
 
 def word(given: object) -> str:
-    """Read a name without blanks that no program takes for an option."""
+    """Read a single word that does not begin with `-`, as an option of a program does."""
     if not isinstance(given, str) or not given.strip() or given.strip().startswith("-"):
         raise ValueError("expected a name")
     if len(given.split()) != 1:
