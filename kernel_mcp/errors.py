@@ -1,28 +1,30 @@
-"""Every error the server raises on purpose.
+"""Errors that the server raises on purpose. Some rooms define further subclasses.
 
 KernelMcpError
-├── ConfigError                a flag, variable or file says something impossible
-├── SandboxUnavailable         the promised boundary cannot be put in force here
+├── ConfigError                a flag, variable or file has an invalid value
+├── SandboxUnavailable         the configured sandbox cannot be enforced on this machine
 ├── EnvironmentBuildError      a kernel environment could not be resolved or built
-│   └── UnfitPackages          some of its packages cannot be had, even alone
+│   └── UnfitPackages          some of its packages cannot be resolved, even alone
 ├── LaunchError                a kernel did not start
-│   ├── KernelGone             a kernel had ended before it took a cell
-│   ├── Uncopyable             there can be no checkpoint of a kernel now
-│   └── BoundaryBroken         it started without what its sandbox promises, and was ended
-├── UndoError                  there is no way back to where a cell began
-├── BranchError                a session cannot be branched, or a branch not be adopted
+│   ├── KernelGone             a kernel ended before it received a cell
+│   ├── Uncopyable             no checkpoint of a kernel is possible now
+│   └── BoundaryBroken         the sandbox of a new kernel does not hold; the kernel was killed
+├── UndoError                  cells could not be undone
+├── BranchError                a session cannot be branched, or a branch not adopted
 ├── InputError                 an argument of a tool call cannot be used
-│   └── WorkspaceError         a path or file in the workspace cannot be used
+│   ├── WorkspaceError         a path or file in the workspace cannot be used
+│   └── NotebookError          a notebook file cannot be used
 ├── SessionNotFound            unknown, foreign or expired handle or name
-│   └── SessionGone            one of the caller's own whose session has ended
-├── SessionLimitReached        the quota of sessions is used up
+│   └── SessionGone            one of the caller's own sessions, which has ended
+├── SessionLimitReached        no further session may be opened
+│   └── QuotaReached           the principal's quota of sessions is used up
 ├── InstallError               packages could not be added to the session
-├── HibernationError           a session's variables could not be saved or brought back
-├── ServerStops                a call was given up because the server ends
-└── ServerFailure              the system refused the server something that it needs
+├── HibernationError           a session could not be saved or restored
+├── ServerStops                a call was cancelled because the server shuts down
+└── ServerFailure              a resource of the server failed
 
-The text of an error is read by a language model or an operator: what happened, why, what to do
-next. Tools hand it over unchanged.
+The text of an error is for a language model or an operator: what happened, why, and what to do
+next. Tools return it unchanged.
 """
 
 from __future__ import annotations
@@ -59,7 +61,7 @@ class LaunchError(KernelMcpError):
 
 
 class Uncopyable(LaunchError):
-    """A copy of a kernel would lack something; `words` name what."""
+    """No checkpoint of a kernel can be made; `words` name what a copy would lack."""
 
     def __init__(self, words: tuple[str, ...]) -> None:
         super().__init__(f"no copy of this kernel can be made: it has {', '.join(words)}")
