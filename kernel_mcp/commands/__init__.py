@@ -194,7 +194,7 @@ def _ago(moment: float) -> str:
     return f"{days:.0f} days ago" if days >= 1 else "today"
 
 
-# sessions: what is kept of them.
+# sessions: running and persisted ones.
 
 _SESSIONS_USAGE = "sessions: expected one of list, join, forget; see kernel-mcp sessions --help"
 _SESSIONS_HELP = """\
@@ -395,7 +395,7 @@ def run_lab(argv: Sequence[str]) -> int:
     return run(state, port)
 
 
-# image: what the kernels of `--sandbox container` run in.
+# image: the image for the kernels of `--sandbox container`.
 
 CONTAINERFILE = Path(__file__).with_name("Containerfile")
 _IMAGE_BUILD = """\

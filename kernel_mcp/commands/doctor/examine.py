@@ -484,7 +484,7 @@ _OFF = "immortal objects, which save each session 5 MiB, are off"
 
 
 def _uncounted(version: str) -> str:
-    """Return a remark for a Python whose kernels count references to what the template has."""
+    """Return a remark for a Python version without immortal objects; empty for the others."""
     tried = immortal.TRIED
     if version in tried:
         return ""

@@ -170,7 +170,7 @@ class TrialKernel:
         return cell
 
     async def facts(self, code: str) -> tuple[Cell, dict[str, Any]]:
-        """Run code that calls `tell`; return the cell and the facts, empty if none were told."""
+        """Run code that calls `tell`; return the cell and the facts, empty if there are none."""
         cell = await self.run(self.cell(code))
         for line in "".join(cell.log.text()).splitlines():
             with suppress(ValueError):
@@ -402,7 +402,7 @@ def _all(values: Any) -> str:
     return ", ".join(map(str, values)) or "none"
 
 
-# Run as a program this module is the server to be killed: JSON on stdin says what to start.
+# As a program, this module is the server that is killed: JSON on stdin describes its kernel.
 START_TIMEOUT_S = 60.0
 GONE_S = 2.0
 NAME = "orphan dies"
