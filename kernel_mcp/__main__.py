@@ -5,7 +5,7 @@ import sys
 
 INTERRUPTED = 130
 
-# Ctrl-C while Python imports what is below would end in a traceback
+# Ctrl-C during the imports below would end in a traceback
 try:
     import signal
 
@@ -14,7 +14,7 @@ try:
 except KeyboardInterrupt:
     os._exit(INTERRUPTED)
 
-# Python puts the current folder first, whose modules nobody vouches for
+# Python puts the current folder first in sys.path, and its modules are not trusted
 try:
     _HERE = os.path.realpath("")
 except FileNotFoundError:  # it was removed

@@ -1,4 +1,4 @@
-"""Barriers: a failed system call costs one session, and the others of the server go on."""
+"""Barriers confine a failure, such as of a system call, to one session of the server."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Barrier:
 def log_failure(error: Exception, doing: str, session: str = "") -> None:
     """Log a failure, with its traceback unless its text is complete.
 
-    KernelMcpErrors are complete, and shortages with the line that raised them.
+    The text of a KernelMcpError is complete; for a shortage, the line that raised it is added.
     """
     cause = _first(error)
     expected = refusal_of(error) is not None
@@ -74,9 +74,9 @@ def log_failure(error: Exception, doing: str, session: str = "") -> None:
 
 
 def refusal_of(error: BaseException) -> KernelMcpError | None:
-    """Return the error to tell people of, where all in a group, or one alone, are KernelMcpErrors.
+    """Return the KernelMcpError to report, the first one if all errors of a group are such.
 
-    None for any other: it is a defect, and wants a traceback.
+    Returns None for any other error: it is a defect, and its traceback is needed.
     """
     inner = getattr(error, "exceptions", None)
     if isinstance(inner, tuple):
@@ -86,7 +86,7 @@ def refusal_of(error: BaseException) -> KernelMcpError | None:
 
 
 def explained(error: Exception, doing: str, *, kept: str = "") -> KernelMcpError:
-    """The failure as an error for the caller; a KernelMcpError is returned unchanged.
+    """Return the failure as an error for the caller; a KernelMcpError is returned unchanged.
 
     `kept` is a sentence about what the failure has cost.
     """
@@ -98,9 +98,9 @@ def explained(error: Exception, doing: str, *, kept: str = "") -> KernelMcpError
 
 
 def in_full(error: Exception) -> str:
-    """Return why a command has failed and what to do, for the person who runs it, with paths.
+    """Return the cause of a command's failure and the remedy, with paths, for its user.
 
-    Tools give other advice: their callers can close and reset sessions.
+    Tools use `explained`: their callers can close and reset sessions.
     """
     cause = _first(error)
     if isinstance(cause, KernelMcpError):
@@ -114,13 +114,13 @@ def in_full(error: Exception) -> str:
 
 
 def shortage(error: BaseException) -> str:
-    """The exhausted resource and the remedy; empty for any other failure."""
+    """Return the exhausted resource and the remedy; empty for any other failure."""
     cause = _first(error)
     return f"{reason_of(cause)}. {_advice(cause)}" if _is_shortage(cause) else ""
 
 
 def reason_of(error: BaseException) -> str:
-    """The system's refusal as text without paths."""
+    """Return the reason of a failure as text without paths."""
     cause = _first(error)
     if isinstance(cause, KernelMcpError):
         return str(cause)
@@ -139,7 +139,7 @@ async def run_in_thread(work: Callable[..., T], *args: Any) -> T:
         begun.append(True)
         return work(*args)
 
-    import anyio  # here, as programs without any packages need the rest of this module
+    import anyio  # here: programs that run without packages use the rest of this module
 
     with anyio.CancelScope(shield=True):
         try:
@@ -159,7 +159,7 @@ def _first(error: BaseException) -> BaseException:
 
 
 def _refusal(cause: BaseException) -> str | None:
-    """The resource that the system refused, None for other errors."""
+    """Return the resource that the system refused; None for other errors."""
     if isinstance(cause, MemoryError):
         return "there is no memory left for it"
     if _NO_THREAD in str(cause):
@@ -170,7 +170,7 @@ def _refusal(cause: BaseException) -> str | None:
 
 
 def _place(cause: BaseException) -> str:
-    """The innermost line of this package in the traceback."""
+    """Return the innermost line of this package in the traceback."""
     place = "an unknown place"
     for frame, line in traceback.walk_tb(cause.__traceback__):
         path = Path(frame.f_code.co_filename)
@@ -223,13 +223,13 @@ def _advice(cause: BaseException) -> str:
 SHORTAGES = frozenset(
     {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS, errno.ENOSPC, errno.EIO}
 )
-"""errno of a shortage of the server or the machine."""
+"""Values of errno for a shortage of the server or the machine."""
 
 
 class _IgnoreMissing:
-    """Suppresses errors of files and processes that end, move or deny access during a look.
+    """Suppresses OSErrors of files and processes that vanish or deny access while inspected.
 
-    Raises `SHORTAGES` of the server: an empty result would be wrong.
+    Errors in `SHORTAGES` are raised: an empty result would be wrong.
     """
 
     def __enter__(self) -> None: ...
@@ -247,7 +247,7 @@ ignore_missing = _IgnoreMissing()
 
 
 class Faults:
-    """Failed looks at one kernel; each kind is logged once, with the session's handle."""
+    """Logs failed measurements of one kernel, each kind once, with the session's handle."""
 
     def __init__(self, session: str) -> None:
         self.session = session
@@ -255,8 +255,9 @@ class Faults:
 
     @contextmanager
     def kept(self, what: str) -> Iterator[None]:
-        """Log a failure in this block; the last value of `what` stays. It never ends a cell or a
-        kernel.
+        """Log a failure in this block; the last value of `what` stays in use.
+
+        A failed measurement never ends a cell or a kernel.
         """
         try:
             yield
@@ -265,7 +266,7 @@ class Faults:
             self._tell(what, text)
 
     def unseen(self, folders: int) -> None:
-        """Log that there are folders in which nothing could be counted."""
+        """Log the number of folders whose content could not be measured, unless it is 0."""
         if folders:
             text = f"is not all: {folders} folders belong to others, who have closed them"
             self._tell("measured disk space", text)

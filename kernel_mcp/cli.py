@@ -75,7 +75,7 @@ other commands:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; errors are one line on stderr. Exit codes: 0, 1 failed, 2 wrong usage."""
     plain_signals()
-    if os.geteuid() == 0:  # kernels are other users then, and read what is made for them
+    if os.geteuid() == 0:  # kernels run as other users then, and must read files made for them
         os.umask(os.umask(0o022) & 0o022)
     words = list(sys.argv[1:] if argv is None else argv)
     if words[:1] == ["help"]:
@@ -126,7 +126,7 @@ def _serve(argv: Sequence[str]) -> int:
     process.switch_often()
     ending = Shutdown(None if settings.http is None else 0)  # services are stopped at any time
     ending.take_signals()
-    # runs while the import below takes its time
+    # runs during the import below
     sandbox = begin_proof(*settings.sandbox, container=ContainerOptions.of(settings))
     from kernel_mcp.start import serve
 

@@ -1,8 +1,8 @@
-"""Imports the MCP SDK for a server on pipes, without what such a server may never use.
+"""Imports the MCP SDK for a server on stdio, without the parts that such a server may never use.
 
-The SDK has pydantic build some four hundred models, for all versions of the protocol, of which a
-server uses a few: each is built when it is first used. It imports what clients and HTTP need, a
-sixth of a server's memory: that is imported when it is first used.
+The SDK defines some four hundred pydantic models, for all versions of the protocol. A server uses
+few of them, so each is built on first use. The SDK also imports packages for clients and HTTP,
+which need a sixth of a server's memory. They are imported on first use, too.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ UNUSED = (
     "mcp.server.transport_security",
     "starlette",
 )
-"""Packages that the SDK imports and a server on pipes does not use."""
+"""Packages that the SDK imports and a server on stdio does not use."""
 
 BaseModel.model_config["defer_build"] = True
 with lazy_imports(*UNUSED):

@@ -1,4 +1,4 @@
-"""From a client's line to a JSON-RPC message, or to the errors that answer it.
+"""Parse a client's line as a JSON-RPC message, or return the errors that answer it.
 
 Invalid UTF-8 and lone surrogates become U+FFFD. Other malformed lines are refused under their own
 id where it is readable, so that no client waits in vain.
@@ -30,7 +30,7 @@ EXAMINED_BYTES = 1024 * 1024
 """Bytes up to which a bad line is parsed again to name its fault; of longer ones the ends are
 searched."""
 MOST_IDS = 100
-"""Maximal number of members of a batch that are answered."""
+"""Most members of a batch that are answered."""
 
 _ESCAPE = re.compile(
     r"\\(?:u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}"
@@ -93,7 +93,7 @@ def line_of(message: JSONRPCMessage) -> tuple[str, JSONRPCMessage]:
     with Barrier("writing an answer") as barrier:
         try:
             return message.model_dump_json(by_alias=True, exclude_unset=True), message
-        except ValueError:  # surrogates, which no UTF-8 has
+        except ValueError:  # lone surrogates, which UTF-8 cannot encode
             content = message.model_dump(by_alias=True, exclude_unset=True)
             return _well_formed(json.dumps(content)), message
     reason = reason_of(barrier.failure) if barrier.failure is not None else ""

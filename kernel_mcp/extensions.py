@@ -1,4 +1,4 @@
-"""Sandboxes and tools of other distributions: found by entry point, loaded where a flag names them.
+"""Sandboxes and tools of other distributions: found by entry point, loaded if a flag names them.
 
 They are installed beside the server by its operator, and run with its rights.
 """
@@ -19,13 +19,13 @@ TOOLS = "kernel_mcp.tools"
 
 def offered(group: str) -> tuple[str, ...]:
     """Return the names of a group that installed distributions offer."""
-    from importlib.metadata import entry_points  # 20 ms, for a name that is not the server's own
+    from importlib.metadata import entry_points  # takes 20 ms, for names of extensions only
 
     return tuple(sorted({each.name for each in entry_points(group=group)}))
 
 
 def load(group: str, name: str) -> Any:
-    """Return what a distribution offers under a name. Raises ConfigError with the reason."""
+    """Import the object that a distribution offers under a name. Raises ConfigError."""
     from importlib.metadata import entry_points
 
     found = next(iter(entry_points(group=group, name=name)), None)
@@ -33,7 +33,7 @@ def load(group: str, name: str) -> Any:
         raise ConfigError(f"no installed distribution offers {name!r} in {group}")
     try:
         return found.load()
-    except Exception as error:  # it is code of others
+    except Exception as error:  # third-party code raises anything
         whose = f" of {found.dist.name}" if found.dist else ""
         raise ConfigError(
             f"{name!r}{whose} cannot be loaded ({found.value}): {type(error).__name__}: {error}"

@@ -63,14 +63,14 @@ logger = logging.getLogger(__name__)
 RETRIES_S = (30.0, 60.0, 300.0)
 """Seconds between attempts to prepare for kernels, as while there is no network."""
 TEMPLATE_KERNELS = 1
-"""Kernels that a template counts as in the system's limits."""
+"""Number of kernels that a template counts for in the system's limits."""
 
 
 class SharedContext:
     """Objects shared by all tenant pools of a server on HTTP; see `web`."""
 
     def __init__(self, settings: Settings, sandbox: Sandbox) -> None:
-        """Raises ConfigError."""
+        """Open the meters and the audit trail. Raises ConfigError."""
         self.masks = Masks(settings.masked_values)
         self.meters = meters_of(settings)
         self.audit = Measured(_audit(settings, sandbox, self.masks), self.meters)
@@ -108,9 +108,9 @@ class PersistenceFactory(Protocol):
 class KernelContext:
     """The objects of a server that exist before the first session.
 
-    `unpersisted_reason` says why sessions are not persisted. `managers` is empty until
-    sessions
-    are served. `pool_size` is the number of pooled kernels, whose folders lie in `pool_folder`.
+    `unpersisted_reason` is the reason why sessions are not persisted. `managers` is empty until
+    sessions are served. `pool_size` is the number of pooled kernels, whose folders lie in
+    `pool_folder`.
     """
 
     settings: Settings
@@ -170,7 +170,7 @@ async def kernel_context(
         audit = shared.audit
         masks = Masks(
             settings.masked_values
-        )  # not those of all pools: a mask would confirm a guess
+        )  # of this pool only: a masked value of another pool would confirm a guess
         run = stack.enter_context(RunDirectory.create(settings.state_dir))
         resources = ResourceManager.create(run.path, sandbox.report())
         await stack.enter_async_context(resources.running())

@@ -1,6 +1,6 @@
 """Build the MCP server of all tools, and serve its client on stdin and stdout.
 
-Here begins what imports the MCP SDK, which takes longer than all the rest of a start.
+This module imports the MCP SDK, which takes longer than the rest of a start.
 """
 
 from __future__ import annotations

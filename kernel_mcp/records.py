@@ -1,8 +1,9 @@
 """A replacement of `dataclasses.dataclass` that builds classes in a third of the time.
 
 The standard library writes source for up to six methods of each class and compiles it: with some
-two hundred classes an eighth of a server's start. Here that is done for `__init__` alone, and the
-others are shared. Both kinds have fields, `replace`, `asdict`, patterns and pickles in common.
+two hundred classes that is an eighth of a server's start. Here only `__init__` is generated, and
+the other methods are shared. `fields`, `replace`, `asdict`, patterns and pickle work as with the
+standard library's.
 """
 
 from __future__ import annotations

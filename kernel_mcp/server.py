@@ -81,7 +81,7 @@ class AppContext(ToolContext):
 
 
 def _at_work(manager: SessionManager, age_s: float) -> list[Session]:
-    """Return the sessions in which code runs, or did `age_s` ago or later."""
+    """Return the sessions in which code runs, or ran within `age_s` + `JUST_NOW_S` seconds."""
     now, last = manager.at_work, time.monotonic() - JUST_NOW_S - age_s
     return [each for each in manager.sessions if each in now or each.last_ran > last]
 
@@ -220,7 +220,7 @@ async def _answer_operator(
 
 
 async def stay_within_bounds(settings: Settings, sessions: Callable[[], Sequence[Session]]) -> None:
-    """Keep the server within its bounds of memory and disk; for ever.
+    """Keep the server within its bounds of memory and disk, until cancelled.
 
     Beyond them the largest sessions lose old outputs, then waiting cells, then their kernel.
     """
@@ -234,7 +234,7 @@ async def stay_within_bounds(settings: Settings, sessions: Callable[[], Sequence
 
 
 async def attend(app: AppContext) -> None:
-    """Hibernate or end idle sessions and keep the server within its bounds; for ever."""
+    """Hibernate or end idle sessions and keep the server within its bounds, until cancelled."""
     settings, manager = app.settings, app.manager
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(Reaper(manager, settings.idle_timeout_s, time.monotonic).run)

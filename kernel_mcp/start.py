@@ -1,4 +1,4 @@
-"""Start a server: first a template for kernels, while everything else is imported."""
+"""Start a server: first a template for kernels; meanwhile everything else is imported."""
 
 from __future__ import annotations
 
@@ -33,18 +33,20 @@ from kernel_mcp.telemetry.logs import LogFormatter
 logger = logging.getLogger(__name__)
 
 NEW_OBJECTS = 20_000
-"""Of those that may be parts of cycles, so many more than before have the young ones looked at."""
+"""Threshold of the garbage collector: new containers until the youngest generation is collected."""
 SERVER = "kernel_mcp.server"
-"""Imports all that has to do with sessions."""
+"""Module that imports everything for sessions."""
 DEFERRED = "kernel_mcp.deferred"
-"""Has models of the MCP SDK be built when they are first used."""
+"""Module that defers building the models of the MCP SDK until their first use."""
 PROTOCOL = "kernel_mcp.protocol"
-"""Imports the MCP SDK."""
+"""Module that imports the MCP SDK."""
 TOOLS = "kernel_mcp.tools.topics"
-"""What the first request for tools needs besides."""
+"""Module that imports the rest of what the first request for tools needs."""
 TEMPLATE_S = 0.2
-"""Seconds that the start of a template has before the rest is imported: it takes longer than that
-to build an environment."""
+"""Seconds to wait for the start of a template before the rest is imported.
+
+If an environment has to be built first, which takes longer, the imports do not wait for it.
+"""
 
 
 async def run_stdio(settings: Settings, sandbox: Future[Sandbox], shutdown: Shutdown) -> None:
@@ -66,7 +68,7 @@ async def _serve_lines(
         shutdown.on_begin(lambda: scopes[-1].cancel())
         early.start_soon(
             lines.read_early, shutdown.begin
-        )  # no sooner: settings that fail are reported
+        )  # not before: an end of input would hide errors in the settings
         early.start_soon(kernels.prepare)
         with anyio.move_on_after(TEMPLATE_S):
             await kernels.factory.begun.wait()
@@ -82,7 +84,7 @@ async def _serve_lines(
                     await protocol.serve_stdio(app, lines, shutdown.begin)
                     tasks.cancel_scope.cancel()
         except KernelMcpError as error:
-            refusal = error  # of a group of errors, it would not be told from others
+            refusal = error  # raised after the task group, which would put it into a group
         early.cancel_scope.cancel()
     if refusal is not None:
         raise refusal
@@ -90,11 +92,12 @@ async def _serve_lines(
 
 @contextmanager
 def _imports(*names: str) -> Iterator[dict[str, Future[ModuleType]]]:
-    """Import these in a thread, in order; meanwhile other processes prepare a first kernel.
+    """Import modules in a thread, in order; yield a future for each.
 
-    Those that are not there by the end of this block never are: Python waits for the thread.
+    Meanwhile other processes prepare a first kernel. Imports that have not finished by the end of
+    the block are stopped, as Python waits for the thread at its exit.
     """
-    sysconfig.get_config_vars()  # Python does not bear that two threads are the first to ask
+    sysconfig.get_config_vars()  # its first call is not thread-safe
     halting = _StoppableImporter()
     executor = ThreadPoolExecutor(1, "import")
     try:
@@ -105,14 +108,14 @@ def _imports(*names: str) -> Iterator[dict[str, Future[ModuleType]]]:
 
 
 class _StoppableImporter:
-    """Imports a module until it has `stopped`: then no further one that it needs is looked for."""
+    """Imports modules in one thread. Once `stopped` is True, the next import there fails."""
 
     def __init__(self) -> None:
         self.stopped = False
         self._thread = 0
 
     def imported(self, name: str) -> ModuleType:
-        """Import one. Raises SystemExit where it is halted, which no module takes for a lack."""
+        """Import a module. Raises SystemExit if stopped, which no module catches as ImportError."""
         self._thread = threading.get_ident()
         sys.meta_path.insert(0, self)
         try:
@@ -127,9 +130,10 @@ class _StoppableImporter:
 
 
 def collect_seldom() -> None:
-    """End the pause of the garbage collector, which looks at what was imported no more.
+    """Enable the garbage collector, with a high threshold and without the imported objects.
 
-    Of many sessions it has much to look at: by its own measure it did so every few cells.
+    With many sessions a collection takes long; by the default threshold there was one every few
+    cells.
     """
     gc.freeze()
     gc.set_threshold(NEW_OBJECTS)
@@ -137,12 +141,12 @@ def collect_seldom() -> None:
 
 
 async def proven(sandbox: Future[Sandbox]) -> Sandbox:
-    """Return the sandbox that `begin_proof` has tried. Raises SandboxUnavailable."""
+    """Return the sandbox that `begin_proof` has tested. Raises SandboxUnavailable."""
     return await asyncio.shield(asyncio.wrap_future(sandbox))
 
 
 def _mask_log(settings: Settings) -> None:
-    """Keep values of variables out of the log, and say which stay in outputs."""
+    """Mask secret values in the log; warn of variables too short to be masked in outputs."""
     if masks := Masks(settings.masked_values):
         for handler in logging.getLogger().handlers:
             if isinstance(handler.formatter, LogFormatter):
@@ -158,7 +162,7 @@ def _mask_log(settings: Settings) -> None:
 
 
 def _leave_no_core() -> None:
-    """Allow no core dump: a limit of 1 byte also holds for programs that dumps are piped to."""
+    """Disable core dumps: with a limit of 1 byte, Linux also skips those to a pipe (core(5))."""
     _, hard = resource.getrlimit(resource.RLIMIT_CORE)
     if hard:
         resource.setrlimit(resource.RLIMIT_CORE, (1, hard))
@@ -178,7 +182,7 @@ def serve(
     shutdown: Shutdown,
     run: Callable[[Settings, Future[Sandbox], Shutdown], Awaitable[None]] = run_stdio,
 ) -> int:
-    """Serve by `run` until the end has begun and is over; return the exit code."""
+    """Serve by `run` until the shutdown is complete; return the exit code."""
     prepare_process(settings)
     with Barrier("serving") as barrier:
         try:

@@ -164,8 +164,8 @@ class StdioLines:
     async def read_early(self, on_end: Callable[[], None]) -> None:
         """Read lines until `lines` takes over. Run this as a task.
 
-        `on_end` is called when the input ends before that, at once unless a request is pending,
-        else once nobody reads the answers.
+        `on_end` is called if the input ends before that: at once without a pending request, else
+        when the reader of the output is gone.
         """
         async for line in self._lines:
             self._early.append(line)
