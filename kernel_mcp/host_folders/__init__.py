@@ -20,19 +20,19 @@ from kernel_mcp.records import dataclass
 from kernel_specs.landlock import calls
 
 MOST_MOUNTS = 40
-"""Maximal number of mounts: their descriptors travel to a template in one message."""
+"""Maximum number of mounts; their descriptors are sent to a template in one message."""
 _CLOSED = (
     *("/bin", "/boot", "/dev", "/etc", "/lib", "/lib32", "/lib64", "/libx32"),
     *("/proc", "/run", "/sbin", "/sys", "/usr", "/var/run"),
 )
-"""Folders of the system, refused with all below them."""
+"""System folders; they and everything below them are refused."""
 _SHARED = (
     *("/", "/home", "/lost+found", "/opt", "/root", "/tmp", "/var"),
     *("/var/cache", "/var/lib", "/var/log", "/var/spool", "/var/tmp"),
 )
-"""Folders of all users and programs: refused themselves, but entries of them may be mounted."""
+"""Folders of all users and programs: refused themselves, but their entries may be mounted."""
 _DRIVERS = ("/usr/local/nvidia", "/usr/lib64-nvidia", "/usr/lib/wsl")
-"""Folders of GPU drivers: the exception among system folders, at their own path and read-only."""
+"""Folders of GPU drivers, the only system folders allowed: read-only and at their own path."""
 _TAKEN = ("/opt/kernel_specs", "/packages", "/sessions", "/workspace", *_CLOSED)
 """Paths in the sandbox that the sandbox itself uses."""
 logger = logging.getLogger(__name__)
@@ -84,7 +84,7 @@ def checked(mounts: Iterable[Mount], own: Iterable[tuple[str, Path]]) -> tuple[M
         raise ConfigError(f"--mount: there may be {MOST_MOUNTS} of them, not {len(found)}")
     for mount in found.values():
         around = [each for each in found.values() if within(mount.guest, (each.guest,))]
-        around = sorted(around, key=lambda each: len(each.guest))[:-1]  # not it itself
+        around = sorted(around, key=lambda each: len(each.guest))[:-1]  # without the mount itself
         if around and (reason := _no_place(mount, around[-1])):
             raise ConfigError(f"--mount {mount}: {reason}")
         if mount.strict and not all(each.strict for each in around):
@@ -182,9 +182,9 @@ def _refusal(mount: Mount, own: Iterable[tuple[str, Path]]) -> str:
 
 
 def _same(path: str) -> set[tuple[int, int]]:
-    """Return device and inode of a path, which bind mounts do not change; empty if it is missing.
+    """Return {(device, inode)} of a path; empty if the path is missing.
 
-    `_around` compares the folders above a path, too.
+    Bind mounts do not change either number. `_around` adds the folders above the path.
     """
     return _identities((path,))
 
@@ -208,7 +208,7 @@ def within(path: str, folders: Sequence[str]) -> bool:
 
 
 def _homes() -> set[str]:
-    """Return the home folders of people, root and this user."""
+    """Return the resolved home folders of ordinary users, root and this server's user."""
     found = {
         user.pw_dir
         for user in pwd.getpwall()
@@ -218,8 +218,8 @@ def _homes() -> set[str]:
     return {os.path.realpath(home) for home in found if home.startswith("/") and home != "/"}
 
 
-# Devices that the operator lets code use. Their drivers are the host's: those are refused that show
-# or change what belongs to others, whatever name they have.
+# Devices that the operator lets code use. Their drivers run in the host's kernel, so devices that
+# expose or change the data of others are refused, whatever their names.
 _PLAIN = {(1, minor) for minor in (3, 5, 7, 8, 9)}
 """null, zero, full, random and urandom, which every kernel has."""
 _REFUSED_MAJORS = {
@@ -260,7 +260,7 @@ class Device:
     """A character device that kernels find at `guest`.
 
     source  the node that is bound: for a root server's kernels a copy that their users may open
-    rights  what limits its use, in words; empty where kernels may do what the server may
+    rights  limits on its use, as text; empty for none
     """
 
     source: Path
@@ -273,7 +273,7 @@ class Device:
 
     @property
     def names_threads(self) -> bool:
-        """Return True if its driver writes `comm` of its own threads: CUDA does not start else."""
+        """Return True if the driver must name its own threads in /proc, as CUDA's."""
         return self.guest.startswith(NVIDIA)
 
 
@@ -345,7 +345,7 @@ def _opened_to_kernels(path: Path, copy: Path, sandbox: str) -> Device:
     try:
         if sandbox in ("bwrap", "container") and not os.statvfs(copy.parent).f_flag & os.ST_NODEV:
             os.mknod(copy, 0o600 | stat.S_IFCHR, info.st_rdev)
-            copy.chmod(0o666)  # the folder that it is in is the server's alone
+            copy.chmod(0o666)  # only the server may enter its folder
             return Device(copy, str(path))
     except PermissionError:  # root without CAP_MKNOD, as in containers
         pass

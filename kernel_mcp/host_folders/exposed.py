@@ -21,7 +21,7 @@ from kernel_mcp.records import dataclass
 from kernel_specs import linux
 
 MOST_REPORTS = 200
-"""New entries below one mount that are reported in an hour: code can create any number."""
+"""Maximum number of new entries reported per mount and hour: code can create any number."""
 _HOUR_S = 3600.0
 _SHOWN = 8
 """Covered paths that are listed by name."""
@@ -31,7 +31,7 @@ _A_LIST = (
 )
 _STRICT = "strict (what appears beside a covered file is readable in later sessions only)"
 _LONGEST_KEPT = 50
-"""Characters of a name that are kept when it is set aside: Linux permits 255 bytes in all."""
+"""Characters of its name that a quarantined entry keeps; Linux permits 255 bytes in all."""
 
 
 @dataclass
@@ -45,8 +45,8 @@ class ExposedMount:
     rights              remark on who else may read it, "" for none
     owned_by_root       True if new files of sessions belong to root, who owns the folder
     quarantine_numbers  next numbers for names of quarantined entries
-    links               symlinks that hosts execute, with inode and time of change: covers cannot
-                        hold them
+    links               symlinks that hosts execute, with inode and time of change; Linux
+                        cannot cover a symlink
     new_entries         newest entries that hosts execute and that appeared since the server's
                         start, with their new name if they were quarantined, else ""
     changed_files       newest files that agents and build servers obey and that code may have
@@ -152,7 +152,7 @@ class ExposedMount:
     def is_read_only(self, parts: tuple[str, ...]) -> bool:
         """Return True if a path below a writable mount stays read-only, as hosts execute it.
 
-        So do names that would make a repository or an environment of the folder that they are in.
+        Names that would turn their folder into a repository or an environment count as well.
         """
         ways = [parts[:end] for end in range(1, len(parts) + 1)]
         fixed = secrets.FIXED in self._kinds(parts) or not self.named_paths.isdisjoint(ways)
@@ -174,14 +174,18 @@ class ExposedMount:
                 self.links[parts] = (info.st_ino, info.st_ctime_ns)
 
     def is_original(self, parts: tuple[str, ...]) -> bool:
-        """Return True if a covered entry is still the original, not put in place of a symlink."""
+        """Return True if a covered entry is still the original.
+
+        Only a symlink can be replaced despite its cover. False for a path that is not covered, or
+        only kept in its place.
+        """
         if parts not in self.links:
             return self.covers.get(parts, secrets.KEPT) != secrets.KEPT
         info = self._status(parts)
         return info is None or (info.st_ino, info.st_ctime_ns) == self.links[parts]
 
     def forget(self, removed: Iterable[tuple[str, ...]]) -> None:
-        """Forget entries that the host has removed or moved: the next of that name is another."""
+        """Forget entries that the host has removed or moved; later ones of that name are new."""
         for parts in removed:
             self.covers.pop(parts, None)
             self.links.pop(parts, None)
@@ -189,7 +193,7 @@ class ExposedMount:
                 del self.new_entries[secrets.readable(parts)]
 
     def record_entry(self, name: str, now: str) -> bool:
-        """Note an entry that has appeared; return True if it is to be reported."""
+        """Record a new entry, renamed to `now` if quarantined; return True to report it."""
         stays = self.new_entries.pop(name, None) == now == ""
         self.new_entries[name] = now
         if len(self.new_entries) > MOST_REPORTS:
@@ -201,7 +205,7 @@ class ExposedMount:
 
     @property
     def rate_limited(self) -> bool:
-        """True while no more is reported, as so much was within an hour."""
+        """True while reports are suppressed: `MOST_REPORTS` were made within the last hour."""
         return (
             len(self.report_times) == MOST_REPORTS
             and self.report_times[0] > time.monotonic() - _HOUR_S
@@ -230,9 +234,10 @@ class ExposedMount:
             return None
 
     def executed_entries(self, parts: tuple[str, ...]) -> list[tuple[str, ...]]:
-        """Return the entries for which hosts execute a path: the path itself, or signs in it.
+        """Return the entries because of which hosts execute a path.
 
-        Empty for a folder that is no longer an environment or a repository.
+        These are the path itself, or entries that make it an environment or a repository. Empty for
+        a folder that is neither any longer.
         """
         info = self._status(parts)
         folder = info is not None and stat.S_ISDIR(info.st_mode)
@@ -242,7 +247,7 @@ class ExposedMount:
         return [path for path in inner if self._status(path) is not None]
 
     def quarantine(self, parts: tuple[str, ...]) -> str:
-        """Rename an entry to a name that no program looks for; return the new path, for people.
+        """Rename an entry to a name that no program executes; return the new path in readable form.
 
         Raises OSError.
         """
@@ -268,10 +273,7 @@ class ExposedMount:
 
     @contextlib.contextmanager
     def open_folder(self) -> Iterator[int]:
-        """Yield a descriptor of the folder, or of the one that a single file is in.
-
-        Raises OSError.
-        """
+        """Yield a descriptor of the folder, or of a single file's parent folder. Raises OSError."""
         host = self.mount.host.parent if self.single else self.mount.host
         root = open_place(host)
         try:
@@ -286,7 +288,7 @@ def acting_as_owner(path: Path) -> Iterator[None]:
 
     No component of `path` may be a symlink. Other servers are not affected.
 
-    Keep the block to a few calls: Python's own library may be closed to that user.
+    Keep the block to a few calls: that user may have no access to Python's own library.
     Raises OSError.
     """
     if os.geteuid() != 0:

@@ -1,8 +1,8 @@
 """`keeper FD`: the process that maintains covers in running sandboxes, see `bare_program`.
 
-It walks the mounted folders once and then watches them (inotify). What appears or is replaced on
-the host is covered in all running sandboxes, since a rename there removes a cover. Entries with a
-secret's name are handled first. Messages of the server, one packet each, and the answers:
+It walks the mounted folders once and then watches them (inotify). A rename on the host removes a
+cover, so new and replaced entries are covered in all running sandboxes. Entries with a secret's
+name are handled first. Messages of the server, one packet each, and the answers:
 
     {"op": "watch", "mounts": […], "version": v}       first; then `covers` for each, and `ready`
     {"ping": n}                                  `{"pong": n}`
@@ -60,16 +60,17 @@ _INODE_BYTES = 50
 _ESCAPED = re.compile(rb"\\([0-7]{3})")
 """Escape in paths of /proc/PID/mountinfo."""
 _MOST_CHANGES = 1 << 14
-"""Maximal number of queued changes, as in Linux itself. Beyond it the mounts are walked again."""
+"""Maximum number of queued changes, as in Linux itself. Beyond it the mounts are walked again."""
 _FEW_CHANGES = 64
-"""Queued changes from which this process loses its priority: code can cause any number."""
+"""Queued changes from which this process gives up its priority: code can cause any number."""
 
 
 class RealtimePriority:
-    """Scheduling priority of this process, as covers must not be late on a busy machine.
+    """Scheduling priority of this process, so that covers are not late on a busy machine.
 
-    Under a root server it has a real-time policy; otherwise the shortest time slices that Linux
-    grants to all (0.1 ms; Linux 6.12), which are scheduled sooner. Refusals of Linux are ignored.
+    The process gets the shortest time slice open to every user (0.1 ms; Linux 6.12), and is
+    therefore scheduled sooner. Under a root server it also gets the policy SCHED_RR. If Linux
+    refuses either, the process runs without it.
     """
 
     def __init__(self) -> None:
@@ -87,7 +88,7 @@ class RealtimePriority:
 
 
 class Keeper:
-    """Maintains the covers of one server until that is gone."""
+    """Maintains the covers of one server until the server closes its socket."""
 
     def __init__(self, server: socket.socket) -> None:
         self._server = server
@@ -98,11 +99,11 @@ class Keeper:
         self._link_names: set[tuple[int, int]] = set()
         """Read-only files that have hard links."""
         self._missing_watches = False
-        """True once the log says that watches are missing."""
+        """True once the missing watches are logged."""
         self._lacking_names: set[int] = set()
-        """Mounts for which the log says that not all names are known."""
+        """Mounts for which it is logged that not all executed paths are known."""
         self._full: set[int] = set()
-        """Mounts for which the log says that not all is covered: code can create any number."""
+        """Mounts for which it is logged that the limit of covers is reached."""
         self._namespaces = SandboxNamespaces()
         self._priority = RealtimePriority()
         self._mounted = os.open("/proc/self/mountinfo", os.O_RDONLY | os.O_CLOEXEC)
@@ -116,7 +117,7 @@ class Keeper:
         self._maps: dict[tuple[int, ...], int] = {}
 
     def run(self) -> None:
-        """Serve until the server has gone."""
+        """Serve until the server closes its socket."""
         poll = select.poll()
         poll.register(self._server, select.POLLIN)
         makers = self._watches.makers
@@ -208,7 +209,8 @@ class Keeper:
     def _begin(self, number: int, mounts: Sequence[dict[str, Any]], version: int) -> None:
         """Walk the mounts and report the covers.
 
-        `version` is that of a keeper which this one replaces: all covers get a newer one.
+        `version` is the last one of the keeper that this one replaces, 0 for none. All covers get a
+        newer one.
         """
         for index, data in enumerate(mounts):
             error = ""
@@ -245,7 +247,7 @@ class Keeper:
         self._send({"op": "ready", "id": number})
 
     def _on_named(self, folder: MountedFolder, message: dict[str, Any]) -> None:
-        """Make the paths that settings name read-only, once the last part has arrived."""
+        """Make the paths that settings name read-only, once the last part of the list is there."""
         folder.named_next += map(tuple, message["paths"])
         folder.sources.update(map(tuple, message["sources"]))
         self._watches.watch_outside(message["outside"])
@@ -259,7 +261,7 @@ class Keeper:
         self._link_names.clear()
 
     def _on_events(self) -> None:
-        """Cover entries with a secret's name at once; queue other changes until all is read."""
+        """Cover entries with a secret's name at once; queue other changes until events are read."""
         for change in self._watches.events():
             if change is None or len(self._changes) >= _MOST_CHANGES:
                 self._changes = dict.fromkeys(map(Change, self._folders))

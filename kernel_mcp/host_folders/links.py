@@ -14,7 +14,7 @@ def links_on(
 ) -> tuple[list[str], str]:
     """Return the symlinks on an absolute path, and the resolved path.
 
-    That is where Linux would look, whether anything exists there or not; empty for a loop. Links
+    Nothing needs to exist at that path. It is empty after more than 40 links, as in a loop. Links
     that are not `passable` are not followed.
     """
     links: list[str] = []

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from kernel_mcp.host_folders.secrets import Parts
 
 MOST_NAMED = 300
-"""Maximal number below one mount of paths named by settings, and of targets of links."""
+"""Maximum number of paths below one mount that settings name, and likewise of link targets."""
 
 
 class NamedPaths:
@@ -21,7 +21,7 @@ class NamedPaths:
         self.new_names = False
         """True if there are paths to report."""
         self.lacking = False
-        """True if there were more paths than can be kept."""
+        """True if more than `MOST_NAMED` paths were found."""
 
     @property
     def all(self) -> list[Parts]:
@@ -41,7 +41,7 @@ class NamedPaths:
         return [each for each in self._from_settings if each not in before]
 
     def add_link_targets(self, paths: Iterable[Parts | None]) -> None:
-        """Add targets of links."""
+        """Add the targets of links."""
         self._note(self._from_links, (each for each in paths if each))
 
     def add(self, paths: Iterable[Parts]) -> bool:
@@ -63,5 +63,5 @@ class NamedPaths:
 
 
 def last_names(paths: Sequence[Parts]) -> set[str]:
-    """Return the names of paths and of the folders that they are in."""
+    """Return the names of all components of these paths."""
     return {name for path in paths for name in path}

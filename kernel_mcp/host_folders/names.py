@@ -64,7 +64,7 @@ PUBLIC = ".pub"
 HISTORY = "_history"
 """Suffix of history files of shells and similar tools, which begin with a dot."""
 KEYS, KEY_ENDS = "id_", (".pem", ".key")
-"""Files that are private keys when they have the header of one."""
+"""Prefix and suffixes of files that may be private keys; their content decides."""
 SETTINGS = frozenset(
     (
         *("config.worktree", ".gitconfig", ".gitmodules", "pip.conf", "pip.ini", "uv.toml"),
@@ -89,11 +89,11 @@ BACKUPS = (
     *(".rej", ".dpkg-old", ".dpkg-dist", ".dpkg-new", ".rpmsave", ".rpmnew", ".kate-swp"),
     *("___jb_tmp___", "___jb_old___", "~"),
 )
-"""Suffixes that editors and package managers add to the name of a file whose copy they keep."""
+"""Suffixes that editors and package managers append to the name of a file that they copy."""
 COPIES = ("bak", "backup", "bck", "bkp", "copy", "old", "orig", "original", "save", "saved", "tmp")
 """Words for copies of a file or folder, after a dot, a dash or an underscore."""
 SWAP = ".sw"
-"""With one letter more, the suffix of vim's swap files."""
+"""Suffix of vim's swap files, without its last letter."""
 
 AGENTS = frozenset(
     (
@@ -112,7 +112,7 @@ EXECUTED = AGENTS | frozenset(
         *(".git", ".hg", ".jj", ".sl", ".bzr", "_darcs", ".pijul", ".p4config", ".gitconfig"),
         *(".hgrc", ".pre-commit-config.yaml", ".pre-commit-hooks.yaml", ".husky", ".overcommit"),
         *(".overcommit.yml", ".git-hooks", ".lefthook", ".lefthook-local"),
-        # shells and what runs as one enters a folder
+        # shells, and tools that run when a shell enters a folder
         *(
             ".env",
             ".envrc",
@@ -135,7 +135,7 @@ EXECUTED = AGENTS | frozenset(
         # agents and this program
         *(".mcp.json", "opencode.json", "opencode.jsonc", "crush.json", ".crush.json"),
         *(".aider.conf.yml", ".roomodes", ".devcontainer.json", "kernel-mcp.toml"),
-        # notebooks, and what hooks read
+        # notebooks, and settings that Git hooks read
         *(".ipython", ".jupyter", ".jupytext.py", ".lintstagedrc", ".commitlintrc"),
     )
 )
@@ -170,8 +170,7 @@ LAST = frozenset(each if isinstance(each, str) else each[-1] for table in _TABLE
 BEGINNINGS = (".", "#", *KEY_KINDS, KEYS, *(first for first, _ in FRAMES if first))
 _OF_COPIES = (f"{sign}{word}" for sign in "._-" for word in ("", *COPIES))
 ENDS = (*BACKUPS, *_OF_COPIES, *KEY_ENDS, *(last for first, last in FRAMES if not first))
-"""`LAST` are last components, `BEGINNINGS` prefixes and `ENDS` suffixes: a name that any table
-matches has one of them."""
+"""Last components, prefixes and suffixes. A name that any table matches has one of them."""
 OBEYED = frozenset(
     (
         *("claude.md", "claude.local.md", "agents.md", "agents.override.md", "agent.md"),

@@ -28,12 +28,12 @@ T = TypeVar("T")
 BLANK = "/run/blank"
 """Folder in every sandbox with mounts that holds an empty `file` and an empty `folder`."""
 PINS = "pins"
-"""Folder beside these that code cannot enter; it has a folder for each mount (`pins_of`)."""
+"""Folder in `BLANK` that code cannot enter; it has a folder for each mount (`pins_of`)."""
 Work = tuple[str, Parts, str]
 """A mount, a path below it and the kind of its cover. Without a path the last item is
 DEVICE:INODE that the mount must have."""
 _MOST_NAMESPACES = 50
-"""Namespaces in one message to a helper."""
+"""Maximum number of namespaces in one message to a helper."""
 _PASSED = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _NS_GET_USERNS = 0xB701  # <linux/nsfs.h>
 
@@ -79,8 +79,9 @@ class RunningSandbox:
 class SandboxNamespaces:
     """The running sandboxes with mounts; applies covers in all of them.
 
-    A root server's process enters their mount namespaces itself. That of an ordinary user must
-    first enter their user namespace and cannot leave it, so a forked helper does this for each.
+    Under a root server, this process enters their mount namespaces itself. Otherwise a process must
+    enter their user namespace first, and cannot leave it. A helper is forked for each user
+    namespace.
     """
 
     def __init__(self) -> None:
@@ -108,13 +109,13 @@ class SandboxNamespaces:
         if self._direct:
             return
         for held in self._sandboxes.values():
-            self._helper(held)  # the next cover reports why there can be none
+            self._helper(held)  # a failure is reported by the next cover
         used = set(self._users.values())
         for user in [each for each in self._helpers if each not in used][:-1]:
             self._helpers.pop(user).close()
 
     def ended(self, process: int) -> bool:
-        """Forget a sandbox; False for one that is not known."""
+        """Close and forget a sandbox whose process has ended; return False for an unknown one."""
         held = self._sandboxes.pop(process, None)
         if held is None:
             return False
@@ -183,7 +184,7 @@ class Helper:
     """A process in a user namespace, which enters the mount namespaces owned by that one."""
 
     def __init__(self, space: int) -> None:
-        """Raises OSError if no process can be started."""
+        """Fork the process. Raises OSError."""
         self.alive = True
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
@@ -192,14 +193,14 @@ class Helper:
                 _help(space, theirs)
 
     def send(self, namespaces: Sequence[int], work: Sequence[Work]) -> None:
-        """Ask it to cover these paths in some namespaces; `answers` has the result."""
+        """Request these covers in some namespaces; `answers` returns the results."""
         with suppress(OSError):  # `answers` reports it
             for first in range(0, len(namespaces), _MOST_NAMESPACES):
                 some = namespaces[first : first + _MOST_NAMESPACES]
                 packets.send(self._socket, {"work": work}, some)
 
     def answers(self, count: int) -> list[str]:
-        """Return the error of each of the last `count` namespaces, empty where all is covered."""
+        """Return one error for each of the last `count` namespaces; empty where all is covered."""
         errors: list[str] = []
         while len(errors) < count:
             received = packets.receive(self._socket)
@@ -262,9 +263,9 @@ def _tried(guest: str, path: Parts, kind: str) -> list[str]:
 
 
 def _check_place(guest: str, wanted: str) -> None:
-    """Raise OSError unless the mount shows the folder `wanted`; detach it from the host's mounts.
+    """Raise OSError unless the mount shows the folder `wanted`; end its mount propagation.
 
-    A sandbox may be started with the folder's path, in which code could have put a link.
+    A sandbox may have been started with the folder's path, which code can replace with a symlink.
     """
     fd = os.open(guest, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
@@ -279,8 +280,8 @@ def _check_place(guest: str, wanted: str) -> None:
 def put(guest: str, path: Parts, kind: str) -> None:
     """Cover a path below a mount in this mount namespace, unless it is covered. Raises OSError.
 
-    A `KEPT` folder, which must not be moved, is not covered itself: code whose current folder it
-    is would not see later covers inside. Linux refuses to move a folder that is a mount point in
+    A `KEPT` folder, which must not be moved, is not covered itself. Code whose current folder it
+    is would not see later covers in it. Linux refuses to move a folder that is a mount point in
     this namespace, through whichever mount. So the cover lies in a second copy of the mount, which
     code cannot reach.
     """
@@ -332,8 +333,8 @@ def _pins(guest: str) -> str:
 def _uncovered(guest: str, path: Parts, kind: str) -> int:
     """Return a descriptor of an entry below a mount; -1 if it is gone or needs no cover.
 
-    A cover that hides goes over read-only covers and over other file systems of the host; a
-    read-only cover goes over what is writable. Raises OSError.
+    A hiding cover is applied over read-only covers and over other file systems of the host. A
+    read-only cover is applied over writable mounts only. Raises OSError.
     """
     folder = os.open(guest, _PASSED)
     try:
@@ -343,7 +344,7 @@ def _uncovered(guest: str, path: Parts, kind: str) -> int:
             folder = deeper
         return _entry(folder, path[-1], kind)
     except OSError:
-        return -1  # gone, or a link: covered
+        return -1  # gone, a symlink, or already kept in its place
     finally:
         os.close(folder)
 

@@ -1,4 +1,7 @@
-"""Find processes in sandboxes that hold open a file covered since: covers do not affect them."""
+"""Find processes in sandboxes that opened a file before it was covered.
+
+A cover has no effect on files that are already open.
+"""
 
 from __future__ import annotations
 
@@ -73,7 +76,7 @@ def open_file_holders(
     for name in os.listdir("/proc"):  # noqa: PTH208  # of many processes
         if not name.isdecimal():
             continue
-        with contextlib.suppress(OSError, ValueError, IndexError):  # it ends, or is another user's
+        with contextlib.suppress(OSError, ValueError, IndexError):  # ended, or of another user
             pid = int(name)
             if _namespace(pid) in namespaces:
                 started = _started(pid)
@@ -113,7 +116,7 @@ def _open_files(
     folders = [f"{thread}/{name}" for thread in running for name in ("cwd", "root")]
     files = os.listdir(f"/proc/{running[0]}/fd")  # noqa: PTH208
     for link in (*folders, *(f"{running[0]}/fd/{number}" for number in files)):
-        with contextlib.suppress(OSError):  # closed, or nothing that has a place
+        with contextlib.suppress(OSError):  # closed meanwhile, or without a path
             place = os.readlink(f"/proc/{link}").removesuffix(" (deleted)")  # noqa: PTH115
             if not place.startswith("/"):
                 continue
@@ -123,7 +126,7 @@ def _open_files(
             finally:
                 os.close(handle)
             inode = (info.st_dev, info.st_ino)
-            if inode in blank or info.st_nlink == 0:  # nobody finds what was removed
+            if inode in blank or info.st_nlink == 0:  # a removed file has no path
                 continue
             for each in wanted:
                 fixed = each.kind == FIXED

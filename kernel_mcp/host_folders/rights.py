@@ -18,7 +18,7 @@ class Rights:
         self._lists = {name: self._list(name) for name in _ACCESS_LISTS}
 
     def restore(self) -> bool:
-        """Revoke rights that others than the owner have got since the start.
+        """Revoke rights that users other than the owner were granted since the start.
 
         Return True if there were any. Raises OSError.
         """
@@ -39,5 +39,5 @@ class Rights:
     def _list(self, name: str) -> bytes:
         try:
             return os.getxattr(self._place, name)
-        except OSError:  # it has none, or its file system
+        except OSError:  # no list, or none in this file system
             return b""

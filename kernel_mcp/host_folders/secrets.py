@@ -29,12 +29,12 @@ _CREDENTIALS = re.compile(
 _OF_A_KEY = (b"PRIVATE KEY-----", b"PRIVATE KEY BLOCK-----", b"PuTTY-User-Key-File-")
 _MOST_READ = 1 << 20
 _NUMBERED = re.compile(rf"[._-](?:(?:{'|'.join(names.COPIES)})[._-]?\d*|\d+)$")
-"""The end of the name of a copy that people or programs have numbered."""
+"""Suffix of a numbered copy of a file."""
 _PLAIN = re.compile(r"[\w./@+-]{1,200}", re.ASCII)
 _MOST_SAID = 200
-"""Characters of a path in a notice."""
+"""Maximum characters of a path in a notice."""
 _MOST_COPIES = 3
-"""Backups of backups that are recognised."""
+"""Maximum number of backup suffixes that are removed from one name."""
 Parts = tuple[str, ...]
 """A path below a mount."""
 
@@ -84,7 +84,7 @@ def _ends(parts: Parts) -> set[Parts]:
 
 
 def _originals(name: str) -> Iterator[str]:
-    """Yield a name, and those of which it may be an editor's swap file or a backup."""
+    """Yield a name, and the names of the files that it may be a backup or swap file of."""
     yield name
     for _ in range(_MOST_COPIES):
         before = name
@@ -112,7 +112,7 @@ def secret_folder(parts: Parts) -> Parts:
 
 
 def readable(parts: Sequence[str]) -> str:
-    """Return a path for people, on one line, with unprintable characters escaped."""
+    """Return a path in readable form: on one line, with unprintable characters escaped."""
     text = os.fsencode("/".join(parts)).decode("utf-8", "backslashreplace")
     return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
 

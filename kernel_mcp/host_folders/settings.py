@@ -28,7 +28,7 @@ _ONLY_SHOWN = frozenset((".idea", ".fleet", "launch.json", "workspace.json"))
 """Editor settings that only name files which people open or start themselves."""
 _OF_A_PATH = frozenset("/._-+@%~")
 _WHOLE = frozenset(("core.hookspath", "core.attributesfile", "init.templatedir"))
-"""Settings of Git whose value is one path, of a folder too."""
+"""Settings of Git whose whole value is one path, of a file or a folder."""
 _DATA_SECTIONS = frozenset(
     (
         *("advice", "author", "blame", "branch", "color", "column", "committer", "gui", "log"),
@@ -43,7 +43,7 @@ _DATA_NAMES = frozenset(
         *("init.defaultbranch", "lfs.url", "mailmap.file", "mailmap.blob"),
     )
 )
-"""Settings, as section and last part, whose values Git neither runs nor searches for more."""
+"""Settings of Git, by section and last part, whose values it does not execute."""
 _COMMAND = "ext::"
 """Prefix of an address that is a command: git-remote-ext(1)."""
 Entries = Sequence[tuple[str, str]]
@@ -71,7 +71,7 @@ class Repository:
 
     @property
     def folders(self) -> list[str]:
-        """The folders that Git reads hooks and objects from."""
+        """The folders from which Git reads hooks and objects."""
         objects = f"{self.common}/objects"
         others = os.fsdecode(small(f"{objects}/info/alternates")).splitlines()
         paths = [_joined(objects, line) for line in others if line and not line.startswith("#")]
@@ -193,7 +193,7 @@ def named_by(
             continue
         data = section in _DATA_SECTIONS or f"{section}.{last}" in _DATA_NAMES
         runs = not data and (section != "alias" or value.startswith("!"))
-        for text in (value, name):  # an address with a command stands in either
+        for text in (value, name):  # an `ext::` command may be in the value or in the name
             if _COMMAND in text or (runs and text is value):
                 yield from _programs(text, bases, home)
 
@@ -230,7 +230,7 @@ def _places(word: str, bases: Sequence[str], home: Sequence[str]) -> Iterator[st
         return
     if word.startswith("/"):
         yield os.path.normpath(word)
-        word = word.lstrip("/")  # after a variable or a command that gives the top
+        word = word.lstrip("/")  # the rest of $(command)/path
         within = (_joined(base, word) for base in bases)
         yield from (place for place in within if word and os.path.isfile(place))  # noqa: PTH113
         return
@@ -257,7 +257,7 @@ def referred(entry: str, bases: Sequence[str]) -> Iterator[str]:
         text = small(path).decode("utf-8", "replace")
         for word in dict.fromkeys(words(text)):
             yield from (place for place in _places(word, bases, ()) if _runs(place, word))
-            if "." in word and "/" not in word:  # a module of Python
+            if "." in word and "/" not in word:  # the name of a Python module
                 modules = _places(f"{word.strip('.').replace('.', '/')}.py", bases, ())
                 yield from filter(os.path.isfile, modules)
 
@@ -310,7 +310,7 @@ def _runs(path: str, word: str) -> bool:
 
 
 def is_script(path: str) -> bool:
-    """Return True if a path is a folder, as of hooks, or a file that begins with `#!`."""
+    """Return True if a path is a folder, such as one of hooks, or a file that begins with `#!`."""
     return os.path.isdir(path) or small(path).startswith(b"#!")  # noqa: PTH112
 
 

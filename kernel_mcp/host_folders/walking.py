@@ -54,11 +54,13 @@ class Walk:
 
     `visit` is called with each folder and its descriptor, `obeys` with each file of a writable
     mount that agents obey. `above` is the path of the mount itself: rules for names may depend on
-    the folders above. `own` are further covers that the server asks for, `inner` the paths of
-    other mounts in this one. With `strict`, settings files are covered whatever they contain, as
-    the content may change. Walks may share `inodes`, so that one covers the hard links of secrets
-    that another found, and `twins`: read-only files with hard links, which are searched for until
-    the walk is `done`.
+    the folders above. `own` are further covers that the server requests, `inner` the paths of other
+    mounts in this one. With `strict`, settings files are covered whatever they contain, as the
+    content may change.
+
+    Walks may share `inodes`, so that one covers the hard links of secrets that another found. They
+    may also share `twins`, the read-only files with several names. These names are searched for
+    until the walk is `done`.
     """
 
     def __init__(
@@ -94,7 +96,7 @@ class Walk:
         """Birth times of files made read-only since the first walk, by device and inode."""
 
     def all(self) -> WalkFindings:
-        """Walk from the top. Raises OSError when that cannot be read, TooManySecrets."""
+        """Walk the whole mount. Raises OSError if its top cannot be read, and TooManySecrets."""
         for _ in self.below(()):
             pass
         self.linked()
@@ -102,7 +104,7 @@ class Walk:
         return self.findings
 
     def below(self, start: Parts) -> Iterator[list[Parts]]:
-        """Walk a part of it; yield the paths to cover as they are found. Raises as `all`."""
+        """Walk the mount below `start`; yield the paths to cover when found. Raises as `all`."""
         links: dict[Parts, tuple[str | None, bool]] = {}
         pending = [start]
         while pending or links:
@@ -121,7 +123,7 @@ class Walk:
             except OSError as reason:
                 if not parts:
                     raise
-                # a link by now, another file system, or closed to this user
+                # another file system or not readable: covered; a symlink by now: skipped
                 if reason.errno not in (errno.ELOOP, errno.ENOTDIR):
                     self._cover(parts, FOLDER, None)
                 continue
@@ -141,7 +143,7 @@ class Walk:
         return list(touched)
 
     def left(self, parts: Parts) -> bool:
-        """Note that an entry has left its path; return True if that ends read-only covers."""
+        """Record that an entry has left its path; return True if that ends read-only covers."""
         covers = self.findings.covers
         if covers.get(parts) in (FIXED, KEPT):
             gone = [path for path in covers if path[: len(parts)] == parts]
@@ -166,7 +168,7 @@ class Walk:
         return kind == FIXED or (kind in HIDING and executed((*self._above_all, *parts)))
 
     def _was_sign(self, parts: Parts) -> bool:
-        """Return True if the folder of a path was read-only because of that entry only."""
+        """Return True if a folder was read-only only because of the entry at this path."""
         folder = parts[:-1]
         if parts[-1] not in names.SIGNS or self.findings.covers.get(folder) != FIXED:
             return False
@@ -197,7 +199,7 @@ class Walk:
             return
         except OSError as reason:
             if reason.errno not in (errno.ELOOP, errno.ENOTDIR):
-                # another file system, or closed to this user
+                # another file system, or not readable
                 self._cover(parts, FOLDER if self._is_folder(parts) else FILE, None)
                 yield self._taken()
             return
@@ -211,9 +213,9 @@ class Walk:
         finally:
             os.close(fd)
         if hides is None and (known or hidden) and not link:
-            hides = FOLDER if stat.S_ISDIR(info.st_mode) else FILE  # by another name
+            hides = FOLDER if stat.S_ISDIR(info.st_mode) else FILE  # a secret under another name
         if hides is None and self.findings.covers.get(parts) in HIDING:
-            hides = self.findings.covers[parts]  # what a link of a secret's name leads to
+            hides = self.findings.covers[parts]  # the target of a link with a secret's name
         signed = self._note_signs(parts[:-1], {parts[-1]}, by_siblings=True)
         if fixed:
             self._fix_entry(parts, hidden=hides is not None, link=link)
@@ -226,13 +228,13 @@ class Walk:
             more = [parts]
         if self._touched:
             yield self._taken()
-        if signed and len(parts) == 1:  # the sign at the top counts from now on
+        if signed and len(parts) == 1:  # from now on HEAD at the top is read-only
             yield from self.one((names.GIT_SIGN,))
         for start in more:
             yield from self.below(start)
 
     def _note_replaced(self, fd: int, info: os.stat_result, *, fixed: bool) -> bool:
-        """Note a file that is read-only now, but that code could have linked before.
+        """Record a file that is read-only now, but of which code may have made a hard link before.
 
         Return True if the file, by this or another name, is read-only.
         """
@@ -248,9 +250,9 @@ class Walk:
         return fixed or (info.st_nlink > 1 and self._replaced.get(key) == born(fd))
 
     def fix(self, asked: Iterable[Parts]) -> Iterator[list[Parts]]:
-        """Make the paths `asked` read-only, instead of those asked for before; yield the covers."""
+        """Make the paths `asked` read-only instead of those of the last call; yield the covers."""
         for parts in self.named_paths.replace_from_settings(asked):
-            self.done, done = False, self.done  # with its other names
+            self.done, done = False, self.done  # follow links as in the first walk
             try:
                 yield from self.one(parts)
                 yield self.linked()
@@ -307,7 +309,7 @@ class Walk:
                 elif folder:
                     yield path
         if self._note_signs(parts, signs) and not within:
-            yield parts  # with what its links lead to, and other names
+            yield parts  # again: its link targets and hard links become read-only, too
 
     def _verdict(self, parts: Parts, mode: int) -> tuple[str | None, bool]:
         """Return the cover that hides an entry (None for none), and True if it is read-only."""
@@ -335,9 +337,10 @@ class Walk:
         return always or holds_credentials(self._root, parts, named)
 
     def _note_signs(self, folder: Parts, seen: set[str], *, by_siblings: bool = False) -> bool:
-        """Make a folder read-only if it is an environment or a repository; return True if so.
+        """Make a folder read-only if it is an environment or a repository.
 
-        `seen` are names in the folder.
+        At the top of the mount, only entries of a repository become read-only. `seen` are names in
+        the folder. Return True if that changed anything.
         """
         signs = seen.intersection(names.SIGNS)
         if not (self._writable and signs):
@@ -355,9 +358,10 @@ class Walk:
         return True
 
     def _made_by(self, folder: Parts, signs: Collection[str] | None = None) -> tuple[bool, bool]:
-        """Return True for an environment, and True for a repository, by the `signs` in a folder.
+        """Return (is an environment, is a repository) by the `signs` in a folder.
 
-        Without `signs` the names in the folder are looked up.
+        Without `signs` the names in the folder are looked up. The top of the mount is never an
+        environment.
         """
         if signs is None:
             top = "/".join((f"/proc/self/fd/{self._root}", *folder))
@@ -367,7 +371,7 @@ class Walk:
         return environment, names.GIT_SIGN in signs and whole
 
     def _fix_entry(self, parts: Parts, *, hidden: bool, link: bool) -> None:
-        """Make one entry read-only; of a link or a hidden entry only keep the folders in place."""
+        """Make one entry read-only; for a link or a hidden entry, only keep the folders above."""
         if self.findings.covers.get(parts) is None:
             self.findings.settings_changed = True
         if not (hidden or link):
@@ -397,7 +401,7 @@ class Walk:
             self.findings.unsearched_links = True
 
     def _fix_too(self, parts: Parts) -> None:
-        """Cover a further name of a read-only file; past half of the limit only count it."""
+        """Cover a further name of a read-only file; beyond half of the limit only count it."""
         if self._fixed(parts):
             return
         if len(self.findings.covers) < MOST_COVERS // 2:
@@ -435,11 +439,11 @@ class Walk:
             self.findings.unsearched_links = True
 
     def _know_below(self, start: Parts) -> None:
-        """Register the inodes in a covered folder, or of one file there, to find other names."""
+        """Register the inodes in a covered folder, or of one file there, to find hard links."""
         pending = [start]
         while pending:
             parts = pending.pop()
-            with contextlib.suppress(OSError):  # gone, a link, or closed to this user
+            with contextlib.suppress(OSError):  # gone, a symlink, or not readable
                 fd = open_beneath(self._root, parts, os.O_PATH | os.O_NOFOLLOW)
                 try:
                     info = os.fstat(fd)
@@ -500,11 +504,11 @@ class Walk:
                 del self.findings.covers[parts]
 
     def _follow(self, parts: Parts, hides: str | None, *, fixed: bool) -> list[Parts]:
-        """Cover the target of a link if it is below the mount; return the folders to walk then."""
+        """Cover the target of a link if it is below the mount; return the folders to walk next."""
         links, goal = self._way(parts)
         if goal is None or goal == ():
             return []
-        fixed = fixed and not self.done  # later, code may have made it: the server asks then
+        fixed = fixed and not self.done  # a later link may be made by code: the server decides
         if fixed:
             self.named_paths.add_link_targets(
                 [goal, *(each for each in links if each not in (None, (), parts))]
@@ -528,7 +532,7 @@ class Walk:
         return self._way(parts)[1]
 
     def _way(self, parts: Parts) -> tuple[list[Parts | None], Parts | None]:
-        """Return the links on the way of a path and its target; None for each outside the mount."""
+        """Return the links on a path, and its target; None stands for each outside the mount."""
         top = os.path.realpath(f"/proc/self/fd/{self._root}")
         links, end = links_on("/".join((top, *parts)))
         return [below(link, top) for link in links], below(end, top)
@@ -546,7 +550,8 @@ class Walk:
     def linked(self, *, anyway: bool = False) -> list[Parts]:
         """Cover the hard links of files found since the last call; return the paths covered.
 
-        This looks at the inode of every file, so it is done only if files have links, or `anyway`.
+        This reads the inode of every file. It is skipped if no file found has several names, unless
+        `anyway` is set.
         """
         if not (self.findings.unsearched_links or anyway):
             return []

@@ -56,27 +56,28 @@ _FAN_EVENT, _FAN_INFO = struct.Struct("=IBBHQii"), struct.Struct("=BBH")
 _OF_NAME, _OF_PIDFD = 2, 4
 _HANDLE = struct.Struct("=Ii")
 _MOST_MADE = 1 << 16
-"""Maximal number of entries whose makers are recorded; the oldest are dropped."""
+"""Maximum number of entries whose makers are recorded; the oldest are dropped."""
 _MOST_MISSED = 64
-"""Maximal number of recorded time spans in which the makers of entries were lost."""
+"""Maximum number of recorded time spans in which the makers of entries were lost."""
 _NEAR_NS = 10**9 // 20
-"""Linux notes the times of files by a clock that goes in steps of up to 10 ms."""
+"""Tolerance for file times in ns: Linux takes them from a clock with ticks of up to 10 ms."""
 _MOST_WRITTEN = 1 << 10
-"""Maximal number of files whose last writer is recorded."""
+"""Maximum number of files whose last writer is recorded."""
 _MOST_OBEYED = 1000
-"""Files that are watched for changes in place, which agents obey. Code can make any number."""
+"""Maximum number of files watched for changes in place, as agents obey them."""
 _RECENT_NS = 10**9
-"""Age up to which a recorded write explains a change that has just been reported."""
+"""Age in ns up to which a recorded write explains a change that was just reported."""
 _LATE_MS = 1
-"""Wait for a fanotify event: inotify reports the same change microseconds earlier or later."""
+"""Wait for a fanotify event in ms: inotify reports a change microseconds earlier or later."""
 HOST, CODE, LOST, LIKELY, NAMED = "host", "code", "lost", "likely", "named"
-"""Makers of an entry: a program of the host, one of a sandbox, or one that has exited already.
+"""Makers of an entry: a program of the host, one of a sandbox, or one that has already exited.
 
 `LIKELY` means that code made so much at the time that some of it was not recorded. `NAMED` means
-that the entry may be older than the settings that name it. The user that code ran as follows
-`CODE`."""
+that the entry may be older than the settings that name it. `CODE` may be followed by a colon and
+the user id of the process.
+"""
 _MOST_MOVED = 64
-"""Renames of secrets that are under way; more have left what is watched."""
+"""Maximum number of renames whose second event is pending."""
 
 T = TypeVar("T")
 
@@ -92,14 +93,14 @@ def counts_as_code(maker: str) -> bool:
 
 
 def user_of(maker: str) -> int | None:
-    """Return the user as whom a maker in a sandbox ran, None where that is not known."""
+    """Return the user id of a maker in a sandbox; None if it is not known."""
     user = maker.removeprefix(f"{CODE}:")
     return int(user) if user.isdecimal() else None
 
 
 @dataclass(frozen=True)
 class Change:
-    """An entry that was created, replaced, written or removed; without parts it may be any."""
+    """An entry that was created, replaced, written or removed; any entry if `parts` is empty."""
 
     folder: MountedFolder
     parts: Parts = ()
@@ -138,17 +139,18 @@ class MountedFolder:
         self._inodes, self._twins = inodes, twins
         self._root = -1
         self.sources: set[Parts] = set()
-        """Files of settings that have been asked about."""
+        """Settings files below the mount from which the server has read paths."""
         self.rights_changed = False
         """True if the access rights of the folder itself may have changed."""
         self.obeyed: dict[Parts, bool] = {}
         """Paths that agents obey and that have changed since the last report to the server.
 
-        True if all that is known is that the file holds something else."""
+        The value is True if the file was written in place (IN_MODIFY), else False.
+        """
         self._link_targets: set[Parts] = set()
-        """Targets of links that have a name which agents obey."""
+        """Targets of links whose names agents obey."""
         self.named_by_server: list[Parts] = []
-        """Paths that the server has named so far; `named_next` are the next ones."""
+        """Last complete list of paths from the server; `named_next` collects the next one."""
         self.named_next: list[Parts] = []
         self.walk = self._open_walk()
         self.rights = Rights(self._root)
@@ -198,7 +200,10 @@ class MountedFolder:
         return [(*folder, name) for name in found]
 
     def is_older(self, parts: Parts) -> bool:
-        """Return True if the entry at a path is known to be older than this process."""
+        """Return True if the entry at a path is older than this object.
+
+        An unknown birth time counts as older.
+        """
         try:
             fd = open_beneath(self._root, parts, os.O_PATH | os.O_NOFOLLOW)
         except OSError:
@@ -209,10 +214,10 @@ class MountedFolder:
             os.close(fd)
 
     def writer(self, parts: Parts, *, modified: bool) -> str:
-        """Return who last wrote, created or removed a file; empty if makers are not known here.
+        """Return the maker that last wrote, created or removed a file; empty if makers are unknown.
 
-        For a file `modified` in place only a write of the last second counts; `LOST` if it has
-        several names.
+        For a file `modified` in place only a write of the last second counts. `LOST` if such a file
+        has several names.
         """
         if not self.tells_makers:
             return ""
@@ -230,13 +235,13 @@ class MountedFolder:
         return False
 
     def obeys(self, parts: Parts) -> bool:
-        """Return True if agents obey the file at a path, or a link of such a name leads to it."""
+        """Return True if agents obey the file at a path, or a link with such a name leads to it."""
         return parts in self._link_targets or secrets.obeyed((*self.above[-1:], *parts))
 
     def note_obeyed(self, parts: Parts) -> None:
-        """Watch a file that agents obey, or the target of such a link.
+        """Watch a file that agents obey, or the target of a link with such a name.
 
-        After the first walk such a file counts as changed.
+        After the first walk the file counts as changed.
         """
         if self.walk.done:
             self.obeyed.setdefault(parts, False)
@@ -245,7 +250,7 @@ class MountedFolder:
             return
         if goal != parts:
             self._link_targets.add(goal)
-        with suppress(OSError):  # there is nothing, or no file
+        with suppress(OSError):  # missing, or not accessible
             fd = open_beneath(self._root, goal, os.O_PATH | os.O_NOFOLLOW)
             try:
                 if stat.S_ISREG(os.fstat(fd).st_mode):
@@ -254,7 +259,7 @@ class MountedFolder:
                 os.close(fd)
 
     def reads(self, parts: Parts) -> bool:
-        """Return True if the content of a file decides about covers."""
+        """Return True if covers depend on the content of a file."""
         return parts in self.sources or secrets.judged_by_content((*self.above, *parts))
 
     @property
@@ -284,7 +289,7 @@ class MountedFolder:
         pending: list[tuple[Parts, int]] = [((), access)]
         while pending:
             parts, access = pending.pop()
-            with suppress(OSError):  # gone, or closed to this user: it stays without rules
+            with suppress(OSError):  # gone or not readable: it gets no rule
                 folder = open_beneath(self._root, parts, os.O_RDONLY | os.O_DIRECTORY)
                 try:
                     if read & READ_DIR:
@@ -333,8 +338,8 @@ class MountedFolder:
 class Makers:
     """Records which entries were made by processes of sandboxes and which by the host's.
 
-    Uses fanotify(7), which a root server may (Linux 5.15): processes of sandboxes are recognised
-    by their pid namespace.
+    Uses fanotify(7), which requires root and Linux 5.15. Processes of sandboxes are recognised by
+    their pid namespace.
     """
 
     def __init__(self) -> None:
@@ -351,7 +356,7 @@ class Makers:
         """The last writer of an entry, and the time (ns) at which that was recorded."""
         self._names: set[str] = set()
         self._of_others = False
-        """True if programs in sandboxes made some of the entries that are being read."""
+        """True if some of the events being read are of makers other than `HOST`."""
         self._drained_ns = time.time_ns()
         """Time (ns) at which all events had been read."""
         self._spans: deque[tuple[int, int]] = deque(maxlen=_MOST_MISSED)
@@ -378,7 +383,7 @@ class Makers:
         return False
 
     def of(self, root: int, parts: Parts) -> str:
-        """Return the maker of an entry below the folder `root`: CODE comes with its user.
+        """Return the maker of an entry below the folder `root`; `CODE` with its user id if known.
 
         An entry made in a new folder before its watch began counts as made by the folder's maker.
         """
@@ -414,7 +419,7 @@ class Makers:
         """
         self.note()
         key = self._key(root, parts)
-        if key is None:  # it has gone with its folder
+        if key is None:  # its folder is gone
             return LOST
         maker, moment = self._wrote.get(key, ("", 0))
         if recently:
@@ -422,7 +427,7 @@ class Makers:
         return maker or self.of(root, parts)
 
     def look_for(self, names: Iterable[str]) -> None:
-        """Record the makers of entries of these names, too."""
+        """Record the makers of entries of these names as well."""
         self._names.update(names)
 
     @staticmethod
@@ -450,7 +455,7 @@ class Makers:
         while self._fd >= 0:
             try:
                 data = os.read(self._fd, 1 << 16)
-            except OSError:  # there is no more, or there are no descriptors
+            except OSError:  # no more events, or no free descriptor
                 self._of_others, self._drained_ns = False, time.time_ns()
                 return
             place = 0
@@ -480,7 +485,7 @@ class Makers:
         self._spans.append((begin, max(end, moment)))
 
     def _note(self, records: bytes, mask: int, pid: int, known: dict[int, str]) -> None:
-        """Record one event; `known` has the makers in the same batch that are not the host's."""
+        """Record one event; `known` caches the batch's makers by pid, except `HOST`."""
         key, process, place = None, -1, 0
         while place < len(records):
             kind, _, length = _FAN_INFO.unpack_from(records, place)
@@ -521,9 +526,9 @@ def _keep(
 
 
 def _maker(pid: int, process: int) -> str:
-    """Return `HOST`, `CODE` with its user, or `LOST` for a process, by its pid and pidfd."""
+    """Return `HOST`, `CODE` with its user id, or `LOST` for a process, by its pid and pidfd."""
     if pid == 0:
-        return HOST  # outside of what this process sees, in which all sandboxes are
+        return HOST  # outside this process's pid namespace, which contains all sandboxes
     with suppress(OSError, ValueError):
         lines = Path(f"/proc/self/fdinfo/{process}").read_text(encoding="ascii").splitlines()
         numbers = next(line.split()[1:] for line in lines if line.startswith("NSpid:"))
@@ -558,7 +563,7 @@ class Watches:
         self._outside: dict[int, set[str]] = {}
         """Watched file names in folders outside of the mounts, by watch."""
         self.outside_changed = False
-        """True if one of these has changed since the last look."""
+        """True if one of these has changed since the keeper last checked."""
         self._moved: set[int] = set()
         """Cookies of renames whose first name was a secret's."""
         self.lacking = 0
@@ -649,7 +654,7 @@ class Watches:
     def _happened(
         self, folder: MountedFolder, parts: Parts, name: str, mask: int, cookie: int
     ) -> Iterator[Change]:
-        """Yield the changes that one event in a watched folder means."""
+        """Yield the changes that follow from one event in a watched folder."""
         if not name or mask & ~_IN_ISDIR == _IN_ATTRIB:
             folder.rights_changed |= not name
             return
@@ -660,7 +665,7 @@ class Watches:
             yield Change(folder, path)
         if mask & _IN_MOVED_FROM:
             if folder.walk.hides(path):
-                if len(self._moved) >= _MOST_MOVED:  # they left what is watched
+                if len(self._moved) >= _MOST_MOVED:  # moved out of the watched folders
                     self._moved.clear()
                 self._moved.add(cookie)
             return
@@ -668,7 +673,7 @@ class Watches:
             self._moved.remove(cookie)
             yield Change(folder, path, hidden=True)
             return
-        # while a file is written it may come to hold credentials; no other write matters
+        # a completed write matters only if covers depend on the content
         if not mask & _IN_CLOSE_WRITE or folder.reads(path):
             yield Change(folder, path)
 
