@@ -1,8 +1,8 @@
-"""The steps that every start of a kernel takes, whether its process is started cold or forked.
+"""Steps common to every start of a kernel, cold or forked.
 
-`KernelAssembly.prepare` makes what has to exist before the process does. The launcher starts the
-process. `PreparedKernel.verify` waits for it and inspects it, `PreparedKernel.finish` removes what
-only its start needed. A start that fails or is cancelled leaves nothing.
+`KernelAssembly.prepare` makes everything that must exist before the process. The launcher starts
+the process. `PreparedKernel.verify` waits for it and inspects it. `PreparedKernel.finish` removes
+what was needed only for the start. A start that fails or is cancelled leaves nothing behind.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from kernel_mcp.sandbox.base import GuestPaths, Sandbox
 
 
 class KernelAssembly:
-    """Makes the parts of kernels for the launchers of a server, which share one."""
+    """Prepares kernels; all launchers of a server share one instance."""
 
     def __init__(
         self,
@@ -45,7 +45,7 @@ class KernelAssembly:
         mounts: MountGrants | None = None,
         network: Network | None = None,
     ) -> None:
-        """Without `resources` kernels have rlimits only, and those of their sandbox."""
+        """Without `resources`, kernels have only rlimits and the limits of their sandbox."""
         self.sandbox = sandbox
         self.runs = runs
         self.resources = resources or ResourceManager()
@@ -57,17 +57,17 @@ class KernelAssembly:
     async def prepare(
         self, request: LaunchRequest, connection: ConnectionInfo | None = None
     ) -> AsyncIterator[PreparedKernel]:
-        """Yield the parts of a new kernel; undo what is still on its two stacks afterwards.
+        """Yield the parts of a new kernel; on exit, close what is still on its two stacks.
 
-        `connection` is what the kernel listens on, in a new folder of the run directory. Raises
-        LaunchError, OSError.
+        `connection` has the addresses that the kernel listens on, in a new folder of the run
+        directory. Raises LaunchError, OSError.
         """
         async with AsyncExitStack() as of_sandbox, AsyncExitStack() as of_kernel:
             identity = self.sandbox.identity(request.workspace)
             of_sandbox.callback(self.sandbox.release, identity)
             folder = self.runs.fresh(Path(connection.ip).parent.name if connection else "")
             of_sandbox.push_async_callback(remove_folder, folder)
-            # its control group is made in a thread meanwhile
+            # creates the control group in a thread meanwhile
             limits = self.resources.open(request.limits, request.workspace, folder, request.session)
             of_sandbox.push_async_callback(limits.aclose)
             if identity is not None:
@@ -129,7 +129,7 @@ class PreparedKernel:
     ) -> None:
         """Write the files that the kernel boots from, and make its user the owner of the folder.
 
-        The kernel finds its end of `channel` and `ring` at these descriptor numbers.
+        `ready_fd` and `ring_fd` are the kernel's descriptors of `channel` and `ring`.
         """
         mounts = self.assembly.mounts
         contents = {
@@ -150,16 +150,19 @@ class PreparedKernel:
             os.chown(self.folder, self.identity.uid, self.identity.gid)
 
     def own(self, process: ConfinedProcess) -> None:
-        """Let the process end with the kernel, and its limits end and explain it."""
+        """Close the process with the kernel, and connect the process and its limits.
+
+        The limits can kill the process, and explain its end.
+        """
         self.of_kernel.push_async_callback(process.aclose)
         process.explain, self.limits.kill = self.limits.explain, process.kill
 
     def inspection(
         self, *, forked: bool = False, others: Collection[str] = ()
     ) -> Callable[..., Inspection]:
-        """Return `Inspector.inspect` for processes of this sandbox, to be called with a process.
+        """Return a callable that inspects a process of this sandbox (`Inspector.inspect`).
 
-        They may share no namespace with `others`.
+        The processes must share no namespace with `others`.
         """
         return partial(
             self.assembly.inspector.inspect,
@@ -181,8 +184,8 @@ class PreparedKernel:
     ) -> Inspection:
         """Wait until the process is ready; inspect it, then complete its mounts, network and group.
 
-        The masks found after version `masks_since` are applied. `lasting` returns the process with
-        whose end the sandbox ends. Raises BoundaryBroken, LaunchError, OSError.
+        The masks found after version `masks_since` are applied. `lasting` returns the pid of the
+        process whose exit ends the sandbox. Raises BoundaryBroken, LaunchError, OSError.
         """
         await process.ready(self.channel, timeout_s)
         self.limits.admit(process.pids)
@@ -199,7 +202,7 @@ class PreparedKernel:
         self.channel.close()
         rundir.forget_variables(self.request, self.folder)
         if self.identity is not None:
-            # taken back from the kernel's user, as no quota counts its files
+            # no quota counts the files of this folder, so the kernel's user may not keep it
             os.chown(self.folder, os.geteuid(), self.identity.gid, follow_symlinks=False)
             self.folder.chmod(0o710)
 

@@ -14,7 +14,7 @@ from kernel_mcp.policy import Policy
 from kernel_mcp.records import dataclass
 
 START_TIMEOUT_S = 60.0
-"""Seconds from the launch of a kernel until it is ready."""
+"""Maximum time in seconds from the launch of a kernel until it is ready."""
 
 OnRecord: TypeAlias = "Callable[[Mapping[str, Any]], None]"
 """Callback for a log record of one network connection, or of several similar ones."""
@@ -24,9 +24,10 @@ _SO_PASSRIGHTS = 83
 
 
 def take_no_descriptors(end: socket.socket) -> None:
-    """Set SO_PASSRIGHTS of a Unix socket's end to 0, where Linux has it.
+    """Refuse descriptors on one end of a Unix socket (SO_PASSRIGHTS), where Linux can.
 
-    Closing a received descriptor can block. Before Linux 6.16 only the filter prevents those.
+    Closing a received descriptor can block. Before Linux 6.16 only the seccomp filter keeps
+    descriptors from arriving.
     """
     with suppress(OSError):
         end.setsockopt(socket.SOL_SOCKET, _SO_PASSRIGHTS, 0)
@@ -73,7 +74,7 @@ class ConnectionInfo:
 
 
 def mark_of(sites: Iterable[Path]) -> tuple[int, ...]:
-    """Return device, inode and mtime (ns) of each package folder, without those that are gone.
+    """Return device, inode and mtime (ns) of each package folder; missing folders are skipped.
 
     The result changes when an entry is added to a folder or removed from it.
     """
@@ -87,7 +88,7 @@ def mark_of(sites: Iterable[Path]) -> tuple[int, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Outside:
-    """A folder that packages of an environment are imported from, and modules known to be there."""
+    """A folder outside an environment that it imports packages from, and modules known there."""
 
     path: str
     modules: set[str] = field(default_factory=set)
@@ -128,10 +129,11 @@ class Support:
 class KernelEnvironment:
     """A virtual environment: its interpreter and the host paths that it reads.
 
-    `base` is the interpreter that it was made from, None when unknown. It loads no packages, which
-    cannot change it either, so it runs what holds rights. With `support` the environment is the
-    operator's, and `base` is that of the support: nothing of the other runs outside a sandbox.
-    `replaced` are files of the host that kernels see in the place of others.
+    `base` is the interpreter that it was made from, None when unknown. It loads no packages, and
+    packages cannot change it, so privileged programs run on it. With `support` the environment is
+    the operator's, and `base` is the interpreter of the support: nothing of the operator's
+    environment runs outside a sandbox. `replaced` are files of the host that kernels see in the
+    place of others.
     """
 
     python: Path
@@ -154,7 +156,7 @@ class KernelEnvironment:
 
     @property
     def bare(self) -> Path:
-        """The interpreter to start for what needs no package: `base` if known, else `python`."""
+        """Interpreter for programs that need no package: `base` if known, else `python`."""
         return self.base or self.python
 
     @property
@@ -169,7 +171,7 @@ class KernelEnvironment:
 class LaunchRequest:
     """All that is needed to start one kernel for one session.
 
-    `variables` are for code to find in `os.environ`, over those that every kernel has.
+    `variables` are set in `os.environ` and override those that every kernel has.
     """
 
     session: str

@@ -1,7 +1,7 @@
 """The host's side of one checkpoint: a suspended copy of a kernel, which is hostile.
 
-The server makes every descriptor and receives none. Linux names the sender of each packet by its
-process id, which has to be of the sandbox. A packet without a request ends the checkpoint.
+The server makes every descriptor and receives none. Linux adds the sender's process id to each
+packet; it must belong to the sandbox. A packet that answers no request ends the checkpoint.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ RESUME_S = 5.0
 class ResumedKernel:
     """A kernel that a checkpoint has forked: its process, the key of its messages, its number.
 
-    `closed` is what it says of files that it has open no more: hostile data.
+    `closed` is its own report of files that are no longer open: hostile data.
     """
 
     pid: int
@@ -69,7 +69,7 @@ class Checkpoint:
     refusal     reason why it cannot be used any more, or ""
     died        True if its process has ended by itself
     size        bytes of memory that the kernel held when the copy was made
-    users       number of sessions that may go back to it
+    users       number of sessions that may be restored from it
     """
 
     def __init__(
@@ -80,8 +80,8 @@ class Checkpoint:
     ) -> None:
         """`admit` returns a pidfd of a process of the sandbox, or raises LaunchError or OSError.
 
-        `on_gone` is called when the process has ended although the server did not end it. Before it
-        is suspended, it is among the processes of `begun`.
+        `on_gone` is called when the process has ended although the server did not end it.
+        `begun` returns the processes that may become the copy, until it is suspended.
         """
         kind = socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC
         self._host, self._guest = socket.socketpair(socket.AF_UNIX, kind)
@@ -149,7 +149,7 @@ class Checkpoint:
         return ResumedKernel(*request.found, key, number, request.closed)
 
     def _resuming(self) -> Iterable[int]:
-        """Return its process and children that are not kernels yet; kernels may be computing."""
+        """Return its process and its children without the kernels, which may be computing."""
         kernels = {each.found[0] for each in self._requests.values() if each.found is not None}
         return tree(self.pid, kernels)
 
@@ -162,7 +162,7 @@ class Checkpoint:
             request.on_end = callback
 
     def refuse(self, reason: str) -> None:
-        """Use it no more, and end its process."""
+        """Mark the checkpoint as unusable for this reason, and kill its process."""
         self.refusal = self.refusal or reason
         self._suspended.set()
         self._hang_up()
@@ -173,7 +173,7 @@ class Checkpoint:
             request.answered.set()
 
     def close(self) -> None:
-        """End its process; the kernels that it has forked go on."""
+        """Kill its process; the kernels that it has forked keep running."""
         if self._closed:
             return
         self._closed = True
@@ -267,7 +267,7 @@ def is_end(status: object) -> TypeGuard[int]:
     """Return True if `status` is the wait status (wait(2)) of a process that has ended."""
     if type(status) is not int or not 0 <= status <= MOST_STATUS:
         return False
-    with suppress(ValueError):  # of one that was stopped
+    with suppress(ValueError):  # raised for a process that is only stopped
         os.waitstatus_to_exitcode(status)
         return True
     return False

@@ -34,8 +34,9 @@ class LocalLauncher:
     ) -> KernelProcess:
         """Start a kernel and return it once its sockets listen.
 
-        `connection` is what it listens on, in a new folder of this launcher's run directory.
-        A failed or cancelled start leaves nothing. Raises LaunchError, SandboxUnavailable.
+        `connection` has the addresses that it listens on, in a new folder of this launcher's run
+        directory. A failed or cancelled start leaves nothing behind. Raises LaunchError,
+        SandboxUnavailable.
         """
         try:
             return await self._launch(request, connection)
@@ -55,7 +56,7 @@ class LocalLauncher:
                 process,
                 self._start_timeout_s,
                 kernel.inspection(),
-                # all: bubblewrap follows links, which a session could have swapped
+                # all: bubblewrap follows symlinks, which a session may have replaced
                 masks_since=ALL,
                 lasting=lambda: process.pid,
             )

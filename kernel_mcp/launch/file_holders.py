@@ -16,10 +16,10 @@ from kernel_mcp.host_folders.open_files import CoveredFile, OpenFileHolder, open
 from kernel_mcp.host_folders.secrets import FILE, FIXED, FOLDER, Parts
 
 PATIENCE_S = 1.0
-"""Seconds that a process may go on reading what it has opened: programs read whole folders."""
+"""Seconds for which a process may still read what it has opened: programs read whole folders."""
 _PAUSE_S = PATIENCE_S / 4
 MOST_WAITING = 1000
-"""Most masked paths that are searched for at a time; further ones are skipped."""
+"""Maximum number of masked paths that are searched for at a time; further ones are skipped."""
 
 
 class FileHolders:
@@ -49,7 +49,7 @@ class FileHolders:
         for parts, kind in covers.items():
             path = shown.mount.host.joinpath(*parts)
             if shown.mount.writable and shown.executes(parts):
-                kind = FIXED  # also where it is hidden
+                kind = FIXED  # also for hidden paths
             if kind not in (FIXED, FOLDER) or len(self._waiting) >= MOST_WAITING:
                 continue
             with contextlib.suppress(OSError):
@@ -69,7 +69,7 @@ class FileHolders:
             await asyncio.wait([self._looking])
 
     async def _look(self) -> None:
-        """Search until no process holds a path; those that only read get `PATIENCE_S`."""
+        """Search until no process holds a path; processes that only read are given `PATIENCE_S`."""
         while self._waiting:
             self._more.clear()
             wanted, self._waiting = self._waiting, {}

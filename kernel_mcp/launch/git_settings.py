@@ -1,4 +1,7 @@
-"""Ask Git, in a sandbox, which paths below writable mounts its settings name; follow changes."""
+"""Find the paths below writable mounts that Git's settings name, and follow changes.
+
+Git itself parses the settings, in a sandbox.
+"""
 
 from __future__ import annotations
 
@@ -24,11 +27,11 @@ from kernel_mcp.records import dataclass
 from kernel_mcp.sandbox.base import Builder, BuildRequest
 
 ASK_S = 20.0
-"""Seconds that Git may take for a batch of settings files; each takes some 3 ms."""
+"""Time limit in seconds for Git to read a batch of settings files; each file takes some 3 ms."""
 MOST_FILES = 256
-"""Most settings files of one mount, included ones counted."""
+"""Maximum number of settings files of one mount, included files counted."""
 MOST_BYTES = 8 << 20
-"""Most bytes of all settings files of one mount together."""
+"""Maximum size in bytes of all settings files of one mount together."""
 _READ = """\
 for number in "$@"; do
     printf '\\0'
@@ -40,7 +43,7 @@ logger = logging.getLogger(__name__)
 
 
 class GitUnavailable(Exception):
-    """Git could not be asked; the text says why."""
+    """Git could not read the settings; the text has the reason."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +68,7 @@ class SettingsReply:
 
 
 class GitSettingsQuery:
-    """Asks Git about the settings of a mount; `builder` returns what confines Git, and blocks."""
+    """Reads the settings of a mount with Git; `builder` returns the sandbox for Git, and blocks."""
 
     def __init__(self, builder: Callable[[], Builder]) -> None:
         self._find = builder
@@ -74,7 +77,7 @@ class GitSettingsQuery:
     async def ask(self, shown: ExposedMount, *, again: bool) -> SettingsReply:
         """Read all settings that concern one mount. Raises GitUnavailable, OSError.
 
-        `again` means that code may have changed the mount since it was shown.
+        With `again`, code may have changed the mount since it was first shown.
         """
         about = await anyio.to_thread.run_sync(partial(_MountSurvey, shown, again=again))
         pending = list(dict.fromkeys(about.files))
@@ -97,7 +100,10 @@ class GitSettingsQuery:
         return SettingsReply(tuple(paths), (*seen, *about.entries))
 
     async def _read(self, contents: Mapping[str, bytes]) -> dict[str, Entries]:
-        """Ask Git to parse these files, in a sandbox without network or access to their folders."""
+        """Parse these files with Git, in a sandbox without network or access to their folders.
+
+        Raises GitUnavailable.
+        """
         program = shutil.which("git")
         if program is None:
             raise GitUnavailable("there is no git on this server's PATH")
@@ -151,7 +157,7 @@ def _memory(content: bytes) -> int:
 
 
 def _parsed(output: bytes) -> list[Entries]:
-    """Return the entries of each file; an empty record precedes those of each."""
+    """Return the entries of each file; an empty record marks the beginning of each."""
     files: list[list[tuple[str, str]]] = []
     for record in output.split(b"\0")[:-1]:
         if not record:
@@ -163,9 +169,9 @@ def _parsed(output: bytes) -> list[Entries]:
 
 
 class _MountSurvey:
-    """Findings about one mount: its repositories, their settings, and those of its users.
+    """Findings about one mount: its repositories, their settings, and those of the users.
 
-    Its methods block.
+    Users are the owner of the mount and the server's user. All methods block.
     """
 
     def __init__(self, shown: ExposedMount, *, again: bool) -> None:
@@ -203,7 +209,7 @@ class _MountSurvey:
 
     @property
     def files(self) -> list[str]:
-        """Settings files of the repositories and of the mount's owner, to read first."""
+        """Settings files of the repositories, the machine and the users, to be read first."""
         own = [path for each in self._repositories for path in each.settings]
         return [*own, *settings.of_the_user(Path(self._top).stat().st_uid)]
 
@@ -217,7 +223,10 @@ class _MountSurvey:
         ]
 
     def named(self) -> list[Parts]:
-        """Return the paths below the mount that the settings name, resolved, and links to them."""
+        """Return the paths below the mount that the settings name, and the links to them.
+
+        The paths are resolved.
+        """
         bases = [each.folder for each in self._repositories]
         for file, entries in self._read.items():
             bases += settings.worktrees(file, entries)
@@ -240,7 +249,7 @@ class _MountSurvey:
         return list(inside)
 
     def _passable(self, link: str) -> bool:
-        """Return True for a link that no code may have made: one outside the mount, or masked."""
+        """Return True for a link that code cannot have made: outside the mount, or masked."""
         inside = below(link, self._top)
         return inside is None or not self._again or inside in self._shown.covers
 
@@ -256,7 +265,7 @@ class _MountSurvey:
 
 
 class GitSettingsTracker:
-    """Follows which paths below writable mounts settings name; `send` sends them to the keeper."""
+    """Tracks the paths below writable mounts that settings name; `send` passes them on."""
 
     def __init__(
         self,
@@ -282,18 +291,18 @@ class GitSettingsTracker:
         return [f"{self._shown[number].mount.guest}: {_UNKNOWN} ({why})" for number, why in found]
 
     def changed(self, number: int) -> None:
-        """Note that settings of the mount with this number have changed."""
+        """Record that settings of the mount with this number have changed."""
         self._stale[number] = None
         self._changed.set()
 
     async def look(self) -> None:
-        """Refresh if one of the files that were read has changed. Raises LaunchError."""
+        """Refresh if a file that was read has changed since. Raises LaunchError."""
         if self._read and await self._stamped() != self._stamps:
             self._stale.update(dict.fromkeys(self._read))
         await self.refresh()
 
     async def follow(self) -> None:
-        """Refresh at each `changed`, until cancelled; failures are logged."""
+        """Refresh after each `changed`, until cancelled; failures are logged."""
         while True:
             await self._changed.wait()
             self._changed = anyio.Event()
@@ -303,7 +312,7 @@ class GitSettingsTracker:
                 logger.warning("%s", reason)
 
     async def refresh(self, *, again: bool = True) -> None:
-        """Ask Git about mounts whose settings have changed. Raises LaunchError.
+        """Read the settings of mounts where they have changed. Raises LaunchError.
 
         `again` is False before the first session, while no code can have changed the mounts.
         """

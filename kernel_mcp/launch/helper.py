@@ -1,4 +1,4 @@
-"""A helper process of the server that works for all sessions: start, ask, ping and replace it."""
+"""A helper process of the server that serves all sessions: start, ask, ping and replace it."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ from kernel_specs import linux
 from kernel_specs.template import packets
 
 PING_LOOKS = 5
-"""Number of looks, `silence.LOOK_S` apart, between two pings of a process without requests."""
+"""Number of checks, `silence.LOOK_S` apart, between two pings of a process without requests."""
 PAUSE_S = 1.0
-"""Seconds until a process is replaced; doubles with each further one, up to `LONGEST_PAUSE_S`."""
+"""Seconds until a process is replaced; doubles each time, up to `LONGEST_PAUSE_S`."""
 LONGEST_PAUSE_S = 60.0
 END_S = 2.0
 _ENDED = "it has ended"
@@ -39,12 +39,12 @@ logger = logging.getLogger(__name__)
 class HelperProcess:
     """One process at a time, which receives and sends packets (JSON and descriptors).
 
-    If it ends, is silent or sends a malformed message, open requests fail, the reason is logged and
-    reported, and the process is replaced after a pause. It answers `{"ping": n}` with `{"pong": n}`
-    and a request with the request's `id`.
+    The process is replaced after a pause if it ends, is silent or sends a malformed message. Open
+    requests then fail, and the reason is logged and reported. It answers `{"ping": n}` with
+    `{"pong": n}`, and a request with the request's `id`.
 
-    Templates do not use this: a replaced one stays beside the next until the last of its kernels,
-    its children, has ended. They share the test for silence.
+    Templates do not use this class, only its test for silence: a replaced template runs beside the
+    next one until the last of its kernels has ended.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class HelperProcess:
         on_message: Callable[[dict[str, Any], list[int]], None],
         on_end: Callable[[str], None],
     ) -> None:
-        """`command` returns its command line, by the descriptor of its end of the socket.
+        """`command` returns its command line, given the descriptor of its end of the socket.
 
         `on_start` sends the first messages.
 
@@ -78,20 +78,20 @@ class HelperProcess:
         self._pause_s = PAUSE_S
         self._quiet = 0
         self._silence: Silence | None = None
-        """Watch on the process while a request is open; None without one."""
+        """Test for silence while a request is open; None without one."""
 
     @property
     def running(self) -> bool:
-        """Return True if a process runs; False before the first start and until it is replaced."""
+        """Return True if a process runs; False before the first start and during a replacement."""
         return self._control is not None
 
     def start(self) -> None:
-        """Start it if it does not run, nor waits to be started."""
+        """Start the process unless it runs, or a start is scheduled."""
         if self._control is None and self._timer is None:
             self._start()
 
     def send(self, message: Mapping[str, Any], fds: Sequence[int] = ()) -> None:
-        """Send a message if it runs, else do nothing; replace a process that cannot receive it."""
+        """Send a message if a process runs; replace a process that cannot receive it."""
         if self._control is None:
             return
         try:
@@ -104,7 +104,10 @@ class HelperProcess:
     async def ask(
         self, message: Mapping[str, Any], fds: Sequence[int] = ()
     ) -> tuple[dict[str, Any], list[int]]:
-        """Return its answer and the answer's descriptors. Raises LaunchError if there is none."""
+        """Send a request; return its answer and the answer's descriptors.
+
+        Raises LaunchError if there is no answer.
+        """
         if self._control is None:
             raise LaunchError(f"{self._name} is being replaced: try again")
         number = next(self._numbers)
@@ -118,7 +121,7 @@ class HelperProcess:
             self._requests.pop(number, None)
 
     def replace(self, why: str) -> None:
-        """End it, and start another one after a pause."""
+        """Kill the process, and start another one after a pause."""
         output = self._stop(why)
         logger.error(
             "%s is replaced in %g s: %s%s",
@@ -132,7 +135,7 @@ class HelperProcess:
         self._on_end(why)
 
     async def aclose(self) -> None:
-        """End it for good."""
+        """Kill the process and start no other."""
         self._stop("the server ends")
         with anyio.CancelScope(shield=True), anyio.move_on_after(END_S):
             for each in self._ending:
@@ -171,7 +174,7 @@ class HelperProcess:
         self._on_start()
 
     def _stop(self, why: str) -> str:
-        """Kill it, fail its open requests, and return its last output."""
+        """Kill the process, fail its open requests, and return its last output."""
         output = ""
         if self._timer is not None:
             self._timer.cancel()
@@ -238,13 +241,13 @@ class HelperProcess:
             answer.set_result((message, fds))
 
     def _watch_for_silence(self) -> None:
-        """Watch the process for silence, unless an open request does already."""
+        """Start the test for silence, unless an open request has already done so."""
         if self._silence is None and self._watched is not None:
             pid = self._watched.pid
             self._silence = Silence(lambda: [pid])
 
     def _look(self) -> None:
-        """Ping it from time to time; replace it if it is silent."""
+        """Check the process each `LOOK_S`: ping it at intervals, replace it if it is silent."""
         self._timer = asyncio.get_running_loop().call_later(silence.LOOK_S, self._look)
         self._quiet += 1
         if self._silence is not None:

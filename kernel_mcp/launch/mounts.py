@@ -44,9 +44,9 @@ from kernel_specs.landlock import calls
 from kernel_specs.template import packets
 
 BEGIN_S = 180.0
-"""Seconds that the first walk through all mounts may take; 100,000 files take one."""
+"""Time limit in seconds for the first walk through all mounts; 100,000 files take about 1 s."""
 ALL = -1
-"""The version that precedes every masked path, so that all of them are applied."""
+"""Version below that of every masked path: all masks are applied."""
 KEEPER = "kernel_mcp.host_folders.keeper"
 
 logger = logging.getLogger(__name__)
@@ -73,9 +73,9 @@ class MountGrants:
         devices: tuple[Device, ...] = (),
         builder: Callable[[], Builder] = builder_for,
     ) -> None:
-        """`folder` is one of the server's own, which has to exist; `audit` writes audit events.
+        """`folder` belongs to the server and must exist; `audit` writes audit events.
 
-        `shows` is how the sandbox shows folders: by trees, binds or rules. What is `fixed` stays
+        `shows` is how the sandbox shows folders: by trees, binds or rules. `fixed` paths stay
         read-only below writable mounts. `devices` are in the /dev of every kernel. `builder` is
         called in a thread and returns the sandbox in which Git runs.
         """
@@ -136,7 +136,7 @@ class MountGrants:
 
     @property
     def sealed(self) -> bool:
-        """Return True if kernels can make no socket, and need masks: all but those by rules."""
+        """Return True if kernels can make no socket and need masks: with trees and binds."""
         return bool(self) and not self.by_rules
 
     @property
@@ -147,12 +147,12 @@ class MountGrants:
 
     @property
     def strict(self) -> list[str]:
-        """Paths in kernels of the mounts that need a Landlock ruleset besides the sandbox's own."""
+        """Guest paths of the mounts that need a Landlock ruleset besides the sandbox."""
         strict = [each.mount.guest for each in self.shown if each.mount.strict]
         return [] if self.by_rules else strict
 
     def marks(self) -> tuple[tuple[int, int], ...]:
-        """Return device and inode of each mounted folder now, without those that are gone.
+        """Return device and inode of each mounted folder now; missing folders are skipped.
 
         A template or sandbox that was made with other marks is stale.
         """
@@ -164,7 +164,7 @@ class MountGrants:
         return tuple(found)
 
     def sights(self) -> tuple[object, ...]:
-        """Return `marks`, and mtimes (ns) of folders whose new entries are hidden from kernels."""
+        """Return `marks`, and mtimes (ns) of folders in which kernels cannot read new entries."""
         found: list[object] = [*self.marks()]
         for each in self.shown:
             closed = each.closed if each.mount.strict or self.by_rules else ()
@@ -184,17 +184,17 @@ class MountGrants:
 
     @property
     def state(self) -> str:
-        """A message if kernels cannot start now, as the keeper is being replaced; else empty."""
+        """Message that kernels cannot start while the keeper is being replaced; otherwise empty."""
         return "" if self._ready.is_set() or not self else _GONE
 
     @property
     def words(self) -> list[str]:
-        """Lines for people: the state, each mount, and the gaps."""
+        """Lines of a report: the state, each mount, and the gaps."""
         return [*([self.state] if self.state else []), *map(str, self.shown), *self.gaps]
 
     @property
     def gaps(self) -> list[str]:
-        """Messages about what this sandbox does not enforce of the mounts, if there is any."""
+        """Messages about mounts: rules that this sandbox does not enforce, and unread settings."""
         found = self._settings.gaps
         if not self or (self.enters and not self.by_rules):
             return found
@@ -258,7 +258,7 @@ class MountGrants:
         self._beginning = asyncio.get_running_loop().create_task(self._watch())
 
     async def _watch(self) -> None:
-        """Ask a keeper to walk the mounts and to cover paths in running sandboxes.
+        """Make the keeper walk the mounts, and cover paths in running sandboxes.
 
         Raises LaunchError, ConfigError if the first keeper fails; a later one is replaced.
         """
@@ -281,7 +281,7 @@ class MountGrants:
         self._ready.set()
 
     async def _renew(self, sandbox: tuple[int, int]) -> None:
-        """Ask a further keeper to cover paths in a running sandbox. Raises LaunchError."""
+        """Make a further keeper cover paths in a running sandbox. Raises LaunchError."""
         try:
             await self._ask({"op": "hold", "since": ALL}, sandbox)
         except LaunchError as error:
@@ -312,7 +312,7 @@ class MountGrants:
         }
 
     async def _try_maps(self) -> None:
-        """Find out which mounts cannot be shown with the rights of their owners."""
+        """Find mounts that cannot be shown with their owners' rights. Raises ConfigError."""
         for each in self.shown:
             if self._shows == BY_TREES:
                 await self._try_map(each)
@@ -352,7 +352,7 @@ class MountGrants:
             )
 
     async def aclose(self) -> None:
-        """End the keeper."""
+        """End the keeper, and close all descriptors."""
         if self._settings_task is not None:
             self._settings_task.cancel()
             await asyncio.wait([self._settings_task])
@@ -365,7 +365,7 @@ class MountGrants:
         self._sandboxes.clear()
 
     async def refresh(self, environment: KernelEnvironment) -> None:
-        """Prepare for the start of a kernel: walk the mounts again that were replaced on the host.
+        """Prepare the start of a kernel: walk mounts again whose folder was replaced.
 
         Waits up to `BEGIN_S` for a keeper that is being replaced. Raises LaunchError.
         """
@@ -443,7 +443,7 @@ class MountGrants:
         """Return the descriptor of a Landlock ruleset for one kernel; the caller closes it.
 
         For a sandbox that shows folders by rules, it handles all accesses. Otherwise it handles
-        reading alone, and has no rules yet for what the kernel reads outside the mounts.
+        reading alone, and rules for paths outside the mounts are still missing.
         Raises LaunchError, OSError.
         """
         made = Ruleset().fd if self.by_rules else calls.make(calls.READING)
@@ -456,7 +456,7 @@ class MountGrants:
         return made
 
     async def apply_masks(self, pid: int, since: int) -> None:
-        """Watch a sandbox: the keeper masks the paths in it that were found after version `since`.
+        """Register a sandbox: the keeper masks paths in it that were found after version `since`.
 
         `pid` is a process of the sandbox. Raises LaunchError, OSError.
         """
@@ -474,7 +474,7 @@ class MountGrants:
         return frozenset(os.fstat(namespace).st_ino for namespace, _ in self._sandboxes)
 
     def _running_sandboxes(self) -> list[tuple[int, int]]:
-        """Forget the sandboxes that have ended; return the others."""
+        """Close and forget the sandboxes that have ended; return the others."""
         ended = select.poll()
         for _, process in self._sandboxes:
             ended.register(process, select.POLLIN)
@@ -486,7 +486,7 @@ class MountGrants:
     async def _ask(
         self, message: Mapping[str, Any], fds: Sequence[int] = ()
     ) -> tuple[dict[str, Any], list[int]]:
-        """Send a request and wait for its answer. Raises LaunchError, ConfigError."""
+        """Send a request to the keeper and return its answer. Raises LaunchError, ConfigError."""
         reply, fds = await self._keeper.ask(message, fds)
         if reply["op"] == "refused":
             raise ConfigError(f"--mount {self.shown[reply['mount']].mount}: {reply['error']}")
@@ -588,9 +588,9 @@ def _listed(path: str) -> str:
 
 
 def as_folder(shown: ExposedMount, source: Path) -> Folder:
-    """Return the mount at `source` for the sandbox's command.
+    """Return the mount at `source` as an argument of the sandbox's command.
 
-    Masked paths that do not exist any more are dropped, also from `shown`.
+    Masked paths that no longer exist are dropped, also from `shown`.
     """
     for path in list(shown.covers):
         if not os.path.lexists(shown.mount.host.joinpath(*path)):
@@ -598,7 +598,7 @@ def as_folder(shown: ExposedMount, source: Path) -> Folder:
     covers = tuple(
         ("/".join(path), kind)
         for path, kind in sorted(shown.covers.items())
-        if not shown.hides_path(path[:-1])  # it was found before the folder that it is in
+        if not shown.hides_path(path[:-1])  # may have been found before the folder that hides it
         if not shown.mount.host.joinpath(*path).is_symlink()
     )
     mount = shown.mount

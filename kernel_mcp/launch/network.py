@@ -1,7 +1,8 @@
 """Network access of kernels: listening sockets in the sandbox, one proxy process outside.
 
 The sockets are made in the kernel's own network namespace, before it runs any code of a session.
-They are passed out to the proxy, identify the kernel there, and no process in the sandbox has one.
+They are passed to the proxy, which recognises the kernel by them. No process in the sandbox keeps
+one.
 """
 
 from __future__ import annotations
@@ -29,12 +30,12 @@ from kernel_mcp.records import dataclass
 from kernel_mcp.sandbox.base import Sandbox
 
 PORT = 3128
-"""Port of the proxy on 127.0.0.1 in a kernel: the usual one of web proxies."""
+"""Port of the proxy on 127.0.0.1 in a kernel: the usual port of web proxies."""
 _TLS = (443,)
 _HOW = "by the proxy that HTTP_PROXY and HTTPS_PROXY name; no private address is reached by name"
 _OWN = "127.0.0.1"
 _FIRST_NAMED = 2
-"""Lowest N of the addresses 127.0.0.N that named hosts get."""
+"""Lowest N of the addresses 127.0.0.N that are assigned to named hosts."""
 _NOT_PROXIED = "localhost,127.0.0.1,::1"
 _SO_NETNS_COOKIE = 71
 """<asm-generic/socket.h> of Linux 5.14."""
@@ -48,8 +49,8 @@ def granted_network(
 ) -> Network:
     """Return the network access that the operator grants by `settings`.
 
-    `folder` is the server's own and holds files that kernels see. Raises ConfigError for invalid
-    rules, and where the sandbox has no network of its own.
+    `folder` belongs to the server; its files are shown to kernels. Raises ConfigError for invalid
+    rules, and for a sandbox without a network of its own.
     """
     try:
         rules = Rules.parse(settings.network)
@@ -86,7 +87,7 @@ def granted_network(
 class ListenAddress:
     """An address that a socket listens on in every kernel.
 
-    `entry` is the host and port that its connections go to, None for the proxy.
+    `entry` is the host and port to which its connections are forwarded, None for the proxy.
     """
 
     address: str
@@ -95,10 +96,10 @@ class ListenAddress:
 
 
 def listen_addresses(rules: Rules) -> tuple[tuple[ListenAddress, ...], tuple[tuple[str, str], ...]]:
-    """Return the listening addresses for `rules`, the proxy's first, and pairs of address and name.
+    """Return (listening addresses for `rules`, the proxy's first; pairs of address and name).
 
-    The pairs are for /etc/hosts. A rule for an IPv4 address listens on that very address. One for
-    an IPv6 address has none and is reached through the proxy alone.
+    The pairs are for /etc/hosts. A rule for an IPv4 address listens on that very address. A rule
+    for an IPv6 address has no listener: only the proxy reaches that host.
     """
     exact = [(each, literal(each.host)) for each in rules.exact]
     own = {str(address): each for each, address in exact if address is not None}
@@ -129,7 +130,7 @@ class Network:
         sandbox: Sandbox | None = None,
         on_record: OnRecord = lambda _record: None,
     ) -> None:
-        """The proxy runs under a user id of `sandbox`, if that has any.
+        """The proxy runs under a user id of `sandbox`, if the sandbox assigns user ids.
 
         `on_record` is called with records that belong to no session.
         """
@@ -148,7 +149,7 @@ class Network:
 
     @property
     def variables(self) -> dict[str, str]:
-        """Environment variables of kernels: the proxy's address, and those of secrets."""
+        """Environment variables of kernels: the proxy's address, and the variables of secrets."""
         if not self:
             return {}
         proxy = f"http://{_OWN}:{self.addresses[0].port}"
@@ -158,9 +159,9 @@ class Network:
         return {**both, **self.vault.variables}
 
     def rules_for(self, wanted: tuple[str, ...] | None) -> Rules:
-        """Return the rules of a session that asks for the hosts `wanted`; None asks for all.
+        """Return the rules of a session that requests the hosts `wanted`; None requests all.
 
-        Raises InputError if it asks for more than the operator grants.
+        Raises InputError if the operator does not grant all of them.
         """
         if wanted is None:
             return self.rules
@@ -186,7 +187,10 @@ class Network:
         return "; ".join([f"{rules} ({_HOW})", *named]) + down
 
     async def open(self) -> None:
-        """With secrets, start the proxy and await its certificate authority. Raises LaunchError."""
+        """Start the proxy and wait for its certificate authority, if there are secrets.
+
+        Raises LaunchError.
+        """
         if self.vault:
             await self.proxy.certify()
 
@@ -197,12 +201,12 @@ class Network:
         return NetworkAccess(self)
 
     async def aclose(self) -> None:
-        """End the proxy."""
+        """End the proxy process."""
         await self.proxy.aclose()
 
 
 class NetworkAccess:
-    """The network access of one kernel; without network rules it has no socket at all."""
+    """The network access of one kernel; without network rules it has no socket."""
 
     def __init__(self, network: Network) -> None:
         self._network = network
@@ -216,7 +220,7 @@ class NetworkAccess:
         return [(each.address, each.port) for each in self._network.addresses]
 
     def guest(self) -> int:
-        """Return a descriptor to pass into the sandbox, which sends its listening sockets over it.
+        """Return a descriptor to pass into the sandbox, over which its listening sockets are sent.
 
         The caller closes it.
         """
@@ -227,7 +231,8 @@ class NetworkAccess:
     def receive(self) -> None:
         """Receive the listening sockets of a kernel that is ready.
 
-        Raises LaunchError if they are missing, or are not those that were asked for.
+        Does nothing if no descriptor was passed into the sandbox. Raises LaunchError if sockets are
+        missing, or do not have the expected type, address and namespace.
         """
         if self._receiver is None:
             return
@@ -255,7 +260,7 @@ class NetworkAccess:
     async def establish(self, pid: int, pidfd: int) -> None:
         """Obtain the listening sockets of a kernel that is ready.
 
-        A forked kernel has sent them; those of a cold one are made from outside. Raises
+        A forked kernel has sent them; for a cold one they are made from outside. Raises
         LaunchError, ProcessLookupError, OSError.
         """
         if self._receiver is None and self.addresses:
@@ -263,16 +268,19 @@ class NetworkAccess:
         self.receive()
 
     async def _create_in(self, pid: int, pidfd: int) -> None:
-        """Run a program that makes the listening sockets in a process's network namespace."""
+        """Run a program that makes the listening sockets in the network namespace of a process.
+
+        Raises LaunchError, ProcessLookupError, OSError.
+        """
         with ExitStack() as held:
             guest = self.guest()
             held.callback(os.close, guest)
             namespace = os.open(f"/proc/{pid}/ns/net", os.O_RDONLY | os.O_CLOEXEC)
             held.callback(os.close, namespace)
-            signal.pidfd_send_signal(pidfd, 0)  # the number still means this kernel
+            signal.pidfd_send_signal(pidfd, 0)  # raises if the pid was reused
             words = [str(namespace), str(guest), json.dumps(self.addresses)]
             argv = bare_program("kernel_mcp.network.namespace_listeners", *words)
-            env = {"LANG": "C.UTF-8"}  # none of the server's: it enters the kernel's namespaces
+            env = {"LANG": "C.UTF-8"}  # none of the server's: it enters the kernel's namespace
             done = await output_of(argv, env=env, pass_fds=(namespace, guest))
         if done.code != 0:
             said = done.stderr.decode("utf-8", "replace").strip().splitlines()[-1:]
@@ -285,7 +293,7 @@ class NetworkAccess:
     def open(self, wanted: tuple[str, ...] | None, on_record: OnRecord) -> None:
         """Grant a session network access to the hosts `wanted`; None means all that are permitted.
 
-        `on_record` is called with a record of each connection. Does nothing the second time.
+        `on_record` is called with a record of each connection. A second call does nothing.
         """
         made, self._sockets = self._sockets, []
         if not made:

@@ -1,4 +1,4 @@
-"""Quarantine of new entries below writable mounts that programs of the host execute or obey."""
+"""Quarantine new entries below writable mounts that programs of the host execute or obey."""
 
 from __future__ import annotations
 
@@ -21,9 +21,11 @@ from kernel_mcp.records import dataclass
 MOST_QUARANTINED = 10
 MOST_NAMES = 40
 WITHIN_S = 60.0
-"""Seconds within which `MOST_QUARANTINED` entries of one name, or `MOST_NAMES`, end a kernel.
+"""Interval in seconds for the limits above, beyond which a kernel is killed.
 
-If the maker may be any of several sessions, the numbers are multiplied by that of the sessions."""
+`MOST_QUARANTINED` counts entries of one path, `MOST_NAMES` all entries. If several sessions may
+have made them, both limits are multiplied by the number of these sessions.
+"""
 
 logger = logging.getLogger(__name__)
 
@@ -44,7 +46,7 @@ class ActiveSession(Protocol):
 
 @dataclass(frozen=True)
 class _Quarantined:
-    """A quarantined entry: the time, and the number of sessions that may have made it."""
+    """A quarantined entry: time, path, and the number of sessions that may have made it."""
 
     moment: float
     sign: Parts
@@ -69,7 +71,7 @@ class NewFileQuarantine:
     def _suspects(self, maker: str, age_s: float = 0.0) -> Sequence[ActiveSession]:
         """Return the sessions that may have made an entry `age_s` seconds ago.
 
-        Those of the maker's user alone, if that is known.
+        If the maker's user is known, only the sessions of that user are returned.
         """
         running = self.running_sessions()
         user = user_of(maker)
@@ -80,10 +82,10 @@ class NewFileQuarantine:
     def note(
         self, shown: ExposedMount, covers: Mapping[Parts, str], makers: Mapping[Parts, str]
     ) -> list[Parts]:
-        """Quarantine new entries that programs of the host execute; return the paths handled so.
+        """Quarantine new entries that the host executes; return the paths that need no cover.
 
-        Entries that code has made are renamed, and while code runs, those of an unknown maker.
-        Entries that a program of the host has made stay.
+        Entries that code has made are renamed. Entries of an unknown maker are renamed if code was
+        running. Entries that a program of the host has made stay.
         """
         moved = []
         for parts, kind in covers.items():
@@ -99,7 +101,7 @@ class NewFileQuarantine:
             if not signs and self._fixes(shown, parts):
                 signs = [parts]
             if not signs:
-                moved.append(parts)  # handled before; one that is made again is new
+                moved.append(parts)  # quarantined before: a later entry there is new
             elif self._handle(shown, parts, signs, maker):
                 moved.append(parts)
         return moved
@@ -112,7 +114,7 @@ class NewFileQuarantine:
     ) -> bool:
         """Rename the entries `signs` if code may have made them, and report them.
 
-        Return True if the path is no longer there.
+        Return True if nothing is left at the path.
         """
         age_s = max(0.0, time.time() - max(shown.changed_at(sign) for sign in signs))
         suspects = self._suspects(maker, age_s)
@@ -121,11 +123,11 @@ class NewFileQuarantine:
         for sign in signs:
             now = ""
             if sure:
-                with contextlib.suppress(OSError):  # in a folder closed to us
+                with contextlib.suppress(OSError):  # in a folder that this server cannot write
                     now = shown.quarantine(sign)
                 gone = gone or bool(now) or not os.path.lexists(shown.mount.host.joinpath(*parts))
                 if not now and readable(sign) in shown.new_entries and not shown.holds(sign):
-                    continue  # quarantined and reported when it was made; now written to
+                    continue  # quarantined when it was made; this is a later write
             if shown.record_entry(readable(sign), now):
                 self._report(shown, readable(sign), now, suspects)
             if now:
@@ -150,7 +152,7 @@ class NewFileQuarantine:
             each.remark(f"{words}. Tell the user{more or '.'}")
 
     def _count(self, suspects: Sequence[ActiveSession], sign: Parts) -> None:
-        """Count a quarantined entry, and kill the kernel of a session that goes on making them."""
+        """Count a quarantined entry; kill the kernel of a session at the limit."""
         now = time.monotonic()
         for each in suspects:
             moved = self._recent.setdefault(each, deque())

@@ -1,12 +1,13 @@
 """Kernel processes in their sandboxes, started cold or forked: signalled and killed as a whole.
 
-KernelProcess      a running kernel: its process, channels, limits; what a Launcher starts
-ConfinedProcess    the process of a kernel or another command, cold and forked alike
-OutputRingReader         shared memory with the last output of a kernel
-SandboxGroup          the sandbox of a kernel, with its checkpoints, which outlives the kernel
-Start              how it was started, how all of it is killed and how its end becomes known
-Spawned            a child of the server, as a rule bubblewrap (spawn.py)
-Forked             forked by a template, which reports its end (template/forked.py)
+KernelProcess          a running kernel: its process, channels, limits; a Launcher returns it
+  ConfinedProcess      the process of a kernel or another command, cold and forked alike
+  OutputRingReader     shared memory with the last output of a kernel
+  SandboxGroup         the sandbox of a kernel, with its checkpoints, which outlives the kernel
+SandboxProcesses       the processes of one sandbox: starts, kills and reports the end of all
+  Spawned              a child of the server, usually bubblewrap (spawn.py)
+  Forked               forked by a template, which reports its end (template/forked.py)
+  ResumedProcess       forked by a checkpoint (template/sandbox_group.py)
 """
 
 from __future__ import annotations
@@ -51,11 +52,11 @@ class OutputRingReader:
             raise
 
     def guest_fd(self) -> int:
-        """Return another descriptor of the memory, to be passed to the kernel and closed here."""
+        """Return a duplicate descriptor to pass to the kernel; the caller closes it."""
         return os.dup(self._fd)
 
     def unreceived(self, characters: int) -> str:
-        """Return text after the first `characters`, up to the ring's size; kernels may forge it."""
+        """Return text after the first `characters`, up to the ring's size; it may be forged."""
         if self._fd < 0:
             return ""
         written, size = _COUNTERS.unpack(os.pread(self._fd, _COUNTERS.size, 0))
@@ -78,21 +79,21 @@ class OutputRingReader:
 logger = logging.getLogger(__name__)
 
 EXIT_WAIT_S = 2.0
-"""Seconds that a kernel which failed to get ready may take to end, for its exit status."""
+"""Seconds to wait for the exit status of a kernel that failed before it was ready."""
 END_WAIT_S = 10.0
-"""Seconds that killed processes may take to end."""
+"""Seconds to wait for the exit of killed processes."""
 
 OnEnd = Callable[[int | None], None]
-"""Callback for an exit code as `subprocess` gives it, None if it is unknown."""
+"""Callback for an exit code as in `subprocess`, None if it is unknown."""
 
 
 class SandboxProcesses(Protocol):
-    """The processes of one sandbox. No signal does anything once they have ended."""
+    """The processes of one sandbox. Signals have no effect once they have ended."""
 
     wrapped: bool
-    """True if a process in front of the kernel reports death by signal n as exit code 128 + n."""
+    """True if a wrapper process reports the kernel's death by signal n as exit code 128 + n."""
     tail: StderrTail
-    """The last of their standard output and error; closed by `close`."""
+    """The last output of the processes (stdout and stderr); closed by `close`."""
 
     @property
     def kernel(self) -> WatchedProcess | None:
@@ -100,34 +101,34 @@ class SandboxProcesses(Protocol):
 
     @property
     def pids(self) -> list[int]:
-        """Process ids that are known: the process that was started first, the kernel last."""
+        """Known process ids: the process that was started first, the kernel last."""
 
     def begin(self, on_end: OnEnd) -> None:
-        """Call `on_end` when the kernel ends; at once if it has ended."""
+        """Call `on_end` when the kernel ends; immediately if it has ended."""
 
     def adopt(self, pid: int) -> None:
-        """Take `pid` as the kernel. Raises LaunchError when it is not of this sandbox."""
+        """Register `pid` as the kernel. Raises LaunchError if it is not of this sandbox."""
 
     def kill(self) -> None:
         """Send SIGKILL to all of them; continue the process that reports their end.
 
-        In a sandbox that is still needed the kernel alone is killed.
+        In a sandbox that other kernels need, only the kernel is killed.
         """
 
     async def settled(self) -> None:
-        """Return when it is known which processes to kill, some ms after the start."""
+        """Wait until the processes to kill are known, some ms after the start."""
 
     async def gone(self) -> None:
-        """Return when all of them are gone."""
+        """Wait until all of them are gone."""
 
     def close(self) -> None:
         """Close every descriptor."""
 
 
 class ConfinedProcess:
-    """A kernel, or another command, in its sandbox; `explain` adds the cause to its end.
+    """A kernel, or another command, in its sandbox; `explain` adds the cause to its exit status.
 
-    Made and used on the event loop's thread: the kernel dies with it, and the loop sees its end.
+    Must be made and used on the event loop's thread: the kernel is killed when that thread ends.
     """
 
     def __init__(
@@ -145,12 +146,12 @@ class ConfinedProcess:
 
     @property
     def output(self) -> str:
-        """The last 16 KiB of its standard output and error."""
+        """The last 16 KiB of its stdout and stderr."""
         return self.start.tail.text()
 
     @property
     def pids(self) -> list[int]:
-        """Process ids that are known: the process that was started first, the kernel last."""
+        """Known process ids: the process that was started first, the kernel last."""
         return self.start.pids
 
     @property
@@ -167,12 +168,15 @@ class ConfinedProcess:
 
     @property
     def stopped(self) -> bool:
-        """Return True if a signal has stopped the kernel (SIGSTOP and its like)."""
+        """Return True if a signal such as SIGSTOP has stopped the kernel."""
         kernel = self.start.kernel
         return self.exit is None and kernel is not None and kernel.stopped
 
     async def ready(self, channel: ReadinessChannel, timeout_s: float) -> None:
-        """Wait for readiness and adopt its sender. Raises LaunchError with the last output."""
+        """Wait for the readiness message and adopt its sender.
+
+        Raises LaunchError with the last output.
+        """
         try:
             with anyio.fail_after(timeout_s):
                 pid = await channel.wait()
@@ -193,7 +197,7 @@ class ConfinedProcess:
         raise LaunchError(f"{reason}. It wrote:\n{output}" if output else f"{reason}.")
 
     def interrupt(self) -> None:
-        """Send SIGINT to the kernel's process group, which is continued where it is stopped."""
+        """Send SIGINT to the kernel's process group, after SIGCONT."""
         kernel = self.start.kernel
         if kernel is not None and self.exit is None:
             kernel.signal_group(signal.SIGCONT)  # a stopped process would not react
@@ -206,18 +210,18 @@ class ConfinedProcess:
             kernel.signal(number)
 
     def kill(self) -> None:
-        """SIGKILL to every process of the sandbox."""
+        """Send SIGKILL to every process of the sandbox."""
         if not self._closed:
             self.start.kill()
 
     async def wait(self) -> ExitStatus:
-        """Return how it ended as soon as it has."""
+        """Wait for its end and return the exit status."""
         await self.ended.wait()
         assert self.exit is not None
         return self.exit
 
     async def aclose(self) -> None:
-        """Kill all of it, wait up to `END_WAIT_S` until it is gone, close every descriptor."""
+        """Kill all processes, wait up to `END_WAIT_S` for their end, and close every descriptor."""
         if self._closed:
             return
         with anyio.CancelScope(shield=True):
@@ -250,9 +254,9 @@ class ConfinedProcess:
 
 
 def exit_status(code: int, *, wrapped: bool, output: str) -> ExitStatus:
-    """Return how the kernel ended, by its exit code.
+    """Return the exit status of a kernel by its exit code.
 
-    `wrapped` by bubblewrap, 128 + n means signal n.
+    If the kernel was `wrapped` by bubblewrap, 128 + n means signal n.
     """
     detail = fatal_line(output) if code else ""
     if code < 0:
@@ -275,15 +279,15 @@ class Egress(Protocol):
     def open(self, wanted: tuple[str, ...] | None, on_record: OnRecord) -> None:
         """Grant a session network access to the hosts `wanted`; None means all that are permitted.
 
-        `on_record` is called with a record of each connection. Does nothing the second time.
+        `on_record` is called with a record of each connection. A second call does nothing.
         """
 
 
 class SandboxGroup(Protocol):
-    """The sandbox that a template has made for a kernel, and for those of its checkpoints."""
+    """The sandbox that a template has made for a kernel, its checkpoints and their kernels."""
 
     checkpoints: list[Checkpoint]
-    """The copies that wait, oldest first."""
+    """The suspended copies, oldest first."""
 
     async def new_checkpoint(self, kernel: KernelProcess) -> Checkpoint:
         """Send a kernel the park socket for a copy of it; return the new checkpoint.
@@ -292,34 +296,34 @@ class SandboxGroup(Protocol):
         """
 
     def drop(self, checkpoint: Checkpoint) -> None:
-        """Remove one user of a checkpoint; end it with the last one."""
+        """Remove one user of a checkpoint; end the checkpoint with its last user."""
 
     def add(self, checkpoint: Checkpoint) -> None:
-        """Add a checkpoint that now waits to `checkpoints`."""
+        """Add a checkpoint, which is suspended now, to `checkpoints`."""
 
     async def clear(self) -> None:
-        """Kill all processes that no living kernel has started, except checkpoints.
+        """Kill all processes except checkpoints and the process trees of living kernels.
 
         Raises LaunchError if some do not end.
         """
 
     async def resume(self, checkpoint: Checkpoint, folder: str = "") -> KernelProcess:
-        """Return a kernel that goes on from a checkpoint; with a `folder`, as a branch in that.
+        """Return a kernel forked from a checkpoint; with a `folder`, as a branch in that folder.
 
         Raises LaunchError, BoundaryBroken, OSError.
         """
 
 
 class KernelProcess:
-    """One running kernel in its sandbox, however it was started: what sessions see of it.
+    """One running kernel in its sandbox, as sessions see it, however it was started.
 
     connection  where its channels listen, in host paths
-    channels    its ends of shell, control and iopub, where it does not listen
+    channels    server's ends of shell, control and iopub; empty if the kernel listens
     control_socket  socket that carries requests for checkpoints to it; None if it supports none
     sandbox_group  its sandbox; None if there can be no checkpoints of it
-    closed      files that its checkpoint had open and it has not, as it says: hostile data
+    closed      its own report of files that only its checkpoint has open: hostile data
     kind        how it was started: cold, forked, or pooled if it waited in the pool first
-    boundary    how it was started and what the check of its sandbox has found, for people
+    boundary    readable lines: how it was started, and the result of its inspection
     limits      its resource limits
     egress      its network access
     resources   closed by `aclose`, which undoes the start
@@ -361,58 +365,58 @@ class KernelProcess:
 
     @property
     def exit(self) -> ExitStatus | None:
-        """Exit status, None while it lives."""
+        """Exit status; None while it runs."""
         return self.process.exit
 
     @property
     def stopped(self) -> bool:
-        """Return True if a signal has stopped it: it does nothing until SIGCONT."""
+        """Return True if a signal has stopped it: it does not run until SIGCONT."""
         return self.process.stopped
 
     def usage(self) -> Usage:
-        """Return its resource usage, children included; zeros once it has ended."""
+        """Return its resource usage, children included; zeros after its end."""
         return self.limits.usage() if self.exit is None else Usage()
 
     def unreceived(self, characters: int) -> str:
-        """Return output after the first `characters`, also what it has not sent yet.
+        """Return output after the first `characters`, including output that was not sent yet.
 
-        At most the ring's size (64 KiB) of it; the kernel may forge it.
+        At most the ring's size (64 KiB) is returned. The kernel may forge it.
         """
         return self._ring.unreceived(characters)
 
     def interrupt(self) -> None:
-        """Send SIGINT to the kernel's process group; does nothing once it has ended."""
+        """Send SIGINT to the kernel's process group; does nothing after its end."""
         self.process.interrupt()
 
     def signal(self, number: int) -> None:
-        """Send any other signal to the kernel alone; does nothing once it has ended."""
+        """Send any other signal to the kernel alone; does nothing after its end."""
         self.process.signal(number)
 
     def kill(self) -> None:
-        """End every process of the sandbox with SIGKILL; does nothing once it has ended."""
+        """Send SIGKILL to every process of the sandbox; does nothing after its end."""
         self.process.kill()
 
     async def wait(self) -> ExitStatus:
-        """Return how it ended, at once after its death (pidfd)."""
+        """Wait for its end, which a pidfd reports at once, and return the exit status."""
         return await self.process.wait()
 
     def on_close(self, work: Callable[[], Awaitable[None]]) -> None:
-        """Register `work`, which `aclose` awaits first; the last registered comes first."""
+        """Register `work`, which `aclose` awaits first; the last registered is awaited first."""
         self._resources.push_async_callback(work)
 
     async def aclose(self) -> None:
-        """Kill what still runs, reap it, remove the socket directory, give the user id back.
+        """Kill and reap remaining processes, remove the socket directory, release the user id.
 
-        A sandbox that other kernels use stays.
+        A sandbox that other kernels use is kept.
         """
         await self._resources.aclose()
 
 
 class Launcher(Protocol):
-    """Starts kernels; sessions see no difference between a cold start and a fork."""
+    """Starts kernels; a cold start and a fork look the same to sessions."""
 
     async def launch(self, request: LaunchRequest) -> KernelProcess:
         """Return a kernel whose sockets listen. Raises LaunchError with the tail of its stderr."""
 
     async def aclose(self) -> None:
-        """Release what outlives single kernels."""
+        """Release everything that outlives single kernels."""

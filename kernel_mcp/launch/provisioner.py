@@ -1,4 +1,4 @@
-"""Sandboxed kernels for anything that speaks jupyter_client: `kernel-mcp-sandbox`."""
+"""Sandboxed kernels for any program that uses jupyter_client: `kernel-mcp-sandbox`."""
 
 from __future__ import annotations
 
@@ -34,19 +34,21 @@ from kernel_mcp.sandbox.select import proven_sandbox
 T = TypeVar("T")
 
 RECONNECT_S = 0.25
-"""Seconds: clients of an ended kernel try again after 0.1 to 0.2 s (zmq_setsockopt(3),
-ZMQ_RECONNECT_IVL and as much again at random)."""
+"""Seconds: clients of an ended kernel reconnect after 0.1 to 0.2 s.
+
+From zmq_setsockopt(3): ZMQ_RECONNECT_IVL, 0.1 s, and a random interval of up to the same length.
+"""
 _CHANNELS = ("shell", "iopub", "stdin", "control", "hb")
 _SHELL_ASIDE = len(_CHANNELS) + 1
 
 
 class KernelLoop:
-    """An event loop in a thread of its own: callers may run a new loop for each call."""
+    """An event loop in its own thread, as callers may run a new loop for each call."""
 
     def __init__(self) -> None:
         started: Future[asyncio.AbstractEventLoop] = Future()
         self._stop = asyncio.Event()
-        # a daemon, so that a program that never shuts its kernel down can end
+        # a daemon thread, so that a program can exit without shutting its kernel down
         serve = partial(asyncio.run, self._serve(started))
         self._thread = Thread(target=serve, name="kernels", daemon=True)
         self._thread.start()
@@ -57,7 +59,7 @@ class KernelLoop:
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self._loop))
 
     def close(self) -> None:
-        """End the loop and its thread once what was begun, or cancelled, has ended."""
+        """Stop the loop and its thread once all its tasks, cancelled ones included, have ended."""
         self._loop.call_soon_threadsafe(self._stop.set)
         self._thread.join()
 
@@ -72,7 +74,7 @@ class SandboxProvisioner(KernelProvisionerBase):
     """Starts the kernel of a Jupyter kernel spec inside the sandbox.
 
     The traits can be set in the kernel spec, below `metadata.kernel_provisioner.config`. A restart
-    keeps the connection, so that clients find the new kernel where the old one was.
+    keeps the connection, so that clients reconnect to the new kernel.
     """
 
     sandbox = Unicode("auto", help="Backend, as `--sandbox` names it").tag(config=True)
@@ -101,7 +103,7 @@ class SandboxProvisioner(KernelProvisionerBase):
         return self._kernel is not None
 
     async def pre_launch(self, **kwargs: Any) -> dict[str, Any]:
-        """Move the manager to ipc and write its connection file."""
+        """Set the manager's transport to ipc and write its connection file."""
         self._relaunched = self._run is not None
         if self._run is None:
             sandbox = await anyio.to_thread.run_sync(proven_sandbox, self.sandbox)
@@ -125,7 +127,7 @@ class SandboxProvisioner(KernelProvisionerBase):
         return ready
 
     async def launch_kernel(self, cmd: list[str], **kwargs: Any) -> KernelConnectionInfo:
-        """Start the interpreter that `cmd` names; the launcher makes the rest of the command."""
+        """Start the interpreter that `cmd` names; the launcher builds the rest of the command."""
         try:
             await self._on_loop(self._launch(Path(cmd[0])))
         except BaseException:
@@ -151,14 +153,14 @@ class SandboxProvisioner(KernelProvisionerBase):
         if not self._relaunched:
             self._kernel = await self._launcher.launch(request, connection=wanted)
             return
-        # the shell socket last: else a cell could run before clients reconnect to iopub
+        # publish the shell socket last: else a cell could run before clients reconnect to iopub
         aside = replace(wanted, shell_port=_SHELL_ASIDE)
         self._kernel = await self._launcher.launch(request, connection=aside)
         await anyio.sleep(RECONNECT_S)
         Path(aside.path(aside.shell_port)).rename(wanted.path(wanted.shell_port))
 
     async def poll(self) -> int | None:
-        """None while the kernel runs, else its exit code, negative for a signal."""
+        """Return None while the kernel runs, then its exit code, negative for a signal."""
         return self._exit_code() if self._kernel is not None else 0
 
     async def wait(self) -> int | None:
@@ -171,20 +173,20 @@ class SandboxProvisioner(KernelProvisionerBase):
         return code
 
     async def send_signal(self, signum: int) -> None:
-        """Send a signal to the kernel, SIGINT to its process group."""
+        """Send a signal to the kernel; SIGINT goes to its process group."""
         if self._kernel is not None and signum != 0:
             await self._on_loop(_signal(self._kernel, signum))
 
     async def kill(self, restart: bool = False) -> None:
-        """End every process of the sandbox."""
+        """Kill every process of the sandbox."""
         await self.send_signal(signal.SIGKILL)
 
     async def terminate(self, restart: bool = False) -> None:
-        """Ask the kernel to end."""
+        """Send SIGTERM to the kernel."""
         await self.send_signal(signal.SIGTERM)
 
     async def cleanup(self, restart: bool = False) -> None:
-        """Remove what the kernel leaves; on a restart its workspace stays."""
+        """Close the kernel; unless it restarts, also remove the run directory and its workspace."""
         await self._close_kernel()
         if not restart:
             self._run = None

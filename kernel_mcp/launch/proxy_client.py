@@ -25,11 +25,11 @@ from kernel_specs import linux
 from kernel_specs.template import packets
 
 CERTIFIED_S = 120.0
-"""Seconds for a proxy to make the certificate authority for hosts of secrets; 0.2 s when idle."""
+"""Time limit in seconds for the proxy to make its certificate authority; 0.2 s when idle."""
 _KEY_BYTES = 1024
-"""Upper bound of the bytes of the authority's key in a message; it has some 250."""
+"""Upper bound of the bytes of the authority's key in a message; a key has some 250."""
 MOST_CLOSED = 1000
-"""Number of closed listeners that are remembered, as their last records may still come."""
+"""Number of closed listeners that are remembered, as their last records may arrive later."""
 
 logger = logging.getLogger(__name__)
 
@@ -44,7 +44,7 @@ class ProxyClient:
         on_record: OnRecord,
         remark: Callable[[str], None] = lambda _text: None,
     ) -> None:
-        """The proxy runs under a user id of `sandbox`, if that has any.
+        """The proxy runs under a user id of `sandbox`, if the sandbox assigns user ids.
 
         `on_record` is called with records that belong to no session, `remark` with texts that the
         next answers include.
@@ -52,14 +52,14 @@ class ProxyClient:
         self._vault = vault
         self._certified = anyio.Event()
         self._authority: Mapping[str, Any] | None = None
-        """Certificate and key of the first process, for those that replace it."""
+        """Certificate and key of the first process, passed on to the processes that replace it."""
         self._sandbox = sandbox
         self._identity: Identity | None = None
         self._on_record = on_record
         self._remark = remark
         self._numbers = itertools.count(1)
         self._listeners: dict[int, tuple[Mapping[str, Any], socket.socket, OnRecord]] = {}
-        """Message about a listening socket, the socket, and the callback for records, by number."""
+        """Message that announces a listening socket, the socket, and its `on_record`, by number."""
         self._closed_listeners: OrderedDict[int, OnRecord] = OrderedDict()
         self._process = HelperProcess(
             "the proxy of the network",
@@ -71,15 +71,15 @@ class ProxyClient:
 
     @property
     def down(self) -> bool:
-        """Return True if the proxy does not run while kernels with network access wait for it."""
+        """Return True if the proxy does not run although kernels have network access."""
         return not self._process.running and bool(self._listeners)
 
     def start(self) -> None:
-        """Start it if it does not run, nor waits to be started."""
+        """Start the proxy unless it runs, or a start is scheduled."""
         self._process.start()
 
     async def certify(self) -> None:
-        """Start it and wait for its certificate authority.
+        """Start the proxy and wait for its certificate authority.
 
         Raises LaunchError after `CERTIFIED_S`.
         """
@@ -94,7 +94,7 @@ class ProxyClient:
             ) from None
 
     async def aclose(self) -> None:
-        """End it."""
+        """End the proxy, and close all listening sockets."""
         await self._process.aclose()
         for _, sock, _ in self._listeners.values():
             sock.close()
@@ -114,10 +114,10 @@ class ProxyClient:
         exact: HostRule | None,
         on_record: OnRecord,
     ) -> int:
-        """Let the proxy accept from `sock`, which this object owns from now on; return its number.
+        """Pass a listening socket to the proxy, and own it from now on; return its number.
 
-        With `exact` all its connections go to that host and port. `on_record` is called with a
-        record of each.
+        With `exact`, all its connections are forwarded to that host and port. `on_record` is called
+        with a record of each.
         """
         number = self.number()
         message = {
@@ -147,7 +147,10 @@ class ProxyClient:
         return bare_program("kernel_mcp.network.proxy", *words, packages=True)
 
     def _on_start(self) -> None:
-        """Send secrets and listening sockets to a new process; secrets use no other channel."""
+        """Send secrets and listening sockets to a new process.
+
+        Secrets are sent over this socket only.
+        """
         if self._vault:
             trust = os.memfd_create("authorities", os.MFD_CLOEXEC)
             with open(trust, "w+", encoding="ascii") as file:
@@ -183,7 +186,7 @@ class ProxyClient:
 
 
 def fits(vault: Vault) -> bool:
-    """Return True if one message has room for all secrets and the authority."""
+    """Return True if all secrets and the authority fit into one message."""
     return (
         len(json.dumps(_message_of(vault))) + vault.certificate_bytes + _KEY_BYTES
         <= packets.PACKET_BYTES

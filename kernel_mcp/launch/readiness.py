@@ -27,11 +27,11 @@ from kernel_mcp.sandbox.mounts import PROC, fixed
 
 BUDGET_BYTES = 1024 * 1024
 PAUSE_S = 0.05
-"""Seconds of pause after each `BUDGET_BYTES`: a flood blocks its writer, not the server."""
+"""Pause in seconds after each `BUDGET_BYTES`: a flood blocks its writer, not the server."""
 KEPT_BYTES = 16 * 1024
 READ_BYTES = 64 * 1024
 DRAIN_READS = 16
-"""Reads at the end of a process: a pipe holds no more than 1 MiB by default."""
+"""Maximum number of reads at the end of a process: by default a pipe holds at most 1 MiB."""
 
 
 class StderrTail:
@@ -50,22 +50,22 @@ class StderrTail:
         loop.add_reader(fd, self._on_readable)
 
     def text(self) -> str:
-        """Return the kept output, without control characters except line ends and tabs."""
+        """Return the kept output, without control characters except newlines and tabs."""
         text = self._kept.decode("utf-8", "replace")
         return "".join(char for char in text if char.isprintable() or char in "\n\t")
 
     def drain(self) -> None:
-        """Read what the pipe holds now."""
+        """Read everything that the pipe holds now."""
         for _ in range(DRAIN_READS):
             if not self._read():
                 break
 
     def forget(self) -> None:
-        """Discard the kept output: it is that of an earlier kernel."""
+        """Discard the kept output, which is that of an earlier kernel."""
         self._kept.clear()
 
     def close(self) -> None:
-        """Stop reading."""
+        """Stop reading and close the descriptor."""
         if self._pause is not None:
             self._pause.cancel()
         if self._fd >= 0:
@@ -86,7 +86,7 @@ class StderrTail:
         self._loop.add_reader(self._fd, self._on_readable)
 
     def _read(self) -> bool:
-        """Read once; return False if there is nothing more for now."""
+        """Read once; return False if no more data is available now."""
         if self._fd < 0:
             return False
         try:
@@ -112,8 +112,8 @@ class WritableMounts:
     """Mount points that kernels may write to besides their own files, as in /proc/PID/mountinfo.
 
     paths    single mounts
-    folders  mounted folders, whose parts may be mounted again
-    fixed    returns the paths in these that are read-only now
+    folders  mounted folders; entries in them may be mount points as well
+    fixed    returns the paths in these folders that are read-only now
     """
 
     paths: frozenset[str] = frozenset()
@@ -127,7 +127,7 @@ UNPROMISED = ("nothing was promised, and nothing was looked at",)
 
 @dataclass(frozen=True, slots=True)
 class Inspection:
-    """Result of a passed inspection, in `words` for people.
+    """Result of a passed inspection, as readable `words`.
 
     Call `forget` once the kernel has ended.
     """
@@ -139,14 +139,14 @@ class Inspection:
 class Inspector:
     """Compares kernels with their expected confinement, the server and one another.
 
-    All launchers of a server share one.
+    All launchers of a server share one instance.
     """
 
     def __init__(self, sandbox: Sandbox) -> None:
         self._sandbox = sandbox
         self._server = observe(os.getpid())
         self._inspected: dict[int, tuple[int, ObservedConfinement]] = {}
-        """Process id and facts of each inspected kernel, by pidfd."""
+        """Process id and observed facts of each inspected kernel, by pidfd."""
 
     def inspect(
         self,
@@ -160,12 +160,12 @@ class Inspector:
         opened: WritableMounts = NO_MOUNTS,
         kin: Iterable[int] = (),
     ) -> Inspection:
-        """Check, by /proc, the confinement of a kernel that is ready and has run no code: 0.3 ms.
+        """Check the confinement of a ready kernel in /proc, before it runs any code; takes 0.3 ms.
 
         It may share no namespace with `others`, the server or a kernel that is not forgotten yet,
-        except those of the pidfds `kin`. `ceilings` are upper bounds of its resource limits,
-        `opened` is what it may write to besides its own files. `pidfd` stays open until `forget`.
-        Raises BoundaryBroken for a violation, LaunchError if the kernel has ended.
+        except kernels with a pidfd in `kin`. `ceilings` are upper bounds of its resource limits,
+        `opened` is what it may write to besides its own files. `pidfd` must stay open until
+        `forget`. Raises BoundaryBroken for a violation, LaunchError if the kernel has ended.
         """
         expected = self._sandbox.expected_confinement(identity, forked=forked)
         if expected is None:
@@ -217,7 +217,7 @@ class Inspector:
         """Return the namespaces of the processes between a template's kernel and the server.
 
         Any of these may end meanwhile, as a stage of a template does. Raises LaunchError if the
-        kernel has ended, PermissionError.
+        kernel has ended, and PermissionError.
         """
         found: set[str] = set()
         child = pid
@@ -227,18 +227,18 @@ class Inspector:
             except ProcessLookupError:
                 if child == pid:
                     raise LaunchError(ENDED) from None
-                child = pid  # has another parent now
+                child = pid  # its parent has ended: begin again
                 continue
             if parent <= 1 or parent == os.getpid():
                 return frozenset(found)
-            with suppress(ProcessLookupError):  # it ends, and has no namespaces any more
+            with suppress(ProcessLookupError):  # it is ending, and has no namespaces any more
                 found.update(observe(parent).held)
             child = parent
 
     def _namespaces_of_others(self, taken: set[str], kin: set[int]) -> set[str]:
-        """Return the namespaces and mounts of living kernels, not `kin`, that share any of `taken`.
+        """Return namespaces and mounts of living kernels, except `kin`, that share any of `taken`.
 
-        They are read again, as Linux reuses the numbers.
+        They are read again from /proc, as Linux reuses their numbers.
         """
         held: set[str] = set()
         for pidfd, (pid, facts) in list(self._inspected.items()):
@@ -246,7 +246,7 @@ class Inspector:
                 try:
                     held.update(observe(pid, pidfd).held)
                 except OSError:
-                    continue  # it has ended, its namespaces with it
+                    continue  # the kernel has ended, and its namespaces with it
         return held
 
     def _forget(self, pidfd: int) -> None:
@@ -263,7 +263,7 @@ MESSAGE_BYTES = 64 * 1024
 
 
 class ReadinessChannel:
-    """A socket pair with SO_PASSCRED: Linux adds the sender's pid, as the server numbers it."""
+    """A socket pair with SO_PASSCRED: Linux adds the sender's pid in the server's namespace."""
 
     def __init__(self) -> None:
         kind = socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC
@@ -276,13 +276,13 @@ class ReadinessChannel:
         """The readiness message."""
 
     def pass_guest(self) -> int:
-        """Return the process's end, once; the caller passes it to the process and closes it."""
+        """Return the process's end, which can be passed once; the caller closes it afterwards."""
         assert self._guest is not None
         guest, self._guest = self._guest, None
         return guest.detach()
 
     def give(self, fds: Sequence[int]) -> None:
-        """Send descriptors to the process, and close them here."""
+        """Send descriptors to the process, and close them on this side."""
         try:
             socket.send_fds(self._host, [b"sockets"], fds)
         finally:
@@ -290,14 +290,17 @@ class ReadinessChannel:
                 os.close(fd)
 
     def control_socket(self) -> socket.socket:
-        """Return a duplicate of the host's end, for sending only; `close` leaves it open."""
+        """Return a duplicate of the host's end, for sending only; `close` does not close it."""
         line = self._host.dup()
         line.shutdown(socket.SHUT_RD)
         hold_little(line)
         return line
 
     async def wait(self) -> int:
-        """Return the ready kernel's pid on the host. Raises LaunchError if it fails or closes."""
+        """Wait until the kernel is ready; return its pid on the host.
+
+        Raises LaunchError if the kernel fails or closes the channel.
+        """
         await anyio.wait_readable(self._host)
         space = socket.CMSG_SPACE(_CREDENTIALS.size)
         try:

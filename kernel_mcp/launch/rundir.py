@@ -1,6 +1,6 @@
 """The folder of one running server, the files that a kernel boots from, and their bytecode.
 
-A server holds flock(2) on its folder while it lives; the next one removes unlocked folders.
+A running server holds flock(2) on its folder; the next server removes unlocked folders.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ logger = logging.getLogger(__name__)
 
 
 async def compile_guest(environment: KernelEnvironment, folder: Path = BOOT_FOLDER) -> None:
-    """Compile the sources in `folder` for an environment's Python: starts take 30 ms less.
+    """Compile the sources in `folder` for an environment's Python, which saves 30 ms per start.
 
-    Does nothing for an unknown version or an unwritable folder; imports no package.
+    Does nothing for an unknown version; a failure is only logged. Imports no package.
     """
     if not environment.version:
         return
@@ -56,7 +56,7 @@ async def compile_guest(environment: KernelEnvironment, folder: Path = BOOT_FOLD
 
 
 def _stale(folder: Path, version: str) -> list[Path]:
-    """Return the sources whose bytecode for a version of CPython is missing or older."""
+    """Return the sources whose bytecode for a version of CPython is missing or outdated."""
     tag = f"cpython-{''.join(version.split('.')[:2])}"
     return [
         source
@@ -81,7 +81,7 @@ BOOT_FILE = "boot.json"
 
 
 def connection_content(connection: ConnectionInfo, guest: GuestPaths) -> dict[str, Any]:
-    """Return the Jupyter connection file as the kernel sees it: its own path to the sockets."""
+    """Return the Jupyter connection file, with the socket path as the kernel sees it."""
     return {
         "transport": "ipc",
         "ip": f"{guest.sockets}/k",
@@ -97,7 +97,7 @@ def connection_content(connection: ConnectionInfo, guest: GuestPaths) -> dict[st
 
 
 def listening(connection: ConnectionInfo) -> list[int]:
-    """Return listening sockets for a kernel that can make none itself, by order of channels.
+    """Return listening sockets for a kernel that cannot make any, in the order of its channels.
 
     The caller closes them. Raises OSError.
     """
@@ -129,9 +129,9 @@ def boot_content(
 ) -> dict[str, Any]:
     """Return the boot file: policy, limits and paths; `sealed` for a kernel that makes no socket.
 
-    A `connected` kernel is sent its ends of the connections. With `checkpoints` the readiness
-    channel stays open as the control socket. `strict` are mounts whose ruleset comes over it before
-    anything else.
+    A `connected` kernel receives its ends of the connections. With `checkpoints` the readiness
+    channel stays open as the control socket. `strict` are mounts that need a Landlock ruleset,
+    which is the first message on that channel.
     """
     limits = request.limits
     return {
@@ -143,7 +143,7 @@ def boot_content(
             "pids": limits.pids if guest.own_process_count else 0,
             "open_files": limits.open_files,
             "file_bytes": limits.disk_bytes,
-            "cpu_seconds": 0,  # RLIMIT_CPU adds up over cells: the server counts per cell instead
+            "cpu_seconds": 0,  # RLIMIT_CPU adds up over cells; the server counts per cell
         },
         "workspace": guest.workspace,
         "tmp": guest.tmp,
@@ -164,7 +164,7 @@ def boot_content(
 def support_of(environment: KernelEnvironment) -> list[str]:
     """Return the folder of the kernel's own packages and its place on sys.path, first or last.
 
-    Empty if the environment has those packages itself.
+    Empty if the environment itself contains those packages.
     """
     return [] if environment.support is None else environment.support.path
 
@@ -187,7 +187,7 @@ def ceilings(request: LaunchRequest, guest: GuestPaths) -> dict[str, int]:
 
 
 def layer_paths(request: LaunchRequest, guest: GuestPaths) -> list[str]:
-    """Return the paths in the kernel of its session's package layers."""
+    """Return the paths of the session's package layers in the kernel."""
     if not guest.layers:
         return [str(layer) for layer in request.layers]
     return [f"{guest.layers}/{number}" for number in range(len(request.layers))]
@@ -205,8 +205,8 @@ def argv(request: LaunchRequest, guest: GuestPaths) -> list[str]:
 def environment(request: LaunchRequest, guest: GuestPaths) -> dict[str, str]:
     """Return the initial environment of the interpreter; the boot sets the rest.
 
-    No variable of the server is passed on. The dynamic loader reads the folders of a GPU's driver
-    only when a process starts.
+    No variable of the server is passed on. `LIBRARY_PATH` is set here, as the dynamic loader reads
+    it only when a process starts.
     """
     libraries = {name: value for name, value in request.variables if name == LIBRARY_PATH}
     return {
@@ -228,7 +228,7 @@ def write_files(
         with open(fd, "wb") as file:
             if identity is not None:
                 os.fchown(fd, -1, identity.gid)
-            file.write(json.dumps(content).encode())  # `dump` encodes in Python, in 1 ms
+            file.write(json.dumps(content).encode())  # `json.dump` encodes in Python: 1 ms
 
 
 def forget_variables(request: LaunchRequest, folder: Path) -> None:
@@ -238,13 +238,15 @@ def forget_variables(request: LaunchRequest, folder: Path) -> None:
 
 
 LONGEST = 90
-"""Most bytes of a run directory's path, so that `k/12345678/k-1` below it fits into the 107 of
-`sockaddr_un`."""
+"""Maximum bytes of a run directory's path.
+
+`k/12345678/k-1` below it must fit into `sockaddr_un`, which holds 107 bytes.
+"""
 _PREFIX = "s-"
 
 
 class RunDirectory:
-    """A private folder, removed with the server: sockets in `k`, the rest is for its users."""
+    """A private folder, removed with the server: kernels' sockets in `k`, other files beside it."""
 
     def __init__(self, path: Path, lock: int) -> None:
         self.path = path
@@ -253,9 +255,9 @@ class RunDirectory:
 
     @classmethod
     def create(cls, base: Path | None = None) -> RunDirectory:
-        """Make the folder of a new server below `base` and remove those of dead ones.
+        """Make the folder of a new server below `base`, and remove those of dead servers.
 
-        Raises ConfigError when `base` is too long or cannot be used.
+        Raises ConfigError if `base` is too long or cannot be used.
         """
         parent = default_base() if base is None else base.absolute()
         path = parent / f"{_PREFIX}{secrets.token_hex(4)}"
@@ -285,12 +287,12 @@ class RunDirectory:
         Raises FileExistsError.
         """
         path = self.kernels / (name or secrets.token_hex(4))
-        self.kernels.mkdir(mode=0o700, parents=True, exist_ok=True)  # it may have been removed
+        self.kernels.mkdir(mode=0o700, parents=True, exist_ok=True)  # may have been removed
         path.mkdir(mode=0o700)
         return path
 
     def close(self) -> None:
-        """Remove the folder; the next server removes what could not be."""
+        """Remove the folder; the next server removes what could not be removed."""
         if self._lock < 0:
             return
         try:
@@ -314,7 +316,7 @@ class RunDirectory:
 
 
 def default_base() -> Path:
-    """Return the folder for state where no flag names one."""
+    """Return the default folder for state."""
     return lasting_folder()
 
 
@@ -349,5 +351,8 @@ def _remove_if_dead(path: Path) -> None:
 
 
 def _try_lock(path: Path) -> int | None:
-    """A flocked descriptor, None while another process has it. Raises PermissionError, OSError."""
+    """Return a flocked descriptor, None while another process holds the lock.
+
+    Raises PermissionError, OSError.
+    """
     return try_lock(os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC))

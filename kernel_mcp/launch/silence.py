@@ -1,4 +1,4 @@
-"""Distinguish processes that do not answer and do nothing from those that work or have to wait."""
+"""Distinguish silent processes from those that are busy or wait for the machine."""
 
 from __future__ import annotations
 
@@ -10,53 +10,53 @@ import anyio
 from kernel_mcp.linux.proc import processor_seconds, waits_for_machine
 
 LOOK_S = 1.0
-"""Seconds between two looks."""
+"""Seconds between two checks."""
 SILENT_LOOKS = 10
-"""Consecutive looks that find the processes idle until they count as silent."""
+"""Number of consecutive checks with idle processes after which they count as silent."""
 RESTING_CPU_S = 0.05
-"""CPU seconds per look below which the processes are idle."""
+"""CPU seconds between two checks below which the processes count as idle."""
 BUSY_CPU_S = 60.0
-"""CPU seconds without an answer after which the processes count as silent although they work."""
+"""CPU seconds without an answer after which busy processes count as silent."""
 LONGEST_S = 60.0
-"""Longest wait of `await_answer`, in seconds: code can keep its process in a state that waits."""
+"""Maximum wait of `await_answer` in seconds: code can keep its process in a waiting state."""
 
 PATIENCE = 10
-"""Bound of a patient wait as a multiple of its seconds, for a busy machine."""
+"""Maximum of a patient wait, as a multiple of its seconds, for a busy machine."""
 PAUSE_S = 0.5
-"""Longest pause between two looks of a patient wait."""
+"""Maximum pause in seconds between two checks of a patient wait."""
 
 
 class Silence:
-    """Watch on the processes that have to answer a request, made when it is sent.
+    """Test for silence of the processes that must answer a request, made when it is sent.
 
-    A process that can run, or waits for a disk, is not idle: on a busy machine it has not had its
-    turn. Hence no bound is in wall-clock seconds.
+    A process that is runnable, or waits for a disk, is not idle: on a busy machine it may not have
+    been scheduled yet. Hence no limit is in wall-clock seconds.
     """
 
     def __init__(self, pids: Callable[[], Iterable[int]], most_cpu_s: float = 0.0) -> None:
-        """`pids` have to answer within `most_cpu_s` CPU seconds; 0 means `BUSY_CPU_S`."""
+        """`pids` must answer within `most_cpu_s` CPU seconds; 0 means `BUSY_CPU_S`."""
         self._pids = pids
         self._most_cpu_s = most_cpu_s
         self._began: float | None = None
-        """Their processor time at the first look."""
+        """CPU seconds of the processes at the first check."""
         self._rested = 0.0
         self._looks = 0
 
     def look(self) -> str:
-        """Return why the processes count as silent, or ""; to be called each `LOOK_S`."""
+        """Return why the processes count as silent, or ""; must be called each `LOOK_S`."""
         used, waiting = 0.0, False
         try:
             for pid in self._pids():
                 with suppress(ProcessLookupError):  # it has just ended
                     used += processor_seconds(pid)
                     waiting = waiting or waits_for_machine(pid)
-        except OSError:  # the server has no descriptor left: try again
+        except OSError:  # no free descriptor in the server: try again
             return ""
         if self._began is None:
             self._began = self._rested = used
         if used - self._began >= (self._most_cpu_s or BUSY_CPU_S):
             return f"it did not answer within {used - self._began:.0f} s of processor time"
-        if abs(used - self._rested) >= RESTING_CPU_S:  # less where one has ended
+        if abs(used - self._rested) >= RESTING_CPU_S:  # less than before if a process has ended
             self._rested, self._looks = used, 0
         elif not waiting:
             self._looks += 1
@@ -68,9 +68,9 @@ class Silence:
 async def await_answer(
     answer: anyio.Event, pids: Callable[[], Iterable[int]], most_cpu_s: float
 ) -> str:
-    """Wait for an answer; return why its processes count as silent, or "" once it has come.
+    """Wait for an answer; return why its processes count as silent, or "" after the answer.
 
-    The end of a process has to set `answer`, too.
+    The caller must also set `answer` when a process ends.
     """
     watched, why = Silence(pids, most_cpu_s), ""
     with anyio.move_on_after(LONGEST_S):
@@ -85,7 +85,7 @@ async def await_answer(
 async def await_patiently(
     answer: anyio.Event, pids: Callable[[], Iterable[int]], seconds: float
 ) -> None:
-    """Wait for an answer for `seconds`; while its processes can run, their CPU time counts instead.
+    """Wait up to `seconds` for an answer; while its processes are runnable, count their CPU time.
 
     Returns after `PATIENCE` times as many seconds at the latest.
     """
@@ -99,17 +99,17 @@ async def await_patiently(
 
 
 def computed_s(pids: Iterable[int]) -> float | None:
-    """Return the CPU seconds of processes, None if none of them can run or waits for a disk."""
+    """Return the CPU seconds of processes; None if none of them is runnable or waits for a disk."""
     used, waiting = 0.0, False
     for pid in pids:
-        with suppress(OSError):  # it has ended, or the server has no descriptor left
+        with suppress(OSError):  # it has ended, or the server has no free descriptor
             used += processor_seconds(pid)
             waiting = waiting or waits_for_machine(pid)
     return used if waiting else None
 
 
 def spent_s(before: float | None, after: float | None, pause_s: float) -> float:
-    """Return the seconds that a pause between two `computed_s` counts: all of it if one is None."""
+    """Return the seconds counted for a pause between two `computed_s`: all if one is None."""
     if before is None or after is None:
         return pause_s
     return min(pause_s, abs(after - before))

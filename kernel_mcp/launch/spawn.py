@@ -22,7 +22,10 @@ from kernel_mcp.sandbox.base import SandboxCommand
 
 
 def spawn(command: SandboxCommand) -> tuple[subprocess.Popen[bytes], int]:
-    """Start a command, close `pass_fds`; its process and output pipe. Raises LaunchError."""
+    """Start a command and close `pass_fds`; return its process and output pipe.
+
+    Raises LaunchError.
+    """
     try:
         read, write = os.pipe2(os.O_CLOEXEC)
         try:
@@ -50,14 +53,14 @@ def spawn(command: SandboxCommand) -> tuple[subprocess.Popen[bytes], int]:
 
 
 STATUS_WAIT_S = 1.0
-"""Seconds to learn the sandbox's first process before an end: known some ms after the start."""
+"""Seconds to wait for the report of the sandbox's first process, known some ms after the start."""
 
 
 class Spawned:
-    """A running `SandboxCommand`: the started process, the sandbox's first one, the kernel.
+    """A running `SandboxCommand`: the started process, the sandbox's first process, the kernel.
 
-    They are one process where the sandbox has none of its own. A detached sandbox goes on without
-    the started process, and its connection reports the end. The start raises LaunchError.
+    Without a sandbox of its own these are one process. A detached sandbox keeps running without the
+    started process, and its connection reports the end. The constructor raises LaunchError.
     """
 
     def __init__(self, command: SandboxCommand) -> None:
@@ -87,21 +90,21 @@ class Spawned:
 
     @property
     def pids(self) -> list[int]:
-        """Process ids that are known: the process that was started first, the kernel last."""
+        """Known process ids: the process that was started first, the kernel last."""
         known = (None if self._link else self._outer, self._first, self.kernel)
         return [watched.pid for watched in known if watched is not None]
 
     def begin(self, on_end: OnEnd) -> None:
-        """Call `on_end` when the process that was started ends; at once if it has ended."""
+        """Call `on_end` when the started process ends; immediately if it has ended."""
         self._on_end = on_end
         if self._code is not None:
             on_end(self._code)
 
     def adopt(self, pid: int) -> None:
-        """Take `pid` as the kernel. Raises LaunchError when it is not of this tree."""
+        """Register `pid` as the kernel. Raises LaunchError if it is not of this tree."""
         try:
             self.kernel = WatchedProcess(pid, self._loop, None)
-            # after opening: from here on the number can only mean this process
+            # after opening the pidfd: the pid cannot be reused unnoticed
             parent = parent_of(pid)
         except ProcessLookupError:
             raise LaunchError("the kernel ended right after it had become ready") from None
@@ -116,23 +119,23 @@ class Spawned:
             )
 
     def kill(self) -> None:
-        """SIGKILL to all; the process in front of a sandbox is continued, to report its end."""
+        """Send SIGKILL to all; continue the started process, which reports the end."""
         if self._first is not None:
             self._first.signal(signal.SIGKILL)
             self._outer.signal(signal.SIGCONT)
         elif self._code is None:
-            if not self._detached:  # bubblewrap's child, too, which waits for it without end
+            if not self._detached:  # also kills bubblewrap's child, which would wait for it forever
                 self._kill_group()
             self._outer.signal(signal.SIGKILL)
 
     async def settled(self) -> None:
-        """Return when the sandbox has reported its first process, `STATUS_WAIT_S` at most."""
+        """Wait until the sandbox has reported its first process, `STATUS_WAIT_S` at most."""
         if self.wrapped:
             with anyio.move_on_after(STATUS_WAIT_S):
                 await self._status_known.wait()
 
     async def gone(self) -> None:
-        """Return when what was started is gone, and the sandbox's first process."""
+        """Wait until the started process and the sandbox's first process are gone."""
         await self._outer.gone.wait()
         if self._first is not None:
             await self._first.gone.wait()
@@ -151,7 +154,7 @@ class Spawned:
         self._close_status()
 
     def _on_status(self) -> None:
-        """Read the report, which arrives in pieces, up to the first process's id."""
+        """Read the report, which may arrive in pieces, until the first process's id is known."""
         try:
             piece = self._receive() if self._detached else os.read(self._status_fd, 4096)
         except BlockingIOError:
@@ -189,17 +192,17 @@ class Spawned:
         self._end(int(code or 128 + signal.SIGKILL))
 
     def _watch_first(self, pid: int) -> None:
-        """Hold the sandbox's first process. Raises ProcessLookupError when it is gone."""
+        """Watch the sandbox's first process. Raises ProcessLookupError if it is gone."""
         with ExitStack() as undo:
             found = WatchedProcess(pid, self._loop, None)
             undo.callback(found.close)
-            # a detached one is held to be the right one by `adopt`, as the kernel's parent
+            # for a detached sandbox, `adopt` checks that it is the kernel's parent
             if self._detached or parent_of(pid) == self._popen.pid:
                 self._first = found
                 undo.pop_all()
 
     def _on_outer_end(self) -> None:
-        # what the kernel left behind; before the wait, which gives the group's number free
+        # kill what the kernel left behind, before the wait releases the number of the group
         if self._first is None and not self.wrapped:
             self._kill_group()
         if self._detached and not self._status_known.is_set():

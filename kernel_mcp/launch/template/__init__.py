@@ -1,4 +1,4 @@
-"""Fork kernels from a template that has everything imported, onto detached mounts; else cold."""
+"""Fork kernels from a template that has imported everything; start them cold otherwise."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def detached(folder: Path) -> int:
 
     Raises OSError, also for a symlink.
     """
-    # through a handle, so that a symlink in the folder's place is refused
+    # O_NOFOLLOW refuses a symlink in the folder's place
     handle = os.open(folder, os.O_PATH | os.O_NOFOLLOW | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         tree = linux.open_tree(handle)
@@ -53,9 +53,9 @@ def detached(folder: Path) -> int:
 
 
 def _restrict(tree: int) -> None:
-    """Forbid set-user-id programs, devices and propagation on a detached mount.
+    """Forbid set-user-id programs and devices on a detached mount.
 
-    Before Linux 5.12 that is left to no_new_privs and to the process that attaches the mount.
+    Linux before 5.12 cannot; there no_new_privs and the process that attaches the mount do so.
     """
     try:
         linux.set_attributes(tree, linux.MOUNT_ATTR_NOSUID | linux.MOUNT_ATTR_NODEV)
@@ -67,15 +67,15 @@ def _restrict(tree: int) -> None:
 logger = logging.getLogger(__name__)
 
 STOCK_S = 0.3
-"""Longest wait of a kernel for the first modules of its template: it would import them itself."""
+"""Maximum wait in seconds for a template's first imports, which a kernel would repeat itself."""
 FORKS_PER_PROCESSOR = 2
-"""Kernels forked at a time: more would only delay all of them."""
+"""Maximum number of concurrent forks per processor: more would only delay all of them."""
 READY_FD, RING_FD = 3, 4
-"""Descriptor numbers of the ready socket and the output ring in a forked kernel."""
+"""Descriptor numbers of the readiness channel and the output ring in a forked kernel."""
 
 
 class TemplateLauncher:
-    """Forks kernels from templates, one for each prepared environment; `cold` starts the rest."""
+    """Forks kernels from templates, one for each prepared environment; `cold` starts the others."""
 
     def __init__(
         self,
@@ -87,7 +87,7 @@ class TemplateLauncher:
         variables: tuple[tuple[str, str], ...] = (),
         checkpoints: bool = True,
     ) -> None:
-        """Keep the `templates` that were used last; `checkpoints`: their kernels support those.
+        """Keep the `templates` most recently used; with `checkpoints`, kernels support checkpoints.
 
         `shared` folders hold all workspaces and package layers. Packages may read `variables` while
         they are imported.
@@ -123,7 +123,7 @@ class TemplateLauncher:
     def prepare(self, environment: KernelEnvironment, preload: Sequence[str] = ()) -> None:
         """Start a template of `environment` that imports `preload`; return at once.
 
-        Does nothing if there is one; another `preload` than before replaces it. Requires the event
+        Does nothing if there is one; a different `preload` replaces it. Must be called on the event
         loop's thread.
         """
         found = self._supervisors.get(environment)
@@ -132,7 +132,7 @@ class TemplateLauncher:
         if found is not None:
             self._retire(environment)
         for known in [each for each in self._supervisors if each.python == environment.python]:
-            self._retire(known)  # as it was before packages came or went
+            self._retire(known)  # the same environment before its packages changed
         while len(self._supervisors) >= self._most:
             self._retire(next(iter(self._supervisors)))
         self._supervisors[environment] = TemplateSupervisor(
@@ -147,7 +147,7 @@ class TemplateLauncher:
     async def ready(self, environment: KernelEnvironment) -> bool:
         """Wait until the template has imported everything and passed its self-test, or has failed.
 
-        Return True if it can fork. It also forks before that, with what it has imported.
+        Return True if it can fork. It can also fork earlier, with the modules imported so far.
         """
         supervisor = self._supervisors.get(environment)
         if supervisor is None or not await supervisor.ready():
@@ -166,18 +166,21 @@ class TemplateLauncher:
         return () if template is None else template.self_test.checks
 
     def refusal(self, environment: KernelEnvironment) -> str:
-        """Return why the template of `environment` may not be used; empty if it may."""
+        """Return why the template of `environment` must not be used; empty if it may be."""
         supervisor = self._supervisors.get(environment)
         return "" if supervisor is None else supervisor.refusal
 
     async def launch(self, request: LaunchRequest) -> KernelProcess:
-        """Fork a kernel; cold without a template. Raises LaunchError, SandboxUnavailable."""
+        """Fork a kernel, or start it cold without a template.
+
+        Raises LaunchError, SandboxUnavailable.
+        """
         supervisor = self._supervisors.pop(request.environment, None)
         if supervisor is not None:
-            self._supervisors[request.environment] = supervisor  # now the last to lose its template
+            self._supervisors[request.environment] = supervisor  # most recently used
             supervisor.renew()
-            await supervisor.can_fork()  # a cold kernel would never have a checkpoint
-            with anyio.move_on_after(STOCK_S):  # most first cells import what it is importing
+            await supervisor.can_fork()  # a cold kernel would never support checkpoints
+            with anyio.move_on_after(STOCK_S):  # most first cells need the modules being imported
                 await supervisor.stocked()
             template = supervisor.template
             if template is not None:
@@ -202,7 +205,7 @@ class TemplateLauncher:
         ]
 
     async def aclose(self) -> None:
-        """End all templates with the kernels they still have, then close the cold launcher."""
+        """End all templates and their remaining kernels, then close the cold launcher."""
         with anyio.CancelScope(shield=True):
             async with anyio.create_task_group() as tasks:
                 for supervisor in (*self._supervisors.values(), *self._retired):
@@ -216,20 +219,20 @@ class TemplateLauncher:
         self._retired.append(supervisor)
 
     async def _fork_now(self, template: TemplateProcess, request: LaunchRequest) -> KernelProcess:
-        """Fork a kernel of the stage that the template has reached. Raises as `_fork`."""
+        """Fork a kernel from the template's current stage. Raises as `_fork`, except StageOver."""
         while True:
             with suppress(StageOver):
                 return await self._fork(template, request)
 
     async def _fork(self, template: TemplateProcess, request: LaunchRequest) -> KernelProcess:
-        """Fork a kernel, connected from the beginning; a failure leaves nothing.
+        """Fork a kernel whose channels are already connected; a failure leaves nothing behind.
 
         Raises StageOver, LaunchError, OSError.
         """
         tested = await self._self_test.passed(template, request.environment)
         if self._mounts:
             await self._mounts.refresh(request.environment)
-        # masks that do not fit into a message are left to the keeper
+        # the keeper applies masks that do not fit into one message
         since = self._mounts.version if self._mounts.fits_message else ALL
         async with self._assembly.prepare(request) as kernel:
             kernel.write_boot_files(
@@ -253,7 +256,7 @@ class TemplateLauncher:
                     covers=since != ALL,
                 )
             kernel.own(process)
-            if not gates:  # else it enters its group by itself
+            if not gates:  # otherwise the kernel enters its control group itself
                 kernel.limits.admit(process.pids)
             inspect = kernel.inspection(forked=True, others=tested.namespaces)
             inspected = await kernel.verify(
@@ -332,7 +335,7 @@ class TemplateLauncher:
     def _places(
         self, request: LaunchRequest, folder: Path, sent: ExitStack, *, bind: bool
     ) -> tuple[list[dict[str, Any]], list[int]]:
-        """Return the mounts of this kernel alone, and their trees: none with `bind`.
+        """Return the mounts of this kernel alone, and their detached trees: none with `bind`.
 
         Raises TemplateError, OSError.
         """
@@ -369,7 +372,7 @@ class TemplateLauncher:
         *,
         covers: bool,
     ) -> None:
-        """Add the mounted folders to `places`, and their trees to `trees`; `sent` closes these."""
+        """Add the mounted folders to `places`, and their trees to `trees`, closed by `sent`."""
         made = await self._mounts.trees(identity) if identity is not None and self._mounts else []
         for tree in made:
             sent.callback(os.close, tree)

@@ -1,4 +1,4 @@
-"""The processes of a forked kernel: its sandbox's init, and itself."""
+"""The processes of a forked kernel: the init of its sandbox, and the kernel itself."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from kernel_mcp.launch.template.process import Fork
 from kernel_mcp.linux.proc import WatchedProcess, pid_of
 
 STATUS_S = 1.0
-"""Seconds after a kernel's end that its exit status may take."""
+"""Seconds to wait for a kernel's exit status after its end."""
 
 
 class Forked:
-    """A kernel and its sandbox's init, process 1, with whose end all others end."""
+    """A kernel and its sandbox's init (pid 1), whose exit ends all other processes."""
 
     wrapped = False
 
@@ -32,7 +32,7 @@ class Forked:
         self._over = False
         self._on_end: OnEnd = lambda _code: None
         self.needed: Callable[[], bool] | None = None
-        """Returns True if the sandbox outlives this kernel; None: it ends with the kernel."""
+        """Returns True if the sandbox must outlive this kernel; None if it ends with the kernel."""
         with ExitStack() as undo:
             self.init = WatchedProcess(pid_of(fork.init), self._loop, None, pidfd=fork.init)
             undo.callback(self.init.close)
@@ -43,11 +43,11 @@ class Forked:
 
     @property
     def pids(self) -> list[int]:
-        """The init and the kernel."""
+        """Process ids of the init and the kernel."""
         return [self.init.pid, self.kernel.pid]
 
     def begin(self, on_end: OnEnd) -> None:
-        """Call `on_end` once the template has reported the kernel's end, or cannot any more."""
+        """Call `on_end` once the template has reported the kernel's end, or can no longer do so."""
         self._on_end = on_end
         self._fork.on_end = self._finish
         if self._fork.over:
@@ -59,9 +59,9 @@ class Forked:
             raise LaunchError(f"its readiness came from process {pid} instead of {self.kernel.pid}")
 
     def kill(self) -> None:
-        """Send SIGKILL to the init, and so to all; continue the parents, which report the end.
+        """Send SIGKILL to the init, which ends all; continue the parents, which report the end.
 
-        To the kernel alone where the sandbox is needed.
+        If the sandbox is still needed, only the kernel is killed.
         """
         if self.needed is not None and self.needed():
             self.kernel.signal(signal.SIGKILL)
@@ -75,7 +75,7 @@ class Forked:
         """Return at once: all processes are known from the beginning."""
 
     async def gone(self) -> None:
-        """Return when both are gone; the kernel alone where a sandbox group owns the sandbox."""
+        """Wait until both are gone; only for the kernel if a sandbox group owns the sandbox."""
         if self.needed is None:
             await self.init.gone.wait()
         await self.kernel.gone.wait()

@@ -35,11 +35,11 @@ from kernel_mcp.sandbox.seccomp import BUILDING, compile_filter
 from kernel_mcp.sandbox.users import IdMap, find_block
 
 SESSIONS = "/sessions"
-"""Folder in the template of an unprivileged server with the folders that its kernels get."""
+"""Folder in the template of an unprivileged server that contains the folders for its kernels."""
 MOST_LAYERS = 8
 HOSTNAME = "sandbox"
 TEMPLATE_TMP_BYTES = 64 * 1024 * 1024
-"""Size of the template's own /tmp, for files that packages make while they are imported."""
+"""Size in bytes of the template's own /tmp, for files that packages create at import."""
 
 _NAMESPACES = (
     "--unshare-ipc",
@@ -65,14 +65,14 @@ _TO_BUILD = (
     "CAP_SETGID",
     "CAP_SETPCAP",
     "CAP_KILL",
-    "CAP_SETFCAP",  # to map the template's own user into a namespace below
+    "CAP_SETFCAP",  # to map the template's own user into an inner namespace
 )
-"""Capabilities of a template in its own user namespace: bubblewrap's, if the server is not root."""
+"""Capabilities of a template in its user namespace, made by bubblewrap without root."""
 
 
 @dataclass(frozen=True, slots=True)
 class TemplateSettings:
-    """The folders below which all files of kernels lie, and settings common to all kernels."""
+    """The folders that contain all files of kernels, and settings common to all kernels."""
 
     folders: tuple[Path, ...]
     mounts: tuple[Mount, ...] = ()
@@ -85,7 +85,7 @@ class TemplateSettings:
     def inside(self, path: Path) -> str:
         """Return the path of `path` in the template of an unprivileged server.
 
-        Raises LaunchError.
+        Raises LaunchError if no folder contains it.
         """
         for number, folder in enumerate(self.folders):
             if path.is_relative_to(folder) and path != folder and ".." not in path.parts:
@@ -98,7 +98,7 @@ class TemplateSettings:
         return [f"{SESSIONS}/{number}" for number in range(len(self.folders))]
 
     def options(self) -> list[str]:
-        """Return options that bind all folders and mounts; folders that are missing are made."""
+        """Return options that bind all folders and mounts; missing folders are created."""
         options: list[str] = []
         for folder, place in zip(self.folders, self.folder_paths, strict=True):
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -114,9 +114,9 @@ class TemplateSettings:
         return f"{SESSIONS}/m{number}"
 
     def targets(self, passed: Passed) -> list[str]:
-        """Return options that make mount points for mounted folders.
+        """Return options that create mount points for mounted folders.
 
-        None are made below /tmp, of which each kernel has its own.
+        None are created below /tmp, as each kernel has its own /tmp.
         """
         options: list[str] = []
         if self.mounts:
@@ -143,9 +143,9 @@ def outer_command(
 ) -> SandboxCommand:
     """Return the command of a template whose end of the control socket is descriptor `control`.
 
-    `identity` is its user on the host of a root server, None for the server's own. The filter
-    leaves packages little more than kernels have. Raises LaunchError for a runtime that cannot be
-    bound, SandboxUnavailable without bubblewrap or a filter for this machine.
+    `identity` is the template's user on the host of a root server, None for the server's own user.
+    The seccomp filter permits packages little more than kernels. Raises LaunchError for a runtime
+    that cannot be bound, SandboxUnavailable without bubblewrap or a filter for this machine.
     """
     program = find_program("bwrap")
     if program is None:
@@ -177,7 +177,7 @@ def start_message(
 ) -> dict[str, Any]:
     """Return the first message to a template: interpreter, imports, masked paths, filter.
 
-    Raises SandboxUnavailable without a filter for this machine, LaunchError.
+    Raises LaunchError, and SandboxUnavailable without a filter for this machine.
     """
     runtime = mounts.runtime_options(environment.readonly)
     return {
@@ -219,8 +219,8 @@ def _options(
     options += ["--ro-bind", str(BOOT_FOLDER), mounts.BOOT, "--dev", "/dev"]
     options += mounts.device_options(settings.devices)
     options += mounts.scratch_options("/dev/shm", TEMPLATE_TMP_BYTES, features)
-    # where something covers parts of /proc, a user namespace may not mount another one: no masks,
-    # and as root no --proc either, which makes parts of it read-only by mounts
+    # Linux refuses to mount a /proc in a user namespace if parts of the outer one are covered. So
+    # there are no masks here, and as root no `--proc`, which makes parts of it read-only by mounts.
     options += ["--dir", "/proc"] if root else ["--proc", "/proc"]
     layers = [f"{mounts.LAYERS}/{number}" for number in range(MOST_LAYERS)]
     for folder in (mounts.WORKSPACE, mounts.SOCKETS, mounts.LAYERS, *layers):
@@ -236,9 +236,10 @@ def _bound(options: Sequence[str]) -> list[str]:
 
 
 def _maps(identity: Identity) -> list[tuple[int, int, int]]:
-    """Return id map rows of first id inside, first id on the host, count.
+    """Return rows of an id map: first id inside, first id on the host, count.
 
-    `identity` becomes 0, all others stay. Raises SandboxUnavailable if they cannot be mapped.
+    `identity` is mapped to 0, all other ids to themselves. Raises SandboxUnavailable if they cannot
+    be mapped.
     """
     users, groups = (IdMap.read(Path(f"/proc/self/{name}_map")) for name in ("uid", "gid"))
     block = find_block(users, groups)
@@ -253,7 +254,7 @@ logger = logging.getLogger(__name__)
 FIRST_PAUSE_S = 1.0
 LONGEST_PAUSE_S = 60.0
 MOST_FAILURES = 3
-"""Forks in a row that may fail before a template is replaced."""
+"""Consecutive failed forks after which a template is replaced."""
 
 
 class TemplateSupervisor:
@@ -279,12 +280,12 @@ class TemplateSupervisor:
         self._pause_s = FIRST_PAUSE_S
         self._failures = 0
         self.refusal = ""
-        """Reason not to use templates for this environment; empty if there is none."""
+        """Reason not to use templates for this environment; empty for none."""
         self._mark: object = None
         self._start()
 
     def renew(self) -> None:
-        """Replace a template whose mounted folders were replaced on the host."""
+        """Replace the template if a mounted folder was replaced on the host."""
         if self._mark != self._settings.mark() and self._current is not None:
             self._current.retire()
             self._replace("a mounted folder was replaced on the host")
@@ -297,7 +298,7 @@ class TemplateSupervisor:
 
     @property
     def loading(self) -> bool:
-        """Return True if the template is starting: it runs and cannot fork yet."""
+        """Return True if the template is starting: it runs but cannot fork yet."""
         current = self._current
         return current is not None and current.alive and not current.usable
 
@@ -311,7 +312,7 @@ class TemplateSupervisor:
         return self._current is not None and await self._current.can_fork()
 
     async def stocked(self) -> None:
-        """Wait until the current template has the first of what it imports, or has failed."""
+        """Wait until the current template has made its first imports, or has failed."""
         if self._current is not None:
             await self._current.stocked()
 
@@ -323,19 +324,19 @@ class TemplateSupervisor:
         return self._current is not None and await self._current.ready()
 
     def forked(self) -> None:
-        """Note a successful fork: reset the count of failures and the pause."""
+        """Record a successful fork: reset the count of failures and the pause."""
         self._failures = 0
         self._pause_s = FIRST_PAUSE_S
 
     def failed(self) -> None:
-        """Note a failed fork; replace the template after `MOST_FAILURES` in a row."""
+        """Record a failed fork; replace the template after `MOST_FAILURES` in a row."""
         self._failures += 1
         if self._failures >= MOST_FAILURES and self._current is not None:
             self._current.retire()
             self._replace(f"{self._failures} kernels in a row could not be forked")
 
     def refuse(self, reason: str) -> None:
-        """Use no template for this environment any more, as a fork was not confined: `reason`."""
+        """Use no template for this environment any more: a fork was not confined."""
         if not self.refusal:
             self.refusal = reason
             logger.error(
@@ -347,7 +348,7 @@ class TemplateSupervisor:
         self.retire()
 
     def retire(self) -> None:
-        """Fork no more and start no other; kernels that run go on."""
+        """Stop forking and start no other template; running kernels are kept."""
         self._current = None
         if self._again is not None:
             self._again.cancel()
@@ -355,7 +356,7 @@ class TemplateSupervisor:
             template.retire()
 
     async def aclose(self) -> None:
-        """End all templates with the kernels they still have."""
+        """End all templates and their remaining kernels."""
         self.retire()
         with anyio.CancelScope(shield=True):
             async with anyio.create_task_group() as tasks:
@@ -391,7 +392,7 @@ class TemplateSupervisor:
     def _replace(self, reason: str, output: str = "") -> None:
         """Start another template after a pause; until then kernels start cold.
 
-        The first of several in a row that can fork nothing is reported.
+        Only the first of several consecutive replacements is added to answers.
         """
         self._current = None
         logger.warning(

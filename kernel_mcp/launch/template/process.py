@@ -1,4 +1,4 @@
-"""A running template: its process, its control socket, the forks that it has to answer."""
+"""A running template: its process, its control socket, and the forks requested from it."""
 
 from __future__ import annotations
 
@@ -28,26 +28,26 @@ from kernel_specs import linux
 from kernel_specs.template import packets
 
 BARE = 1
-"""The stage in which it has what every kernel needs, and nothing else."""
+"""The stage with only the modules that every kernel needs."""
 END_S = 0.5
-"""Seconds until a template that ends on request, or a discarded kernel, has ended."""
+"""Seconds to wait for the end of a template after a request, or of a discarded kernel."""
 
 
 class TemplateError(LaunchError):
-    """The template cannot give a kernel; a cold start still can."""
+    """The template cannot fork a kernel; a cold start is still possible."""
 
 
 class StageOver(TemplateError):
-    """The template has imported more since: its new stage can give a kernel, once it is tried."""
+    """The template has left the requested stage; its new stage can fork after a self-test."""
 
 
 @dataclass
 class Fork:
-    """A kernel as its template knows it: pidfds of its sandbox's init and of itself, and its end.
+    """A forked kernel: pidfds and pids of its sandbox's init and of itself, and its end.
 
-    `pids` are of the same two. `stage` is that of the template which it was forked from. `status`
-    is the wait status, None while unknown. With `over`, `on_end` was called. `on_release` is to be
-    called when nothing of its sandbox is left.
+    `stage` is the template's stage from which it was forked. `status` is the wait status, None
+    while unknown. `over` is True once `on_end` was called. `on_release` must be called when no
+    process of its sandbox is left.
     """
 
     init: int
@@ -60,21 +60,21 @@ class Fork:
     on_release: Callable[[], None] = field(default=lambda: None)
 
     def end(self, status: int | None) -> None:
-        """Note how the kernel has ended, as far as is known."""
+        """Record the kernel's end with its wait status, None if unknown."""
         self.status, self.over = status, True
         self.on_end()
 
 
 @dataclass
 class _ForkAnswer:
-    """The answer of a template to a request: a kernel or an error, valid once `given` is set."""
+    """A template's answer to a request: a kernel or an error, valid once `given` is set."""
 
     given: anyio.Event = field(default_factory=anyio.Event)
     fork: Fork | None = None
     error: TemplateError = field(default_factory=TemplateError)
 
     def give(self, *, fork: Fork | None = None, error: str = "", passed: bool = False) -> None:
-        """Set the answer, if there is none yet; `passed` means that another stage forks now."""
+        """Set the answer, unless there is one; `passed` means that the stage is over."""
         if not self.given.is_set():
             self.fork = fork
             self.error = StageOver("it was to be forked") if passed else TemplateError(error)
@@ -84,8 +84,8 @@ class _ForkAnswer:
 class SelfTestResult:
     """The result of a template's self-test; `lock` is held during the test.
 
-    It is valid for one stage: later, code of more packages has run in the template. `namespaces`
-    are those of the template's processes.
+    It is valid for one stage: in later stages, code of more packages has run in the template.
+    `namespaces` are those of the template's processes.
     """
 
     def __init__(self) -> None:
@@ -95,12 +95,12 @@ class SelfTestResult:
         self.namespaces: frozenset[str] = frozenset()
 
     def note(self, stage: int, checks: Iterable[Check], namespaces: frozenset[str]) -> None:
-        """Note that this stage has passed."""
+        """Record that this stage has passed."""
         self.stage, self.checks, self.namespaces = stage, tuple(checks), namespaces
 
 
 class TemplateProcess:
-    """One template. Has to be made and used on the event loop's thread, as it dies with it."""
+    """One template. Must be made and used on the event loop's thread: it ends with that."""
 
     def __init__(
         self,
@@ -108,9 +108,9 @@ class TemplateProcess:
         start: Mapping[str, Any],
         on_change: Callable[[TemplateProcess], None],
     ) -> None:
-        """Start it; `command` takes its end of the control socket. Raises LaunchError.
+        """Start it; `command` is called with its end of the control socket. Raises LaunchError.
 
-        `on_change` is called when it reaches a stage, when it forks no more and when it is gone.
+        `on_change` is called when it reaches a stage, when it stops forking and when it is gone.
         """
         self._on_change = on_change
         self._loop = asyncio.get_running_loop()
@@ -122,10 +122,11 @@ class TemplateProcess:
         self._silence: Silence | None = None
         self._look_timer: asyncio.TimerHandle | None = None
         self.stage = 0
-        """Counts the times that it has imported more; kernels are forked from the first one on."""
+        """Number of the current stage: 0 before the template can fork, then more with each import.
+        """
         self.missing: dict[str, str] = {}
         self.reason = ""
-        """Reason that it forks no more; empty while it does, or on request."""
+        """Reason why it stopped forking; empty while it forks, and after a request to stop."""
         self.gone = anyio.Event()
         self.self_test = SelfTestResult()
         kind = socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC
@@ -150,21 +151,21 @@ class TemplateProcess:
 
     @property
     def alive(self) -> bool:
-        """Return True if it runs and has no order to stop: it is ready or can become so."""
+        """Return True if it runs and was not stopped: it can fork, or will be able to."""
         return not self.gone.is_set() and not self._stopped
 
     @property
     def whole(self) -> bool:
-        """Return True if it can fork and has imported everything: no further stage comes."""
+        """Return True if it can fork and has imported everything: this is the last stage."""
         return self.usable and self._whole.is_set()
 
     async def can_fork(self) -> bool:
-        """Wait until it has what every kernel needs or has failed; return True if it can fork."""
+        """Wait until it can fork the bare kernel or has failed; return True if it can fork."""
         await self._can_fork.wait()
         return self.usable
 
     async def stocked(self) -> None:
-        """Wait until it has the first modules that it imports for kernels, or has failed."""
+        """Wait until it has made its first imports for kernels, or has failed."""
         await self._stocked.wait()
 
     async def ready(self) -> bool:
@@ -197,7 +198,7 @@ class TemplateProcess:
         return answer.fork
 
     async def _answer(self, answer: _ForkAnswer) -> None:
-        """Wait for an answer; when cancelled `END_S` more, to end a kernel that comes late."""
+        """Wait for an answer; if cancelled, wait `END_S` more to discard a late kernel."""
         try:
             await answer.given.wait()
         except BaseException:
@@ -217,13 +218,13 @@ class TemplateProcess:
         fork.on_release()
 
     def retire(self) -> None:
-        """Fork no more; kernels that run go on, and with the last of them it ends."""
+        """Stop forking; running kernels are kept, and the template ends with the last of them."""
         self._stop()
         if not self._forks:
             self._hang_up()
 
     async def aclose(self) -> None:
-        """End it with all kernels it still has."""
+        """End the template and its remaining kernels."""
         with anyio.CancelScope(shield=True):
             self._stop()
             self._hang_up()
@@ -243,7 +244,7 @@ class TemplateProcess:
             self._look_timer = self._loop.call_later(silence.LOOK_S, self._look)
 
     def _look(self) -> None:
-        """Stop forking if it does nothing although it has to import or to fork."""
+        """Stop forking if the template is silent although it must import or fork."""
         self._look_timer = None
         if self._stopped or (self._can_fork.is_set() and not self._requests):
             self._silence = None
@@ -256,7 +257,7 @@ class TemplateProcess:
             self._look_later()
 
     def _own_processes(self) -> Iterable[int]:
-        """Return the PIDs of processes that load and fork: not kernels, which may compute."""
+        """Return the pids of the template without its kernels, which may be computing."""
         return tree(self._popen.pid, {pid for fork in self._forks.values() for pid in fork.pids})
 
     def _hang_up(self) -> None:
@@ -277,12 +278,12 @@ class TemplateProcess:
                     continue
                 if received is None:
                     self._loop.remove_reader(self._control.fileno())
-                    return  # the end of the process follows
+                    return  # the end of the process is reported next
                 self._on_message(*received)
         except BlockingIOError:
             return
         except (ValueError, KeyError, IndexError, TypeError) as malformed:
-            # packages that were imported there may do anything
+            # imported packages may send anything
             self._hang_up()
             self._stop_forking(f"it does not keep to the protocol: {malformed!r}")
 
@@ -298,7 +299,7 @@ class TemplateProcess:
             fork.on_release = partial(self._released, number)
             answer.give(fork=fork)
             if answer.fork is not fork or number not in self._requests:
-                # too late: the request was given up
+                # too late: the request was cancelled
                 signal.pidfd_send_signal(fork.init, signal.SIGKILL)
                 linux.close_all(fds)
                 del self._forks[number]
@@ -327,7 +328,7 @@ class TemplateProcess:
         self._on_change(self)
 
     def _on_lost(self, message: dict[str, Any]) -> None:
-        """Answer a fork whose pidfds did not arrive: no descriptor was left, its kernel ends."""
+        """Fail a fork whose pidfds were lost for lack of descriptors, and end its kernel."""
         answer = self._requests.get(message.get("id", 0))
         if answer is not None:
             answer.give(error="the server has no file descriptors left for it")
@@ -380,7 +381,7 @@ def _end(code: int) -> str:
 
 
 def _prepared(command: Callable[[int], SandboxCommand], control: int) -> SandboxCommand:
-    """Return the command that inherits the descriptor `control`; close that if making it fails."""
+    """Return the command that inherits the descriptor `control`; close that on an exception."""
     try:
         return command(control)
     except BaseException:

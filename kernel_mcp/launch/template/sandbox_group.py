@@ -49,14 +49,17 @@ logger = logging.getLogger(__name__)
 
 LOOK_S = 0.005
 FIRST_ROUNDS, ROUNDS = 3, 40
-"""Attempts to kill what a dead kernel has left: a few while the sandbox may start processes, then
-more while it may not. If a fork bomb outlasts these, the whole sandbox is ended."""
+"""Rounds in which the processes of a dead kernel are killed.
+
+The first rounds let the sandbox start processes, the others do not. If a fork bomb survives them,
+the whole sandbox is killed.
+"""
 ROUND_S = 0.5
-"""Longest wait for processes that were killed, one of which may be writing to a slow disk."""
+"""Maximum wait in seconds for killed processes, one of which may be writing to a slow disk."""
 BUSY_LOOKS = 400
-"""Number of polls, `LOOK_S` apart, until no checkpoint or kernel is being made."""
+"""Maximum number of checks, `LOOK_S` apart, until no checkpoint or kernel is being made."""
 MOST_OOM_SCORE = 1000
-"""Highest value of proc_pid_oom_score_adj(5): the first to be killed for lack of memory."""
+"""Highest value of proc_pid_oom_score_adj(5): Linux kills such a process first."""
 _TYPES = (b"DEALER", b"DEALER", b"SUB")
 """ZeroMQ types of the server's sockets for a kernel's `ENDS`."""
 
@@ -65,7 +68,10 @@ class Inspect(Protocol):
     """Compares a process with the confinement that its sandbox is expected to have."""
 
     def __call__(self, pid: int, pidfd: int, *, kin: Iterable[int]) -> Inspection:
-        """`kin` are pidfds of kernels whose sandbox it shares. Raises BoundaryBroken."""
+        """Inspect a process; `kin` are pidfds of kernels in the same sandbox.
+
+        Raises BoundaryBroken, LaunchError.
+        """
 
 
 class ResumedProcess:
@@ -91,7 +97,7 @@ class ResumedProcess:
 
     @property
     def pids(self) -> list[int]:
-        """The init and the kernel."""
+        """Process ids of the init and the kernel."""
         return [self._group.init.pid, self.kernel.pid]
 
     def begin(self, on_end: OnEnd) -> None:
@@ -102,7 +108,7 @@ class ResumedProcess:
         """Do nothing: the process is known from the beginning."""
 
     def kill(self) -> None:
-        """Send SIGKILL to the kernel, and to all where nothing else needs the sandbox."""
+        """Send SIGKILL to the kernel, and to all processes if nothing else needs the sandbox."""
         self.kernel.signal(signal.SIGKILL)
         self.kernel.continue_parent()
         if not self._group.needed(self):
@@ -112,11 +118,11 @@ class ResumedProcess:
         """Return at once: all processes are known from the beginning."""
 
     async def gone(self) -> None:
-        """Return when it is gone."""
+        """Wait until the kernel is gone."""
         await self.kernel.gone.wait()
 
     def close(self) -> None:
-        """Close its descriptor; the tail is the group's."""
+        """Close its descriptor; the tail belongs to the group."""
         if self._later is not None:
             self._later.cancel()
         self.kernel.close()
@@ -131,7 +137,10 @@ class ResumedProcess:
             self._look()
 
     def _look(self) -> None:
-        """End with the status that Linux shows, else with what the checkpoint says."""
+        """Report the end with the status that Linux shows, else with that of the checkpoint.
+
+        Without either, try again until `STATUS_S` after the end.
+        """
         if self._over:
             return
         status = wait_status(self.kernel.pidfd)
@@ -148,7 +157,7 @@ class ResumedProcess:
 class ForkedSandboxGroup:
     """Owner of a sandbox and all its processes; closed when its last kernel is closed.
 
-    `checkpoints` are those that wait. A kernel that is dead but not closed also keeps it open.
+    `checkpoints` are the suspended ones. A kernel that is dead but not closed keeps the group open.
     """
 
     def __init__(
@@ -161,7 +170,7 @@ class ForkedSandboxGroup:
         egress: Egress,
         resources: AsyncExitStack,
     ) -> None:
-        """`resources` are closed when nothing of it runs any more."""
+        """`resources` are closed when all processes of the sandbox have ended."""
         self.init, self.tail, self._release = forked.init, forked.tail, forked.release
         self.checkpoints: list[Checkpoint] = []
         self._limits = limits
@@ -189,7 +198,7 @@ class ForkedSandboxGroup:
 
     def kill(self) -> None:
         """Send SIGKILL to the init, which ends all processes."""
-        if self.init.pidfd >= 0:  # else all of it is gone, and a kernel's end is reported late
+        if self.init.pidfd >= 0:  # otherwise all processes are gone
             self.init.signal(signal.SIGKILL)
             self.init.continue_parent()
 
@@ -219,7 +228,7 @@ class ForkedSandboxGroup:
                 self._release()
                 await self._resources.aclose()
             else:
-                self.tail.forget()  # its last output is not that of the next
+                self.tail.forget()  # the last output belongs to this kernel, not to the next one
 
     async def new_checkpoint(self, kernel: KernelProcess) -> Checkpoint:
         """See `SandboxGroup`."""
@@ -228,7 +237,7 @@ class ForkedSandboxGroup:
             raise LaunchError("the kernel takes no checkpoints")
         try:
             namespace, size = namespace_of(kernel.pid), _held(kernel.pid)
-            signal.pidfd_send_signal(kernel.process.pidfd, 0)  # /proc has shown this very process
+            signal.pidfd_send_signal(kernel.process.pidfd, 0)  # raises if the pid was reused
         except OSError as reason:
             raise LaunchError(f"the kernel has just ended ({reason})") from reason
         self._namespace = self._namespace or namespace
@@ -243,7 +252,7 @@ class ForkedSandboxGroup:
         return made
 
     def _unknown(self) -> Iterator[int]:
-        """Return the init and processes that belong to no kernel and no checkpoint."""
+        """Return processes of the sandbox outside the trees of kernels and checkpoints."""
         known = {each.pid for each in self._kernels} | {each.pid for each in self.checkpoints}
         return tree(self.init.pid, known)
 
@@ -251,7 +260,7 @@ class ForkedSandboxGroup:
         """See `SandboxGroup`."""
         self._pending.discard(checkpoint)
         self.checkpoints.append(checkpoint)
-        with contextlib.suppress(OSError):  # a system that lets nobody say so
+        with contextlib.suppress(OSError):  # not permitted on every system
             _set_oom_score(checkpoint.pid, checkpoint.pidfd, MOST_OOM_SCORE)
         self._share()
 
@@ -269,21 +278,21 @@ class ForkedSandboxGroup:
     async def clear(self) -> None:
         """See `SandboxGroup`."""
         async with self._clearing:
-            for _ in range(BUSY_LOOKS):  # a process that is being made belongs to nobody yet
+            for _ in range(BUSY_LOOKS):  # a process that is being made would be killed
                 if not (self._resuming or self._pending):
                     break
                 await anyio.sleep(LOOK_S)
             if await self._end_others(FIRST_ROUNDS):
                 return
-            with self._limits.no_more_processes():  # which also holds for other branches
+            with self._limits.no_more_processes():  # this also affects other branches
                 if await self._end_others(ROUNDS):
                     return
         raise LaunchError("what the kernel had started does not end")
 
     async def _end_others(self, rounds: int) -> bool:
-        """Kill all processes but kernels and checkpoints, up to `rounds` times.
+        """Kill all processes except kernels and checkpoints, in up to `rounds` rounds.
 
-        Return False if others are still there then.
+        Return False if others are still running then.
         """
         for _ in range(rounds):
             kept = {self.init.pid, *(each.pid for each in self.checkpoints if each.usable)}
@@ -339,7 +348,7 @@ class ForkedSandboxGroup:
             hold_little(control_socket)
             with contextlib.suppress(OSError):
                 _set_oom_score(resumed.pid, resumed.pidfd, 0)
-                if folder:  # all branches come back from it: who takes too much is ended first
+                if folder:  # branches need it: they are killed first
                     _set_oom_score(checkpoint.pid, checkpoint.pidfd, 0)
             kin = [each.process.pidfd for each in self._kernels]
             inspected = self._inspect(resumed.pid, resumed.pidfd, kin=kin)
@@ -372,9 +381,9 @@ class ForkedSandboxGroup:
             kernel.kill()
 
     def _kill_largest(self) -> None:
-        """Send SIGKILL to the kernel that holds most memory, as Linux does in a control group.
+        """Send SIGKILL to the kernel that uses most memory, as Linux does in a control group.
 
-        Do nothing while the last one is still ending: its memory counts until then.
+        Do nothing while the last killed kernel is ending, as its memory still counts.
         """
         living = [kernel for kernel in self._kernels if kernel.exit is None]
         now = asyncio.get_running_loop().time()
@@ -387,18 +396,18 @@ class ForkedSandboxGroup:
         if living:
             largest = max(living, key=lambda kernel: sum(map(_held_now, tree(kernel.pid))))
             self._ending = largest, now
-            # a cell of another kernel may begin or end before this one's end is seen
+            # bind the cause now: another kernel's cell may change it before this end is seen
             largest.process.explain = partial(_because, self._limits.cause)
             largest.kill()
 
     def _on_gone(self, checkpoint: Checkpoint) -> None:
-        """Drop a checkpoint that ended although nobody has closed it."""
-        if checkpoint.died:  # as a rule Linux has chosen it for lack of memory
+        """Drop a checkpoint that has ended without being closed."""
+        if checkpoint.died:  # usually killed by Linux for lack of memory
             self._limits.excuse()
         self.drop(checkpoint)
 
     def _share(self) -> None:
-        """Raise the memory limit by the size of the largest checkpoint that waits."""
+        """Raise the memory limit by the size of the largest suspended checkpoint."""
         waiting = [each for each in self.checkpoints if each.usable]
         self._limits.make_room(
             max((each.size for each in waiting), default=0),
@@ -418,7 +427,7 @@ class ForkedSandboxGroup:
         try:
             if namespace_of(pid) != self._namespace:
                 raise LaunchError("it is not of this sandbox")
-            signal.pidfd_send_signal(pidfd, 0)  # /proc has shown this very process
+            signal.pidfd_send_signal(pidfd, 0)  # raises if the pid was reused meanwhile
         except BaseException:
             os.close(pidfd)
             raise
@@ -449,9 +458,10 @@ class ForkedSandboxGroup:
 
 
 def connected(own: AsyncExitStack) -> tuple[list[socket.socket], list[int]]:
-    """Return socket pairs for a kernel's `ENDS`, greeted already: our ends, and theirs to be sent.
+    """Return socket pairs for a kernel's `ENDS`: the server's ends, and the kernel's.
 
-    `own` closes ours, the caller theirs. Raises OSError.
+    The ZMTP greeting is already sent. `own` closes the server's ends, the caller the others. Raises
+    OSError.
     """
     ours: list[socket.socket] = []
     with ExitStack() as undo:
@@ -469,7 +479,7 @@ def connected(own: AsyncExitStack) -> tuple[list[socket.socket], list[int]]:
 def _pair(
     own: AsyncExitStack, kind: int = socket.SOCK_STREAM
 ) -> tuple[socket.socket, socket.socket]:
-    """Return a socket pair: our end, non-blocking, which `own` closes, and the other."""
+    """Return a socket pair: a non-blocking host end, which `own` closes, and the guest's end."""
     host, guest = socket.socketpair(socket.AF_UNIX, kind | socket.SOCK_CLOEXEC)
     own.callback(host.close)
     take_no_descriptors(host)
@@ -501,7 +511,7 @@ def _held_now(pid: int) -> int:
 
 
 def _is_zombie(pid: int) -> bool:
-    """Return True for an ended process; the first thread of one may end before the others."""
+    """Return True if a process has ended; its first thread may end before the others."""
     with ignore_missing:
         state = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0]
         return state in b"ZX" and len(threads(pid)) < 2
@@ -512,7 +522,7 @@ def _set_oom_score(pid: int, pidfd: int, score: int) -> None:
     """Set oom_score_adj of a process: the highest is killed first. Raises OSError."""
     fd = os.open(f"/proc/{pid}/oom_score_adj", os.O_WRONLY | os.O_CLOEXEC)
     try:
-        signal.pidfd_send_signal(pidfd, 0)  # the file is of this very process
+        signal.pidfd_send_signal(pidfd, 0)  # raises if the pid was reused meanwhile
         os.write(fd, str(score).encode())
     finally:
         os.close(fd)
