@@ -49,7 +49,8 @@ class FairQueue:
     async def wait(self, name: str, bucket: TokenBucket) -> float:
         """Wait for a principal's turn and return 0.
 
-        If the wait would exceed `MOST_S`, return its seconds at once: the call is to be refused.
+        If the wait would exceed `MOST_S`, return its seconds without waiting; the caller refuses
+        the call.
         """
         now = self._clock()
         if self._last[0] != name:

@@ -11,7 +11,7 @@ import anyio
 from kernel_mcp.telemetry import Meters
 
 LINES = 30
-"""Refusals in a window that get a line each, so that a flood does not fill the disk."""
+"""Most refusals of a window that are recorded one by one: a flood must not fill the disk."""
 WINDOW_S = 60.0
 
 Note = Callable[[str, Mapping[str, Any]], None]

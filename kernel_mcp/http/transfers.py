@@ -153,7 +153,7 @@ class ErrorResponse(Json):
         self._linger_s = linger_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the response, then read some of the body: a client may look only after sending."""
+        """Send the response, then read on: a client may read it only after sending its body."""
         start = {"status": self.status_code, "headers": self.raw_headers}
         await send({"type": "http.response.start", **start})
         await send({"type": "http.response.body", "body": self.body, "more_body": True})

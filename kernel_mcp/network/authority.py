@@ -38,7 +38,7 @@ class Authority:
     """Issuer of certificates for `hosts`. Its name constraints make clients reject other names."""
 
     def __init__(self, hosts: Sequence[str], saved: Mapping[str, str] | None = None) -> None:
-        """Create the authority, or restore it from `saved`, the `saved` of one for the same hosts.
+        """Create the authority, or restore it from the property `saved` of one for these hosts.
 
         `hosts` are DNS names in lower case. Raises ValueError or KeyError if `saved` is not valid.
         """

@@ -13,7 +13,7 @@ import h11
 MOST_BLANKS = 512
 """The longest run of blanks and line ends in a head; no client sends so many."""
 MOST_CHUNK_LINE = 2048
-"""Bytes of an unfinished chunk line or trailer beside which such a run is refused."""
+"""Most bytes of an unfinished chunk line or trailer while the input has such a run."""
 _PIECE_BYTES = 1024
 _RUN = b" " * MOST_BLANKS
 _BLANKS = bytes.maketrans(b"\t\r\n", b"   ")

@@ -1,7 +1,8 @@
 """Strict parsing of request heads, and the errors that refuse a connection or request.
 
-Requests that two programs may interpret differently are refused before h11 sees them: repeated or
-contradicting lengths, folded lines, bare line feeds, a Host header that differs from the target.
+Requests that two programs may interpret differently are refused before they are passed to h11. They
+have repeated or contradicting lengths, folded lines, bare line feeds, or a Host header that differs
+from the target.
 """
 
 from __future__ import annotations

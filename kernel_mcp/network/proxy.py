@@ -278,7 +278,7 @@ class ProxyServer:
             self._sessions.pop(listener.session.key, None)
 
     def _sweep(self) -> None:
-        """Each second, end connections over their time or volume, and send collected records."""
+        """End connections over their time or volume, and send collected records; every second."""
         self._loop.call_later(_SWEEP_S, self._sweep)
         now = self._loop.time()
         for session in self._sessions.values():

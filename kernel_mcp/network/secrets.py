@@ -183,12 +183,11 @@ class SearchForms:
 class StreamSearch:
     """Streaming search of one response; its tail is held back until more arrives.
 
-    The amount held back reveals nothing about a value except its length. Otherwise a client could
-    tell, by TLS record sizes or timing, if the last bytes are the beginning of a value; and code
-    may have chosen those bytes. Held back is everything since the last character that no value
-    contains, such as a newline, but no more than the longest form of the longest value. Lines that
-    continue in the next one, as those of base64, are held back, too. Both methods raise
-    SecretFound.
+    The amount held back reveals nothing about a value except its length. Otherwise TLS record sizes
+    or timing would show if the last bytes are the beginning of a value, and code may have chosen
+    those bytes. Held back is everything since the last character that no value contains, such as a
+    newline, but no more than the longest form of the longest value. Lines that continue in the next
+    one, as those of base64, are held back, too. Both methods raise SecretFound.
     """
 
     def __init__(self, forms: SearchForms) -> None:

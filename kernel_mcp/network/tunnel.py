@@ -44,7 +44,7 @@ class StepQueue:
         self._begun = False
 
     def take(self) -> bool:
-        """Take one step of this iteration. Return False if there is none left, or others wait."""
+        """Use one step of this iteration. Return False if none is left, or if others wait."""
         if not self._left or self._line:
             return False
         self._left -= 1
