@@ -80,8 +80,8 @@ def check_address(address: str) -> str:
 def secret_of(address: str) -> str:
     """Return the token by which the machines of the cluster trust each other.
 
-    Raises ConfigError if there is none or it is too short, if authentication is off here, or if the
-    token would be sent to another machine without TLS.
+    Raises ConfigError if there is none, if it is too short, or if authentication is off here. Also
+    if the token would be sent to another machine without TLS.
     """
     host = check_address(address)
     if os.environ.get(AUTH, "").lower() != "token":
@@ -155,7 +155,7 @@ def _speaks_tls(host: str, port: int) -> bool | None:
 
 
 def require_authentication(address: str) -> None:
-    """Raise ConfigError if the cluster accepts programs without a token. Takes some seconds.
+    """Raise ConfigError if the cluster accepts programs without a token. Blocks for some seconds.
 
     A successful connection with a token proves nothing: a cluster without authentication accepts
     any token. Raises FleetUnavailable if the cluster could not be probed.

@@ -1,7 +1,7 @@
 """Membership of a fleet: a node is a member, and may run sessions, while its lease lasts.
 
 A node measures its lease from when it sent the request; the list of members measures from when it
-received it. So a node knows that its lease is over before another node continues its sessions.
+received it. So a lease ends on the node before another node can continue its sessions.
 Both measure durations, so clocks need not agree.
 """
 

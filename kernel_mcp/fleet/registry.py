@@ -1,7 +1,7 @@
 """Registry of a fleet's members: one actor, on the head of the cluster.
 
-It has no state that has to survive it. If it restarts, nodes join again; leases that it does not
-know count as valid for the length of one lease.
+It has no state that has to survive it. If it restarts, nodes join again. Leases that are not in its
+list yet count as valid for the length of one lease.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Versioned, signed values in the shared store, changed by compare-and-set.
 
 The storage creates a name only once, so only one node can make the next version. A version has an
-HMAC, by the fleet's key, of its name, number and content. Somebody who can write to the storage can
-neither forge a version nor replace one by another.
+HMAC, by the fleet's key, of its name, number and content. Write access to the storage is therefore
+not enough to forge a version or to replace one by another.
 """
 
 from __future__ import annotations
