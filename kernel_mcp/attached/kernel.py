@@ -1,11 +1,11 @@
 """A running kernel that another client has started and goes on using.
 
-Other clients send requests to it, too. So a cell waits here until their cells have ended, those
-that are queued in the kernel included. An interrupt then never stops a cell of theirs, and a cell
-that is cancelled before its turn never runs.
+Other clients send requests to it, too. So a cell waits here until their cells have ended, also
+those that are queued in the kernel. Then an interrupt never stops a cell of another client, and a
+cell that is cancelled before its turn never runs.
 
-A *look* finds out that they have ended: a request that runs no code. The kernel answers it in its
-turn, with its public names.
+A *look* is a request that runs no code; its reply has the kernel's public names. The kernel replies
+after all requests that were queued before it, so the reply shows that these have ended.
 """
 
 from __future__ import annotations

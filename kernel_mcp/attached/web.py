@@ -52,7 +52,7 @@ MAX_LIST_BYTES = 4 * MIB
 """Largest list of kernels; an entry has some 500 bytes."""
 MOST_PATH_CHARS = 1000
 RECEIVING = 2.0
-"""Time for a message in all, as a multiple of its decoding: receiving it takes as long again."""
+"""Time to receive and decode a message, as a multiple of the time to decode it."""
 MOST_PARTS = 64
 MOST_SHOWN = 10
 SHOWN_CHARS = 200

@@ -1,8 +1,8 @@
-"""A Jupyter endpoint, by which people's programs use a session like a kernel.
+"""A Jupyter endpoint, through which Jupyter clients of people use a session like a kernel.
 
 JupyterLab and `jupyter console` connect to it. Their code goes through the session's queue like
-cells of its agent, and the output of every cell is published on iopub with the request of that
-cell as parent. The sockets stay open when a kernel of the session is replaced.
+cells of its agent. The output of every cell is published on iopub, with the request of that cell
+as parent. The sockets stay open when a kernel of the session is replaced.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class KernelEndpoint:
         *,
         only_plain: bool = False,
     ) -> None:
-        """Files and sockets are created in `folder`. Raises InputError if its path is too long.
+        """`open` creates files and sockets in `folder`. Raises InputError if its path is too long.
 
         With `only_plain` clients receive nothing that a web page could execute.
         """

@@ -1,8 +1,8 @@
 """Plain outputs: a web page can show them with its reader's rights, as nothing in them can run.
 
 JupyterLab trusts the outputs of a person's own cells, and it has the rights of the user who has
-started it. So it gets only text, raster pictures, JSON and sanitised tables; SVG, LaTeX, Markdown,
-scripts, widgets and types of other libraries are left out.
+started it. So it receives only text, raster pictures, JSON and sanitised tables. SVG, LaTeX,
+Markdown, scripts, widgets and types of other libraries are left out.
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 
 JupyterLab has the rights of the user who started it, so an output that ran a script there would
 have escaped the sandbox. `endpoints.plain` rewrites all outputs of a session, so that nothing in
-them can run, trusted or not. Further defences are a content security policy, the absence of
-everything else that could run code (terminals, other kernels, files, and viewers of types with
-scripts), and `request_filter`, which lets only those requests through that the page needs.
+them can run, trusted or not. There are three further defences. A content security policy applies to
+the page. Everything else that could run code is absent: terminals, other kernels, files, and
+viewers of types with scripts. `request_filter` refuses all requests that the page does not need.
 """
 
 from __future__ import annotations

@@ -44,7 +44,7 @@ class SessionKernel(AsyncIOLoopKernelManager):
         self.ready.set_result(None)
 
     async def interrupt_kernel(self) -> None:
-        """Request an interrupt from the session, which knows whose cell runs."""
+        """Request an interrupt from the session, which decides which cell to stop."""
         client = self.client()
         client.start_channels(shell=False, iopub=False, stdin=False, hb=False, control=True)
         try:
