@@ -153,7 +153,7 @@ def scopes_named(given: Sequence[str]) -> frozenset[str]:
 
 
 def doors_named(given: Sequence[str]) -> tuple[str, ...]:
-    """Return doors, sorted and without duplicates. Raises ValueError for an invalid one."""
+    """Return the grants of a row (`doors`), sorted and unique. Raises ValueError if not valid."""
     for each in given:
         if not _DOOR.fullmatch(each) or not each.isprintable() or len(each) > 4096:
             raise ValueError(f"{each[:40]!r} is no door; there are {DOORS_ARE}")

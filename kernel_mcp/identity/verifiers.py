@@ -33,7 +33,7 @@ class Verifiers:
         return await asked.verify(token)
 
     def doors(self) -> dict[str, str]:
-        """Return the doors that rows of the file name, each with the first row that does."""
+        """Return the grants that rows of the file name, each with the first row that names it."""
         rows = self._tokens.rows if self._tokens is not None else ()
         return {
             door: f"row {row.line} ({row.principal or row.claim})"

@@ -90,7 +90,7 @@ class NotebookDocument:
     """One notebook; `cells` are in order."""
 
     def __init__(self, text: str, path: str = "") -> None:
-        """Raises NotJson for a text that is no notebook of format 4; `path` is for errors."""
+        """Parse `text`; `path` is for errors. Raises NotJson if it is no notebook of format 4."""
         self._path = path
         self._mark = text[: text.startswith(_BOM)]
         text = text[len(self._mark) :]

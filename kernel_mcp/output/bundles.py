@@ -252,7 +252,7 @@ class BundleStore:
 
 
 def primary(parts: tuple[Representation, ...]) -> Representation | None:
-    """Return the representation that people want to open: rich before plain; None for none."""
+    """Return the representation to open for a user: rich before plain; None without one."""
     for mime in _RICH:
         for part in parts:
             if part.mime == mime:

@@ -335,8 +335,8 @@ def _length(units: Sequence[Unit]) -> int:
 def _shorter_blocks(units: Sequence[Unit], limit: int) -> list[Unit]:
     """Return `units` with long displays and tracebacks cut to their ends, to fit into `limit`.
 
-    Together they get the characters that stream text leaves, or half of them; none gets less than a
-    third.
+    Together they may use the characters that stream text leaves, and at least half of `limit`. Each
+    may use at least a third of `limit`.
     """
     blocks = [unit for unit in units if isinstance(unit, Text) and unit.own_line]
     lengths = [len(block.text) for block in blocks]

@@ -120,7 +120,7 @@ class TextStore:
         self._reset()
 
     def row(self) -> dict[str, Any]:
-        """Return a final text as a JSON value; what is in the file stays there."""
+        """Return a final text as a JSON value, without the part that is in the file."""
         return {
             "total": self.total,
             "disk_bytes": self.disk_bytes,
@@ -141,7 +141,7 @@ class TextStore:
         return "".join(self._recent)[start - offset : end - offset]
 
     def _save(self, start: int, end: int) -> None:
-        """Write a part of what is in memory to the file."""
+        """Write a part of the text in memory to the file."""
         text = self._newest(start, end)
         raw = text.encode("utf-8", "replace")
         try:
