@@ -10,7 +10,7 @@ from typing import Any
 from kernel_mcp.errors import ConfigError
 
 SANDBOXES = "kernel_mcp.sandboxes"
-"""Group of callables that return a `Sandbox`, by the name that `--sandbox` takes.
+"""Group of callables that return a `Sandbox`, by its name for `--sandbox`.
 
 They take no argument, and raise SandboxUnavailable with the remedy."""
 TOOLS = "kernel_mcp.tools"

@@ -1,7 +1,7 @@
 """A replacement of `dataclasses.dataclass` that builds classes in a third of the time.
 
-The standard library writes source for up to six methods of each class and compiles it: with some
-two hundred classes that is an eighth of a server's start. Here only `__init__` is generated, and
+The standard library writes and compiles source for up to six methods of each class. With some two
+hundred classes that is an eighth of a server's start. Here only `__init__` is generated, and
 the other methods are shared. `fields`, `replace`, `asdict`, patterns and pickle work as with the
 standard library's.
 """

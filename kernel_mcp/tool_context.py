@@ -23,7 +23,7 @@ class ToolContext:
     """The objects that the tools of a server use.
 
     `report` lists the protections and limits in force. `resources` computes it for other limits,
-    and `persistence_summary` says in words what of the sessions outlives the server.
+    and `persistence_summary` describes what of the sessions outlives the server.
     """
 
     settings: Settings

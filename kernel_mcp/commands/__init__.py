@@ -1,4 +1,4 @@
-"""The commands beside the server: `kernel-mcp doctor`, `env`, `sessions`, `lab` and `image`."""
+"""Commands other than the server: `kernel-mcp doctor`, `env`, `sessions`, `lab` and `image`."""
 
 from __future__ import annotations
 

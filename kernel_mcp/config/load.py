@@ -1,8 +1,8 @@
 """Merge flags, environment variables and TOML into one `Settings`.
 
 Every setting has one name. `idle-timeout` is the flag `--idle-timeout`, the variable
-`KERNEL_MCP_IDLE_TIMEOUT` and the key `idle-timeout` of a TOML file; a flag wins over a variable,
-a variable over a file, a file over the default.
+`KERNEL_MCP_IDLE_TIMEOUT` and the key `idle-timeout` of a TOML file. A flag overrides a variable, a
+variable overrides a file, and a file overrides the default.
 
 A file in the current folder that no flag names came with that folder, which may be a clone of
 anything. It may only narrow the operator's settings (`Option.narrows`); the keys that would do

@@ -94,8 +94,8 @@ class Option:
     """One setting: its name, its reader and its text in `--help` and docs/flags.md.
 
     `default` is the text that `read` turns into the default or, with `in_words`, a description of
-    it. `narrows` decides about values from a file in the current folder that no flag names: they
-    are accepted only if they permit no more than the operator's value.
+    it. `narrows` is the rule for values from a file in the current folder that no flag names. Such
+    a value is accepted only if it permits no more than the operator's.
     """
 
     name: str

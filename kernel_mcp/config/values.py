@@ -190,7 +190,7 @@ class Quotas:
     disk      bytes of all its workspaces and added packages together
     cpu       processors of all its kernels together
     cells     cells that run or wait at once
-    rate      calls a second, with as many at once
+    rate      calls a second, in bursts of at most as many
     body      bytes of its requests that are being read at once
     """
 
