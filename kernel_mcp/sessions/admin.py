@@ -1,7 +1,7 @@
 """The operator's view of the sessions of a running server, on a Unix socket in its folder.
 
-A client has to be the server's user or root, and to send the key that lies beside the socket: code
-in a sandbox can open no file of that folder, even where it could connect to a socket in it.
+A client must run as the server's user or as root, and must send the key that is stored beside the
+socket. Code in a sandbox cannot read the key, even if it can connect to the socket.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ if TYPE_CHECKING:
 SOCKET, KEY = "operator", "operator.key"
 """File names in the folder of a running server, which no other user may enter."""
 ANSWER_S = 2.0
-"""Seconds for a question and its answer."""
+"""Time limit of a question and its answer, in seconds."""
 WORK_S = 20.0
-"""Further seconds for a question that is not empty, as its answer takes work."""
+"""Additional seconds for a question that is not empty: its answer needs more work."""
 MOST_BYTES = 16 * MIB
 MOST_ASKED = 4096
-"""Most bytes of a key and a question."""
+"""Maximum bytes of a key and a question together."""
 _KEY_BYTES = 32
 _CREDENTIALS = struct.Struct("3i")
 
@@ -46,8 +46,7 @@ Facts = Callable[[Mapping[str, Any]], Awaitable[Mapping[str, Any]]]
 async def summary_of(session: Session, now: float) -> dict[str, Any]:
     """Return a summary of a session; `now` is the time by the clock of sessions, in seconds.
 
-    `kept` in it is the id of its persisted entry, which stays the same on later servers; empty for
-    none.
+    Its field `kept` is the id of the persisted entry, which later servers use too; empty for none.
     """
     kernel, used = session.kernel, 0
     if kernel is not None and kernel.exit is None:
@@ -67,10 +66,10 @@ async def summary_of(session: Session, now: float) -> dict[str, Any]:
 
 @asynccontextmanager
 async def serving_admin(folder: Path, facts: Facts) -> AsyncIterator[None]:
-    """Answer questions by `facts` inside this block.
+    """Serve the operator's socket inside this block, with answers from `facts`.
 
-    A question is one line: the key and a JSON object. If the socket cannot be opened, that is
-    logged, and the block runs without it.
+    A question is one line: the key and a JSON object. If the socket cannot be opened, the failure
+    is logged, and the block runs without the socket.
     """
     key = secrets.token_hex(_KEY_BYTES // 2)
     with Barrier("offering a list of sessions to the operator") as barrier:
@@ -106,7 +105,7 @@ def _entitled(stream: anyio.abc.SocketStream) -> bool:
 
 
 async def _received(stream: anyio.abc.SocketStream) -> tuple[bytes, bytes]:
-    """Return the key and the question as received; neither is checked."""
+    """Return the received key and question, both unchecked."""
     found = b""
     with suppress(anyio.EndOfStream, anyio.BrokenResourceError):
         while b"\n" not in found and len(found) < MOST_ASKED:
@@ -117,8 +116,8 @@ async def _received(stream: anyio.abc.SocketStream) -> tuple[bytes, bytes]:
 def ask_all(state: Path, question: Mapping[str, Any] | None = None) -> Iterator[Mapping[str, Any]]:
     """Yield the answer of each running server whose folder is in `state`.
 
-    A server that does not answer in time, or not in JSON, is left out. An empty question asks for
-    the sessions.
+    Servers that do not answer in time, or not in JSON, are left out. The empty question requests
+    the list of sessions.
     """
     for folder in sorted(state.glob("s-*")):
         with suppress(OSError, ValueError):
@@ -128,7 +127,7 @@ def ask_all(state: Path, question: Mapping[str, Any] | None = None) -> Iterator[
 
 
 def _ask(folder: Path, question: bytes) -> bytes:
-    """Return the answer of one server. Raises OSError, also when it takes too long."""
+    """Return the answer of one server. Raises OSError, which includes a timeout."""
     key = (folder / KEY).read_bytes()
     ends = time.monotonic() + ANSWER_S + (WORK_S if len(question) > len("{}") else 0)
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as asked:

@@ -1,6 +1,6 @@
-"""The audit trail: one JSON line for each event of a session, refusals among them.
+"""The audit trail: one JSON line for each event of a session, refusals included.
 
-Of code a line holds the SHA-256, of output the length in characters.
+Code is recorded as its SHA-256, output as its length in characters.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 MAX_TEXT = 500
-"""Characters of one text in a line: a short line is written by a single call."""
+"""Maximum characters of one text in a line, so that a single write(2) is enough for a line."""
 MAX_TEXTS = 20
 
 
 class Audit:
-    """An audit trail that keeps nothing."""
+    """An audit trail that drops all events."""
 
     state = "off"
     """For `info`: off, on, or what is wrong."""
@@ -54,80 +54,86 @@ class Journal:
     """Records the events of one session; this class drops them."""
 
     def opened(self, *, name: str, packages: Iterable[str], python: str, attach: str = "") -> None:
-        """The session exists."""
+        """Record that the session was opened."""
 
     def closed(self, *, cells: int) -> None:
-        """The session has ended."""
+        """Record the end of the session."""
 
     def begins(self, handle: KernelProcess) -> None:
-        """A cell is about to run on this kernel."""
+        """Start to measure the processor time of a cell that is about to run; write no event."""
 
     def ran(self, cell: Cell) -> None:
-        """A cell has ended, with any status."""
+        """Record a cell that has ended, with any status."""
 
     def refused(self, cell: Cell, reasons: str) -> None:
-        """The policy has refused a cell, of which nothing ran."""
+        """Record a cell that the policy has refused before any of it ran."""
 
     def died(self, cause: str) -> None:
-        """The kernel has died between cells."""
+        """Record that the kernel has died between cells."""
 
     def started(self, kind: str, seconds: float) -> None:
-        """A kernel was started in so many seconds; `kind` says how, such as forked or cold."""
+        """Record the start of a kernel, its `seconds` and its `kind`, such as forked or cold."""
 
     def not_started(self) -> None:
-        """No kernel could be started."""
+        """Record that no kernel could be started."""
 
     def checkpointed(self, cell: int) -> None:
-        """A checkpoint was made, which holds the variables as after that cell."""
+        """Record a checkpoint, which holds the variables as after that cell."""
 
     def revived(self, cell: int) -> None:
-        """The session was restored from the checkpoint after that cell."""
+        """Record that the session was restored from the checkpoint after that cell."""
 
     def undone(self, cells: Iterable[int]) -> None:
-        """These cells were undone."""
+        """Record the numbers of cells that were undone."""
 
     def branched(self, handles: Iterable[str]) -> None:
-        """Branches with these handles were made from its current state."""
+        """Record the handles of branches that were made from the current state."""
 
     def joined(self) -> None:
-        """Programs of the server's user can use its kernel from now on."""
+        """Record that programs of the server's user can use the kernel from now on."""
 
     def adopted(self, handle: str) -> None:
-        """It takes over the kernel of that branch, which is closed with the others."""
+        """Record that the session has taken over the kernel of the branch with this handle."""
 
     def hibernated(self, saved: int, lost: int, size: int, cause: str) -> None:
-        """The kernel was ended; `saved` variables are on disk, `cause` says why none could be."""
+        """Record a hibernation with counts of variables, and the `size` of the save in bytes.
+
+        `cause` is the reason why nothing could be saved; empty otherwise.
+        """
 
     def woke(self, back: int, lost: int) -> None:
-        """A hibernated session has a kernel again, with `back` of its variables."""
+        """Record that a hibernated session was restored, with counts of variables."""
 
     def resumed(self, saved: float, cells: int) -> None:
-        """It continues one of an earlier server, saved at `saved` seconds since 1970."""
+        """Record that the session continues one of an earlier server.
+
+        `saved` is the time of the save in seconds since 1970, `cells` the number of its cells.
+        """
 
     def installed(self, packages: Iterable[str], outcome: str, *, done: bool = True) -> None:
-        """Packages were added to the session, or could not be: `outcome` is ok or the reason."""
+        """Record an installation of packages; `outcome` is ok or the reason of the failure."""
 
     def wrote(self, path: str, size: int, content: str | bytes, encoding: str = "utf-8") -> None:
-        """A tool has written a file of `size` bytes."""
+        """Record a file of `size` bytes that a tool has written."""
 
     def uploaded(self, path: str, size: int, sha256: str) -> None:
-        """A file of `size` bytes was uploaded by HTTP."""
+        """Record a file of `size` bytes that was uploaded by HTTP."""
 
     def removed(self, path: str) -> None:
-        """A file was removed by HTTP."""
+        """Record a file that was removed by HTTP."""
 
     def connected(self, facts: Mapping[str, Any]) -> None:
-        """A connection to another machine, or several alike, has ended or was refused."""
+        """Record one connection to another machine, or several alike, that ended or was refused."""
 
 
 SILENT = Journal()
 
 
 class AuditLog(Audit):
-    """An audit trail in a file, each event a line that is there when the call returns.
+    """An audit trail in a file. Each event is one line, written before the call returns.
 
-    Threadsafe. A write to a local file takes microseconds. The first that fails is logged and named
-    in `state`; the server goes on.
+    Threadsafe. A write to a local file takes microseconds. The first failed write is logged and
+    reported in `state`; the server continues.
     """
 
     def __init__(
@@ -136,9 +142,9 @@ class AuditLog(Audit):
         now: Callable[[], datetime] | None = None,
         masks: Masks | None = None,
     ) -> None:
-        """Open the file for appending; values that `masks` hide are masked in every line.
+        """Open the file for appending; `masks` hide secret values in every line.
 
-        Raises ConfigError when that is not possible.
+        Raises ConfigError if the file cannot be opened or is not a regular file.
         """
         self._path = path
         self._masks = masks or Masks()
@@ -281,11 +287,11 @@ class _SessionJournal(Journal):
             self._audit.note(event, {**self._head, **facts})
 
     def _barrier(self) -> Barrier:
-        """Return the barrier for writes: a failed one never stops the session."""
+        """Return an error boundary for writes: a failed write never stops the session."""
         return Barrier("writing the audit log", self._head["session"])
 
     def _used(self) -> tuple[float | None, int | None]:
-        """Return processor seconds of the cell and memory at its end in bytes.
+        """Return the cell's processor seconds, and the kernel's memory at its end in bytes.
 
         Both are None without a live kernel.
         """

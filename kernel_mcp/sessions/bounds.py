@@ -22,23 +22,26 @@ logger = logging.getLogger(__name__)
 
 PAUSE_S = 1.0
 RELIEF_S = 10.0
-"""Pause when memory is beyond the bound and no session holds `LARGE_BYTES` of it."""
+"""Additional pause in seconds if the bound is exceeded and no session holds `LARGE_BYTES`."""
 OWN_BYTES = 256 * MIB
 SESSION_BYTES = 48 * MIB
-"""Parts of the memory bound. The server itself uses some 80 MiB, and as much again for requests.
-Each running session may hold a message of 16 MiB as bytes and as text, and 8 MiB of displays."""
+"""Parts of the memory bound: a constant, and bytes for each session that may run. The server itself
+uses some 80 MiB, and as much again for requests. Each running session may hold a message of 16 MiB
+as bytes and as text, and 8 MiB of displays."""
 NOTABLE_BYTES = 8 * MIB
 """Growth in bytes after which free memory is returned to the operating system."""
 REST_LOOKS = 10
-"""Idle checks in a row after which closed sessions have freed their memory."""
+"""Number of consecutive idle checks, after which closed sessions have freed their memory."""
 LARGE_BYTES = 16 * MIB
 """A session that holds less is never relieved."""
 RECORD_BYTES = 2 * GIB
-"""Cells and outputs on disk of all sessions: as much as the variables of hibernated ones."""
+"""Maximum bytes of cells and outputs on disk, of all sessions together. It equals the default of
+`--hibernate-disk`."""
 
 
 MOST_OBJECTS = 300_000
-"""Objects that `size_of` counts, in some tenths of a second; it ignores further ones."""
+"""Maximum number of objects that `size_of` counts, which takes a few tenths of a second. Further
+ones are ignored."""
 
 _CONTAINERS = (dict, list, tuple, set, frozenset, deque)
 _OWN = (
@@ -54,7 +57,7 @@ _SHARED = (type, ModuleType, FunctionType, BuiltinFunctionType, MethodType)
 
 
 def size_of(*roots: object) -> int:
-    """Return the bytes of `roots` and of the session's objects that they reach, each once."""
+    """Return the bytes of `roots` and of reachable objects of the session, each counted once."""
     seen: set[int] = set()
     pending: list[object] = list(roots)
     total = 0
@@ -77,8 +80,8 @@ def held_by(session: Session) -> int:
 def relieve(session: Session, cause: str) -> str:
     """Free half of the memory that the server holds for a session; return the last step taken.
 
-    Ended cells go to disk first. Then waiting cells are ended with `cause`, then the kernel is.
-    The next answer reports it.
+    First, ended cells are moved to disk. If that is not enough, waiting cells are ended with
+    `cause`. If that is not enough either, the kernel is killed. The next answer reports the steps.
     """
     enough = held_by(session) // 2
     done, refused = "had its ended cells moved to disk", list[int]()
@@ -121,7 +124,7 @@ class OwnMemory:
 
 
 class ServerBounds:
-    """Keeps the server within its memory and its records, while `run` is running."""
+    """Enforces bounds on the server's memory and on the records of sessions, while `run` runs."""
 
     def __init__(
         self,
@@ -131,7 +134,7 @@ class ServerBounds:
         most_memory: int,
         most_records: int = RECORD_BYTES,
     ) -> None:
-        """`memory` returns the bytes that the server holds; both bounds are in bytes too."""
+        """`memory` returns the server's memory in bytes; both bounds are in bytes too."""
         self._sessions = sessions
         self._memory = memory
         self._most_memory = most_memory
@@ -161,8 +164,8 @@ class ServerBounds:
     def check_memory(self) -> bool:
         """Relieve a session if the server holds more memory than its bound.
 
-        It is the largest session of the principal whose sessions hold most. Returns False when the
-        bound is exceeded, but no session holds `LARGE_BYTES`.
+        The session is the largest one of the principal whose sessions hold the most. Returns False
+        if the bound is exceeded but no session holds `LARGE_BYTES`.
         """
         if self._memory() <= self._most_memory:
             self._told = False
@@ -197,10 +200,10 @@ class ServerBounds:
         return True
 
     def tidy(self) -> None:
-        """Return free memory to the operating system, if no session is busy and it has grown.
+        """Return free memory to the operating system, unless a session is busy.
 
-        Takes some 40 ms after sessions have ended. So it is repeated once, after `REST_LOOKS` idle
-        checks, and then not before the server has grown by `NOTABLE_BYTES` again.
+        It is returned when the server has grown by `NOTABLE_BYTES`, and once more after
+        `REST_LOOKS` idle checks. After the end of a session this takes some 40 ms.
         """
         held, sessions = self._memory(), frozenset(self._sessions())
         self._ended = self._ended or bool(self._known - sessions)
@@ -218,10 +221,10 @@ class ServerBounds:
             self._ended = False
 
     def check_records(self) -> None:
-        """Remove the oldest outputs of the largest records if all together exceed the bound.
+        """Remove the oldest outputs of the largest records if all records exceed the bound.
 
-        The bound is shared equally by owners, then by the sessions of each; a record within its
-        share loses nothing.
+        The bound is divided equally among owners, then among the sessions of each. A record within
+        its share stays complete.
         """
         sizes = {session: session.cells.disk_bytes for session in self._sessions()}
         if sum(sizes.values()) <= self._most_records:

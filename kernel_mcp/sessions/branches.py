@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from kernel_mcp.sessions.lifecycle import KernelLifecycle
 
 MOST = 16
-"""Branches of a session at a time."""
+"""Maximum number of branches that a session has at a time."""
 FOLDER = ".branches"
 """Folder in the workspace that holds a private folder for each branch."""
 
@@ -34,10 +34,10 @@ class BranchStart:
 
 @dataclass(frozen=True, slots=True)
 class BranchOrigin:
-    """Origin of a branch: the handle of the session, or of the branch, that it was made from.
+    """Origin of a branch: the handle of the session or branch from which it was made.
 
-    `folder` is the branch's own, relative to the workspace. `worked` are the cells of the family's
-    root whose effects the branch began with.
+    `folder` is the branch's own folder, relative to the workspace. `worked` are the cells of the
+    family's root whose effects the branch had at its start.
     """
 
     handle: str
@@ -46,7 +46,7 @@ class BranchOrigin:
 
 
 class FamilyMember(Protocol):
-    """A session, as far as branches concern it."""
+    """The part of a session that this module uses."""
 
     handle: str
     origin: BranchOrigin | None
@@ -72,9 +72,9 @@ S = TypeVar("S", bound=FamilyMember)
 class Family(Generic[S]):
     """A session and its branches, which have one sandbox, working folder and memory limit.
 
-    Quotas count them as one session, and `last_used` is that of any of them. `root` is the session
-    that keeps its handle and outlives the server, None once it has ended. `adopting` is True while
-    a branch is being adopted.
+    Quotas count them as one session. `last_used` is the time of the last use of any of them, in
+    seconds. `root` is the session from which the branches were made, None once it has ended. It
+    alone can outlive the server. `adopting` is True while a branch is being adopted.
     """
 
     last_used: float
@@ -84,9 +84,9 @@ class Family(Generic[S]):
     adopting: bool = False
 
     def leave(self, session: S) -> list[S]:
-        """Remove a session that has ended, and return those whose files are no longer needed.
+        """Remove a session that has ended, and return sessions whose files are no longer needed.
 
-        These are all members once the last has ended, and none before.
+        The result is empty until the last member has ended. Then it is all former members.
         """
         self.members.remove(session)
         self.ended.append(session)
@@ -105,7 +105,7 @@ async def begin(
 ) -> list[tuple[BranchStart, BranchOrigin]]:
     """Start kernels that continue from a session's current state, one for each handle.
 
-    Raises BranchError, LaunchError, or SessionNotFound; none of these kernels is left then.
+    Raises BranchError, LaunchError or SessionNotFound, and ends the kernels that it had started.
     """
     idle(session, "branch")
     with session.needed():
@@ -118,7 +118,7 @@ async def begin(
 async def _begin(
     session: FamilyMember, handles: Sequence[str]
 ) -> list[tuple[BranchStart, BranchOrigin]]:
-    """Do the work of `begin`; the caller holds the turn."""
+    """Do the work of `begin`; the caller holds the lock `turn`."""
     lifecycle = session.lifecycle
     kernel = await lifecycle.ensure()
     woken = _Woken()
@@ -147,7 +147,7 @@ async def _begin(
 
 
 class _Woken:
-    """Kernels of branches, which are started side by side."""
+    """Kernels of branches, which are started concurrently."""
 
     def __init__(self) -> None:
         self.found: dict[str, BranchStart] = {}
@@ -171,7 +171,7 @@ class _Woken:
 
 
 async def adopt(branch: FamilyMember, root: FamilyMember, origin: BranchOrigin) -> list[int]:
-    """Replace the kernel of `root` by that of a branch, and return the cells that this undoes.
+    """Replace the kernel of `root` by that of a branch, and return the cells that are thus undone.
 
     Raises BranchError, LaunchError.
     """
@@ -185,7 +185,7 @@ async def adopt(branch: FamilyMember, root: FamilyMember, origin: BranchOrigin) 
 
 
 async def _adopt(branch: FamilyMember, root: FamilyMember, origin: BranchOrigin) -> list[int]:
-    """Do the work of `adopt`; the caller holds both turns."""
+    """Do the work of `adopt`; the caller holds the lock `turn` of both sessions."""
     kernel = await branch.lifecycle.ensure() if branch.lifecycle.holds else None
     if kernel is None or not branch.lifecycle.used:
         raise BranchError(
@@ -203,7 +203,7 @@ async def _adopt(branch: FamilyMember, root: FamilyMember, origin: BranchOrigin)
 def idle(session: FamilyMember, what: str) -> None:
     """Raise BranchError for a session in which a cell or an install is under way.
 
-    `what` is the tool that the text names.
+    `what` is the name of the tool, for the error text.
     """
     if session.state == "busy":
         raise BranchError(

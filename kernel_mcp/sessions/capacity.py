@@ -1,7 +1,8 @@
-"""How many more kernels the limits of the server's own process allow.
+"""The number of further kernels that the limits of the server's own process allow.
 
-Measured on Linux 6.x, per kernel: 10 descriptors when forked, 12 when started cold, one more while
-its output goes to a file; 4 processes and threads, sandbox included. A test repeats it.
+Measured on Linux 6.x, per kernel: 10 descriptors when forked, 12 when started cold, and one more
+while its output goes to a file. Processes and threads: 4, sandbox included. A test repeats this
+measurement.
 """
 
 from __future__ import annotations
@@ -25,9 +26,10 @@ SPARE_TASKS = 8
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """One limit: `used()` of `most` are taken, a kernel takes `each`, `spare` stay free.
+    """One limit of `most` units, of which `used()` are in use.
 
-    `name` is the operator's term for the limit, `remedy` what to change.
+    A kernel requires `each` units, and `spare` units stay free. `name` is the operator's term for
+    the limit, `remedy` the advice on how to raise it.
     """
 
     name: str
@@ -39,7 +41,7 @@ class Bound:
     remedy: str
 
     def kernels(self) -> int:
-        """Return how many kernels still fit; below 0 if even `spare` is partly used."""
+        """Return the number of kernels that still fit; negative if `spare` units are in use."""
         return (self.most - self.used() - self.spare) // self.each
 
     def __str__(self) -> str:
@@ -50,25 +52,25 @@ class Bound:
 
 
 class Capacity:
-    """The server's limits together; none where `bounds` is empty."""
+    """All limits of the server's process; without `bounds` nothing is limited."""
 
     def __init__(self, bounds: Iterable[Bound] = ()) -> None:
         self._bounds = tuple(bounds)
 
     @classmethod
     def of_this_process(cls) -> Capacity:
-        """Return the limits by RLIMIT_NOFILE, RLIMIT_NPROC and the pids controllers."""
+        """Return the limits from RLIMIT_NOFILE, RLIMIT_NPROC and the pids controllers."""
         return cls([*_descriptors(), *_processes(), *_groups()])
 
     def shortage(self, kernels: int) -> str:
-        """Return why `kernels` more do not fit, with the remedy; empty where they do."""
+        """Return the reason why `kernels` more do not fit, with the remedy; empty if they fit."""
         fits, tight = self._tightest()
         if tight is None or fits >= kernels:
             return ""
         return f"{tight}. For more sessions {tight.remedy}"
 
     def kernels(self) -> int | None:
-        """Return how many kernels still fit; None where nothing limits them."""
+        """Return the number of kernels that still fit; None without a limit."""
         fits, tight = self._tightest()
         return None if tight is None else max(0, fits)
 
@@ -96,7 +98,7 @@ def _open_files() -> int:
 
 
 def _processes() -> Sequence[Bound]:
-    """Return the bound by RLIMIT_NPROC; none for root, to whom it does not apply."""
+    """Return the bound from RLIMIT_NPROC; empty for root, to which it does not apply."""
     most, _ = resource.getrlimit(resource.RLIMIT_NPROC)
     if most == resource.RLIM_INFINITY or os.geteuid() == 0:
         return ()
@@ -133,7 +135,7 @@ def _tasks(status: str, uid: int) -> int:
 
 
 def _groups() -> Sequence[Bound]:
-    """Return the bounds by `pids.max` of the server's control group and those above it."""
+    """Return the bounds from `pids.max` of the server's control group and of its ancestors."""
     found = []
     for tree in find_hierarchies():
         if "pids" in tree.controllers:
@@ -154,7 +156,7 @@ def _group(folder: Path, most: int) -> Bound:
 
 
 def _number(path: Path) -> int | None:
-    """Return the number in a file; None for `max` and where there is no such file."""
+    """Return the number in a file; None for `max` or a missing file."""
     try:
         return int(path.read_text())
     except (OSError, ValueError):

@@ -34,7 +34,7 @@ class Status(str, Enum):
 
 
 class Phase(str, Enum):
-    """Phases of a cell; one that has ended keeps the phase in which it ended."""
+    """The phase of a cell. After its end a cell keeps the last phase."""
 
     QUEUE = "queue"
     START = "start"
@@ -42,13 +42,13 @@ class Phase(str, Enum):
     CHECK = "check"
     """Syntax and policy are checked; a cell that ended here was refused."""
     INSTALL = "install"
-    """Packages that it needs are being added."""
+    """Packages that its code requests are being installed."""
     RUN = "run"
-    """Its code was handed to the kernel."""
+    """Its code was sent to the kernel."""
 
 
 class Ahead(str, Enum):
-    """Why a checkpoint is wanted before a cell."""
+    """The reason for a checkpoint before a cell."""
 
     NO = "no"
     LONG = "long"
@@ -57,7 +57,7 @@ class Ahead(str, Enum):
 
 
 class StopReason(str, Enum):
-    """Why the server stops a running cell."""
+    """The reason for which the server stops a running cell."""
 
     TIMEOUT = "timeout"
     CPU = "cpu"
@@ -70,16 +70,16 @@ class StopReason(str, Enum):
 
 
 AT_ONCE = (StopReason.RESET, StopReason.CLOSE)
-"""Reasons without a grace period; they replace any other reason."""
+"""Reasons without a grace period. They replace any other reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class CellOutcome:
-    """How a cell ended.
+    """The outcome of a cell.
 
-    `state_kept` is False when variables of this or earlier cells were lost; `cause` is the reason,
-    None without one. `exit_code` is what a shell shows of a program that ends so, 128 and more for
-    a signal; None when none of the code has run.
+    `state_kept` is False if variables of this or earlier cells were lost. `cause` is the reason of
+    the outcome, None without one. `exit_code` is that of a shell: 0, 1 for an exception, or 128
+    plus a signal number. It is None if none of the code has run.
     """
 
     status: Status
@@ -89,7 +89,7 @@ class CellOutcome:
 
 
 PERSON = "person"
-"""The author of cells that come through the endpoint of a session, not from its agent."""
+"""The author of cells that are submitted through a session's endpoint, not by its agent."""
 
 
 class Watcher(Protocol):
@@ -99,28 +99,35 @@ class Watcher(Protocol):
         """Note that a cell has begun to run."""
 
     def shown(self, cell: Cell, event: Event) -> None:
-        """Note an output of a cell, which may have ended already."""
+        """Note an output of a cell, possibly after its end."""
 
     def ended(self, cell: Cell) -> None:
-        """Note that a cell has ended; one that was withdrawn from the queue never began."""
+        """Note that a cell has ended, possibly without a call of `begun`."""
 
 
 class Cell:
-    """One cell of a session. Times are seconds of the session's clock; `timeout_s` 0 is none.
+    """One cell of a session. Times are seconds of the session's clock.
 
-    `since` is the number of the last notice when the cell was submitted. `before` are the losses it
-    ran after, `unsaid` those of them in no delivered answer, `own` is the loss it caused. `told`
-    says that an answer about its end was delivered, `reported` how much output such answers had.
-    `calls` wait for it, `called` says that one has, `telling` that an answer about its end is on
-    its way, and `abandoned` that its call was cancelled.
-    `state_as_of` is the last cell whose work the variables held when it ended, or began.
-    `ahead` says whether a checkpoint is wanted before it, `back` where the session went back to
-    when it was killed.
-    `missing` is what it wanted and was not there, as `policy.missing` names it.
-    `origin` is the request that it came with, `who` the principal that sent it. `author` is empty
-    for the agent; a cell of another author is `told` from the first, as no answer is about it.
-    `recorded` is the code as it is written to disk, with masks over hidden values.
-    `plain` is the code without the installations it began with, `installed` what came of those.
+    recorded      the code as written to disk, with hidden values masked
+    plain         the code for the kernel, without installation lines that the server carried out
+    installed     the result of those installations, as text
+    author        empty for the agent; no answer reports the end of other authors' cells
+    timeout_s     time limit; 0 for none
+    since         number of the session's last notice when the cell was submitted
+    before        notices of losses from before it began
+    unsaid        the notices of `before` that no delivered answer has reported
+    own           notice of the loss that it caused
+    end_reported  True if a delivered answer has reported its end, or none will
+    reported      position in the output up to which delivered answers have reported it
+    calls         number of calls that wait for it
+    called        True if a call has ever waited for it
+    telling       True while an answer that reports its end is being delivered
+    abandoned     True if its call was cancelled
+    state_as_of   last cell whose effects the variables had at its end; until then, at its start
+    ahead         reason for a checkpoint before it
+    back          text on the state that was restored after its kernel was killed; empty for none
+    missing       module or magic that was not available, as named by `policy.missing`
+    origin, who   the request that submitted it, and the principal of that
     """
 
     def __init__(
@@ -143,7 +150,7 @@ class Cell:
         self.timeout_s = timeout_s
         self.log = log
         self.started: float | None = None
-        """When it became the running one; see `begin`."""
+        """Time of `begin`; None before."""
         self.duration_s = 0.0
         self.outcome: CellOutcome | None = None
         self.phase = Phase.QUEUE
@@ -165,7 +172,7 @@ class Cell:
         self.stop_reason: StopReason | None = None
         self.missing = ""
         self.removed: tuple[int, list[str]] = (0, [])
-        """Count of variables removed other than by a `del` of them, and the first names."""
+        """Number of variables removed without a `del` that names them, and the first names."""
         self.ahead = Ahead.NO
         self.back = ""
         self.origin = NOWHERE
@@ -193,7 +200,7 @@ class Cell:
 
     @property
     def execution_count(self) -> int | None:
-        """Its number if the kernel was given the code, else None."""
+        """The number of the cell if its code was sent to the kernel, else None."""
         return self.number if self.numbered else None
 
     def begin(self, now: float) -> None:
@@ -216,13 +223,13 @@ class Cell:
         self._note_change()
 
     def fail(self, error: Exception, now: float) -> None:
-        """Record that `error` kept the cell from running; it is an output of the cell."""
+        """End the cell with `error`, which prevented its run, as its output."""
         self.error = error
         self._add(Failure(type(error).__name__, str(error), ()))
         self.finish(CellOutcome(Status.ERROR, cause=str(error)), now)
 
     def stop(self, reason: StopReason) -> None:
-        """Cancel the scope of `watch_stop`; only the first reason and one `AT_ONCE` count."""
+        """Cancel the scope of `watch_stop`. Only a reason in `AT_ONCE` replaces an earlier one."""
         if self.stop_reason is None or (reason in AT_ONCE and self.stop_reason not in AT_ONCE):
             self.stop_reason = reason
             if self._scope is not None:
@@ -231,7 +238,7 @@ class Cell:
     def watch_stop(self, scope: anyio.CancelScope | None, known: StopReason | None = None) -> None:
         """Set the scope that `stop` cancels; None unsets it.
 
-        It is cancelled at once if the cell has a stop reason other than `known`.
+        The scope is cancelled at once if the cell already has a stop reason other than `known`.
         """
         self._scope = scope
         if scope is not None and self.stop_reason is not known:
@@ -257,20 +264,20 @@ class Cell:
             each.shown(self, event)
 
     def notice(self, text: str) -> None:
-        """Add a remark of the server to this cell's answer."""
+        """Add a remark of the server to the next answer about this cell."""
         self.notices.append(text)
         self._note_change()
 
     def run_after(self, losses: list[Notice]) -> None:
-        """Report losses from before this cell began in the answers about it."""
+        """Store losses from before this cell began, for the answers about it."""
         self.before = losses
         self.unsaid = list(losses)
         self._note_change()
 
     def delivered(self, *, ended: bool, to: Position, notices: int, said: Sequence[Notice]) -> None:
-        """Record a delivered answer: its output went up to `to`, and it had so many `notices`.
+        """Record a delivered answer, which had output up to `to` and the first `notices` notices.
 
-        `ended` says whether it reported the end of the cell, `said` which losses it reported.
+        `ended` is True if it reported the end of the cell. `said` are the losses that it reported.
         """
         self.end_reported = self.end_reported or ended
         self.abandoned = self.abandoned and not ended
@@ -280,12 +287,12 @@ class Cell:
 
     @property
     def losses(self) -> list[Loss]:
-        """Losses from before the cell, and the one that it caused."""
+        """Losses from before the cell, then the loss that it caused."""
         found = [*self.before, *([self.own] if self.own is not None else [])]
         return [notice.loss for notice in found if notice.loss is not None]
 
     async def step(self, text: str) -> None:
-        """Add a line of progress from before the cell runs."""
+        """Add a line on the progress of what precedes the run."""
         self.steps.append(text)
         self._note_change()
 
@@ -308,8 +315,8 @@ class Cell:
     def meta(self, session: str, *, omitted: int, outputs: list[str]) -> dict[str, Any]:
         """Return the outcome under `kernel-mcp/cell`; `duration_s` in seconds, 0 until its end.
 
-        `lost` names lost variables, `lost_omitted` counts further ones. `execution_count` is the
-        number again where the kernel has got the code.
+        `lost` names lost variables, `lost_omitted` counts further ones. `execution_count` equals
+        `cell` if the code was sent to the kernel, else None.
         """
         outcome = self.outcome or CellOutcome(self.status)
         losses = self.losses
@@ -334,11 +341,11 @@ class Cell:
 
 SHOWN_ENDS = 5
 SHOWN_CHARS = 80
-"""Characters shown of the first line of a cell that a person ran."""
+"""Maximum characters of the first line of a person's cell that a notice shows."""
 
 
 class News:
-    """Reports cells that ended after their calls had returned, in one notice for all."""
+    """Reports cells that ended after their calls had returned, all in a single notice."""
 
     def __init__(self, notifications: NotificationQueue) -> None:
         self._notifications = notifications
@@ -346,7 +353,7 @@ class News:
         self._notice: Notice | None = None
 
     def ended(self, cell: Cell) -> None:
-        """Report the end of `cell`, unless a call or the notice of a loss that it caused does."""
+        """Report the end of `cell`, unless a call or the notice of its own loss reports it."""
         elsewhere = cell.calls or cell.telling or not cell.called or cell.own is not None
         known = cell.end_reported and not cell.abandoned
         if cell.finished.is_set() and not (elsewhere or known):
@@ -361,7 +368,7 @@ class News:
         self._tell({**self._unreported(), cell.number: end})
 
     def retract(self, cell: Cell) -> None:
-        """Withdraw the report of `cell`, whose end another answer reports."""
+        """Withdraw the report of `cell`, because an answer about the cell reports its end."""
         if cell.number in (ends := self._unreported()):
             self._tell({number: end for number, end in ends.items() if number != cell.number})
 
@@ -389,8 +396,8 @@ CHARS = 2000
 async def narrate(cell: Cell, report: ProgressCallback, clock: Callable[[], float]) -> None:
     """Report steps and new output until the cell ends, at most once every `EVERY_S` seconds.
 
-    After `BEAT_S` seconds of silence, which is when clients begin to lose patience, the report is
-    how long the cell has been running; `clock` is the session's.
+    After `BEAT_S` seconds without a change the report is the time that the cell has been running,
+    so that clients do not time out. `clock` is the session's.
     """
     began = clock()
     told = cell.reported

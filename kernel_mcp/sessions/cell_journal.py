@@ -1,7 +1,7 @@
-"""The cell journal: cells since the last save, in mapped memory that outlives a killed server.
+"""The cell journal: cells since the last save, in a mapped file that survives a killed server.
 
-A line is the checksum of a JSON list, followed by the list: number and code of a cell. An empty
-line follows, so that a damaged end does not join two lines.
+A line is a checksum, followed by a JSON list of the number and code of a cell. An empty line
+follows, so that damage to a line end does not join two lines.
 """
 
 from __future__ import annotations
@@ -16,24 +16,25 @@ from kernel_mcp.linux.pipes import checksum
 
 JOURNAL_BYTES = 256 * KIB
 MOST_CODE_CHARS = 20_000
-"""Characters that are written of the code of one cell."""
+"""Maximum characters of one cell's code that are written."""
 NUMBERS_BYTES = 64 * KIB
-"""Bytes reserved for the numbers of cells whose code has no room: some 2,000."""
+"""Bytes reserved for some 2,000 cells without code, once there is no room for code."""
 LEAST_CHARS = 9
-"""A shorter line is the damaged end of another: a whole one has a checksum, a blank and a list."""
+"""Characters below which a line is a fragment of another: complete lines have a checksum, a blank
+and a list."""
 _NO_ROOM = "# not kept"
 DAMAGED = "# damaged on the disk"
 
 
 class CellJournal:
-    """The journal of one session, in memory that is mapped to a file."""
+    """The journal of one session, in a memory-mapped file."""
 
     def __init__(self, path: Path) -> None:
-        """Open or create the file, whose content stays until `forget`. Raises OSError."""
+        """Open the file, or create it; existing lines stay until `forget`. Raises OSError."""
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
         fd = os.open(path, flags, 0o600)
         try:
-            os.posix_fallocate(fd, 0, JOURNAL_BYTES)  # a page without room on the disk is a SIGBUS
+            os.posix_fallocate(fd, 0, JOURNAL_BYTES)  # else a full disk raises SIGBUS on a write
             self._memory = mmap.mmap(fd, JOURNAL_BYTES)
         finally:
             os.close(fd)
@@ -41,7 +42,7 @@ class CellJournal:
         self._end = len(self._memory[:].rstrip(b"\0"))
 
     def add(self, number: int, code: str) -> None:
-        """Add a cell that begins."""
+        """Add a cell that is about to run."""
         cell = _line(number, code[:MOST_CODE_CHARS])
         if self._end + len(cell) > JOURNAL_BYTES - NUMBERS_BYTES:
             cell = _line(number, _NO_ROOM)
@@ -66,8 +67,8 @@ class CellJournal:
 def read_journal(path: Path, after: int = 0) -> dict[int, str]:
     """Return the code of cells in a journal by their numbers. Raises OSError.
 
-    `after` is the last cell of the save. A damaged line counts as the cell that follows the one
-    before, with `DAMAGED` as code.
+    `after` is the last cell of the save. A damaged line is read as the next cell in number, with
+    `DAMAGED` as code.
     """
     try:
         data = path.read_bytes().rstrip(b"\0")
@@ -100,7 +101,7 @@ def _line(number: int, code: str) -> bytes:
 
 
 def _read(line: bytes) -> tuple[int, str] | None:
-    """Return the cell of a line; None for a damaged one. Format 1 has no checksums."""
+    """Return the cell of a line; None for a damaged line. Lines of format 1 have no checksums."""
     given, _, text = line.partition(b" ")
     if line[:1] == b"[":
         text = line

@@ -1,8 +1,7 @@
 """Checks code before it runs: short code in a thread, longer code in a process.
 
-The parser holds Python's global lock, so the event loop stands still while it works: 40 ms for
-100 KB of usual code, 240 ms for 100 KB of lines of one letter. Python 3.10 crashes on an expression
-with some 100,000 operators.
+The parser holds the GIL, which blocks the event loop: 40 ms for 100 KB of usual code, 240 ms for
+100 KB of lines of one letter. Python 3.10 crashes on an expression with some 100,000 operators.
 """
 
 from __future__ import annotations
@@ -27,14 +26,15 @@ from kernel_mcp.policy.source import MAX_CODE, Source
 from kernel_mcp.policy.worker import report_of, request
 
 LONG_CODE_CHARS = 16_000
-"""Longer code is checked in a process, which takes some 0.1 s to start.
+"""Code of more characters is checked in a process, which starts in some 0.1 s.
 
-The parser takes at most 40 ms for this length, and no version of Python crashes on it.
+The parser needs at most 40 ms for this length, and no version of Python crashes on it.
 """
 MOST_PROCESSES = 2
-"""Number of checks in processes at a time; each may take 1 GiB and 20 s of processor time."""
+"""Maximum number of concurrent checks in processes. Each may use 1 GiB and 20 s of processor
+time."""
 _TOO_DEEP = (-signal.SIGSEGV, -signal.SIGBUS, -signal.SIGABRT, -signal.SIGXCPU)
-"""Exit codes where code was too deep for the stack, or used up the processor time."""
+"""Exit codes for code that overflows the stack or exceeds the limit of processor time."""
 
 logger = logging.getLogger(__name__)
 
@@ -65,7 +65,7 @@ class Checks:
             "python": python,
             "compiled": compiled,
         }
-        if not LONG_CODE_CHARS < len(code) <= MAX_CODE:  # no more is parsed
+        if not LONG_CODE_CHARS < len(code) <= MAX_CODE:  # longer code is refused unparsed
             return await run_in_thread(partial(check, code, policy, **wishes))
         async with self._processes:
             return await _check_in_process(code, policy, wishes)

@@ -1,7 +1,8 @@
-"""Checkpoints of a session's kernel: when they are made, which are kept, and which is restored.
+"""Checkpoints of a session's kernel: when to make one, which to keep, and which to restore.
 
 A checkpoint is a forked copy. It costs the time of the fork, and afterwards one page fault for each
-page that either process changes. Both together stay below 5 % of the work that they protect.
+page that either process changes. A checkpoint is made when its cost is below 5 % of the work that
+it protects, or below `TRIFLE_S`.
 """
 
 from __future__ import annotations
@@ -31,52 +32,53 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 LEAST_WORK_S = 1.0
-"""Seconds of work that are worth a copy."""
+"""Minimum seconds of work since the last copy, for another one right after a cell."""
 PART = 20
-"""Work that a copy has to protect, as a multiple of its cost."""
+"""Minimum work that a copy protects, as a multiple of its cost."""
 FAULT_S = 3e-6
 """Seconds to copy one page on write, measured in a virtual machine; less on real hardware."""
 TRIFLE_S = 0.025
-"""Cost in seconds up to which a copy is made in any pause."""
+"""Cost in seconds up to which a copy is made in every pause, however little it protects."""
 SMALL = 256 * 1024 * 1024
-"""Resident bytes of a kernel whose first fork takes at most `TRIFLE_S`: 512 MiB in small pages take
-21 ms, measured."""
+"""Resident bytes up to which a kernel's first fork is expected to take at most `TRIFLE_S`. For 512
+MiB in small pages 21 ms were measured."""
 PAUSE_S = 1.0
 """Seconds without a cell after which a changed kernel is copied."""
 PACE_S = 0.04
-"""Seconds between copies of sessions whose pauses begin together: a fork and the page faults after
-it take some 20 ms of a processor."""
+"""Seconds between copies of sessions whose pauses begin at the same time. A fork and the page
+faults after it use some 20 ms of processor time."""
 IDLE_S = 600.0
-"""Seconds without a cell after which copies are given up."""
+"""Seconds without a cell after which copies are dropped."""
 RESTING = 2
-"""Least number of idle sessions that keep copies which are cheap to make again."""
+"""Minimum number of idle sessions that keep copies which are cheap to make again."""
 RESTING_MEMORY = 1 / 16
 """Fraction of the machine's free memory that the copies of further idle sessions may hold."""
 RESTING_BYTES = 16 * 1024 * 1024
-"""Estimated bytes of one such copy: more than it usually holds."""
+"""Estimated bytes of one such copy, more than usual."""
 CROWD = 8
-"""Sessions that run cells, per processor, above which copies wait."""
+"""Number of sessions that run cells, per processor, above which no copies are made."""
 MOST = 3
+"""Maximum number of copies of one session."""
 SHARED = 0.8
-"""Fraction of its memory that an older copy has to share, or it is given up."""
+"""Fraction of its memory that an older copy must share; below it the copy is dropped."""
 MEMORY = 0.5
-"""Fraction of the machine's free memory that a copy may come to hold."""
+"""Maximum size of a kernel that is copied, as a fraction of the machine's free memory."""
 PROCESSORS = os.cpu_count() or 1
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
 def most_idle() -> int:
-    """Return how many idle sessions may keep copies that are cheap to make again."""
+    """Return the number of idle sessions that may keep copies which are cheap to make again."""
     with suppress(OSError):
         return max(RESTING, int(available_memory() * RESTING_MEMORY) // RESTING_BYTES)
     return RESTING
 
 
 class IdleCheckpoints:
-    """Idle sessions that have copies: only those used last keep theirs.
+    """Limits the copies of idle sessions: only the most recently used sessions keep theirs.
 
-    A waiting copy takes some 3 MB, a tenth of a small kernel or more: both processes write to
-    memory that they shared, if only to count references.
+    A suspended copy costs some 3 MB, a tenth of a small kernel or more. Both processes write to
+    pages that they shared, if only to count references.
     """
 
     def __init__(
@@ -84,7 +86,10 @@ class IdleCheckpoints:
         most: Callable[[], int] = most_idle,
         busy: Callable[[], float] = lambda: 0.0,
     ) -> None:
-        """`most` returns how many may keep copies, `busy` how many run cells per processor."""
+        """`most` returns how many sessions may keep copies.
+
+        `busy` returns the number of sessions that run cells, per processor.
+        """
         self._busy = busy
         self._most = most
         self._turns = anyio.Semaphore(PROCESSORS)
@@ -96,12 +101,12 @@ class IdleCheckpoints:
 
     @property
     def crowded(self) -> bool:
-        """True if more than `CROWD` sessions per processor run cells: copies have to wait."""
+        """True if more than `CROWD` sessions per processor run cells: no copies are made then."""
         return self._busy() > CROWD
 
     @property
     def part(self) -> float:
-        """Fraction of a processor that each running cell has, up to 1."""
+        """Estimated fraction of a processor for each running cell, at most 1."""
         return 1 / max(1.0, self._busy())
 
     def worked(self, session: Checkpoints) -> None:
@@ -110,17 +115,17 @@ class IdleCheckpoints:
         self._used.move_to_end(session)
 
     def forget(self, session: Checkpoints) -> None:
-        """Remove a session that has no kernel any more."""
+        """Remove a session that no longer has a kernel."""
         self._used.pop(session, None)
 
     def keeps(self, session: Checkpoints) -> bool:
-        """Return True if a session is among those used last, which keep their copies."""
+        """Return True if a session is among the most recently used, which keep their copies."""
         return any(each is session for each in islice(reversed(self._used), self._most()))
 
     def pause_s(self, session: Checkpoints) -> float:
-        """Return idle seconds before a session may ask `at_once`.
+        """Return the idle seconds before a session may try `at_once`.
 
-        Sessions that were refused retry one at a time, `PACE_S` apart.
+        Refused sessions retry one at a time, `PACE_S` apart.
         """
         if session not in self._refused or self.crowded:
             return PAUSE_S
@@ -130,7 +135,7 @@ class IdleCheckpoints:
     def at_once(self, session: Checkpoints) -> Iterator[bool]:
         """Yield True if a copy may be made in this pause.
 
-        Yields False while `crowded`, or while a copy per processor is being made already.
+        Yields False if `crowded`, or if one copy per processor is already being made.
         """
         free = not self.crowded
         if free:
@@ -150,9 +155,9 @@ class IdleCheckpoints:
 
     @asynccontextmanager
     async def turn(self) -> AsyncIterator[bool]:
-        """Wait for a turn to make a copy before a cell; one per processor is made at a time.
+        """Wait until a copy may be made before a cell; one per processor is made at a time.
 
-        Yields False instead where it is `crowded` then, or becomes so during the wait.
+        Yields True then, but False if it is `crowded` or becomes so during the wait.
         """
         with anyio.CancelScope() as waiting:
             self._waiting.add(waiting)
@@ -169,7 +174,7 @@ class IdleCheckpoints:
             self._turns.release()
 
     def add(self, session: Checkpoints, give_up: Callable[[], None]) -> None:
-        """Add a session that became idle; `give_up` is called once too many were added later."""
+        """Add a session that became idle; `give_up` is called if later ones exceed the limit."""
         self._known.pop(session, None)
         self._known[session] = give_up
         most = self._most()
@@ -177,7 +182,7 @@ class IdleCheckpoints:
             self._known.popitem(last=False)[1]()
 
     def remove(self, session: Checkpoints) -> None:
-        """Remove a session that is used again or has no copies; it may end waits for a `turn`."""
+        """Remove a session that is used again or has no copies; if `crowded`, end all waits."""
         self._known.pop(session, None)
         self._refused.discard(session)
         if self._waiting and self.crowded:
@@ -186,7 +191,7 @@ class IdleCheckpoints:
 
 
 class Checkpoints:
-    """The copies of one session's kernel, each with the last cell whose effects it holds."""
+    """The copies of one session's kernel, each with the last cell whose effects it has."""
 
     def __init__(
         self,
@@ -198,8 +203,8 @@ class Checkpoints:
     ) -> None:
         """`mode` is that of `--checkpoints`, `clock` returns seconds, `news` adds a notice.
 
-        `saved` returns True if the variables are saved in the background too. `idle_checkpoints` is
-        shared by all sessions of the principal.
+        `saved` returns True if the variables are also saved in the background. `idle_checkpoints`
+        is shared by all sessions of the principal.
         """
         self._mode = mode
         self._clock = clock
@@ -216,13 +221,13 @@ class Checkpoints:
         self._useless: Kernel | None = None
 
     def worked(self, seconds: float) -> None:
-        """Note that a cell has run for so long, perhaps with a fraction of a processor."""
+        """Note that a cell has run for `seconds`, which count by its fraction of a processor."""
         self._work_s += seconds * self._idle_checkpoints.part
         self._stale = True
         self._idle_checkpoints.worked(self)
 
     def pause_s(self, kernel: Kernel | None) -> float | None:
-        """Return seconds without a cell after which `pause` is to be called; None for never."""
+        """Return the seconds without a cell after which to call `pause`; None for never."""
         if kernel is None or kernel.exit is not None or self._mode == "off":
             return None
         possible = kernel.handle.sandbox_group is not None and kernel is not self._useless
@@ -231,9 +236,10 @@ class Checkpoints:
         return IDLE_S if self._as_of else None
 
     async def pause(self, kernel: Kernel, as_of: int) -> None:
-        """Make a copy while no cell runs, if that is cheap or protects much; or give copies up.
+        """Make a copy while no cell runs, if it is cheap or protects enough work; or drop copies.
 
-        They are given up where nothing has changed, or others were used after this session.
+        Copies are dropped if nothing has changed since the last one. They are also dropped if they
+        are cheap to make again and too many sessions were used after this one.
         """
         if not self._stale:
             self._give_up(kernel)
@@ -245,7 +251,7 @@ class Checkpoints:
             return
         with self._idle_checkpoints.at_once(self) as free:
             if not free:
-                return  # the next pause may be better
+                return  # try again in the next pause
             cost_s = await self._cost_s()
             if cost_s <= TRIFLE_S or self._work_s > PART * cost_s:
                 await self.take(kernel, as_of)
@@ -254,7 +260,7 @@ class Checkpoints:
             self._idle_checkpoints.add(self, partial(self._give_up, kernel))
 
     def stir(self) -> None:
-        """Note that the session is used: its copies are not given up for other sessions."""
+        """Note that the session is used: its copies are not dropped for other sessions."""
         self._idle_checkpoints.remove(self)
 
     async def after(self, kernel: Kernel, as_of: int) -> None:
@@ -273,26 +279,26 @@ class Checkpoints:
 
     @property
     def owed(self) -> bool:
-        """True if a cheap copy was given up and is to be made again before the next cell."""
+        """True if a cheap copy was dropped and is due again before the next cell."""
         return self._given_up and not self._idle_checkpoints.crowded
 
     async def pay(self, kernel: Kernel, as_of: int) -> None:
-        """Make the copy that is `owed`, unless it is crowded before its turn comes."""
+        """Make the copy that is `owed`, unless sessions become crowded during the wait."""
         async with self._idle_checkpoints.turn() as free:
             if free:
                 await self.take(kernel, as_of)
 
     async def asked(self, kernel: Kernel, as_of: int) -> None:
-        """Make a copy because the agent wants one. Raises LaunchError."""
+        """Make a copy that the agent has requested. Raises LaunchError."""
         await self.take(kernel, as_of, asked=True)
 
     async def take(
         self, kernel: Kernel, as_of: int, *, asked: bool = False, hurry: bool = False
     ) -> Checkpoint | None:
-        """Make a copy and return it; None where none can be made.
+        """Make a copy and return it; None if none can be made.
 
-        Objects that prevent it are named in a notice, each once. In a `hurry` the memory of older
-        copies is not measured. Raises LaunchError instead of returning None if it was `asked` for.
+        Objects that prevent it are named in a notice, each once. With `hurry` the memory of older
+        copies is not measured. With `asked` LaunchError is raised instead of returning None.
         """
         if not asked and (self._mode == "off" or kernel is self._useless):
             return None
@@ -322,7 +328,7 @@ class Checkpoints:
         return made
 
     def at(self, as_of: int) -> Checkpoint | None:
-        """Return the newest usable copy that holds no effects of cells after `as_of`, or None."""
+        """Return the newest usable copy without effects of cells after `as_of`; None for none."""
         found = [each for each, cell in self._as_of.items() if each.usable and cell <= as_of]
         return found[-1] if found else None
 
@@ -334,7 +340,7 @@ class Checkpoints:
     def words(self, kernel: Kernel | None) -> str:
         """Return, for `info`, the mode and the cells after which copies were made.
 
-        Where none can be made, it is the reason.
+        If none can be made, return the reason instead.
         """
         if self._mode == "off":
             return OFF
@@ -344,7 +350,7 @@ class Checkpoints:
         return f"{self._mode}; {f'as after cell {cells}' if cells else 'none now'}"
 
     def advice(self, kernel: Kernel) -> str:
-        """Return a sentence on when checkpoints are made; empty where none can be."""
+        """Return a sentence on when checkpoints are made; empty if none can be made."""
         if self._mode == "off" or kernel.handle.sandbox_group is None:
             return ""
         return (
@@ -353,7 +359,7 @@ class Checkpoints:
         )
 
     def state_of(self, checkpoint: Checkpoint) -> int:
-        """Return the last cell whose effects a copy holds; 0 for none."""
+        """Return the last cell whose effects a copy has; 0 for none."""
         return self._as_of.get(checkpoint, 0)
 
     def share(self, checkpoint: Checkpoint, as_of: int) -> None:
@@ -371,13 +377,13 @@ class Checkpoints:
         self._work_s, self._stale = 0.0, False
 
     def drop(self, kernel: Kernel, checkpoint: Checkpoint) -> None:
-        """Give a copy up."""
+        """Drop a copy."""
         del self._as_of[checkpoint]
         if kernel.handle.sandbox_group is not None:
             kernel.handle.sandbox_group.drop(checkpoint)
 
     def drop_all(self, kernel: Kernel) -> None:
-        """Give all copies up: the session has that kernel no longer."""
+        """Drop all copies, because the session no longer has that kernel."""
         self._idle_checkpoints.forget(self)
         self._drop_copies(kernel)
 
@@ -388,7 +394,7 @@ class Checkpoints:
             self.drop(kernel, each)
 
     def _give_up(self, kernel: Kernel) -> None:
-        """Drop the copies of an idle session, except those from which a dead kernel is restored."""
+        """Drop the copies of an idle session; those of a dead kernel stay, to restore it."""
         if kernel.exit is None and self._as_of:
             self._drop_copies(kernel)
             self._given_up = self._fork_s <= TRIFLE_S
@@ -396,7 +402,7 @@ class Checkpoints:
     def _trifling(self, kernel: Kernel) -> bool:
         """Return True if a copy is cheap to make again before the next cell.
 
-        That is one whose fork takes at most `TRIFLE_S`; never in the mode `always`.
+        Its fork then takes at most `TRIFLE_S`. In the mode `always` the result is False.
         """
         if self._mode == "always":
             return False
@@ -411,9 +417,9 @@ class Checkpoints:
         return made
 
     async def _thin_out(self, kernel: Kernel, *, look: bool) -> None:
-        """Drop copies that have ended, older than `MOST`, or that share little; never the last.
+        """Drop copies that have ended, exceed `MOST`, or share too little memory; never the newest.
 
-        With `look` the shared memory is measured, which takes some 10 ms a gigabyte and copy.
+        With `look` the shared memory is measured, in some 10 ms for each gigabyte of each copy.
         """
         former = list(self._as_of)[:-1]
         for number, each in enumerate(former):
@@ -433,9 +439,9 @@ class Checkpoints:
         return False
 
     async def _cost_s(self) -> float:
-        """Return seconds that the last copy has cost: its fork and a fault per unshared page.
+        """Return the cost of the last copy in seconds: its fork and one fault per unshared page.
 
-        Without a copy now it is the last known cost, at first 0.
+        Without a usable copy, return the last known cost, initially 0.
         """
         if (last := self.newest) is not None:
             with Barrier("looking at the memory of a checkpoint"):
@@ -444,7 +450,7 @@ class Checkpoints:
         return self._cost
 
     def _tell(self, words: Sequence[str]) -> None:
-        """Add a notice of what prevents a checkpoint, once for each of `words`."""
+        """Add a notice of objects that prevent a checkpoint, once for each of `words`."""
         if news := [word for word in words if word not in self._told]:
             self._told.update(news)
             self._news(
@@ -474,16 +480,16 @@ SAVED = (
 
 
 def _resident(kernel: Kernel) -> float:
-    """Return the resident bytes of a kernel; infinite where they cannot be read."""
+    """Return the resident bytes of a kernel; infinity if they cannot be read."""
     with suppress(OSError):
         return int(Path(f"/proc/{kernel.handle.pid}/statm").read_bytes().split()[1]) * _PAGE
     return math.inf
 
 
 def _memory(pid: int) -> tuple[int, int]:
-    """Return resident bytes of a process that it does not share, and all resident bytes.
+    """Return the unshared resident bytes of a process, and all its resident bytes.
 
-    Takes some 10 ms a gigabyte.
+    This takes some 10 ms per gigabyte.
     """
     names = (b"Rss:", b"Private_Clean:", b"Private_Dirty:")
     found = memory_lines(pid, "smaps_rollup", names)

@@ -1,8 +1,9 @@
-"""One cell in a kernel: wait for its end, interrupt it, kill the kernel, probe a silent one.
+"""One cell in a kernel: wait for its end, interrupt it, kill the kernel, probe a silent kernel.
 
-Code may have replaced what takes and answers requests. But a kernel that does not answer may also
-run C code that holds the GIL. So a cell is given up only when the kernel's main thread is known to
-be idle: it says so, or it goes on taking requests, which it cannot while code blocks it.
+User code may have broken the functions that receive and answer requests. But a kernel that does not
+answer may also run C code that holds the GIL. So a cell is given up only if the kernel's main
+thread is known to be idle. Either its state reply reports that, or it still reads requests, which
+is impossible while code blocks it.
 """
 
 from __future__ import annotations
@@ -28,18 +29,18 @@ if TYPE_CHECKING:
 
 TICK_S = 0.25
 LOOK_S = 2.0
-"""Run time before the first probe of the kernel; the pauses double from there."""
+"""Seconds of run time before the first probe of the kernel; later pauses double."""
 MOST_PAUSE_S = 30.0
 ASK_S = 2.0
 AGAIN_S = 0.5
 IDLE_LOOKS = 2
-"""Probes that find the main thread waiting for requests while the cell has no answer."""
+"""Number of probes that must find the main thread idle, before a cell without reply is given up."""
 UNRESPONSIVE_LOOKS = 4
-"""Probes that find requests taken and none answered."""
+"""The same for probes that find requests read but not answered."""
 BLOCKED_LOOKS = 2
-"""Probes without an answer before the cell gets a remark."""
+"""Number of probes that find the kernel blocked, before the cell gets a notice."""
 ASLEEP_CPU_S = 0.1
-"""Processor time of a process that sleeps for `ASK_S`."""
+"""Processor seconds during `ASK_S` below which a process counts as asleep."""
 BROKEN = "the kernel's own code no longer works; call reset"
 NOT_RUN = f"this cell was not run: {BROKEN}"
 ADVICE = (
@@ -59,17 +60,17 @@ class _State(Enum):
     WORKS = auto()
     IDLE = auto()
     UNRESPONSIVE = auto()
-    """It reads requests and answers none."""
+    """The kernel reads requests and answers none."""
     BLOCKED = auto()
-    """It does neither, and uses no processor time."""
+    """The kernel does not read requests and uses no processor time."""
 
 
 async def ended(
     kernel: Kernel, run: Run, tick: Callable[[], None] | None, tell: Callable[[str], None]
 ) -> bool:
-    """Wait for the end of a cell; return False when its kernel is idle and will not answer.
+    """Wait for the end of a cell; return False if the kernel is idle but sends no reply.
 
-    Calls `tick` every `TICK_S` seconds, and `tell` with a notice when the kernel is blocked.
+    Calls `tick` every `TICK_S` seconds, and `tell` with a notice if the kernel is blocked.
     """
     pause = LOOK_S
     found: list[_State] = []
@@ -103,7 +104,7 @@ async def ended(
 async def broken(kernel: Kernel, run: Run) -> bool:
     """Return True, and mark the kernel as broken, if an empty cell fails in it too.
 
-    It is probed only when the traceback has no line of the cell of `run`.
+    The empty cell is run only if the traceback of `run` has no line of a cell.
     """
     failure = run.failure
     if failure is not None and any("Cell In[" in line for line in failure.traceback):
@@ -120,7 +121,7 @@ async def still_broken(kernel: Kernel) -> bool:
 
 
 async def _trial(kernel: Kernel, timeout: float) -> str:
-    """Run an empty cell, and return its status; "" when there is none in `timeout` seconds."""
+    """Run an empty cell and return its status; "" without a reply within `timeout` seconds."""
     content = {"code": "pass", "silent": True, "store_history": False, "allow_stdin": False}
     try:
         with kernel.asking("shell", "execute_request", content) as answer:
@@ -132,7 +133,7 @@ async def _trial(kernel: Kernel, timeout: float) -> str:
 
 
 async def _look(kernel: Kernel, run: Run) -> _State:
-    if kernel.attached:  # its processes cannot be looked at, and it knows no such request
+    if kernel.attached:  # its processes are not accessible, and it does not support the request
         return _State.WORKS
     before, heard = kernel.handle.usage(), (run.outputs, kernel.rests)
     try:
@@ -142,7 +143,7 @@ async def _look(kernel: Kernel, run: Run) -> _State:
     else:
         waits = reply.get("idle") is True and not _has_to_wait(kernel)
         return _State.IDLE if waits else _State.WORKS
-    if (run.outputs, kernel.rests) != heard:  # it sends what we show or refuse, or waits for us
+    if (run.outputs, kernel.rests) != heard:  # it sends output, or waits until output is read
         return _State.WORKS
     asleep = after.cpu_s - before.cpu_s < ASLEEP_CPU_S and not kernel.handle.stopped
     if not (asleep and before.measured and after.measured):
@@ -151,7 +152,7 @@ async def _look(kernel: Kernel, run: Run) -> _State:
 
 
 def _has_to_wait(kernel: Kernel) -> bool:
-    """Return True if the main thread waits for a processor: it may not have read the cell."""
+    """Return True if the main thread waits for a processor: it may not have read the cell yet."""
     with suppress(ProcessLookupError):
         return waits_for_machine(kernel.handle.pid)
     return False
@@ -170,20 +171,23 @@ async def _takes_requests(kernel: Kernel) -> bool:
 
 FAILED = 1
 SIGNALLED = 128
-"""Exit codes as in a shell: of a program that fails, and the base for one ended by a signal."""
+"""Exit codes as in a shell: that of a failure, and the number added to that of a signal."""
 INTERRUPT_EVERY_S = 0.5
-"""A kernel ignores an interrupt that arrives just before the cell begins, hence several."""
+"""Seconds between interrupts. Several are sent, as a kernel ignores one that arrives just before
+the cell begins."""
 DEATH_TIMEOUT_S = 5.0
 GONE = "The kernel ended before it could take this cell. Run it again."
 
 
 async def run_cell(kernel: Kernel, cell: Cell, *, grace_s: float, cpu_s: float) -> CellOutcome:
-    """Run `cell` on `kernel` and return how it ended.
+    """Run `cell` on `kernel` and return its outcome.
 
-    `cell.stop`, `timeout_s` seconds of wall-clock time or `cpu_s` seconds of processor time (0: no
-    limit) interrupt the cell; `grace_s` seconds later the kernel is killed. Raises LaunchError when
-    the kernel takes no requests, KernelGone when it ended before it took this one, WorkspaceError
-    when its disk quota is far exceeded.
+    The cell is interrupted by `cell.stop`, after `cell.timeout_s` seconds of wall-clock time, or
+    after `cpu_s` seconds of processor time; 0 means no limit. If it does not stop within `grace_s`
+    seconds, the kernel is killed.
+
+    Raises LaunchError if the kernel accepts no requests, KernelGone if it ended before it read this
+    one, and WorkspaceError if its disk quota is far exceeded.
     """
     limits = kernel.handle.limits
 
@@ -245,20 +249,20 @@ async def _hand_over(kernel: Kernel, cell: Cell) -> Run:
 
 
 _MOST_GRACE_S = {**dict.fromkeys(AT_ONCE, 0.0), StopReason.DISK: 1.0}
-"""Bounds of the grace period; a kernel that fills the disk gets one second."""
+"""Maximum grace period in seconds, by reason."""
 
 
 async def _end_or_stop(kernel: Kernel, run: Run, cell: Cell, cpu_s: float) -> StopReason | None:
-    """Wait for the end of a cell, and return why it has to be stopped.
+    """Wait for the end of a cell, and return the reason if it must be stopped.
 
-    None when it has ended, or its kernel will not answer.
+    None if it has ended, or if its kernel sends no reply.
     """
     began = kernel.handle.usage() if cpu_s else Usage()
 
     def check_cpu() -> None:
         nonlocal began
         used = kernel.handle.usage()
-        if not began.measured:  # from when the server could look first
+        if not began.measured:  # count from the first measurement that succeeds
             began = used
         elif used.cpu_s - began.cpu_s > cpu_s:
             cell.stop(StopReason.CPU)
@@ -275,10 +279,11 @@ async def _end_or_stop(kernel: Kernel, run: Run, cell: Cell, cpu_s: float) -> St
 
 
 async def stop(kernel: Kernel, run: Run, grace_s: float, cell: Cell) -> bool:
-    """Interrupt the cell for `grace_s` seconds, then kill its kernel; return True if it was.
+    """Interrupt the cell for `grace_s` seconds, then kill its kernel; return True if killed.
 
-    While it waits for a processor, the processor time of all its processes counts: it may be its
-    own processes that keep it waiting. A reset or close meanwhile kills it at once.
+    While the kernel waits for a processor, not the clock counts but the processor time of all its
+    processes: they may be the ones that keep it waiting. The wall-clock bound is `PATIENCE` times
+    as long. A reset or close ends the grace period at once.
     """
     pids = [] if kernel.attached else [kernel.handle.pid]
     left, latest = grace_s, anyio.current_time() + silence.PATIENCE * grace_s
@@ -306,7 +311,7 @@ async def stop(kernel: Kernel, run: Run, grace_s: float, cell: Cell) -> bool:
 
 
 def _used_s(kernel: Kernel) -> float:
-    """Return the processor time of all its processes; 0 while that cannot be measured."""
+    """Return the processor seconds of all processes of a kernel; 0 if not measurable."""
     with Barrier("measuring a kernel"):
         return kernel.handle.usage().cpu_s
     return 0.0
@@ -330,7 +335,11 @@ def _wish(kernel: Kernel, cell: Cell, reason: StopReason | None, cpu_s: float) -
 def _death(
     kernel: Kernel, run: Run, wish: str, reason: StopReason | None, stubborn: str
 ) -> CellOutcome:
-    """Say how the kernel ended; one that is not `stubborn` did so by itself."""
+    """Return the outcome of a cell whose kernel has ended.
+
+    `stubborn` is the text for a kernel that was killed because interrupts did not stop the cell.
+    It is empty if the kernel ended otherwise.
+    """
     cause = kernel.exit.story("the kernel") if kernel.exit else "the kernel is gone"
     if reason in AT_ONCE:
         cause = wish

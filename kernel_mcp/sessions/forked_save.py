@@ -1,6 +1,7 @@
-"""Dumps of variables by a forked child of the kernel, while cells go on: the host's half.
+"""The server's side of dumps that a forked child of the kernel writes while cells go on.
 
-As with any dump all of it is hostile: it is bounded, stored and never parsed.
+The child is hostile. Its report is bounded and checked. The dump itself is bounded and stored, but
+never parsed.
 """
 
 from __future__ import annotations
@@ -31,11 +32,11 @@ if TYPE_CHECKING:
     from kernel_mcp.kernels.kernel import Kernel
 
 SECONDS = 60.0
-"""Processor seconds of the child for all variables."""
+"""Processor seconds that the child may use for all variables."""
 PATIENCE_S = 300.0
-"""Wall-clock seconds of the whole save, for a busy machine."""
+"""Wall-clock bound of the whole save in seconds, for a busy machine."""
 FORK_S = 5.0
-"""Processor seconds of the kernel for the fork, which takes 7 ms for 6 GB of memory."""
+"""Processor seconds that the kernel may use for the fork, which takes 7 ms for 6 GB of memory."""
 READ_BYTES = 1 * MIB
 REPORT_BYTES = 4 * MIB
 _BLOCK = struct.Struct("<cQ")
@@ -44,7 +45,7 @@ _CLOSED = "the process that stored them ended too early"
 
 
 class UnfitToFork(HibernationError):
-    """The kernel must not be forked; the text says why."""
+    """Raised if the kernel must not be forked; the text is the reason."""
 
 
 class ForkedSave:
@@ -59,7 +60,7 @@ class ForkedSave:
         self._spared = {os.getpid()}
         self._kept = bytearray()
         self.last = ""
-        """The variable that the child was writing last; empty once it has written all."""
+        """The variable that the child is writing; empty once it has written all."""
         self.cpu_s = 0.0
         """Processor seconds that the child reports, at most `SECONDS`."""
         with contextlib.ExitStack() as undo:
@@ -99,10 +100,10 @@ class ForkedSave:
         hurry: bool = False,
         leave: Iterable[str] = (),
     ) -> None:
-        """Let the kernel fork the child. With `whole` it writes all variables or nothing.
+        """Fork the child, which leaves out the names in `leave`.
 
-        Names in `leave` are left out. Without `hurry` the child has the lowest priority. Raises
-        UnfitToFork, HibernationError.
+        With `whole` it writes all variables or nothing. Without `hurry` it has the lowest priority.
+        Raises UnfitToFork, HibernationError.
         """
         self._spared.add(kernel.handle.pid)
         content = {
@@ -131,9 +132,9 @@ class ForkedSave:
             raise UnfitToFork(one_line(str(unfit), 200))
 
     async def finish(self, path: Path, *, max_bytes: int) -> Dump:
-        """Write the dump that the child sends to `path`, sync it to disk, and return it.
+        """Receive the dump from the child into the file `path`, sync it to disk, and return it.
 
-        Raises HibernationError for faults of the child, OSError.
+        Raises HibernationError for a fault of the child, OSError for one of the disk.
         """
         with anyio.move_on_after(PATIENCE_S):
             report = await self._report()
@@ -147,7 +148,7 @@ class ForkedSave:
         raise HibernationError(f"it was not done within {PATIENCE_S:g} s")
 
     async def _report(self) -> Mapping[str, Any]:
-        """Read the names in progress, then the report that precedes the dump, and return that."""
+        """Read the names of variables in progress, then the report before the dump; return that."""
         names = 0
         while True:
             tag, size = await self._head()
@@ -170,7 +171,10 @@ class ForkedSave:
             return report
 
     async def _store(self, path: Path, size: int) -> str:
-        """Write the dump, and return its checksum. Raises HibernationError, OSError."""
+        """Receive the dump into a file, and return its checksum.
+
+        Raises HibernationError, OSError.
+        """
         passed = Checksum()
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
         with open(os.open(path, flags, 0o600), "wb", buffering=0) as file:
@@ -195,7 +199,7 @@ class ForkedSave:
         return found
 
     async def _receive(self) -> None:
-        """Wait for data and store it. Raises HibernationError at the end of the stream."""
+        """Receive data into the buffer. Raises HibernationError at the end of the stream."""
         while True:
             await anyio.wait_readable(self._host)
             try:
@@ -214,9 +218,9 @@ class ForkedSave:
         self._kept += data
 
     def _know(self, facts: Iterable[tuple[int, int, bytes]]) -> None:
-        """Open a pidfd of the child, and let it be killed first when memory runs out.
+        """Open a pidfd of the child, and make the child the first choice of the OOM killer.
 
-        Its pid is taken from the credentials that Linux attaches to the message.
+        Its pid comes from the SCM_CREDENTIALS that Linux attaches to the message.
         """
         for level, kind, said in facts:
             pid = 0
@@ -240,13 +244,13 @@ def _seconds(said: object) -> float:
 
 
 BYTES_PER_S = 10 * MIB
-"""Most bytes a second that saves of one session write on average."""
+"""Maximum average bytes per second that saves of one session write."""
 CPU_SHARE = 20
 """Saves of one session use at most 1 / `CPU_SHARE` of a processor on average."""
 
 
 def pause_after(size: int, cpu_s: float) -> float:
-    """Return the seconds between the starts of a save and of the next one.
+    """Return the minimum seconds between the start of a save and that of the next one.
 
     The save has written `size` bytes in `cpu_s` seconds of processor time.
     """

@@ -1,9 +1,8 @@
-"""Hibernation: a session is saved, as for a later server, then its kernel ends.
+"""Hibernation: save a session's variables, then end its kernel.
 
-A fresh kernel loads the save while the old kernel still lives. Unless it is forced, hibernation
-fails when a variable would be lost. Forced, it leaves out each variable that cannot be written or
-read, with a reason; waking leaves out those that end the kernel which reads them. The others come
-back.
+Before the kernel ends, a trial kernel loads the save. Unless it is forced, hibernation fails if a
+variable would be lost. A forced one leaves out each variable that cannot be written or read, with a
+reason. The restore also leaves out variables that crash a kernel which reads them.
 
 A loss is reported twice: as text in a notice, and as data in the result of the next cell
 (`RestoreResult.lost`, name to reason).
@@ -43,9 +42,9 @@ if TYPE_CHECKING:
 
 MAKE_ROOM = "to make room for another session"
 ROUNDS = 4
-"""Most dumps that are tried, each without the variables that failed in the trial before."""
+"""Maximum number of dumps in one save, each without the variables that the last trial lost."""
 TRIALS = 24
-"""Most kernels that are started, and lost, to find the variables that end them."""
+"""Maximum number of kernels that are started to find the variables which crash them."""
 BEHIND = "shares objects with one that ended the kernel"
 UNTRIED = "could not be tried: others had ended too many kernels"
 START_ANEW = "Threads, caches and the state of imported modules start anew"
@@ -54,13 +53,19 @@ ENDED_WITH_KERNEL = "a file in a folder that ends with its kernel; files in the 
 
 @dataclass(frozen=True, slots=True)
 class HibernatedState:
-    """The state of a hibernated session. `idle_s` and `since` in seconds.
+    """The state of a hibernated session.
 
-    `dump` is None when nothing was saved; `failure` is the reason, empty when there was nothing to
-    save. `lost` maps names of lost variables to reasons, `changed` those that come back and are not
-    as they were. `files` are paths that ended with the kernel. `saved_when` says when an
-    earlier server, or kernel, had saved it, empty for one that was hibernated; `after` tells of
-    cells since. `judge` says why a kernel may not load the dump, and what is not as it was.
+    since       time of the hibernation, in seconds of the session's clock
+    idle_s      seconds for which the session had been idle
+    purpose     purpose of a forced hibernation, in words
+    dump        the saved variables; None if nothing was saved
+    lost        lost variables, name to reason
+    failure     reason why nothing can be restored; empty for none
+    changed     variables that come back with changes, name to reason
+    files       paths of files that were removed with the kernel
+    saved_when  time of a save by an earlier server or kernel, in words; empty for a hibernation
+    after       sentence on the cells that ran after that save; empty for none
+    judge       returns why a kernel cannot load the dump, and which packages have changed
     """
 
     since: float
@@ -98,7 +103,7 @@ class HibernatedState:
 
     @property
     def variables(self) -> list[Mapping[str, Any]]:
-        """Descriptions of the variables that will be restored, as `snapshot.descriptions`."""
+        """Descriptions of the variables that will be restored, see `snapshot.descriptions`."""
         described = self.dump.variables if self.dump is not None and not self.failure else ()
         return [item for item in described if item["name"] not in self.lost]
 
@@ -122,7 +127,7 @@ class HibernatedState:
         return f"{text} {self.after}".rstrip()
 
     def began(self) -> str:
-        """Return the first words of every notice."""
+        """Return the words with which every notice begins."""
         if self.saved_when:
             return f"Continued from {self.saved_when}"
         purpose = f" {self.purpose}" if self.purpose else ""
@@ -133,10 +138,10 @@ class HibernatedState:
 class RestoreResult:
     """The result of restoring a hibernated session.
 
-    `notice` is for the answer of the next cell, empty when there was nothing to save. `loss` is the
-    short cause of a loss, None without one. `back` are the names of restored variables. `lost` maps
-    names of variables and paths of files to reasons, and is empty when the names are unknown.
-    `restored` is True if a dump was loaded.
+    `notice` is for the next answer, empty if there was nothing to save. `loss` is the short cause
+    of a loss, None without one. `back` are the names of restored variables. `lost` maps names of
+    variables and paths of files to reasons; it is empty if the names are unknown. `restored` is
+    True if a dump was loaded.
     """
 
     notice: str = ""
@@ -147,9 +152,9 @@ class RestoreResult:
 
 
 class Hibernation:
-    """Saves and loads one session's variables, which lie on `session_save`.
+    """Saves the variables of one session to `session_save`, and loads them.
 
-    `start` starts a second kernel.
+    `start` starts a second kernel for trials.
     """
 
     def __init__(
@@ -167,13 +172,13 @@ class Hibernation:
         forced: bool,
         saved: HibernatedState | None = None,
     ) -> HibernatedState:
-        """Save the variables of `kernel`, which stays, and return `hibernated` with the result.
+        """Save the variables of `kernel` without ending it; return `hibernated` with the result.
 
-        `saved` is an earlier save of the same state. It is used instead where a `forced` save
-        would lose variables that it holds, or fails with OSError.
+        `saved` is an earlier save of the same state. It is used instead if a `forced` save would
+        lose variables that it holds, or fails with OSError.
 
-        Raises HibernationError when something would be lost and it is not `forced`, or nothing can
-        be saved, KernelMcpError or OSError when the server cannot save.
+        Raises HibernationError if nothing can be saved, or if something would be lost and the save
+        is not `forced`. Raises KernelMcpError or OSError if the server cannot save.
         """
         try:
             return await self._prepare(kernel, hibernated, forced=forced, saved=saved)
@@ -210,7 +215,7 @@ class Hibernation:
     ) -> RestoreResult:
         """Load the dump into `kernel`, except the names in `leave`, which maps them to reasons.
 
-        Raises HibernationError when that kernel is lost.
+        Raises HibernationError if that kernel is lost.
         """
         hibernated = self.hibernated
         if hibernated is None:
@@ -230,12 +235,12 @@ class Hibernation:
         return restored(there, loaded.names, {**leave, **not_loaded(loaded)}, changes)
 
     async def find_fatal(self) -> dict[str, str]:
-        """Return names of variables that end a kernel which loads them, with reasons.
+        """Return the names of variables that crash a kernel which loads them, with reasons.
 
-        A group counts when it does so twice, as the first time may have another cause, such as a
-        lack of memory. Then its variables are loaded one by one; those behind the one that ends the
-        kernel count too, and after `TRIALS` kernels all untried ones. Raises KernelMcpError,
-        OSError.
+        A first crash may have another cause, such as a lack of memory. So the next kernel loads the
+        variables of that group one at a time. If it crashes too, the variable in progress counts,
+        and so do those after it in the group. After `TRIALS` kernels all untried variables count.
+        Raises KernelMcpError, OSError.
         """
         dump = self.hibernated.dump if self.hibernated is not None else None
         failed: dict[str, str] = {}
@@ -270,7 +275,7 @@ class Hibernation:
         return failed | dict.fromkeys(untried, UNTRIED)
 
     async def give_up(self) -> None:
-        """Note that the kernel for which `prepare` was called is not ended."""
+        """Note that the kernel is not ended after `prepare`: its save is not needed."""
         with anyio.CancelScope(shield=True):
             await anyio.to_thread.run_sync(self._session_save.mark_unneeded)
 
@@ -283,10 +288,11 @@ class Hibernation:
             )
 
     async def _save(self, kernel: Kernel, *, forced: bool) -> Dump:
-        """Write a dump that a kernel beside can load, and return it with all that is lost.
+        """Write a dump, load it in a trial kernel, and return it with all losses.
 
-        Forced, what cannot be read is left out of the next dump, so that it costs nothing that it
-        shares objects with. What ends kernels, or fails after `ROUNDS`, is left out when restoring.
+        A `forced` save repeats this without the variables that could not be read, so that others
+        which share objects with them can be read. Variables that crash kernels, or that still fail
+        after `ROUNDS`, are left out by the restore.
         """
         lost: Mapping[str, str] = {}
         for _ in range(ROUNDS):
@@ -307,7 +313,7 @@ class Hibernation:
         return replace(dump, lost=lost, files=files)
 
     async def _write(self, kernel: Kernel, *, forced: bool, leave: Mapping[str, str]) -> Dump:
-        """Write a dump without the names in `leave`. Raises OSError where the disk is too full."""
+        """Write a dump without the names in `leave`. Raises OSError if the disk is too full."""
         room = await anyio.to_thread.run_sync(partial(self._session_save.room, hibernating=True))
         dump = await self._written(kernel, room.size, forced=forced, leave=leave)
         if room.free < room.bound and any(why.startswith(TOO_LARGE) for why in dump.lost.values()):
@@ -317,9 +323,9 @@ class Hibernation:
     async def _written(
         self, kernel: Kernel, max_bytes: int, *, forced: bool, leave: Mapping[str, str]
     ) -> Dump:
-        """Let a forked child write the dump, or the kernel itself.
+        """Write the dump by a forked child of the kernel, or by the kernel itself.
 
-        The kernel does so where it must not be forked, and where `forced` after a child failed.
+        The kernel writes it if it must not be forked, or if it is `forced` and the child failed.
         """
         try:
             written = await write_forked(
@@ -348,7 +354,7 @@ class Hibernation:
 
 @asynccontextmanager
 async def _at_once() -> AsyncIterator[bool]:
-    """Yield True at once: the caller holds the turn already."""
+    """Yield True at once: the caller already holds the lock of the kernel."""
     yield True
 
 
@@ -374,7 +380,7 @@ def restored(
 ) -> RestoreResult:
     """Return the result for loaded `names`; `failed` maps names that were not loaded to reasons.
 
-    `changes` tells of packages that have other versions than at the save; empty for none.
+    `changes` lists packages whose versions differ from those at the save; empty for none.
     """
     parts = [hibernated.began()]
     lost = {**hibernated.lost, **failed}
@@ -408,7 +414,7 @@ def restored(
 def nothing_restored(hibernated: HibernatedState, failure: str) -> RestoreResult:
     """Return the result for a session that lost all variables, or that had none.
 
-    `failure` is why they are lost, empty for none.
+    `failure` is the reason of the loss; empty if there were no variables.
     """
     if failure:
         could = "brought back" if hibernated.saved_when else "saved"

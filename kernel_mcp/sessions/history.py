@@ -1,4 +1,4 @@
-"""All cells of a session: those that may still change in memory, the others as rows on disk."""
+"""All cells of a session. Cells that may still change are in memory, the others on disk."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from kernel_mcp.sessions.notifications import Loss, Notice
 from kernel_mcp.sessions.sharing import totals
 
 SEGMENT_BYTES = 4 * MIB
-"""A file beyond this size is full. Files are dropped whole."""
+"""Size in bytes at which a file is full. Only complete files are removed."""
 READ_BYTES = 4 * KIB
-"""First read of a row; most are shorter."""
+"""Bytes of the first read of a row; most rows are shorter."""
 
 _SPAN = 2**32
-"""A place is the number of a file times this, plus the offset of the row in it."""
+"""The place of a row is the number of its file times this, plus its offset in the file."""
 
 
 def _line(text: bytes) -> bytes:
@@ -39,9 +39,9 @@ def _line(text: bytes) -> bytes:
 
 
 def _text(line: bytes) -> bytes:
-    """Return the text of a row. Raises ValueError where it is not what was written.
+    """Return the text of a row. Raises ValueError if its checksum does not match.
 
-    Format 1 of `manifest` has no checksums.
+    Rows of format 1 (see `manifest`) have no checksum.
     """
     if line[:1] == b"{":
         return line
@@ -52,11 +52,10 @@ def _text(line: bytes) -> bytes:
 
 
 class RowFiles:
-    """JSON rows in files `cells-<k>.jsonl` of `folder`; no file is held open.
+    """JSON rows in files `cells-<k>.jsonl` of `folder`; no file stays open.
 
-    A line is the checksum of a row, followed by the row.
-
-    Any thread may read. Every method raises OSError.
+    A line is the checksum of a row, followed by the row. Any thread may read. All methods raise
+    OSError.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -71,16 +70,16 @@ class RowFiles:
 
     @property
     def sizes(self) -> dict[str, int]:
-        """Bytes of each file, by its number."""
+        """Bytes of each file, by number."""
         return {str(segment): size for segment, size in self._sizes.items()}
 
     def restore(self, sizes: Mapping[str, int]) -> None:
-        """Take over the rows that the files had at these `sizes`; later rows are overwritten."""
+        """Use the existing files up to these `sizes`; later rows are overwritten."""
         self._sizes = {int(segment): int(size) for segment, size in sizes.items()}
         self._newest = max(self._sizes, default=0)
 
     def append(self, rows: Sequence[dict[str, Any]]) -> list[int]:
-        """Append rows and return their places; what a failed call has written is overwritten."""
+        """Append rows and return their places; the next call overwrites rows of a failed one."""
         if self._sizes.get(self._newest, 0) >= SEGMENT_BYTES:
             self._newest += 1
         offset = self._sizes.get(self._newest, 0)
@@ -94,7 +93,7 @@ class RowFiles:
         return places
 
     def read(self, place: int) -> dict[str, Any]:
-        """Return the row at a place. Raises OSError for one that is damaged, too."""
+        """Return the row at a place. Raises OSError, also for a damaged row."""
         segment, offset = divmod(place, _SPAN)
         fd = os.open(self._path(segment), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
         try:
@@ -113,7 +112,7 @@ class RowFiles:
 
     @property
     def oldest_end(self) -> int | None:
-        """The place at which the oldest file ends; None if it is the newest one too."""
+        """The place at which the oldest file ends; None if there is only one file."""
         oldest = min(self._sizes, default=self._newest)
         return None if oldest == self._newest else (oldest + 1) * _SPAN
 
@@ -138,7 +137,7 @@ class RowFiles:
 
 
 BATCH = 16
-"""Ended cells between two calls of `settle`."""
+"""Number of ended cells between two calls of `settle`."""
 ROWS_SHARE = 4
 """Rows may take 1 / `ROWS_SHARE` of a record's bytes, files of outputs the rest."""
 
@@ -152,8 +151,8 @@ class History(Sequence[Cell]):
     """The cells of a session in order, number n at index n - 1.
 
     A cell stays in memory until its end was reported, output goes to a later cell, no update can
-    reach its displays and another cell has followed. Then it is a row on disk, read at each access,
-    and some 20 bytes in memory. Any thread may read.
+    reach its displays, and it is not the newest. Then it becomes a row on disk, read at each
+    access, and some 20 bytes in memory. Any thread may read.
     """
 
     def __init__(self, folder: Path, displays: DisplayIndex[OutputLog]) -> None:
@@ -163,14 +162,14 @@ class History(Sequence[Cell]):
         self._live: dict[int, Cell] = {}
         self._places = array("Q")
         self._file_bytes = array("Q")
-        """Bytes in files of each cell on disk; 0 once they have been removed."""
+        """Bytes of the output files of each cell on disk; 0 once they have been removed."""
         self._filed_bytes = 0
         self._statuses = bytearray()
         self._ended = 0
         self.undone: set[int] = set()
         """Numbers of cells that were undone."""
         self._emptied = 0
-        """Files of cells up to this number have been removed."""
+        """The output files of cells up to this number have been removed."""
         self._begin = 0
         """The first place whose row has not been removed."""
         self._troubled = False
@@ -191,17 +190,17 @@ class History(Sequence[Cell]):
 
     @property
     def unreported(self) -> list[Cell]:
-        """The cells without a delivered answer about their end, oldest first."""
+        """The cells whose end no delivered answer has reported, oldest first."""
         return [cell for cell in self._live.values() if not cell.end_reported]
 
     @property
     def in_memory(self) -> int:
-        """Cells that are not on disk."""
+        """Number of cells that are not on disk."""
         return len(self._live)
 
     @property
     def disk_bytes(self) -> int:
-        """Bytes in files: rows and outputs."""
+        """Bytes of all files: rows and outputs."""
         return self._rows.disk_bytes + self._output_bytes()
 
     def append(self, cell: Cell) -> None:
@@ -212,10 +211,10 @@ class History(Sequence[Cell]):
         self._live[cell.number] = cell
 
     def state(self) -> dict[str, Any]:
-        """Return, as JSON values, the state from which `restore` makes the history again.
+        """Return the state for `restore`, as JSON values.
 
-        It holds cells in memory as rows, and of the others the places of their rows in the folder.
-        Cells from the first unfinished one on are left out.
+        It contains the rows of cells in memory, and the places of the other rows in the folder. The
+        first unfinished cell and all later ones are left out.
         """
         done = next((n - 1 for n, cell in self._live.items() if cell.outcome is None), len(self))
         live = {number: cell for number, cell in self._live.items() if number <= done}
@@ -234,10 +233,9 @@ class History(Sequence[Cell]):
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Take over the cells of an earlier history in this folder. Blocking.
+        """Restore the cells of an earlier history in this folder. Blocking.
 
-        Outputs of cells after those are removed. Raises OSError, and ValueError for a `state` that
-        is none.
+        Outputs of later cells are removed. Raises OSError, and ValueError for a malformed `state`.
         """
         try:
             places, sizes = array("Q", state["places"]), array("Q", state["bytes"])
@@ -263,10 +261,10 @@ class History(Sequence[Cell]):
         for path in self._folder.glob("[0-9]*"):
             number = re.match("[0-9]+", path.name)
             if number is not None and int(number[0]) > len(places):
-                path.unlink(missing_ok=True)  # of a cell that came after
+                path.unlink(missing_ok=True)  # output of a later cell
 
     def ended(self, cell: Cell, limit: int) -> None:
-        """Count a cell that has ended; move others to disk, and keep within `limit` bytes."""
+        """Count an ended cell; every `BATCH` cells move some to disk. Keep within `limit` bytes."""
         self._ended += 1
         if self._ended % BATCH == 0:
             self.settle()
@@ -274,10 +272,10 @@ class History(Sequence[Cell]):
             self.make_room(limit, before=cell.number)
 
     def settle(self, *, kernel_gone: bool = False) -> None:
-        """Move cells that change no more to disk: they have ended, and an answer has said so.
+        """Move cells to disk that can no longer change, and whose end was reported.
 
-        The newest stays, and the last one that takes output, unless the kernel is gone. Where the
-        write fails, all stay in memory, which is logged.
+        The newest cell stays. So does the last one that receives output, unless the kernel is gone.
+        If the write fails, all stay in memory, and a warning is logged.
         """
         if kernel_gone:
             self._displays.clear()
@@ -309,10 +307,10 @@ class History(Sequence[Cell]):
             del self._live[cell.number]
 
     def make_room(self, limit: int, *, before: int = 0) -> None:
-        """Remove the oldest rows and outputs until all take at most `limit` bytes.
+        """Remove the oldest rows and outputs until the record has at most `limit` bytes.
 
-        Cells in memory stay in the record, and so do outputs from cell `before` on: by default
-        those of the newest.
+        Cells in memory are not removed. Outputs from cell `before` on stay too; the default is the
+        newest cell.
         """
         rows = limit // ROWS_SHARE
         while self._rows.disk_bytes > rows and (end := self._rows.oldest_end) is not None:
@@ -346,7 +344,7 @@ class History(Sequence[Cell]):
         return self._filed_bytes + sum(cell.log.disk_bytes for cell in self._live.values())
 
     def _restored(self, number: int) -> Cell:
-        """Return a cell from its row; without a row, one with a remark and the status alone."""
+        """Return a cell from its row; without a row it has only the status and a remark."""
         place, filed = self._places[number - 1], self._file_bytes[number - 1]
         outcome = CellOutcome(_STATUSES[self._statuses[number - 1]])
         log = OutputLog(self._folder, number)
@@ -391,13 +389,14 @@ def _row(cell: Cell) -> dict[str, Any]:
     }
 
 
-# Closed sessions: their cells stay readable for a while, as those of a script do.
+# Closed sessions, such as those of scripts: their cells stay readable for `KEPT_S` seconds.
 
 KEPT_S = 600.0
 MOST_KEPT = 50
-"""Records of one owner; the oldest are removed first."""
+"""Maximum number of records of one owner; the oldest are removed first."""
 KEPT_BYTES = 512 * MIB
-"""Bytes of all records on disk; the oldest of the owner who has most are removed first."""
+"""Maximum bytes of all records on disk. The oldest of the owner with the most bytes are removed
+first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -408,7 +407,7 @@ class _Kept:
 
 
 class ClosedRecords:
-    """Records in `folder`, each under its session's handle; `clock` is the sessions'."""
+    """Records of closed sessions in `folder`, by handle; `clock` is that of sessions."""
 
     def __init__(
         self,

@@ -52,7 +52,7 @@ REMOVED = "The workspace folder of this session has been removed from outside"
 
 
 def restore(request: KernelRequest) -> list[str]:
-    """Create missing folders of a session, and return a sentence for each. Raises OSError."""
+    """Create missing folders of a session again; return a sentence for each. Raises OSError."""
     lost = []
     if not request.workspace.exists():
         make_private(request.workspace)
@@ -91,26 +91,27 @@ class ForeignCells:
 
 
 DEATH_S = 5.0
-"""Longest wait, in seconds, for the end of a kernel that was killed."""
+"""Maximum wait, in seconds, for the end of a kernel that was killed."""
 RESUME_ATTEMPTS = 2
-"""Failed starts from one checkpoint after which it is given up."""
+"""Number of failed starts from one checkpoint after which it is dropped."""
 NOT_ROLLED_BACK = "Files were not rolled back; programs that code had started have ended"
 MOST_RUNS = 12
 SHOWN_FOREIGN = 5
 FOREIGN_CHARS = 120
 MOST_READ = 10 * FOREIGN_CHARS
-"""Characters of other clients' code that are searched for its first line."""
+"""Characters of other clients' code that are read to find its first line."""
 FILES_KEPT = "files in the workspace are kept"
 SHOWN_NAMES = 50
-"""Names of lost variables in a notice; the structured result has up to `losses.MOST_NAMES`."""
+"""Maximum number of lost variables in the text of a notice. The structured result has up to
+`notifications.MOST_NAMES`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rollback:
     """The return of a kernel to an earlier state: that after cell `as_of`, 0 for before all cells.
 
-    `undone` are the cells whose effects are gone with it, `names` the variables that no longer
-    exist, `closed` files that libraries had open and that have changed since.
+    `undone` are the cells whose effects are lost, `names` the variables that no longer exist.
+    `closed` are files that libraries had open and that have changed since.
     """
 
     as_of: int
@@ -119,7 +120,7 @@ class Rollback:
     closed: tuple[str, ...] = ()
 
     def words(self, killed: int | None = None) -> str:
-        """Return which state the variables have and which cells to run again, `killed` included."""
+        """Return a text on the state of the variables and the cells to run again, with `killed`."""
         where = f"as after cell {self.as_of}" if self.as_of else "as before the first cell"
         again = [*self.undone, *([killed] if killed is not None else [])]
         text = f"Variables are {where}"
@@ -129,7 +130,7 @@ class Rollback:
         return f"{text}. {NOT_ROLLED_BACK}.{names}{closed_words(self.closed)}"
 
     def loss(self, cause: str) -> Loss | None:
-        """Return the loss that waiting cells would run after; None if no cell was undone."""
+        """Return the loss to report to waiting cells; None if no cell was undone."""
         return Loss(cause, self.names, kept=True) if self.undone else None
 
 
@@ -155,11 +156,11 @@ def cells_in_words(numbers: Sequence[int]) -> str:
 
 
 class KernelLifecycle:
-    """Owns one session's kernel; for one task at a time.
+    """Owns one session's kernel. Only one task at a time may use it.
 
-    `request` describes the next kernel. `awake` is False for a hibernated session, which gets a
-    kernel after `admit`. `used` says that the kernel holds variables of cells. Every loss goes to
-    `notifications`.
+    `request` describes the next kernel. `awake` is False for a hibernated session, which calls
+    `admit` before it gets a kernel. `used` is True if the kernel has variables of cells. Every loss
+    becomes a notice in `notifications`.
     """
 
     def __init__(
@@ -178,8 +179,8 @@ class KernelLifecycle:
     ) -> None:
         """`on_death` is called when a kernel has died between cells and can be restored.
 
-        `on_rollback` is called when the variables went back to an earlier state. `last_save`
-        returns the last save of the kernel and the last cell in it; None for none.
+        `on_rollback` is called when the variables return to an earlier state. `last_save` returns
+        the last save of the kernel and the last cell in it; None for none.
         """
         self._last_save = last_save
         self._on_rollback = on_rollback
@@ -211,21 +212,21 @@ class KernelLifecycle:
 
     @property
     def holds(self) -> bool:
-        """True if there are variables of cells, in a kernel or saved."""
+        """True if variables of cells exist, in a kernel or in a save."""
         return self.used or self.hibernated is not None
 
     @property
     def state_as_of(self) -> int | None:
-        """The last cell whose effects the variables hold; None when there are none."""
+        """The last cell whose effects the variables have; None without variables."""
         return self._worked[-1] if self.holds and self._worked else None
 
     def note_cell_run(self, cell: int, seconds: float) -> None:
-        """Note that the variables hold the effects of a cell, which ran for so many seconds."""
+        """Note that the variables have the effects of `cell`, which ran for `seconds`."""
         self._worked.append(cell)
         self.checkpoints.worked(seconds)
 
     def note_removal(self, cell: Cell) -> None:
-        """Report the variables that `cell` has removed without a `del` that names them."""
+        """Add notices of variables that `cell` has removed without a `del` that names them."""
         count, names = cell.removed
         if not count:
             return
@@ -240,7 +241,7 @@ class KernelLifecycle:
         cell.notice(text)
 
     def lost_state(self, cause: str) -> Loss:
-        """Return the variables that would be lost if the session ended now, because of `cause`."""
+        """Return the loss if all variables were lost now, because of `cause`."""
         if self.hibernated is not None:
             untold = (
                 self.hibernated.gone
@@ -254,7 +255,7 @@ class KernelLifecycle:
 
     @contextmanager
     def engaged(self) -> Iterator[None]:
-        """Leave it to the running cell to report a death of the kernel inside this block."""
+        """Report no death of the kernel inside this block: the running cell reports it."""
         used, self.used = self.used, True
         self._engaged = True
         try:
@@ -268,13 +269,13 @@ class KernelLifecycle:
                 self._miss(self.kernel)
 
     def watch_in(self, tasks: anyio.abc.TaskGroup) -> None:
-        """Watch each kernel for its death, in this task group."""
+        """Watch each kernel in this task group, to detect its death."""
         self._tasks = tasks
         if self.kernel is not None:
             tasks.start_soon(self._watch, self.kernel)
 
     async def ensure(self, progress: ProgressCallback = silence) -> Kernel:
-        """Return the live kernel, or start one, which loads the variables if some were saved.
+        """Return the live kernel, or start one and load the saved variables.
 
         Raises KernelMcpError; a hibernated session then stays hibernated.
         """
@@ -312,7 +313,7 @@ class KernelLifecycle:
     async def start_fresh(self) -> Kernel:
         """Start a second kernel, to replace the live one or the saved variables.
 
-        Raises KernelMcpError; nothing has changed then.
+        Raises KernelMcpError; the session is unchanged then.
         """
         was_hibernated = not self.awake
         if was_hibernated:
@@ -330,9 +331,9 @@ class KernelLifecycle:
             raise
 
     async def forget(self, fresh: Kernel | None) -> None:
-        """End the kernel, remove what was saved and use `fresh` from now on.
+        """End the kernel, remove the save, and use the kernel `fresh` from now on.
 
-        Later cells do not run after a loss.
+        Earlier losses are not reported to later cells.
         """
         await self.drop()
         self.kernel = fresh
@@ -344,11 +345,11 @@ class KernelLifecycle:
     async def hibernate(
         self, hibernated: HibernatedState, *, forced: bool, saved: HibernatedState | None = None
     ) -> bool:
-        """Save the variables and end the kernel, unless `cancel_hibernation` is called before.
+        """Save the variables and end the kernel; return False if `cancel_hibernation` was called.
 
-        `saved` is what was saved of the kernel if nothing has changed since. Raises
-        HibernationError when something would be lost and it is not `forced`, KernelMcpError or
-        OSError when the server cannot save; the kernel then stays.
+        `saved` is the last save of the kernel if nothing has changed since, else None. Raises
+        HibernationError if something would be lost and it is not `forced`. Raises KernelMcpError or
+        OSError if the server cannot save. The kernel continues in these cases.
         """
         with Span("hibernate", session=self.request.session) as span, self.preemptible() as scope:
             told = False
@@ -356,7 +357,7 @@ class KernelLifecycle:
                 if self.kernel is not None and self.kernel.exit is not None:
                     await self.note_death()
                 self._engaged = True
-                left = self.hibernated  # what a kernel that has died has left
+                left = self.hibernated  # the save of a kernel that has died, if any
                 hibernated = left or await self._prepare(hibernated, forced=forced, saved=saved)
                 told = not scope.cancel_called
             finally:
@@ -400,14 +401,14 @@ class KernelLifecycle:
                 self.notifications.add(
                     f"{cause[0].upper()}{cause[1:]}. {back.words()}", back.loss(cause)
                 )
-            if self.hibernated is None:  # a checkpoint goes on
+            if self.hibernated is None:  # restored from a checkpoint: its kernel runs
                 raise
             return self.hibernated
 
     def continue_from(self, hibernated: HibernatedState, cell: int | None) -> None:
-        """Let the next kernel load an earlier save, `hibernated`, and add a notice of it.
+        """Set `hibernated`, an earlier save, for the next kernel to load, and add a notice of it.
 
-        `cell` is the last one whose effects the variables hold; None for none.
+        `cell` is the last cell whose effects the variables have; None for none.
         """
         self._hibernation.hibernated = hibernated
         self._worked = [] if cell is None else [cell]
@@ -422,7 +423,7 @@ class KernelLifecycle:
 
     @contextmanager
     def preemptible(self) -> Iterator[anyio.CancelScope]:
-        """Cancel this block, which may wait for its turn, when the kernel is needed."""
+        """Cancel this block, which may wait for a lock, when `cancel_hibernation` is called."""
         with anyio.CancelScope() as scope:
             self._preemptible.add(scope)
             try:
@@ -431,7 +432,7 @@ class KernelLifecycle:
                 self._preemptible.discard(scope)
 
     def cancel_hibernation(self) -> None:
-        """Cancel every `hibernate` and `unless_needed`, also those that wait; the kernel stays."""
+        """Cancel every `hibernate` and `unless_needed`, also those that wait for a lock."""
         for scope in self._preemptible:
             scope.cancel()
 
@@ -441,9 +442,9 @@ class KernelLifecycle:
         return self.notifications.add(f"{text}.{lost_names(loss)}", loss)
 
     async def note_death(self) -> None:
-        """Restore a kernel that died between cells, or drop it, and add a notice.
+        """Restore a kernel that has died between cells, or drop it, and add a notice.
 
-        It is restored from a checkpoint, else from the last save. Does nothing for a live kernel.
+        It is restored from a checkpoint, else from the last save. A live kernel is left alone.
         """
         kernel = self.kernel
         if kernel is None or kernel.exit is None:
@@ -462,9 +463,9 @@ class KernelLifecycle:
         await self.drop()
 
     async def checkpoint_ahead(self, cell: Cell) -> None:
-        """Make a checkpoint before a cell where one is wanted.
+        """Make a checkpoint before a cell, as `cell.ahead` requires.
 
-        If one was asked for and none can be made, that is a notice of the cell.
+        If it was requested and cannot be made, a notice of the cell gives the reason.
         """
         self.checkpoints.stir()
         if cell.ahead is Ahead.NO:
@@ -480,9 +481,9 @@ class KernelLifecycle:
             cell.notice(f"No checkpoint was made before this cell: {error}")
 
     async def checkpoint(self, when: Callable[[Kernel, int], Awaitable[object]]) -> None:
-        """Call `when`, a method of `checkpoints` that may copy the kernel, if that is alive.
+        """Call `when`, a method of `checkpoints` that may copy the kernel, if the kernel is alive.
 
-        A checkpoint that it makes is recorded in the journal. Raises LaunchError where `when` does.
+        A new checkpoint is recorded in the journal. Raises LaunchError if `when` does.
         """
         kernel = self.kernel
         if kernel is None or kernel.exit is not None:
@@ -499,18 +500,18 @@ class KernelLifecycle:
             self._miss(kernel)
 
     def holds_cell(self, number: int) -> bool:
-        """Return True if the variables hold the effects of a cell."""
+        """Return True if the variables have the effects of a cell."""
         return self.holds and number in self._worked
 
     @property
     def cells_held(self) -> list[int]:
-        """The cells whose effects the variables hold, in order."""
+        """The cells whose effects the variables have, in order."""
         return list(self._worked)
 
     def start_as_branch(self, kernel: Kernel, checkpoint: Checkpoint, folder: str) -> None:
-        """Take over a kernel that was restored from another session's `checkpoint`.
+        """Use a kernel that was restored from another session's `checkpoint`.
 
-        `folder` is the branch's own, relative to the workspace.
+        `folder` is the branch's own folder, relative to the workspace.
         """
         self.kernel, self.used = kernel, True
         self.checkpoints.share(checkpoint, 0)
@@ -519,16 +520,16 @@ class KernelLifecycle:
             self.notifications.add(words.strip(), None)
 
     def release_kernel(self) -> None:
-        """Give up the kernel, which another session takes over."""
+        """Release the kernel without ending it, because another session takes it over."""
         assert self.kernel is not None
         self.checkpoints.drop_all(self.kernel)
         self.kernel, self.used = None, False
         self._worked.clear()
 
     async def take_over_kernel(self, kernel: Kernel, worked: Sequence[int]) -> list[int]:
-        """Use a branch's kernel from now on, and return the cells that this undoes.
+        """Use a branch's kernel from now on, and return the cells that are thus undone.
 
-        `worked` are the cells whose effects the branch began with.
+        `worked` are the cells whose effects the branch had at its start.
         """
         gone = [cell for cell in self._worked if cell not in worked]
         await self.drop()
@@ -545,9 +546,9 @@ class KernelLifecycle:
         return gone
 
     async def undo(self, cells: int) -> Rollback:
-        """Go back to before the last `cells` cells, or further to the next earlier checkpoint.
+        """Return to the state before the last `cells` cells, or to the next earlier checkpoint.
 
-        Raises UndoError, and LaunchError when the variables were lost in the attempt.
+        Raises UndoError, and LaunchError if the variables were lost in the attempt.
         """
         self.checkpoints.stir()
         await self.note_death()
@@ -590,9 +591,9 @@ class KernelLifecycle:
         return back
 
     async def resume_from_checkpoint(self, not_after: int | None = None) -> Rollback | None:
-        """Restore a dead kernel from its newest checkpoint; return None where none can be used.
+        """Restore a dead kernel from its newest checkpoint; return None if none can be used.
 
-        With `not_after` it is the newest one without effects of cells after that.
+        With `not_after` it is the newest checkpoint without effects of cells after that number.
         """
         kernel, known = self.kernel, self.checkpoints
         if kernel is None or kernel.exit is None or kernel.handle.sandbox_group is None:
@@ -626,9 +627,9 @@ class KernelLifecycle:
         return Rollback(as_of, undone, tuple(gone), fresh.closed_files)
 
     async def fall_back_to_save(self) -> Rollback | None:
-        """Drop a dead kernel, and let the next one load its last save.
+        """Drop a dead kernel, and set its last save for the next kernel to load.
 
-        Returns None, and drops nothing, where there is no save or its file is damaged.
+        Returns None, and drops nothing, if there is no save or its file is damaged.
         """
         found = self._saved()
         if found is None or self.kernel is None:
@@ -644,7 +645,7 @@ class KernelLifecycle:
         return Rollback(as_of, undone, tuple(gone))
 
     def _saved(self) -> tuple[HibernatedState, int] | None:
-        """Return the last save and the last cell in it; None if that was undone, or none exists."""
+        """Return the last save and the last cell in it; None without one, or if it was undone."""
         found = self._last_save() if self.used else None
         return found if found is not None and found[1] in self._worked else None
 
@@ -663,7 +664,7 @@ class KernelLifecycle:
         self.used = False
 
     def _report_hibernation(self, hibernated: HibernatedState) -> Notice:
-        """Add a notice of a hibernated or persisted session, with the loss if there is one."""
+        """Add a notice of a hibernated or persisted session, with the loss if any."""
         loss: Loss | None
         if hibernated.failure:
             loss = self.lost_state(f"the session was hibernated, and {hibernated.failure}")
@@ -708,9 +709,9 @@ class KernelLifecycle:
     async def _restore_some(
         self, hibernated: HibernatedState, failure: str, progress: ProgressCallback
     ) -> tuple[Kernel, RestoreResult]:
-        """Start a kernel with the variables that do not end it, or with none.
+        """Start a kernel with the variables that do not crash it, or with none.
 
-        `failure` is the reason of the last attempt, which is reported where none are loaded.
+        `failure` is the reason why the last attempt failed. It is reported if none are loaded.
         """
         fatal: dict[str, str] | None = None
         with suppress(HibernationError):
@@ -785,10 +786,10 @@ def lost_names(loss: Loss) -> str:
 
 
 def _loss_of(result: RestoreResult, known: Loss | None) -> Loss | None:
-    """Return the loss of a restored session; None where nothing is lost.
+    """Return the loss of a restored session; None if nothing is lost.
 
-    `known` is the loss that was reported when it hibernated, whose names are used where `result`
-    has none.
+    `known` is the loss that was reported at the hibernation. Its names are used if `result` has
+    none.
     """
     if result.loss is None:
         return None
