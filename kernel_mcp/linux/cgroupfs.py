@@ -13,9 +13,9 @@ from kernel_mcp.barriers import ignore_missing
 from kernel_mcp.records import dataclass
 
 MOST_BYTES = 64 * 1024
-"""Bytes read of a control file; memory.stat has some 2 KiB."""
+"""Maximum bytes read of a control file; memory.stat has some 2 KiB."""
 ROUNDS = 8
-"""Passes over a group whose processes may start others meanwhile."""
+"""Maximum passes over a group whose processes may start others meanwhile."""
 
 
 def move_all(source: Path, target: Path) -> bool:
@@ -49,7 +49,7 @@ def remove(folder: Path) -> bool:
     """Remove a group, killing its processes; return True if it is gone."""
     if _removed(folder):
         return True
-    with contextlib.suppress(OSError):  # of descriptors, for example: there is another time
+    with contextlib.suppress(OSError):  # out of descriptors, for example: the caller may retry
         _kill(folder)
     return _removed(folder)
 
@@ -84,7 +84,7 @@ def processes(folder: Path) -> list[int]:
 
 
 def table(file: Path | str) -> dict[str, int]:
-    """Return the content of a file of lines with a name and a number. Raises OSError."""
+    """Return a file of lines with a name and a number as a dict. Raises OSError."""
     return dict(_rows(read(file)))
 
 
@@ -114,7 +114,7 @@ def _unmake(folder: Path) -> None:
 
 
 def write(file: Path, value: int | str) -> None:
-    """Write a control file in a single call, as Linux demands."""
+    """Write a control file in a single call, as Linux requires. Raises OSError."""
     fd = os.open(file, os.O_WRONLY | os.O_CLOEXEC)
     try:
         os.write(fd, str(value).encode())
@@ -123,12 +123,12 @@ def write(file: Path, value: int | str) -> None:
 
 
 CONTROLLERS = frozenset({"memory", "pids", "cpu", "cpuacct"})
-"""Controllers that are used here; version 2 counts processor time without `cpuacct`."""
+"""Controllers that are used here; version 2 counts CPU time without `cpuacct`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Hierarchy:
-    """One mounted tree of groups: `own` is the folder of the group that this process is in."""
+    """One mounted tree of groups; `own` is the folder of this process's group."""
 
     version: int
     own: Path
@@ -160,7 +160,7 @@ def find_hierarchies(process: Path = Path("/proc/self")) -> tuple[Hierarchy, ...
 
 
 def is_group(folder: Path, process: Path = Path("/proc/self")) -> bool:
-    """Return True if a folder is a control group: in a mounted tree, by a path without links."""
+    """Return True if a folder is a control group: in a mounted tree, by a path without symlinks."""
     try:
         mounts = (process / "mountinfo").read_text()
         device = folder.lstat().st_dev
@@ -196,7 +196,7 @@ def _plain(text: str) -> str:
 
 
 def _within(path: str, root: str, point: Path) -> Path | None:
-    """Return the folder of a group, or None if this mount does not show it."""
+    """Return the folder of a group, or None if it is not visible in this mount."""
     relative = os.path.relpath(path, root)
     if relative.startswith(".."):
         return None

@@ -37,11 +37,11 @@ async def running(
 ) -> AsyncIterator[Process]:
     """Start a program in the root folder as the leader of a process group; yield it.
 
-    If the block is left by an error, it is killed with all its descendants, whatever group they
-    are in: as long as one holds its output open, its end is not reported. Raises OSError if it
-    cannot be started.
+    On an exception in the block, the program and all its descendants are killed, in whatever group
+    they are. A descendant that holds the output open would otherwise delay the end. Raises OSError
+    if the program cannot be started.
     """
-    with anyio.CancelScope(shield=True):  # asyncio would kill the leader alone, and lose its end
+    with anyio.CancelScope(shield=True):  # else asyncio kills the leader only
         process = await anyio.open_process(
             argv,
             cwd="/",
@@ -85,10 +85,12 @@ async def output_of(
 async def _end(process: Process) -> None:
     """Kill a process, its group and its descendants, and wait until they have ended.
 
-    A sandbox's processes start one after the other: bubblewrap's second process waits for the
+    The processes of a sandbox start one after the other. bubblewrap's second process waits for the
     first, and is tied to its end only later. So the group is stopped first, which prevents new
-    processes, and then killed as a group. Processes are signalled by pid or pidfd, not by asyncio's
-    objects: those would reap the process before asyncio notices, which logs a warning then.
+    processes, and then killed.
+
+    Processes are signalled by pid or pidfd. asyncio's objects would reap the process before asyncio
+    notices its end, and then log a warning.
     """
     leader = process.pid
     handles: list[int] = []

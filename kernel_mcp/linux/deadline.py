@@ -11,7 +11,7 @@ class Deadline:
     """A timer that kills this process, also while it is stopped. Children do not inherit it."""
 
     def __init__(self) -> None:
-        """Raises OSError."""
+        """Create the timer, not armed yet. Raises OSError."""
         self._timer = linux.timer_create(linux.CLOCK_BOOTTIME, signal.SIGKILL)
 
     def set(self, moment: float) -> None:

@@ -1,6 +1,6 @@
 """Folders of this user alone, in places where others may write.
 
-The server trusts their content (interpreters to start, locks, processes to end), so no other user
+The server trusts their content (interpreters to start, locks, processes to kill). So no other user
 may write there or replace them.
 """
 
@@ -30,9 +30,9 @@ class Identity:
 SCRATCH = "tmp"
 """Name of the folder for a kernel's temporary files, beside its sockets."""
 MOST_LINKS = 40
-"""Symlinks that Linux follows in one path."""
+"""Maximum number of symlinks that Linux follows in one path."""
 _SYSTEM = ("/bin", "/dev", "/etc", "/lib", "/lib64", "/proc", "/run", "/sbin", "/sys", "/usr")
-"""Folders of the system, which are nobody's home."""
+"""System folders, which are no home folder of a user."""
 _WHOLE_MACHINE = ["0", "0", "4294967295"]
 
 
@@ -40,10 +40,10 @@ _MADE_WITH_A_DISK = "lost+found"
 
 
 def private_folder(path: Path) -> Path:
-    """Make `path` a folder of mode 0700 that belongs to this user, parents included.
+    """Make `path` a folder of mode 0700 that belongs to this user; create its parents as well.
 
-    Raises PermissionError when another user made it or could replace it, or when it holds something
-    and others may look into it, as into `/usr`; OSError.
+    Raises PermissionError if another user made it or could replace it. The same holds for a folder
+    that is not empty and open to others, such as `/usr`. Raises OSError.
     """
     own_folder(path, mode=0o700)
     if path.is_symlink():
@@ -60,9 +60,9 @@ def private_folder(path: Path) -> Path:
 
 
 def own_folder(path: Path, *, mode: int = 0o755) -> Path:
-    """Make `path` a folder that only this user can write to, parents included.
+    """Make `path` a folder that only this user can write to; create its parents as well.
 
-    Raises PermissionError when another user made it or could replace it, OSError.
+    Raises PermissionError if another user made it or could replace it, and OSError.
     """
     path = path.absolute()
     require_unshared(path)
@@ -85,8 +85,8 @@ def own_folder(path: Path, *, mode: int = 0o755) -> Path:
 def scratch_folder(sockets: Path, owner: Identity | None = None) -> Path:
     """Return a folder for temporary files of a kernel that sees the host's own paths.
 
-    It lies beside the sockets: in /tmp other users could prepare names that the kernel reads.
-    Raises LaunchError if something else has its name.
+    It is beside the sockets: in /tmp other users could prepare names that the kernel reads. Raises
+    LaunchError if another file has its name.
     """
     path = sockets / SCRATCH
     with contextlib.suppress(FileExistsError):
@@ -102,7 +102,7 @@ def scratch_folder(sockets: Path, owner: Identity | None = None) -> Path:
 def runtime_folder(name: str = "") -> Path:
     """Return the private folder that this user's servers share, or its subfolder `name`.
 
-    It lies in /run for root, else in XDG_RUNTIME_DIR, else in /tmp. Raises SandboxUnavailable.
+    It is in /run for root, else in XDG_RUNTIME_DIR, else in /tmp. Raises SandboxUnavailable.
     """
     user = os.geteuid()
     given = "/run" if user == 0 else os.environ.get("XDG_RUNTIME_DIR", "")
@@ -119,7 +119,7 @@ def runtime_folder(name: str = "") -> Path:
 
 
 def from_home(path: Path) -> Path:
-    """Return a path in which `~` is replaced. Raises ValueError where that is nobody's home."""
+    """Return a path with `~` expanded. Raises ValueError if there is no such home folder."""
     try:
         return path.expanduser()
     except RuntimeError:
@@ -129,9 +129,9 @@ def from_home(path: Path) -> Path:
 
 
 def home_folder() -> Path | None:
-    """Return this user's home folder; None where there is none of its own.
+    """Return this user's home folder; None if there is none.
 
-    Containers that run as any user have HOME unset, empty or `/`, or a folder of the system.
+    In containers that run as any user, HOME is unset, empty, `/` or a system folder.
     """
     try:
         home = Path.home()
@@ -143,7 +143,7 @@ def home_folder() -> Path | None:
 
 
 def is_own(path: Path) -> bool:
-    """Return True if `own_folder` can make `path`, as far as owners and modes tell."""
+    """Return True if `own_folder` can make `path`, judging by owners and modes."""
     there = next(each for each in (path, *path.parents) if each.exists())
     try:
         require_unshared(path)
@@ -153,18 +153,19 @@ def is_own(path: Path) -> bool:
 
 
 def lasting_folder() -> Path:
-    """Return a place for files of this user that needs no home folder.
+    """Return a folder for files of this user that requires no home folder.
 
-    On a disk rather than in memory, since workspaces may live here too.
+    It is on a disk rather than in memory, as it may contain workspaces.
     """
     parent = "/var/tmp" if os.access("/var/tmp", os.W_OK | os.X_OK) else "/tmp"
     return Path(parent, f"kernel-mcp-{os.geteuid()}")
 
 
 def hold_name(path: Path) -> int | None:
-    """Lock a path for this process; return the descriptor to close, None if another server has it.
+    """Lock a path for this process; return the descriptor, None if another server holds the lock.
 
-    The lock file lies in `runtime_folder`. Raises SandboxUnavailable, OSError.
+    The caller closes the descriptor. The lock file is in `runtime_folder`. Raises
+    SandboxUnavailable, OSError.
     """
     name = hashlib.sha256(os.fsencode(os.path.realpath(path))).hexdigest()[:32]
     flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
@@ -191,7 +192,7 @@ def try_lock(fd: int) -> int | None:
 
 
 def require_unshared(path: Path) -> None:
-    """Raise PermissionError if another user could replace `path`, or OSError."""
+    """Raise PermissionError if another user could replace `path`. Also raises OSError."""
     reason = _danger(path, MOST_LINKS)
     if reason:
         raise PermissionError(f"other users could replace {path}: {reason}")
@@ -208,7 +209,7 @@ def _danger(path: Path, links: int, *, whole: bool = False) -> str:
         try:
             found = place.lstat()
         except FileNotFoundError:
-            return ""  # it will be made by this user
+            return ""  # this user will create it
         if found.st_uid not in trusted:
             return f"{place} belongs to user {found.st_uid}"
         if stat.S_ISLNK(found.st_mode):
@@ -233,7 +234,10 @@ def _shared(found: os.stat_result) -> bool:
 
 
 def _of_one(group: int) -> bool:
-    """Return True if a group is root's or has this user as its only member, as is usual."""
+    """Return True if a group is root's or this user's private one.
+
+    A private group has the user's name and no other member.
+    """
     if group == 0:
         return True
     try:

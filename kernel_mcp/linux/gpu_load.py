@@ -8,14 +8,14 @@ from kernel_mcp.linux.commands import output_of
 from kernel_mcp.linux.process import find_program, foreign_environment
 
 ASK_S = 5.0
-"""Seconds for an answer: a driver that nobody uses is loaded for each query."""
+"""Time limit in seconds: the driver of an unused GPU is loaded for each query."""
 _PROGRAM = "nvidia-smi"
 _FIELDS = ("index", "memory.used", "memory.total", "utilization.gpu", "name")
 _UNKNOWN = "not known"
 
 
 async def gpu_load() -> list[str]:
-    """Return a line on the state of each GPU, or one line on why it is not known."""
+    """Return a line on the state of each GPU, or one line with the reason why it is unknown."""
     program = find_program(_PROGRAM)
     if program is None:
         return [f"{_UNKNOWN}: the server's PATH leads to no {_PROGRAM}"]
@@ -35,7 +35,7 @@ async def gpu_load() -> list[str]:
 
 
 def _in_words(line: str) -> str:
-    """Return a line of nvidia-smi's table in words; a number may be `[N/A]`."""
+    """Return a readable form of a line of nvidia-smi's table; a number may be `[N/A]`."""
     fields = line.split(", ", len(_FIELDS) - 1)
     if len(fields) < len(_FIELDS):
         return f"{_UNKNOWN}: {_PROGRAM} said {line}"

@@ -25,19 +25,19 @@ _CARDS = ("nvidia[0-9]*", "dxg")
 _MEMORY = "nvidia-uvm"
 """Device that CUDA requires; in WSL `dxg` includes it."""
 _HELPERS = ("nvidiactl", _MEMORY, "nvidia-caps/nvidia-cap[3-9]*", "nvidia-caps/nvidia-cap[12]?*")
-"""Further devices. Capabilities 1 and 2 are left out: they configure and monitor MIG of all."""
+"""Further devices. Capabilities 1 and 2 are left out: they configure and monitor MIG for all."""
 _SYSTEM = ("/usr", "/lib", "/lib64")
-"""Folders that every sandbox shows, except that of containers."""
+"""Folders that every sandbox except containers shows."""
 _LDCONFIG = ("/sbin/ldconfig", "/usr/sbin/ldconfig")
 _LDCONFIG_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
 class Driver:
-    """The parts of a GPU's driver that code requires.
+    """The parts of a GPU's driver that CUDA code requires.
 
     devices  nodes below /dev: the cards first
-    folder   folder of libcuda, None if the loader of a sandbox finds it by itself
+    folder   folder of libcuda, None if a sandbox's dynamic loader finds it anyway
     """
 
     devices: tuple[Path, ...]
@@ -45,7 +45,7 @@ class Driver:
 
 
 def of_system(path: Path) -> bool:
-    """Return True if every sandbox shows this path."""
+    """Return True if every sandbox except containers shows this path."""
     return any(path.is_relative_to(each) for each in _SYSTEM)
 
 
@@ -54,8 +54,8 @@ def driver(
 ) -> Driver:
     """Return the driver of this machine's GPUs.
 
-    `path` has folders in the form of LD_LIBRARY_PATH, by default the server's.
-    Raises ConfigError if there is no GPU, or a part of its driver is missing.
+    `path` is a list of folders in the form of LD_LIBRARY_PATH, by default the server's. Raises
+    ConfigError if there is no GPU, or a part of its driver is missing.
     """
     cards = list(_nodes(dev, _CARDS))
     if not cards:
@@ -76,7 +76,7 @@ def driver(
     given = os.environ.get(LIBRARY_PATH, "") if path is None else path
     named = [Path(each) / LIBRARY for each in (*given.split(":"), *folders) if each[:1] == "/"]
     for library in named if known is None else [known, *named]:
-        folder = library.resolve().parent  # what it links to is to be there, too
+        folder = library.resolve().parent  # the target of a symlink must exist, too
         if library.exists() and (folder / LIBRARY).exists():
             return Driver(devices, folder)
     raise ConfigError(
@@ -87,7 +87,7 @@ def driver(
 
 
 def known_library() -> Path | None:
-    """Return the path of libcuda in the loader's cache; None if absent or unreadable."""
+    """Return the path of libcuda in the dynamic loader's cache; None if absent or unreadable."""
     program = next((path for path in _LDCONFIG if Path(path).exists()), None)
     if program is None:
         return None
@@ -101,7 +101,7 @@ def known_library() -> Path | None:
 
 
 def library_in(cache: str) -> Path | None:
-    """Return the path of libcuda in the output of `ldconfig -p`, which lists 64 bit first."""
+    """Return the path of libcuda in the output of `ldconfig -p`, which lists 64-bit first."""
     for line in cache.splitlines():
         name, _, found = line.strip().partition(" => ")
         if name.partition(" ")[0] == LIBRARY:

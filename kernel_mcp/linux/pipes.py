@@ -1,6 +1,6 @@
 """Copy bytes between files and pipes or sockets, in bursts on worker threads.
 
-No thread blocks on the other end: when a copy would block, the event loop waits instead.
+If a copy would block, the burst ends and the event loop waits for the other end.
 """
 
 from __future__ import annotations
@@ -16,23 +16,23 @@ from collections.abc import Callable
 import anyio
 
 PIPE_BYTES = 1 << 20
-"""Size of a pipe, which /proc/sys/fs/pipe-max-size permits to all users; otherwise 64 KiB."""
+"""Size of a pipe in bytes, the default of /proc/sys/fs/pipe-max-size; if refused, 64 KiB."""
 BURST_BYTES = 16 << 20
-"""Bytes that one thread copies in one burst, in some 10 ms."""
+"""Maximum bytes that one thread copies in one burst, in some 10 ms."""
 PAUSE_MS = 10
-"""Milliseconds that a thread waits for the other end, which page faults slow down."""
+"""Milliseconds that a thread waits for the other end, which page faults may delay."""
 
 
 def make_pipe() -> tuple[int, int]:
     """Return both ends of a large pipe, reader first; the caller closes them. Raises OSError."""
     reader, writer = os.pipe2(os.O_CLOEXEC)
-    with contextlib.suppress(OSError):  # this user has many pipes
+    with contextlib.suppress(OSError):  # refused: this user has many pipes
         fcntl.fcntl(writer, fcntl.F_SETPIPE_SZ, PIPE_BYTES)  # type: ignore[attr-defined, unused-ignore]
     return reader, writer
 
 
 async def into_pipe(file: int, pipe: int) -> None:
-    """Copy the rest of a file into a pipe. Raises OSError, BrokenPipeError when nobody reads it."""
+    """Copy the rest of a file into a pipe. Raises OSError, BrokenPipeError without a reader."""
 
     def burst() -> tuple[int, bool]:
         return _burst(lambda most: _splice(file, pipe, most), BURST_BYTES, pipe, select.POLLOUT)
@@ -44,17 +44,17 @@ async def into_pipe(file: int, pipe: int) -> None:
 
 
 class Checksum:
-    """The CRC-32 of bytes that pass, as a guard against disks that corrupt them.
+    """The CRC-32 of a stream of bytes, as a guard against disk corruption.
 
-    2.8 GB/s on one processor; BLAKE2b reaches 0.6 and SHA-256 without special instructions 0.4. It
-    detects every change within 32 bits, and misses one of 4 billion others.
+    It runs at 2.8 GB/s on one processor; BLAKE2b reaches 0.6 and SHA-256 without special
+    instructions 0.4. It detects every change within 32 bits, and misses 1 in 4 billion others.
     """
 
     def __init__(self) -> None:
         self._value = 0
 
     def add(self, data: bytes | memoryview) -> None:
-        """Add bytes."""
+        """Add bytes to the checksum."""
         self._value = zlib.crc32(data, self._value)
 
     def __str__(self) -> str:
@@ -67,7 +67,7 @@ def checksum(data: bytes) -> str:
 
 
 async def checksum_of(file: int, size: int) -> str | None:
-    """Return the checksum of the rest of a file; None if that has another size than `size`.
+    """Return the checksum of the rest of a file; None if its size differs from `size`.
 
     Raises OSError.
     """
@@ -89,20 +89,23 @@ async def checksum_of(file: int, size: int) -> str | None:
 
 
 async def from_pipe(pipe: int, file: int, most: int, passed: Checksum) -> int:
-    """Copy up to `most` bytes to a file and return their number. Raises OSError."""
+    """Copy up to `most` bytes to a file, adding them to `passed`; return their number.
+
+    Raises OSError.
+    """
     os.set_blocking(pipe, False)
     return await _into_file(lambda room: os.readv(pipe, [room]), pipe, file, most, passed)
 
 
 async def from_socket(source: socket.socket, file: int, most: int, passed: Checksum) -> int:
-    """Copy as `from_pipe` does, from a non-blocking socket."""
+    """Copy from a non-blocking socket, as `from_pipe` does."""
 
     def receive(room: memoryview) -> int:
         try:
             return source.recv_into(room)
         except BlockingIOError:
             raise
-        except OSError:  # who sends has ended
+        except OSError:  # the sender has ended
             return 0
 
     return await _into_file(receive, source.fileno(), file, most, passed)
@@ -137,7 +140,7 @@ def _splice(source: int, target: int, most: int) -> int:
 
 
 def _burst(move: Callable[[int], int], most: int, end: int, event: int) -> tuple[int, bool]:
-    """Move up to `most` bytes until `end` would block; return their number, True at the end."""
+    """Move up to `most` bytes until `end` would block; return (number, True at the end of data)."""
     moved = 0
     poller = select.poll()
     poller.register(end, event)

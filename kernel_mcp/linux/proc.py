@@ -1,4 +1,4 @@
-"""Processes held by pidfd; the state, memory and processor time of process trees from /proc."""
+"""Processes watched by pidfd; state, memory and CPU time of process trees from /proc."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _STOPPED = (b"T", b"t")
 
 
 class WatchedProcess:
-    """A process held by pidfd: its number cannot come to mean another one."""
+    """A process watched by pidfd, so that a reused pid is never mistaken for it."""
 
     def __init__(
         self,
@@ -35,7 +35,7 @@ class WatchedProcess:
         *,
         pidfd: int = -1,
     ) -> None:
-        """Hold `pid`; an existing `pidfd` is taken over. Raises ProcessLookupError."""
+        """Watch `pid`; own `pidfd` if it is given. Raises ProcessLookupError."""
         self.pid = pid
         self.gone = anyio.Event()
         self._loop = loop
@@ -50,14 +50,14 @@ class WatchedProcess:
 
     @property
     def stopped(self) -> bool:
-        """True if a signal has stopped it, until it is continued."""
+        """True if a signal has stopped it, until SIGCONT."""
         try:
             return _stat(self.pid)[0] in _STOPPED
         except ProcessLookupError:
             return False
 
     def signal(self, number: int) -> None:
-        """Send a signal; nothing happens when the process has ended."""
+        """Send a signal; do nothing if the process has ended."""
         with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(self._fd, number)
 
@@ -68,25 +68,25 @@ class WatchedProcess:
         except ProcessLookupError:
             self.signal(number)
         except OSError:
-            # before Linux 6.9: the group cannot be named by pidfd
+            # before Linux 6.9, a pidfd cannot name a group
             if not self.gone.is_set():
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.killpg(self.pid, number)
 
     def continue_parent(self) -> None:
-        """Send SIGCONT to its parent, which alone can reap it."""
+        """Send SIGCONT to its parent, the only process that can reap it."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             parent = parent_of(self.pid)
-            signal.pidfd_send_signal(self._fd, 0)  # not reaped: the number meant this process
+            signal.pidfd_send_signal(self._fd, 0)  # raises if it was reaped and its pid reused
             os.kill(parent, signal.SIGCONT)
 
     def reap(self) -> None:
-        """Reap the process if it is a child, as orphans are where the server is process 1."""
+        """Reap the process if it is a child. As pid 1, the server is the parent of orphans."""
         with contextlib.suppress(ChildProcessError):
             os.waitid(os.P_PIDFD, self._fd, os.WEXITED | os.WNOHANG)
 
     def close(self) -> None:
-        """Stop watching."""
+        """Stop watching and close the pidfd."""
         if self._fd >= 0:
             fd, self._fd = self._fd, -1
             self._loop.remove_reader(fd)
@@ -100,12 +100,12 @@ class WatchedProcess:
 
 
 def parent_of(pid: int) -> int:
-    """Return the parent of a process. Raises ProcessLookupError when it is gone."""
+    """Return the parent's pid of a process. Raises ProcessLookupError if it is gone."""
     return int(_stat(pid)[1])
 
 
 def pid_of(pidfd: int) -> int:
-    """Return the id of a pidfd's process, as numbered in this /proc; -1 when it has ended."""
+    """Return the pid of a pidfd's process in this /proc; -1 if it has ended."""
     for line in Path(f"/proc/self/fdinfo/{pidfd}").read_text().splitlines():
         name, _, value = line.partition(":")
         if name == "Pid":
@@ -122,7 +122,7 @@ _PIDFD_INFO = struct.Struct("=QQ11Ii")
 def wait_status(pidfd: int) -> int | None:
     """Return the wait(2) status of an ended process, which need not be a child.
 
-    None until it is reaped, and before Linux 6.15.
+    None before it is reaped, and before Linux 6.15.
     """
     content = bytearray(_PIDFD_INFO.size)
     struct.pack_into("=Q", content, 0, _PIDFD_INFO_EXIT)
@@ -135,7 +135,7 @@ def wait_status(pidfd: int) -> int | None:
 
 
 def pids_of_namespace(name: str, among: Iterable[int] | None = None) -> list[int]:
-    """Return the processes in the pid namespace `name`, in the form of /proc/PID/ns/pid.
+    """Return the processes in the pid namespace `name`, given as the target of /proc/PID/ns/pid.
 
     Only those `among` are examined; None examines all.
     """
@@ -169,13 +169,16 @@ def _stat(pid: int) -> list[bytes]:
 
 
 def processor_seconds(pid: int) -> float:
-    """Return the processor time of a process itself so far. Raises ProcessLookupError."""
+    """Return the CPU seconds of a process so far, without its children.
+
+    Raises ProcessLookupError.
+    """
     fields = _stat(pid)
     return (int(fields[11]) + int(fields[12])) / _TICKS
 
 
 def waits_for_machine(pid: int) -> bool:
-    """Return True for a process that can run or waits for a disk, as proc_pid_stat(5) has it.
+    """Return True if a process is runnable or in uninterruptible sleep (R, D in proc_pid_stat(5)).
 
     Raises ProcessLookupError.
     """
@@ -183,10 +186,9 @@ def waits_for_machine(pid: int) -> bool:
 
 
 def threads(pid: int) -> list[int]:
-    """Return the thread ids of a process, the first thread first; none when it is gone.
+    """Return the thread ids of a process, the first thread first; empty if it is gone.
 
-    Memory and files are not visible in the entry of a first thread that has ended, though the
-    others use them.
+    If the first thread has ended, /proc shows memory and files only in the entries of the others.
     """
     with ignore_missing:
         found = map(int, os.listdir(f"/proc/{pid}/task"))  # noqa: PTH208  # called for each process
@@ -195,9 +197,9 @@ def threads(pid: int) -> list[int]:
 
 
 def thread_times(pid: int, *, besides: str = "") -> dict[int, int]:
-    """Return nanoseconds on a processor by thread id, without threads named `besides`.
+    """Return CPU time in nanoseconds by thread id, without threads named `besides`.
 
-    Empty when the process is gone or belongs to another user.
+    Empty if the process is gone or belongs to another user.
     """
     found = {}
     for thread in threads(pid):
@@ -212,8 +214,8 @@ def thread_times(pid: int, *, besides: str = "") -> dict[int, int]:
 class ExitStatus:
     """The exit code or killing signal of a kernel.
 
-    `detail` is the end of its output, `cause` the reason known to the server. `words` describe an
-    end of which neither code nor signal is known, such as `was restarted`.
+    `detail` is a line of its output, `cause` the reason known to the server. `words` describe an
+    end without code and signal, such as `was restarted`.
     """
 
     code: int | None = None
@@ -223,13 +225,13 @@ class ExitStatus:
     words: str = field(default="", compare=False)
 
     def story(self, what: str) -> str:
-        """Return how `what` ended as a sentence, for example `the kernel was killed by SIGKILL`."""
+        """Return how `what` ended as a clause, for example `the kernel was killed by SIGKILL`."""
         if self.words:
             return f"{what} {self.words}"
         return f"{what} {'was ' if self.signal is not None else ''}{self.describe()}"
 
     def describe(self) -> str:
-        """Return how it ended in words, for example `killed by SIGKILL: out of memory`."""
+        """Return how it ended as a phrase, for example `killed by SIGKILL: out of memory`."""
         if self.words:
             return self.words
         if self.signal is not None:
@@ -248,7 +250,7 @@ class ExitStatus:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Processor seconds so far and resident bytes now; older values if not `measured`."""
+    """CPU seconds so far and resident bytes now; older values if not `measured`."""
 
     cpu_s: float = 0.0
     memory_bytes: int = 0
@@ -266,14 +268,14 @@ def resident_bytes() -> int:
 
 
 Process = tuple[int, int]
-"""Process id and the time of its start: ids are used again."""
+"""Process id and start time in ticks: Linux reuses ids."""
 
 
 class ProcessMeter:
-    """Adds up what processes use, including processor time of ended ones; for any thread.
+    """Adds up the usage of processes, including CPU time of ended ones. Thread-safe.
 
-    A parent that waits for a child takes over its time. Linux drops the time of any other, so the
-    last figures of those are kept.
+    A parent that waits for a child is charged its CPU time. Linux drops the time of other ended
+    processes, so their last figures are kept here.
     """
 
     def __init__(self) -> None:
@@ -283,7 +285,7 @@ class ProcessMeter:
         self._lost = 0
 
     def usage(self, processes: Iterable[int]) -> Usage:
-        """Return processor seconds and resident memory of `processes` and those seen before."""
+        """Return CPU seconds and resident memory of `processes` and those of earlier calls."""
         asked = set(processes)
         with self._lock:
             own: dict[Process, int] = {}
@@ -308,7 +310,7 @@ class ProcessMeter:
 
 
 def _ticks(pid: int) -> tuple[Process, int, int]:
-    """Return a process, its own ticks, and those of the children it has waited for."""
+    """Return a process, its own ticks, and those of the children that it has waited for."""
     stat = Path(f"/proc/{pid}/stat").read_bytes()
     # after the command name in parentheses: utime, stime, cutime, cstime are fields 14 to 17
     fields = stat.rpartition(b")")[2].split()
@@ -317,7 +319,7 @@ def _ticks(pid: int) -> tuple[Process, int, int]:
 
 
 def memory_lines(pid: int, file: str, names: Iterable[bytes]) -> dict[bytes, int]:
-    """Return bytes by name from a memory file of /proc, of any thread that has them; else empty."""
+    """Return bytes by name from a memory file of the first thread that has them; else empty."""
     wanted = tuple(names)
     if found := _lines(pid, file, wanted):
         return found
@@ -358,7 +360,7 @@ def family(roots: Iterable[int]) -> Iterator[int]:
 
 
 def tree(root: int, but: Container[int] = ()) -> Iterator[int]:
-    """Yield `root` and its descendants, as far as they can be found while they come and go.
+    """Yield `root` and its descendants, as far as they are found while they start and end.
 
     The processes in `but` are left out, with their descendants.
     """
@@ -372,7 +374,7 @@ def tree(root: int, but: Container[int] = ()) -> Iterator[int]:
 
 
 def orphans(roots: Iterable[int]) -> Iterator[int]:
-    """Yield the orphans of sessions led by `roots`: now children of an ancestor of `roots`."""
+    """Yield the orphans in sessions led by `roots`: now children of an ancestor of `roots`."""
     leaders = {root for root in roots if _session(root) == root}
     if not leaders:
         return

@@ -17,19 +17,19 @@ from kernel_specs import linux
 
 
 def tie_to_server() -> list[str]:
-    """Return a command prefix that kills a program when the server ends; empty without setpriv."""
+    """Return a command prefix that kills a program with the server; empty without setpriv."""
     setpriv = find_program("setpriv")
     return [] if setpriv is None else [setpriv, "--pdeathsig", "KILL", "--"]
 
 
 def free_descriptors() -> int:
-    """Return how many files this process may still open."""
+    """Return the number of descriptors that this process may still open."""
     most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     held = sum(1 for _ in Path("/proc/self/fd").iterdir())
     return sys.maxsize if most == resource.RLIM_INFINITY else most - held
 
 
-# The C heap: unused memory goes back to the system. glibc by default keeps a heap per thread.
+# The C heap: return unused memory to the system. By default glibc uses a heap per thread.
 SWITCH_S = 0.0005
 """Thread switch interval in seconds, a tenth of Python's default."""
 _LARGE_BYTES = 1 << 20
@@ -44,13 +44,13 @@ def keep_small() -> None:
 
 
 def allow_many_files() -> None:
-    """Raise RLIMIT_NOFILE to its hard limit: a session takes some twenty descriptors."""
+    """Raise RLIMIT_NOFILE to its hard limit: a session uses some twenty descriptors."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def switch_often() -> None:
-    """Let other threads delay the event loop or a check by at most `SWITCH_S`."""
+    """Set the interpreter's switch interval to `SWITCH_S`, which bounds delays by other threads."""
     sys.setswitchinterval(SWITCH_S)
 
 
@@ -87,7 +87,7 @@ def take_variable(name: str) -> str | None:
 
 
 def _overwrite(field: int, given: Sequence[tuple[str, str]]) -> None:
-    """Put asterisks into memory of this process that begins and ends at two fields of its stat."""
+    """Replace secrets by asterisks in the memory between two addresses in this process's stat."""
     fields = Path("/proc/self/stat").read_bytes().rpartition(b")")[2].split()
     start, end = map(int, fields[field : field + 2])
     with open("/proc/self/mem", "r+b", buffering=0) as memory:
@@ -99,7 +99,7 @@ def _overwrite(field: int, given: Sequence[tuple[str, str]]) -> None:
         memory.write(raw[1:])
 
 
-# Programs to start: none from the current folder, which may be a clone of anything.
+# Programs to start. None is taken from the current folder, which may be an untrusted clone.
 _RUN = (
     "import sys; sys.path = [place for place in sys.path if place]; from runpy import run_module; "
     "run_module(sys.argv.pop(1), run_name='__main__', alter_sys=True)"
@@ -114,9 +114,9 @@ def find_program(name: str) -> str | None:
 def search_path(environ: Mapping[str, str]) -> str:
     """Return PATH without relative entries, and without those of projects and environments.
 
-    A shell adds entries of the project it is in: `.venv/bin`, `node_modules/.bin`. The current
+    A shell may add entries of the current project: `.venv/bin`, `node_modules/.bin`. The current
     folder counts as a project unless it is the home folder or above it. Virtual environments are
-    left out wherever they are, as they may belong to a project above.
+    always left out, as they may belong to a project above.
     """
     project = _project(environ)
     entries = environ.get("PATH", os.defpath).split(os.pathsep)
@@ -133,21 +133,21 @@ def foreign_environment() -> dict[str, str]:
 
 
 def _project(environ: Mapping[str, str]) -> str:
-    """Return the current folder if it may be a project's; else ""."""
+    """Return the current folder if it may be a project; else ""."""
     try:
         folder = os.path.realpath(Path.cwd())
-    except OSError:  # it was removed
+    except OSError:  # the current folder was removed
         return ""
     home = os.path.realpath(environ.get("HOME") or "/")
     return "" if Path(home).is_relative_to(folder) else folder
 
 
 def _of_a_venv(entry: str) -> bool:
-    """Return True if a path, before or after links, is the `bin` of a virtual environment."""
+    """Return True if a path, before or after links are resolved, is in a virtual environment."""
     try:
         places = (Path(os.path.normpath(entry)), Path(os.path.realpath(entry)))
         return any(place.with_name("pyvenv.cfg").exists() for place in places)
-    except (OSError, ValueError):  # no folder that can be looked at, or the root
+    except (OSError, ValueError):  # not accessible, or the root
         return False
 
 
@@ -160,7 +160,7 @@ def _leads_into(project: str, entry: str) -> bool:
 def own_module(module: str, *arguments: str) -> list[str]:
     """Return the command that runs a module of this project.
 
-    A namesake in the current folder is ignored.
+    A module of the same name in the current folder is ignored.
     """
     return [sys.executable, "-c", _RUN, module, *arguments]
 
@@ -173,7 +173,7 @@ _BARE = (
 )
 _LIBRARIES = ("site-packages", "dist-packages")
 _REQUIRED = "anyio"
-"""A package that marks the folders in which this project's requirements are installed."""
+"""A package that identifies the folders in which this project's requirements are installed."""
 _OBEYED = ("SSL_CERT_FILE", "SSL_CERT_DIR", "UV_CONFIG_FILE", "NETRC")
 """Variables that name files with trusted certificates, package sources or credentials."""
 
@@ -191,7 +191,7 @@ def bare_program(module: str, *arguments: str, packages: bool = False) -> list[s
 
 
 def own_places() -> tuple[Path, ...]:
-    """Return the paths of what this process and its programs run or obey.
+    """Return the paths of the code and settings that this process and its programs use.
 
     No session may change them.
     """
@@ -223,12 +223,12 @@ def _libraries() -> list[str]:
 
 
 # Signals: supervisors block SIGINT or SIGTERM, shells ignore SIGINT for background jobs. Kernels
-# would inherit that and could not be interrupted.
+# would inherit this, and could not be interrupted.
 _LEFT = frozenset(
     {
-        signal.SIGPIPE,  # Python ignores these two, and gives its children the default back
+        signal.SIGPIPE,  # Python ignores both, and restores the default in its children
         signal.SIGXFSZ,
-        signal.SIGTSTP,  # a job of a shell without a terminal to stop it
+        signal.SIGTSTP,  # job control of a shell
         signal.SIGTTIN,
         signal.SIGTTOU,
     }
@@ -236,14 +236,14 @@ _LEFT = frozenset(
 
 
 def is_terminal(stream: TextIO | None) -> bool:
-    """Return True for a terminal; False for what is none, or is None as it was closed."""
+    """Return True for a terminal; False for None, as for a closed stream."""
     return stream is not None and stream.isatty()
 
 
 def plain_signals() -> None:
-    """Block and ignore no signal; no effect outside the main thread.
+    """Unblock all signals and ignore none; no effect outside the main thread.
 
-    Call it before the first thread and process, which inherit both.
+    Call it before the first thread and process, which would inherit both.
     """
     if threading.current_thread() is not threading.main_thread():
         return

@@ -1,6 +1,6 @@
-"""Make, remove and hand over file trees that hostile code has built: any depth, any link, any mode.
+"""Create, remove and hand over file trees built by hostile code: any depth, links and modes.
 
-No symlink is followed and no path grows with the depth of the tree. The calls block.
+No symlink is followed, and no path grows with the depth of the tree. The calls block.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pathlib import Path
 
 from kernel_specs import linux
 
-# Open beneath a changing folder: openat2(2) in one step, else one openat(2) per component.
+# Open below a folder that may change: one openat2(2), or one openat(2) per component.
 _NO_XDEV, _NO_MAGICLINKS, _NO_SYMLINKS, _BENEATH = 0x01, 0x02, 0x04, 0x08
 _RESOLVE = _NO_XDEV | _NO_MAGICLINKS | _NO_SYMLINKS | _BENEATH
 _ALWAYS = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY
@@ -25,10 +25,10 @@ _PATH_ONLY = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _CHUNK_BYTES = 4000
 """Longest path given to one call; PATH_MAX is 4096."""
 _ATTEMPTS = 16
-"""openat2 answers EAGAIN when a rename raced with it."""
+"""Maximum attempts: openat2 fails with EAGAIN if a rename raced with it."""
 
 Opener = Callable[[int, Sequence[bytes], int], int]
-"""Opens some components below a folder's descriptor with flags; raises OSError."""
+"""Function that opens components below a folder's descriptor with flags; raises OSError."""
 
 
 def open_beneath(
@@ -37,7 +37,7 @@ def open_beneath(
     """Open `parts` below the descriptor `folder`, never through a link or another file system.
 
     Opening never blocks, whatever the file is. Any depth works. Raises OSError: ELOOP or ENOTDIR
-    for a link, EXDEV for another file system, and what open(2) says.
+    for a link, EXDEV for another file system, and the errors of open(2).
     """
     names = [os.fsencode(part) for part in parts]
     for name in names:
@@ -89,7 +89,7 @@ def _chunks(names: Sequence[bytes]) -> Iterator[list[bytes]]:
 
 
 def with_openat2(folder: int, names: Sequence[bytes], flags: int) -> int:
-    """Open by one openat2 call. Raises OSError."""
+    """Open by one openat2 call; the error after `_ATTEMPTS` races is EAGAIN. Raises OSError."""
     path = b"/".join(names)
     for _ in range(_ATTEMPTS - 1):
         with contextlib.suppress(BlockingIOError, InterruptedError):
@@ -127,13 +127,13 @@ def _check_device(fd: int, device: int) -> None:
 
 @cache
 def _default_opener() -> Opener:
-    """Return `with_openat2` if that works: some container runtimes forbid it."""
+    """Return `with_openat2` if it works here: some container runtimes forbid it."""
     probe = os.open("/", _PATH_ONLY)
     try:
         os.close(with_openat2(probe, [b"."], _PATH_ONLY))
     except OSError as error:
         if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):
-            raise  # which says nothing of the system: ask again
+            raise  # a shortage, not a property of the system: test again at the next call
         return by_walking
     finally:
         os.close(probe)
@@ -141,14 +141,14 @@ def _default_opener() -> Opener:
 
 
 _NOT_HERE = (errno.EINVAL, errno.ENOSYS, errno.EPERM)
-"""Errors of renameat2(2) on file systems without exchange, on old systems and under filters."""
+"""Errors of renameat2(2) on file systems without exchange, old systems and under filters."""
 
 
 def take_place(newcomer: Path, place: Path) -> Path | None:
-    """Move the folder `newcomer` to `place`; return the path of the folder that was there.
+    """Move the folder `newcomer` to `place`; return the new path of the folder from there.
 
-    The two are exchanged, which takes a tenth of the time of replacing. Where Linux cannot do that,
-    `place` must be empty, is replaced, and None is returned. Raises OSError.
+    The two are exchanged, which takes a tenth of the time of replacing. If Linux cannot exchange
+    them, `place` must be empty, is replaced, and None is returned. Raises OSError.
     """
     try:
         linux.exchange(os.fsencode(newcomer), os.fsencode(place))
@@ -164,7 +164,7 @@ def take_place(newcomer: Path, place: Path) -> Path | None:
 
 _OPEN_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _BATCH = 4096
-"""Entries held in memory at a time."""
+"""Maximum number of entries in memory at a time."""
 
 
 def make_private(path: Path) -> None:
@@ -174,7 +174,7 @@ def make_private(path: Path) -> None:
 
 
 def remove_tree(path: Path) -> None:
-    """Remove a folder with all it holds, if it exists. Raises OSError when something stays."""
+    """Remove a folder and its content, if it exists. Raises OSError if something remains."""
     try:
         empty_tree(path)
     except FileNotFoundError:
@@ -183,9 +183,9 @@ def remove_tree(path: Path) -> None:
 
 
 def empty_tree(path: Path) -> None:
-    """Remove all that a folder holds. Raises OSError when something stays.
+    """Remove the content of a folder. Raises OSError if something remains.
 
-    Nested folders are moved up to the top first: two open folders serve any depth.
+    Nested folders are moved to the top first, so that two open folders suffice for any depth.
     """
     top = _open_folder(str(path))
     names = (f".{secrets.token_hex(8)}-{number}" for number in itertools.count())
@@ -207,7 +207,7 @@ def _flatten(folder: str, top: int, names: Iterator[str]) -> None:
         while found := _some_entries(fd):
             for name, is_folder in found:
                 if is_folder:
-                    # moving a folder rewrites its "..", which takes write permission on it
+                    # moving a folder rewrites its "..", which requires write permission on it
                     _make_accessible(name, fd)
                     os.rename(name, next(names), src_dir_fd=fd, dst_dir_fd=top)
                 else:
@@ -225,9 +225,9 @@ def _some_entries(fd: int) -> list[tuple[str, bool]]:
 
 
 def give_tree(path: Path, *, uid: int, gid: int) -> None:
-    """Change the owner of a folder and all it holds, its own entry last. Raises OSError.
+    """Change the owner of a folder and its content, the folder itself last. Raises OSError.
 
-    Nothing is done when the folder has that owner.
+    Does nothing if the folder already has that owner.
     """
     if path.lstat().st_uid == uid:
         return
@@ -260,14 +260,14 @@ def _give_entries(fd: int, uid: int, gid: int) -> list[str]:
 
 
 def _replace(fd: int, name: str) -> int:
-    """Open a neighbour of the folder `fd` and close `fd`."""
+    """Open a subfolder or the parent of the folder `fd`, and close `fd`."""
     opened = _open_folder(name, fd)
     os.close(fd)
     return opened
 
 
 def _open_folder(name: str, parent: int | None = None) -> int:
-    """Open a folder for listing, whatever mode it was left with."""
+    """Open a folder for listing, whatever its mode."""
     try:
         fd = os.open(name, _OPEN_FOLDER, dir_fd=parent)
     except PermissionError:
@@ -281,7 +281,7 @@ def _open_folder(name: str, parent: int | None = None) -> int:
 
 
 def _make_accessible(name: str, parent: int | None) -> None:
-    """Add the owner's rights to a folder through a handle that needs none."""
+    """Add the owner's rights to a folder through a handle that requires none."""
     handle = os.open(name, os.O_PATH | _OPEN_FOLDER, dir_fd=parent)
     try:
         mode = stat.S_IMODE(os.fstat(handle).st_mode)

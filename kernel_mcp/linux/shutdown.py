@@ -1,4 +1,4 @@
-"""Shutdown of a server process: the signals that begin it, listeners, and a watchdog alarm."""
+"""Shutdown of a server process: the signals that start it, a callback, and a watchdog alarm."""
 
 from __future__ import annotations
 
@@ -17,16 +17,20 @@ SHUTDOWN_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT
 BEAT_S = 1.0
 """Seconds between two heartbeats of the event loop."""
 STILL_S = 2.0
-"""Seconds of processor time without a heartbeat until the stack is written to stderr. A signal
-handler writes it: `faulthandler.dump_traceback_later` uses a thread that reads frames while they
-change, which has ended servers by SIGSEGV on a busy machine."""
+"""CPU seconds without a heartbeat until the stack is written to stderr.
+
+A signal handler writes it. `faulthandler.dump_traceback_later` uses a thread that reads frames
+while they change, which has crashed servers (SIGSEGV) on a busy machine.
+"""
 ALARM_S = 5.0
-"""Seconds without a heartbeat during shutdown until SIGALRM ends the process. Work in progress is
-not cut short: it has limits of its own, or its client stops waiting."""
+"""Seconds without a heartbeat during shutdown until SIGALRM kills the process.
+
+Work on the event loop is not cut short: it has limits of its own, or its client stops waiting.
+"""
 EXIT_S = 30.0
-"""The same after the event loop has ended: Python waits for threads, such as a self-test's."""
+"""As `ALARM_S`, after the event loop has ended: Python waits for threads, such as self-tests."""
 AGAIN_S = 0.5
-"""Seconds until a second SIGINT counts: programs that start servers pass on the first one twice."""
+"""Seconds until a second SIGINT counts: programs that start servers pass on the first twice."""
 _STDERR = 2
 INTERRUPTED = 128 + signal.SIGINT
 
@@ -34,14 +38,14 @@ logger = logging.getLogger(__name__)
 
 
 class Shutdown:
-    """The shutdown of this process, which a signal or `begin` starts.
+    """The shutdown of this process, started by a signal or by `begin`.
 
-    It uses Python's signal handlers, not the event loop's: they run during a long match of a
+    It uses Python's signal handlers, not the event loop's, as these run during a long match of a
     regular expression, too. Unless the loop is running (see `run`), a signal raises SystemExit.
     """
 
     def __init__(self, code: int | None = None) -> None:
-        """Without a running loop a signal exits with `code`, by default 128 plus its number."""
+        """Without a running loop, a signal exits with `code`, by default 128 plus its number."""
         self.begun = False
         self._code = code
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -59,7 +63,7 @@ class Shutdown:
         return INTERRUPTED if self._interrupted and self._code is None else 0
 
     def take_signals(self) -> None:
-        """Handle the signals of `SHUTDOWN_SIGNALS` here; no effect outside the main thread."""
+        """Handle `SHUTDOWN_SIGNALS` with this object; no effect outside the main thread."""
         if threading.current_thread() is threading.main_thread():
             for number in SHUTDOWN_SIGNALS:
                 signal.signal(number, self._on_signal)
@@ -68,7 +72,7 @@ class Shutdown:
             self._watched = True
 
     def begin(self) -> None:
-        """Start the shutdown, once; the callback of `on_begin` is called on the event loop."""
+        """Start the shutdown, once; the callback of `on_begin` runs on the event loop."""
         if self.begun:
             return
         self.begun = True
@@ -77,13 +81,13 @@ class Shutdown:
             self._loop.call_soon_threadsafe(self._on_begin)
 
     def on_begin(self, callback: Callable[[], None]) -> None:
-        """Register a callback for the start of the shutdown; if that has begun, call it now."""
+        """Register a callback for the start of the shutdown; call it now if that has begun."""
         self._callback = callback
         if self.begun:
             callback()
 
     async def run(self, serve: Callable[[], Awaitable[None]]) -> None:
-        """Await `serve`; meanwhile signals are delivered to its event loop, which is monitored."""
+        """Await `serve`; meanwhile signals call back on its event loop, which is monitored."""
         self._loop = asyncio.get_running_loop()
         beating = self._loop.create_task(self._heartbeats())
         try:
@@ -110,21 +114,21 @@ class Shutdown:
             raise SystemExit(128 + number if self._code is None else self._code)
 
     def _on_unraisable(self, error: sys.UnraisableHookArgs) -> None:
-        """Suppress the report of a SystemExit raised in a callback, which it cannot leave.
+        """Ignore a SystemExit raised in a callback from which it cannot propagate.
 
-        The event loop ends as soon as it starts then, since the shutdown has `begun`.
+        The event loop then ends as soon as it starts, since the shutdown has `begun`.
         """
         if not (self.begun and isinstance(error.exc_value, SystemExit)):
             sys.__unraisablehook__(error)
 
     def _on_begin(self) -> None:
-        if self._number:  # not in the handler, which may interrupt the writing of another line
+        if self._number:  # not in the handler, which may have interrupted another log call
             logger.info("stopping on %s", signal.Signals(self._number).name)
         self._beat.set()
         self._callback()
 
     async def _heartbeats(self) -> None:
-        """Send heartbeats: they defer the alarm and the stack dump while the event loop runs."""
+        """Postpone the alarm and the stack dump at intervals, as long as the event loop runs."""
         while True:
             self._watch(STILL_S)
             if self.begun:
@@ -139,12 +143,12 @@ class Shutdown:
                 logger.warning("the event loop stood still for %.1f s: see above", passed - pause)
 
     def _watch(self, seconds: float) -> None:
-        """Schedule a stack dump after so much processor time; 0 cancels it."""
+        """Schedule a stack dump after `seconds` of CPU time; 0 cancels it."""
         if self._watched:
             signal.setitimer(signal.ITIMER_VIRTUAL, seconds)
 
     def _notify(self) -> None:
-        """Tell a user who has pressed Ctrl-C, once, why the shutdown takes time."""
+        """Print once, after a first Ctrl-C, why the shutdown takes time."""
         waited = time.monotonic() - self._interrupted
         if self._interrupted and not self._notified and waited >= AGAIN_S:
             self._notified = True
@@ -152,6 +156,6 @@ class Shutdown:
 
 
 def _set_alarm(seconds: float) -> None:
-    """Arm SIGALRM to end the process after so many seconds; the next call replaces this timer."""
+    """Arm SIGALRM to kill the process after `seconds`; a later call replaces the timer."""
     if threading.current_thread() is threading.main_thread():
         signal.setitimer(signal.ITIMER_REAL, seconds)

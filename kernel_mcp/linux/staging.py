@@ -1,7 +1,7 @@
 """`staging FOLDER FDS COMMAND…`: run a command that sees detached mounts in a folder.
 
-The mounts are visible to the command only. It is started by `bare_program` before every sandbox
-that gets such mounts, so it imports little.
+Only the command sees the mounts. `bare_program` starts this module before each sandbox with such
+mounts, so it imports little.
 """
 
 from __future__ import annotations

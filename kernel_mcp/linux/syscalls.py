@@ -1,8 +1,8 @@
 """Numbers of the system calls that the filters treat specially, per architecture.
 
-Each entry is (x86-64, aarch64). Source: arch/x86/entry/syscalls/syscall_64.tbl and
-include/uapi/asm-generic/unistd.h of Linux 6.17.
-The aarch64 column has not been run on such a machine. None: the architecture has no such call.
+Each entry is (x86-64, aarch64); None if the architecture has no such call. Source:
+arch/x86/entry/syscalls/syscall_64.tbl and include/uapi/asm-generic/unistd.h of Linux 6.17. The
+aarch64 column was not tested on such a machine.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _REFUSED: _Table = {
     "userfaultfd": (323, 282),
     "ustat": (136, None),
     "vmsplice": (278, 75),
-    # System V IPC: its memory belongs to no process, so that it cannot be measured
+    # System V IPC: its memory belongs to no process and cannot be measured
     "msgctl": (71, 187),
     "msgget": (68, 186),
     "msgrcv": (70, 188),
@@ -98,7 +98,7 @@ _REFUSED: _Table = {
     "swapon": (167, 224),
     "syslog": (103, 116),
     "vhangup": (153, 58),
-    # files past the mount namespace, memory placement
+    # files outside the mount namespace, memory placement
     "fanotify_init": (300, 262),
     "fanotify_mark": (301, 263),
     "mbind": (237, 235),
@@ -187,10 +187,10 @@ _OF_LANDLOCK: _Table = {
 """Further calls that the second filter of a kernel under Landlock treats specially."""
 
 REFUSED = frozenset(_REFUSED)
-"""Calls that are refused whatever their arguments."""
+"""Calls that are refused whatever their arguments are."""
 
 LAST_KNOWN = 469
-"""file_setattr, the newest call looked at (Linux 6.17); both architectures share numbers ≥ 424."""
+"""file_setattr, the newest call examined (Linux 6.17); architectures share numbers from 424 on."""
 
 
 def _column(index: int) -> dict[str, int]:
@@ -222,5 +222,5 @@ AARCH64 = Architecture(
 
 
 def architecture(machine: str) -> Architecture | None:
-    """Return the table of a machine as `uname -m` names it; None if there is none."""
+    """Return the table of a machine as named by `uname -m`; None if there is none."""
     return {"x86_64": X86_64, "aarch64": AARCH64}.get(machine)

@@ -1,6 +1,6 @@
 """Measure the size of a folder while hostile code changes it.
 
-Everything is reached by descriptor and one name at a time. So no link is followed, any depth
+Each file is opened by a descriptor of its folder and one name. So no link is followed, any depth
 works, and few descriptors are open at once.
 """
 
@@ -20,7 +20,7 @@ from kernel_mcp.records import dataclass
 
 
 def everything(folder: Path) -> Iterator[os.DirEntry[str]]:
-    """Yield all entries below a folder, parents first; follows no link, skips what vanishes."""
+    """Yield all entries below a folder, parents first; follow no link, skip vanished entries."""
     waiting = [str(folder)]
     while waiting:
         with suppress(FileNotFoundError, NotADirectoryError), os.scandir(waiting.pop()) as entries:
@@ -31,15 +31,15 @@ def everything(folder: Path) -> Iterator[os.DirEntry[str]]:
 
 
 BLOCK = 512
-"""Unit of `st_blocks`, whatever the file system."""
+"""Unit of `st_blocks` in bytes, on every file system."""
 LARGE = 1024 * 1024
-"""Bytes from which on files are reported one by one."""
+"""Size in bytes from which files are reported one by one."""
 MOST_STEPS = 2_000_000
-"""Path components that one walk resolves at most: some 2 000 folders within each other."""
+"""Maximum number of path components that one walk resolves: some 2,000 nested folders."""
 MOST_OPEN = 16
-"""Folders on the way down that are kept open; others are opened again on the way up."""
+"""Maximum number of open folders on the way down; others are opened again on the way up."""
 ATTEMPTS = 16
-"""chmod calls on a folder whose rights hostile code keeps taking away."""
+"""Maximum number of chmod calls on a folder whose rights hostile code keeps revoking."""
 MOST_ENTRIES = 100_000
 LEAST_ENTRIES = 10_000
 BYTES_PER_ENTRY = 8 * 1024
@@ -47,7 +47,7 @@ _FOLDER = os.O_RDONLY | os.O_DIRECTORY
 _HANDLE = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW
 _NEEDED = stat.S_IRUSR | stat.S_IXUSR
 _GONE = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EXDEV})
-"""Moved, replaced, or another file system."""
+"""Errors for an entry that was moved or replaced, or is on another file system."""
 
 File = tuple[int, int]
 """Device and inode."""
@@ -69,7 +69,7 @@ class TreeSize:
 
 
 def entries_within(size: int) -> int:
-    """Return the maximal number of entries for a folder that may hold `size` bytes."""
+    """Return the maximum number of entries for a folder with a limit of `size` bytes."""
     return min(max(size // BYTES_PER_ENTRY, LEAST_ENTRIES), MOST_ENTRIES)
 
 
@@ -81,11 +81,11 @@ def measure(
     large: dict[File, int] | None = None,
     opener: Opener | None = None,
 ) -> TreeSize:
-    """Add up what the open folder `root` holds; links to one file count once. Blocks.
+    """Measure the content of the open folder `root`; hard links of a file count once. Blocks.
 
-    The walk ends early past either limit. Sizes of `LARGE` files are put into `large`. Folders of
-    this user get the owner's rights back. Raises OSError, MemoryError when the server lacks
-    something, such as descriptors.
+    The walk ends early beyond either limit. Sizes of `LARGE` files are put into `large`. On folders
+    of this user, missing rights of the owner are restored. Raises OSError and MemoryError for
+    shortages of the server, such as of descriptors.
     """
     size = entries = 0
     seen: set[File] = set()
@@ -97,7 +97,7 @@ def measure(
             if held >= LARGE or (info.st_nlink > 1 and not stat.S_ISDIR(info.st_mode)):
                 key = (info.st_dev, info.st_ino)
                 if key in seen:
-                    continue  # another name of it, or it has been moved meanwhile
+                    continue  # another name of a file, or moved meanwhile
                 seen.add(key)
                 if large is not None and held >= LARGE:
                     large[key] = held
@@ -117,7 +117,7 @@ class _WalkLimitExceeded(Exception):
 
 @dataclass(slots=True)
 class _Level:
-    """A folder on the way from the root: its folders still to be visited, and -1 when closed."""
+    """A folder on the way from the root: `below` are its folders to visit; `fd` is -1 if closed."""
 
     name: str
     fd: int
@@ -125,7 +125,7 @@ class _Level:
 
 
 class _Walk:
-    """Visits each folder once, depth first; `unreadable` counts those that cannot be read."""
+    """Visits each folder once, depth first; `unseen` counts unreadable folders."""
 
     def __init__(self, root: int, opener: Opener | None) -> None:
         self.unseen = 0
@@ -136,7 +136,7 @@ class _Walk:
         self._seen: set[File] = set()
 
     def run(self) -> Iterator[os.stat_result]:
-        """Yield the lstat of each entry below the root. Raises _TooMuch and OSError."""
+        """Yield the lstat of each entry below the root. Raises _WalkLimitExceeded, OSError."""
         with _moving():
             yield from self._visit(self._root, "")
         while self._levels:
@@ -151,7 +151,7 @@ class _Walk:
                 yield from self._visit(level.fd, name)
 
     def close(self) -> None:
-        """Close what is open."""
+        """Close all open folders."""
         for level in self._levels:
             self._close(level)
 
@@ -166,7 +166,7 @@ class _Walk:
             self._close(self._levels[-1 - MOST_OPEN])
         info = os.fstat(fd)
         if (info.st_dev, info.st_ino) in self._seen:
-            return  # it has been moved to here meanwhile
+            return  # visited already, and moved here meanwhile
         self._seen.add((info.st_dev, info.st_ino))
         with os.scandir(fd) as entries:
             for entry in entries:
@@ -182,7 +182,7 @@ class _Walk:
                 yield found
 
     def _opened(self, parent: int, name: str) -> int:
-        """Open a folder; return -1 if it is unreadable and another user's."""
+        """Open a folder; return -1 if it is unreadable and owned by another user."""
         names = (name,) if name else ()
         self._spend(len(names))
         for _ in range(ATTEMPTS):
@@ -229,7 +229,7 @@ class _Walk:
 
 @contextlib.contextmanager
 def _moving() -> Iterator[None]:
-    """Suppress errors of what is moved or replaced meanwhile."""
+    """Suppress errors about entries that are moved or replaced meanwhile."""
     try:
         yield
     except OSError as error:
@@ -238,7 +238,7 @@ def _moving() -> Iterator[None]:
 
 
 def _looked_at(folder: int, entry: os.DirEntry[str]) -> os.stat_result | None:
-    """Return the lstat of an entry; None if the folder is unreadable and another user's."""
+    """Return the lstat of an entry; None if the folder is unreadable and owned by another user."""
     for _ in range(ATTEMPTS):
         with contextlib.suppress(PermissionError):
             return entry.stat(follow_symlinks=False)
