@@ -16,14 +16,17 @@ from kernel_mcp.records import dataclass
 
 BACKSTOP = 1.2
 LEAST_ABOVE = 128 * MIB
-"""Bytes that all processes may hold above the budget at least, else 1.2 times the budget: RLIMIT_AS
-acts first, in a process that can go on after it."""
+"""Margin of the group's memory limit above the budget.
+
+The limit is `BACKSTOP` times the budget, or `LEAST_ABOVE` bytes more if that is higher. RLIMIT_AS
+acts first, in a process that can continue afterwards.
+"""
 MOST_TCP = 64 * MIB
-"""Buffers of TCP connections, which version 1 does not count as memory."""
+"""Maximum bytes in buffers of TCP connections, which version 1 does not count as memory."""
 PERIOD_US = 100_000
-"""Period of the processor quota, the default of both versions."""
+"""Period of the CPU quota in microseconds, the default of both versions."""
 EQUAL, BEHIND = 1.0, 0.125
-"""Weights of a kernel's CPU share, relative to the default."""
+"""CPU weights of a kernel, relative to the default."""
 SHELL = Path("/bin/sh")
 _ENTER = """
 count=$1
@@ -44,7 +47,7 @@ def backstop(budget: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """CPU seconds that a group has used, and the bytes that it holds; None without a controller."""
+    """CPU seconds that a group has used, and bytes that it holds; None without the controller."""
 
     cpu_s: float | None = None
     memory_bytes: int | None = None
@@ -54,11 +57,11 @@ class KernelGroup:
     """The control group of one kernel, a folder per hierarchy. Reads and writes raise OSError."""
 
     def __init__(self, folders: dict[str, Path], *, unified: frozenset[str]) -> None:
-        """`folders` is by controller; the controllers in `unified` are of version 2."""
+        """`folders` are by controller; the controllers in `unified` are of version 2."""
         self._folders = folders
         self._unified = unified
         self._kills = ""
-        """The file that counts OOM kills; read after each cell, hence no Path."""
+        """The file that counts OOM kills; a string, as it is read after each cell."""
         if "memory" in folders:
             name = "memory.events" if "memory" in unified else "memory.oom_control"
             self._kills = str(folders["memory"] / name)
@@ -97,7 +100,7 @@ class KernelGroup:
                     cgroupfs.write(folder / "cgroup.procs", pid)
 
     def limit_cpus(self, cpus: float) -> None:
-        """Set the number of processors that it may keep busy; 0 means no limit."""
+        """Set the maximum number of busy processors; 0 means no limit."""
         if "cpu" not in self._folders:
             return
         if cpus:
@@ -117,14 +120,14 @@ class KernelGroup:
 
     @property
     def enters_by_fds(self) -> bool:
-        """Return True if processes can enter it by `entry_fds`: every hierarchy is version 1."""
+        """Return True if processes can enter by `entry_fds`: every hierarchy is version 1."""
         return bool(self._folders) and not self._unified
 
     def entry_fds(self) -> list[int]:
-        """Return descriptors of version 1 files; a single-threaded process that writes 0 enters.
+        """Return descriptors of version 1 files, by which processes enter the group.
 
-        It enters at once, whereas the move of another process takes some 10 ms. The caller closes
-        them.
+        A single-threaded process that writes 0 enters at once, whereas moving another process takes
+        some 10 ms. The caller closes them.
         """
         made: list[int] = []
         try:
@@ -142,15 +145,15 @@ class KernelGroup:
         return [folder / "cgroup.procs" for folder in self._places(unified=True)]
 
     def sample(self) -> Sample:
-        """Figures of the group so far; file caches do not count as memory."""
+        """Return the current figures of the group; file caches do not count as memory."""
         return Sample(self.cpu_s(), self._memory())
 
     def peak(self) -> int:
-        """Return the most bytes ever held, file caches included; 0 if Linux has no figure."""
+        """Return the peak memory in bytes, file caches included; 0 if Linux does not report it."""
         if "memory" not in self._folders:
             return 0
         unified = "memory" in self._unified
-        name = "memory.peak" if unified else "memory.max_usage_in_bytes"  # peak: Linux 5.19
+        name = "memory.peak" if unified else "memory.max_usage_in_bytes"  # memory.peak: Linux 5.19
         with ignore_missing:
             return int(cgroupfs.read(self._folders["memory"] / name))
         return 0
@@ -186,21 +189,21 @@ class KernelGroup:
         folder = self._folders["memory"]
         if "memory" in self._unified:
             cgroupfs.write(folder / "memory.max", size)
-            with contextlib.suppress(OSError):  # a system without swap accounting
+            with contextlib.suppress(OSError):  # no swap accounting
                 cgroupfs.write(folder / "memory.swap.max", 0)
             return
         cgroupfs.write(folder / "memory.limit_in_bytes", size)
         try:
             cgroupfs.write(folder / "memory.memsw.limit_in_bytes", size)
-        except OSError:  # the same
+        except OSError:  # no swap accounting
             cgroupfs.write(folder / "memory.swappiness", 0)
-        with contextlib.suppress(OSError):  # a system without IP, or one that has given this up
+        with contextlib.suppress(OSError):  # no TCP accounting: no IP, or removed from Linux
             cgroupfs.write(folder / "memory.kmem.tcp.limit_in_bytes", min(size, MOST_TCP))
 
     def allow_memory(self, size: int) -> None:
-        """Set the memory limit in bytes, unless processes hold that much already.
+        """Set the memory limit in bytes, unless processes already hold that much.
 
-        Linux would then try in vain to reclaim memory, or kill one of them.
+        Linux would then try in vain to reclaim memory, or kill a process.
         """
         if "memory" not in self._folders or (self._memory() or 0) >= size:
             return
@@ -210,13 +213,13 @@ class KernelGroup:
             return
         names = ["memory.limit_in_bytes", "memory.memsw.limit_in_bytes"]
         if size > int(cgroupfs.read(folder / names[0])):
-            names.reverse()  # the second is never below the first
+            names.reverse()  # memsw must never be below the memory limit
         for name in names:
             if (folder / name).exists():
                 cgroupfs.write(folder / name, size)
 
     def limit_processes(self, most: int) -> None:
-        """Set the limit of processes and threads; 0 means no limit."""
+        """Set the maximum number of processes and threads; 0 means no limit."""
         if "pids" in self._folders:
             cgroupfs.write(self._folders["pids"] / "pids.max", most or "max")
 
@@ -229,7 +232,7 @@ class KernelGroup:
         try:
             cgroupfs.write(folder / "cpu.cfs_quota_us", quota)
         except OSError as error:
-            if error.errno != errno.EINVAL:  # a group above this one may keep fewer busy
+            if error.errno != errno.EINVAL:  # a parent group may have a lower quota
                 raise
 
     def weigh(self, part: float) -> None:
@@ -240,8 +243,8 @@ class KernelGroup:
             cgroupfs.write(self._folders["cpu"] / "cpu.shares", max(2, int(1024 * part)))
 
     def cpu_s(self) -> float | None:
-        """Return the CPU seconds used so far; None without a controller."""
-        for controller in self._unified:  # told in every group of version 2
+        """Return the CPU seconds used so far; None without a controller that counts them."""
+        for controller in self._unified:  # every group of version 2 counts it
             return cgroupfs.table(self._folders[controller] / "cpu.stat")["usage_usec"] / 1e6
         if "cpuacct" in self._folders:
             return int(cgroupfs.read(self._folders["cpuacct"] / "cpuacct.usage")) / 1e9

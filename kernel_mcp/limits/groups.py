@@ -1,6 +1,7 @@
-"""The control groups of one server: one of its own, and one for each kernel below it.
+"""The control groups of one server: its own, and one for each kernel below it.
 
-All of them lie below the group the server was started in. Files are small and answer at once.
+All are below the group in which the server was started. Reads and writes are fast: the files are
+small.
 """
 
 from __future__ import annotations
@@ -30,15 +31,15 @@ _OF_A_SERVER = re.compile(rf"{PREFIX}\d+-(?P<run>[0-9a-z]+)")
 RECORD = "cgroups"
 """File of a run directory that names the server's groups."""
 SERVER_WEIGHT = 1000
-"""CPU weight of the server where it is a sibling of its kernels, which have 100."""
+"""CPU weight of the server among its kernels, which have 100 each."""
 REMOVAL_TRIES = 20
 REMOVAL_PAUSE_S = 0.01
-"""Seconds between attempts: Linux does not signal when an empty group can be removed."""
+"""Seconds between attempts: Linux sends no event when an empty group becomes removable."""
 _SERVER = "server"
 
 
 class GroupsUnavailable(Exception):
-    """Control groups cannot be used here; the text says why."""
+    """Control groups cannot be used here; the text has the reason."""
 
 
 class GroupTree:
@@ -55,8 +56,8 @@ class GroupTree:
     def create(cls, hierarchies: Sequence[Hierarchy], name: str, record: Path) -> GroupTree:
         """Make the group `name` of this process in every hierarchy that allows it.
 
-        Notes the folders in `record` before they exist, for `remove_recorded`, and locks them.
-        Removes groups of ended servers. Raises GroupsUnavailable when no hierarchy allows one.
+        Records the folders in `record` before they exist, for `remove_recorded`, and locks them.
+        Removes groups of ended servers. Raises GroupsUnavailable if no hierarchy allows a group.
         """
         tree = cls({}, name)
         reasons: list[str] = []
@@ -93,9 +94,9 @@ class GroupTree:
         return KernelGroup(folders, unified=frozenset(unified))
 
     def expect(self) -> None:
-        """Write this process's id to its own `cgroup.procs`: starts the grace period of moves.
+        """Write this process's id to its own `cgroup.procs`, which starts a grace period of RCU.
 
-        The first move in a while waits some 10 ms for it; the moves that follow do not.
+        The first move after a while waits some 10 ms for it; the following moves do not.
         """
         for top, hierarchy in self._tops.items():
             own = top / _SERVER if hierarchy in self._moved else hierarchy.own
@@ -144,13 +145,13 @@ class GroupTree:
     def _delegate(self, hierarchy: Hierarchy, top: Path) -> None:
         """Enable the controllers below `top`.
 
-        Version 2 refuses that in groups with processes: this process then moves into a group of its
-        own, provided that it is alone in its group.
+        Version 2 refuses that in a group with processes. This process then moves to a group of its
+        own, provided that the old group has no other processes.
         """
         own, wanted = hierarchy.own, sorted(hierarchy.controllers)
         enabled = (own / "cgroup.subtree_control").read_text().split()
         if not set(wanted) <= set(enabled):
-            if (own / "cgroup.type").exists():  # every group but the root of all
+            if (own / "cgroup.type").exists():  # exists in every group except the root
                 self._move_out(hierarchy, top)
             cgroupfs.write(own / "cgroup.subtree_control", " ".join(f"+{name}" for name in wanted))
         cgroupfs.write(top / "cgroup.subtree_control", " ".join(f"+{name}" for name in wanted))
@@ -187,16 +188,16 @@ class GroupTree:
 
 
 def _claimed(folder: Path) -> int:
-    """Make a group and lock it (flock) for the life of this server; return the lock's descriptor.
+    """Make a group and lock it (flock) while this server runs; return the lock's descriptor.
 
     Raises OSError.
     """
     for _ in range(cgroupfs.ROUNDS):
-        with contextlib.suppress(FileNotFoundError):  # another server's sweep removed it
+        with contextlib.suppress(FileNotFoundError):  # removed by the sweep of another server
             if not folder.exists():
                 cgroupfs.make(folder)
             lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-            fcntl.flock(lock, fcntl.LOCK_EX)  # a sweep holds it for a moment
+            fcntl.flock(lock, fcntl.LOCK_EX)  # a sweep may hold it briefly
             if folder.exists():
                 return lock
             os.close(lock)
@@ -213,7 +214,7 @@ def _sweep(parent: Path) -> None:
 def remove_recorded(record: Path, process: Path = Path("/proc/self")) -> None:
     """Remove the groups of an ended server that `record` names.
 
-    Of the record only group names of this run directory count (`s-…` for `kernel-mcp-PID-…`), in
+    Only group names of this run directory are accepted (`s-…` for `kernel-mcp-PID-…`), in
     hierarchies that are mounted for `process`.
     """
     try:
@@ -231,7 +232,7 @@ def remove_recorded(record: Path, process: Path = Path("/proc/self")) -> None:
 
 
 def _remove_unlocked(folder: Path) -> bool:
-    """Remove a server's group unless that server holds its lock; return True if it is gone."""
+    """Remove a server's group unless that server holds the lock; return True if it is gone."""
     try:
         lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:
@@ -259,7 +260,7 @@ def _is_ours(pid: int) -> bool:
 
 
 def _removed(top: Path) -> bool:
-    """Remove a group, trying again while it is busy, a moment after its last process has ended.
+    """Remove a group; retry while it is busy, for a moment after its last process has ended.
 
     Return True if it is gone.
     """
@@ -273,8 +274,8 @@ def _removed(top: Path) -> bool:
 class Membership:
     """One kernel's group, created in an executor of one thread.
 
-    The first move in a while takes some 10 ms, and later ones wait for it. A process that enters by
-    `entry_fds` does not wait.
+    The first move of a process takes some 10 ms, and later ones wait for it. A process that enters
+    by `entry_fds` does not wait.
     """
 
     def __init__(
@@ -286,7 +287,7 @@ class Membership:
         executor: Executor,
         leave: Callable[[KernelGroup], None],
     ) -> None:
-        """`leave` is called with the group when its last process has ended."""
+        """`leave` is called with the group by `end`."""
         self.group = groups.kernel(name)
         self._executor = executor
         self._leave = leave
@@ -296,11 +297,14 @@ class Membership:
             self._tasks.append(executor.submit(groups.expect))
 
     def admit(self, pids: Iterable[int]) -> None:
-        """Queue the move of processes; their later children follow."""
+        """Queue the move of processes; their later children start in the group."""
         self._tasks.append(self._executor.submit(self.group.admit, tuple(pids)))
 
     def make_room(self, budget: int, size: int) -> None:
-        """Queue a memory limit `size` bytes above that of `budget`, if the machine has them."""
+        """Queue a memory limit up to `size` bytes above that of `budget`.
+
+        The addition is limited by the memory that the machine has available.
+        """
         self._executor.submit(self._widen, budget, size)
 
     def _widen(self, budget: int, size: int) -> None:
@@ -312,7 +316,7 @@ class Membership:
         await asyncio.shield(asyncio.wrap_future(self._made))
 
     async def entry_fds(self) -> list[int]:
-        """Return descriptors by which processes enter the group; empty if they have to be moved.
+        """Return descriptors by which processes enter the group; empty if they must be moved.
 
         The caller closes them. Raises OSError.
         """
@@ -322,10 +326,10 @@ class Membership:
         return self.group.entry_fds()
 
     async def settled(self) -> None:
-        """Wait for all queued changes. Raises OSError."""
+        """Wait for the creation of the group and all queued moves. Raises OSError."""
         while self._tasks:
             await asyncio.wrap_future(self._tasks.pop(0))
 
     def end(self) -> None:
-        """Remove the group; to be called after its last process has ended."""
+        """Remove the group; must be called after its last process has ended."""
         self._leave(self.group)

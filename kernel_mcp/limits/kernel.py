@@ -1,4 +1,4 @@
-"""The limits of one kernel: its CPU priority, processes and quotas, and why it was stopped."""
+"""The limits of one kernel: its CPU weight, processes and quotas, and why it was stopped."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from kernel_mcp.linux.proc import ExitStatus, Usage, family
 from kernel_mcp.sandbox.base import SandboxCommand
 
 LONG_S = 0.25
-"""Seconds of computing after which a kernel's CPU weight is lowered."""
+"""Seconds of computation after which a kernel's CPU weight is lowered."""
 
 
 NEAR = 0.1
-"""Relative difference of weights below which the new one is not set."""
+"""Relative difference of weights below which a new weight is not set."""
 
 
 class CpuPriority:
@@ -49,7 +49,7 @@ class CpuPriority:
         return BEHIND if self._behind else EQUAL
 
     def weigh(self, weight: float, cpus: float) -> None:
-        """Set its CPU weight among all kernels, and how many processors it may keep busy."""
+        """Set its CPU weight among all kernels, and its maximum number of busy processors."""
         if self._group is None:
             return
         with contextlib.suppress(OSError):
@@ -62,7 +62,7 @@ class CpuPriority:
                 self._cpus = cpus
 
     def begin(self) -> None:
-        """Restore the full weight: a cell is about to run."""
+        """Restore the full weight: a cell begins."""
         if self._behind and self._group is not None:
             with contextlib.suppress(OSError):
                 self._group.weigh(EQUAL)
@@ -71,7 +71,7 @@ class CpuPriority:
         self._used = None
 
     def rank(self) -> None:
-        """Lower the weight of a kernel that has computed since the last call, some `LONG_S` ago."""
+        """Lower the weight if the kernel has computed since the last call, some `LONG_S` ago."""
         if self._group is None or self._behind:
             return
         with contextlib.suppress(OSError):
@@ -80,7 +80,7 @@ class CpuPriority:
                 self._behind, self._set = True, BEHIND
 
     def _computes(self, group: KernelGroup) -> bool:
-        """Return True if it used half of `LONG_S` of CPU time or more since the last call.
+        """Return True if it used more than half of `LONG_S` of CPU time since the last call.
 
         False at the first call. Without a controller: True `LONG_S` after the cell began.
         """
@@ -94,16 +94,17 @@ class CpuPriority:
 RESTING_CPU_S = 0.01
 """CPU seconds since the last check below which a kernel counts as idle."""
 GROWTH = 16 * MIB
-"""Bytes by which a checkpoint may exceed the size of its kernel when it was made."""
+"""Bytes by which a checkpoint may grow beyond its size when it was made."""
 MOST_PROCESSES = 10_000
-"""Most processes of a kernel that are measured one by one."""
+"""Maximum number of processes of a kernel that are measured one by one."""
 
 
 class KernelLimits:
-    """The limits of one kernel, between its launcher, its cells and the watchdog.
+    """The limits of one kernel, used by its launcher, its cells and the watchdog.
 
-    The launcher runs `command` after `ready`, calls `admit` for each process, awaits `settled`
-    before user code, sets `kill`, calls `explain` and `aclose`. Cells call `begin` and `end`.
+    The launcher awaits `ready`, runs `command`, and calls `admit` for each process. It awaits
+    `settled` before user code runs, and sets `kill`. At the end it calls `explain` and `aclose`.
+    Cells call `begin` and `end`.
     """
 
     def __init__(
@@ -117,9 +118,9 @@ class KernelLimits:
         session: str = "",
         scanning: anyio.CapacityLimiter | None = None,
     ) -> None:
-        """`wake` makes the watchdog check the kernel, `forget` ends that; the log names `session`.
+        """`wake` registers the kernel with the watchdog, `forget` removes it; logs name `session`.
 
-        `scanning` bounds the number of kernels whose folders are measured at a time.
+        `scanning` bounds the number of kernels whose folders are scanned concurrently.
         """
         self._scanning = scanning
         self.limits = limits
@@ -127,7 +128,7 @@ class KernelLimits:
         self.quotas = quotas
         self.kill: Callable[[], None] = _nothing
         self.relieve: Callable[[], None] = lambda: self.kill()
-        """Kills the kernel that holds most memory, where several kernels share these limits."""
+        """Kills the kernel that uses most memory, if several kernels share these limits."""
         self.awake = False
         self._looking = False
         self._wake = wake
@@ -143,11 +144,12 @@ class KernelLimits:
         self._on_excess: list[Callable[[], None]] = []
         self._cause = ""
         self._fatal = ""
-        """Reason that the kernel was killed; stays when cells begin or end before it has ended."""
+        """Reason for killing the kernel; kept when cells begin or end before the kernel has ended.
+        """
         self._cpu_s = 0.0
         self._known = False
         self._looked_at: dict[FolderQuota, float] = {}
-        """CPU seconds of the kernel when a scan of the folder began between cells."""
+        """CPU seconds of the kernel at the last scan between cells, by folder."""
         self._active = False
         self._stopped = False
 
@@ -173,12 +175,12 @@ class KernelLimits:
     async def entry_fds(self) -> list[int]:
         """Return descriptors by which processes enter the group themselves; call `admit` later.
 
-        Empty if they have to be moved. The caller closes them. Raises OSError.
+        Empty if they must be moved. The caller closes them. Raises OSError.
         """
         return [] if self._membership is None else await self._membership.entry_fds()
 
     def admit(self, pids: Iterable[int]) -> None:
-        """Move processes into the group that are not there; their later children follow."""
+        """Move processes into the group unless they are in it; later children start there."""
         fresh = [pid for pid in pids if pid > 0 and pid not in self._roots]
         self._roots += fresh
         if self._membership is not None:
@@ -190,7 +192,7 @@ class KernelLimits:
             await self._membership.settled()
 
     async def ready(self) -> None:
-        """Wait until `command` can be run. Raises OSError."""
+        """Wait until `command` can be called. Raises OSError."""
         if self._membership is not None:
             await self._membership.made()
 
@@ -205,7 +207,7 @@ class KernelLimits:
         return self._gauge.usage()
 
     async def used(self) -> Usage:
-        """Return `usage`, measured in a thread where many processes have to be read."""
+        """Return `usage`; without a group, measure it in a thread."""
         return await self._gauge.used()
 
     async def survey(self) -> None:
@@ -213,9 +215,9 @@ class KernelLimits:
         self._known = await self._look(processes=False)
 
     async def begin(self, on_excess: Callable[[], None]) -> None:
-        """Prepare for a cell; `on_excess` is called if a limit, `cause`, has to stop it.
+        """Prepare for a cell; `on_excess` is called if a limit, `cause`, must stop it.
 
-        Raises WorkspaceError if the folders hold too much for any code to run.
+        Raises WorkspaceError if the folders are too far above their quota to run code.
         """
         if not self._known:
             await self.survey()
@@ -238,7 +240,7 @@ class KernelLimits:
         self._wake(self)
 
     def end(self, on_excess: Callable[[], None] | None = None) -> list[str]:
-        """Note the end of the cell of `on_excess`, or of all; return sentences about OOM kills."""
+        """Record the end of the cell of `on_excess`, or of all; return texts on OOM kills."""
         if on_excess in self._on_excess:
             self._on_excess.remove(on_excess)
         else:
@@ -250,7 +252,7 @@ class KernelLimits:
         return [f"The system killed {which} of this session: {self._gauge.out_of_memory()}"]
 
     async def check_memory(self) -> None:
-        """Compare the memory with its limit where no group enforces it; called by the watchdog."""
+        """Compare memory with its limit if no group enforces it; called by the watchdog."""
         try:
             if await self._gauge.too_much():
                 self._cause = self._gauge.out_of_memory()
@@ -264,7 +266,7 @@ class KernelLimits:
         self.kill()
 
     def exceed(self, cause: str) -> None:
-        """Interrupt the cells that run, or kill the kernel where none does, for that reason."""
+        """Interrupt the running cells for this reason, or kill the kernel if there are none."""
         self._cause = cause
         for tell in self._on_excess:
             tell()
@@ -272,33 +274,33 @@ class KernelLimits:
             self.give_up(cause)
 
     def rank(self) -> None:
-        """Lower the CPU weight of a kernel that has computed for `LONG_S`."""
+        """Lower the CPU weight of an awake kernel that has computed for `LONG_S`."""
         if self.awake:
             self._priority.rank()
 
     @property
     def weight(self) -> float:
-        """Its CPU weight among kernels of the same principal: lower once it has computed long."""
+        """Its CPU weight among kernels of the same principal; lower after a long computation."""
         return self._priority.own
 
     def weigh(self, weight: float, cpus: float) -> None:
-        """Set its CPU weight among all kernels; `cpus` processors at most, 0 for its own limit."""
+        """Set its CPU weight among all kernels, and its `cpus`; 0 means its own limit."""
         self._priority.weigh(weight, cpus or self.limits.cpus)
 
     def pressing(self, others: int) -> bool:
-        """Return True if it has to be checked now.
+        """Return True if it must be checked now.
 
-        Code runs or has just done so, or a scan that it awaits is due. `others` is the number of
-        other kernels that are awake: scans share a part of one processor.
+        Code runs or has just ended, or a scan of its folders is due. `others` is the number of
+        other awake kernels: scans share a part of one processor.
         """
         if not self.awake or self._active:
             return self.awake
         return any(quota.in_turn(others) for quota in self._stale())
 
     def at_rest(self) -> bool:
-        """Return True if its group bounds its memory and shows no computing since the last check.
+        """Return True if a group bounds its memory and it has not computed since the last check.
 
-        At most `RESTING_CPU_S` count as none. False if that cannot be told. Blocks.
+        Up to `RESTING_CPU_S` count as idle. False if CPU time is unknown. Blocks.
         """
         return (
             not self.awake
@@ -308,10 +310,10 @@ class KernelLimits:
         )
 
     async def check_disk(self, others: int = 0) -> None:
-        """Compare the folders with their quotas where due; called by the watchdog.
+        """Compare the folders with their quotas if due; called by the watchdog.
 
-        Sets `awake` while folders may change, or were not scanned since they did. `others` is the
-        number of other kernels that are awake. Returns at once while an earlier call runs.
+        Sets `awake` while folders may change, or have changed since their last scan. `others` is
+        the number of other awake kernels. Returns at once while an earlier call runs.
         """
         if self._looking:
             return
@@ -322,7 +324,7 @@ class KernelLimits:
             cpu_s = self._cpu_s
             due = [quota for quota in self._stale() if quota.due(others)]
             if due and await self._look(due):
-                if between:  # `begin` has put another one in its place for what a cell changes
+                if between:  # a cell that began meanwhile has replaced the table by an empty one
                     looked_at.update(dict.fromkeys(due, cpu_s))
                 self._judge()
             self._active = self._active or bool(self._on_excess)
@@ -349,20 +351,20 @@ class KernelLimits:
     def make_room(self, size: int, apart: Mapping[int, int]) -> None:
         """Raise the memory limit by `size` bytes for checkpoints, as far as the machine has them.
 
-        By no more than the kernel's own limit. `apart` maps their process ids to the bytes that
-        they may hold. Up to that, they do not count where memory is read from /proc.
+        The increase is at most the kernel's own limit. `apart` maps process ids of checkpoints to
+        the bytes that they may hold. Up to that, they do not count if memory is read from /proc.
         """
         self._apart = dict(apart)
         if self._membership is not None and (most := self.limits.memory_bytes):
             self._membership.make_room(most, min(size, most))
 
     def excuse(self) -> None:
-        """Do not count an OOM kill: it has hit a checkpoint, no process of the session."""
+        """Exclude one OOM kill from the count: it has hit a checkpoint, not a session's process."""
         self._gauge.excuse()
 
     @contextlib.contextmanager
     def no_more_processes(self) -> Iterator[None]:
-        """Let no process start another inside this block, where a group can enforce that."""
+        """Prevent new processes inside this block, if a group can enforce that."""
         if self.group is None:
             yield
             return
@@ -375,7 +377,7 @@ class KernelLimits:
                 self.group.limit_processes(self.limits.pids)
 
     def explain(self, exit_status: ExitStatus) -> ExitStatus:
-        """Return the exit status, with the limit that caused it, if one did."""
+        """Return the exit status, with the limit that caused it, if any."""
         if exit_status.signal != signal.SIGKILL:
             return exit_status
         cause = self._fatal or self._cause
@@ -384,7 +386,7 @@ class KernelLimits:
         return replace(exit_status, cause=cause)
 
     async def aclose(self) -> None:
-        """Release quotas and group, after all processes have ended."""
+        """Release quotas and group; must be called after all processes have ended."""
         self.awake = False
         self.kill = self.relieve = _nothing
         self._on_excess.clear()
@@ -397,9 +399,9 @@ class KernelLimits:
     async def _look(
         self, due: Sequence[FolderQuota] | None = None, *, processes: bool = True
     ) -> bool:
-        """Measure the folders that are `due`, all by default, and deleted files of `processes`.
+        """Measure the folders `due` (default: all), and the deleted files that processes hold.
 
-        Return False if that failed.
+        Without `processes`, deleted files are not counted. Return False if the measurement failed.
         """
 
         def look() -> None:
@@ -421,7 +423,7 @@ class KernelLimits:
             quota.close()
 
     def _judge(self) -> None:
-        if self._stopped:  # the next cell starts from what the stopped one left
+        if self._stopped:  # the next cell is compared with what the stopped one has left
             self._stopped = False
             for quota in self.quotas:
                 quota.start()
@@ -442,7 +444,7 @@ class KernelLimits:
         return [pid for pid in found if not self._waits(pid)][:MOST_PROCESSES]
 
     def _waits(self, pid: int) -> bool:
-        """Return True for a checkpoint that holds no more memory than when it was made."""
+        """Return True for a checkpoint that uses hardly more memory than when it was made."""
         if (size := self._apart.get(pid)) is None:
             return False
         held = plainly(pid)
@@ -450,4 +452,4 @@ class KernelLimits:
 
 
 def _nothing() -> None:
-    """Do nothing, in place of `kill` before a kernel runs."""
+    """Do nothing: the kernel does not run yet, or any more."""

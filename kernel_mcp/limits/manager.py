@@ -27,15 +27,15 @@ from kernel_mcp.linux.cgroupfs import find_hierarchies
 from kernel_mcp.sandbox.base import SandboxReport, listed
 
 TICK_S = 0.25
-"""Seconds between checks of a kernel that runs code or has just done so."""
+"""Seconds between checks of a kernel in which code runs or has just ended."""
 REST_S = 5.0
-"""Seconds between checks of other kernels, for threads and processes that go on between cells."""
+"""Seconds between checks of other kernels, as threads and processes may run between cells."""
 CROWDED_S = 0.75
-"""Seconds between memory checks of idle kernels with child processes, one tick later."""
+"""Seconds between memory checks of idle kernels with child processes, plus `TICK_S`."""
 
 
 SCANS = 4
-"""Kernels whose folders are scanned at a time: more threads would keep the event loop waiting."""
+"""Maximum number of concurrent folder scans: more threads would delay the event loop."""
 
 
 class Watchdog:
@@ -47,7 +47,7 @@ class Watchdog:
         self._woken = anyio.Event()
 
     def watch(self, kernel: KernelLimits) -> None:
-        """Check a kernel from now on."""
+        """Check this kernel from now on."""
         self._kernels.add(kernel)
         self._woken.set()
 
@@ -83,7 +83,7 @@ class Watchdog:
     async def _check_resting(
         self, resting: Sequence[KernelLimits], awake: int, tasks: TaskGroup
     ) -> None:
-        """Check the kernels whose group shows activity; `awake` is the number of awake kernels."""
+        """Check the kernels that show activity; `awake` is the number of awake kernels."""
         self._reading = True
         try:
             with Barrier("looking for kernels that compute between cells"):
@@ -94,7 +94,7 @@ class Watchdog:
             self._reading = False
 
     def _check(self, kernel: KernelLimits, awake: int, tasks: TaskGroup) -> None:
-        """Start the checks of a kernel; `awake` is the number of awake kernels, itself included."""
+        """Start the checks of a kernel; `awake` is the number of awake kernels with it."""
         with Barrier("ranking a kernel", kernel.session):
             kernel.rank()
         tasks.start_soon(_guarded, kernel, kernel.check_memory)
@@ -102,7 +102,7 @@ class Watchdog:
         tasks.start_soon(_guarded, kernel, check_disk)
 
     async def _pause(self, longest_s: float) -> None:
-        """Wait for one tick, and before that until there is a kernel to check."""
+        """Wait up to `longest_s` for an awake kernel, and then for one tick."""
         if not any(kernel.awake for kernel in self._kernels):
             self._woken = anyio.Event()
             with anyio.move_on_after(max(longest_s, 0) if self._kernels else math.inf):
@@ -111,12 +111,12 @@ class Watchdog:
 
 
 def _moved(kernels: Iterable[KernelLimits]) -> list[KernelLimits]:
-    """Return kernels whose control group shows activity. Blocks."""
+    """Return the kernels that are not known to be idle. Blocks."""
     return [kernel for kernel in kernels if not kernel.at_rest()]
 
 
 async def _guarded(kernel: KernelLimits, check: Callable[[], Awaitable[None]]) -> None:
-    """Log the failure of one check; the watchdog goes on."""
+    """Run one check and log its failure; the watchdog continues."""
     with Barrier("comparing a kernel with its limits", kernel.session):
         await check()
 
@@ -135,7 +135,7 @@ class ResourceManager:
     def __init__(
         self, groups: GroupTree | None = None, refusal: str = "", *, grouped: bool = False
     ) -> None:
-        """`refusal` says why there are no `groups`; with `grouped`, the sandbox has its own."""
+        """`refusal` is the reason for having no `groups`; if `grouped`, the sandbox has its own."""
         self._groups = groups
         self._grouped = grouped
         self._refusal = refusal
@@ -143,13 +143,13 @@ class ResourceManager:
         self._number = 0
         self._scanning = anyio.CapacityLimiter(SCANS)
         self._executor = ThreadPoolExecutor(1, "cgroups")
-        """Serialises changes of groups: all wait some 10 ms for the first move in a while."""
+        """Serialises changes of groups: the first move after a while blocks all for some 10 ms."""
 
     @classmethod
     def create(cls, run: Path, sandbox: SandboxReport | None = None) -> ResourceManager:
         """Make the server's groups, recorded in the run directory `run`.
 
-        A `sandbox` with groups of its own gets none.
+        For a `sandbox` with groups of its own, none are made.
         """
         if sandbox is not None and sandbox.own_groups:
             return cls(refusal="the sandbox has its own", grouped=True)
@@ -221,7 +221,7 @@ class ResourceManager:
             self._groups = None
 
     def report(self, sandbox: SandboxReport, limits: Limits) -> SandboxReport:
-        """Return the sandbox's report, with the resource limits in force added."""
+        """Return the sandbox's report, extended by the resource limits in force."""
         return replace(
             sandbox,
             enforced=(*sandbox.enforced, *self._enforced(limits)),
@@ -238,7 +238,7 @@ class ResourceManager:
             self._executor.submit(self._groups.discard, group)
 
     def _by(self, controller: str) -> str:
-        """Return which cgroup limits a resource, for people: "cgroup v2"; empty if none does."""
+        """Return the cgroup that limits a resource, such as "cgroup v2"; empty for none."""
         if self._grouped:
             return "the sandbox's cgroup"
         versions = self._groups.versions if self._groups is not None else {}
@@ -282,6 +282,6 @@ def _limited(limits: Limits) -> dict[str, int]:
 
 
 def _tell_failure(task: asyncio.Task[None]) -> None:
-    """Log a watchdog that ended by itself: kernels then have no limits."""
+    """Log the exception of a watchdog that has failed: kernels then have no limits."""
     if not task.cancelled() and task.exception() is not None:
         logger.critical("the watchdog of kernels has failed", exc_info=task.exception())

@@ -19,27 +19,27 @@ from kernel_mcp.limits.quota import opened
 from kernel_mcp.linux.proc import ProcessMeter, Usage, memory_lines
 from kernel_mcp.records import dataclass
 
-# Memory by /proc, where no control group limits it: private and shared memory, deleted files in
-# memory, files in private temporary folders with their inodes. All of it blocks and raises OSError.
+# Memory as in /proc, where no control group limits it: private and shared memory, deleted files in
+# memory, and private temporary folders with their inodes. All functions block and raise OSError.
 INODE_BYTES = KIB
 """Approximate bytes of a tmpfs inode and its name."""
 _TEMPORARY = ("tmp", "dev/shm")
 
 
 class Unmeasurable(Exception):
-    """There are more processes or files than one scan may read; the text says which."""
+    """There are more processes or files than one scan may read; the text has the details."""
 
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Memory of one process in bytes: private, and shared with files or processes."""
+    """Memory of one process in bytes: private, and shared as in RssShmem."""
 
     private: int = 0
     shared: int = 0
 
 
 def total(parts: Iterable[Memory], files: int) -> int:
-    """Return the bytes of processes and of `files` in memory, which these may have mapped."""
+    """Return the bytes of processes and of `files` in memory, which processes may have mapped."""
     parts = tuple(parts)
     return sum(part.private for part in parts) + max(sum(part.shared for part in parts), files)
 
@@ -51,9 +51,9 @@ def plainly(pid: int) -> Memory:
 
 
 def closely(pid: int) -> Memory:
-    """Return Pss_Anon and Pss_Shmem of a process: a page that n processes map counts as an nth.
+    """Return Pss_Anon and Pss_Shmem of a process: each of n mappings of a page counts 1/n of it.
 
-    Falls back to `plainly` before Linux 5.9 and for unreadable programs. Takes some 10 ms per
+    Falls back to `plainly` before Linux 5.9 and for unreadable processes. Takes some 10 ms per
     gigabyte, and waits for a process that is allocating.
     """
     found = memory_lines(pid, "smaps_rollup", (b"Pss_Anon:", b"Pss_Shmem:"))
@@ -72,7 +72,7 @@ def files_in_memory(processes: Sequence[int]) -> int:
 
 
 def _temporary(name: str, processes: Sequence[int]) -> int:
-    """Return the bytes in a private temporary folder, seen through any live process; 0 if none."""
+    """Return the bytes in a private temporary folder, read through any live process; 0 for none."""
     for pid in reversed(processes):
         with ignore_missing:
             folder = Path(f"/proc/{pid}/root/{name}")
@@ -95,7 +95,7 @@ def _device_of_memory() -> int:
 
 @cache
 def _shared_devices() -> frozenset[int]:
-    """Return the st_dev of the host's own folders, which do not count for a kernel."""
+    """Return the st_dev of the host's own folders, which are not charged to a kernel."""
     return frozenset(Path("/", name).stat().st_dev for name in ("", *_TEMPORARY))
 
 
@@ -103,26 +103,26 @@ LONG_S = 0.1
 REST = 3
 """Pause after a slow measurement, as a multiple of its duration."""
 SLICE_S = 0.5
-"""Seconds of one batch of PSS reads; at least one process is read."""
+"""Maximum seconds of one batch of PSS reads; at least one process is read."""
 PATIENCE_S = 3.0
-"""Seconds until PSS reads are given up for the plain sums: an allocating process blocks them."""
+"""Seconds until PSS reads are abandoned for plain sums: an allocating process blocks them."""
 FEW_PROCESSES = 3
-"""Processes of a kernel without children, its sandbox included."""
+"""Maximum number of processes of a kernel without children, its sandbox included."""
 NOTABLE = 64 * MIB
-"""Bytes of processes besides the largest above which PSS is read: they may be shared."""
+"""PSS is read if processes besides the largest hold more bytes: they may be shared."""
 SELDOM = 50
-"""Below the memory limit, PSS reads take at most 1/`SELDOM` of the time."""
+"""Below the memory limit, PSS reads use at most 1/`SELDOM` of the time."""
 
 
 class MemoryMeter:
     """Measures the memory of one kernel.
 
-    `held` is the last result in bytes; shared pages count once where PSS was read. `sharing` is
-    True if much was shared, `crowded` if the kernel had child processes.
+    `held` is the last result in bytes; shared pages count once if PSS was read. `sharing` is True
+    if much memory was shared, `crowded` if the kernel had child processes.
     """
 
     def __init__(self, processes: Callable[[], Sequence[int]]) -> None:
-        """`processes` lists the kernel's process ids. Blocks."""
+        """`processes` returns the kernel's process ids, and blocks."""
         self.held = 0
         self.sharing = self.crowded = False
         self._processes = processes
@@ -133,9 +133,9 @@ class MemoryMeter:
     async def measure(self, most: int) -> bool:
         """Update `held`; return True if it exceeds `most` bytes.
 
-        Returns False, without measuring, while an earlier call runs (a process short of memory
-        blocks readers of /proc) and soon after a slow one. Raises Unmeasurable, and OSError for
-        shortages of the server.
+        Returns False without measuring while an earlier call runs, as a process short of memory
+        blocks readers of /proc. The same holds for a while after a slow measurement. Raises
+        Unmeasurable, and OSError for shortages of the server.
         """
         begin = anyio.current_time()
         if self._busy or begin < self._next:
@@ -154,7 +154,7 @@ class MemoryMeter:
         held = total(plain.values(), files)
         largest = max((memory.private + memory.shared for memory in plain.values()), default=0)
         begin = anyio.current_time()
-        notable = held - files - largest > NOTABLE  # what may be another's share
+        notable = held - files - largest > NOTABLE  # may be shared with the largest
         if held > most or (notable and begin >= self._next_closely):
             self.held = total((await self._closely(plain)).values(), files)
             self.sharing = held - self.held > NOTABLE
@@ -170,9 +170,9 @@ class MemoryMeter:
         return files_in_memory(processes), {pid: plainly(pid) for pid in processes}
 
     async def _closely(self, plain: dict[int, Memory]) -> dict[int, Memory]:
-        """Return the PSS of each process, where the system shows it; else its plain sums.
+        """Return the PSS of each process, if the system shows it; else its plain sums.
 
-        Processes that have started meanwhile are read, too: they hold shares of the same pages.
+        Processes started meanwhile are read as well: they hold shares of the same pages.
         """
         found, waiting = dict(plain), list(plain)
         for _ in range(2):
@@ -196,13 +196,13 @@ def _ask(waiting: list[int], found: dict[int, Memory]) -> None:
 
 
 ALMOST = 0.95
-"""Fraction of the limit: an OOM kill at a lower peak means that the machine ran out of memory."""
+"""Fraction of the memory limit: an OOM kill at a lower peak means that the machine ran out."""
 
 
 class Gauge:
     """Resource usage of a kernel's group, or of its processes one by one.
 
-    A failed read keeps the last figure; `faults` logs it.
+    After a failed read the last figure is kept; `faults` logs the failure.
     """
 
     def __init__(
@@ -213,7 +213,7 @@ class Gauge:
         budget: int,
         faults: Faults,
     ) -> None:
-        """`processes` lists the kernel's process ids; `budget` is in bytes, 0 for none."""
+        """`processes` returns the kernel's process ids; `budget` is in bytes, 0 for no limit."""
         self._group = group
         self._processes = processes
         self._budget = budget
@@ -237,22 +237,22 @@ class Gauge:
         return self._last
 
     async def used(self) -> Usage:
-        """Return `usage`, measured in a thread where many processes have to be read."""
+        """Return `usage`; without a group, measure it in a thread."""
         if self._group is not None:
             return self.usage()
-        with self._faults.kept("memory and processor time"):  # there may be no thread left
+        with self._faults.kept("memory and processor time"):  # no thread may be available
             return await anyio.to_thread.run_sync(self.usage)
         self._last = replace(self._last, measured=False)
         return self._last
 
     async def cpu_s(self) -> float:
-        """Return the CPU seconds of all processes; of a group without reading its memory."""
+        """Return the CPU seconds of all processes; for a group, without reading its memory."""
         if (found := self.group_cpu_s()) is not None:
             return found
         return (await self.used()).cpu_s
 
     def group_cpu_s(self) -> float | None:
-        """Return the group's CPU seconds; None without a group, a controller or an answer.
+        """Return the group's CPU seconds; None without a group, a controller or a result.
 
         Blocks.
         """
@@ -263,13 +263,13 @@ class Gauge:
 
     @property
     def weighs(self) -> bool:
-        """Return True if memory is limited, and no group enforces that."""
+        """Return True if memory is limited and no group enforces the limit."""
         if not self._budget:
             return False
         return self._group is None or "memory" not in self._group.controllers
 
     async def too_much(self) -> bool:
-        """Return True if memory exceeds its limit; False where a group enforces that.
+        """Return True if memory exceeds its limit; False if a group enforces the limit.
 
         Raises Unmeasurable if there are too many files to count.
         """
@@ -292,7 +292,7 @@ class Gauge:
         return killed
 
     def excuse(self) -> None:
-        """Do not count one of these OOM kills."""
+        """Exclude one of these OOM kills from the count."""
         if self.starved() > 0:
             self._starved += 1
 

@@ -1,7 +1,7 @@
 """The quota of one folder, by repeated scans, and the deleted files that processes still hold.
 
-A scan takes time in proportion to the number of files: slow folders are scanned less often, and
-sooner when their disk fills up.
+A scan takes time in proportion to the number of files. So slow folders are scanned less often,
+unless their disk fills up.
 """
 
 from __future__ import annotations
@@ -23,30 +23,31 @@ from kernel_mcp.records import dataclass
 
 LEAST_PAUSE_S = 0.5
 SHARE = 20
-"""Scans of one folder take at most 1/`SHARE` of the time, and those of all folders together
-1/`SHARE` of a processor, except when the disk fills up."""
+"""Scans of one folder use at most 1/`SHARE` of the time.
+
+Those of all folders together use 1/`SHARE` of a processor, except when the disk fills up.
+"""
 LEAST_CPU_S = 0.003
-"""Least CPU seconds that a scan counts as: reading the mappings of a kernel for the first time
-takes that."""
+"""Minimum CPU seconds that a scan counts as: the first read of a kernel's mappings takes that."""
 HURRIED_SHARE = 2
 SLACK_BYTES = 16 * MIB
 SLACK_ENTRIES = 100
-"""Bytes and entries that code may add to a full folder, so that it can make room in it."""
+"""Bytes and entries that code may add to a full folder, so that it can free space there."""
 SEVERE = 2
 SEVERE_BYTES = 512 * MIB
-"""A folder with this many times its limit, and this many bytes above it, runs no more code."""
+"""A folder with this many times its limit, and this many bytes above it, blocks further cells."""
 
 
 class FolderQuota:
-    """Watches one folder through a descriptor, which survives renames. One thread at a time.
+    """Measures one folder through a descriptor, which survives renames. One thread at a time.
 
-    `measured`, `excess` and `severe` come from the last scan.
+    `measured`, `full` and `severe` come from the last scan.
     """
 
     def __init__(
         self, folder: Path, name: str, size: int, *, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        """`name` appears in sentences, `size` is in bytes. Raises OSError without `folder`."""
+        """`name` appears in messages, `size` is in bytes. Raises OSError without `folder`."""
         self._fd = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
         self._name = name
         self._size = size
@@ -58,19 +59,19 @@ class FolderQuota:
         self._free = 0
         self._lowest = TreeSize()
         self._known: dict[File, int] = {}
-        """Large and deleted files by the last scan."""
+        """Large and deleted files of the last scan, with their sizes."""
         self._in_use = Lock()
         self.measured = TreeSize()
 
     @property
     def full(self) -> bool:
-        """Return True if the folder holds more than its limit, or too much to be counted."""
+        """Return True if the folder is above its limit, or too large to be counted."""
         found = self.measured
         return found.bytes > self._size or found.entries > self._entries or not found.complete
 
     @property
     def severe(self) -> bool:
-        """Return True if the folder is so far above its limit that it has to be emptied."""
+        """Return True if the folder is so far above its limit that it must be emptied."""
         found = self.measured
         return (
             found.bytes > self._far or found.entries > SEVERE * self._entries or not found.complete
@@ -78,9 +79,10 @@ class FolderQuota:
 
     @property
     def growing(self) -> bool:
-        """Return True if it is full and has grown since `start`, or since files were removed.
+        """Return True if the folder is above its limit and has grown.
 
-        Growth up to `SLACK_BYTES` and `SLACK_ENTRIES` does not count.
+        Growth is relative to the smallest size since `start`. Up to `SLACK_BYTES` and
+        `SLACK_ENTRIES` do not count.
         """
         found, lowest = self.measured, self._lowest
         most, many = self._size, self._entries
@@ -91,11 +93,11 @@ class FolderQuota:
         return found.bytes > most or found.entries > many or not found.complete
 
     def start(self) -> None:
-        """Record the size from which a full folder may not grow."""
+        """Record the current size, beyond which a full folder may not grow."""
         self._lowest = self.measured
 
     def in_turn(self, others: int = 0) -> bool:
-        """Return True if enough time has passed since the last scan for scans to keep to `SHARE`.
+        """Return True if the next scan keeps to `SHARE`.
 
         `others` is the number of other kernels whose folders are scanned.
         """
@@ -103,15 +105,15 @@ class FolderQuota:
         return self._clock() - self._begun >= max(LEAST_PAUSE_S, ours, all_of_them)
 
     def due(self, others: int = 0) -> bool:
-        """Return True if `in_turn`, or if the disk fills up so fast that it is needed sooner."""
+        """Return True if `in_turn`, or if the disk fills up so fast that a scan is urgent."""
         if self.in_turn(others):
             return True
         if self._clock() - self._begun < self._took * HURRIED_SHARE:
             return False
         if not self._in_use.acquire(blocking=False):
-            return False  # it is being looked at, or closed
+            return False  # being scanned or closed
         try:
-            # statvfs finds a fast writer before the next scan is due
+            # statvfs detects a fast writer before the next scan is due
             room = max(self._size - self.measured.bytes, SLACK_BYTES)
             return self._fd >= 0 and self._free - self._free_now() > room // 2
         finally:
@@ -120,7 +122,7 @@ class FolderQuota:
     def look(self, processes: Callable[[], Iterable[int]] = tuple) -> None:
         """Measure the folder and the deleted files that `processes` hold. Blocks.
 
-        Raises OSError and MemoryError for shortages of the server; the last figures stay.
+        Raises OSError and MemoryError for shortages of the server; the last figures are kept.
         """
         with self._in_use:
             if self._fd < 0:
@@ -154,7 +156,7 @@ class FolderQuota:
         )
 
     def sentence(self) -> str:
-        """Return the excess as a phrase, for the cause of an end."""
+        """Return the excess as a phrase for error messages."""
         found = self.measured
         if found.too_many_open_files:
             return "disk quota (processes hold more files than can be measured)"
@@ -166,7 +168,7 @@ class FolderQuota:
         return f"disk quota ({self._name} holds {more}{held}, limit {limit})"
 
     def close(self) -> None:
-        """Close the descriptor, after a running scan. Blocks."""
+        """Wait for a running scan and close the descriptor. Blocks."""
         with self._in_use:
             fd, self._fd = self._fd, -1
             if fd >= 0:
@@ -177,23 +179,22 @@ class FolderQuota:
         return found.f_bfree * found.f_frsize
 
 
-# Deleted files that processes hold by descriptors, by mappings or by running them. Hostile code
-# may hold many to hide some: one scan reads a bounded number.
+# Deleted files that processes hold by descriptors, by mappings or as their program. Hostile code
+# may hold many to hide some, so one scan reads a bounded number.
 MOST_FILES = 50_000
-"""Most descriptors, threads and mapped files that one scan reads."""
+"""Maximum number of descriptors, threads and mapped files that one scan reads."""
 MOST_MAPPINGS = 32 * MIB
-"""Most bytes of mapping tables that one scan reads: some 400,000 mappings."""
+"""Maximum bytes of mapping tables that one scan reads: some 400,000 mappings."""
 _DELETED = b" (deleted)\n"
 _CHUNK = 64 * KIB
-"""Bytes per read(2). Linux returns a page or little more; a larger buffer is mapped and unmapped
-each time."""
+"""Bytes per read(2): Linux returns little more than a page. A larger buffer costs an mmap each."""
 
 
 @dataclass(slots=True)
 class DeletedFiles:
-    """Bytes on disk or in memory by deleted file; `complete` unless a bound was reached.
+    """Bytes on disk or in memory by deleted file; not `complete` if a limit was reached.
 
-    The size of a mapped file that this user may not stat is a guess.
+    The size of a mapped file that this user may not stat is an estimate.
     """
 
     files: dict[File, int] = field(default_factory=dict)
@@ -208,7 +209,7 @@ def opened(processes: Iterable[int]) -> DeletedFiles:
 
 
 def unlinked(processes: Iterable[int], known: Mapping[File, int] | None = None) -> DeletedFiles:
-    """Return the deleted files that `processes` hold by descriptors, mappings or by running them.
+    """Return the deleted files that `processes` hold by descriptors, mappings or as their program.
 
     `known` are earlier sizes. Blocks, also on processes that are allocating.
     """
@@ -218,7 +219,7 @@ def unlinked(processes: Iterable[int], known: Mapping[File, int] | None = None) 
 
 
 class _ScanLimitExceeded(Exception):
-    """A bound of one scan was reached."""
+    """A limit of one scan was reached."""
 
 
 class _Look:
@@ -248,9 +249,9 @@ class _Look:
             raise _ScanLimitExceeded
 
     def _open_files(self, pid: int) -> None:
-        """Count deleted files in a process's descriptors, by its first thread that shows them.
+        """Count deleted files among a process's descriptors, listed by one of its threads.
 
-        Threads share their descriptors; a thread that has ended shows none.
+        Threads share their descriptors; a thread that has ended lists none.
         """
         for thread in threads(pid):
             self._spend(1)
@@ -265,7 +266,7 @@ class _Look:
                     return
 
     def _running(self, pid: int) -> None:
-        """Count the program of a process if it is deleted, also when it is not mapped any more."""
+        """Count the program of a process if it is deleted, even if it is no longer mapped."""
         for thread in threads(pid):
             self._spend(1)
             with ignore_missing:
@@ -291,7 +292,7 @@ class _Look:
         if not self._allowed:
             return False
         self._spend(1)
-        with ignore_missing:  # unmapped meanwhile
+        with ignore_missing:  # may be unmapped meanwhile
             try:
                 self._note(os.stat(path))  # noqa: PTH116
             except PermissionError:
@@ -299,7 +300,7 @@ class _Look:
         return self._allowed
 
     def _mappings(self, pid: int) -> tuple[int, bytes]:
-        """Return the table of mappings, and a thread that shows it; empty if none does."""
+        """Return a thread that shows the table of mappings, and the table; empty if none does."""
         for thread in threads(pid):
             self._spend(1)
             with ignore_missing:
@@ -332,5 +333,8 @@ class _Look:
 
 
 def _plain(span: bytes) -> str:
-    """Return the name in /proc/PID/map_files of an address range in maps, where it is padded."""
+    """Return the name in /proc/PID/map_files of an address range in maps.
+
+    Addresses in maps have leading zeros.
+    """
     return "-".join(f"{int(address, 16):x}" for address in span.split(b"-"))
