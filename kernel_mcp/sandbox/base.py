@@ -26,10 +26,10 @@ if TYPE_CHECKING:
 class BuildRequest:
     """One run of an installer.
 
-    writable  host folders it may change, seen at the same place
-    readonly  host paths it needs, seen at the same place
+    writable  host folders that it may change, at the same paths
+    readonly  host paths that it requires, at the same paths
     hostile   True if it runs code of packages, or parses them in risky ways
-    network   True if it has the host's network
+    network   True if it may use the host's network
     """
 
     argv: Sequence[str]
@@ -44,13 +44,13 @@ class Builder(Protocol):
     """Confines installers."""
 
     confined: bool
-    """True if there is a boundary at all."""
+    """True if installers are confined at all."""
 
     @asynccontextmanager
     def owner(self, folders: Sequence[Path], *, hostile: bool) -> AsyncIterator[Identity | None]:
-        """Yield the folders' owner inside the block; afterwards they are the server's again.
+        """Yield the owner of the folders inside the block; afterwards the server owns them again.
 
-        None if they stay the server's.
+        None if the server keeps owning them.
         """
 
     def command(self, request: BuildRequest, identity: Identity | None) -> SandboxCommand:
@@ -66,11 +66,11 @@ BOOT_FOLDER = Path(kernel_specs.__file__).parent
 
 @dataclass(frozen=True, slots=True)
 class GuestPaths:
-    """The kernel's own paths of its folders; equal to the host's paths if nothing is remapped.
+    """The paths of a kernel's folders as it sees them; host paths if nothing is remapped.
 
-    `boot` is the folder of the package `kernel_specs`. Without `own_process_count` Linux counts
-    other processes of the user, too, and the sandbox limits their number itself. `layers` holds the
-    package layers, named 0, 1, 2 …; empty if they keep their host paths.
+    `boot` is the folder of the package `kernel_specs`. Without `own_process_count` Linux counts all
+    processes of the user, and the sandbox limits the kernel's processes itself. `layers` contains
+    the package layers, named 0, 1, 2 …; empty if they keep their host paths.
     """
 
     workspace: str
@@ -85,11 +85,11 @@ class GuestPaths:
 class SandboxRequest:
     """One process to confine.
 
-    `argv` and `env` are already in guest paths. `readonly` are host paths bound at the same place.
-    `inherit` are file descriptors the process keeps. `layers` are host paths bound read-only at
-    `GuestPaths.layers`. With `folders.shown` it can make no Unix socket. `hosts` are addresses of
-    its own network, each with its name. `replaced` are files of the host that are seen in the place
-    of others in `readonly`; `devices` are in its /dev.
+    `argv` and `env` already use guest paths. `readonly` are host paths bound at the same place.
+    `inherit` are descriptors that the process keeps. `layers` are host paths bound read-only at
+    `GuestPaths.layers`. With `folders.shown` it cannot make Unix sockets. `hosts` are pairs of
+    address and name in its own network. `replaced` are pairs of host paths: a file, and the path in
+    `readonly` at which it is seen instead. `devices` are in its /dev.
     """
 
     argv: Sequence[str]
@@ -110,13 +110,14 @@ class SandboxRequest:
 class SandboxCommand:
     """A command line to run on the host, once.
 
-    `pass_fds` stay open in the child and close in the parent, `SandboxRequest.inherit` among them.
-    `status_fd` is the read end of a pipe with the host pid of the sandbox's first process as JSON,
-    `{"child-pid": 123, ...}`; -1 if the started process is itself the confined one.
+    `pass_fds` stay open in the child and are closed in the parent; they include
+    `SandboxRequest.inherit`. `status_fd` is the read end of a pipe. It reports the host pid of the
+    sandbox's first process as JSON, `{"child-pid": 123, ...}`. It is -1 if the started process is
+    itself confined.
 
-    With `detached` the first process is no child of the started one, which ends. `status_fd` is
-    then a socket: with the pid comes a connection that delivers the kernel's exit code. If
-    `status_fd` was closed before, the started process stays and exits with that code.
+    With `detached`, the first process is no child of the started one, which exits. `status_fd` is
+    then a socket: with the pid it passes a connection that delivers the kernel's exit code. If
+    `status_fd` was closed before, the started process remains and exits with that code.
     """
 
     argv: Sequence[str]
@@ -126,7 +127,7 @@ class SandboxCommand:
     detached: bool = False
 
     def close_passed(self) -> None:
-        """Close the parent's copies of `pass_fds`, after the start or in its stead."""
+        """Close the parent's copies of `pass_fds`, after the start or instead of it."""
         for fd in self.pass_fds:
             os.close(fd)
 
@@ -135,7 +136,7 @@ class SandboxCommand:
 class Opened:
     """The operator's grants to kernels that a report mentions: mounts, network, devices.
 
-    `writable` are the mounts that code may write to, `devices` those that it may use.
+    `writable` are the mounts to which code may write, `devices` those that it may use.
     """
 
     mounts: bool = False
@@ -168,7 +169,7 @@ class Opened:
 class SandboxReport:
     """The guarantees of a sandbox and its gaps, for `info`, `doctor` and the server's instructions.
 
-    `unpromised` are names of self-test checks that fail because of a gap. With `own_groups`,
+    `unpromised` are self-test checks that may fail because of a gap. With `own_groups`,
     another process manages the kernels' control groups, and this server may not move them.
     `listable` are folders whose file names a gap lets kernels list.
     """
@@ -188,7 +189,7 @@ DEFAULT_IMAGE = "kernel-mcp"
 
 @dataclass(frozen=True, slots=True)
 class ContainerOptions:
-    """The operator's settings of containers.
+    """The operator's settings for containers.
 
     engine   auto, podman or docker
     image    name of the image that kernels run in
@@ -201,21 +202,24 @@ class ContainerOptions:
 
     @classmethod
     def of(cls, settings: Settings) -> ContainerOptions:
-        """Take them from the settings of a server."""
+        """Return the options in the settings of a server."""
         return cls(settings.container_engine, settings.container_image, settings.container_runtime)
 
 
 BY_TREES, BY_BINDS, BY_RULES = "trees", "binds", "rules"
-"""Values of `Sandbox.shows`: by mount trees, id-mapped under a root server; by bind mounts without
-id maps; or the host's own folders, restricted by Landlock rules."""
+"""Values of `Sandbox.shows`.
+
+Folders are shown by mount trees, id-mapped under a root server; by bind mounts without id maps; or
+as the host's own folders, restricted by Landlock rules.
+"""
 
 
 class Sandbox(Protocol):
-    """One way of confining a kernel process."""
+    """A method of confining kernel processes."""
 
     @property
     def name(self) -> str:
-        """The backend's name as `--sandbox` takes it."""
+        """The backend's name as in `--sandbox`."""
 
     def guest_paths(self, workspace: Path, sockets: Path) -> GuestPaths:
         """Return the paths of a kernel's folders in this sandbox."""
@@ -223,12 +227,12 @@ class Sandbox(Protocol):
     def identity(self, workspace: Path | None = None) -> Identity | None:
         """Reserve a host identity for one kernel; None if it keeps the server's own.
 
-        The owner of `workspace` is preferred if it is free or used for the same workspace: kernels
-        of one session are one user. Raises SandboxUnavailable if all are in use.
+        The owner of `workspace` is preferred if it is free or used for the same workspace: all
+        kernels of a session run as one user. Raises SandboxUnavailable if all are in use.
         """
 
     def release(self, identity: Identity | None) -> None:
-        """Give an identity back once no process runs under it."""
+        """Release an identity under which no process runs any more."""
 
     def command(self, request: SandboxRequest, identity: Identity | None) -> SandboxCommand:
         """Return the host command that runs `request.argv` inside the boundary.
@@ -248,23 +252,23 @@ class Sandbox(Protocol):
     def expected_confinement(
         self, identity: Identity | None, *, forked: bool = False
     ) -> ExpectedConfinement | None:
-        """Return the confinement that /proc has to show of a kernel, cold or `forked`.
+        """Return the confinement that /proc must show of a kernel, cold or `forked`.
 
         None if this backend confines nothing.
         """
 
     def builder(self) -> Builder | None:
-        """Return the object that confines installers in the same way; None if there is none."""
+        """Return the builder that confines installers in the same way; None for none."""
 
     def refusal(self, said: str) -> str:
         """Return why no process could be started, and the remedy; `said` is the start's output."""
 
     def report(self, opened: Opened = CLOSED) -> SandboxReport:
-        """Return what this backend enforces and what it does not, with the grants `opened`."""
+        """Return the guarantees and gaps of this backend with the grants `opened`."""
 
 
 def listed(names: Sequence[str]) -> str:
-    """Return names as people list them: "a, b and c"."""
+    """Return names as an English list: "a, b and c"."""
     *most, last = names or [""]
     return f"{', '.join(most)} and {last}" if most else last
 
@@ -288,7 +292,7 @@ class Passed:
         self._undo.close()
 
     def file(self, content: bytes) -> str:
-        """Add a memfd with this content; return its number, for an option."""
+        """Add a memfd with this content; return its number for an option."""
         fd = self.add(os.memfd_create("kernel-mcp", os.MFD_CLOEXEC))
         with os.fdopen(fd, "wb", closefd=False) as file:
             file.write(content)
@@ -296,20 +300,20 @@ class Passed:
         return str(fd)
 
     def status(self) -> tuple[int, str]:
-        """Add a pipe; return its non-blocking read end, and the write end as an option."""
+        """Add a pipe; return (its non-blocking read end, its write end for an option)."""
         read, write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._undo.callback(os.close, read)
         return read, str(self.add(write))
 
     def link(self) -> tuple[int, str]:
-        """Do as `status`, but with connected sockets, over which descriptors can be sent."""
+        """Like `status`, with connected sockets, over which descriptors can be sent."""
         read, write = socket.socketpair()
         read.setblocking(False)
         self._undo.callback(os.close, read.fileno())
         return read.detach(), str(self.add(write.detach()))
 
     def add(self, fd: int) -> int:
-        """Take over a descriptor."""
+        """Add a descriptor, and own it from now on; return it."""
         self._undo.callback(os.close, fd)
         self._fds.append(fd)
         return fd

@@ -1,7 +1,7 @@
 """Kernels and installers under bubblewrap: namespaces, minimal root, no capabilities, seccomp.
 
-A root server gives each session a host user id and no user namespace, in which the kernel would
-still be host uid 0. Any other server uses an unprivileged user namespace.
+A root server runs each session as a host user of its own, without a user namespace: in one, the
+kernel would still be root on the host. Other servers use an unprivileged user namespace.
 """
 
 from __future__ import annotations
@@ -55,12 +55,12 @@ _NAMESPACES = (
     *("--cap-drop", "ALL"),
 )
 _FOR_SETPRIV = ("--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID", "--cap-add", "CAP_SETPCAP")
-"""Capabilities for setpriv to change the user id and to empty the bounding set; it drops them."""
+"""Capabilities with which setpriv changes the user and empties the bounding set; it drops them."""
 _READ_ONLY = ("--remount-ro", "/dev", "--remount-ro", "/", "--chdir", "/")
 
 
 class BwrapSandbox(KernelUsers):
-    """One bubblewrap per kernel."""
+    """Runs each kernel in a bubblewrap of its own."""
 
     name = "bwrap"
     forks = True
@@ -88,7 +88,7 @@ class BwrapSandbox(KernelUsers):
 
     @classmethod
     def detect(cls, boot: Path = BOOT_FOLDER) -> BwrapSandbox:
-        """Return the backend as this machine permits it; `boot` holds `restricted/boot.py`.
+        """Return the backend for this machine; `boot` contains `restricted/boot.py`.
 
         Raises SandboxUnavailable with the remedy.
         """
@@ -134,7 +134,7 @@ class BwrapSandbox(KernelUsers):
         return BwrapBuilder(self)
 
     def refusal(self, said: str) -> str:
-        """Return why bubblewrap could not start a process, and the command that helps."""
+        """Return why bubblewrap could not start a process, and a command that helps."""
         return diagnose(said)
 
     def guest_paths(self, workspace: Path, sockets: Path) -> GuestPaths:
@@ -196,7 +196,7 @@ class BwrapSandbox(KernelUsers):
     @cached_property
     def _sealed_filter(self) -> bytes:
         arch = architecture(platform.machine())
-        assert arch is not None  # `detect` has asked
+        assert arch is not None  # `detect` has checked it
         return compile_filter(arch, sealed=True)
 
     def expected_confinement(
@@ -251,9 +251,10 @@ class BwrapSandbox(KernelUsers):
         return [*options, "--disable-userns"] if self.features.disable_userns else options
 
     def build_options(self, identity: Identity | None) -> list[str]:
-        """Return an installer's options of namespaces and rights: a kernel's, with host network.
+        """Return options for an installer's namespaces and rights, like a kernel's.
 
-        Without an identity it keeps the server's user, without capabilities if that is root.
+        The host's network is not unshared. Without an identity the installer keeps the server's
+        user, without capabilities if that is root.
         """
         if identity is None and self._identities is not None:
             return [*_NAMESPACES]
@@ -275,23 +276,23 @@ class BwrapSandbox(KernelUsers):
         ]
 
 
-# An installer gets a few writable folders and maybe the network. It is trusted; code of packages
-# runs only in builds from source, under a root server as a user of its own.
+# An installer gets a few writable folders and possibly the network. It is trusted; code of packages
+# runs only in builds from source, under a root server as a separate user.
 TMP_BYTES = 1024 * 1024 * 1024
 _PASSED = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY", "SSL_CERT_FILE", "SSL_CERT_DIR")
 _PREFIX = "UV_"
 _FILES = ("SSL_CERT_FILE", "SSL_CERT_DIR", "SSL_CLIENT_CERT", "NETRC", "UV_CONFIG_FILE")
-"""Variables whose files have to be readable in the sandbox."""
+"""Variables whose files must be readable in the sandbox."""
 _PLACES = ("UV_FIND_LINKS", "UV_INDEX", "UV_DEFAULT_INDEX", "UV_INDEX_URL", "UV_EXTRA_INDEX_URL")
 """Variables that may name folders with packages."""
 _SETTINGS = "uv/uv.toml"
-"""uv's own settings, below a folder of configuration."""
+"""uv's own settings, relative to a configuration folder."""
 _TRUST = ("/etc/pki/ca-trust", "/etc/ca-certificates")
 _NSSWITCH = "passwd: files\ngroup: files\nhosts: files dns\n"
 
 
 class BwrapBuilder:
-    """One bubblewrap per run of an installer."""
+    """Runs each installer in a bubblewrap of its own."""
 
     confined = True
 
@@ -302,9 +303,9 @@ class BwrapBuilder:
     async def owner(
         self, folders: Sequence[Path], *, hostile: bool
     ) -> AsyncIterator[Identity | None]:
-        """Yield a user id for code of packages, owner of `folders` inside the block.
+        """Yield a user id for code of packages; it owns `folders` inside the block.
 
-        None if not `hostile`: uv alone keeps the server's user.
+        None if not `hostile`: uv itself runs as the server's user.
         """
         identity = self._sandbox.identity() if hostile else None
         if identity is None:
@@ -371,7 +372,7 @@ async def _give(folders: Sequence[Path], uid: int, gid: int) -> None:
 
 
 def _environment(env: Mapping[str, str]) -> dict[str, str]:
-    """Return an installer's environment: of the server's, indexes, proxies and uv's settings."""
+    """Return an installer's environment: the server's indexes, proxies and uv settings."""
     kept = {
         name: value
         for name, value in env.items()
@@ -398,7 +399,7 @@ def _settings(env: Mapping[str, str]) -> Path | None:
     """Return the path of the user's uv settings; None if there are none."""
     home = env.get("XDG_CONFIG_HOME") or f"{env.get('HOME') or home_folder() or ''}/.config"
     path = Path(home, _SETTINGS)
-    # False, where this user may not look there; is_file() raises before Python 3.14
+    # False without access; is_file() raises before Python 3.14
     return path if path.is_absolute() and os.path.isfile(path) else None  # noqa: PTH113
 
 

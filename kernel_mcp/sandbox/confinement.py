@@ -1,7 +1,7 @@
 """The expected confinement of a kernel's process, compared with /proc after every start.
 
-The kernel is not asked: no process can forge its entries in /proc. Rules of filters and of Landlock
-cannot be read there; the self-test tries those.
+A process cannot forge its entries in /proc, so nothing depends on the kernel itself. The rules of
+filters and of Landlock are not visible there; the self-test tries those.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from kernel_mcp.records import dataclass
 from kernel_mcp.sandbox.mounts import SCRATCH
 
 _DEVICE_FOLDERS = ("/dev/", "/proc/")
-"""Folders in which single devices are mounted: those of /dev, and /dev/null over files of /proc."""
+"""Folders with mounts of single devices: those of /dev, and /dev/null over files of /proc."""
 _OF_DEVICES = ("devtmpfs", "tmpfs")
 _FLEETING = ("devpts", "tmpfs")
-"""Types of file systems in memory."""
+"""Types of file systems: those that device mounts may have, and those in memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,20 +50,20 @@ class MountInfo:
         return f"{self.kind}:[{self.device}]"
 
     def is_part_of(self, other: MountInfo) -> bool:
-        """Return True if it lies below `other` and shows the same files as that does there."""
+        """Return True if it is below `other` and shows the same files as `other` does there."""
         below = self.place.removeprefix(f"{other.place}/")
         where = f"{other.root.rstrip('/')}/{below}"
         return below != self.place and (self.device, self.root) == (other.device, where)
 
     @property
     def is_a_device(self) -> bool:
-        """Return True if it is the mount of a single device: writing to that changes no file."""
+        """Return True if it is the mount of a single device: writing to it changes no file."""
         single = self.root != "/" and self.place.startswith(_DEVICE_FOLDERS)
         return single and self.kind in _OF_DEVICES
 
 
 def visible_mounts(table: str) -> dict[str, MountInfo]:
-    """Return the mounts of a mountinfo table by mount point, without those that others hide."""
+    """Return the visible mounts of a mountinfo table by mount point; hidden ones are left out."""
     rows: dict[str, tuple[str, MountInfo]] = {}
     for line in table.splitlines():
         number, parent, device, root, place, options, *more = line.split(" ")
@@ -83,7 +83,7 @@ def visible_mounts(table: str) -> dict[str, MountInfo]:
 
 
 def _reachable(number: str, rows: dict[str, tuple[str, MountInfo]], covered: set[str]) -> bool:
-    """Return True unless another mount hides one that this mount is mounted on."""
+    """Return True unless a mount on the path to this one is hidden by another mount."""
     parent, mount = rows[number]
     while parent in rows:
         above, below = rows[parent]
@@ -102,17 +102,17 @@ FILTER_MODE = "2"
 
 @dataclass(frozen=True, slots=True)
 class ExpectedConfinement:
-    """The confinement of a kernel that /proc has to show.
+    """The confinement of a kernel that /proc must show.
 
     user          its host identity
-    filters       least number of system call filters; with `inherits` the server's are added
+    filters       minimum number of system call filters; with `inherits` the server's are added
     namespaces    kinds of namespaces that it shares with no other process
     capabilities  bits that it may hold
     writable      mount points of the only writable mounts, None for any
-    parts_of      some of these, below which parts of the same mount may be mounted again
+    parts_of      those below which parts of the same mount may be mounted again
     fixed         mount points that are never such a part
     scratch       mount points of file systems in memory, shared with no other process
-    covered       paths that a mount has to hide
+    covered       paths that a mount must hide
     """
 
     user: Identity
@@ -144,7 +144,7 @@ class ObservedConfinement:
 
     @property
     def filters(self) -> int:
-        """Number of its system call filters; before Linux 5.9, 1 for any number."""
+        """Number of its system call filters; before Linux 5.9, 1 for one or more."""
         if self.status.get("Seccomp") != FILTER_MODE:
             return 0
         return int(self.status.get("Seccomp_filters", "1"))
@@ -163,7 +163,7 @@ class ObservedConfinement:
     def held(self) -> set[str]:
         """Names of its namespaces and of its file systems in memory, the same in any process.
 
-        Other mounts do not count: engines mount what they make for containers on the host.
+        Other mounts do not count: container engines mount their files on the host.
         """
         memory = (self.mounts.get(place) for place in SCRATCH)
         return {*self.namespaces.values(), *(mount.name for mount in memory if mount)}
@@ -187,7 +187,7 @@ class ObservedConfinement:
         }
 
     def words(self) -> tuple[str, ...]:
-        """Return its user, capabilities, privileges and filters, for people."""
+        """Return its user, capabilities, privileges and filters as readable phrases."""
         return (
             f"host user {self.status['Uid'].split()[0]}",
             f"capabilities: {self.capabilities:#x}" if self.capabilities else "no capabilities",
@@ -213,11 +213,11 @@ def gainable(status: dict[str, str]) -> int:
 def observe(pid: int, pidfd: int = -1) -> ObservedConfinement:
     """Read /proc of a process; takes some 0.2 ms.
 
-    `pidfd` ensures that `pid` has not come to mean a later process. Raises ProcessLookupError if it
-    has ended, PermissionError.
+    `pidfd` detects that `pid` was reused. Raises ProcessLookupError if the process has ended, and
+    PermissionError.
     """
     try:
-        # stands for this process alone, whatever its number comes to mean later
+        # refers to this process only, even if the pid is reused later
         folder = os.open(f"/proc/{pid}", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             if pidfd >= 0:
@@ -237,11 +237,11 @@ def observe(pid: int, pidfd: int = -1) -> ObservedConfinement:
 
 
 _ENDED = {errno.ENOENT, errno.EINVAL}
-"""Errors of /proc for a process that is gone, and for the mounts of one that is not reaped yet."""
+"""Errors of /proc for an ended process; for the mounts of one that is not reaped yet, EINVAL."""
 
 
 def _content(name: str, folder: int) -> str:
-    """Return a file of /proc/PID; read(2) returns long ones in pieces of a page or more."""
+    """Return the content of a file of /proc/PID; each read(2) returns little more than a page."""
     fd = os.open(name, os.O_RDONLY | os.O_CLOEXEC, dir_fd=folder)
     try:
         pieces = []
@@ -258,7 +258,7 @@ def _status(folder: int) -> dict[str, str]:
 
 
 def _limits(folder: int) -> dict[str, int]:
-    """Return the hard limits by name: the third column of a table with fixed widths."""
+    """Return the hard limits by name: the third column of a table with fixed column widths."""
     lines = _content("limits", folder).splitlines()[1:]
     rows = ((line[:26].strip(), line[47:68].strip()) for line in lines)
     return {name: int(hard) for name, hard in rows if hard.isdigit()}
@@ -269,7 +269,7 @@ def _namespaces(folder: int) -> dict[str, str]:
 
 
 KNOWN_NAMESPACES = tuple(name for name in NAMESPACES if os.path.lexists(f"/proc/self/ns/{name}"))
-"""Kinds of namespaces that this Linux has."""
+"""Kinds of namespaces that the running Linux supports."""
 
 
 def violations(
@@ -279,10 +279,10 @@ def violations(
     others: Collection[str] = (),
     ceilings: Mapping[str, int] | None = None,
 ) -> tuple[str, ...]:
-    """Return the violations of an expected confinement, in words; empty for none.
+    """Return the violations of an expected confinement as phrases; empty for none.
 
     `others` are names, as in `ObservedConfinement.held`, of other kernels' namespaces, which this
-    one may not share. `ceilings` are upper bounds of its resource limits, by the names of
+    kernel may not share. `ceilings` are upper bounds of its resource limits, by the names of
     /proc/PID/limits.
     """
     status, wanted = found.status, []
@@ -310,7 +310,7 @@ def violations(
 
 
 def _open_places(expected: ExpectedConfinement, found: ObservedConfinement) -> list[str]:
-    """Return the violations by mounts, in words."""
+    """Return the violations by mounts, as phrases."""
     told = []
     if expected.writable is not None and (more := _beyond(expected, found)):
         told.append(f"it may write to {', '.join(sorted(more))}")
@@ -327,7 +327,7 @@ def _open_places(expected: ExpectedConfinement, found: ObservedConfinement) -> l
 
 
 def _beyond(expected: ExpectedConfinement, found: ObservedConfinement) -> set[str]:
-    """Return the mount points that are writable and must not be."""
+    """Return the mount points that are writable but must not be."""
     more = set(found.writable) - (expected.writable or frozenset())
     tops = [found.mounts[place] for place in expected.parts_of if place in found.mounts]
     parts = {
@@ -339,7 +339,7 @@ def _beyond(expected: ExpectedConfinement, found: ObservedConfinement) -> set[st
 
 
 def _unlimited(ceilings: Mapping[str, int], found: ObservedConfinement) -> list[str]:
-    """Return the resource limits that are missing or too high, in words."""
+    """Return the resource limits that are missing or too high, as phrases."""
     return [
         f"its limit “{name}” is {found.limits.get(name, 'lacking')} instead of at most {most}"
         for name, most in ceilings.items()
@@ -353,7 +353,7 @@ def user_of(identity: Identity | None) -> Identity:
 
 
 def _own_groups(user: Identity) -> set[str]:
-    """Return the groups that a kernel may be in: its own, and those a user cannot drop."""
+    """Return the groups that a kernel may be in: its own, and those that a user cannot drop."""
     if user.uid != os.geteuid() or user.uid == 0:
         return {str(user.gid)}
     return {str(user.gid), *map(str, os.getgroups())}

@@ -19,9 +19,9 @@ LAYERS = "/packages"
 BLANK = "/run/blank"
 """Folder with the empty file and folder that are mounted over masked paths."""
 SCRATCH = ("/tmp", "/dev/shm", "/dev/pts")
-"""File systems in memory that each kernel has to itself."""
+"""File systems in memory that are private to each kernel."""
 WRITABLE = frozenset((WORKSPACE, SOCKETS, *SCRATCH))
-"""The mounts that a kernel may write to."""
+"""Mount points to which a kernel may write."""
 FIRST_PROCESS = "/proc/1"
 
 _SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
@@ -50,16 +50,16 @@ _MASKED = (
     "timer_list",
     "vmallocinfo",
 )
-"""Entries of /proc about the host's kernel rather than processes of the sandbox."""
+"""Entries of /proc about the host's kernel, not about processes of the sandbox."""
 PROC = "/proc"
 _FIXED = ("acpi", "asound", "bus", "driver", "fs", "irq", "mtrr", "scsi", "sys", "sysrq-trigger")
-"""Entries of a writable /proc that change the host rather than the tasks of the sandbox."""
+"""Entries of a writable /proc that change the host, not the tasks of the sandbox."""
 _RESERVED = ("/", "/dev", "/proc", "/sys", "/tmp", "/etc", "/run", "/opt", WORKSPACE, LAYERS)
 
 
 @dataclass(frozen=True, slots=True)
 class Features:
-    """Options of the installed bubblewrap that its oldest supported version (0.5) does not have."""
+    """Options of the installed bubblewrap that its oldest supported version (0.5) lacks."""
 
     size: bool
     disable_userns: bool
@@ -70,7 +70,7 @@ class Folder:
     """A folder or file of the host that a kernel sees at `guest`.
 
     source  its path for bubblewrap
-    covers  path below it and kind (`host_folders.secrets`) of each masked or read-only entry
+    covers  each masked or read-only entry: path below it, and kind (`host_folders.secrets`)
     """
 
     source: Path
@@ -82,10 +82,10 @@ class Folder:
 
 @dataclass(frozen=True, slots=True)
 class Folders:
-    """The mounted folders of one kernel; `blank` holds the empty entries for masked paths.
+    """The mounted folders of one kernel; `blank` contains the empty entries for masked paths.
 
-    trees  detached mounts that are attached in `stage` as 0, 1, … before anything is bound
-    rules  Landlock ruleset on the host's own folders, in place of all mounts; -1 for none
+    trees   detached mounts that are attached in `stage` as 0, 1, … before anything is bound
+    rules   Landlock ruleset for the host's own folders, instead of mounts; -1 for none
     """
 
     shown: tuple[Folder, ...] = ()
@@ -130,25 +130,25 @@ def system_options() -> list[str]:
 
 
 def masked() -> tuple[str, ...]:
-    """Return the files of /proc that describe the host, as far as this Linux has them."""
+    """Return the existing files of /proc that describe the host."""
     return tuple(f"/proc/{name}" for name in _MASKED if Path("/proc", name).exists())
 
 
 def opens_proc(devices: Iterable[Device]) -> bool:
-    """Return True if code has to write to files of its own tasks in /proc."""
+    """Return True if code must write to files of its own tasks in /proc, as CUDA does."""
     return any(device.names_threads for device in devices)
 
 
 def fixed() -> tuple[str, ...]:
-    """Return the entries of a writable /proc that stay read-only."""
+    """Return the existing entries of a writable /proc that stay read-only."""
     return tuple(f"{PROC}/{name}" for name in _FIXED if Path(PROC, name).exists())
 
 
 def proc_options() -> list[str]:
-    """Return options for a /proc without files about the host, and without process 1, bubblewrap's.
+    """Return options for a /proc without files about the host, and without /proc/1.
 
-    Under an ordinary user's server the kernel has the user of process 1, and could read its memory
-    (with the host's paths) and open its descriptors.
+    Process 1 is bubblewrap's. Under an ordinary user's server it has the kernel's user, so the
+    kernel could read its memory (with the host's paths) and open its descriptors.
     """
     first = ["--perms", "0555", "--tmpfs", FIRST_PROCESS, "--remount-ro", FIRST_PROCESS]
     masks = [word for path in masked() for word in ("--ro-bind", "/dev/null", path)]
@@ -163,15 +163,15 @@ def closing_options(devices: Iterable[Device]) -> list[str]:
 
 
 def scratch_options(folder: str, size: int, features: Features) -> list[str]:
-    """Return options for a private tmpfs, writable for all; `size` in bytes, 0 means unset."""
+    """Return options for a private tmpfs, writable for all; `size` in bytes, 0 for no limit."""
     limit = ["--size", str(size)] if size and features.size else []
     return [*limit, "--perms", "1777", "--tmpfs", folder]
 
 
 def runtime_options(paths: Iterable[Path]) -> list[str]:
-    """Return options that bind host paths read-only at the same place, symlinked ones twice.
+    """Return options that bind host paths read-only at the same place, symlinks with their targets.
 
-    Any user may pass through their parents. Raises LaunchError for a path that cannot be bound.
+    Parents are created with mode 0755. Raises LaunchError for a path that cannot be bound.
     """
     wanted: set[str] = set()
     for path in paths:
@@ -196,7 +196,7 @@ def runtime_options(paths: Iterable[Path]) -> list[str]:
                 made.add(parent)
                 options += ["--perms", "0755", "--dir", parent]
         if Path(name).is_symlink() and Path(name).is_file():
-            # a program finds its library by the links that lead to it
+            # a program finds its library through the symlinks to it
             options += ["--symlink", str(Path(name).readlink()), name]
             continue
         options += ["--ro-bind", name, name]
@@ -205,12 +205,12 @@ def runtime_options(paths: Iterable[Path]) -> list[str]:
 
 
 def replaced_options(replaced: Iterable[tuple[Path, Path]]) -> list[str]:
-    """Return options that bind files over others, which are bound already."""
+    """Return options that bind files over other files, which must be bound already."""
     return [word for pair in replaced for word in ("--ro-bind", *map(str, pair))]
 
 
 def layer_options(layers: Iterable[Path]) -> list[str]:
-    """Return options that bind package layers read-only; later changes of these are visible."""
+    """Return options that bind package layers read-only; later changes on the host are visible."""
     options: list[str] = []
     for number, layer in enumerate(layers):
         options += ["--ro-bind", str(layer), f"{LAYERS}/{number}"]
@@ -237,7 +237,7 @@ def folder_options(folders: Folders) -> list[str]:
 
 
 def device_options(devices: Iterable[Device]) -> list[str]:
-    """Return options that bind devices; they come after that of /dev."""
+    """Return options that bind devices; they must follow the option `--dev /dev`."""
     options: list[str] = []
     for device in devices:
         for parent in _parents(device.guest):
@@ -248,9 +248,9 @@ def device_options(devices: Iterable[Device]) -> list[str]:
 
 
 def account_files(uid: int, gid: int, hosts: Iterable[tuple[str, str]] = ()) -> dict[str, str]:
-    """Return files of /etc about users and hosts, by name; no content comes from the host.
+    """Return files of /etc about users and hosts, by name; no content is from the host.
 
-    `hosts` are further addresses, each with the name that it has in the sandbox.
+    `hosts` are further pairs of an address and its name in the sandbox.
     """
     further = "".join(f"{address} {name}\n" for address, name in hosts)
     return {

@@ -26,7 +26,7 @@ _OPTIONS = {
     "docker": "--user 1000 --security-opt seccomp=unconfined --security-opt apparmor=unconfined "
     "--security-opt systempaths=unconfined",
 }
-"""Options with which an ordinary user can make namespaces in a container; root needs far more."""
+"""Options with which an ordinary user can make namespaces in a container; root needs more."""
 _NARROWER = (
     "docs/deploy.md has a seccomp profile that permits less than `unconfined`, and the options of "
     "Kubernetes."
@@ -49,7 +49,7 @@ _APPARMOR_PROFILE = (
 def container() -> str:
     """Return `podman` or `docker` if this process runs in a container of theirs, else "".
 
-    podman has no mark file where the root file system is read-only, but sets a variable.
+    podman creates no marker file in a read-only root file system, but sets a variable.
     """
     named = os.environ.get("container", "")  # noqa: SIM112
     if named in _MARKS:
@@ -58,7 +58,7 @@ def container() -> str:
 
 
 def surroundings() -> str:
-    """Return the user and the environment of this process, in words."""
+    """Return the user and the environment of this process as a phrase."""
     user = "root" if os.geteuid() == 0 else f"user {os.geteuid()}, without privileges"
     if engine := container():
         return f"{user}, in a container of {engine}"
@@ -66,7 +66,7 @@ def surroundings() -> str:
 
 
 def for_cgroups() -> str:
-    """Return how this server could get control groups, and what limits hold without them."""
+    """Return how to give this server control groups, and which limits apply without them."""
     if container():
         return (
             "for limits by control groups start the container with --memory, --cpus and "
@@ -94,7 +94,7 @@ def install_hint(package: str, release: Mapping[str, str] | None = None) -> str:
 
 
 def cannot_start(name: str, said: str) -> str:
-    """Return why the backend `name` starts no process; `said` is the start's output."""
+    """Return why the backend `name` starts no process; `said` is the output of the start."""
     return f"the {name} sandbox cannot start a process here (it said: {_end(said)}). {AT_OWN_RISK}"
 
 

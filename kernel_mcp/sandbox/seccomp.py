@@ -1,7 +1,7 @@
 """The system call filter of a kernel: a deny-list over the calls of Linux 6.17.
 
-Calls unknown to the table answer ENOSYS, so that a newer Linux does not widen the surface.
-Arguments are compared by their low words where Linux reads no more.
+Unknown calls fail with ENOSYS, so that a newer Linux does not widen the attack surface. If Linux
+reads only the low word of an argument, only that word is compared.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from kernel_mcp.linux.syscalls import LAST_KNOWN, REFUSED, Architecture
 from kernel_specs.linux import PR_SET_DUMPABLE
 from kernel_specs.restricted.checkpoints.suspended import AS_A_COPY
 
-# Classic BPF: instructions are `struct sock_filter` of <linux/filter.h>, a 16-bit code, 8-bit jump
-# offsets for true and false, a 32-bit operand. Jumps only go forward.
+# Classic BPF. Each instruction is a `struct sock_filter` of <linux/filter.h>: a 16-bit code, 8-bit
+# jump offsets for true and false, a 32-bit operand. Jumps only go forward.
 
 ALLOW = 0x7FFF0000  # SECCOMP_RET_ALLOW
 KILL = 0x80000000  # SECCOMP_RET_KILL_PROCESS
 _ERRNO = 0x00050000  # SECCOMP_RET_ERRNO
 
 OFFSET_NR, OFFSET_ARCH, OFFSET_ARGUMENTS = 0, 4, 16
-"""Offsets into `struct seccomp_data`, little-endian; an argument has eight bytes."""
+"""Offsets in `struct seccomp_data`, little-endian; an argument has eight bytes."""
 X32_BIT = 0x40000000
 
 LOAD_WORD = 0x20  # BPF_LD | BPF_W | BPF_ABS
@@ -35,7 +35,7 @@ JUMP_SET = 0x45  # BPF_JMP | BPF_JSET | BPF_K
 RETURN = 0x06  # BPF_RET | BPF_K
 
 MAX_SHORT_JUMP = 255
-"""Conditional jumps hold their offset in one byte."""
+"""Maximum offset of a conditional jump, which has one byte."""
 MAX_INSTRUCTIONS = 4096
 """BPF_MAXINSNS of <linux/bpf_common.h>."""
 
@@ -55,17 +55,17 @@ Program: TypeAlias = list[Instruction]
 
 
 def load(offset: int) -> Program:
-    """Load the 32-bit word at `offset` of the seccomp data."""
+    """Return instructions that load the 32-bit word at `offset` of the seccomp data."""
     return [Instruction(LOAD_WORD, 0, 0, offset)]
 
 
 def mask(bits: int) -> Program:
-    """Keep only `bits` of the loaded word."""
+    """Return instructions that keep only `bits` of the loaded word."""
     return [Instruction(AND, 0, 0, bits)]
 
 
 def give(verdict: int) -> Program:
-    """End the program with a verdict."""
+    """Return instructions that end the program with a verdict."""
     return [Instruction(RETURN, 0, 0, verdict)]
 
 
@@ -75,13 +75,16 @@ def fail(error: int) -> int:
 
 
 def argument(index: int, bits: int = 0xFFFFFFFF) -> Program:
-    """Load the low word of a system call's argument, which is all that the kernel reads."""
+    """Return instructions that load the low word of an argument, masked with `bits`."""
     loaded = load(OFFSET_ARGUMENTS + 8 * index)
     return loaded if bits == 0xFFFFFFFF else loaded + mask(bits)
 
 
 def one_of(values: Sequence[int], then: Program, otherwise: Program) -> Program:
-    """Run `then` when the loaded word is one of `values`, else `otherwise`."""
+    """Return instructions: `then` if the loaded word is one of `values`, else `otherwise`.
+
+    Both must end in a verdict.
+    """
     program = otherwise
     for value in values:
         program = branch(JUMP_EQ, value, then=then, otherwise=program)
@@ -89,7 +92,10 @@ def one_of(values: Sequence[int], then: Program, otherwise: Program) -> Program:
 
 
 def branch(jump: int, operand: int, *, then: Program, otherwise: Program) -> Program:
-    """Run `then` when the comparison holds, else `otherwise`; both have to end in a verdict."""
+    """Return instructions: `then` if the comparison holds, else `otherwise`.
+
+    Both must end in a verdict.
+    """
     if len(otherwise) <= MAX_SHORT_JUMP:
         return [Instruction(jump, len(otherwise), 0, operand), *otherwise, *then]
     return [
@@ -101,7 +107,10 @@ def branch(jump: int, operand: int, *, then: Program, otherwise: Program) -> Pro
 
 
 def search(starts: Sequence[tuple[int, Program]]) -> Program:
-    """Bisect to the loaded word's interval and run its program; `starts` is sorted by number."""
+    """Return a binary search for the loaded word's interval, which then runs its program.
+
+    `starts` are pairs of first number and program, sorted by number.
+    """
     if len(starts) == 1:
         return starts[0][1]
     middle = len(starts) // 2
@@ -121,7 +130,7 @@ def assemble(program: Program) -> bytes:
 
 
 def compile_rules(arch: Architecture, rules: Mapping[str, Program]) -> bytes:
-    """Return a filter that runs the rule of each call by its name and allows those without one.
+    """Return a filter that runs the rule of each call by its name and allows calls without a rule.
 
     Unknown calls fail with ENOSYS. A call of another architecture kills the process. Neighbouring
     numbers with equal rules are merged.
@@ -142,7 +151,7 @@ def compile_rules(arch: Architecture, rules: Mapping[str, Program]) -> bytes:
     )
 
 
-# What a kernel may call.
+# The rules for kernels.
 
 NAMESPACE_FLAGS = 0x7E020000
 """CLONE_NEWNS, NEWCGROUP, NEWUTS, NEWIPC, NEWUSER, NEWPID, NEWNET of <linux/sched.h>."""
@@ -151,28 +160,28 @@ CLONE_FILES, CLONE_THREAD = 0x400, 0x10000
 CLOSE_RANGE_UNSHARE = 2
 """<linux/close_range.h>."""
 AF_UNIX, INTERNET_FAMILIES = 1, (2, 10)
-"""With AF_INET and AF_INET6: the network namespace is empty, so that they reach nothing."""
+"""AF_INET, AF_INET6 are allowed: the network namespace is empty, so they reach nothing."""
 INTERNET_PROTOCOLS = (0, 6, 17)
-"""The family's own choice, IPPROTO_TCP, IPPROTO_UDP: no MPTCP, SCTP, UDP-Lite, ping or raw ones."""
+"""Default, IPPROTO_TCP, IPPROTO_UDP: no MPTCP, SCTP, UDP-Lite, ping or raw sockets."""
 UNIX_PROTOCOLS = (0, 1)
-"""None, and PF_UNIX, which means the same."""
+"""None, and PF_UNIX, which has the same meaning."""
 CONNECTED_TYPES = (1, 5)
-"""SOCK_STREAM, SOCK_SEQPACKET: both ends of a pair are connected for good. Datagrams are not."""
+"""SOCK_STREAM, SOCK_SEQPACKET: a pair stays connected, whereas datagrams may go elsewhere."""
 TYPE_OF_SOCKET = 0xF
 """SOCK_TYPE_MASK of <linux/net.h>."""
 MSG_OOB = 1
-"""<linux/socket.h>."""
+"""Flag for urgent data, from <linux/socket.h>."""
 TERMINAL_IOCTLS = (0x5412, 0x541C, 0x5423)
-"""TIOCSTI and TIOCLINUX push input into a terminal; TIOCSETD loads line disciplines."""
+"""TIOCSTI and TIOCLINUX inject input into a terminal; TIOCSETD loads line disciplines."""
 PREALLOCATIONS = (0x40305828, 0x4030582A, 0x40305839)
-"""FS_IOC_RESVSP, FS_IOC_RESVSP64 and FS_IOC_ZERO_RANGE: fallocate by another name."""
+"""FS_IOC_RESVSP, FS_IOC_RESVSP64 and FS_IOC_ZERO_RANGE, which do the same as fallocate."""
 DEVICE_TYPES = (0x2000, 0x6000)
 """S_IFCHR, S_IFBLK."""
 TYPE_MASK = 0xF000
 SET_ID_BITS = 0o6000
 """S_ISUID, S_ISGID."""
 MAKES_A_FILE = 0o100 | 0o20000000
-"""O_CREAT, __O_TMPFILE of <asm-generic/fcntl.h>: other opens do not look at the mode."""
+"""O_CREAT, __O_TMPFILE of <asm-generic/fcntl.h>: without them open(2) ignores the mode."""
 SURVEILLANCE = (1024, 1026, 1040)
 """F_SETLEASE, F_NOTIFY, F_SETDELEG of <linux/fcntl.h>."""
 SOL_SOCKET, SO_LINGER = 1, 13
@@ -184,7 +193,7 @@ BUILDING = frozenset(
     {"mount", "mount_setattr", "move_mount", "open_tree", "prctl", "setns", "sethostname"}
     | {"umount2", "unshare"}
 )
-"""Calls that a template needs to build sandboxes, after it has imported packages."""
+"""Calls with which a template builds sandboxes, after it has imported packages."""
 
 
 def compile_filter(
@@ -192,10 +201,11 @@ def compile_filter(
 ) -> bytes:
     """Return the filter for one architecture, as bubblewrap's `--seccomp` reads it.
 
-    The calls named in `but` are allowed whatever their arguments. `sealed` refuses every Unix
-    socket that could be connected to one of the host's: only pairs are left. With `copies`, copies
-    of a kernel may hide from other processes of its sandbox. This is for a user namespace of the
-    server, to which they stay visible.
+    The calls named in `but` are allowed whatever their arguments are. `sealed` refuses every Unix
+    socket that could be connected to one of the host's: only pairs are left.
+
+    With `copies`, copies of a kernel may hide from other processes of its sandbox
+    (PR_SET_DUMPABLE). This requires a user namespace of the server, to which they stay visible.
     """
     rules = {**_rules(), **(_sealed() if sealed else {}), **(_copies() if copies else {})}
     return compile_rules(arch, {name: rule for name, rule in rules.items() if name not in but})
@@ -205,36 +215,36 @@ def _rules() -> dict[str, Program]:
     refuse, allow = give(fail(errno.EPERM)), give(ALLOW)
     return {
         **dict.fromkeys(REFUSED, refuse),
-        # ENOSYS makes libc fall back to clone, whose flags a filter can read
+        # on ENOSYS libc falls back to clone, whose flags a filter can read
         "clone3": give(fail(errno.ENOSYS)),
         "clone": argument(0) + branch(JUMP_SET, NAMESPACE_FLAGS, then=refuse, otherwise=_threads()),
-        # as with clone: what is measured of a process is what one of its threads has open
+        # as with clone: the disk quota reads the open files of one thread per process
         "close_range": _without_bits(2, CLOSE_RANGE_UNSHARE, errno.EINVAL),
         "personality": argument(0) + branch(JUMP_EQ, 0, then=give(ALLOW), otherwise=refuse),
         **dict.fromkeys(("socket", "socketpair"), _sockets()),
-        # urgent data of Unix sockets has been a way into Linux, and a filter cannot tell families
+        # urgent data of Unix sockets had exploitable faults, and a filter cannot read the family
         **dict.fromkeys(("sendmsg", "recvmsg"), _without_bits(2, MSG_OOB, errno.EOPNOTSUPP)),
         **dict.fromkeys(
             ("sendto", "recvfrom", "sendmmsg", "recvmmsg"),
             _without_bits(3, MSG_OOB, errno.EOPNOTSUPP),
         ),
-        # it fills a disk before the watchdog looks; libc writes zeros instead
+        # it could fill a disk before the watchdog's next check; libc writes zeros instead
         "fallocate": give(fail(errno.EOPNOTSUPP)),
         "ioctl": _none_of(1, (*TERMINAL_IOCTLS, *PREALLOCATIONS)),
         "mknod": _makes_a_node(1),
         "mknodat": _makes_a_node(2),
-        # a program in a kept workspace would run with the rights of the server's user
+        # such a program in a saved workspace would run with the rights of the server's user
         **dict.fromkeys(("chmod", "fchmod", "creat"), _without_bits(1, SET_ID_BITS)),
         **dict.fromkeys(("fchmodat", "fchmodat2"), _without_bits(2, SET_ID_BITS)),
         "open": _opens(flags=1, mode=2),
         "openat": _opens(flags=2, mode=3),
-        # its flags and mode are in memory; programs fall back to openat
+        # a filter cannot read its flags and mode; programs fall back to openat
         "openat2": give(fail(errno.ENOSYS)),
-        # open(2) of a file that another process holds a lease on waits
+        # open(2) waits if another process holds a lease on the file
         "fcntl": _none_of(1, SURVEILLANCE),
-        # what a process holds would be hidden from an ordinary user's server
+        # /proc would hide the process's files and memory from an ordinary user's server
         "prctl": argument(0) + one_of((PR_SET_DUMPABLE,), refuse, allow),
-        # the last close(2) of a lingering socket blocks, and that may be the server's
+        # the last close(2) of a lingering socket blocks, and the server may be the last holder
         "setsockopt": argument(1)
         + branch(
             JUMP_EQ,
@@ -242,7 +252,7 @@ def _rules() -> dict[str, Program]:
             then=argument(2) + one_of((SO_LINGER,), give(fail(errno.ENOPROTOOPT)), allow),
             otherwise=allow,
         ),
-        # no limit counts the pages that the machine has set aside
+        # no limit counts huge pages that the machine has reserved
         "mmap": _without_bits(3, MAP_HUGETLB, errno.ENOMEM),
         "memfd_create": _without_bits(1, MFD_HUGETLB, errno.ENOMEM),
     }
@@ -265,7 +275,7 @@ def _copies() -> dict[str, Program]:
 def _sealed() -> dict[str, Program]:
     """Return rules that allow Unix sockets only as connected pairs.
 
-    A socket file below a mounted folder could be connected to in spite of mounts and namespaces.
+    A process could connect to a socket file below a mounted folder, in spite of namespaces.
     """
     refused = give(fail(errno.EACCES))
     pairs = argument(1, TYPE_OF_SOCKET) + one_of(CONNECTED_TYPES, give(ALLOW), refused)
@@ -273,7 +283,7 @@ def _sealed() -> dict[str, Program]:
 
 
 def _sockets(unix: Program | None = None) -> Program:
-    """Allow sockets of few families and of their usual protocols; `unix` decides on AF_UNIX."""
+    """Allow few families of sockets, with their usual protocols; `unix` decides on AF_UNIX."""
     allow, other = give(ALLOW), give(fail(errno.EPROTONOSUPPORT))
     internet = argument(2) + one_of(INTERNET_PROTOCOLS, allow, other)
     unix = unix or argument(2) + one_of(UNIX_PROTOCOLS, allow, other)
@@ -283,25 +293,25 @@ def _sockets(unix: Program | None = None) -> Program:
 
 
 def _none_of(index: int, values: tuple[int, ...], bits: int = 0xFFFFFFFF) -> Program:
-    """Refuse the call when the masked argument is one of `values`."""
+    """Refuse the call if the masked argument is one of `values`."""
     refuse, allow = give(fail(errno.EPERM)), give(ALLOW)
     return argument(index, bits) + one_of(values, refuse, allow)
 
 
 def _without_bits(index: int, bits: int, error: int = errno.EPERM) -> Program:
-    """Fail with `error` when the argument has one of `bits`."""
+    """Fail with `error` if the argument has one of `bits`."""
     lack = give(fail(error))
     return argument(index) + branch(JUMP_SET, bits, then=lack, otherwise=give(ALLOW))
 
 
 def _makes_a_node(mode: int) -> Program:
-    """Refuse devices and set-id bits."""
+    """Refuse device nodes and set-id bits."""
     refuse = give(fail(errno.EPERM))
     kind = _none_of(mode, DEVICE_TYPES, TYPE_MASK)
     return argument(mode) + branch(JUMP_SET, SET_ID_BITS, then=refuse, otherwise=kind)
 
 
 def _opens(*, flags: int, mode: int) -> Program:
-    """Refuse to make a file with set-id bits."""
+    """Refuse to create a file with set-id bits."""
     checked = _without_bits(mode, SET_ID_BITS)
     return argument(flags) + branch(JUMP_SET, MAKES_A_FILE, then=checked, otherwise=give(ALLOW))

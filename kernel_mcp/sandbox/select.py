@@ -1,4 +1,4 @@
-"""Choose the first backend that works, proven by a process in it; `--sandbox none` is here too."""
+"""Choose the first backend that works, tested by a process in it; defines `--sandbox none`."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from kernel_mcp.sandbox.self_test import require_boundary, run_confined
 
 
 class PlainBuilder:
-    """No confinement: for `--sandbox none` and backends without a builder of their own."""
+    """No confinement of installers: for `--sandbox none`, and if bubblewrap does not work."""
 
     confined = False
 
@@ -40,11 +40,11 @@ class PlainBuilder:
     async def owner(
         self, folders: Sequence[Path], *, hostile: bool
     ) -> AsyncIterator[Identity | None]:
-        """Yield None: the folders stay the server's."""
+        """Yield None: the server keeps owning the folders."""
         yield None
 
     def command(self, request: BuildRequest, identity: Identity | None) -> SandboxCommand:
-        """Return the command itself; setpriv, if installed, ends it with the server."""
+        """Return the command itself; with setpriv, it is killed with the server."""
         return SandboxCommand(argv=[*tie_to_server(), *request.argv], pass_fds=(), env=request.env)
 
 
@@ -68,14 +68,14 @@ class NoSandbox:
         )
 
     def identity(self, workspace: Path | None = None) -> Identity | None:
-        """Return None: kernels keep the server's user."""
+        """Return None: kernels run as the server's user."""
         return None
 
     def release(self, identity: Identity | None) -> None:
         """Do nothing: no identity was reserved."""
 
     def command(self, request: SandboxRequest, identity: Identity | None) -> SandboxCommand:
-        """Return the command itself; setpriv, if installed, ends it with the server."""
+        """Return the command itself; with setpriv, it is killed with the server."""
         scratch_folder(request.sockets)
         return SandboxCommand(
             argv=[*tie_to_server(), *request.argv], pass_fds=[*request.inherit], env=request.env
@@ -94,7 +94,7 @@ class NoSandbox:
         return cannot_start(self.name, said)
 
     def report(self, opened: Opened = CLOSED) -> SandboxReport:
-        """Return a report of gaps alone."""
+        """Return a report with gaps only."""
         return SandboxReport(
             backend=self.name,
             enforced=(),
@@ -134,7 +134,7 @@ BACKENDS: Mapping[str, Callable[[], Sandbox]] = MappingProxyType(
         "none": NoSandbox,
     }
 )
-"""Every backend by the name that `--sandbox` takes."""
+"""Every backend by its name in `--sandbox`."""
 
 
 def builder_for(sandbox: Sandbox | None = None) -> Builder:
@@ -157,7 +157,7 @@ def select_sandbox(
     container: ContainerOptions | None = None,
     prove: Callable[[Sandbox], None] | None = None,
 ) -> Sandbox:
-    """Return the first of these backends that works, as a process that ran in it has shown.
+    """Return the first of these backends that works, tested by a process in it.
 
     `auto` stands for `AUTOMATIC`; choosing a later name logs a warning. Blocks some 10 ms, half a
     second for `container`. `prove` runs that process, and may raise SandboxUnavailable to require
@@ -197,7 +197,7 @@ def _try(
         _start(sandbox, prove or _probe)
     except SandboxUnavailable as refusal:
         return refusal
-    except LaunchError as refusal:  # the folders of this machine stand in its way
+    except LaunchError as refusal:  # a folder of this machine cannot be shown
         return SandboxUnavailable(str(refusal))
     return sandbox
 
@@ -211,7 +211,10 @@ def _of_extension(name: str) -> Callable[[], Sandbox]:
 
 
 def _start(sandbox: Sandbox, prove: Callable[[Sandbox], None]) -> None:
-    """Run `prove`. Raises SandboxUnavailable with why nothing starts in it, else with its error."""
+    """Run `prove`. Raises SandboxUnavailable.
+
+    If no process starts at all, the error is that of the start.
+    """
     try:
         prove(sandbox)
     except SandboxUnavailable:
@@ -229,9 +232,10 @@ def _probe(sandbox: Sandbox) -> None:
 
 
 def proven_sandbox(*names: str, container: ContainerOptions | None = None) -> Sandbox:
-    """Return the first of these backends whose guarantees hold; one such as `none` has none.
+    """Return the first of these backends whose guarantees hold.
 
-    Blocks some 40 ms, a second for a container. Raises SandboxUnavailable, ConfigError.
+    A backend without guarantees, such as `none`, must only start a process. Blocks some 40 ms, a
+    second for a container. Raises SandboxUnavailable, ConfigError.
     """
     return select_sandbox(*names, container=container, prove=_prove)
 
@@ -244,7 +248,10 @@ def _prove(sandbox: Sandbox) -> None:
 
 
 def begin_proof(*names: str, container: ContainerOptions | None = None) -> Future[Sandbox]:
-    """Start `proven_sandbox` in a thread of its own. Raises SandboxUnavailable."""
+    """Start `proven_sandbox` in its own thread; return its result as a future.
+
+    Raises SandboxUnavailable if no thread can be started.
+    """
     executor = ThreadPoolExecutor(1, thread_name_prefix="sandbox-proof")
     try:
         return executor.submit(proven_sandbox, *names, container=container)

@@ -25,8 +25,10 @@ from kernel_mcp.sandbox.base import GuestPaths, Sandbox, SandboxRequest
 from kernel_mcp.sandbox.confinement import CAP_DAC_READ_SEARCH, gainable
 
 SELF_TEST_S = 120.0
-"""Seconds for a command that takes some 30 ms on an idle machine: a busy machine must not make a
-start fail for good."""
+"""Time limit in seconds for a command that takes some 30 ms on an idle machine.
+
+It is long, so that a busy machine does not make a start fail.
+"""
 
 
 def run_confined(
@@ -39,7 +41,7 @@ def run_confined(
     stdin: str | Callable[[GuestPaths], str] = "",
     timeout: float = SELF_TEST_S,
 ) -> subprocess.CompletedProcess[str]:
-    """Run `argv` in the sandbox with an empty workspace of its own; blocks up to `timeout` seconds.
+    """Run `argv` in the sandbox with an empty workspace; blocks up to `timeout` seconds.
 
     `stdin` may depend on the guest paths. Raises SandboxUnavailable after the timeout.
     """
@@ -47,7 +49,7 @@ def run_confined(
         workspace, sockets = Path(folder, "workspace"), Path(folder, "sockets")
         identity = sandbox.identity()
         try:
-            if identity is not None:  # it passes on its way to the two
+            if identity is not None:  # the user must be able to enter both folders below
                 Path(folder).chmod(0o711)
             for made in (workspace, sockets):
                 made.mkdir(mode=0o700)
@@ -66,7 +68,7 @@ def run_confined(
             )
             paths = sandbox.guest_paths(workspace, sockets)
             fed = stdin if isinstance(stdin, str) else stdin(paths)
-            if command.detached:  # then what is started waits for the end
+            if command.detached:  # then the started process waits for the end
                 os.close(command.status_fd)
             try:
                 return subprocess.run(
@@ -79,7 +81,8 @@ def run_confined(
                     errors="replace",
                     timeout=timeout,
                     check=False,
-                    # Ctrl-C in a terminal would end bwrap alone: its child is an init, and waits
+                    # Ctrl-C in a terminal would end bwrap only: its child is an init and keeps
+                    # waiting
                     start_new_session=True,
                 )
             except subprocess.TimeoutExpired as late:
@@ -98,14 +101,14 @@ def run_confined(
 _SYSTEM = tuple(map(Path, ("/etc/shadow", "/etc/ssh", "/var/log", "/sys/kernel")))
 _NAMESPACES = ("mnt", "pid", "net", "ipc", "uts", "cgroup")
 REFUSED_CALL = " refused"
-"""Suffix of the names of checks of single system calls."""
+"""Suffix of the names of checks for single system calls."""
 _UPDATE = "update bubblewrap and the Linux kernel, then run `kernel-mcp doctor`"
 _REPORT = "do not use this backend here; report it as a defect with the output of this check"
 
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One guarantee of the boundary: True in `passed` if it holds here, and the remedy if not."""
+    """One guarantee of the boundary: if it holds here, what was found, and the remedy."""
 
     name: str
     passed: bool
@@ -114,7 +117,10 @@ class Check:
 
 
 def require_boundary(sandbox: Sandbox) -> None:
-    """Require the promised quick checks; blocks some 30 ms. Raises SandboxUnavailable."""
+    """Run the quick checks and require the guaranteed ones; blocks some 30 ms.
+
+    Raises SandboxUnavailable.
+    """
     excused = sandbox.report().unpromised
     failed = [
         check for check in quick_checks(sandbox) if not check.passed and check.name not in excused
@@ -151,7 +157,7 @@ class SelfTest:
     _host: _Host
 
     def checks(self, facts: dict[str, Any]) -> list[Check]:
-        """Return the checks by the facts that the self-test has sent.
+        """Return the checks, judged by the facts that the self-test has sent.
 
         Raises KeyError, TypeError, ValueError for malformed facts.
         """
@@ -173,7 +179,7 @@ def prepared_self_test(
 ) -> Iterator[SelfTest]:
     """Yield the self-test of a sandbox that shows the folders `shown`; blocks for a millisecond.
 
-    With `calls` it also tries the refused system calls. Inside the block, sockets listen that it
+    With `calls` it also tries the refused system calls. Inside the block, sockets listen which it
     must not reach. The caller adds `workspace`, the guest's path, to the task.
     """
     host = _Host(
@@ -219,7 +225,7 @@ def _run(sandbox: Sandbox, *, calls: bool) -> list[Check]:
 def _hidden(shown: Sequence[Path]) -> list[str]:
     """Return paths that must be hidden: of the system, and up to 32 entries of the home folder.
 
-    Skips paths that lead to the folders `shown`: folders above them, and links.
+    Paths that lead to the folders `shown` are skipped: folders above them, and symlinks.
     """
     places = [place for path in shown for place in (path, Path(os.path.realpath(path)))]
 

@@ -14,10 +14,13 @@ from kernel_mcp.sandbox.base import Builder
 from kernel_mcp.sandbox.remedies import cannot_start
 
 PREFERRED_BLOCKS = (range(1_900_000_000, 1_900_065_536), range(60_600, 61_184))
-"""Ids that no distribution hands out: above systemd's container range, which ends at 1 879 048 191,
-and the unassigned part below its dynamic users (UIDS-GIDS.md of systemd)."""
+"""Ids that no distribution assigns, from UIDS-GIDS.md of systemd.
+
+The first block is above systemd's container range, which ends at 1,879,048,191. The second is the
+unassigned part below its dynamic users.
+"""
 SMALLEST_BLOCK = 16
-"""A mapping with fewer spare ids is not worth using."""
+"""Minimum number of ids in a block."""
 RESERVED_IDS = (65_534, 65_535, 0xFFFFFFFF)
 
 
@@ -38,12 +41,12 @@ class IdMap:
         )
 
     def holds(self, block: range) -> bool:
-        """Return True if one span of the map holds the whole block."""
+        """Return True if one span of the map contains the whole block."""
         return any(block[0] in span and block[-1] in span for span in self.spans)
 
 
 def find_block(users: IdMap, groups: IdMap) -> range | None:
-    """Return a block of ids for kernels that both maps hold, or None."""
+    """Return a block of ids for kernels that both maps contain, or None."""
     for block in PREFERRED_BLOCKS:
         if users.holds(block) and groups.holds(block):
             return block
@@ -58,7 +61,7 @@ def find_block(users: IdMap, groups: IdMap) -> range | None:
 
 @dataclass(slots=True)
 class _Reserved:
-    """A reserved id: its locked file, its holder, the number of kernels that use it."""
+    """A reserved id: its locked file, its holder, and the number of kernels that use it."""
 
     lock: int
     holder: object
@@ -66,7 +69,7 @@ class _Reserved:
 
 
 class IdentityPool:
-    """Reserves ids of a block by flock(2), shared by all servers of one machine."""
+    """Reserves ids of a block by flock(2); all servers of one machine share the block."""
 
     def __init__(self, block: range, folder: Path) -> None:
         self._block = block
@@ -74,9 +77,9 @@ class IdentityPool:
         self._reserved: dict[int, _Reserved] = {}
 
     def acquire(self, preferred: int | None = None, holder: object = None) -> Identity:
-        """Reserve `preferred` if free or of the same `holder`, else any id of the block.
+        """Reserve `preferred` if it is free or has the same `holder`, else any id of the block.
 
-        Raises SandboxUnavailable when all are in use.
+        Raises SandboxUnavailable if all are in use.
         """
         if preferred is not None and preferred in self._block:
             reserved = self._reserved.get(preferred)
@@ -85,7 +88,7 @@ class IdentityPool:
                 return Identity(uid=preferred, gid=preferred)
             if self._reserve(preferred, holder):
                 return Identity(uid=preferred, gid=preferred)
-        above = max(self._reserved, default=self._block.start - 1) + 1  # other servers are below
+        above = max(self._reserved, default=self._block.start - 1) + 1  # others use lower ids
         for number in chain(range(above, self._block.stop), range(self._block.start, above)):
             if self._reserve(number, holder):
                 return Identity(uid=number, gid=number)
@@ -95,7 +98,7 @@ class IdentityPool:
         )
 
     def release(self, identity: Identity) -> None:
-        """Give an id back; it is free after its last kernel."""
+        """Release an id once; it becomes free with its last kernel."""
         reserved = self._reserved.get(identity.uid)
         if reserved is None:
             return
@@ -119,7 +122,7 @@ class IdentityPool:
 
 
 class KernelUsers:
-    """Host user ids for kernels of a root server, the server's own elsewhere; part of `Sandbox`."""
+    """Part of a `Sandbox`: host user ids for kernels of a root server, else the server's own."""
 
     name: str
 
@@ -135,16 +138,19 @@ class KernelUsers:
         return cannot_start(self.name, said)
 
     def identity(self, workspace: Path | None = None) -> Identity | None:
-        """Reserve a host user id of a root server: the same for all kernels of one workspace."""
+        """Reserve a host user id under a root server: the same for all kernels of one workspace.
+
+        Return None under other servers. Raises SandboxUnavailable.
+        """
         if self._identities is None:
             return None
         if workspace is None:
             return self._identities.acquire()
-        folder = workspace.stat()  # known by its inode, as it may be renamed while it is used
+        folder = workspace.stat()  # identified by its inode, as it may be renamed while in use
         return self._identities.acquire(folder.st_uid, (folder.st_dev, folder.st_ino))
 
     def release(self, identity: Identity | None) -> None:
-        """Give a host user id back."""
+        """Release a host user id."""
         if self._identities is not None and identity is not None:
             self._identities.release(identity)
 
@@ -152,8 +158,8 @@ class KernelUsers:
 def reservable_ids(*, unless_nested: bool = False) -> IdentityPool | None:
     """Return the pool of user ids for kernels if this server is root; None for other users.
 
-    Raises SandboxUnavailable without spare ids. With `unless_nested`, the root of a user namespace,
-    which is another user on the host, gets None instead.
+    Raises SandboxUnavailable without spare ids. With `unless_nested`, return None instead if this
+    is the root of a user namespace, which is another user on the host.
     """
     if os.geteuid() != 0:
         return None

@@ -1,8 +1,9 @@
 """Kernels in containers of docker or podman: one container for each kernel.
 
-The engine only makes the container. `shim.py` on the host hands the kernel's descriptors over a
-Unix socket to the first process inside, `kernel_specs/container/enter.py`, so that pipes, readiness
-and the end of a kernel need no engine. It ends once the server has the connection.
+The engine only makes the container. `shim.py` on the host then sends the kernel's descriptors over
+a Unix socket to the first process inside, `kernel_specs/container/enter.py`. So pipes, readiness
+and the end of a kernel do not depend on the engine. The shim exits once the server has the
+connection.
 """
 
 from __future__ import annotations
@@ -51,11 +52,11 @@ from kernel_mcp.sandbox.seccomp import compile_filter
 from kernel_mcp.sandbox.users import IdentityPool, KernelUsers, reservable_ids
 
 _OF_THE_IMAGE = ("usr", "opt", "var", "tmp", "run", "lib", "lib64", "bin", "sbin", "srv", "mnt")
-"""Top-level folders of every image that any user may pass through."""
+"""Top-level folders of every image that any user may enter."""
 
 
 class EtcFiles:
-    """Files for /etc and folders to mount on, in a folder of this user, named by content."""
+    """Files for /etc and folders with mount points, in a folder of this user, named by content."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -77,9 +78,9 @@ class EtcFiles:
         return found
 
     def way_to(self, paths: Sequence[Path], shown: Sequence[mounts.Folder] = ()) -> list[Path]:
-        """Return top-level folders that hold only the mount points `paths`.
+        """Return top-level folders that contain only the mount points `paths` and those of `shown`.
 
-        They replace the image's own, which may be closed to the user, as /root is.
+        They replace the image's folders, which the user may be unable to enter, such as /root.
         """
         ends = {path: path.is_dir() for path in paths}
         ends |= {Path(each.guest): each.is_folder for each in shown}
@@ -103,7 +104,7 @@ class EtcFiles:
 
 
 def outermost(paths: Iterable[Path]) -> list[Path]:
-    """Return the paths and the targets of links, without those inside others.
+    """Return the paths and their real paths, without those inside others.
 
     Raises LaunchError.
     """
@@ -121,7 +122,7 @@ def outermost(paths: Iterable[Path]) -> list[Path]:
 
 
 def _open_folder(path: Path) -> None:
-    """Make a folder of mode 0755, whatever the umask is."""
+    """Make a folder of mode 0755 whatever the umask is."""
     path.mkdir(exist_ok=True)
     path.chmod(0o755)
 
@@ -144,13 +145,13 @@ _WRITABLE = mounts.WRITABLE | {
 }
 """Writable mounts of a container: the kernel's, and the engine's, where only root may write."""
 FIRST_PROCESS_BYTES = 32 * MIB
-"""Memory for the first process, on top of the kernel's limit."""
+"""Bytes of memory for the first process, on top of the kernel's limit."""
 FIRST_PROCESS_PIDS = 1
 DEFAULT_SCRATCH = 512 * MIB
 
 
 class ContainerSandbox(KernelUsers):
-    """One container per kernel."""
+    """Runs each kernel in a container of its own."""
 
     name = "container"
     forks = False
@@ -179,7 +180,7 @@ class ContainerSandbox(KernelUsers):
     def detect(
         cls, options: ContainerOptions | None = None, boot: Path = BOOT_FOLDER
     ) -> ContainerSandbox:
-        """Return the backend as this machine permits it; remove leftovers of dead servers.
+        """Return the backend for this machine; remove containers of dead servers.
 
         Raises SandboxUnavailable with the remedy.
         """
@@ -204,9 +205,9 @@ class ContainerSandbox(KernelUsers):
 
     @property
     def shows(self) -> str:
-        """`BY_TREES` for podman, which starts containers in its caller's mount namespace.
+        """Return `BY_TREES` for podman, whose containers start in its caller's mount namespace.
 
-        Docker's service does not: `BY_BINDS`.
+        Docker's daemon starts them in its own: `BY_BINDS`.
         """
         return BY_TREES if self.engine.kind == "podman" else BY_BINDS
 
@@ -217,7 +218,7 @@ class ContainerSandbox(KernelUsers):
             sockets=mounts.SOCKETS,
             boot=mounts.BOOT,
             layers=mounts.LAYERS,
-            # a user namespace has a count of its own, too
+            # Linux also counts processes per user namespace
             own_process_count=self._identities is not None or self.engine.rootless,
         )
 
@@ -259,7 +260,7 @@ class ContainerSandbox(KernelUsers):
                     *("--parent", str(os.getpid()), "--status", status, "--task", task_fd),
                 ],
                 pass_fds=[*passed.keep(), *request.folders.trees, *request.inherit],
-                env=foreign_environment(),  # of the engine; the kernel's own is part of the task
+                env=foreign_environment(),  # for the engine; the kernel's is in the task
                 status_fd=status_read,
                 detached=True,
             )
@@ -297,7 +298,7 @@ class ContainerSandbox(KernelUsers):
             *("--network", "none"),
             *("--cap-drop", "ALL"),
             *("--security-opt", "no-new-privileges"),
-            *("--security-opt", "label=disable"),  # the mounted folders keep their labels
+            *("--security-opt", "label=disable"),  # SELinux: the mounted folders keep their labels
             "--read-only",
             *("--user", f"{user.uid}:{user.gid}"),
             *("--hostname", "sandbox"),
@@ -315,7 +316,10 @@ class ContainerSandbox(KernelUsers):
         return options
 
     def _tree(self, request: SandboxRequest, user: Identity) -> list[str]:
-        """The mounts. Raises ValueError, LaunchError for paths that cannot be mounted."""
+        """Return options for the mounts.
+
+        Raises ValueError, LaunchError for paths that cannot be mounted.
+        """
         runtime = outermost((*request.readonly, *self._prefixes))
         options = [
             *self._scratch("/tmp", request.limits.tmp_bytes),
@@ -340,7 +344,10 @@ class ContainerSandbox(KernelUsers):
         return [*options, *self._folders(request.folders)]
 
     def _folders(self, folders: mounts.Folders) -> list[str]:
-        """The mounted folders and their covers, those left out that only the keeper can name."""
+        """Return options for the mounted folders and their masks.
+
+        Masks of paths that the engine cannot name are left to the keeper.
+        """
         if not folders.shown:
             return []
         options = [*mount(folders.blank, mounts.BLANK)]
@@ -352,13 +359,13 @@ class ContainerSandbox(KernelUsers):
         return options
 
     def _ceilings(self, limits: Limits, *, alone: bool) -> list[str]:
-        """The rlimits; `alone` when the kernel's host user runs nothing else.
+        """Return options for the rlimits; `alone` if the kernel's host user runs nothing else.
 
-        RLIMIT_NOFILE is the server's, as inherited descriptors keep their numbers; the kernel
+        RLIMIT_NOFILE is the server's, as inherited descriptors keep their numbers. The kernel
         lowers it itself.
         """
         if self.engine.rootless:
-            return ["--ulimit", "host"]  # any other might be above those of podman
+            return ["--ulimit", "host"]  # other values could exceed podman's own limits
         files = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
         processes = resource.getrlimit(resource.RLIMIT_NPROC)[1]
         if alone and limits.pids:
@@ -376,10 +383,10 @@ class ContainerSandbox(KernelUsers):
 
 
 def _resources(limits: Limits, processors: int) -> list[str]:
-    """Return the options of the engine's limits: memory, processors, processes.
+    """Return options for the engine's limits: memory, processors, processes.
 
-    `processors` is the number that there are; engines reject a limit of more. 0 if the engine may
-    not limit them.
+    `processors` is the number of processors, above which engines reject a limit; 0 if the engine
+    may not limit them.
     """
     options = ["--shm-size", str(limits.tmp_bytes or DEFAULT_SCRATCH)]
     if limits.memory_bytes:

@@ -17,19 +17,19 @@ from kernel_mcp.sandbox.base import CLOSED, ContainerOptions, Opened, SandboxRep
 from kernel_mcp.sandbox.remedies import AT_OWN_RISK, install_hint
 
 ENGINES = ("podman", "docker")
-"""Engines in order of preference: podman needs no daemon."""
+"""Engines in order of preference: podman requires no daemon."""
 LABEL = "kernel-mcp.server"
 BUILD_HINT = "kernel-mcp image build"
 ANSWER_S = 30.0
 SWEEP_S = 10.0
-"""Seconds for each of two commands, while a client waits."""
+"""Time limit in seconds for each of two commands, while a client waits."""
 logger = logging.getLogger(__name__)
 _NAME = re.compile(r"kernel-mcp-(\d+)-(\d+)-(\d+)-[0-9a-f]+")
 
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """One engine on this machine."""
+    """A container engine on this machine."""
 
     kind: str
     program: str
@@ -37,7 +37,10 @@ class Engine:
 
     @classmethod
     def find(cls, options: ContainerOptions) -> Engine:
-        """Return the engine of the options, or the first installed. Raises SandboxUnavailable."""
+        """Return the engine of the options; for `auto`, the first that is installed.
+
+        Raises SandboxUnavailable.
+        """
         wanted = ENGINES if options.engine == "auto" else (options.engine,)
         for kind in wanted:
             program = find_program(kind)
@@ -51,12 +54,12 @@ class Engine:
 
     @property
     def rootless(self) -> bool:
-        """Return True if containers belong to an ordinary user and have a user namespace."""
+        """Return True if an ordinary user runs podman: containers have a user namespace."""
         return self.kind == "podman" and os.geteuid() != 0
 
     @property
     def processors(self) -> int:
-        """Number of processors, below which containers can be limited; 0 if they cannot be."""
+        """Number of processors to which containers can be limited; 0 if they cannot be."""
         if self.rootless and "cpu" not in _delegated(os.geteuid()):
             return 0
         return os.cpu_count() or 1
@@ -67,7 +70,7 @@ class Engine:
         return [self.program, *runtime, *words]
 
     def ask(self, *words: str, patience_s: float = ANSWER_S) -> subprocess.CompletedProcess[str]:
-        """Run a short command; blocks. Raises SandboxUnavailable if it takes over `patience_s`."""
+        """Run a short command; blocks. Raises SandboxUnavailable after `patience_s` seconds."""
         try:
             return subprocess.run(
                 self.command(*words),
@@ -98,7 +101,7 @@ class Engine:
         )
 
     def sweep(self) -> None:
-        """Remove the containers that dead servers of this process namespace have left.
+        """Remove the containers left by dead servers in this pid namespace.
 
         If the engine is too slow, a warning is logged, and the next start tries again.
         """
@@ -117,13 +120,13 @@ class Engine:
 
 
 def container_name() -> str:
-    """Return a new container name with the pid namespace, pid and start time of this server."""
+    """Return a new container name with pid namespace, pid and start time of this server."""
     pid = os.getpid()
     return f"kernel-mcp-{_namespace()}-{pid}-{_began(pid)}-{secrets.token_hex(4)}"
 
 
 def nameable(path: str) -> bool:
-    """Return True if command lines of engines can express a path: no comma, quote or line end."""
+    """Return True if command lines of engines can express a path: no comma, quote or newline."""
     return not any(letter in path for letter in ',"\n\r')
 
 
@@ -168,7 +171,10 @@ _SELINUX = Path("/sys/fs/selinux/enforce")
 
 
 def container_report(engine: Engine, opened: Opened = CLOSED, *, own_user: bool) -> SandboxReport:
-    """Return the report; `own_user` if each session has a host user id to itself."""
+    """Return the report of a container sandbox.
+
+    With `own_user`, each session runs as its own host user.
+    """
     enforced = [
         f"a container of its own for each kernel ({engine.kind})",
         *opened.reach("the interpreter and its packages"),
@@ -203,6 +209,6 @@ def container_report(engine: Engine, opened: Opened = CLOSED, *, own_user: bool)
         backend="container",
         enforced=tuple(enforced),
         gaps=tuple(gaps),
-        # the daemon, which is root, manages them
+        # the daemon, which runs as root, manages them
         own_groups=engine.kind == "docker" and os.geteuid() != 0,
     )

@@ -1,13 +1,13 @@
-"""A program on the host that starts a container and passes descriptors into it, as no engine does.
+"""Start a container and send descriptors to its first process, which no engine supports.
 
     shim.py --parent PID --status FD --task FD
 
-It listens beside the kernel's sockets, runs the engine to start the container and sends descriptors
-to its first process, whose pid on the host is in SO_PEERCRED. It sends that pid over the socket
-`--status`, with the connection that reports the kernel's end, and exits. If nobody reads there, it
-stays and exits as the kernel does, 128 + n for signal n.
+This program runs on the host. It listens beside the kernel's sockets and runs the engine to start
+the container. The container's first process connects, and SO_PEERCRED shows its pid on the host.
 
-It dies with the server. The container ends when the connection closes.
+The shim sends this pid over the socket `--status`, with the connection that reports the kernel's
+end, and exits. If the other end of `--status` is closed, it stays and exits with the kernel's code,
+128 + n for signal n. It is killed with the server. The container ends when the connection closes.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 SOCKET = "enter"
 PATIENCE_MS = 2000
-"""Milliseconds of silence after which the engine is asked about a started container."""
+"""Milliseconds without a connection after which the engine is asked if the container still runs."""
 EXIT_FAILED = 125
 MOST_DESCRIPTORS = 1 << 20
 GROUP_PREFIX = "kernel-mcp-"
@@ -81,7 +81,7 @@ def _die_with(parent: int) -> None:
 
 
 def _listen(listener: socket.socket, task: Task) -> None:
-    # by a relative name: the whole path may be too long for a socket's address
+    # bind by a relative name: the whole path may be too long for a socket's address
     os.chdir(task["sockets"])
     listener.bind(SOCKET)
     os.chmod(SOCKET, 0o600)  # noqa: PTH101
@@ -94,7 +94,7 @@ def _listen(listener: socket.socket, task: Task) -> None:
 def _start(listener: socket.socket, task: Task, server: int) -> socket.socket | None:
     """Start the container with the engine; return the connection of its first process.
 
-    None if the container could not be started, or ended at once; stderr says why.
+    None if the container could not be started or ended at once; the reason is written to stderr.
     """
     code = _engine(task["run"], quiet=True, server=server)
     if code != 0:
@@ -115,9 +115,11 @@ def _start(listener: socket.socket, task: Task, server: int) -> socket.socket | 
 def _engine(argv: list[str], *, quiet: bool, server: int = 0) -> int:
     """Run the engine's command line to its end; return its exit code.
 
-    It outlives this program, else a half-made container would stay; a started one finds no listener
-    and ends. Hence it runs in the control groups of the process `server`, if given: those of a
-    kernel are emptied by SIGKILL.
+    The engine may outlive this program: killing it could leave a half-made container. A container
+    that starts too late finds no listener and ends.
+
+    With `server`, the engine runs in the control groups of that process. Processes in the groups of
+    a kernel are killed with the kernel.
     """
     places = _places_of(server) if server else []
     child = os.fork()
@@ -137,9 +139,9 @@ def _engine(argv: list[str], *, quiet: bool, server: int = 0) -> int:
 
 
 def _bring_along(pid: int) -> None:
-    """Move a process into the control groups that the server has put this program in.
+    """Move a process into the control groups in which the server has started this program.
 
-    Done before the kernel starts: memory is charged to the group at that time.
+    This happens before the kernel starts, as memory stays charged to the group that allocated it.
     """
     for tree in _kernel_groups():
         (tree.own / "cgroup.procs").write_text(str(pid))
@@ -153,7 +155,7 @@ def _places_of(server: int) -> list[Path]:
 
 
 def _kernel_groups() -> list[Hierarchy]:
-    """Return the control groups of a kernel that the server has put this program in."""
+    """Return the kernel's control groups, in which the server has started this program."""
     trees = _groups_of("self")
     return [t for t in trees if any(part.startswith(GROUP_PREFIX) for part in t.own.parts)]
 
@@ -166,14 +168,14 @@ def _groups_of(process: str) -> Sequence[Hierarchy]:
 
 
 def _find_project() -> None:
-    """Let this program import the project that it belongs to."""
+    """Make this project importable in this program."""
     packages = str(Path(__file__).parents[3])
     if packages not in sys.path:
         sys.path.append(packages)
 
 
 def _told(status: socket.socket, pid: int, first: socket.socket) -> bool:
-    """Send pid and connection of the first process to the server; return False if nobody reads."""
+    """Send pid and connection of the first process to the server; return False without a reader."""
     try:
         socket.send_fds(status, [json.dumps({"child-pid": pid}).encode() + b"\n"], [first.fileno()])
     except (BrokenPipeError, ConnectionResetError):
@@ -182,7 +184,7 @@ def _told(status: socket.socket, pid: int, first: socket.socket) -> bool:
 
 
 def _hand_over(first: socket.socket, task: Task) -> None:
-    """Send the task with standard input, output, error and what the kernel inherits."""
+    """Send the task with stdin, stdout, stderr and the descriptors that the kernel inherits."""
     numbers = [0, 1, 2, *task["inherit"]]
     message = {name: task[name] for name in ("argv", "env", "filter")}
     message["descriptors"] = numbers
@@ -203,7 +205,7 @@ def _outcome(first: socket.socket) -> int:
         said = first.recv(64)
     except ConnectionResetError:
         said = b""
-    # without a word: the first process was killed, and with it all others
+    # no message: the first process was killed, and with it all others
     return int(said or 128 + signal.SIGKILL)
 
 

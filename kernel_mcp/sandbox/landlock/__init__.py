@@ -1,7 +1,7 @@
 """Kernels under Landlock: file rules, closed network, two system call filters, no namespaces.
 
-Weaker than bubblewrap, it takes neither root nor user namespaces. Paths are the host's own; a root
-server gives each kernel a host user id.
+This is weaker than bubblewrap, but requires neither root nor user namespaces. Paths are the host's
+own. A root server runs each session as a host user of its own.
 """
 
 from __future__ import annotations
@@ -52,7 +52,10 @@ from kernel_specs.restricted.confine import PENDING_SIGNALS, RESERVED_ADDRESSES
 
 
 def landlock_report(opened: Opened = CLOSED, *, own_user: bool) -> SandboxReport:
-    """Return the report; `own_user` if each kernel has a host user id to itself."""
+    """Return the report of the Landlock sandbox.
+
+    With `own_user`, each session runs as its own host user.
+    """
     user = (
         "a host user id of its own for each session, no new privileges"
         if own_user
@@ -133,7 +136,7 @@ _OWN_USER_GAPS = (
 
 _ENTER = BOOT_FOLDER / "landlock" / "enter.py"
 ADDRESS_SPACE_RESERVE = 1 * GIB
-"""Bytes of address space above the memory limit; the kernel sets a lower limit itself later."""
+"""Bytes of address space above the memory limit; later the kernel itself sets a lower limit."""
 
 
 def landlock_available() -> str | None:
@@ -147,7 +150,7 @@ def landlock_available() -> str | None:
 
 
 class LandlockSandbox(KernelUsers):
-    """One Landlock domain per kernel; the started process is the kernel itself."""
+    """Runs each kernel in a Landlock domain of its own; the started process becomes the kernel."""
 
     name = "landlock"
     forks = False
@@ -167,10 +170,7 @@ class LandlockSandbox(KernelUsers):
 
     @classmethod
     def detect(cls, boot: Path = BOOT_FOLDER) -> LandlockSandbox:
-        """Return the backend as this machine permits it.
-
-        Raises SandboxUnavailable with the remedy.
-        """
+        """Return the backend for this machine. Raises SandboxUnavailable with the remedy."""
         reason = landlock_available()
         arch = architecture(platform.machine())
         if reason is not None or arch is None:
@@ -199,7 +199,7 @@ class LandlockSandbox(KernelUsers):
     def command(self, request: SandboxRequest, identity: Identity | None) -> SandboxCommand:
         """Return the command of an interpreter that restricts itself by rules and executes `argv`.
 
-        It dies with this process.
+        It is killed when this process ends.
         """
         scratch = scratch_folder(request.sockets, identity)
         with Passed() as passed:
@@ -211,7 +211,7 @@ class LandlockSandbox(KernelUsers):
                 rules.allow(device.guest, DEVICE)
             allow_required(rules, (*request.readonly, self._boot), RUN)
             allow_required(rules, (request.workspace, request.sockets, scratch), WRITE)
-            # import looks for the package by listing the folder it is in
+            # import lists the folder that contains the package
             rules.allow(str(self._boot.parent), Access.READ_DIR)
             options = ["--ruleset", str(rules.fd), "--parent", str(os.getpid())]
             program = f"/proc/self/fd/{passed.file(self._program)}"
@@ -261,10 +261,10 @@ class LandlockSandbox(KernelUsers):
 
 
 def resource_limits(limits: Limits, identity: Identity | None) -> dict[int, tuple[int, int]]:
-    """Soft and hard limits for every process of a kernel, by RLIMIT_ number.
+    """Return soft and hard limits for every process of a kernel, by RLIMIT_ number.
 
-    RLIMIT_NPROC counts per user, so the threads that a shared user runs already are added. The hard
-    RLIMIT_AS alone is above the soft one, by RESERVED_ADDRESSES.
+    RLIMIT_NPROC counts per user, so the threads that a shared user already runs are added. Only the
+    hard RLIMIT_AS is above the soft one, by RESERVED_ADDRESSES.
     """
     found = {
         resource.RLIMIT_CORE: 0,
@@ -280,7 +280,7 @@ def resource_limits(limits: Limits, identity: Identity | None) -> dict[int, tupl
         most = limits.memory_bytes + ADDRESS_SPACE_RESERVE
         found[resource.RLIMIT_DATA] = found[resource.RLIMIT_AS] = most
     if limits.pids:
-        others = _threads_of(os.geteuid()) if identity is None else 1  # its watcher
+        others = _threads_of(os.geteuid()) if identity is None else 1  # 1: its watcher
         found[resource.RLIMIT_NPROC] = limits.pids + others
     above = {resource.RLIMIT_AS: RESERVED_ADDRESSES}
     return {kind: (most, most + above.get(kind, 0)) for kind, most in found.items()}
@@ -293,13 +293,13 @@ def _no_more_than_own(kind: int, value: int) -> int:
 
 
 def _bytecode(source: Path) -> bytes:
-    """Return a script as the content of a .pyc file, which starts some ms sooner."""
+    """Return a script as the content of a .pyc file, which starts some ms faster."""
     code = compile(source.read_bytes(), str(source), "exec", dont_inherit=True)
     return importlib.util.MAGIC_NUMBER + bytes(12) + marshal.dumps(code)
 
 
 def _threads_of(uid: int) -> int:
-    """Return the number of a user's threads, by the link count of /proc/PID/task."""
+    """Return the number of a user's threads, from the link counts of /proc/PID/task."""
     count = 0
     with os.scandir("/proc") as entries:
         for entry in entries:

@@ -30,7 +30,7 @@ REQUIRED_VERSION = 6
 
 
 class Access(enum.IntFlag):
-    """LANDLOCK_ACCESS_FS_*: what a rule allows below a folder or on a file."""
+    """LANDLOCK_ACCESS_FS_*: rights that a rule grants below a folder or on a file."""
 
     EXECUTE = 1 << 0
     WRITE_FILE = 1 << 1
@@ -54,13 +54,13 @@ ALL_ACCESS = (1 << 16) - 1
 ON_FILES = (
     Access.EXECUTE | Access.WRITE_FILE | Access.READ_FILE | Access.TRUNCATE | Access.IOCTL_DEV
 )
-"""The rights that a rule about anything but a folder may hold."""
+"""Rights that a rule about a file may grant; the others apply to folders only."""
 _TCP_BIND_AND_CONNECT = 0b11
 _SCOPE_ABSTRACT_SOCKETS_AND_SIGNALS = 0b11
 
 
 def version() -> int:
-    """Return the Landlock ABI version of the running Linux. Raises OSError if it has none."""
+    """Return the Landlock ABI version of the running Linux. Raises OSError without Landlock."""
     return calls.version()
 
 
@@ -84,10 +84,10 @@ def unavailable() -> str | None:
 
 
 class Ruleset:
-    """Rules on all file rights, TCP, signals and abstract sockets; the rest is denied."""
+    """Rules on all file rights, TCP, signals and abstract sockets; other accesses are denied."""
 
     def __init__(self, fd: int = -1) -> None:
-        """Take over a ruleset of the same kind, or make one."""
+        """Make a ruleset, or own the ruleset `fd` of the same kind."""
         network, scoped = _TCP_BIND_AND_CONNECT, _SCOPE_ABSTRACT_SOCKETS_AND_SIGNALS
         self.fd = calls.make(ALL_ACCESS, network, scoped) if fd < 0 else fd
 
@@ -120,9 +120,9 @@ WRITE = (
     | Access.MAKE_FIFO
     | Access.MAKE_SYM
 )
-"""All rights but those for device nodes."""
+"""All rights except those for device nodes."""
 CHANGE = WRITE & ~(Access.MAKE_SOCK | Access.MAKE_FIFO)
-"""Rights in mounted folders: no sockets and fifos, as programs of the host may open these."""
+"""Rights in mounted folders: no sockets and FIFOs, as programs of the host may open these."""
 
 _PROGRAMS = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
 _SETTINGS = (
@@ -137,7 +137,7 @@ _SETTINGS = (
     "/etc/pki/tls/openssl.cnf",
     "/etc/ssl/certs",
     "/etc/ssl/openssl.cnf",
-    *map(str, sorted(Path("/etc").glob("python3*"))),  # Debian's sitecustomize
+    *map(str, sorted(Path("/etc").glob("python3*"))),  # sitecustomize of Debian
 )
 _MACHINE = (
     "/proc/cpuinfo",
@@ -148,7 +148,7 @@ _MACHINE = (
     "/proc/uptime",
     "/sys/devices/system/cpu",
     "/sys/devices/system/node",
-    # joblib and dask stop when these exist and cannot be read
+    # joblib and dask fail if these exist and are not readable
     "/sys/fs/cgroup/cpu.max",
     "/sys/fs/cgroup/cpu/cpu.cfs_period_us",
     "/sys/fs/cgroup/cpu/cpu.cfs_quota_us",
@@ -171,7 +171,7 @@ _TOO_MUCH = (
 
 
 def allow_system(rules: Ruleset) -> None:
-    """Allow the files of the host that every program needs, as far as they exist."""
+    """Allow the files of the host that every program requires, as far as they exist."""
     wanted = [
         *((path, RUN) for path in _PROGRAMS),
         *((path, READ) for path in (*_SETTINGS, *_MACHINE)),
@@ -183,7 +183,7 @@ def allow_system(rules: Ruleset) -> None:
 
 
 def allow_required(rules: Ruleset, paths: Iterable[Path], access: Access) -> None:
-    """Allow `access` to paths that the kernel needs.
+    """Allow `access` to paths that the kernel requires.
 
     Raises LaunchError if one cannot be allowed.
     """
@@ -223,60 +223,63 @@ def _may_enter(path: Path, identity: Identity) -> bool:
     return bool(found.st_mode >> shift & (1 if folder else 4))
 
 
-# The second filter takes away calls that reach the host's network, processes, IPC and files past
-# Landlock's rules: there are no namespaces, and the user may be the server's.
-# Landlock does not govern modes and times, and a kernel that shares the server's user owns files
-# outside its folders. ipykernel and copying programs stop when these calls fail.
+# The second filter refuses calls that reach the host's network, processes, IPC and files despite
+# Landlock's rules: there are no namespaces, and the user may be the server's. Landlock does not
+# restrict changes of modes and times, and a kernel that shares the server's user owns files outside
+# its folders. For such a kernel these calls succeed without effect, as ipykernel and copying
+# programs stop on errors.
 _MODES = ("chmod", "fchmod", "fchmodat", "fchmodat2")
 _TIMES = ("futimesat", "utime", "utimensat", "utimes")
-_WITHOUT_ATTRIBUTES = (  # shutil.copystat goes on when these are not supported
+_WITHOUT_ATTRIBUTES = (  # shutil.copystat ignores EOPNOTSUPP
     *("fgetxattr", "flistxattr", "fremovexattr", "fsetxattr", "getxattr", "getxattrat"),
     *("lgetxattr", "listxattr", "listxattrat", "llistxattr", "lremovexattr", "lsetxattr"),
     *("removexattr", "removexattrat", "setxattr", "setxattrat", "file_getattr", "file_setattr"),
 )
 _REFUSED = (
-    # other users' and one's own files outside
+    # files outside the kernel's folders
     *("chown", "fchown", "fchownat", "lchown"),
     *("inotify_add_watch", "inotify_init", "inotify_init1"),
-    # leaving the process group would escape its end
+    # a process outside the process group would not be killed with it
     *("setpgid", "setsid"),
-    # the host's message queues
+    # message queues of the host
     *("mq_open", "mq_unlink"),
     # other processes of the user
     "ioprio_set",
 )
 _ONLY_ITSELF = ("prlimit64", "sched_setaffinity", "sched_setattr", "sched_setparam")
-"""Process 0 is the caller."""
+"""Calls that are allowed only for process 0, the caller."""
 
 CONNECTED_TYPES = (1, 5)
-"""SOCK_STREAM, SOCK_SEQPACKET: a datagram socket reaches any address without `connect`."""
+"""SOCK_STREAM, SOCK_SEQPACKET: a datagram socket can send to any address without `connect`."""
 SOCKET_TYPE_MASK = 0xF
 PR_SET_PDEATHSIG = 1
 INTERFACE_IOCTLS = range(0x8906, 0x8A00)
-"""SIOCGSTAMP up to SIOCPROTOPRIVATE: the host's network interfaces."""
+"""SIOCGSTAMP up to SIOCPROTOPRIVATE: network interfaces of the host."""
 IOCTL_TYPE_MASK = 0xFF00
 FILE_IOCTL_TYPES = (0x5800, 0x6600, 0x7600, 0x9400)
-"""Types of ioctl(2) by which an owner may change a file opened for reading alone: flags, versions,
-keys, subvolumes. Landlock does not restrict any of them."""
+"""Types of ioctl(2) by which an owner may change a file opened for reading only.
+
+They change flags, versions, keys and subvolumes. Landlock restricts none of them.
+"""
 HARMLESS_FILE_IOCTLS = (
     0x80086601,  # FS_IOC_GETFLAGS
     0x80087601,  # FS_IOC_GETVERSION
     0x801C581F,  # FS_IOC_FSGETXATTR
     0xC020660B,  # FS_IOC_FIEMAP
-    0x40049409,  # FICLONE: the target has to be open for writing
+    0x40049409,  # FICLONE: the target must be open for writing
     0x4020940D,  # FICLONERANGE
     0xC0189436,  # FIDEDUPERANGE
 )
 PIDFD_IOCTL_TYPE = 0xFF00
-"""<linux/pidfd.h>: facts about any process and handles of its namespaces."""
+"""<linux/pidfd.h>: facts about any process, and descriptors of its namespaces."""
 ACCESS_MODE, NO_ACCESS = 3, 3
-"""O_ACCMODE, and the mode for ioctl(2) alone, which Landlock does not check."""
+"""O_ACCMODE, and the access mode for ioctl(2) only, which Landlock does not check."""
 
 
 def compile_landlock_filter(arch: Architecture, *, own_user: bool) -> bytes:
     """Return the filter for one architecture as a `struct sock_filter` array.
 
-    With `own_user` it allows changes of modes and times: no file outside belongs to that user.
+    With `own_user`, changes of modes and times are allowed: that user owns no files outside.
     """
     silent = dict.fromkeys((*_MODES, *_TIMES), seccomp.give(ALLOW)) if own_user else {}
     return compile_rules(arch, _call_rules() | silent)
@@ -286,7 +289,7 @@ def _call_rules() -> dict[str, seccomp.Program]:
     allow, refuse = seccomp.give(ALLOW), seccomp.give(fail(errno.EPERM))
     denied = seccomp.give(fail(errno.EACCES))
     type_checked = argument(1, SOCKET_TYPE_MASK) + one_of(CONNECTED_TYPES, allow, denied)
-    # libzmq aborts when its netlink socket is refused with anything but EOPNOTSUPP
+    # libzmq aborts if its netlink socket fails with another error than EOPNOTSUPP
     other = one_of(INTERNET_FAMILIES, denied, seccomp.give(fail(errno.EOPNOTSUPP)))
     unix_only = argument(0) + seccomp.branch(
         seccomp.JUMP_EQ, AF_UNIX, then=type_checked, otherwise=other
@@ -307,7 +310,7 @@ def _call_rules() -> dict[str, seccomp.Program]:
             _ONLY_ITSELF,
             argument(0) + seccomp.branch(seccomp.JUMP_EQ, 0, then=allow, otherwise=refuse),
         ),
-        # libzmq names its own threads by number and aborts when it fails
+        # libzmq passes the ids of its own threads, and aborts on an error
         "sched_setscheduler": argument(0)
         + seccomp.branch(seccomp.JUMP_EQ, 0, then=allow, otherwise=seccomp.give(fail(0))),
         "connect": denied,
@@ -332,9 +335,9 @@ def _requests() -> seccomp.Program:
 
 
 def _times(*, path: int, times: int) -> seccomp.Program:
-    """Return rules that pretend to set times, but refuse "now" for a path.
+    """Return rules that ignore changes of times, but refuse "now" for a path.
 
-    Path.touch takes success for the existence of the file.
+    Success would mean to Path.touch that the file exists.
     """
     silent, refuse = seccomp.give(fail(0)), seccomp.give(fail(errno.EPERM))
     return _if_null(path, silent, _if_null(times, refuse, silent))
