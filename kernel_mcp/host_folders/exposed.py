@@ -72,7 +72,7 @@ class ExposedMount:
     report_times: deque[float] = field(default_factory=partial(deque, maxlen=MOST_REPORTS))
 
     def __str__(self) -> str:
-        """Return for people its path, whether it is writable, and the first covered paths."""
+        """Return a readable summary: its path, its access, and the first covered paths."""
         host = "" if str(self.mount.host) == self.mount.guest else f" (of {self.mount.host})"
         how = "can be changed, outside --disk" if self.mount.writable else "read-only"
         if self.mount.strict:

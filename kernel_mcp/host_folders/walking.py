@@ -278,7 +278,7 @@ class Walk:
     ) -> Iterator[Parts]:
         """Cover entries of a folder; yield the folders to walk and put its symlinks into `links`.
 
-        Only links that have to be followed are put there, with the cover of their target.
+        Only links that must be followed are put there, with the cover of their target.
         """
         within = self._writable and self._fixed(parts)
         all_obeyed = obeyed((*self._above_all[-1:], *parts, ""))

@@ -1,4 +1,4 @@
-"""Watch the mounted folders for changes, and determine whether code or the host made them."""
+"""Watch the mounted folders for changes, and determine if code or the host made them."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ class Change:
 
     @property
     def urgent(self) -> bool:
-        """True if it may have to be covered because of its name."""
+        """True if its name may require a cover."""
         path = (*self.folder.above, *self.parts)
         named = (secrets.secret(path, kind) for kind in (stat.S_IFREG, stat.S_IFDIR))
         return self.hidden or secrets.judged_by_content(path) or any(named)

@@ -34,7 +34,7 @@ QUOTED_CHARS = 300
 ENDED = "its process has ended"
 MOST_STATUS = 0xFFFF
 RESUME_S = 5.0
-"""CPU seconds within which a copy has to fork a kernel; it needs some 20 ms."""
+"""CPU seconds within which a copy must fork a kernel; it takes some 20 ms."""
 
 
 @dataclass(frozen=True, slots=True)

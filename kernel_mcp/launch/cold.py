@@ -19,7 +19,7 @@ from kernel_mcp.sandbox.mounts import Folders
 
 
 class LocalLauncher:
-    """Starts one process per kernel, which has to be ready within `start_timeout_s` seconds."""
+    """Starts one process per kernel, which must be ready within `start_timeout_s` seconds."""
 
     def __init__(
         self, assembly: KernelAssembly, *, start_timeout_s: float = START_TIMEOUT_S

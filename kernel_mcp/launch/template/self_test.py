@@ -1,4 +1,4 @@
-"""The self-test of a template: what it forks is examined before a session gets any."""
+"""The self-test of a template: a fork is inspected before sessions get kernels from it."""
 
 from __future__ import annotations
 
@@ -21,8 +21,11 @@ from kernel_mcp.policy import Policy
 from kernel_mcp.sandbox.self_test import Check, SelfTest, prepared_self_test
 
 READY_S = START_TIMEOUT_S
-"""Seconds until a cold start is tried instead. A forked kernel is ready after some 20 ms; on a
-machine too busy for that, a cold start is no faster."""
+"""Seconds until a cold start is tried instead.
+
+A forked kernel is ready after some 20 ms. On a machine too busy for that, a cold start is no
+faster.
+"""
 
 
 class ForkFromTemplate(Protocol):
@@ -37,14 +40,14 @@ class ForkFromTemplate(Protocol):
         inherited: tuple[int, int],
         task: Mapping[str, Any] | None = None,
     ) -> ConfinedProcess:
-        """Return the process, which is a kernel, or with `task` runs that self-test instead.
+        """Return the process: a kernel, or with `task` a process that runs the self-test.
 
         Raises TemplateError, OSError.
         """
 
 
 class TemplateSelfTest:
-    """Runs the self-tests of templates; `folders` are visible to templates, never to kernels."""
+    """Runs the self-tests of templates; kernels must not see `folders`, which templates see."""
 
     def __init__(
         self,
@@ -53,7 +56,7 @@ class TemplateSelfTest:
         folders: Sequence[str],
         mounted: Sequence[Path] = (),
     ) -> None:
-        """Every template shows the mounts `mounted`."""
+        """`mounted` are the mounts of the host that kernels see."""
         self._assembly = assembly
         self._fork = fork
         self._folders = folders
@@ -62,7 +65,9 @@ class TemplateSelfTest:
     async def passed(
         self, template: TemplateProcess, environment: KernelEnvironment
     ) -> SelfTestResult:
-        """Run the self-test in a fork of `template`, once per stage: some 50 ms. Return the result.
+        """Run the self-test in a fork of `template`, once per stage; return the result.
+
+        It takes some 50 ms.
 
         Raises BoundaryBroken for a violation, LaunchError, OSError.
         """
