@@ -1,11 +1,11 @@
-"""The first process of a container: starts the kernel, reaps, and ends with the server.
+"""Process 1 of a container: start the kernel, reap children, exit with the server.
 
     enter.py SOCKET
 
-What to run, its descriptors and its system call filter come over SOCKET from the host. The
-connection stays open: the exit code of the kernel goes over it, 128 + n for signal n. When the
-host's end closes, whatever way the server has ended, this process ends, and as it is process 1 of
-the container everything in it does.
+The host sends the command, its descriptors and its system call filter over SOCKET. The connection
+stays open. The exit code of the kernel is sent over it, 128 + n for signal n. This process exits
+when the host's end closes, however the server has ended. As it is process 1, everything in the
+container is killed with it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:  # importing typing would take longer than all of the rest
 
 _PROJECT = os.path.realpath(f"{__file__}/../../..")
 sys.path.insert(0, _PROJECT)
-from kernel_specs import linux  # noqa: E402  # with -I and -S, only its folder tells where it is
+from kernel_specs import linux  # noqa: E402  # with -I and -S, sys.path lacks the project
 
 sys.path.remove(_PROJECT)
 
@@ -49,14 +49,14 @@ def main(path: str) -> int:
             end.setblocking(False)
         signal.signal(signal.SIGCHLD, _noted)
         signal.set_wakeup_fd(wake.fileno(), warn_on_full_buffer=False)
-        # the kernel is of the same user: it must not look into this process or change it
+        # the kernel runs as the same user: it must not read or change this process
         linux.prctl(linux.PR_SET_DUMPABLE, 0)
         linux.prctl(linux.PR_SET_NO_NEW_PRIVS, 1)
         linux.install_filter(base64.b64decode(task["filter"]))
         child = os.fork()
         if child == 0:
             _become(task, received)
-    except Exception as error:  # noqa: BLE001  # the host is told, whatever it is
+    except Exception as error:  # noqa: BLE001  # any error is reported to the host
         for stderr in received[2:3]:
             os.write(stderr, f"the container could not be set up: {error!r}\n".encode())
         _tell(host, EXIT_FAILED)
@@ -102,17 +102,17 @@ def _become(task: dict[str, Any], received: list[int]) -> None:
             if first < number:  # an empty range would close everything
                 os.closerange(first, number)
             first = number + 1
-        # the received ones are above, and close by themselves
+        # the received descriptors are above these, and close on exec
         os.chdir("/")
         os.execve(task["argv"][0], task["argv"], task["env"])
-    except BaseException as error:  # noqa: BLE001  # must not go on as a second init
+    except BaseException as error:  # noqa: BLE001  # the child must not run on as a second init
         os.write(2, f"{task['argv'][0]}: {error}\n".encode())
     finally:
         os._exit(EXIT_FAILED)
 
 
 def _wait(host: socket.socket, woken: socket.socket, child: int) -> int | None:
-    """Reap children until the program ends; return its wait status, None if the host hangs up."""
+    """Reap children until the program ends; return its wait status, None if the host has closed."""
     poll = select.poll()
     poll.register(host, select.POLLIN)
     poll.register(woken, select.POLLIN)

@@ -1,10 +1,11 @@
 """`start.py enter CONTROL_FD ID_MAPS`, the first process of a root server's template.
 
-It enters a user namespace whose root is an ordinary user of the host, with the user ids of kernels
-but without the host's root. Packages are imported as that user. The processes that stay root
-outside have no capability and are not visible inside.
+It enters a user namespace whose root is an ordinary user of the host. The namespace maps the user
+ids of kernels, not the host's root. Packages are imported as that user. The processes that stay
+root outside have no capability and are not visible inside.
 
-What the init needs is imported before the first fork: these processes share its memory.
+Modules that the init needs are imported before the first fork, so that these processes share their
+memory.
 """
 
 from __future__ import annotations
@@ -72,9 +73,9 @@ def _enter(maps: Sequence[tuple[int, ...]]) -> int:
 
 
 def _own_what_comes(owner: int) -> None:
-    """Become user `owner`, with all capabilities: a user namespace is charged to its creator.
+    """Switch to user `owner`, with all capabilities: a user namespace is charged to its creator.
 
-    Queued signals, message queues and watches of kernels would else count for the host's root.
+    Otherwise queued signals, message queues and watches of kernels count against the host's root.
     """
     linux.prctl(linux.PR_SET_KEEPCAPS, 1)
     os.setgroups([])
@@ -84,7 +85,7 @@ def _own_what_comes(owner: int) -> None:
 
 
 def _write_when_asked(ask_read: int, ask_write: int, maps: Sequence[tuple[int, ...]]) -> None:
-    """Write the id maps once asked, from the old user namespace, whose root may; then exit."""
+    """Write the id maps on request, from the old user namespace, whose root may; then exit."""
     os.close(ask_write)
     failed = 1
     try:

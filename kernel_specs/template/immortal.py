@@ -1,8 +1,8 @@
 """Immortal objects (PEP 683): a forked process does not copy pages to count their references.
 
-Only in versions of Python that this was stressed in (`TRIED`). Only objects of exact builtin types
-are changed, and only builtin containers are asked what they hold: the traverse function of an
-extension may hand out objects that are no longer alive.
+Done only in the versions of Python in which it passed stress tests (`TRIED`). Only objects of exact
+builtin types are changed, and only builtin containers are traversed: the traverse function of an
+extension may return objects that have been freed.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def keep() -> int:
     """
     if not possible():
         return 0
-    gc.unfreeze()  # what is frozen is not among `gc.get_objects`
+    gc.unfreeze()  # gc.get_objects leaves out frozen objects
     gc.collect()
     found = _found()
     for address in found:

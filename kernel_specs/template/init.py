@@ -1,24 +1,24 @@
-"""Process 1 of the template: makes a sandbox per request, has the zygote fork a kernel into it.
+"""Process 1 of the template: build a sandbox per request, into which the zygote forks a kernel.
 
 Requests of the server, one packet each:
 
     {"op": "fork", "id": n, "uid": …, "hostname": …, "tmp_bytes": …, "places": […], "trial": …,
      "stage": …, "gates": …}
-        with descriptors: ready socket, output ring, output pipe, `cgroup_fds` of control groups to
-        enter, then the mounts of `places`, then the socket over which listening ones at the
-        addresses of `listen` go, if there are any; `trial` describes the self-test to run instead
-        of a kernel, if there is one; `stage` is the one that has to fork, 0 for any
+        with descriptors in this order: ready socket, output ring, output pipe, control groups to
+        enter (`gates` is their number), mounts of `places`, and a socket if there is `listen`.
+        Sockets that listen at its addresses are sent over that socket. `trial` describes a
+        self-test to run instead of a kernel. `stage` is the one that has to fork, 0 for any
 
-    {"op": "end", "id": n}      of a kernel that the server cannot know: end its sandbox
+    {"op": "end", "id": n}      kill the sandbox: the pidfds of its kernel did not reach the server
 
 Answers:
 
     {"op": "ready", "stage": n, "missing": {module: error}, "left": …}
-        it forks from here on with what is loaded; `left` is the number of modules still to come
+        the stage forks from now on; `left` is the number of modules still to be imported
 
     {"op": "forked", "id": n, "stage": …}                with pidfds: the init, the kernel
-    {"op": "failed", "id": n, "error": …}                there is no such kernel
-    {"op": "passed", "id": n}                            the same, as its stage is over: ask again
+    {"op": "failed", "id": n, "error": …}                no kernel was forked
+    {"op": "passed", "id": n}                            nor here: its stage is over, request again
     {"op": "exit", "id": n, "status": …}                 wait status of the kernel; its init stays
     {"op": "zygote-ended", "status": …}                  no more forks; kernels that run go on
 """
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 
 class ChildWatch:
-    """A descriptor that is readable when a child may have ended (SIGCHLD)."""
+    """A descriptor that is readable when a child may have exited (SIGCHLD)."""
 
     def __init__(self) -> None:
         """Set this process's SIGCHLD handler and wakeup descriptor."""
@@ -61,7 +61,7 @@ class ChildWatch:
         os.close(self._write)
 
     def ended(self) -> Iterator[tuple[int, int]]:
-        """Yield process id and wait status of every child that has ended since."""
+        """Yield process id and wait status of every child that has exited since the last call."""
         try:
             while os.read(self._read, 4096):
                 pass
@@ -94,9 +94,9 @@ The zygote's is above: libraries renew random state if getpid() differs.
 """
 _LAST_PID = "/proc/sys/kernel/ns_last_pid"
 _END_MS = 200
-"""Milliseconds that a zygote which has hung up may take to end."""
+"""Milliseconds to wait for the exit of a zygote that has closed its socket."""
 _STREAMS = 3
-"""Number of descriptors of a request before the gates."""
+"""Number of descriptors of a request before those of control groups."""
 
 
 class TemplateRequest:
@@ -123,7 +123,7 @@ class TemplateRequest:
 
 
 class _Session:
-    """A kernel and its init, by their pids here: 0 before they are known and once they are gone.
+    """A kernel and its init, by pids in this namespace: 0 if not known yet, or reaped.
 
     `zygote` is the socket of the zygote that forks it. `over` is set once the kernel has ended.
     """
@@ -138,9 +138,9 @@ class _Session:
 
 
 class TemplateInit:
-    """Makes a sandbox for each request; the zygote forks a kernel into it.
+    """Builds a sandbox for each request; the zygote forks a kernel into it.
 
-    A zygote is replaced by its successor, which has more modules: the next stage.
+    The next stage is a successor with more modules, which replaces the zygote.
     """
 
     def __init__(self, control: socket.socket, start: TemplateRequest) -> None:
@@ -186,7 +186,7 @@ class TemplateInit:
                 linux.unshare(linux.CLONE_NEWNS)
                 sandbox.hide_sessions()
                 sandbox.show_processes()
-                # it will run code of packages, and this process sees the folders of all sessions
+                # it runs code of packages, and this process sees the folders of all sessions
                 sandbox.keep_from_processes()
                 self._become_zygote(theirs.fileno())
             except OSError as error:
@@ -247,7 +247,7 @@ class TemplateInit:
         with contextlib.ExitStack() as sent:
             done_read, done_write = os.pipe()
             sent.callback(linux.close_all, (done_read, done_write))
-            # without going back first, a second unshare is refused
+            # Linux refuses a second unshare unless the own namespace is restored first
             linux.setns(self._own_pids, linux.CLONE_NEWPID)
             linux.unshare(linux.CLONE_NEWPID)
             init = os.fork()
@@ -255,7 +255,7 @@ class TemplateInit:
                 self._children.forget()
                 sandbox.hold(wanted, self._start.settings, cgroup_fds, done_write)
             session = self._sessions[number] = _Session(self._zygote, self._stage, init)
-            # the zygote may not touch an init before that has given up its rights
+            # the zygote may not access an init before that has dropped its capabilities
             pids = os.open("/proc/self/ns/pid_for_children", os.O_RDONLY | os.O_CLOEXEC)
             sent.callback(os.close, pids)
             packets.send(
@@ -347,7 +347,7 @@ class TemplateInit:
         if pid == self._zygote_pid:
             self._zygote_status = status
         for zygote in list(self._zygotes):
-            self._on_zygote(zygote)  # which may just have told of that kernel
+            self._on_zygote(zygote)  # it may just have reported that kernel
         for number, session in list(self._sessions.items()):
             if pid == session.init:
                 session.init = 0
@@ -357,9 +357,9 @@ class TemplateInit:
                 self._over(number, kill=False)
 
     def _over(self, number: int, *, kill: bool = True) -> None:
-        """Note that a session has no kernel any more; with `kill`, end its sandbox.
+        """Note that a session's kernel has ended; with `kill`, kill its sandbox.
 
-        Without, the server ends it, as it may fork another kernel from a checkpoint.
+        Otherwise the server kills it later: it may still fork another kernel from a checkpoint.
         """
         session = self._sessions.get(number)
         if session is None:
@@ -381,7 +381,7 @@ class TemplateInit:
 
 def _use_up_pids() -> None:
     """Advance the pid counter past `PIDS_OF_KERNELS`."""
-    # works in the template of a root server, in whose /proc nothing is read-only
+    # only a root server's template has a writable /proc, where this works
     with contextlib.suppress(OSError), open(_LAST_PID, "wb", buffering=0) as last_pid:
         last_pid.write(str(PIDS_OF_KERNELS).encode())
     last = 0
@@ -393,7 +393,7 @@ def _use_up_pids() -> None:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Serve the server at the other end of the control socket, the descriptor of the argument."""
+    """Serve requests of the server over the control socket, whose descriptor is the argument."""
     # a terminal's or a kernel's SIGINT is never meant for these processes
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     with socket.socket(fileno=int(argv[0])) as server:

@@ -42,7 +42,7 @@ SETTERS = {
     "libgomp": ("omp_set_num_threads",),
     "libiomp5": ("omp_set_num_threads",),
 }
-"""Functions that take the number of threads, by a part of the library's name."""
+"""Functions that set the number of threads, by a part of the library's name."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ def find_pools() -> Pools:
 
 
 def set_size(setters: Sequence[Any]) -> None:
-    """Give pools their size in a kernel, now that it has its own processor set."""
+    """Set the size of thread pools in a kernel, by its own set of processors."""
     threads = min(LARGEST, len(os.sched_getaffinity(0)))
     for setter in setters if threads > 1 else ():
         setter(ctypes.c_int(threads))
@@ -109,7 +109,7 @@ def rehearse(app: Any) -> None:
     _use_sockets()
     try:
         socket.socket(socket.AF_UNIX).close()
-    except PermissionError:  # with mounted folders no process may; a kernel then changes that
+    except PermissionError:  # with mounted folders; kernels then change multiprocessing's default
         importlib.import_module("multiprocessing.connection")
     _use_loops()
     for result in _run_cells(app, (*CELLS, FAILS))[:-1]:
@@ -181,7 +181,7 @@ class Inherited:
 
     @classmethod
     def now(cls) -> Inherited:
-        """Count threads, writable shared mappings, and descriptors other than of plain files."""
+        """Count threads, writable shared mappings, and descriptors other than regular files."""
         return cls(
             threads=len(list(Path("/proc/self/task").iterdir())),
             mappings=sum(
@@ -212,7 +212,7 @@ def plain_files() -> dict[int, tuple[int, int]]:
 def own_files(files: Mapping[int, tuple[int, int]]) -> list[int]:
     """Reopen files at their descriptors after a fork, for this process alone; return those.
 
-    Skips descriptors that a package has closed in the child, or that are other files by now.
+    Skips descriptors that a package has closed in the child or that refer to another file now.
     """
     kept: list[int] = []
     for fd, identity in files.items():
@@ -245,7 +245,7 @@ def _access(fd: int) -> int:
 
 
 def _descriptors() -> dict[int, int]:
-    """Return file modes by descriptor, of all that are open but the standard streams."""
+    """Return file modes by open descriptor, without the standard streams."""
     found: dict[int, int] = {}
     for fd in [int(entry.name) for entry in Path("/proc/self/fd").iterdir()]:
         with contextlib.suppress(OSError):  # the one that was open to list them
@@ -259,7 +259,7 @@ COMPANIONS = {
     "plotly": ("plotly.express",),
     "sklearn": ("sklearn.linear_model",),
 }
-"""Modules to import along with another: most uses of that load them."""
+"""Modules to import along with another, because most code that uses that loads them."""
 
 
 _REASON_CHARS = 300
@@ -287,9 +287,9 @@ def ordered(names: Sequence[str]) -> list[str]:
 
 
 def begin(kernel: host.KernelHost) -> PreloadResult:
-    """Import the kernel itself; native thread pools of what comes later stay empty.
+    """Import the kernel itself, and limit thread pools of later modules to one thread.
 
-    The environment keeps the variables that the operator has given.
+    The operator's environment variables stay.
     """
     os.environ.update(
         confine.environment(BootConfig(workspace="/workspace", tmp="/tmp"), threads=1)
@@ -298,7 +298,7 @@ def begin(kernel: host.KernelHost) -> PreloadResult:
     missing: dict[str, str] = {}
     try:
         rehearse(kernel._app)
-    except Exception as error:  # noqa: BLE001  # kernels are a little slower, no more
+    except Exception as error:  # noqa: BLE001  # kernels are only a little slower
         missing["rehearsal"] = reason(error)
     return loaded(missing)
 
@@ -313,7 +313,7 @@ def add(name: str) -> str:
     try:
         for module in (name, *COMPANIONS.get(name, ())):
             importlib.import_module(module)
-    except Exception as error:  # noqa: BLE001  # the cell that needs it will say why
+    except Exception as error:  # noqa: BLE001  # a cell that imports it will report the error
         return reason(error)
     return ""
 
@@ -322,18 +322,18 @@ def use(kernel: host.KernelHost, name: str) -> str:
     """Run the cell of a module in `LIBRARY_CELLS`; return why that failed, or ""."""
     try:
         _run_cells(kernel._app, [LIBRARY_CELLS[name]])[0].raise_error()
-    except Exception as error:  # noqa: BLE001  # its first use in a kernel is slower, no more
+    except Exception as error:  # noqa: BLE001  # its first use in a kernel is only slower
         return f"its first use failed: {type(error).__name__}: {error}"[:_REASON_CHARS]
     return ""
 
 
 def loaded(missing: dict[str, str]) -> PreloadResult:
-    """Return the present result of the imports; `missing` are the modules that failed."""
+    """Return the result of the imports so far; `missing` are the modules that failed."""
     return PreloadResult(missing, _hidden_folders(), find_pools())
 
 
 def _hidden_folders() -> tuple[str, ...]:
-    """Return hidden folders in /tmp and all below them; parents come first."""
+    """Return hidden folders in /tmp and all folders below them; parents come first."""
     found: list[str] = []
     for top in Path("/tmp").glob(".*"):
         found += [folder for folder, _, _ in os.walk(top)]

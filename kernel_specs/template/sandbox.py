@@ -1,6 +1,6 @@
 """The sandbox of one kernel: built and held by its init, joined by the kernel.
 
-Its imports are those of a process that kernels wait for: pathlib and dataclasses take 10 ms.
+Kernels wait for the init, so this module imports little: pathlib and dataclasses cost 10 ms.
 """
 
 # ruff: noqa: PTH103, PTH110, PTH112, PTH120, PTH208
@@ -82,7 +82,7 @@ _MOST_WATCHES = {"max_inotify_instances": 16, "max_inotify_watches": 8192}
 
 
 class SandboxMount(NamedTuple):
-    """A mount of the host's for this kernel alone.
+    """A mount from the host for this kernel alone.
 
     `tree` is a detached mount to attach; -1 to bind `source`, a path in the template, instead. With
     `shown` it is a mounted folder. `covers` are pairs of a path below it and a kind: masked by an
@@ -177,7 +177,7 @@ def hold(
         linux.enter_groups(cgroup_fds)
         _build(sandbox, settings)
         drop(settings.program)
-        # the operating system reaps for a parent that ignores this signal
+        # Linux reaps the children of a process that ignores this signal
         signal.signal(signal.SIGCHLD, signal.SIG_IGN)
         os.write(done, READY)
         _rest()
@@ -195,7 +195,7 @@ def join(entry: SandboxEntry, settings: SandboxSettings) -> None:
     word = os.read(entry.done, 4096)
     if word != READY:
         raise RuntimeError(word.decode("utf-8", "replace") or "the sandbox's init has ended")
-    # the sandbox's own is read-only
+    # opened here, because /proc of the sandbox is read-only
     processes = os.open("/proc", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     linux.setns(entry.init, _SHARED)
     _become(entry.uid, processes)
@@ -206,7 +206,7 @@ def _build(sandbox: KernelSandbox, settings: SandboxSettings) -> None:
     linux.unshare(_SHARED)
     linux.set_hostname(sandbox.hostname)
     linux.loopback_up()
-    if sandbox.listen:  # before any code of the kernel: nothing else can have these places
+    if sandbox.listen:  # before any code of the kernel: no other socket has these addresses
         linux.send_listeners(sandbox.way, sandbox.listen)
     for place in sandbox.places:
         if not place.shown:
@@ -268,7 +268,7 @@ def _show(place: SandboxMount, tree: int) -> None:
         _make_target(place.target, tree)
     linux.move_mount(tree, place.target)
     for path, kind in place.covers:
-        with contextlib.suppress(FileNotFoundError, NotADirectoryError):  # another since then
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):  # removed or replaced
             _cover(place.target, path.split("/"), kind)
 
 
@@ -320,10 +320,10 @@ def _tmpfs_options(size: int) -> str:
 
 
 def _become(uid: int, processes: int) -> None:
-    """Become `uid` of the template, mapped to KERNEL_ID in a user namespace of its own.
+    """Switch to `uid` of the template, mapped to KERNEL_ID in a user namespace of its own.
 
-    The init stays in the template's user namespace, out of reach of the kernel. `processes` is a
-    handle of a writable /proc.
+    The init stays in the template's user namespace, out of reach of the kernel. `processes` is an
+    open descriptor of a writable /proc.
     """
     os.setresgid(uid, uid, uid)
     os.setresuid(uid, uid, uid)

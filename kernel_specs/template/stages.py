@@ -1,7 +1,7 @@
-"""A template grows in stages: a successor imports some more, then takes the place of its parent.
+"""Grow a template in stages: a forked successor imports more modules, then replaces its parent.
 
-The parent forks kernels meanwhile, of what it has itself. A module that does harm, ends the process
-or never comes to an end costs only the successor; the next one does without it.
+Meanwhile the parent forks kernels with the modules that it has. A module that starts threads, exits
+or hangs costs only the successor; the next one leaves that module out.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class NextZygote:
 
     @classmethod
     def begin(cls) -> NextZygote | socket.socket:
-        """Fork; return a Successor in the parent, and in the child its socket to the parent.
+        """Fork; return a NextZygote in the parent, and in the child its socket to the parent.
 
         Raises OSError.
         """
@@ -98,7 +98,7 @@ class NextZygote:
 
     @property
     def left_ms(self) -> int:
-        """Milliseconds until its deadline, 0 after that."""
+        """Milliseconds until the successor's deadline; 0 after that."""
         return max(0, round(1000 * (self.deadline - time.monotonic())))
 
     def heard(self) -> dict[str, Any] | None:
@@ -124,10 +124,10 @@ class NextZygote:
         return None
 
     def over(self, *, late: bool = False) -> None:
-        """Kill it and close the socket; `late` if its deadline has passed."""
+        """Kill the successor and close the socket; `late` if its deadline has passed."""
         if late:
             self.why = _LATE
-        os.kill(self.pid, signal.SIGKILL)  # not reaped yet, so the number means it
+        os.kill(self.pid, signal.SIGKILL)  # not reaped yet, so the pid is still its own
         self.link.close()
 
 

@@ -1,8 +1,8 @@
-"""`start.py zygote SUPPORT FD MODULE…`, the template proper: forks kernels of what it has loaded.
+"""`start.py zygote SUPPORT FD MODULE…`: fork kernels that share the modules loaded here.
 
-It begins with the kernel itself; successors (`stages`) import the modules and take its place.
-It has no thread, no socket and no event loop, so that forking is safe and single-threaded
-children may change namespaces. It runs no user code, ever.
+The first zygote has the kernel alone; successors (`stages`) import the modules and replace it. It
+has no thread, no kernel socket and no event loop, so that forking is safe and single-threaded
+children may change namespaces. It never runs user code.
 """
 
 from __future__ import annotations
@@ -261,7 +261,7 @@ def _arrange(job: Job) -> None:
 
 
 def _try(trial: dict[str, Any], files: Sequence[int]) -> NoReturn:
-    """Run the self-test where a kernel would run, send the facts, and wait for SIGKILL."""
+    """Run the self-test where a kernel would run, send the results, and wait for SIGKILL."""
     facts = selftest.gather(trial, inherited=(0, 1, 2, *RESERVED_FDS, *files))
     host.send_packet(READY_FD, {"ready": True, "facts": facts})
     while True:
@@ -287,7 +287,7 @@ def _serve(kernel: host.KernelHost, job: Job, inherited: Inheritance) -> int:
         preload.set_size(inherited.loaded.pools.sized)
         fill = partial(preload.set_size, inherited.loaded.pools.filled)
         kernel.serve(boot, CONNECTION_FILE, at_work=fill)
-    except Exception as error:  # noqa: BLE001  # the host is told, whatever it is
+    except Exception as error:  # noqa: BLE001  # any error is reported to the host
         import traceback
 
         traceback.print_exc(file=sys.__stderr__)

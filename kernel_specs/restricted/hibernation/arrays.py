@@ -94,7 +94,7 @@ class ArrayReducer:
     def _alone(self, array: Any) -> bool:
         """Return True if only `array` references its memory.
 
-        Pickling an instance of a subclass references its base, too: the first look counts.
+        Pickling an instance of a subclass adds a reference to its base: the first result is kept.
         """
         if self._memory.is_alone(array):
             return True
@@ -149,7 +149,7 @@ class MemoryRanges:
         return _overlaps(self._arrays, begin, begin + size)
 
     def add_owner(self, obj: Any) -> None:
-        """Note an object in a value, which restores its memory by itself."""
+        """Note an object of a value that restores its memory itself."""
         self._owners.add(id(obj))
 
     def is_restored(self, array: Any) -> bool:

@@ -1,7 +1,7 @@
 """Attempts per variable: time limits, interrupts, and why an object cannot be saved.
 
 A signal only sets a flag, which the code that saves or loads checks. Code of a value may run for
-long without a check: in the end the exception is raised in it, but never between two values.
+long without a check: then the exception is raised in it, but never between two values.
 """
 
 from __future__ import annotations
@@ -183,7 +183,7 @@ class TimeBudget:
 
 
 class Watch:
-    """Inside `with`: SIGALRM and SIGINT are flags that `ask` raises."""
+    """Turns SIGALRM and SIGINT, inside `with`, into flags for which `ask` raises exceptions."""
 
     def __init__(self) -> None:
         self._stopped_at: float | None = None
@@ -217,9 +217,9 @@ class Watch:
         sys.unraisablehook = hook
 
     def run(self, action: Callable[[], R], seconds: float, *, in_hand: bool = False) -> R:
-        """Run `action` for at most `seconds`, of a value `in_hand`, which may not `ask`.
+        """Run `action` for at most `seconds`. Raises TimeUpError, StoppedError.
 
-        Raises TimeUpError, StoppedError.
+        With `in_hand` it handles one value, whose code may not call `ask`: the timer then raises.
         """
         self.check()
         look = min(max(seconds, 0.001), LOOK_SECONDS)
@@ -259,7 +259,7 @@ class Watch:
             self._stopped_at = time.monotonic()
 
     def _report(self, unraisable: Any) -> None:
-        """Report an exception that user code could not raise, unless it is this watch's own."""
+        """Report an unraisable exception of user code, unless it is this watch's own."""
         if not isinstance(unraisable.exc_value, (TimeUpError, StoppedError)):
             self._before[-1](unraisable)
 

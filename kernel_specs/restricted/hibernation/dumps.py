@@ -4,9 +4,9 @@ Layout: length of the header (8 bytes), the header (JSON), then for each segment
 buffers outside of them. One memo pickles all values of a segment, so shared objects stay shared;
 values that share none have a segment each, so that one that cannot be read costs no other.
 
-Pickling runs code of objects, so a forked child pickles first, name by name. When it ends or hangs,
-the kernel leaves that name out and the next child goes on behind it. A child that only waits proves
-nothing: a fork may lack the thread it waits for.
+Pickling runs code of objects, so a forked child pickles first, name by name. If it dies or hangs,
+the kernel leaves that name out, and the next child goes on with the names after it. A child that
+only waits proves nothing: the thread that it waits for may be missing in a fork.
 """
 
 from __future__ import annotations
@@ -54,13 +54,13 @@ _OF_VALUES = re.compile(
     r"(builtins|_?datetime|_?decimal|fractions|pathlib|uuid|zoneinfo|ipaddress|re|numpy)(\.|$)"
     r"|pandas\.(_libs\.tslibs|core\.dtypes)\."
 )
-"""Modules whose objects with their own `__hash__` are immutable: an equal copy can replace one."""
+"""Modules whose objects with their own `__hash__` are immutable: equal copies can replace them."""
 
 
 class ByteBudget:
     """The bytes that a dump may still use, `left` of `size`.
 
-    With `drafts`, pickles may use that many times `size`, and buffers are bounded one by one:
+    With `drafts`, pickles may use that many times `size`, and each buffer up to `size`. Drafts of
     values that turn out to share objects are pickled again, together.
     """
 
@@ -83,7 +83,7 @@ class ByteBudget:
 class Segment:
     """Values pickled with one memo; `undo` removes a failed one.
 
-    `changed` maps values that will not be equal to reasons.
+    `changed` maps names of values that will not be equal after loading to reasons.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class Segment:
     ) -> None:
         """`pickler` makes a NotebookPickler from a file and a callback for buffers.
 
-        `ask` is called at each write, and ends pickling by an exception.
+        `ask` is called at each write; it stops pickling by an exception.
         """
         self.names: list[str] = []
         self.changed: dict[str, str] = {}
@@ -123,7 +123,7 @@ class Segment:
 
     def add(self, value: Any) -> None:
         """Pickle one value. The caller then calls `keep`, or `undo` if this has raised."""
-        # The list is the first thing that the pickler remembers of this value.
+        # The list is the first object of this value in the pickler's memo.
         self._record = [value]
         self._own = value
         self._mark = (len(self.pickles), len(self.buffers), self._room.left)
@@ -132,7 +132,7 @@ class Segment:
         try:
             self._pickler.dump(self._record)
             again = self._pickler.identifying(self.pickles[self._mark[0] :])
-        except Exception:  # the user namespace in it may hold what cannot be pickled
+        except Exception:  # it may refer to the user namespace, with values that cannot be pickled
             again = self._pickler.identifying()
             if again is None:
                 raise
@@ -212,7 +212,7 @@ class Segment:
 
     @property
     def size(self) -> int:
-        """Bytes that it takes in a dump."""
+        """Number of its bytes in a dump."""
         return sum(map(len, self.pickles)) + sum(view.nbytes for view in self.buffers)
 
     def drop(self) -> None:
@@ -275,9 +275,9 @@ def homes_in_values(segments: Sequence[Segment]) -> set[int]:
 
 
 def copying(segments: Sequence[Segment], live: Mapping[int, str]) -> dict[str, str]:
-    """Return reasons by name for values with an object of which each process has its own: a copy.
+    """Return reasons by name for values that will hold a copy of an object of the process.
 
-    Those are the objects `live`, names by id, and dicts of modules that code has made.
+    Such objects are `live`, names by id, and the dicts of modules that code has made.
     """
     inner = {key: "the __dict__ of a module" for segment in segments for key in segment.inner}
     known = {**live, **inner}
@@ -447,7 +447,7 @@ def harmful(
             break
         try:
             end = _Child(left, work).watch(ask)
-        except (OSError, TimeUpError):  # no process or no time is left: what is known counts
+        except (OSError, TimeUpError):  # no process or no time is left: return what was found
             break
         if end is None:
             break
@@ -476,7 +476,7 @@ class _Child:
         os.close(writer)
 
     def watch(self, ask: Callable[[], object]) -> tuple[int, str] | None:
-        """Return the index of the name that ended or blocked it, and the reason; else None."""
+        """Return index and reason of the name that killed or blocked the child, or None."""
         try:
             return self._watch(ask)
         finally:

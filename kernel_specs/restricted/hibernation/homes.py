@@ -40,7 +40,7 @@ class Foreign:
 
 
 class Homes:
-    """The globals of functions in one dump; `whole` are ids of those that values hold, too."""
+    """The globals of functions in one dump; `whole` are ids of those that values also refer to."""
 
     def __init__(self) -> None:
         self.whole: set[int] = set()

@@ -158,7 +158,7 @@ class ObjectReducer:
     def _block(self, block: Any) -> Any:
         """Reduce a pandas block with its own memory, which pandas copies if it has gaps.
 
-        And with its `refs`: if these name others, pandas copies on write.
+        Its `refs` are kept: they list other blocks on this memory, for copy-on-write.
         """
         usual = block.__reduce_ex__(5)
         refs = getattr(block, "refs", None)  # from pandas 2.0 on
@@ -256,7 +256,7 @@ class ObjectReducer:
         return function, arguments, (state, members), None, None, set_exception_state
 
     def _by_value(self, obj: Any) -> Any:
-        """Reduce an object that its class pickles by name: by attributes, if no module holds it.
+        """Reduce by attributes an object that its class pickles by name and no module holds.
 
         Another kernel has none of the notebook's names before they are loaded. Raises
         CannotKeepError if that is impossible.
@@ -272,7 +272,7 @@ class ObjectReducer:
         return *made, attributes_of(obj) or None, None, None, set_attributes
 
     def _ordered_iterator(self, iterator: Any) -> Any:
-        """Report that an iterator over an `OrderedDict` is pickled with what is left of it."""
+        """Report that an iterator over an `OrderedDict` is pickled with a copy of its items."""
         usual = iterator.__reduce__()
         if usual[1] != ([],):
             self._changed(OVER_A_COPY)
@@ -444,7 +444,7 @@ def the_class_dict(kind: type) -> Any:
 def reduce_class(kind: type, usual: Any) -> Any:
     """Return the reduction of a cell's class, without descriptors of slots, which Python makes.
 
-    For an enumeration with the attributes of its members.
+    That of an enumeration includes the attributes of its members.
     """
     make, arguments, (attributes, slots), *items, setter = usual
     own = {
@@ -463,7 +463,7 @@ def reduce_class(kind: type, usual: Any) -> Any:
 
 
 def _with_slots(kind: type, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Return the arguments with `__slots__` added, which cloudpickle sets later, in vain.
+    """Return the arguments with `__slots__` added: cloudpickle sets it too late to take effect.
 
     Unchanged for a named tuple: its base has a metaclass that makes another class, with slots.
     """
@@ -625,7 +625,7 @@ def held_by_modules(values: Mapping[str, Any], namespace: dict[str, Any]) -> dic
 
 
 def will_be_another(value: Any) -> bool:
-    """Return True for a value that code can distinguish from a copy, and that no name refers to."""
+    """Return True for a value that code can tell from its copy and that is not pickled by name."""
     kind = type(value)
     if kind in (list, dict, set, bytearray):
         return not any(value is each for each in vars(sys).values())
@@ -669,7 +669,7 @@ def _has_usual_state(kind: type) -> bool:
 
 
 def _reduces_itself(kind: type) -> bool:
-    """Return True if code of this session says how instances are reduced."""
+    """Return True if code of this session defines how instances are reduced."""
     module = sys.modules.get(module_of(kind))
     if kind in copyreg.dispatch_table or (module is not None and _is_library(module)):
         return False
@@ -677,7 +677,7 @@ def _reduces_itself(kind: type) -> bool:
 
 
 def is_held(obj: Any, name: str) -> bool:
-    """Return True if the module of an object has it under a name, and is none of cells."""
+    """Return True if the module of an object has it under `name` and is not `__main__`."""
     home = getattr(obj, "__module__", None)
     module = sys.modules.get(home) if type(home) is str and home != "__main__" else None
     return module is not None and getattr(module, name, None) is obj

@@ -4,9 +4,9 @@ A function of a cell keeps its code; loading binds it to the live user namespace
 between closures stay shared, modules are imported by name as user code would, caches of `lru_cache`
 start empty. An object that stands for something outside the process is refused.
 
-A float is pickled by value, and a dict of Python's own without asking. So a value that has a NaN or
-the user namespace in it is pickled once more by an `IdentityPickler`, which is asked about every
-object: a NaN is found in a list by its identity alone.
+Pickle saves a float by value, and a builtin dict without calling the reducer. So a value that holds
+a NaN or the user namespace is pickled again, by an `IdentityPickler`, whose `persistent_id` is
+called for every object. Identity matters: a list finds a NaN by nothing else.
 """
 
 # mypy: disable-error-code="import-not-found, import-untyped, no-untyped-call, unused-ignore"
@@ -44,7 +44,7 @@ _LRU_CACHE = type(functools.lru_cache(maxsize=1)(len))
 _NAMED = (type, types.FunctionType, types.BuiltinFunctionType)
 """Types of objects that are pickled by module and name."""
 _BY_IDENTITY = re.compile(rb"G[\x7f\xff][\xf0-\xff]|\x8c\x03_oh")
-"""Bytes in a pickle of a NaN, or of the user namespace: a name that IPython always has."""
+"""Bytes in a pickle of a NaN, or of the user namespace, in which IPython always has `_oh`."""
 _NANS = ("numpy", "math", "cmath")
 """Modules with a `nan` of their own, which code compares with by identity."""
 _SYSTEM = [name for name, value in vars(sys).items() if type(value) in (list, dict)]
@@ -115,7 +115,7 @@ class Module:
 
 
 def stand_in(value: Any, namespace: dict[str, Any], code: str) -> Any:
-    """Return the object to pickle for a variable: a placeholder for what every process has itself.
+    """Return the object to pickle for a variable: a placeholder if every process has that object.
 
     `code` is that of all cells. Raises CannotKeepError.
     """
@@ -170,7 +170,7 @@ class Identities:
 class NotebookPickler(cloudpickle.Pickler):  # type: ignore[misc]
     """Pickles values of `namespace` with one memo.
 
-    `modules` are those that values need to load, `changes` why they will not be equal.
+    `modules` are those that loading requires, `changes` the reasons why values will not be equal.
     """
 
     def __init__(
@@ -275,7 +275,7 @@ class NotebookPickler(cloudpickle.Pickler):  # type: ignore[misc]
         return super().reducer_override(obj)
 
     def begin(self) -> None:
-        """Prepare for another value: forget changes and owners of the one before."""
+        """Prepare for another value: forget changes and owners of the last one."""
         self.changes.clear()
         self._identities.memory.forget_owners()
 
@@ -308,7 +308,7 @@ class NotebookPickler(cloudpickle.Pickler):  # type: ignore[misc]
         return function_of, arguments, (*state, used, imported), *more
 
     def _note(self, name: Any) -> None:
-        """Record a module that a value needs to load."""
+        """Record a module that is required to load a value."""
         if type(name) is str and name != "__main__" and name in sys.modules:
             self.modules[name] = None
 
@@ -431,7 +431,7 @@ def make_new_type(name: str, base: Any) -> Any:
 
 
 def make_of_typing(kind: Any, arguments: Any, options: Any, module: str) -> Any:
-    """Return a type parameter or alias; typing takes its module from the frame that makes it."""
+    """Return a type parameter or alias; typing reads its module from the calling frame."""
     space = {"__name__": module, "kind": kind, "arguments": arguments, "options": options}
     return eval("kind(*arguments, **options)", space)
 

@@ -1,8 +1,8 @@
 """State that code changes and no variable holds: the current folder, random numbers, options.
 
-What differs from the kernel's start is saved beside the variables, under names such as
-`setting os.environ` and with the same limits, and is written in the next kernel. Settings of a
-library are read only once that is imported.
+Settings that differ from the kernel's start are saved beside the variables, within the same limits,
+under names such as `setting os.environ`. The next kernel restores them. Settings of a library are
+read only if it is imported.
 """
 
 from __future__ import annotations
@@ -24,16 +24,15 @@ NAME = re.compile(r"setting .+")
 _NOTHING, _UNKNOWN = object(), object()
 _PLAIN = (str, int, float, bool, bytes, type(None))
 _getcwd, _random_state = os.getcwd, random.getstate
-"""As they are before code can replace them: they are called in the kernel itself."""
+"""The original functions: user code may replace them, and the kernel itself calls them."""
 
 
 @dataclass(frozen=True)
 class Setting:
     """A setting: its name, the module that has it, how to read and to write it.
 
-    Both functions get the module. Of a dict only the items that have changed are saved and written,
-    None for one that is gone. Those that decide about imports are written `early`, before the
-    variables are loaded.
+    Both functions get the module. Of a dict only changed items are saved and written, with None for
+    a removed one. Settings that affect imports are `early`: written before variables are loaded.
     """
 
     name: str
@@ -47,7 +46,7 @@ class ProcessState:
     """The settings of a kernel, and what they were when it started."""
 
     def __init__(self, layers: Sequence[str]) -> None:
-        """Read them; `layers` are the folders of the session's packages, which are no setting."""
+        """Read the settings; `layers` are folders of the session's packages, which are excluded."""
         paths = _Paths(layers)
         self._random: Any = None
         self._settings = (
@@ -60,14 +59,14 @@ class ProcessState:
         self._start = {setting.name: _at_start(setting) for setting in self._settings}
 
     def hold(self) -> None:
-        """Take the state of `random`, which Python seeds anew in a forked child."""
+        """Record the state of `random`, which Python reseeds in a forked child."""
         self._random = _random_state()
 
     def changes(self) -> Iterator[tuple[str, Callable[[], dict[str, Any]]]]:
         """Yield each setting's name, and a function that returns the parts of it that have changed.
 
-        Values are plain, but for a part that has a name of its own. The functions raise whatever
-        code in a setting raises.
+        Values are of plain types; parts of other types have names of their own. The functions raise
+        whatever code in a setting raises.
         """
         for setting in self._settings:
             if setting.module in sys.modules and self._start[setting.name] is not _UNKNOWN:
@@ -109,7 +108,7 @@ class ProcessState:
 
 
 def _at_start(setting: Setting) -> Any:
-    """Return the value now; nothing where its module is not imported, unknown where it has none."""
+    """Return the current value; `_NOTHING` without its module, `_UNKNOWN` if it cannot be read."""
     module = sys.modules.get(setting.module)
     if module is None:
         return _NOTHING
@@ -155,14 +154,14 @@ class _Paths:
         imports.export(self._layers)
 
     def search_path(self, _: Any) -> tuple[list[str], list[str]]:
-        """Return the entries at the kernel's start and now. Raises TypeError for odd ones."""
+        """Return the entries at the kernel's start and now. Raises TypeError unless all are str."""
         now = self._others(sys.path)
         if odd := [type(each).__name__ for each in now if type(each) is not str]:
             raise TypeError(f"{odd[0]} stands in it")
         return self._first, now
 
     def set_search_path(self, _: Any, both: tuple[list[str], list[str]]) -> None:
-        """Set the entries; those that every kernel has are this kernel's own."""
+        """Set the entries; those of the old kernel's start are replaced by this kernel's own."""
         before, then = both
         own = self._others(sys.path)
         kept = [each for each in then if each in own or each not in before]
@@ -241,7 +240,7 @@ def _set_options(pandas: Any, options: dict[str, Any]) -> None:
 
 
 def _parameters(matplotlib: Any) -> dict[str, Any]:
-    """Return `rcParams` without the back-end, which is the kernel's."""
+    """Return `rcParams` without the backend, which the kernel sets."""
     parameters = matplotlib.rcParams
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of parameters that are deprecated

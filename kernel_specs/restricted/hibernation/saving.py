@@ -1,9 +1,9 @@
-"""Saving: a child of the kernel writes the variables to a socket of the host, while cells go on.
+"""Save variables from a forked child, which writes them to a socket of the host while cells run.
 
-The child is forked between two requests, twice, so that it is no child of the kernel to user code.
-What it writes are blocks: a tag, the length of what follows, and that.
+It is forked twice, between two requests, so that user code does not see a child of the kernel. The
+child writes blocks: a tag, the length of the content, the content.
 
-    n   the name of the variable that is next, at first none
+    n   the name of the variable pickled next; empty in the first block
     r   the report, as the reply to a dump request
     d   the dump
 """
@@ -40,19 +40,19 @@ from kernel_specs.restricted.hibernation.dumps import TOO_LARGE, DumpBytes
 BLOCK = struct.Struct("<cQ")
 NICENESS = 19
 MORE_SECONDS = 5
-"""CPU seconds of the child beyond those of its values, after which Linux kills it."""
+"""CPU seconds of the child on top of those for its values; then Linux kills it."""
 STUCK_SECONDS = 10
-"""CPU seconds of one value beyond those after which its code is interrupted; then Linux kills it.
+"""CPU seconds from the interrupt of one value's code until Linux kills the child.
 
 For RLIMIT_CPU, Linux counts ticks in which the process ran. On a busy machine these add up to more
 than the CPU clock, by which code is interrupted."""
 
 Take = Callable[[Mapping[str, Any], Callable[[str], None]], tuple[DumpBytes, dict[str, Any]]]
-"""Pickles the variables, and calls back with the name of each before that."""
+"""Function that pickles variables; before each it calls back with the name."""
 
 
 def unfit_to_fork(own: Iterable[threading.Thread]) -> str:
-    """Return why a forked child could not pickle, or ""; `own` are threads of the kernel."""
+    """Return the reason why a forked child could not pickle, or ""; `own` are kernel threads."""
     try:
         return ", ".join(look(own).words)
     except OSError as error:
@@ -68,7 +68,7 @@ def write_from_child(host: socket.socket, take: Take, content: Mapping[str, Any]
 
 def _be_child(host: socket.socket, take: Take, content: Mapping[str, Any]) -> NoReturn:
     try:
-        signal.pthread_sigmask(signal.SIG_SETMASK, [signal.SIGINT])  # which is for cells
+        signal.pthread_sigmask(signal.SIG_SETMASK, [signal.SIGINT])  # SIGINT is for cells
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)
         most = math.ceil(time.process_time() + PASSES * content["seconds"]) + MORE_SECONDS
         with contextlib.suppress(OSError, ValueError):
@@ -79,7 +79,7 @@ def _be_child(host: socket.socket, take: Take, content: Mapping[str, Any]) -> No
         fd = _alone_with(host)
         with socket.socket(fileno=fd) as kept:
             _write(kept, take, content)
-    except BaseException:  # noqa: BLE001  # the host sees that there is no end
+    except BaseException:  # noqa: BLE001  # the host detects the missing blocks
         os._exit(1)
     os._exit(0)
 

@@ -74,7 +74,7 @@ LARGE_BYTES = 1024 * 1024
 DRAFTS = 2
 """Bytes for values before it is known what they share, as a multiple of the size of a dump."""
 MAX_ODD = 100
-"""Most keys of the namespace that are no names which a reply lists; it counts the others."""
+"""Most namespace keys that are not names listed in a reply; the others are counted."""
 _MANAGED = re.compile(r"__(builtins?|warningregistry)__")
 _OUTPUT = re.compile(r"_{1,3}|_(\d+)")
 _INPUT = re.compile(r"_i{1,3}|_i\d+")
@@ -116,13 +116,13 @@ class SnapshotRequests:
     _loading: Loading | None = None
 
     async def kernel_mcp_dump_request(self, stream: Any, ident: Any, parent: Any) -> None:
-        """Content: `max_bytes`, `seconds`, `leave` (names)."""
+        """Pickle the variables. Content: `max_bytes`, `seconds`, `leave` (names to leave out)."""
         self._dump = None
         reply = _attempted(self._make_dump, parent["content"])
         self.session.send(stream, "kernel_mcp_dump_reply", reply, parent, ident)
 
     async def kernel_mcp_dump_part_request(self, stream: Any, ident: Any, parent: Any) -> None:
-        """Content: `bytes`. The dump is forgotten after its last part, or when 0 are wanted."""
+        """Send the next `bytes` of the dump; forget it after its last part, or if `bytes` is 0."""
         size = parent["content"]["bytes"]
         part = self._dump.read(size) if self._dump is not None else b""
         if len(part) < size or not size:
@@ -132,33 +132,36 @@ class SnapshotRequests:
         )
 
     async def kernel_mcp_dump_pipe_request(self, stream: Any, ident: Any, parent: Any) -> None:
-        """No content. In the reply `came` is whether a pipe came; the dump is forgotten if so."""
+        """Write the dump into the pipe sent along, and forget it. No content.
+
+        The reply has `came`: False if no pipe arrived, and the dump is kept.
+        """
         reply = _attempted(self._write_dump, parent["content"])
         self.session.send(stream, "kernel_mcp_dump_pipe_reply", reply, parent, ident)
 
     async def kernel_mcp_save_request(self, stream: Any, ident: Any, parent: Any) -> None:
-        """Content: that of a dump request, `whole` (all, or nothing where there is no room for
-        it), and `hurry` (somebody waits).
+        """Fork a child that writes a dump to the socket sent along.
 
-        In the reply `unfit` says why no child was forked; empty for one that was.
+        Content: that of a dump request; `whole`: report an error if a value is too large; `hurry`:
+        run at normal priority. The reply has `unfit`: the reason why no child was forked, or "".
         """
         reply = _attempted(self._save, parent["content"])
         self.session.send(stream, "kernel_mcp_save_reply", reply, parent, ident)
 
     async def kernel_mcp_load_part_request(self, stream: Any, ident: Any, parent: Any) -> None:
-        """One buffer."""
+        """Append the request's buffer to the dump that will be loaded."""
         if self._parts is None:
             self._source = self._parts = Pieces()
         self._parts.add(parent["buffers"][0])
         self.session.send(stream, "kernel_mcp_load_part_reply", {"status": "ok"}, parent, ident)
 
     async def kernel_mcp_load_pipe_request(self, stream: Any, ident: Any, parent: Any) -> None:
-        """No content. In the reply `came` is whether a pipe came."""
+        """Read the dump from the pipe sent along. No content; `came` in the reply: one arrived."""
         reply = _attempted(self._take_pipe, parent["content"])
         self.session.send(stream, "kernel_mcp_load_pipe_reply", reply, parent, ident)
 
     async def kernel_mcp_load_request(self, stream: Any, ident: Any, parent: Any) -> None:
-        """Content: that of `Loading.step`, for the first or the next step of what has been sent."""
+        """Run the first or next step of loading the dump. Content: that of `Loading.step`."""
         reply = _attempted(self._load, parent["content"])
         if not reply.get("left"):
             if self._loading is not None:
@@ -211,7 +214,7 @@ class SnapshotRequests:
         return dump, {"status": "ok", **self._whole(reply)}
 
     def _whole(self, reply: dict[str, Any]) -> dict[str, Any]:
-        """Return the report, with other state that ends with this kernel: threads, tasks, files."""
+        """Return the report with other state that is lost: threads, tasks, files."""
         namespace = self.shell.user_ns
         work = running(self.service, self.io_loop.asyncio_loop, {*self._tasks, *self._answers})
         known = {id(value) for value in namespace.copy().values()}
@@ -236,7 +239,7 @@ def _attempted(action: Callable[[Any], Any], argument: Any) -> dict[str, Any]:
         return {"status": "ok", **(action(argument) or {})}
     except StoppedError:
         return {"status": "aborted"}
-    except Exception as error:  # noqa: BLE001  # a reply is owed
+    except Exception as error:  # noqa: BLE001  # every request gets a reply
         return {"status": "error", "reason": f"{type(error).__name__}: {error}"[:1000]}
 
 
@@ -247,10 +250,10 @@ def take(
     *,
     ahead: bool = True,
 ) -> tuple[DumpBytes, dict[str, Any]]:
-    """Pickle the variables of `shell`; return dump and report. `say` gets each name before.
+    """Pickle the variables of `shell`; return dump and report. Raises StoppedError.
 
-    With `ahead` a forked child does so first, and values that end it are left out. Raises
-    StoppedError.
+    `say` is called with each name before its value is pickled. With `ahead` a forked child pickles
+    first, and values that kill or block it are left out.
     """
     everything, lost, hidden = _variables(shell)
     found = dict(list(everything.items())[:MAX_NAMES])
@@ -265,7 +268,7 @@ def take(
     wanted = dict(sorted(found.items(), key=lambda item: sizes.get(item[0], 0) // LARGE_BYTES))
     settings, unread = _settings(shell, content, say)
     lost |= unread
-    wanted = settings | wanted  # first, as what decides about imports is loaded before the rest
+    wanted = settings | wanted  # settings first: those that affect imports are loaded before values
     wanted |= {_result_name(number): value for number, value in _results(shell.user_ns).items()}
     for name in content["leave"]:
         wanted.pop(name, None)
@@ -320,7 +323,7 @@ def _add(found: dict[str, Any], read: Callable[[], dict[str, Any]]) -> None:
 
 
 def _run_ahead(wanted: Mapping[str, Any], shell: Any, content: Mapping[str, Any]) -> dict[str, str]:
-    """Return reasons by name for values that end or block a forked child."""
+    """Return reasons by name for values that kill or block a forked child."""
     from kernel_specs.restricted.hibernation import dumps
 
     def fill(names: Sequence[str], say: Callable[[str], None]) -> None:
@@ -640,7 +643,7 @@ class Loading:
         return len(self._names) + sum(len(segment["names"]) for segment in self._segments)
 
     def close(self) -> None:
-        """Close the dump, and let go of what was loaded: pandas counts who holds its blocks."""
+        """Close the dump and drop loaded values: pandas counts references to its blocks."""
         self._arrival.close()
         self._unpickler = None
         self._values = {}
