@@ -1,8 +1,8 @@
 """Build one environment, without those of the operator's packages that cannot be resolved.
 
 When the packages have no common solution, each is resolved alone, so that only those at fault are
-left out. They are recorded beside the environment for `KEPT_S`: a restarted server reads them
-there instead of asking uv again.
+left out. They are recorded beside the environment for `KEPT_S`, so that a restarted server need
+not run uv for them again.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ logger = logging.getLogger(__name__)
 class Terms:
     """Terms of a build.
 
-    agent       asked for by an agent: removed when it is old or over the limit
+    agent       requested by an agent: the environment is removed when old or over the limit
     most_bytes  bytes to download, and to unpack; 0 for no limit
     flag        the setting of that limit
     """
@@ -96,7 +96,7 @@ class Build:
         self._terms = terms
 
     async def run(self, folder: Path, progress: ProgressCallback, lock: int) -> None:
-        """Build from nothing, replacing what is there; installers inherit the descriptor `lock`.
+        """Build from nothing, replacing an old folder; installers inherit the descriptor `lock`.
 
         Raises EnvironmentBuildError, OSError; the folder is then removed.
         """
@@ -254,7 +254,7 @@ class Build:
         )
 
     def _finish(self, folder: Path) -> None:
-        folders.tidy(folder, self._interpreter)  # once more: the compiler has read hostile sources
+        folders.tidy(folder, self._interpreter)  # again: the compiler has read hostile sources
         folders.seal(folder)
         folders.finish(folder, self._interpreter, self._wanted, agent=self._terms.agent)
 
@@ -267,7 +267,7 @@ class Build:
 
 
 KEPT_S = 3600.0
-"""Seconds after which packages that could not be resolved are asked for again."""
+"""Seconds after which packages that could not be resolved are tried again."""
 _LIKENESS = 0.75
 FAMILIAR = sorted(
     {
@@ -310,7 +310,7 @@ FAMILIAR = sorted(
 
 def note_unfit(file: Path, sight: str, unfit: Mapping[str, str]) -> None:
     """Record the packages that cannot be resolved, with the reasons, for the uv digest `sight`."""
-    with suppress(OSError):  # the next start asks again
+    with suppress(OSError):  # the next start tries them again
         file.write_text(json.dumps({"sight": sight, "unfit": dict(unfit)}), encoding="utf-8")
 
 
@@ -331,12 +331,12 @@ def noted_unfit(file: Path, sight: str, *, ever: bool = False) -> dict[str, str]
 
 
 def remark(package: str, why: str) -> str:
-    """Return the sentence that tells the operator why a package is left out."""
+    """Return a sentence for the operator with the reason why a package is left out."""
     return f"{package} of --allow or --profile is left out: {why}{_meant(package, why)}"
 
 
 def brief(package: str, why: str) -> str:
-    """Return the sentence that tells a model why a package is not installed."""
+    """Return a sentence for a model with the reason why a package is not installed."""
     first, _, _ = why.partition(". ")
     return (
         f"{package} of --allow or --profile is not installed: {first}.{_meant(package, why)} The "

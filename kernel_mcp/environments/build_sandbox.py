@@ -1,4 +1,4 @@
-"""Fetches, unpacks and compiles packages in the sandbox of installers.
+"""Fetch, unpack and compile packages in the sandbox of installers.
 
 No code of packages runs: uv sees a base interpreter only and compiles nothing, since `.pth` files
 would run. Python compiles afterwards, without site-packages, network or uv's cache. Only builds
@@ -124,8 +124,8 @@ class BuildSandbox:
     ) -> UvResult:
         """Write the packages that the lock in `folder` pins for `python` to its file `EXPORTED`.
 
-        `uv export` reads pyproject.toml and uv.lock, without network; no code of the project is
-        there to run. Return how uv ended.
+        `uv export` reads pyproject.toml and uv.lock, without network. The project's code is not in
+        that folder, so none of it can run.
         """
         builder = await self.builder()
         words = [
@@ -155,8 +155,8 @@ class BuildSandbox:
     ) -> None:
         """Compile all Python sources below `folder` with the base interpreter `base`.
 
-        `known_as` is the path that kernels see, if it differs. Kernels compile on import what fails
-        here.
+        `known_as` is the path that kernels see, if it differs. Files that fail are compiled by
+        kernels on import.
         """
         builder = await self.builder()
         jobs = min(MOST_JOBS, os.cpu_count() or 1)
@@ -186,7 +186,7 @@ class BuildSandbox:
         logger.info("not everything in %s could be compiled ahead", folder)
 
     def tidy(self) -> None:
-        """Remove what killed runs left in uv's cache, unless uv is running; blocks."""
+        """Remove leftovers of killed runs from uv's cache, unless uv is running; blocks."""
         with self._alone() as alone:
             if alone is not None:
                 for path in self.uv.cache.glob(_TEMPORARY):

@@ -92,8 +92,9 @@ _LEFTOVERS = (".lock", "excludes.txt", "listed", f"bin/{_CONFIG}")
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """The note of a finished environment: `agent` for one that only agents asked for, `size` in
-    bytes.
+    """The note of a finished environment.
+
+    `size` is in bytes. `agent` is True if only agents have requested the environment.
     """
 
     version: str
@@ -164,7 +165,7 @@ def tidy(folder: Path, interpreter: Interpreter) -> None:
 def seal(folder: Path) -> None:
     """Make all files readable by every user (kernels have ids of their own), writable by none.
 
-    uv's cache may hold files in tighter modes; these are copies. Blocks.
+    Files are copies, so stricter modes in uv's cache stay. Blocks.
     """
     for entry in everything(folder):
         if not entry.is_symlink():
@@ -209,7 +210,7 @@ def read_note(folder: Path) -> Note | None:
 
 
 def belongs_to_operator(folder: Path) -> None:
-    """Clear the note's `agent`: the operator has asked for it too."""
+    """Clear `agent` in the note: the operator has requested this environment, too."""
     content = _read(folder)
     if content is not None and content.get("agent"):
         with suppress(OSError):
@@ -281,11 +282,11 @@ _WRITTEN = b"wchar:"
 
 
 class Spending:
-    """Bounds what the installers of one operation write to disk.
+    """Bounds the bytes that the installers of one operation write to disk.
 
-    `folders` are measured; what the processes wrote elsewhere (uv's shared cache) is their write
-    count without that. Each of the two may be `most_bytes`, 0 for no limit. Misses a process's last
-    `LOOK_S`.
+    Two amounts may be up to `most_bytes` each (0 for no limit). One is the size of `folders`. The
+    other, for writes elsewhere such as uv's shared cache, is the processes' write count less that
+    size. Writes of a process in its last `LOOK_S` may be missed.
     """
 
     def __init__(
@@ -321,7 +322,7 @@ class Spending:
             rested = self._clock() + REST * (self._clock() - began)
             await anyio.sleep(LOOK_S)
             while self._clock() < rested:
-                # beyond this a limit is exceeded, wherever the bytes went
+                # beyond this sum one of both limits is exceeded, wherever the bytes are
                 if await anyio.to_thread.run_sync(self._written) > 2 * self.most_bytes:
                     return
                 await anyio.sleep(LOOK_S)

@@ -1,7 +1,8 @@
-"""Finds the Python that a kernel environment is made from, with its exact version.
+"""Find the Python that a kernel environment is made from, with its exact version.
 
-Each server probes for itself: what runs on the host and which folders kernels may read never comes
-from the cache. No interpreter starts with packages, nor one of an environment of the operator's.
+Each server probes for itself: programs to run on the host and folders that kernels may read never
+come from the cache. Interpreters start without packages; one in an environment of the operator's
+never starts.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ class Interpreter:
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """A probe's answer, with the stat of the executable."""
+    """Result of a probe, with the stat of the executable."""
 
     interpreter: Interpreter
     path: str
@@ -74,7 +75,7 @@ class Interpreters:
     def __init__(
         self, uv: Uv, own: Callable[[str], Interpreter | None] = lambda _request: None
     ) -> None:
-        """`own` tells the interpreter of an environment that `--python` names; it may block."""
+        """`own` returns the interpreter of an environment that `--python` names; it may block."""
         self._uv = uv
         self._own = own
         self._known: dict[str, _Found] = {}

@@ -1,8 +1,8 @@
 """`Layer`: the folder of one session's own packages.
 
-Each `install` adds a generation, a folder named 1, 2, 3 …; the guest puts them on sys.path, newest
+Each `install` adds a generation, a folder named 1, 2, 3 …; the kernel puts them on sys.path, newest
 first. It is staged, renamed when complete and never changed: imports from older ones go on working.
-The server's note lies beside it, as packages choose the names inside.
+The server's note lies beside it, because packages choose the names inside.
 """
 
 from __future__ import annotations
@@ -28,14 +28,17 @@ if TYPE_CHECKING:
 
 # Scripts of packages: their first line is rewritten to start the kernels' interpreter.
 MAX_BYTES = 1024 * 1024
-"""Bytes; larger scripts are not entry points."""
+"""Largest script in bytes; larger ones are not entry points."""
 _LINE_CHARS = 127
-"""Linux reads no more of a first line (BINPRM_BUF_SIZE)."""
+"""Most characters of a first line that Linux reads (BINPRM_BUF_SIZE)."""
 _OPEN = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 def retarget(folder: Path, *, base: Path, python: Path) -> None:
-    """Make scripts in `folder` that start `base` start `python`; blocks. Links are not followed."""
+    """Rewrite scripts in `folder` that start `base`, so that they start `python`. Blocking.
+
+    Links are not followed.
+    """
     if folder.is_symlink() or not folder.is_dir():
         return
     for path in sorted(folder.iterdir()):
@@ -66,8 +69,8 @@ def _script(path: Path) -> bytes | None:
 def _body(content: bytes, base: Path) -> bytes | None:
     """Return a script without the first lines, which start `base`; None if they do not start it.
 
-    For paths that are long or have spaces uv writes `/bin/sh` lines, which Python reads as a
-    string.
+    For paths that are long or have spaces uv writes lines for `/bin/sh` that are a string to
+    Python.
     """
     first, _, rest = content.partition(b"\n")
     names = {str(base).encode(), shlex.quote(str(base)).encode()}
@@ -172,7 +175,7 @@ class Layer:
         return frozenset(name for each in self.generations() for name in each.permitted)
 
     def stage(self) -> Path:
-        """Return an empty folder for the next generation; the remains of a failed one go first."""
+        """Return an empty folder for the next generation; remove the remains of a failed one."""
         self.discard()
         staging = self.folder / STAGING
         staging.mkdir(mode=0o755)
@@ -183,7 +186,7 @@ class Layer:
         remove_tree(self.folder / STAGING)
 
     def describe(self, requested: tuple[Requirement, ...]) -> Generation:
-        """Describe the staged folder and seal it."""
+        """Remove leftovers from the staged folder, seal it, and return its description."""
         staging = self.folder / STAGING
         for name in _LEFTOVERS:
             path = staging / name

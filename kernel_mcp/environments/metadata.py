@@ -1,7 +1,7 @@
 """Read an environment's packages from its `*.dist-info`; map modules to their distributions.
 
-Packages choose those names. Invalid ones are skipped, so the list is safe to show, and a package
-with a module `subprocess` does not permit the import of the standard library's.
+Packages choose those names. Invalid ones are skipped, so the list is safe to show. A package with a
+module named `subprocess` does not permit the import of the standard library's.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 # Well-known modules whose distribution has another name. No library offers this as data: pipreqs
 # pins an old IPython and stops at Python 3.12, pigar's index is 40 MB. Rows up to `_SOURCE_ONLY`
 # were checked against the newest wheel of the distribution; `tests/integration` checks a sample.
-# A module that is not listed is taken to have the name of its distribution.
+# A module that is not listed is assumed to have the name of its distribution.
 _WITH_WHEELS = {
     "absl": "absl-py",
     "antlr4": "antlr4-python3-runtime",
@@ -125,7 +125,7 @@ _WITH_WHEELS = {
     "zmq": "pyzmq",
 }
 
-# Released as source only: requests fail instead of installing a stranger of that name.
+# Released as source only: requests fail instead of installing an unrelated package of that name.
 _SOURCE_ONLY = {
     "cairo": "pycairo",
     "community": "python-louvain",
@@ -180,7 +180,7 @@ def requirement_for(entry: str | Requirement) -> Requirement | None:
 def distribution_for(name: str) -> str | None:
     """Return the normalised distribution that provides a module; None for the standard library.
 
-    A module that is not listed is taken to have the name of its distribution.
+    A module that is not listed is assumed to have the name of its distribution.
     """
     parts = name.split(".")
     shared = parts[0] in NAMESPACES
@@ -206,7 +206,7 @@ def modules_of(packages: Iterable[str]) -> tuple[str, ...]:
 class EnvironmentSpec:
     """A Python (version, path, or empty for the server's own) and packages.
 
-    `packages` are normalised, unique and sorted; `pinned` is what files ask for besides.
+    `packages` are normalised, unique and sorted; `pinned` are further requirements from files.
     """
 
     python: str = ""
@@ -227,7 +227,7 @@ class EnvironmentSpec:
 
     @property
     def names(self) -> list[str]:
-        """The packages that are asked for by name."""
+        """Names of all requested packages, those of files included."""
         return [*(each.name for each in self.packages), *self.pinned.names]
 
     def without(self, names: Container[str]) -> EnvironmentSpec:
@@ -235,16 +235,16 @@ class EnvironmentSpec:
         left = tuple(each for each in self.packages if str(each) not in names)
         return EnvironmentSpec(self.python, left, self.pinned)
 
-    def __hash__(self) -> int:  # that of a requirement takes as long as parsing it
+    def __hash__(self) -> int:  # hashing a requirement takes as long as parsing it
         return hash((self.python, *self.names))
 
 
 MAX_RECORD_BYTES = 64 * 1024 * 1024
-"""Bytes of a RECORD; the largest known has some 2 MiB."""
+"""Most bytes of a RECORD; the largest known has some 2 MiB."""
 MAX_HEAD_BYTES = 256 * 1024
 """Bytes of METADATA that are read: requirements are before the description."""
 MOST_FOLDERS = 64
-"""Above one module of a package; looking for the outermost takes their square."""
+"""Most folders above a module; the search for its outermost package takes quadratic time."""
 _NEED = "Requires-Dist:"
 _SUFFIXES = (".py", ".so", ".pyd")
 _NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?")
@@ -254,7 +254,7 @@ _OPEN = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 def import_names(env: KernelEnvironment, spec: EnvironmentSpec) -> frozenset[str]:
     """Return the modules that the packages of a spec provide, dotted below shared namespaces.
 
-    `pillow` gives `PIL`; dependencies give nothing.
+    For `pillow` that is `PIL`; dependencies are left out.
     """
     provided = provided_modules(env)
     return frozenset(module for name in spec.names for module in provided.get(name, ()))
@@ -351,7 +351,7 @@ def _modules(record: Path) -> set[str]:
     found = set()
     for file in code:
         top = _top(file, packages)
-        # letters of other scripts can pass for those of this one, or show nothing at all
+        # letters of other scripts can look like ASCII, or be invisible
         named = all(part.isidentifier() and part.isascii() for part in top)
         if named and top[0] not in sys.stdlib_module_names:
             found.add(".".join(top))

@@ -1,6 +1,6 @@
 """Find modules of an operator's environment or project that lie outside of it.
 
-For each the model learns which flag makes it visible to sessions.
+The sentences about them name the flag that makes each visible to sessions.
 """
 
 from __future__ import annotations
@@ -24,9 +24,10 @@ _MOST_MODULES = 1000
 
 
 def unseen(environment: KernelEnvironment, mounts: Sequence[Mount]) -> dict[str, str]:
-    """Return the modules of an environment that sessions do not see, each with a sentence that
-    names the flag which shows it. Where the modules are not known, the name of the package or of
-    the `.pth` file stands for them.
+    """Return the modules of an environment that sessions do not see, each with a sentence.
+
+    The sentence names the flag that shows the module. If modules are not known, the key is the name
+    of the package or of the `.pth` file.
     """
     support = environment.support
     return {
@@ -63,7 +64,7 @@ def code_of(folder: Path, name: str) -> dict[str, Path]:
     """
     found: dict[str, Path] = {}
     for place in (folder, folder / "src"):
-        if place != folder and place.is_symlink():  # nobody has named what it leads to
+        if place != folder and place.is_symlink():  # the operator has not named its target
             continue
         with suppress(OSError):
             found |= dict.fromkeys(modules_in(place), place)
@@ -73,11 +74,11 @@ def code_of(folder: Path, name: str) -> dict[str, Path]:
 
 
 def outside_of(site: Path, shown: Sequence[Path]) -> dict[str, Outside]:
-    """Return the code imported from outside `site`, by the name of what leads to it.
+    """Return the code that is imported from outside `site`.
 
-    That is an editable package, a `.pth` file or a symlink. Code below one of the folders `shown`
-    or of the system is left out. Raises OSError, and ValueError for a `.pth` that is no regular
-    file.
+    Keys are names of editable packages, `.pth` files and symlinks that lead to it. Code below one
+    of the folders `shown` or of the system is left out. Raises OSError, and ValueError for a `.pth`
+    that is no regular file.
     """
     found: dict[str, Outside] = {}
     exact: set[str] = set()
@@ -101,7 +102,7 @@ def outside_of(site: Path, shown: Sequence[Path]) -> dict[str, Outside]:
                 name = known[0] if known else file.name
                 into = found.setdefault(name, Outside(str(path)))
                 into.modules.update(modules_in(path))
-                if known and name not in exact:  # its part that is imported, not all of a project
+                if known and name not in exact:  # the imported part, not the whole project
                     exact.add(name)
                     found[name] = Outside(str(path), into.modules)
     for entry in os.scandir(site):

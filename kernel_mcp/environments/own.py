@@ -47,11 +47,11 @@ if TYPE_CHECKING:
 
 _VENV, _CONDA = "pyvenv.cfg", "conda-meta"
 _OF_A_VENV = (_VENV, "bin", "include", "lib", "lib64", "libexec", "share", "ssl")
-"""Entries of a virtual environment that kernels see. It may be the folder of a project, and a
-`pip.conf` in it holds keys."""
+"""Entries of a virtual environment that kernels see, no others: it may be the folder of a project,
+and a `pip.conf` in it holds keys."""
 _OF_A_BASE = ("bin", "include", "lib", "lib64", "libexec", "openssl", "ssl")
-"""Entries that kernels see of the base that `pyvenv.cfg` names. That may be a home folder, or be
-made up by a project to expose a folder. `share` is left out: no Python needs it, and in `~/.local`
+"""Entries that kernels see of the base that `pyvenv.cfg` names. The base may be a home folder, or a
+folder that a project names to expose it. `share` is left out: no Python needs it, and in `~/.local`
 other programs use it."""
 _HIDDEN = frozenset((_CONDA, "conda-bld", "condabin", "envs", "etc", "pkgs", "shell"))
 """Entries of a conda environment that kernels do not see: other environments, caches, settings."""
@@ -122,7 +122,7 @@ class OwnEnvironment:
         return found
 
     def lacks(self, wanted: Iterable[Requirement]) -> tuple[Requirement, ...]:
-        """Return those of `wanted` that this environment does not meet."""
+        """Return the requirements in `wanted` that this environment does not meet."""
         found = self.versions()
         return tuple(
             each
@@ -139,7 +139,7 @@ class OwnEnvironment:
         found: dict[str, bool] = {}
         for need in needs:
             name = normalised(need.name)
-            with suppress(ValueError):  # a number of more digits than Python reads
+            with suppress(ValueError):  # a number with more digits than int() accepts
                 if name in there and _applies(need, here):
                     met = need.specifier.contains(there[name], prereleases=True)
                     found[f"{name}{need.specifier}"] = met
@@ -148,8 +148,8 @@ class OwnEnvironment:
     def above(self, ours: KernelEnvironment, wanted: Iterable[Requirement]) -> KernelEnvironment:
         """Return the combination that kernels run in: this one and `ours` on one sys.path. Blocks.
 
-        `wanted` are the requirements that `ours` was built for. `ours` comes last, but first where
-        its packages or the kernel would not work with the versions of this environment.
+        `wanted` are the requirements that `ours` was built for. `ours` is last on sys.path, unless
+        its packages or the kernel do not work with the versions of this environment: then first.
         """
         site = _site_of(ours)
         theirs, added = self.versions(), versions(ours.packages)
@@ -207,7 +207,7 @@ def own_folder(given: str) -> Path | None:
 
 
 def own_version(given: str) -> str:
-    """Return the version of the Python that `--python` names; empty where no file tells. Blocks.
+    """Return the version of the Python that `--python` names; empty if no file has it. Blocks.
 
     Raises EnvironmentBuildError for an environment that cannot be used.
     """
@@ -408,7 +408,7 @@ def _links(path: Path) -> Iterator[Path]:
 def _named(prefix: Path, links: Iterable[Path]) -> list[Path]:
     """Return the paths that kernels need to follow `links` to a program.
 
-    A link below an alias of `prefix` gives that alias's entries; others stay as they are.
+    For a link below an alias of `prefix`, these are the alias's entries; others stay as they are.
     """
     found: list[Path] = []
     for link in links:
@@ -452,7 +452,7 @@ def _readable(found: OwnEnvironment, apart: bool) -> None:
 def _applies(need: Requirement, here: Mapping[str, str]) -> bool:
     try:
         return need.marker is None or need.marker.evaluate(dict(here))
-    except ValueError:  # a comparison without meaning, or a number that is none
+    except ValueError:  # an invalid comparison or number
         return False
 
 

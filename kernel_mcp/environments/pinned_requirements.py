@@ -1,8 +1,8 @@
 """Read the requirements of `--requirements FILE` and of the project and lock of `--project DIR`.
 
-A file may come with a clone of anything, so it names packages and versions, and nothing else: no
-address, path, version control or index but those of the operator's flags. Of a lock, versions and
-hashes count; the addresses in it are never asked.
+A file may come from a cloned repository. So it may name packages and versions, but no address, path
+or version control, and no index other than those of the operator's flags. Of a lock, versions and
+hashes are used; addresses in it are never requested.
 """
 
 from __future__ import annotations
@@ -32,20 +32,20 @@ MOST_BYTES = 8 * MIB
 """Largest file that is read; locks of large projects have some 2 MiB."""
 MOST_FILES = 20
 MOST_CHARS = 4000
-"""Characters of a requirement without its hashes: Python reads no number with more digits."""
+"""Most characters of a requirement without hashes: below the 4,300 digits that int() accepts."""
 SHOWN_CHARS = 120
 _HASHES = re.compile(r"sha(256:[0-9a-f]{64}|384:[0-9a-f]{96}|512:[0-9a-f]{128})")
 _FILES = {"-r": "lines", "--requirement": "lines", "-c": "limits", "--constraint": "limits"}
 _INDEXES = ("-i", "--index-url", "--extra-index-url", "-f", "--find-links")
 _NO_EFFECT = ("--only-binary", "--prefer-binary")
-"""Wheels are all that there is, anyway."""
+"""Options without effect: only wheels are installed."""
 _UV_INDEXES = ("index", "index-url", "extra-index-url", "find-links")
 _UV_VARIABLES = ("UV_DEFAULT_INDEX", "UV_INDEX_URL", "UV_INDEX", "UV_EXTRA_INDEX_URL")
 _PLACE = re.compile(
     r"^(\.{0,2}/|\.{1,2}$|~|[\w+.-]+:/|file:|(git|hg|svn|bzr)\+)|\.(whl|zip|gz)$", re.I
 )
 _NAMED = re.compile(r"^[\w-]+=(?=\w+://)")
-"""Before an address, in variables of uv."""
+"""Name before an address in variables of uv, as in `name=https://…`."""
 _CREDENTIALS = re.compile(r"(?<=//)[^/@\s]+(?=@)")
 _MISSING = {
     "uv.lock": "run `uv lock` there",
@@ -61,7 +61,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One requirement with its hashes, as uv reads it; `place` says where it stands."""
+    """One requirement with its hashes, as uv reads it; `place` is its file and line."""
 
     text: str
     name: str
@@ -76,11 +76,14 @@ class Line:
 class PinnedRequirements:
     """Requirements from files, installed besides the operator's packages.
 
-    `lines` are requirements, `limits` constraints. `project` and `lock` are the texts of
-    pyproject.toml and uv.lock; `shape` is a digest input: the parts of pyproject.toml that decide
-    what is installed. `direct` has the names of the project's own dependencies. `origins` name the
-    flags and files for people. `code` has the project's own modules, which are not installed, and
-    the folder that each is imported from.
+    lines    requirements
+    limits   constraints
+    project  text of pyproject.toml
+    lock     text of uv.lock
+    shape    the parts of pyproject.toml that decide what is installed, for the digest
+    direct   names of the project's own dependencies
+    origins  flags and files, for people
+    code     the project's own modules, not installed, and the folder that each is imported from
     """
 
     lines: tuple[Line, ...] = ()
@@ -97,12 +100,12 @@ class PinnedRequirements:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Packages that are listed themselves."""
+        """Packages that the files list, without dependencies of those."""
         return (*(line.name for line in self.lines), *self.direct)
 
     @property
     def digest(self) -> str:
-        """Changes with what would be installed; empty for nothing listed."""
+        """Digest of all that decides what is installed; empty without files."""
         if not self:
             return ""
         parts = [[line.text for line in lines] for lines in (self.lines, self.limits)]
@@ -126,7 +129,7 @@ def read_pinned(
     """Return the requirements in the files that `settings` name; blocks.
 
     `default_index` is the address of uv's own default index, `environ` may name others. Raises
-    ConfigError that names the line or the entry which is refused.
+    ConfigError, which names the refused line or entry.
     """
     own = [settings.index_url, *settings.find_links]
     own += [each for name in _UV_VARIABLES for each in environ.get(name, "").split()]
@@ -195,7 +198,7 @@ class _Reader:
             self._require_hashes()
 
     def take(self, text: str, file: Path, kind: str) -> None:
-        """Take the lines of a file."""
+        """Parse the lines of a file into `found`."""
         for number, line in _logical(text):
             self._take(line, f"{file.name} line {number}", file, kind)
 
@@ -313,7 +316,7 @@ def _check_lock(lock: Mapping[str, Any], folder: Path, known: Collection[str]) -
 
 
 def _newer(project: Mapping[str, Any], locked: Mapping[str, Any]) -> str:
-    """Return a remark on dependencies of a project that its lock lacks; empty when it has all."""
+    """Return a remark on dependencies of a project that its lock lacks; empty if it has all."""
     known = {normalised(str(each.get("name"))) for each in _tables(locked.get("dependencies"))}
     asked = project.get("dependencies")
     asked = asked if isinstance(asked, list) else []
@@ -359,7 +362,7 @@ def _check_python(wanted: str, python: str, folder: Path) -> None:
         return
     try:
         fits = SpecifierSet(wanted).contains(version if version.count(".") > 1 else f"{version}.99")
-    except ValueError:  # of no meaning, as uv will say
+    except ValueError:  # invalid, which uv reports
         return
     if not fits:
         raise _refused(

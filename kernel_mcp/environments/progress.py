@@ -1,7 +1,7 @@
 """Report progress while packages are fetched: uv's lines as counts and sizes, and heartbeats.
 
-The builder also writes each line into the environment's lock file. All that wait for the build
-read it there: further calls, the server's warm-up, other servers.
+The builder also writes each line into the environment's lock file. All waiters for the build read
+it there: further calls, the server's warm-up, other servers.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from kernel_mcp.config.values import KIB, format_bytes, size
 from kernel_mcp.environments.uv import ProgressCallback
 
 BEAT_S = 5.0
-"""Seconds of silence after which a line is told again, with the time that has passed."""
+"""Seconds of silence after which the last line is reported again, with the elapsed time."""
 OFTEN_S = 0.1
 """Seconds between reports of downloads."""
 _LINE_BYTES = KIB
@@ -58,7 +58,7 @@ async def cancel_on(
 class Milestones:
     """Turns uv's lines into reports, with those of `beat` in between.
 
-    uv names downloads above 1 MiB, with their sizes; smaller ones are in no count.
+    uv reports downloads above 1 MiB only, with their sizes; smaller ones are not counted.
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class Milestones:
         await self._report(text)
 
     async def beat(self) -> None:
-        """Report downloads, and the last line again after `BEAT_S` seconds of silence; for ever."""
+        """Report downloads, and the last line after `BEAT_S` seconds of silence; never returns."""
         while True:
             await anyio.sleep(OFTEN_S)
             now = self._clock()
@@ -165,5 +165,5 @@ class Bulletin:
 def _write(descriptor: int, text: str) -> None:
     """Write a line at once and in full length, so that no reader finds parts of two."""
     line = text.encode()[:_LINE_BYTES].ljust(_LINE_BYTES, b"\0")
-    with suppress(OSError):  # a full disk ends the build, with words of its own
+    with suppress(OSError):  # a full disk fails the build, with an error of its own
         os.pwrite(descriptor, line, 0)

@@ -4,7 +4,8 @@ An environment is built in its final folder, under an exclusive lock, and is fin
 is written beside the folder. Building aside and renaming would leave wrong paths in compiled files,
 which every import would have to correct. The next build clears a folder without a note.
 
-Users hold a shared lock; `prune` and `evict` remove what has none, so servers can share a cache.
+Servers hold a shared lock on each environment they use. `prune` and `evict` remove environments
+without one, so servers can share a cache.
 
 Files are copied out of uv's cache, not hard-linked: with `--sandbox none` a kernel could otherwise
 write into every environment. Reflinks make copies free; elsewhere numpy, pandas and matplotlib cost
@@ -68,7 +69,8 @@ logger = logging.getLogger(__name__)
 class StoredEnvironment:
     """One environment in the cache.
 
-    `used` is seconds since the epoch, `size` bytes on disk, `agent` for agents only.
+    `used` is the last use in seconds since the epoch, `size` bytes on disk. `agent` is True if only
+    agents have requested it.
     """
 
     path: Path
@@ -119,8 +121,9 @@ class EnvironmentStore:
     ) -> KernelEnvironment:
         """Return the environment for `spec`, built if it is not cached; leased until `release`.
 
-        `progress` is awaited with short lines, whoever builds it. An environment of the operator's
-        stays unchanged and is supplemented by one built here. Raises EnvironmentBuildError.
+        `progress` is awaited with short lines, also while another server builds it. An environment
+        of the operator's stays unchanged and is supplemented by one built here. Raises
+        EnvironmentBuildError.
         """
         own = await anyio.to_thread.run_sync(self._own, spec)
         if own is not None:
@@ -183,13 +186,13 @@ class EnvironmentStore:
         return noted_unfit(note, self.build_sandbox.uv.sight)
 
     def forget_unfit(self) -> None:
-        """Delete the records of unavailable packages: the next build asks for them again."""
+        """Delete the records of unavailable packages: the next build tries them again."""
         for file in self._envs.glob(f"*{_UNFIT}"):
             with suppress(OSError):  # another user's cache
                 file.unlink()
 
     async def _run(self, build: Build, folder: Path, progress: ProgressCallback, lock: int) -> None:
-        """Build, unless packages are known not to fit. Raises UnfitPackages then."""
+        """Build, unless packages are known to be unavailable. Raises UnfitPackages then."""
         note, sight = _unfit_file(folder), self.build_sandbox.uv.sight
         if known := noted_unfit(note, sight):
             raise UnfitPackages(known)
@@ -198,7 +201,7 @@ class EnvironmentStore:
         except UnfitPackages as error:
             note_unfit(note, sight, error.unfit)
             raise
-        except EnvironmentBuildError as error:  # such as no network: the rest may be there
+        except EnvironmentBuildError as error:  # e.g. no network: the others may be in a cache
             if known := noted_unfit(note, sight, ever=True):
                 raise UnfitPackages(known) from error
             raise
@@ -296,7 +299,7 @@ class EnvironmentStore:
         ready = folders.load(folder, interpreter)
         if ready is None:
             lease.close()
-            self._end_lease(spec)  # its files are gone
+            self._end_lease(spec)  # its files have been removed
             return None
         if not terms.agent:
             folders.belongs_to_operator(folder)
@@ -331,7 +334,7 @@ class EnvironmentStore:
 def default_cache() -> Path:
     """Return the folder of the XDG base directory specification, or one beside that for state.
 
-    That is for users without a home folder of their own to write to, as in many containers.
+    The latter is for users without a writable home folder of their own, as in many containers.
     """
     base = Path(os.environ.get("XDG_CACHE_HOME", ""))
     if base.is_absolute():
@@ -394,7 +397,7 @@ def _broken(folder: Path) -> str:
 
 
 def _remove_unused(folder: Path) -> bool:
-    """Remove an environment without leases; True when it was. Blocks."""
+    """Remove an environment unless it is leased; return True if it was removed. Blocks."""
     try:
         with exclusive_now(_lock_file(folder)) as alone:
             if alone is not None:

@@ -1,4 +1,4 @@
-"""Runs uv, with a cache of the server's own."""
+"""Run uv, with a cache of the server's own."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from kernel_mcp.sandbox.base import SandboxCommand
 
 @dataclass(frozen=True, slots=True)
 class Sources:
-    """The package index and its stand-ins.
+    """The sources of packages.
 
-    index_url   instead of uv's default index; empty for that
+    index_url   address of the package index; empty for uv's default index
     offline     only uv's cache and `find_links`, no network
     find_links  folders and pages with wheels, besides the index
-    program     the uv that is asked; empty for the one installed with the server
+    program     path of uv; empty for the one installed with the server
     """
 
     index_url: str = ""
@@ -89,7 +89,7 @@ class UvResult:
 
     @property
     def lacks_wheel(self) -> bool:
-        """True if it failed because a package has no wheel and source builds are off."""
+        """True if uv failed because a package has no wheel and source builds are off."""
         return bool(self.code and _NO_WHEEL.search(self.output))
 
     @property
@@ -185,20 +185,20 @@ async def silence(_text: str) -> None:
 CACHE = "uv-cache"
 _TAIL_LINES = 40
 _LINE_CHARS = 2000
-# These would make uv look at some other project's folder, environment or interpreter.
+# These would make uv use the folder, environment or interpreter of another project.
 _DROPPED = (
     "VIRTUAL_ENV", "CONDA_PREFIX", "PYTHONPATH", "PYTHONHOME", "UV_PROJECT_ENVIRONMENT",
     "UV_NO_CACHE", "UV_PROJECT", "UV_PYTHON", "UV_PYTHON_SEARCH_PATH", "UV_SYSTEM_PYTHON",
     "UV_WORKING_DIRECTORY", "UV_WORKING_DIR",
 )  # fmt: skip
-# Clients start servers with few variables, so a proxy's certificate is found only where the
-# system keeps it; uv's own list of authorities would not do.
+# Clients start servers with few variables, so a proxy's certificate is found only in the system's
+# store; uv's own list of authorities does not contain it.
 _TRUST_SETTINGS = ("UV_SYSTEM_CERTS", "UV_NATIVE_TLS", "SSL_CERT_FILE")
 _SYSTEM_TRUST = Path("/etc/ssl/certs")
 _TOLD = re.compile(r"(Resolved|Downloading|Downloaded|Prepared|Installed|Bytecode compiled)\b")
 
 Command: TypeAlias = Callable[[Sequence[str], Mapping[str, str]], SandboxCommand]
-"""From uv's arguments and environment to the command that runs instead."""
+"""Function from uv's arguments and environment to the command that runs in its place."""
 
 
 class Uv:
@@ -211,7 +211,7 @@ class Uv:
         root: Path,
         sources: Sources | None = None,
     ) -> None:
-        """Uv's cache is a folder in `root`."""
+        """Prepare uv's environment variables; its cache is a folder in `root`."""
         self.executable = executable
         self._version = ""
         self.cache = root / CACHE
@@ -252,7 +252,7 @@ class Uv:
 
     @property
     def sight(self) -> str:
-        """A digest of all that decides which packages uv finds."""
+        """Digest of all settings that decide which packages uv finds."""
         settings = sorted(item for item in self._env.items() if item[0].startswith("UV_"))
         return sha256(repr((settings, self.sources)).encode()).hexdigest()
 
@@ -264,13 +264,13 @@ class Uv:
         return self._version
 
     async def default_index(self) -> str:
-        """Return the address of uv's default index, as its help text says; empty if it does not."""
+        """Return the address of uv's default index from its help text; empty if it has none."""
         told = " ".join((await self.query(["pip", "install", "--help"])).output.split())
         found = re.search(r"default package index \(by default: <(\S+?)>\)", told)
         return found[1] if found else ""
 
     async def query(self, args: Sequence[str]) -> UvResult:
-        """Run uv for its stdout."""
+        """Run uv; return its exit code and stdout."""
         done = await output_of([self.executable, *args], env=self._env)
         return UvResult(done.code, done.stdout.decode(errors="replace").strip())
 
@@ -285,8 +285,8 @@ class Uv:
     ) -> UvResult:
         """Run uv to its end, reporting milestones; cancellation kills it.
 
-        uv inherits the descriptor `keep`: a lock on it outlives a killed server as long as uv
-        writes. `confined` puts uv into a sandbox. `started` is called with the process id.
+        uv inherits the descriptor `keep`: if the server is killed, a lock on it is held until uv
+        exits. `confined` puts uv into a sandbox. `started` is called with the process id.
         """
         argv = [self.executable, "--color", "never", *args]
         if confined is None:
@@ -303,7 +303,7 @@ async def run_command(
     keep: int = -1,
     started: Callable[[int], None] | None = None,
 ) -> UvResult:
-    """Run a command to its end as `Uv.run` does; its output is cleaned as that of cells is."""
+    """Run a command to its end as `Uv.run` does; its output is cleaned like that of cells."""
     tail: deque[str] = deque(maxlen=_TAIL_LINES)
     kept = () if keep < 0 else (keep,)
     passed = (*command.pass_fds, *kept)
@@ -346,7 +346,7 @@ def _interpreters(environ: Mapping[str, str]) -> str:
     try:
         root = Path(environ.get("PYENV_ROOT") or Path.home() / ".pyenv")
         found = [str(python.parent) for python in (root / "versions").glob("3.*/bin/python3")]
-    except (OSError, RuntimeError):  # another user's home, as after `su`; no home
+    except (OSError, RuntimeError):  # the home of another user, as after `su`, or none
         found = []
     places = [*sorted(found, reverse=True), *search_path(environ).split(os.pathsep)]
     return os.pathsep.join(filter(_is_base, places))

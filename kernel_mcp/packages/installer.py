@@ -1,7 +1,7 @@
 """`Installer`: adds packages to a live session, all of them or none.
 
-They are resolved against all that is installed, unpacked into a staging folder and imported in a
-throwaway process. Then one rename adds them to the session's layer, and its kernel imports them.
+They are resolved against all installed packages, unpacked into a staging folder and imported in a
+short-lived process. Then one rename adds them to the session's layer, and its kernel imports them.
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ class Installer:
         asked: tuple[Requirement, ...],
         progress: ProgressCallback,
     ) -> tuple[Present, Generation]:
-        """Add the next generation to the layer; return what was present before, and it."""
+        """Add the next generation to the layer; return the state before, and the generation."""
         assert session.request.layer is not None
         layer = Layer(session.request.layer)
         present = await anyio.to_thread.run_sync(Present.of, environment, layer)
@@ -183,7 +183,7 @@ class Installer:
         present: Present,
         progress: ProgressCallback,
     ) -> dict[str, str]:
-        """Resolve against all that is present and install what differs; return versions by name."""
+        """Resolve against present packages, install those that differ; return their versions."""
         names = {each.name for each in asked}
         earlier = [each for each in present.requested if each.name not in names]
         own = self._factory.spec(session.request).packages
@@ -272,7 +272,7 @@ class Installer:
     async def _builds_allowed(self) -> bool:
         """Return True if packages may be built from source, which runs their code.
 
-        The operator must permit it; and builds must be sandboxed, unless kernels are not either.
+        The operator must permit it. Builds must be sandboxed, unless kernels are not sandboxed.
         """
         wanted = bool(self._sandbox.report().enforced)
         boundary = (await self._build_sandbox.builder()).confined or not wanted

@@ -38,7 +38,7 @@ _PASSED_OVER = words(
     --use-feature --compile-bytecode --exists-action --python --no-config
     """
 )
-"""Options that change nothing here."""
+"""Options that are ignored."""
 _RENEW = words(
     "-U --upgrade --force-reinstall --ignore-installed -I --reinstall --upgrade-package -P"
 )
@@ -76,7 +76,7 @@ NOT_RUN = "No line of this cell was run."
 
 
 class LineError(InputError):
-    """An installation in a cell that cannot be followed. `line` counts from 1."""
+    """An installation in a cell that is not supported. `line` counts from 1."""
 
     def __init__(self, line: int, reason: str) -> None:
         super().__init__(f"line {line}: {reason} Nothing was installed. {NOT_RUN}")
@@ -85,7 +85,7 @@ class LineError(InputError):
 
 @dataclass(frozen=True, slots=True)
 class InstallLine:
-    """One installation of a cell: its place and packages; `renew` if newer releases are wanted."""
+    """One installation of a cell: its place and packages; `renew` to upgrade them."""
 
     place: Command
     packages: tuple[str, ...]
@@ -124,14 +124,14 @@ class InstallCell:
 
 
 def may_install(code: str) -> bool:
-    """Return False for code without an installation, judged by two words; True may be wrong."""
+    """Return False for code without an installation; a test of two words with false positives."""
     return "install" in code and "pip" in code
 
 
 def install_cell(code: str) -> InstallCell | None:
     """Return a cell's installations at its top level; None if there is none.
 
-    Raises LineError for one whose options or sources are not supported here.
+    Raises LineError for unsupported options or sources.
     """
     if not may_install(code):
         return None
@@ -224,7 +224,7 @@ def _name(word: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The treatment that `execute` would give to the installations of a cell.
+    """How `execute` would handle the installations of a cell.
 
     code     the cell without them; the number of lines stays the same
     modules  modules that the packages are expected to provide
@@ -238,7 +238,7 @@ class Plan:
 
 
 def plan(code: str, rules: InstallRules) -> Plan:
-    """Return what would be done about the installations of a cell, without doing it."""
+    """Return how `execute` would handle the installations of a cell; nothing is installed."""
     try:
         found = install_cell(code)
     except LineError as error:
@@ -267,7 +267,7 @@ class CellInstallations:
         self._checks = checks
 
     def concerns(self, code: str) -> bool:
-        """Return True if a cell may contain an installation; a quick look that can be wrong."""
+        """Return True if a cell may contain an installation; a quick test with false positives."""
         return may_install(code)
 
     async def prepare(self, session: Session, cell: Cell) -> None:

@@ -83,7 +83,7 @@ class ConfinedPip:
         excludes: Sequence[str],
         progress: ProgressCallback,
     ) -> dict[str, str]:
-        """Return the versions of all that `wanted` needs; keep those `present` where possible.
+        """Return versions of `wanted` and all dependencies; keep those `present` where possible.
 
         `earlier` are those of `wanted` that the session has from earlier installs. Raises
         InstallError.

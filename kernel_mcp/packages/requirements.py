@@ -57,7 +57,7 @@ def listed(packages: str | Sequence[str]) -> list[str]:
 
 def _entries(text: str) -> list[str]:
     found = _parts(text) if len(text) <= MAX_LIST_CHARS else [text]
-    # else one requirement with a marker, or not one at all
+    # otherwise the text is one requirement with a marker, or no requirement
     return found if all(map(_is_entry, found)) else [text]
 
 
@@ -88,7 +88,7 @@ def _is_entry(text: str) -> bool:
 class InstallRules:
     """Rules for the packages that agents add by `install`, `create_session` and `run_script`.
 
-    permitted   names of packages, each with the version specifier the operator gave or ""
+    permitted   names of packages, each with the operator's version specifier or ""
     everything  True if all others may be added too
     tool        True if agents have the tool `install`
     """
@@ -117,7 +117,7 @@ class InstallRules:
     def admit(
         self, packages: Iterable[str | Requirement], *, standard_library: bool = True
     ) -> tuple[Requirement, ...]:
-        """Return the requirements for the packages asked for, with modules mapped to packages.
+        """Return the requirements for requested packages, with modules mapped to packages.
 
         With `standard_library` its modules are skipped, else refused. Raises InputError for
         anything but the name of a package, InstallError for packages that the operator does not
@@ -156,7 +156,7 @@ class InstallRules:
     def step(self, module: str, *, once: bool) -> str:
         """Return a sentence on how a model gets a module, as `NextStep` does; empty if built in.
 
-        For an installer such as pip it says how to get other packages. `once` is for `run_script`.
+        For an installer such as pip, the step is how to add packages. `once` is for `run_script`.
         """
         if module.partition(".")[0] in INSTALLERS:
             return self._installers_step(once=once)
@@ -200,13 +200,13 @@ def _read(asked: str | Requirement) -> Requirement | None:
 
 
 SCRIPT_FILE = "script.py"
-"""The script in its workspace."""
+"""File name of the script in its workspace."""
 _MINORS = range(NEWEST_PYTHON[1], OLDEST_PYTHON[1] - 1, -1)
 
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """A request without a session: both empty where the server's own environment will do."""
+    """The packages and Python of a script; both empty if the server's environment suffices."""
 
     packages: tuple[Requirement, ...]
     python: str
@@ -214,7 +214,7 @@ class Needs:
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """The reason why a script would not be run, and the line of the script that causes it."""
+    """The reason why a script cannot run, and the line of the script that causes it."""
 
     line: int
     reason: str
@@ -245,9 +245,9 @@ class ScriptReader:
     async def judge(
         self, script: str, dependencies: Sequence[str], python: str
     ) -> tuple[Needs, list[Problem]]:
-        """Return the answer of `needs` and the problems for which that would raise.
+        """Return the result of `needs`, and the problems for which `needs` would raise.
 
-        Malformed metadata is not among them: it counts as none. Nothing is fetched.
+        Malformed metadata counts as none, and is no such problem. Nothing is fetched.
         """
         problems: list[Problem] = []
         packages: tuple[Requirement, ...] = ()

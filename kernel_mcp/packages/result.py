@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Present:
-    """Versions and modules by package, and what has been installed so far.
+    """Versions and modules by package, and the session's installations so far.
 
     requested  requirements of earlier installs
     permitted  modules that may be imported because of them
@@ -34,7 +34,7 @@ class Present:
 
     @classmethod
     def of(cls, environment: KernelEnvironment, layer: Layer) -> Present:
-        """Read it from disk."""
+        """Read versions, modules and installations from disk."""
         modules = {name: tuple(found) for name, found in provided_modules(environment).items()}
         return cls(
             versions={**versions(environment.packages), **layer.packages()},
@@ -45,7 +45,7 @@ class Present:
         )
 
     def satisfies(self, requirement: Requirement) -> bool:
-        """Return True if a requirement is surely met; those with extras or markers never are."""
+        """Return True if a requirement is certainly met; never for one with extras or markers."""
         version = self.versions.get(requirement.name)
         if version is None or requirement.extras or requirement.marker is not None:
             return False
@@ -96,7 +96,7 @@ _BADNESS = tuple(PackageStatus)
 
 @dataclass(frozen=True, slots=True)
 class PackageOutcome:
-    """One package. `previous` is the version it replaces, empty when there was none."""
+    """Outcome for one package. `previous` is the version it replaces; empty if there was none."""
 
     name: str
     version: str
@@ -114,9 +114,9 @@ class PackageOutcome:
 
 @dataclass(frozen=True, slots=True)
 class InstallOutcome:
-    """All packages of one `install`, those asked for first.
+    """All packages of one `install`, requested ones first.
 
-    unfit      packages that were asked for, but not for this Python or platform
+    unfit      requested packages that do not support this Python or platform
     permitted  modules that code may import from now on
     confined   True if the installer ran in a sandbox
     trouble    the reason why the imports could not be tried; empty when they were
@@ -136,7 +136,7 @@ class InstallOutcome:
 
     @property
     def needs_reset(self) -> bool:
-        """True if the session goes on with an older version of a package until a reset."""
+        """True if the session uses an older version of a package until a reset."""
         return any(each.state is PackageStatus.NEEDS_RESET for each in self.packages)
 
     def summary(self) -> str:
@@ -167,7 +167,7 @@ class InstallOutcome:
 def principal(package: str, modules: Iterable[str]) -> tuple[str, ...]:
     """Return up to three modules whose import shows that a package works.
 
-    Those with its name come first, else the public ones.
+    Modules named like the package are preferred, then public ones.
     """
     known = [name for name in modules if name.split(".")[0].lower() not in _NOT_THE_POINT]
     exact = [
@@ -192,7 +192,7 @@ def judge(
         state = PackageStatus.NOT_TRIED
     for module in modules:
         word, reason = verdicts.get(module, ("", ""))
-        # in a package that has not changed, a module is where it was when it was loaded
+        # in an unchanged package, the loaded module is the one that would be imported now
         found = (
             PackageStatus.WORKS if word == "earlier" and previous == version else _STATES.get(word)
         )

@@ -1,4 +1,4 @@
-"""Try the imports of new packages in a throwaway process, then in the session's live kernel."""
+"""Try the imports of new packages in a short-lived process, then in the session's live kernel."""
 
 from __future__ import annotations
 

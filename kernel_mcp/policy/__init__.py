@@ -15,7 +15,7 @@ from kernel_mcp.config.values import parse_entry
 from kernel_mcp.errors import ConfigError
 from kernel_mcp.records import dataclass
 
-# The profiles: modules and builtins of each, the one in force, and its description.
+# The profiles: modules and builtins of each, the effective one, and its description.
 
 
 def words(text: str) -> frozenset[str]:
@@ -31,7 +31,7 @@ STRICT_MODULES: frozenset[str] = words(
 )
 """Modules of the strict profile: computation without files, processes or network.
 
-`__future__` is an instruction to the compiler and gives access to nothing.
+`__future__` is an instruction to the compiler: it allows no access to anything.
 """
 
 GUARDED_MODULES: frozenset[str] = STRICT_MODULES | words(
@@ -49,9 +49,10 @@ GUARDED_MODULES: frozenset[str] = STRICT_MODULES | words(
 )
 """Modules of the guarded profile: the standard library that computes, parses, stores and formats.
 
-Left out on purpose: modules that start processes, open sockets, load native code or objects that
-run code, change the interpreter, or expose modules that do (os, sys, subprocess, socket, ctypes,
-shutil, importlib, signal, multiprocessing, http, pickle, builtins, gc, code, pty …).
+Left out on purpose: modules that start processes, open sockets, load native code, load objects that
+run code, or change the interpreter. So are modules that expose such modules. Examples: os, sys,
+subprocess, socket, ctypes, shutil, importlib, signal, multiprocessing, http, pickle, builtins, gc,
+code, pty.
 """
 
 DATA_MODULES: frozenset[str] = words(
@@ -240,7 +241,7 @@ _FAMILIAR = ("json", "math", "pathlib", "re", "statistics")
 
 
 class NextStep(Protocol):
-    """Function that says how to get a module that is missing or not allowed."""
+    """Function that describes how to get a module that is missing or not allowed."""
 
     def __call__(self, module: str, *, once: bool) -> str:
         """Return a sentence with a call or flag that works here; empty for the standard library.
@@ -272,7 +273,7 @@ class Policy:
     profile        name of the profile that the list is based on
     deny_builtins  builtins that code may not use
     installed      modules of the session's packages; None if they are not known
-    step           says how to get a missing module
+    step           describes how to get a missing module
     once           True for code of `run_script`
     tools          groups of tools that are available (`--tools`)
     confined       True if the session has a sandbox

@@ -1,4 +1,4 @@
-"""`check`: static analysis of a cell, which is never run."""
+"""`check`: static analysis of a cell, without running it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from kernel_mcp.records import dataclass
 
 FILE_NAME = "<cell>"
 _recording = threading.Lock()
-"""Held while warnings are recorded, as that changes state of the whole process."""
+"""Held while warnings are recorded, because that changes state of the whole process."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,7 @@ def _code(tree: ast.Module) -> CodeType:
 
 
 def too_deep(source: Source) -> Diagnostic:
-    """Return the error for code at which the parser gives up, or crashes."""
+    """Return the error for code that is nested too deeply for the parser."""
     text = (
         "the code is too deeply nested to be checked; split the expression into several "
         "statements, or build the value in a loop"
@@ -256,7 +256,7 @@ def check(
 
     known_names  variables of the session; None skips the search for undefined names
     own_modules  modules in the session's workspace, which may be imported
-    python       version of the session's Python, mentioned if the server's may judge differently
+    python       version of the session's Python, mentioned if the server's differs
     compiled     False skips errors that only the compiler detects, after the parser
     """
     note = f"Allowed here: {policy.summary()}."

@@ -1,6 +1,6 @@
-"""IPython syntax: found as IPython finds it, and replaced by plain Python with as many lines.
+"""Find IPython syntax as IPython does, and replace it by plain Python with as many lines.
 
-Only code that fails to parse as plain Python gets here, so no valid code is taken for a command.
+`plain` is called only for code that fails to parse as Python, so no valid code counts as a command.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def plain(source: Source) -> tuple[Source, tuple[Command, ...]]:
 
 
 def _automagic(source: Source) -> Command | None:
-    """Return the command of a one-line cell such as `ls x`, which IPython takes as `%ls x`."""
+    """Return the command of a one-line cell such as `ls x`, which IPython runs as `%ls x`."""
     filled = _filled(source)
     match = _AUTOMAGIC.match(filled[0]) if len(filled) == 1 else None
     if match is None:

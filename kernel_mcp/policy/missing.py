@@ -79,7 +79,7 @@ def missing_magic(text: str, code: str) -> str:
 
 
 def advice(missing: str, code: str, policy: Policy, python: str) -> str:
-    """Return what to do about a result of `missing` or `missing_magic`; empty if nothing helps.
+    """Return advice on a result of `missing` or `missing_magic`; empty if there is none.
 
     `python` is the version of the session's Python.
     """
@@ -101,7 +101,7 @@ def advice(missing: str, code: str, policy: Policy, python: str) -> str:
     if root == missing and root in sys.stdlib_module_names | GONE.keys() | NEW.keys():
         return _of_python(root, policy, python)
     if not policy.allow_all and (policy.has(wanted) or root in (policy.installed or ())):
-        return policy.step(wanted, once=policy.once)  # installed, but not on the list
+        return policy.step(wanted, once=policy.once)  # installed, but not allowed
     if policy.has(wanted) or policy.has(wanted.replace("-", "_")):
         return ""
     near = close_to(root, policy.installed or (), cutoff=0.8)
@@ -171,7 +171,7 @@ def _whole_name(missing: str, code: str) -> str:
 
 def _of_python(root: str, policy: Policy, python: str) -> str:
     if not policy.allow_all and not policy.allows(root):
-        return ""  # the refusal has said it
+        return ""  # the refusal has the advice already
     having = GONE.get(root) or NEW.get(root)
     running = ".".join(python.split(".")[:2])
     if having is None or running == having:

@@ -46,7 +46,7 @@ class Bindings:
         return self.values[name] > 0
 
     def add(self, node: Any) -> None:
-        """Add what a node binds; nodes come in the order of `walk`."""
+        """Add the names that a node binds; call it in the order of `walk`."""
         kind = node.__class__
         if kind is ast.Name:
             if not isinstance(node.ctx, ast.Load):
@@ -104,14 +104,14 @@ _NAMED_IN = {
 }
 """Types of nodes that bind a name, and the field with the name."""
 _TURNS = (ast.If, ast.Try, getattr(ast, "TryStar", ast.Try), ast.With)
-"""Types of nodes in whose body refused imports may have another severity."""
+"""Types of nodes whose body may change the severity of refused imports."""
 
 
 def walk(tree: ast.Module) -> Iterator[tuple[Any, Severity | None]]:
     """Yield the nodes of a tree, each with the severity of an import that is refused there.
 
-    The outermost come first, each level in source order. Of a chain of attributes only the last
-    one is yielded.
+    Outer nodes are first, each level in source order. Of a chain of attributes only the last one is
+    yielded.
     """
     waiting: deque[tuple[Any, Severity | None]] = deque([(tree, "error")])
     while waiting:

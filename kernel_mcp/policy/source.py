@@ -273,7 +273,7 @@ def _printable(text: str) -> str:
 
 
 def guard(source: Source, code: str) -> Diagnostic | None:
-    """Return the first error for which the text is not given to a parser, or None."""
+    """Return the first error for which the text cannot be parsed, or None."""
     if len(code) > MAX_CODE:
         return source.diagnostic(
             "size",

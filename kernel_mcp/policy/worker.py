@@ -1,8 +1,8 @@
 """`worker FD MARK`: a process that checks one long cell, started by `bare_program`.
 
-The descriptor contains the arguments of `check` as a pickle of the server's. The report is written
-to stdout as JSON. Its texts contain `MARK` and a number instead of the next step for a module: only
-the server knows that step, and `asked` lists these modules.
+FD holds the arguments of `check`, pickled by the server. The report is written to stdout as JSON.
+Its texts contain `MARK` and a number in place of the next step for a module: only the server knows
+that step. The number is an index into `asked`, the list of these modules.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from kernel_mcp.policy.check import check
 from kernel_specs import linux
 
 MOST_BYTES = GIB
-"""Address-space limit of the process; the densest code of `MAX_CODE` needs a quarter of it."""
+"""Address-space limit of the process in bytes; the densest code of `MAX_CODE` uses a quarter."""
 MOST_CPU_S = 20
-"""Processor seconds of the process; the densest code of `MAX_CODE` takes one."""
+"""Limit of processor seconds of the process; the densest code of `MAX_CODE` uses one."""
 
 
 def request(code: str, policy: Policy, wishes: Mapping[str, Any]) -> int:
-    """Return a descriptor of memory with the arguments of `check`; `wishes` are the named ones.
+    """Return a memfd with the arguments of `check`; `wishes` are its keyword arguments.
 
-    `policy.step` is left out: it refers to parts of the server. Raises OSError.
+    `policy.step` is replaced, because it refers to objects of the server. Raises OSError.
     """
     wanted = code, replace(policy, step=operators_step), wishes
     fd = os.memfd_create("code", os.MFD_CLOEXEC)
