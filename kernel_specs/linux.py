@@ -279,7 +279,7 @@ def enter_groups(cgroup_fds: Sequence[int]) -> None:
 
 def loopback_up() -> None:
     """Bring up the loopback interface of this network namespace."""
-    import socket  # half of what this module would take to import
+    import socket  # here: it would double the import time of this module
 
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
         request = struct.pack("16sH14x", b"lo", 0)
@@ -290,7 +290,7 @@ def loopback_up() -> None:
 def own_address(address: str, number: int) -> None:
     """Add an IPv4 address (/32) to the loopback interface, under the label `lo:NUMBER`."""
     label = f"lo:{number}".encode()
-    import socket  # half of what this module would take to import
+    import socket  # here: it would double the import time of this module
 
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
         for request, value in ((_SIOCSIFADDR, address), (_SIOCSIFNETMASK, "255.255.255.255")):
@@ -432,7 +432,7 @@ def timerfd_spec(first: float, pause: float = 0.0) -> bytes:
 
 
 def timerfd_settime(fd: int, spec: bytes) -> None:
-    """Start or stop a timer, as `timerfd_spec` says."""
+    """Start or stop a timer by a `struct itimerspec`, see `timerfd_spec`."""
     _check(_locked.timerfd_settime(fd, 0, spec, None), "timerfd_settime")
 
 

@@ -15,7 +15,7 @@ import socket
 import sys
 
 TYPE_CHECKING = False
-if TYPE_CHECKING:  # importing typing would take longer than all of the rest
+if TYPE_CHECKING:  # importing typing costs more time than all other imports
     from typing import Any
 
 

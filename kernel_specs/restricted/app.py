@@ -1,4 +1,4 @@
-"""The application: IPKernelApp in two phases, with what this kernel does not need left out."""
+"""The application: IPKernelApp in two phases, without the parts that this kernel does not need."""
 
 # ipykernel and IPython are traitlets classes: untyped, and optional throughout, to mypy.
 # mypy: disable-error-code="no-untyped-call, union-attr"

@@ -1,6 +1,6 @@
 """Entry point of a kernel: `python -I -B boot.py -f CONNECTION_FILE`.
 
-Kept tiny: this file is compiled at every start, its siblings come from the bytecode cache.
+This file is small, because Python compiles it at every start; other modules have cached bytecode.
 """
 
 from __future__ import annotations

@@ -58,7 +58,7 @@ class InterruptGate:
     def __call__(self, _signum: int, frame: FrameType | None) -> None:
         """Handle SIGINT. Raises KeyboardInterrupt in user code."""
         if self._arrived >= 0:
-            self._read_arrivals()  # before counting: later arrivals are not handled yet
+            self._read_arrivals()  # before counting: signals that arrive later are not handled yet
         self._handled += 1
         if not self._handling:
             return

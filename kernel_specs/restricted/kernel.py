@@ -39,7 +39,7 @@ RETRY_SECONDS = 0.05
 MAIN_THREAD_REQUESTS = frozenset(
     {"execute_request", "complete_request", "inspect_request", "history_request"}
 )
-"""Requests that run user code, or read what it changes: never in the service thread."""
+"""Requests that run user code or read its objects: never handled by the service thread."""
 
 
 class SandboxKernel(CheckpointRequests, SnapshotRequests, IPythonKernel):
@@ -280,7 +280,7 @@ class SandboxKernel(CheckpointRequests, SnapshotRequests, IPythonKernel):
     async def do_inspect(
         self, code: str, cursor_pos: int, detail_level: int = 0, omit_sections: Any = ()
     ) -> dict[str, Any]:
-        """Return what a name refers to.
+        """Return a description of the object that a name refers to.
 
         Methods of values may run for that; SIGINT interrupts them.
         """

@@ -99,7 +99,7 @@ class _ExitCalls:
             self.call(sys.modules["multiprocessing.util"]._exit_function)
 
     def call(self, function: Callable[[], object]) -> None:
-        """Call a function; print an exception of it, and go on."""
+        """Call a function; print its exception instead of raising it."""
         try:
             function()
         except SystemExit:

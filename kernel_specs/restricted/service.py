@@ -152,21 +152,21 @@ class Ticker:
 
 RETRY_SECONDS = 0.002
 UNSEEN_SECONDS = 0.05
-"""Seconds until SIGINT is sent again if Python has not handled it: a system call goes on."""
+"""Seconds until SIGINT is sent again if a system call still keeps Python from handling it."""
 EXIT_SECONDS = 1.0
 """Seconds that a shutdown waits for a main thread that is busy with user code."""
 _BLOCKED_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGALRM, signal.SIGCHLD)
 
 
 OS_NAME = "kernel-service"
-"""Thread name, by which the host tells that this thread runs no user code; at most 15 bytes."""
+"""Thread name, by which the host recognises that it runs no user code; at most 15 bytes."""
 
 
 class ServiceThread(threading.Thread):
     """Runs the control channel, iopub subscriptions, the pipes, heartbeat and the flush timer.
 
-    Idle, it sleeps in one epoll call without a timeout. ipykernel tells control messages from
-    shell messages by the name of the thread.
+    Idle, it sleeps in one epoll call without a timeout. Its name is ipykernel's: by that,
+    ipykernel distinguishes control messages from shell messages.
     """
 
     def __init__(

@@ -42,7 +42,7 @@ from kernel_specs.restricted.hibernation.process_state import ProcessState
 class HiddenLoop:
     """Hides the kernel's event loop while a cell runs that awaits nothing itself.
 
-    So `asyncio.run` works there, and other code that refuses to run beside a running loop.
+    So `asyncio.run` works there, as does other code that requires that no loop is running.
     `get_event_loop` returns an idle loop, the same in each cell. `create_task` schedules on the
     kernel's loop, which goes on between cells.
     """

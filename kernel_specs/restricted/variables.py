@@ -22,7 +22,7 @@ PREVIEW_CHARS = 80
 PREVIEW_ITEMS = 6
 PREVIEW_DEPTH = 2
 MAX_INT_BITS = 4096
-"""Longer integers are not turned into digits: that takes quadratic time."""
+"""Longer integers are not converted to digits, which takes quadratic time."""
 
 _SCALARS = (int, float, complex, bool, type(None), type(Ellipsis))
 _TEXTS = (str, bytes, bytearray)

@@ -1,4 +1,4 @@
-"""Import modules and run first cells in a template; find what its forks must not share.
+"""Import modules and run first cells in a template; find state that its forks must not share.
 
 A thread is gone in the child, with the locks it held. An open file has one offset for all children,
 and shared memory stays shared: sessions would reach each other through them.

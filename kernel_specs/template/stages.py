@@ -29,7 +29,7 @@ _LATE = f"it was not imported within {IMPORT_S:g} s"
 
 @dataclass
 class Stage:
-    """A stage of a template: its imports (`loaded`) and the modules that are to come.
+    """A stage of a template: its imports (`loaded`) and the modules still to be imported.
 
     `unused` modules are imported, but their first cell has not run; those in `left` were not tried.
     A `bare` stage has the kernel alone. The one after it is `awaited`, as kernels may wait for it:
@@ -54,7 +54,7 @@ class Stage:
         (self.unused if name in self.unused else self.left).remove(name)
 
     def over(self) -> None:
-        """Clear the modules to come: a successor has taken them over."""
+        """Clear the modules to come: a successor has imported them or has them to come."""
         self.unused.clear()
         self.left.clear()
 

@@ -84,7 +84,7 @@ class File:
         return beside or _stamp(os.fstat(self.fd)) != self.stamp
 
     def close(self) -> None:
-        """Make the descriptor useless for reads, writes and locks; its number stays taken."""
+        """Make the descriptor useless for reads, writes and locks; its number stays in use."""
         nothing = os.open("/", os.O_PATH | os.O_CLOEXEC)
         os.dup2(nothing, self.fd, inheritable=False)
         os.close(nothing)
@@ -121,7 +121,7 @@ def close_doubtful(files: Iterable[File], *, beside: bool) -> tuple[list[File], 
     """Close the files that are `doubtful`; return the others, and the paths of those closed.
 
     A library, such as that of a database, could write outdated pages over a file that has changed.
-    Python's own file objects know nothing but an offset, so they stay open.
+    Python's own file objects depend on nothing but an offset, so they stay open.
     """
     doubtful = {file.fd for file in files if file.name and file.doubtful(beside=beside)}
     if doubtful:

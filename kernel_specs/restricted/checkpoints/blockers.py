@@ -1,4 +1,4 @@
-"""Search, before a checkpoint, for what a forked kernel would lack or share: threads, GPUs, memory.
+"""Search before a checkpoint for threads, GPUs and memory that a forked kernel would lack or share.
 
 Threads do not survive a fork, and code that waits for one hangs. Shared memory goes on changing
 after a fork: up to `MOST_SHARED_BYTES` of it are copied, and put back later.
@@ -149,7 +149,7 @@ def _words(owner: str) -> str:
 
 
 def _may_end(owner: str) -> bool:
-    """Return True if a thread of this owner may soon end or sleep, and is worth another look."""
+    """Return True if a thread of this owner may soon end or sleep: then check it again."""
     return owner == UNKNOWN or bool(_OMP.search(owner))
 
 
@@ -172,8 +172,8 @@ class _Code:
     def owner(self, task: str) -> str:
         """Return the name of the library that a thread belongs to, by its stack.
 
-        "Python" for threads of the interpreter, `UNKNOWN` if it cannot be told, empty if the thread
-        has ended.
+        "Python" for threads of the interpreter, `UNKNOWN` if no library is found, empty if the
+        thread has ended.
         """
         try:
             state = Path(f"/proc/self/task/{task}/syscall").read_text().split()

@@ -92,7 +92,7 @@ def show(*, seen: bool) -> None:
 def fork_apart() -> int:
     """Fork a process that is no child of this one; return 0 in it and 1 here. Raises OSError.
 
-    No `os.wait` of user code ever finds it, and no code can look into it.
+    `os.wait` in user code does not return it, and user code cannot read its memory.
     """
     between = -1
     show(seen=False)

@@ -240,7 +240,7 @@ class IOPubPublisher:
         """Send from the head of the queue until it is empty or the socket is full.
 
         A garbage collection or a signal handler may print while a message is being sent:
-        what it prints is queued, and sent by the call that is already at work.
+        that text is queued, and sent by the call that is already running.
         """
         if self._forgotten:
             return True

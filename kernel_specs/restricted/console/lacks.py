@@ -69,7 +69,7 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
 
 
 def _module(error: BaseException, outer: list[CodeType]) -> str:
-    """Return the module whose import has failed; `outer` is all code that led there."""
+    """Return the module whose import has failed; `outer` is all code on the stack."""
     kind, name = type(error), getattr(error, "name", None)
     guard = sys.modules.get("kernel_specs.restricted.policy.guard")
     refused = guard is not None and kind is guard.ModuleNotAllowedError

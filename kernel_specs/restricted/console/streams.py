@@ -219,7 +219,7 @@ class Console:
     def _set_pace(self, *, line_by_line: bool) -> None:
         if line_by_line == self._line_by_line:
             return
-        # Under the lock: reconfigure flushes, and what is flushed here must not be overtaken.
+        # Under the lock: reconfigure flushes, and no other text may be sent before that text.
         with self._iopub.lock:
             self._line_by_line = line_by_line
             self._streams[self._current].reconfigure(line_buffering=line_by_line)

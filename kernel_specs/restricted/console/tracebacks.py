@@ -62,7 +62,7 @@ def safe_str(value: object) -> str:
     """Return `str(value)`, shortened; a placeholder if the object's own code raises."""
     try:
         return shorten(str(value))
-    except Exception:  # noqa: BLE001  # whatever a user's __str__ raises
+    except Exception:  # noqa: BLE001  # a user's __str__ may raise anything
         return f"<unprintable {type(value).__name__} object>"
 
 

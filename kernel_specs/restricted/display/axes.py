@@ -16,7 +16,7 @@ MOST_NAMES = 2000
 """Most ticks of an axis whose labels are used as names of bars and boxes."""
 _NAMING = ("FixedLocator", "StrCategoryLocator")
 _WRITING = ("FixedFormatter", "FuncFormatter", "StrCategoryFormatter")
-"""Locators and formatters of ticks that code has placed and labelled: they name what is drawn."""
+"""Locators and formatters of ticks that code has placed and labelled: these name bars and boxes."""
 
 
 class Unknown(Exception):

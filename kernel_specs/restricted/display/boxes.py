@@ -1,4 +1,4 @@
-"""Box plots of a matplotlib figure, by what pyplot and seaborn have drawn."""
+"""Extract box plots of a matplotlib figure from the artists of pyplot and seaborn."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ from IPython.core.formatters import DisplayFormatter
 from kernel_specs.restricted.config import OutputSettings
 from kernel_specs.restricted.display import charts, figures, libraries, pictures
 
-# Charts as text: what a reader without a browser learns of a figure.
+# Charts as text, for readers without a browser.
 
 MOST_TRACES = 12
 FIRST = 5

@@ -38,7 +38,7 @@ _WITHIN_AXES = frozenset(
         "lines.AxLine",
     )
 )
-"""Kinds whose size is known only when drawn; it does not matter if their axes clip them."""
+"""Kinds whose size is known only after drawing; it does not matter if their axes clip them."""
 _MADE_BY = ("matplotlib.", "pandas.")
 """Modules of tickers whose results do not change between calls, unless they call user code."""
 

@@ -147,7 +147,7 @@ LOOK_SECONDS = 0.1
 LAST_RESORT = 2
 """Time after which the code of a value is interrupted, as a multiple of its limit."""
 UNSEEN_SECONDS = 0.5
-"""Seconds that code of a value may go on after the host has asked to stop."""
+"""Seconds that code of a value may run on after a request of the host to stop."""
 
 
 class TimeUpError(BaseException):
@@ -155,7 +155,7 @@ class TimeUpError(BaseException):
 
 
 class StoppedError(BaseException):
-    """The host has asked to stop."""
+    """The host has requested a stop (SIGINT)."""
 
 
 class TooLargeError(Exception):
@@ -236,7 +236,7 @@ class Watch:
         signal.setitimer(signal.ITIMER_REAL, 0)
 
     def ask(self) -> None:
-        """Raise TimeUpError if the time is up, StoppedError if the host has asked to stop."""
+        """Raise TimeUpError if the time is up, StoppedError if the host has requested a stop."""
         self.check()
         if self._budget is not None and self._budget.left <= 0:
             raise TimeUpError

@@ -415,7 +415,7 @@ def _uncleared(size: int) -> bytearray:
 SECONDS = 4.0
 """CPU seconds of a child for all values."""
 STUCK_SECONDS = 6.0
-"""CPU seconds after which a value that ignores its limit is given up; above the kernel's limit."""
+"""CPU seconds after which a value that ignores its limit is dropped; above the kernel's limit."""
 WAIT_SECONDS = 30.0
 """Seconds that one child may wait; waiting for a processor does not count."""
 ALL_WAIT_SECONDS = 90.0

@@ -51,7 +51,7 @@ _DICT_VIEWS: dict[type, str] = {
 _DICT_ITERATORS: dict[type, str] = {type(iter(getattr({}, name)())): name for name in _VIEWS}
 _ORDERED_ITERATOR: type = type(iter(OrderedDict()))
 _FRAMES = ("NDFrame", "Index")
-"""Classes of pandas whose instances take further attributes."""
+"""Classes of pandas to whose instances code can add attributes."""
 _HEAP_TYPE = 1 << 9
 """Py_TPFLAGS_HEAPTYPE: set for every class of Python code."""
 _BUILT_HOOKS = ("__prepare__", "__new__", "__init__", "__call__")
@@ -66,9 +66,9 @@ _CONTAINERS: dict[type, tuple[tuple[str, ...], Callable[..., Any], Callable[...,
 _LOGGER = frozenset(vars(logging.getLogger(__name__)))
 """The attributes of every logger."""
 BY_IDENTITY: tuple[Any, ...] = (None, object.__hash__)
-"""Values of `__hash__` of classes whose objects are told apart by identity."""
+"""Values of `__hash__` of classes whose objects are compared by identity."""
 _DICT_OF = vars(types.ModuleType)["__dict__"].__get__
-"""`vars` of a module, whatever its class says."""
+"""`vars` of a module, even if its class overrides `__dict__`."""
 _PLAIN = (str, int, float, bool, bytes, type(None), list, tuple, dict, set, frozenset)
 """Types of attributes that are saved although a library's own pickling drops them."""
 

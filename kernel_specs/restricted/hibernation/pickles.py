@@ -71,7 +71,7 @@ _GLOBALS_OF = cloudpickle.cloudpickle._extract_code_globals
 _SUBMODULES_OF = cloudpickle.cloudpickle._find_imported_submodules
 
 Ask = Callable[[], object]
-"""Callback that raises once the time is up or the host has asked to stop."""
+"""Callback that raises once the time is up or the host has requested a stop."""
 
 
 class Globals:
@@ -501,7 +501,7 @@ def _named_in(annotations: dict[str, Any]) -> set[str]:
 
 
 def _reduce_cell(cell: types.CellType) -> Any:
-    # The contents come as state: they may lead back to the cell, as in a recursive closure.
+    # The contents are set as state: they may refer to the cell, as in a recursive closure.
     try:
         contents: tuple[Any, ...] = (cell.cell_contents,)
     except ValueError:

@@ -72,7 +72,7 @@ MAX_SOURCE_CHARS = 4 * 1024 * 1024
 """Characters of cells' code saved for tracebacks, and as many for history; the newest first."""
 LARGE_BYTES = 1024 * 1024
 DRAFTS = 2
-"""Bytes for values before it is known what they share, as a multiple of the size of a dump."""
+"""Bytes for first pickles, before shared objects are known, as a multiple of the dump's limit."""
 MAX_ODD = 100
 """Most namespace keys that are not names listed in a reply; the others are counted."""
 _MANAGED = re.compile(r"__(builtins?|warningregistry)__")
@@ -602,12 +602,12 @@ class Loading:
         _restore_history(shell, self._header)
 
     def step(self, content: Mapping[str, Any]) -> dict[str, Any]:
-        """Load `count` variables, or all with 0, except those that a step named in `leave`.
+        """Load `count` variables (0 for all), except those named in `leave` of any step so far.
 
         `seconds` of processor time are for all of them, and as many again for their imports. The
-        reply has `names` loaded, `lost` with reasons, `behind` stored after an unreadable one, the
-        number `left`, and of the paths in `files` those `missing` here. Raises StoppedError,
-        and ValueError, OSError for a dump that is not whole: no variable of it stays.
+        reply has the `names` loaded, `lost` ones with reasons, those stored `behind` an unreadable
+        one, the number `left`, and paths in `files` that are `missing`. Raises StoppedError. Raises
+        ValueError or OSError for an incomplete dump: then no variable of it stays.
         """
         self._leave |= set(content["leave"])
         before = set(self._values)

@@ -28,7 +28,7 @@ LISTED = 80
 
 
 class ModuleNotAllowedError(ImportError):
-    """User code asked for a module outside the policy."""
+    """User code has imported a module outside the policy."""
 
     __module__ = "builtins"  # shown to the user without the name of this file
 

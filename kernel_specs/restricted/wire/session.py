@@ -29,9 +29,9 @@ def pack(value: Any) -> bytes:
 class LeanSession(Session):
     """A `Session` that builds the same messages at a third of the cost.
 
-    One JSON encoder is kept, the parent header of a cell is encoded once, dates stay strings
-    (nothing in a kernel reads them), and no digests are remembered: the sockets live in a folder
-    of their own, and remembering 65 536 digests costs megabytes.
+    One JSON encoder is reused, the parent header of a cell is encoded once, and dates stay strings
+    (nothing in a kernel reads them). No digests are stored against replays: the sockets are in a
+    private folder, and 65 536 digests cost megabytes.
     """
 
     digest_history_size = 0

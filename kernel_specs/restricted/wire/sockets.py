@@ -69,7 +69,7 @@ class ZmtpPeer:
         return self._socket.fileno()
 
     def read(self) -> bool:
-        """Read and decode some of what has arrived; return False when no more will come."""
+        """Read and decode some received data; return False once the peer has closed."""
         try:
             if not self._came:
                 self._came = self._receive()
@@ -136,7 +136,7 @@ class ZmtpPeer:
         return True
 
     def close(self) -> None:
-        """Close the connection; what is waiting is dropped."""
+        """Close the connection; unsent data is dropped."""
         self._socket.close()
         self._out.clear()
 
@@ -211,7 +211,7 @@ class ZmtpListener:
                 return None
 
     def flush(self, peer: ZmtpPeer) -> None:
-        """Send data that waits for a client; poll as readable once it can take the rest."""
+        """Send waiting data to a client; if some is left, poll until more can be sent."""
         if (peer.waiting or peer.slow) and peer.flush() == peer.slow:
             peer.slow = not peer.slow
             self._epoll.modify(peer, select.EPOLLIN | select.EPOLLOUT * peer.slow)
@@ -231,13 +231,13 @@ class ZmtpListener:
             self._listening.close()
 
     def _listen(self) -> bool:
-        """Read what has arrived; return True if anything has."""
+        """Read arrived data and accept connections; return True if there were any."""
         came = [fd for fd, events in self._epoll.poll(0) if events != select.EPOLLOUT]
         for fd in came:
             peer = self.peers.get(fd)
             if peer is None:
                 if not self._accept() and len(came) == 1:
-                    return False  # no descriptor is left: look again with the next event
+                    return False  # no descriptor is left: try again at the next event
             elif peer.read():
                 self._readable.append(peer)
             else:
@@ -271,7 +271,7 @@ class RouterSocket:
     def __init__(self, listening: socket.socket | None, *, takes_descriptors: bool = False) -> None:
         """Without `listening` only `take_in` adds clients."""
         self.given: list[int] = []
-        """The last descriptor that came with a message and was not taken."""
+        """The last descriptor that came with a message and was not read yet."""
         given = self.given if takes_descriptors else None
         self._listener = ZmtpListener(b"ROUTER", listening, self._introduce, given)
         self.take_in, self.leave = self._listener.take_in, self._listener.leave

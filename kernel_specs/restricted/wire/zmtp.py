@@ -1,9 +1,9 @@
 """ZMTP 3.0, the protocol below Jupyter's, as both ends of a kernel's sockets speak it. No I/O here.
 
-libzmq bounds the parts of a message but not their number, and reads ahead by messages of any size,
-so a hostile kernel could fill the memory of its client. Here a message is bounded as a
-whole, and only the one that is arriving is held. In the kernel there is no thread between code and
-sockets either: sent data is in the buffers of the operating system.
+libzmq bounds the parts of a message but not their number, and reads ahead by messages of any size.
+So a hostile kernel could fill the memory of its client. Here a message is bounded as a whole, and
+only the one that is arriving is held. In the kernel there is no thread between code and sockets
+either: sent data is in the buffers of the operating system.
 
 Source: https://rfc.zeromq.org/spec/23/
 """
