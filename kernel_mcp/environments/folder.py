@@ -1,7 +1,7 @@
 """The folder of one environment: locks, skeleton, note and size.
 
-Packages unpack files under names of their choice, so nothing in the folder is trusted: the skeleton
-is made before and after, and the note lies outside.
+Packages unpack files under names of their choice, so nothing in the folder is trusted. The skeleton
+is made before and again after, and the note lies outside.
 """
 
 from __future__ import annotations

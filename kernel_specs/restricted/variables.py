@@ -74,7 +74,7 @@ def describe(namespace: dict[str, Any], hidden: Container[str] = ()) -> dict[str
 class NameTracker:
     """Tracker of names that were added to a namespace or removed since the last call.
 
-    A call costs time in proportion to the new names: a dict keeps the order of insertion, so keys
+    A call costs time in proportion to the new names. A dict keeps the order of insertion, so keys
     after the last known one are new. All keys are compared only if the count shows a removal.
     """
 

@@ -1,7 +1,7 @@
 """Immortal objects (PEP 683): a forked process does not copy pages to count their references.
 
 Done only in the versions of Python in which it passed stress tests (`TRIED`). Only objects of exact
-builtin types are changed, and only builtin containers are traversed: the traverse function of an
+builtin types are changed, and only builtin containers are traversed. The traverse function of an
 extension may return objects that have been freed.
 """
 

@@ -1,11 +1,11 @@
 """The iopub channel: one XPUB socket, one ordered queue, one lock.
 
-Every message goes through one first-in-first-out queue, and the thread that adds it sends it: the
-order holds, and no thread waits for another one to run. A slow reader blocks the code that prints,
-so the queue stays bounded.
+Every message goes through one first-in-first-out queue, and the thread that adds it sends it. So
+the order holds, and no thread waits for another one to run. A slow reader blocks the code that
+prints, so the queue stays bounded.
 
-Messages of `UNHURRIED` topics are sent with the next other message or at the end of the request: a
-quick cell is one sendmsg(2), and wakes its reader once.
+Messages of `UNHURRIED` topics are sent with the next other message or at the end of the request.
+Thus a quick cell is one sendmsg(2), and wakes its reader once.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ _COUNTERS = struct.Struct("<QQ")
 class OutputRingWriter:
     """A memfd with the end of all stream text, which the host can read after a crash.
 
-    Its header counts characters and UTF-8 bytes since the start; byte n of the text lies at
-    n modulo the size of the ring behind it.
+    Its header counts characters and UTF-8 bytes since the start. The ring follows: byte n of the
+    text is at n modulo the ring's size.
     """
 
     def __init__(self, fd: int) -> None:
@@ -239,8 +239,8 @@ class IOPubPublisher:
     def _pump(self) -> bool:
         """Send from the head of the queue until it is empty or the socket is full.
 
-        A garbage collection or a signal handler may print while a message is being sent:
-        that text is queued, and sent by the call that is already running.
+        A garbage collection or a signal handler may print while a message is being sent.
+        That text is queued, and sent by the call that is already running.
         """
         if self._forgotten:
             return True

@@ -1,8 +1,8 @@
 """The bytes of a dump, written without copies and read into place, and pickling tried in forks.
 
 Layout: length of the header (8 bytes), the header (JSON), then for each segment its pickles and the
-buffers outside of them. One memo pickles all values of a segment, so shared objects stay shared;
-values that share none have a segment each, so that one that cannot be read costs no other.
+buffers outside of them. One memo pickles all values of a segment, so shared objects stay shared.
+Values that share none have a segment each: one that cannot be read costs no other.
 
 Pickling runs code of objects, so a forked child pickles first, name by name. If it dies or hangs,
 the kernel leaves that name out, and the next child goes on with the names after it. A child that

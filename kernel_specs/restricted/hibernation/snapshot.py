@@ -605,9 +605,10 @@ class Loading:
         """Load `count` variables (0 for all), except those named in `leave` of any step so far.
 
         `seconds` of processor time are for all of them, and as many again for their imports. The
-        reply has the `names` loaded, `lost` ones with reasons, those stored `behind` an unreadable
-        one, the number `left`, and paths in `files` that are `missing`. Raises StoppedError. Raises
-        ValueError or OSError for an incomplete dump: then no variable of it stays.
+        reply has the `names` loaded, and `lost` ones with reasons. Further fields are names stored
+        `behind` an unreadable one, the number `left`, and paths in `files` that are `missing`.
+        Raises StoppedError. Raises ValueError or OSError for an incomplete dump: then no variable
+        of it stays.
         """
         self._leave |= set(content["leave"])
         before = set(self._values)

@@ -1,8 +1,8 @@
 """Package layers on sys.path, and imports that verify an installation in this kernel.
 
-The host adds generations to a layer while the kernel runs: folders named 1, 2, 3 …, each complete
-once it has its name and never changed afterwards. The newest comes first. Child processes find them
-through the environment.
+The host adds generations to a layer while the kernel runs: folders named 1, 2, 3 …, the newest
+first on sys.path. Each is complete once it has its name, and never changes afterwards. Child
+processes find them through environment variables.
 """
 
 from __future__ import annotations
