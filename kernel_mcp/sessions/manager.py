@@ -1,4 +1,4 @@
-"""All sessions of a server: who owns which, how many there may be, and where their files lie."""
+"""All sessions of a server: their owners, their number and the folders of their files."""
 
 from __future__ import annotations
 
@@ -60,14 +60,15 @@ if TYPE_CHECKING:
     from packaging.requirements import Requirement
 
 AT_WORK = 1
-"""Calls of one principal, of several, that may use the server's own processor time at once."""
+"""Maximum number of concurrent calls of one principal that the server computes itself, if there are
+several principals."""
 JUST_NOW_S = 0.5
 """Upper bound on the delay of file-system events, in seconds, on a busy machine too."""
 CLOSE_TIMEOUT_S = 2.0
 NAME = re.compile(r"(?!\.+$)[A-Za-z0-9._-]{1,64}")
-"""Names that a session can have; `--workspace` may have a folder of that name."""
+"""Valid names of sessions; `--workspace` may have a folder of that name."""
 HANDLE = re.compile(r"s-[A-Za-z0-9_-]{12}(\.[a-z0-9-]{1,32})?")
-"""Handles of a fleet end with the name of a node."""
+"""Valid handles of sessions; those of a fleet end with the name of a node."""
 PREAMBLE = '[session {0}: pass session="{0}" to keep using these variables]'
 SHARED = (
     "default session, last used by another client {}; create_session for your own. Variables and "
@@ -80,12 +81,12 @@ MOST_CLIENTS = 50
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who is calling: the owner of sessions, and where their default session is looked up.
+    """The origin of a call: the owner of its sessions, and the key of its default session.
 
-    `default` is empty when this caller has no default session, as over HTTP without a session id.
-    `known` is False for one who cannot be distinguished from others, and gets a handle to pass on.
-    `client` identifies a client among those of its principal, empty if unknown. `request` is the id
-    of the HTTP request. `response` is the answer that the call will have.
+    `default` is empty if there is no default session, as over HTTP without a session id. `known` is
+    False for a caller that cannot be distinguished from others; its answers name the handle to pass
+    on. `client` identifies a client among those of its principal, empty if unknown. `request` is
+    the id of the HTTP request. `response` is the context of the answer to the call.
     """
 
     principal: str = LOCAL
@@ -129,10 +130,10 @@ class SessionManager:
         registry: SessionRegistry | None = None,
         others: Others | None = None,
     ) -> None:
-        """Without a `capacity` only the settings limit how many sessions there are.
+        """Without a `capacity` only the settings limit the number of sessions.
 
         Without `persistence` no session outlives the server. `everyone` returns the sessions of all
-        managers of the server. `registry` makes handles. `others` are the servers that share the
+        managers of the server. `registry` creates handles. `others` are the servers that share the
         quotas of principals with this one.
         """
         self._registry = registry or LocalRegistry()
@@ -157,13 +158,13 @@ class SessionManager:
         self._tombstones = Tombstones()
         self._records = ClosedRecords(folders.records, clock, self._spawn)
         self._dismissed: set[str] = set()
-        """Principals whose sessions belong to another manager now."""
+        """Principals whose sessions now belong to another manager."""
         self._shares: WeakValueDictionary[str, DiskShare] = WeakValueDictionary()
         self._default_locks: WeakValueDictionary[str, anyio.Lock] = WeakValueDictionary()
         self._call_limiters: WeakValueDictionary[str, anyio.CapacityLimiter] = WeakValueDictionary()
         self.principals = Principals(settings, others)
         self._clients: dict[str, OrderedDict[str, float]] = {}
-        """When each client has last used a default session, by handle and client."""
+        """Time of the last use of a default session, by handle and client."""
         self.quota = SessionQuota(
             settings,
             sessions=lambda: self.sessions,
@@ -218,7 +219,7 @@ class SessionManager:
         return list(self._sessions.values())
 
     def _busy(self) -> float:
-        """Return the sessions that run cells, start or are opened, per processor."""
+        """Return the number of sessions, per processor, that run cells, start or are opened."""
         there = sum(each.state == "busy" or each.starting for each in self._sessions.values())
         return (self._opening + there) / PROCESSORS
 
@@ -247,7 +248,7 @@ class SessionManager:
         return found
 
     def _disk_of(self, principal: str) -> int:
-        """Return the bytes that a principal's workspaces may hold on this server; 0 is no limit."""
+        """Return the limit of a principal's workspaces on this server, in bytes; 0 for none."""
         most = self.principals.quotas(principal).disk
         return max(1, most - self.principals.others.use(principal).disk) if most else 0
 
@@ -260,19 +261,19 @@ class SessionManager:
     def call_limiter(self, caller: Caller) -> anyio.CapacityLimiter:
         """Return the limiter of the caller's principal for calls that the server computes itself.
 
-        With several principals `AT_WORK` calls of each run at a time.
+        With several principals at most `AT_WORK` calls of each run at a time.
         """
         most = AT_WORK if self.principals.several else sys.maxsize
         return self._call_limiters.setdefault(caller.principal, anyio.CapacityLimiter(most))
 
     def most_sessions(self, principal: str) -> int:
-        """Sessions with a kernel that a principal may have at once."""
+        """Return the maximum number of sessions with a kernel that a principal may have at once."""
         return min(
             self.principals.quotas(principal).sessions or sys.maxsize, self._settings.max_sessions
         )
 
     def check_cells(self, caller: Caller) -> None:
-        """Raise SessionLimitReached where the caller may run no further cell now."""
+        """Raise SessionLimitReached if the caller may run no further cell now."""
         self.principals.seen(caller.who)
         own = (each for each in self._sessions.values() if each.owner == caller.principal)
         self.principals.check_cells(caller.principal, own)
@@ -297,14 +298,15 @@ class SessionManager:
         attach: str = "",
         handle: str = "",
     ) -> Session:
-        """Open a session; the longest idle one may be hibernated for it.
+        """Open a session; the longest idle one may be hibernated to make room.
 
-        A `handle` is given to a session that had it before. Empty or None `limits`, `timeout_s` and
-        `network` are those of the settings. Persisted state is restored unless `fresh`; with
-        `resume` even if more is granted now, and the session that began in its place is closed. A
-        session that is to `attach` to a kernel is not persisted, and is never the default one.
+        `handle` is passed for a session that had it before. Empty or None `limits`, `timeout_s` and
+        `network` stand for those of the settings. Persisted state is restored unless `fresh`. With
+        `resume` it is restored even if more is granted now, and the session that began in its place
+        is closed. With `attach` the session uses an external kernel, is not persisted, and is never
+        the default one.
 
-        Raises SessionLimitReached, and InputError for a `name` that is taken or none.
+        Raises SessionLimitReached, and InputError for a `name` that is in use or malformed.
         """
         wanted = SessionRequest(name, default=default, fresh=fresh, resume=resume)
         self.principals.seen(caller.who)
@@ -319,7 +321,7 @@ class SessionManager:
             self._replacing(caller, wanted) as wanted,
             self.quota.reserve(caller.principal),
         ):
-            self._check_name(caller, wanted.name)  # again: a session may have had to make room
+            self._check_name(caller, wanted.name)  # again: the reservation may have waited
             if attach:
                 handle = self._registry.new_handle()
             async with self._entered(caller, wanted, handle) as handle:
@@ -339,7 +341,7 @@ class SessionManager:
     async def _entered(
         self, caller: Caller, wanted: SessionRequest, handle: str
     ) -> AsyncIterator[str]:
-        """Yield the handle of a session to be opened in this block; it is removed on failure."""
+        """Yield the handle for a session that this block opens; unregister it on failure."""
         if handle:
             yield handle
             return
@@ -355,7 +357,7 @@ class SessionManager:
     async def _create(
         self, caller: Caller, wanted: SessionRequest, request: KernelRequest, timeout_s: float
     ) -> Session:
-        """Open the requested session, with its workspace and persisted state."""
+        """Open the requested session with its workspace and persisted state."""
         handle = request.session
         with ExitStack() as undo:
             found = NOTHING_FOUND
@@ -404,8 +406,8 @@ class SessionManager:
     ) -> AsyncIterator[SessionRequest]:
         """Close the session that began in place of the requested one, and yield the request.
 
-        A request for the name of the default session is one for that. Raises InputError where the
-        session exists and its state was not held back.
+        The name of the default session stands for the default session. Raises InputError if the
+        session exists and its persisted state was not held back.
         """
         wanted.check()
         if wanted.default or not self._is_default(caller, wanted.name):
@@ -428,7 +430,7 @@ class SessionManager:
     def _register(self, caller: Caller, session: Session, *, default: bool) -> None:
         """Register a session as the default one or by its name.
 
-        If an earlier one had that place, and its end was not reported, a notice says so.
+        If it replaces one whose end was not reported, a notice reports that end.
         """
         owner, name, ended = caller.principal, session.name, None
         if default:
@@ -445,7 +447,7 @@ class SessionManager:
             session.notifications.add(text, ended.loss)
 
     def _is_default(self, caller: Caller, name: str) -> bool:
-        """Return True if this name is that of the caller's default session in the store."""
+        """Return True if this is the name of the caller's default session in the store."""
         if name != DEFAULT_NAME or self._persistence is None or not caller.default:
             return False
         return self._persistence.key(caller.principal, "", default=True) is not None
@@ -453,9 +455,9 @@ class SessionManager:
     async def _look_up(
         self, caller: Caller, wanted: SessionRequest, handle: str, undo: ExitStack
     ) -> LookupResult:
-        """Return the persisted state of a session; `undo` releases it.
+        """Lock and return the persisted state of a session; `undo` unlocks it.
 
-        A failure is reported by the `note` of the result.
+        The `note` of the result reports a failure.
         """
         persistence = self._persistence
         key = None
@@ -549,13 +551,13 @@ class SessionManager:
         return session
 
     def _temporary_save(self, handle: str) -> SessionSave:
-        """Return the place for the saves of a session that is not persisted."""
+        """Return the save of a session that is not persisted."""
         most = self._settings.hibernate_bytes
         folder = SaveFolder(self._folders.save_of(handle), most)
         return SessionSave(folder, hibernated_bytes=most, masks=self._masks)
 
     async def branch(self, session: Session, count: int) -> list[tuple[Session, str]]:
-        """Open `count` sessions that continue from the current state of another.
+        """Open `count` sessions that continue from the current state of `session`.
 
         Returns each with its own folder, relative to the workspace. Raises InputError, BranchError,
         SessionLimitReached.
@@ -571,7 +573,7 @@ class SessionManager:
             for handle in handles:
                 await self._remove_folder(session, branches.folder_of(handle))
             raise
-        with anyio.CancelScope(shield=True):  # each kernel gets its session
+        with anyio.CancelScope(shield=True):  # no kernel is left without a session
             for handle, (start, origin) in zip(handles, starts, strict=True):
                 made.append((await self._open_branch(session, handle, start, origin), start.folder))
         session.journal.branched(handles)
@@ -579,7 +581,7 @@ class SessionManager:
         return made
 
     async def _tell_of_branches(self, family: branches.Family[Session]) -> None:
-        """Note in the store whether a family has branches, for a later server without them."""
+        """Note in the store whether a family has branches, which a later server does not have."""
         for each in (*family.members, *family.ended):
             there = len(family.members) > 1
             if each.persisted is not None and each.persisted.entry.branched != there:
@@ -634,10 +636,10 @@ class SessionManager:
         return session
 
     async def adopt(self, branch: Session) -> tuple[Session, list[int]]:
-        """Replace the session that a branch was made from by the branch, and close the others.
+        """Replace the kernel of the family's root by that of a branch, and close the other members.
 
-        Returns that session and its cells that were undone. If it has ended, the branch takes its
-        place. Raises BranchError.
+        Returns the root and its cells that were undone. If the root has ended, the branch becomes
+        the root. Raises BranchError.
         """
         family = branch.family
         root = family.root
@@ -681,7 +683,7 @@ class SessionManager:
     async def _continue(
         self, session: Session, persisted: PersistedSave, found: LookupResult
     ) -> None:
-        """Restore the cells of a persisted session, and let its next kernel load the variables."""
+        """Restore the cells of a persisted session; its next kernel loads the variables."""
         previous, note = found.previous, found.note
         if previous is not None:
             with Barrier("bringing back a kept session", session.handle) as barrier:
@@ -701,9 +703,9 @@ class SessionManager:
             session.notifications.add(note, found.loss)
 
     def _check_name(self, caller: Caller, name: str, *, but_held_back: bool = False) -> None:
-        """Raise InputError for a name that is malformed, or that of a session of this caller.
+        """Raise InputError for a name that is malformed, or used by a session of this caller.
 
-        With `but_held_back` that session's name is allowed if its persisted state was held back.
+        With `but_held_back` a used name is allowed if that session's persisted state was held back.
         """
         if name in ("", SCRIPT):
             return
@@ -726,17 +728,17 @@ class SessionManager:
         return next((each for each in found if not each.closing.is_set()), None)
 
     def _own(self, caller: Caller, session: str) -> Session | None:
-        """Return the caller's session of this handle or name; None without one."""
+        """Return the caller's session with this handle or name; None without one."""
         found = self._sessions.get(session)
         own = found is not None and found.owner == caller.principal
         return found if own else self._named(caller, session)
 
     async def resolve(self, caller: Caller, session: str) -> Session:
-        """Return the caller's session of this handle or name; `""` is the default one.
+        """Return the caller's session with this handle or name; `""` is the default one.
 
         The default session, and a persisted one of this name, are opened if missing. Raises
-        SessionGone for one whose end its owner has not heard of, and SessionNotFound with one text
-        for unknown, foreign and expired ones.
+        SessionGone for an ended session whose end was not reported yet. Raises SessionNotFound,
+        with the same text for unknown, foreign and expired sessions.
         """
         if session and not self._is_default(caller, session):
             if (found := self._own(caller, session)) is not None:
@@ -777,7 +779,7 @@ class SessionManager:
         return self._default_locks.setdefault(principal, anyio.Lock())
 
     def _note_client(self, caller: Caller, session: Session) -> None:
-        """Tell a client, at its first call, that another one of its principal used the session."""
+        """Add a remark to a client's first answer if another client has used the session."""
         if not caller.client:
             return
         now, known = self._clock(), self._clients.setdefault(session.handle, OrderedDict())
@@ -790,7 +792,7 @@ class SessionManager:
             known.popitem(last=False)
 
     def welcome(self, principal: str) -> None:
-        """Let a principal that was dismissed open sessions again."""
+        """Accept new sessions of a principal that was dismissed."""
         self._dismissed.discard(principal)
 
     def dismiss(self, principal: str) -> None:
@@ -804,7 +806,7 @@ class SessionManager:
             session.close()
 
     def forget_default(self, principal: str, default: str) -> None:
-        """Forget which session is a default one; it stays open and is found by its handle."""
+        """Remove a session from the default ones; it stays open and is found by its handle."""
         self._defaults.pop((principal, default), None)
 
     def find(self, caller: Caller, session: str) -> Session | None:
@@ -825,7 +827,7 @@ class SessionManager:
         self._tombstones.mark_delivered(handle)
 
     def end_revoked(self, handle: str) -> None:
-        """Record that this answer was revoked."""
+        """Record that the answer about the end of a session was revoked."""
         self._tombstones.mark_undelivered(handle)
 
     def _end_in_words(self, ended: Tombstone) -> str:
@@ -835,7 +837,7 @@ class SessionManager:
         return f"{ended.why}: its variables{files} are gone.{lost_names(ended.loss)}"
 
     async def cells_of(self, caller: Caller, handle: str) -> tuple[str, History]:
-        """Return handle and cells of a session, or of a closed one whose record is kept.
+        """Return the handle and cells of a session, or of a closed one whose record still exists.
 
         Raises SessionNotFound.
         """
@@ -848,9 +850,9 @@ class SessionManager:
     async def close(
         self, session: Session, why: str = "was closed", *, keep_record: bool = False
     ) -> None:
-        """End a session with its kernel and persisted state and, unless those are kept, its files.
+        """End a session and its kernel; remove its persisted state, and its files unless kept.
 
-        `why` is reported to its owner. With `keep_record` its cells can be read for
+        `why` is reported to its owner. With `keep_record` its cells stay readable for
         `history.KEPT_S` seconds. Waits for the end for at most `CLOSE_TIMEOUT_S` seconds.
         """
         session.keep_record = session.keep_record or keep_record
@@ -865,14 +867,14 @@ class SessionManager:
         self._tasks.start_soon(work)
 
     async def _drop(self, session: Session) -> None:
-        """Close a session to make room for others; its owner is told why at the next call."""
+        """Close a session to make room for others; the owner's next call reports the reason."""
         why = "had been idle for long, has expired and was ended: this server keeps only so many"
         if session.state == "hibernated":
             why = "had been hibernated, has expired and was dropped: this server keeps only so many"
         await self.close(session, why)
 
     def _remember(self, session: Session, why: str) -> None:
-        """Record the end of a session, with what it lost, for its owner's next call."""
+        """Record the end of a session and its losses, for the owner's next call."""
         if session.handle in self._sessions:
             loss = session.lost_state(f"it {why}")
             self._tombstones.add(Tombstone(session.owner, session.handle, session.name, why, loss))
@@ -902,7 +904,7 @@ class SessionManager:
     async def _release_files(self, session: Session) -> None:
         """Remove the files of a session that has ended, or release its persisted entry.
 
-        With `keep_record` its cells stay readable for a time.
+        With `keep_record` its cells stay readable for `history.KEPT_S` seconds.
         """
         if (persisted := session.persisted) is not None:
             with Barrier("putting a kept session away", session.handle):

@@ -1,7 +1,7 @@
-"""The manifest of a persisted session, which is written twice and carries its own digest.
+"""The manifest of a persisted session, which is stored in two copies.
 
-It ends with a digest of its content, which includes the checksum of the dump. `FORMAT` is the
-format of everything in an entry: manifest, rows of cells, cells since the save, dumps.
+It ends with a SHA-256 digest of its content, which includes the checksum of the dump. `FORMAT` is
+the format of everything in an entry: manifest, rows of cells, cell journal, dumps.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from kernel_mcp.config.values import MIB
 from kernel_mcp.records import dataclass
 
 FORMAT = 2
-"""To be raised with every change of an entry that older servers would misread."""
+"""Format of new entries. Increase it with every change that older servers would misread."""
 READABLE = (1, 2)
-"""Formats that this server reads; 1 has no checksums."""
+"""Formats that this server can read; 1 has no checksums."""
 MANIFEST = "manifest.json"
 COPY = "manifest.copy.json"
 MOST_BYTES = 64 * MIB
@@ -33,7 +33,7 @@ _NEW = ".new"
 
 
 class UnknownFormat(ValueError):
-    """Raised for a manifest of another version of this server; `names` are its variables."""
+    """Raised for a manifest of an unknown format; `names` are its variables."""
 
     def __init__(self, known: object, names: tuple[str, ...]) -> None:
         super().__init__(
@@ -44,7 +44,7 @@ class UnknownFormat(ValueError):
 
 
 class OtherSession(ValueError):
-    """Raised for a manifest in the folder of another session."""
+    """Raised for a manifest that belongs to another session than its folder."""
 
     def __init__(self) -> None:
         super().__init__("its folder has the save of another session")
@@ -52,7 +52,7 @@ class OtherSession(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class SessionKey:
-    """Key of a stored entry: the server's working folder, or a principal, and a session's name."""
+    """Key of a stored entry: the server's working folder or a principal, and a session's name."""
 
     folder: str
     name: str
@@ -69,13 +69,13 @@ class Saved:
     """The content of a manifest.
 
     moment       time of the save of the variables, in seconds since 1970; 0 for never
-    cell         the last cell whose effects they hold; None for none
+    cell         the last cell whose effects the variables have; None for none
     through      the last cell at the time of the save, which may have been undone
     python       version, implementation and machine of the kernel that saved them
     environment  its packages, as `name==version`
     doors        grants of the session, by kind
-    undone       True if the session has gone back to before `cell` since
-    asked        requests of the session for its kernels, such as python and packages
+    undone       True if the session has returned to a state before `cell` since then
+    asked        what the session has requested for its kernels, such as python and packages
     dump, size, checksum  the file of the variables, as `Dump`
     variables    what the dump holds, as `Dump.row`
     history      the cells, as `History.state`
@@ -99,7 +99,7 @@ class Saved:
 
     @classmethod
     def of(cls, data: Mapping[str, Any]) -> Saved:
-        """Return the content of a manifest. Raises ValueError if malformed, UnknownFormat."""
+        """Return the content of a decoded manifest. Raises UnknownFormat, ValueError."""
         if data.get("format") not in READABLE:
             raise UnknownFormat(data.get("format"), tuple(_names(data.get("variables"))))
         try:
@@ -126,7 +126,7 @@ class Saved:
             raise ValueError(f"it is damaged ({type(error).__name__}: {error})") from None
 
     def data(self) -> dict[str, Any]:
-        """Return the JSON object from which `of` makes it again."""
+        """Return the JSON object that `of` accepts."""
         return {"format": FORMAT, **dataclasses.asdict(self)}
 
     @property
@@ -156,7 +156,7 @@ def _seal(body: bytes) -> bytes:
 
 
 def decode(text: bytes) -> Saved:
-    """Return the content of a manifest. Raises ValueError where it is damaged, UnknownFormat."""
+    """Return the content of a manifest. Raises UnknownFormat, and ValueError if it is damaged."""
     body, mark, _ = text.rpartition(_DIGEST)
     if mark and text[len(body) :] != _seal(body):
         raise ValueError("it is damaged: its digest is not that of its content")
@@ -173,10 +173,10 @@ def decode(text: bytes) -> Saved:
 
 
 def read(folder: Path, expected: str = "") -> tuple[Saved | None, str]:
-    """Return the manifest in a folder, and why its copy was read; empty if it was not.
+    """Return the manifest in a folder, and the reason why its copy was read; empty if it was not.
 
-    The id of its key has to be the `expected` one, if that is given. None where there is no
-    manifest. Raises ValueError where both are damaged, OtherSession, UnknownFormat, OSError.
+    The manifest is None if there is none. The id of its key must be `expected`, unless that is
+    empty. Raises ValueError if both copies are damaged, OtherSession, UnknownFormat, OSError.
     """
     problems: list[str] = []
     failure: OSError | None = None
@@ -196,7 +196,7 @@ def read(folder: Path, expected: str = "") -> tuple[Saved | None, str]:
         except ValueError as problem:
             problems.append(str(problem))
             continue
-        except OSError as error:  # of a disk: the other one may be read
+        except OSError as error:  # such as a disk error: the other copy may be readable
             failure = error
             problems.append(f"it cannot be read: {error.strerror}")
             continue
@@ -224,7 +224,7 @@ def _text(path: Path) -> bytes | None:
 
 
 def write(folder: Path, data: Mapping[str, Any]) -> None:
-    """Replace both manifests in a folder. Raises OSError; a crash leaves the old or the new one."""
+    """Replace both copies in a folder. A crash leaves the old or the new one. Raises OSError."""
     text = encode(data)
     places = [(folder / (name + _NEW), folder / name) for name in (MANIFEST, COPY)]
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -239,7 +239,7 @@ def write(folder: Path, data: Mapping[str, Any]) -> None:
 
 
 def sync(path: Path) -> None:
-    """Flush a file, or the names in a folder, to the disk. Raises OSError."""
+    """Flush a file, or the entries of a folder, to the disk. Raises OSError."""
     fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         os.fsync(fd)

@@ -25,7 +25,7 @@ _STOPPED = {
 
 
 class Measured(Audit):
-    """An audit trail whose events are counted by `meters`, too."""
+    """An audit trail whose events `meters` counts as well."""
 
     def __init__(self, audit: Audit, meters: Meters) -> None:
         self._audit = audit
@@ -50,7 +50,7 @@ class Measured(Audit):
 
 
 class MeasuredJournal(Journal):
-    """A journal whose events are counted by `meters`, too."""
+    """A journal whose events `meters` counts as well."""
 
     def __init__(self, journal: Journal, meters: Meters) -> None:
         self._meters = meters
@@ -109,7 +109,7 @@ class MeasuredJournal(Journal):
 
 
 def cause_of(reason: StopReason | None, words: str) -> str:
-    """Return the cause that `Meters.kill` counts, for a stop reason, or for the words of an end."""
+    """Return the cause for `Meters.kill`: from the stop reason, else from the text on the end."""
     if reason is not None:
         return _STOPPED[reason]
     return "memory" if "memory" in words else "lost"

@@ -1,7 +1,7 @@
 """A session's cells as a Jupyter notebook (nbformat 4.5), written as text, cell by cell.
 
-Its size, the values of its JSON and their depth are bounded, so that a reader can open it. A remark
-takes the place of everything that does not fit.
+Its size, and the number and depth of its JSON values, are bounded, so that readers can open it. A
+remark replaces everything that does not fit.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from kernel_mcp.sessions.cell import Cell
 
 NOTEBOOK_MIME = "application/x-ipynb+json"
 FILE_BYTES = 48_000_000
-"""Most bytes of a notebook that is written as a file; `write_file` accepts 50 MiB."""
+"""Maximum bytes of a notebook that is written as a file; `write_file` accepts 50 MiB."""
 RESOURCE_BYTES = 16_000_000
-"""Most bytes of a notebook as a resource, of which the SDK makes several copies."""
+"""Maximum bytes of a notebook as a resource, of which the SDK makes several copies."""
 CELL_BYTES = 16_000_000
-"""Most bytes of one cell that is written to a notebook of the workspace."""
+"""Maximum bytes of one cell that is written to a notebook of the workspace."""
 STREAM_CHARS = 500_000
-"""Characters of a cell's streams that go into the notebook, from the start and from the end."""
+"""Maximum characters of a cell's streams in the notebook, from their start and their end."""
 JSON_VALUES = 1_000_000
-"""Most values of all JSON displays together: a reader makes an object of each."""
+"""Maximum number of values in all JSON displays together: readers create an object for each."""
 
 _END_BYTES = 2048
-"""Bytes reserved for the end of the file, which names the cells that were left out."""
+"""Bytes reserved for the end of the file, which lists the cells that were left out."""
 _JSON = re.compile(r"application/(.*\+)?json")
 _FULL = "the notebook is full"
 
@@ -55,7 +55,7 @@ def notebook(
 
 
 def cell_as_json(cell: Cell, most: int = CELL_BYTES) -> dict[str, Any]:
-    """Return a cell as a JSON object, with outputs of at most half of `most` bytes. Reads files.
+    """Return a cell as a JSON object, with outputs of at most half of `most` bytes. Blocking.
 
     Raises NotebookError if its code is longer than `most` bytes.
     """
@@ -73,7 +73,7 @@ def notebook_pieces(
     undone: Container[int] = (),
     shown: Callable[[bytes], bytes] = bytes,
 ) -> Iterator[bytes]:
-    """Yield the file of `notebook` cell by cell; `shown` changes the JSON of each. Reads files."""
+    """Yield the file of `notebook` cell by cell; `shown` transforms each cell's JSON. Blocking."""
     yield b'{"cells":[\n'
     writer = _Writer(most - _END_BYTES, undone)
     count, written = len(cells), 0
@@ -109,7 +109,7 @@ class _Writer:
         self._values_left = JSON_VALUES
 
     def cell(self, cell: Cell) -> list[bytes] | None:
-        """Return a code cell with its outputs; None when there is no room for it."""
+        """Return a code cell with its outputs; None if it does not fit."""
         outcome = cell.outcome
         count = cell.execution_count
         outputs = self._outputs(cell, count)
@@ -153,7 +153,7 @@ class _Writer:
         return outputs
 
     def _output(self, item: Item, stream: StreamName, count: int | None) -> list[bytes] | None:
-        """Return an output; None when there is no room for any of it."""
+        """Return an output; None if nothing of it fits."""
         if isinstance(item, DisplayItem):
             return self._display(item, count)
         if isinstance(item, TextItem):
@@ -191,7 +191,10 @@ class _Writer:
         return pieces
 
     def _value(self, part: Representation) -> list[bytes] | str:
-        """Return a value that the schema allows, objects for JSON types only; or why none is."""
+        """Return the value of a part as the schema requires, or the reason why it has none.
+
+        JSON types have JSON values, other types have text.
+        """
         if part.problem:
             return part.problem
         try:
@@ -206,9 +209,9 @@ class _Writer:
         return _FULL if pieces is None else pieces
 
     def _json(self, part: Representation) -> list[bytes] | None:
-        """Return the checked JSON of a part, or None when it does not fit. Raises NotJson, OSError.
+        """Return the checked JSON of a part; None if it does not fit. Raises NotJson, OSError.
 
-        A refused part counts towards `JSON_VALUES` too.
+        The values of a refused part count towards `JSON_VALUES` too.
         """
         shape = Shape()
         try:
@@ -217,7 +220,7 @@ class _Writer:
             self._values_left = max(0, self._values_left - shape.values)
 
     def _kept(self, pieces: Iterable[bytes]) -> list[bytes] | None:
-        """Return all pieces, or None when they do not fit."""
+        """Return all pieces; None if they do not fit."""
         kept: list[bytes] = []
         size = 0
         for piece in pieces:

@@ -1,4 +1,4 @@
-"""The notebooks of a session: where its cells are written, and cells as they were last read."""
+"""The notebooks of a session: targets of its cells, and notebook cells as last read."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from kernel_mcp.records import dataclass
 from kernel_mcp.sessions.audit import Journal
 from kernel_mcp.sessions.cell import Cell
 
-if TYPE_CHECKING:  # few sessions have notebooks, and the server is to start fast
+if TYPE_CHECKING:  # imported at the first use, as most sessions have no notebook
     from kernel_mcp.notebooks.document import NotebookCell, NotebookDocument
     from kernel_mcp.notebooks.notebook_file import NotebookFile
 
 MOST_WRITTEN = 10_000
-"""Cells for which a session remembers where they were written; the oldest are forgotten."""
+"""Maximum number of cells whose targets a session remembers; the oldest are forgotten."""
 UNDONE = "undone"
 """Tag of notebook cells whose effects on variables were undone."""
 MOST_KNOWN = 100_000
-"""Notebook cells that a session remembers as they were read, in all notebooks together."""
+"""Maximum number of notebook cells whose read state a session remembers, of all notebooks."""
 
 
 @dataclass(frozen=True, slots=True)
 class NotebookTarget:
-    """Where a cell is written: the notebook cell `id`, or a new one at the end if that is empty.
+    """The target of a cell: the notebook cell `id`, or a new one at the end if that is empty.
 
-    `print` is the fingerprint of the notebook cell's source when it was run.
+    `print` is the fingerprint of the notebook cell's source at the start of the run.
     """
 
     book: NotebookFile
@@ -41,11 +41,11 @@ class NotebookTarget:
 
 
 class NotebookSinks:
-    """The notebooks of one session: where its cells are written, and cells as they were read."""
+    """The notebooks of one session: targets of its cells, and notebook cells as last read."""
 
     def __init__(self, workspace: Workspace, handle: str, journal: Journal) -> None:
         self.bound: NotebookFile | None = None
-        """The notebook to which cells are added once they have ended."""
+        """The open notebook, to which cells are appended once they have ended."""
         self._workspace = workspace
         self._journal = journal
         self._handle = handle
@@ -57,11 +57,11 @@ class NotebookSinks:
 
     @property
     def path(self) -> str:
-        """Path of the notebook to which cells are added; empty for none."""
+        """Path of the open notebook; empty for none."""
         return "" if self.bound is None else self.bound.path
 
     def book(self, path: str) -> NotebookFile:
-        """Return the notebook at a path, where there may be no file yet. Reads the disk.
+        """Return the notebook at a path, whose file need not exist. Blocking.
 
         Raises WorkspaceError, NotebookError.
         """
@@ -70,12 +70,12 @@ class NotebookSinks:
         return NotebookFile(self._workspace, path, self._journal.wrote)
 
     def place(self, cell: Cell, place: NotebookTarget) -> None:
-        """Write the outputs of `cell` into an existing notebook cell once `cell` has ended."""
+        """Write the outputs of `cell` into the notebook cell `place` once `cell` has ended."""
         self._places[cell.number] = place
         self._unsaved.append(cell)
 
     def begins(self, cell: Cell) -> None:
-        """Choose the notebook of a cell that begins to run: the one that is open now, if any."""
+        """Choose the open notebook, if any, for a cell that begins to run without a target."""
         if cell.number not in self._places and self.bound is not None:
             self._places[cell.number] = NotebookTarget(self.bound, "", "")
             self._unsaved.append(cell)
@@ -132,7 +132,7 @@ class NotebookSinks:
         return told
 
     def read(self, path: str, cells: Iterable[NotebookCell]) -> None:
-        """Remember notebook cells as they were shown to the caller."""
+        """Remember the state of notebook cells that were shown to the caller."""
         known = self._known.setdefault(path, {})
         known.update((cell.id, cell.print) for cell in cells)
         if sum(map(len, self._known.values())) > MOST_KNOWN:
@@ -141,7 +141,7 @@ class NotebookSinks:
     def unchanged(self, path: str, document: NotebookDocument, name: str) -> int:
         """Return the index of a notebook cell that has not changed since it was read.
 
-        Raises NotebookError where it was changed, or not read in this session.
+        Raises NotebookError if it was changed, or not read in this session.
         """
         found = document.place(name)
         known = self._known.get(path, {}).get(name)
@@ -159,7 +159,7 @@ class NotebookSinks:
 
 
 def _tag(book: NotebookFile, names: Iterable[str]) -> None:
-    """Tag those cells that a notebook still has. Raises NotebookError, WorkspaceError, OSError."""
+    """Tag cells as undone, except removed ones. Raises NotebookError, WorkspaceError, OSError."""
 
     def tag(document: NotebookDocument) -> None:
         for found in [place for place in map(document.find, names) if place is not None]:

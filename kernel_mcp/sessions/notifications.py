@@ -1,7 +1,7 @@
-"""Notices of a session, each pending until an answer that carries it was delivered.
+"""Notices of a session, each pending until an answer that includes it was delivered.
 
-Only a transport knows whether an answer was delivered. It confirms a request, known by its id, when
-the line of the answer is written, and revokes that when the client says that it had cancelled.
+Only the transport can confirm a delivery. It confirms the receipt for a request id once the answer
+is written. It revokes the receipt if the client reports that it had cancelled the request.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 RequestId: TypeAlias = str | int
 
 MOST_OPEN = 1000
-"""Open receipts; beyond it the oldest are dropped."""
+"""Maximum number of open receipts; beyond it the oldest are dropped."""
 MOST_RECENT = 32
-"""Delivered answers that may still be revoked."""
+"""Maximum number of delivered answers that can still be revoked."""
 
 
 class Receipt(Protocol):
@@ -30,7 +30,7 @@ class Receipt(Protocol):
     def then(
         self, delivered: Callable[[], object], revoked: Callable[[], object] | None = None
     ) -> None:
-        """Call `delivered` once the answer was written, `revoked` if the client had cancelled."""
+        """Call `delivered` once the answer is written, and `revoked` if the client cancelled."""
 
 
 class NoReceipt:
@@ -82,7 +82,7 @@ class PendingReceipt:
             call()
 
     def lose(self) -> None:
-        """Call the `revoked` callbacks, now and when added later: the client has hung up."""
+        """Call the `revoked` callbacks, now and when added later: the client has disconnected."""
         self._delivered, self._lost = [], True
         self.revoke()
 
@@ -106,7 +106,7 @@ class DeliveryTracker:
 
     def written(self, message: JSONRPCMessage) -> None:
         """Confirm the receipt of an answer that was written in full."""
-        from mcp_types import JSONRPCError, JSONRPCResponse  # the SDK, which is imported later
+        from mcp_types import JSONRPCError, JSONRPCResponse  # part of the SDK: deferred import
 
         if isinstance(message, JSONRPCResponse):
             self.delivered(message.id)
@@ -126,7 +126,7 @@ class DeliveryTracker:
             self._recent.popitem(last=False)
 
     def lost(self, request: RequestId | None) -> None:
-        """Note that the client hung up before the answer to `request` was written."""
+        """Note that the client disconnected before the answer to `request` was written."""
         receipt = self._open.pop(str(request), None)
         if receipt is not None:
             receipt.lose()
@@ -140,17 +140,17 @@ class DeliveryTracker:
 
 
 MOST_NAMES = 500
-"""Names in one loss; further ones are counted."""
+"""Maximum number of names in one loss; further ones are counted."""
 MOST_PENDING = 16
-"""Pending notices; beyond it the oldest are replaced by their count."""
+"""Maximum number of pending notices; beyond it the oldest are replaced by their count."""
 MOST_LOSSES = 8
 
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """Lost variables: the cause, known names, and in `more` the count of further ones.
+    """Lost variables: the cause, known names, and in `more` the number of further ones.
 
-    With `kept` the other variables exist, as they were at an earlier state.
+    With `kept` the other variables exist, in an earlier state.
     """
 
     cause: str
@@ -166,7 +166,7 @@ class Loss:
 
 
 def together(losses: Iterable[Loss | None]) -> Loss | None:
-    """Return one loss with the cause of the last and the names of all; None for none."""
+    """Return one loss with the cause of the last one and the names of all; None without losses."""
     found = [each for each in losses if each is not None]
     if not found:
         return None
@@ -177,7 +177,7 @@ def together(losses: Iterable[Loss | None]) -> Loss | None:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Notice:
-    """A sentence for one answer; `number` counts the notices of a session."""
+    """A sentence for one answer. `number` is its position among a session's notices, from 1."""
 
     number: int
     text: str
@@ -197,7 +197,7 @@ class NotificationQueue:
 
     @property
     def pending(self) -> tuple[Notice, ...]:
-        """Notices that no delivered answer has carried, oldest first."""
+        """Notices that no delivered answer has included, oldest first."""
         if not self._forgotten:
             return tuple(self._pending)
         text = f"{self._forgotten} earlier notices of this session were never delivered"
@@ -222,21 +222,22 @@ class NotificationQueue:
         return notice
 
     def take_losses(self, since: int) -> list[Notice]:
-        """Return the losses that the answer to a cell which begins now has to name.
+        """Return the losses that the answer to a cell which begins now must report.
 
-        These are losses after which no cell has run and which their own cell has not reported, and
-        all after notice `since`, which was the last one when the cell was submitted.
+        `since` is the number of the last notice when the cell was submitted. All later losses are
+        included. Earlier ones are included if no cell has run since and the cell that caused them
+        has not reported them.
         """
         first = min(since, max(self._taken, self._settled))
         self._taken = self.number
         return [notice for notice in self._losses if notice.number > first]
 
     def losses_after(self, number: int) -> list[Notice]:
-        """Return the losses after notice `number`, whether they were delivered or not."""
+        """Return the losses after notice `number`, delivered or not."""
         return [notice for notice in self._losses if notice.number > number]
 
     def mark_delivered(self, notices: Iterable[Notice]) -> None:
-        """Remove notices that a delivered answer has carried."""
+        """Remove notices that a delivered answer has included."""
         for notice in notices:
             if notice is self.last_loss:
                 self.last_loss = None
@@ -252,7 +253,7 @@ class NotificationQueue:
         self._pending = sorted([*self._pending, *back], key=lambda notice: notice.number)
 
     def mark_reported_by_cell(self, notice: Notice) -> None:
-        """Note that the cell which caused a loss reported it: later cells need not."""
+        """Note that the cell which caused a loss has reported it: later cells do not."""
         self._settled = max(self._settled, notice.number)
 
     def withdraw(self, notice: Notice | None) -> None:
@@ -261,9 +262,9 @@ class NotificationQueue:
         self._losses = [each for each in self._losses if each is not notice]
 
     def take_over(self, by: NotificationQueue, name: str) -> None:
-        """Drop pending losses and take over the notices of `by`, whose variables are used now.
+        """Drop pending losses, and add the notices of `by`, whose variables are used from now on.
 
-        `name` says whose they were; each notice begins with it.
+        Each added notice begins with `name`, which describes the origin.
         """
         self._pending = [each for each in self._pending if each.loss is None]
         self.accept_losses()
@@ -272,12 +273,12 @@ class NotificationQueue:
             self.add(f"Of {name}: {notice.text}", notice.loss)
 
     def accept_losses(self) -> None:
-        """Note that the losses so far were asked for: later cells need not report them."""
+        """Note that the losses so far were requested: later cells do not report them."""
         self._taken = self.number
 
 
 class ResponseContext:
-    """The notices that one answer carries; `receipt` says when it was delivered."""
+    """The notices that one answer includes; `receipt` reports its delivery."""
 
     def __init__(self, receipt: Receipt = NO_RECEIPT) -> None:
         self.receipt = receipt
@@ -297,5 +298,5 @@ class ResponseContext:
             )
 
     def includes(self, notice: Notice) -> bool:
-        """Return True if this answer carries `notice`."""
+        """Return True if this answer includes `notice`."""
         return notice in self._attached

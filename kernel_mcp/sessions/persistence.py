@@ -1,7 +1,7 @@
 """Persistence of sessions beyond the server's end: which are persisted, and what is restored.
 
-Loading variables runs code that the session left. So a session is restored by itself only if the
-server grants nothing that it did not grant at the save; else its caller has to ask for it.
+Loading variables runs code that the session left. So a session is restored automatically only if
+the server grants nothing more than at the save. Otherwise the caller must request the restore.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ logger = logging.getLogger(__name__)
 KEPT = "kept"
 """Name of the store's folder in the state folder."""
 DEFAULT_NAME = "default"
-"""Name of the default session in a store."""
+"""Name of the default session in the store."""
 _FULL = ("bwrap", "container")
-"""Sandboxes that isolate fully: changing to one of these grants nothing."""
+"""Sandboxes that isolate fully: a change to one of these grants nothing more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +52,8 @@ class PreviousSession:
 
     when     time of the save, in words
     dump     its variables; None for none
-    failure  why they cannot be restored; empty where they can
-    cells    code of cells that began after the variables were saved, by number
+    failure  reason why they cannot be restored; empty if they can
+    cells    code of cells that began after the last save, by number
     """
 
     saved: Saved
@@ -65,9 +65,9 @@ class PreviousSession:
 
 @dataclass(frozen=True, slots=True)
 class SessionRequest:
-    """A request for a session, and what becomes of its persisted state.
+    """A request for a session, with a decision on its persisted state.
 
-    `fresh` discards that, `resume` restores it whatever the server grants now.
+    `fresh` discards that state. `resume` restores it, whatever the server grants now.
     """
 
     name: str
@@ -77,11 +77,11 @@ class SessionRequest:
 
     @property
     def decides(self) -> bool:
-        """True if it says what becomes of persisted state that was held back."""
+        """True if it decides on persisted state that was held back."""
         return self.fresh or self.resume
 
     def check(self) -> None:
-        """Raise InputError where the arguments contradict each other."""
+        """Raise InputError if the arguments contradict each other."""
         if self.fresh and self.resume:
             raise InputError(
                 "fresh=true forgets what was kept, resume=true brings it back: pass one of them. "
@@ -98,9 +98,10 @@ class SessionRequest:
 class LookupResult:
     """Persisted state that was found for a new session.
 
-    `entry` is its place in the store, None if the session is not persisted; `previous` is the state
-    to restore, None for none. `note` is for its first answer, empty for none, and `loss` is the
-    loss which that reports. With `held_back` there is state that is restored only on request.
+    `entry` is its locked entry in the store, None if the session is not persisted. `previous` is
+    the state to restore, None for none. `note` is for the first answer, empty for none, and `loss`
+    is the loss that the note reports. With `held_back` there is state that is restored only on
+    request.
     """
 
     entry: StoreEntry | None = None
@@ -127,11 +128,11 @@ class Persistence:
         settings: Settings,
         permits: Callable[[Sequence[str]], tuple[Requirement, ...]],
     ) -> None:
-        """`folder` is the server's working directory; if `bare`, only named sessions are kept.
+        """`folder` is the server's working directory; if `bare`, only named sessions are persisted.
 
         With `by_principal` sessions belong to principals, whatever the working directory.
 
-        `permits` raises KernelMcpError for packages that no session may ask for.
+        `permits` parses requested packages, and raises KernelMcpError for those not allowed.
         """
         self.store = store
         self.folder = folder
@@ -159,9 +160,9 @@ class Persistence:
     def look_up(self, key: SessionKey, *, fresh: bool, resume: bool) -> LookupResult:
         """Lock the entry of a key for a new session, and return what was found. Blocking.
 
-        With `fresh` the entry is emptied first; with `resume` it is restored whatever is granted
-        now. Without persistence `entry` is None: another server has it, or it is held back. Raises
-        OSError.
+        With `fresh` the entry is emptied first. With `resume` its state is restored, whatever is
+        granted now. The `entry` of the result is None if another server has locked it, or if its
+        state is held back: the session is not persisted then. Raises OSError.
         """
         entry = self.store.open(key)
         if entry is None:
@@ -182,14 +183,14 @@ class Persistence:
         return found
 
     def doors(self, network: tuple[str, ...] | None) -> dict[str, tuple[str, ...]]:
-        """Return the grants of a session that has asked for this `network`, by kind.
+        """Return the grants of a session that has requested the hosts `network`, by kind.
 
         None stands for all hosts that the server allows.
         """
         return {**self._doors, "network": self._doors["network"] if network is None else network}
 
     def request(self, request: KernelRequest, saved: Saved) -> KernelRequest:
-        """Return `request`, completed by what the persisted session had asked for.
+        """Return `request`, completed by the former requests of the persisted session.
 
         Hosts and limits that are no longer allowed are left out. Raises KernelMcpError for packages
         that are not allowed, and for a Python that cannot load the variables. Blocking.
@@ -203,7 +204,7 @@ class Persistence:
         python = request.python or str(asked.get("python") or "")
         here = self._own_python() if python or saved.dump else ""
         if python and f"{here}.".startswith(f"{python}."):
-            python = ""  # the server's own has the packages of its environment
+            python = ""  # the server's own environment fits, and has the operator's packages
         if not python and saved.dump and here and then != _minor(here):
             python = then
         packages = request.packages
@@ -221,9 +222,9 @@ class Persistence:
         )
 
     def timeout_s(self, saved: Saved) -> float:
-        """Return seconds that the session had asked for as limit of cells; 0 for none.
+        """Return the time limit of cells that the session had requested, in seconds; 0 for none.
 
-        They are at most what the settings allow.
+        It is at most the maximum of the settings.
         """
         asked = saved.asked.get("timeout_s")
         if not isinstance(asked, (int, float)) or not asked > 0:
@@ -239,16 +240,16 @@ class Persistence:
         return own_version(given) if given else platform.python_version()
 
     def _python_changed(self, saved: Saved) -> str:
-        """Return why variables are held back: the operator's environment has another Python now.
+        """Return a text if the operator's environment has another Python now, else empty.
 
-        Empty where it has the same, or is not used.
+        It is the reason why the variables are held back.
         """
         if "/" not in self._settings.python or saved.asked.get("python"):
             return ""
         try:
             own = self._own_python()
         except EnvironmentBuildError:
-            return ""  # nor can it start a kernel
+            return ""  # the start of a kernel reports it
         if not own or _minor(own) == _minor(saved.python[0]):
             return ""
         return _MOVED.format(_minor(saved.python[0]), self._settings.python, own)
@@ -316,13 +317,13 @@ class Persistence:
         )
 
     def _why_held_back(self, saved: Saved) -> str:
-        """Return why variables are restored only on request; empty where they need not be."""
+        """Return the reason why variables are restored only on request; empty without one."""
         if wider := self._wider_grants(saved):
             return _OPENED.format("; ".join(wider))
         return _UNDONE.format(saved.cell) if saved.undone else self._python_changed(saved)
 
     def _wider_grants(self, saved: Saved) -> list[str]:
-        """Return grants, in words, that hold now and did not at the save."""
+        """Return, in words, the grants of now that were not given at the save."""
         found = []
         network = saved.asked.get("network")
         now = self.doors(None if network is None else tuple(map(str, network)))
@@ -407,7 +408,7 @@ def saved_of(
     timeout_s: float,
     doors: Mapping[str, tuple[str, ...]],
 ) -> Saved:
-    """Return the manifest of a session of which nothing was saved yet."""
+    """Return the manifest of a session before its first save."""
     limits = request.limits
     asked = {
         "python": request.python,
@@ -425,14 +426,14 @@ def python_of(version: str) -> tuple[str, str, str]:
 
 
 def other_python(version: str, saved: Saved) -> str:
-    """Return why a kernel of this Python version cannot load the save; empty where it can."""
+    """Return the reason why a kernel of this Python cannot load the save; empty if it can."""
     if not version or _minor(version) == _minor(saved.python[0]):
         return ""
     return f"they were saved by Python {_minor(saved.python[0])} and cannot be read by {version}"
 
 
 CompatibilityCheck: TypeAlias = "Callable[[Kernel], tuple[str, str]]"
-"""Returns why a kernel cannot load a save, and its packages that have changed; empty for none."""
+"""Returns the reason why a kernel cannot load a save, and the changed packages; empty for none."""
 
 
 def compatibility_check(saved: Saved) -> CompatibilityCheck:
@@ -510,7 +511,7 @@ def _minor(version: str) -> str:
 
 
 def _within(asked: Mapping[str, Any], own: Limits) -> Limits | None:
-    """Return limits that a session had asked for; None where the operator now permits less."""
+    """Return limits that a session had requested; None if the operator now permits less."""
     try:
         wanted = Limits(**asked)
     except TypeError:
@@ -540,7 +541,7 @@ def store_of(settings: Settings) -> SessionStore:
 
 
 def persistence_in_words(persistence: Persistence | None, why: str) -> str:
-    """Return, for `info`, which sessions are persisted and how long; `why` where none are."""
+    """Return, for `info`, which sessions are persisted and how long; `why` if none are."""
     if persistence is None:
         return why
     size = (
@@ -565,13 +566,13 @@ def persistence_of(
 ) -> tuple[Persistence | None, str]:
     """Return the persistence of a server with the state folder `state`, and an empty reason.
 
-    Where nothing is persisted, return None and why.
+    If nothing is persisted, return None and the reason.
     """
     if settings.persist is None:
         return None, "off (--persist off)"
     by_principal = settings.http is not None
     place = Path(os.path.realpath(state / KEPT))
-    folder, bare = "", settings.no_auth  # whoever connects has no default session to come back to
+    folder, bare = "", settings.no_auth  # without authentication nobody owns a default session
     if not by_principal:
         try:
             folder = os.path.realpath(Path.cwd())

@@ -1,9 +1,9 @@
 """Pooled kernels: started ahead of need, so that a new session gets one without waiting.
 
-A pooled kernel is complete: in its sandbox, its channels connected, waiting in an empty
-workspace of its own, with an empty package layer. The session that takes it gets these folders with
-it. They are renamed, which the kernel does not notice: it holds the folders themselves and not
-their names. No user code runs before that.
+A pooled kernel runs in its sandbox with its channels connected. It has an empty workspace and an
+empty package layer. The session that takes it gets these folders, too: they are renamed. The kernel
+is not affected, as it refers to the folders themselves and not to their names. No user code runs
+before that.
 """
 
 from __future__ import annotations
@@ -44,15 +44,15 @@ _HIDDEN = ".kernel-mcp-"
 _OURS = re.compile(rf"{re.escape(_HIDDEN)}[0-9a-f]{{8}}")
 _LOCK = "lock"
 _POOLED_NAME = re.compile(rf"\.?[0-9a-f]{{{2 * NAME_BYTES}}}(-\d+)?")
-"""Names of pooled kernels, and those that an unfinished removal has given to files."""
+"""Names of pooled kernels, and names that an unfinished removal has given to files."""
 
 
 @contextlib.contextmanager
 def pool_folder_in(parent: Path) -> Iterator[Path]:
     """Create a hidden folder for pooled kernels in the operator's `parent`, and yield it.
 
-    It is on the same file system as workspaces, so that a rename moves them. It is removed at the
-    end of the block, and that of a killed server by the next one. Raises ConfigError.
+    It is on the file system of the workspaces, so that rename(2) works. It is removed at the end of
+    the block. If the server is killed, the next one removes it. Raises ConfigError.
     """
     path = parent / f"{_HIDDEN}{secrets.token_hex(4)}"
     try:
@@ -73,7 +73,7 @@ def pool_folder_in(parent: Path) -> Iterator[Path]:
 
 
 def sweep_pools(parent: Path) -> None:
-    """Remove folders of killed servers from `parent` that hold only a lock and pooled kernels."""
+    """Remove folders of killed servers from `parent` that have only a lock and pooled kernels."""
     for path in parent.glob(f"{_HIDDEN}*"):
         if _OURS.fullmatch(path.name):
             _remove_if_left(path)
@@ -100,7 +100,7 @@ def _remove_unlocked(path: Path) -> None:
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        return  # its server lives
+        return  # its server is running
     else:
         _remove_pooled(path)
     finally:
@@ -115,7 +115,7 @@ def _remove_pooled(path: Path) -> None:
 
 
 REFILL_DELAY_S = 0.02
-"""Delay before a pooled kernel is replaced: the session that took it can run its cell."""
+"""Seconds until a taken kernel is replaced, so that the first cell in it runs undisturbed."""
 RETRY_S = 30.0
 REHEARSAL_S = 5.0
 
@@ -129,10 +129,10 @@ class _PooledKernel:
 
 
 class WarmPool:
-    """A `KernelSource` in front of another that keeps `size` kernels in reserve.
+    """A `KernelSource` in front of another one, which keeps `size` kernels ready.
 
-    Spares are made below `folder` and `layers`, on the file systems of the workspaces and package
-    layers of sessions.
+    Their folders are created below `folder` and `layers`, on the file systems of the workspaces and
+    package layers of sessions.
     """
 
     def __init__(
@@ -146,9 +146,9 @@ class WarmPool:
         mark: Callable[[], object] = lambda: None,
         at_first: int | None = None,
     ) -> None:
-        """No pooled kernel is started if `capacity` then had no room for a session.
+        """A pooled kernel is started only if `capacity` leaves room for one further session.
 
-        Until sessions have asked for two kernels there are `at_first` pooled kernels, `size` by
+        Until sessions have requested two kernels, the pool keeps `at_first` kernels, `size` by
         default. A pooled kernel is not used if the value of `mark` has changed since its start.
         """
         self._mark = mark
@@ -160,10 +160,10 @@ class WarmPool:
         self._layers = layers
         self._pooled: deque[_PooledKernel] = deque()
         self._replaced: list[tuple[Path, Path]] = []
-        """Replaced folders of sessions under their new names, and the places that they had."""
+        """Replaced folders of sessions, each as its new path and its former path."""
         self._taken = anyio.Event()
         self._begun = 0
-        """Number of kernels for which sessions have asked."""
+        """Number of kernels that sessions have requested."""
 
     @property
     def _wanted(self) -> int:
@@ -196,7 +196,7 @@ class WarmPool:
                 await self._drop(self._pooled.popleft())
 
     async def start(self, request: KernelRequest, progress: ProgressCallback) -> Kernel:
-        """Return a pooled kernel that fits, else start a kernel. Raises KernelMcpError."""
+        """Return a suitable pooled kernel, else start a kernel. Raises KernelMcpError."""
         self._begun += 1
         if len(self._pooled) < self._wanted:
             self._taken.set()
@@ -243,7 +243,7 @@ class WarmPool:
         return True
 
     def _hand_over_layer(self, pooled: _PooledKernel, layer: Path | None) -> bool:
-        """Rename the pooled kernel's layer to the session's; return False if that has content."""
+        """Rename the pooled kernel's layer to the session's; return False if that is not empty."""
         if layer is None:
             return True
         try:
@@ -259,7 +259,7 @@ class WarmPool:
         return True
 
     async def _hand_over_workspace(self, pooled: _PooledKernel, workspace: Path) -> None:
-        """Rename the pooled kernel's workspace to the session's, with the files of that."""
+        """Move the session's files to the pooled kernel's workspace, and give that its name."""
         filled = any(workspace.iterdir())
         try:
             if filled:
@@ -296,14 +296,14 @@ def _adds_nothing(layer: Path | None) -> bool:
 
 
 async def _prewarm(kernel: Kernel) -> None:
-    """Run a cell that leaves no trace, so that the pages a first cell needs are in memory."""
+    """Run a cell that leaves no trace, so that the pages for a first cell are in memory."""
     run = kernel.prewarm("print(1)\n1")
     with anyio.move_on_after(REHEARSAL_S):
         await run.finished.wait()
 
 
 def _dissolve(old: Path, place: Path) -> None:
-    """Remove a replaced folder, and move files that were written to it meanwhile to `place`."""
+    """Remove a replaced folder; move files that were written to it in the meantime to `place`."""
     with contextlib.suppress(FileNotFoundError):  # already removed
         if any(old.iterdir()) and place.is_dir():
             _move_content(old, place)

@@ -1,7 +1,7 @@
-"""Quotas of principals: their bounds, their current use, and what is ended beyond them.
+"""Quotas of principals: their bounds, their current use, and the reaction when one is exceeded.
 
-Limits of one kernel are in `limits`; here are those of all kernels of one principal together, and
-its share of the processors.
+The package `limits` enforces the limits of one kernel. This module enforces those of all kernels of
+one principal together, and its share of the processors.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from kernel_mcp.sessions.session import Session
 logger = logging.getLogger(__name__)
 
 CHECK_S = 0.25
-"""Seconds between comparisons of principals with their quotas while code of any runs."""
+"""Seconds between two comparisons of use and quotas while code of any principal runs."""
 REST_S = 1.0
 """The same while no code runs."""
 MOST_KNOWN = 10_000
@@ -37,9 +37,9 @@ class Use:
     sessions   sessions with a kernel; one with its branches counts once
     asleep     hibernated sessions
     cells      cells that run or wait
-    computing  kernels that compute
+    computing  kernels in which code runs
     memory     bytes of all kernels
-    largest    bytes of the kernel that would be stopped for a lack of memory
+    largest    bytes of the kernel that is killed first if the memory quota is exceeded
     disk       bytes of all workspaces and added packages
     """
 
@@ -71,49 +71,50 @@ NOTHING = Use()
 
 
 class Others:
-    """The use of quotas on other servers that share them with this one; here there are none.
+    """The use of quotas on other servers that share them; this class is for a server alone.
 
     `kind` is "sessions" or "asleep" in all methods.
     """
 
     def use(self, principal: str) -> Use:
-        """Return a principal's use on the other servers, as they reported it last."""
+        """Return a principal's use on the other servers, as last reported."""
         return NOTHING
 
     async def claim(self, principal: str, kind: str, own: int, most: int) -> bool:
         """Return True if `own` sessions here and those on other servers are at most `most`.
 
-        Later claims of other servers count them. Raises KernelMcpError if nobody can tell.
+        Later claims of other servers count them. Raises KernelMcpError if the others' use cannot be
+        determined.
         """
         return True
 
     async def idlest(
         self, principal: str, kind: str, without: Collection[str]
     ) -> tuple[str, float] | None:
-        """Return the server with the session that is idle for longest, and its idle seconds.
+        """Return the server that has the longest idle session, and the session's idle seconds.
 
-        Servers in `without` are left out. None where no other has any.
+        Servers in `without` are ignored. None if no other server has such a session.
         """
         return None
 
     async def give_up(self, where: str, principal: str, kind: str) -> bool:
-        """Let the server `where` hibernate its longest idle session, or drop a hibernated one.
+        """Request that the server `where` ends its longest idle session; return True if it did.
 
-        Return False where it did not.
+        It hibernates a session, or closes a hibernated one for the kind "asleep".
         """
         return False
 
     async def gives_way(self, principal: str, use: Use, most: int) -> bool:
-        """Return True if a principal's largest kernel here has to end to keep within `most` bytes.
+        """Return True if a principal's largest kernel here must end to keep within `most` bytes.
 
-        A kernel that is to end no longer counts on the other servers, so that only one ends at a
-        time. Raises KernelMcpError if nobody can tell.
+        The other servers no longer count that kernel, so that only one ends at a time. Raises
+        KernelMcpError if the others' use cannot be determined.
         """
         return True
 
 
 class Principals:
-    """The quotas of principals; where there are several, none has all sessions of the server."""
+    """The quotas of principals. By default each of several has at most half of the sessions."""
 
     def __init__(self, settings: Settings, others: Others | None = None) -> None:
         self.others = others or Others()
@@ -126,7 +127,7 @@ class Principals:
         self.several = settings.several
 
     def seen(self, who: Principal) -> None:
-        """Note a call of a principal, whose quotas hold from now on."""
+        """Note a call of a principal; its present quotas apply from now on."""
         self._known[who.name] = who
         self._known.move_to_end(who.name)
         if len(self._known) > MOST_KNOWN:
@@ -138,14 +139,14 @@ class Principals:
         return self._default if who is None else who.quotas.over(self._default)
 
     def shared(self, name: str) -> Quotas:
-        """Return the quotas that hold on all servers together: those set by an operator."""
+        """Return the quotas that apply to all servers together: those set by the operator."""
         who = self._known.get(name)
         return self._given if who is None else who.quotas.over(self._given)
 
     def limits(self, name: str, wanted: Limits | None, own: Limits) -> Limits | None:
         """Return the limits of one session, cut to its principal's quotas.
 
-        They are None if equal to `own`, the limits of the settings.
+        None stands for `own`, the limits of the settings.
         """
         quotas, limits = self.quotas(name), wanted or own
         memory, cpus = limits.memory_bytes, limits.cpus
@@ -157,7 +158,7 @@ class Principals:
         return None if limits == own else limits
 
     def check_cells(self, name: str, sessions: Iterable[Session]) -> None:
-        """Raise SessionLimitReached where one more cell of a principal would be one too many."""
+        """Raise SessionLimitReached if one more cell would exceed a principal's quota."""
         if not (most := self.quotas(name).cells):
             return
         there = sum(map(cells_of, sessions)) + self.others.use(name).cells
@@ -176,8 +177,8 @@ def cells_of(session: Session) -> int:
 def weights(kernels: Mapping[str, Sequence[tuple[Session, float]]]) -> dict[str, float]:
     """Return processor weights of kernels by session handle, so that principals get equal shares.
 
-    `kernels` has the kernels of each principal with their own weights. A principal weighs as much
-    as the heaviest of its kernels, which share that.
+    `kernels` has the kernels of each principal with their own weights. The kernels of a principal
+    share the weight of the heaviest one.
     """
     found = {}
     for own in kernels.values():
@@ -189,16 +190,16 @@ def weights(kernels: Mapping[str, Sequence[tuple[Session, float]]]) -> dict[str,
 
 
 class Overseer:
-    """Compares the use of each principal with its quotas, and ends what exceeds them."""
+    """Compares the use of each principal with its quotas, and ends kernels or cells beyond them."""
 
     def __init__(self, principals: Principals, sessions: Callable[[], Iterable[Session]]) -> None:
         self._principals = principals
         self._sessions = sessions
         self._disk: dict[str, int] = {}
-        """Bytes on disk of each session at the last look, by handle."""
+        """Bytes on disk of each session at the last comparison, by handle."""
         self._shared: dict[str, tuple[Session, Use]] = {}
-        """Principals over their memory quota on all servers together: the session that would end,
-        and the use here."""
+        """Principals whose use on all servers exceeds their memory quota: the session that would
+        end, and the use here."""
         self._asking: set[str] = set()
 
     async def run(self) -> None:
@@ -215,9 +216,9 @@ class Overseer:
                 await anyio.sleep(CHECK_S if busy else REST_S)
 
     async def _settle(self, name: str, session: Session, use: Use) -> None:
-        """End the largest kernel of a principal here, unless one on another server is to end.
+        """End the largest kernel of a principal here, unless one on another server must end.
 
-        Where the other servers cannot be asked, the use here alone decides.
+        If the other servers cannot be asked, only the use here counts.
         """
         most = self._principals.quotas(name).memory or 0
         others = self._principals.others
@@ -266,7 +267,10 @@ class Overseer:
             self._compare_disk(own, quotas.disk, others.disk)
 
     def _compare_disk(self, own: Sequence[Session], most: int, elsewhere: int) -> None:
-        """Interrupt the cell that writes most if the disk quota is exceeded; others may remove."""
+        """Interrupt the cell that writes most if the disk quota is exceeded.
+
+        Other cells go on: they may remove files.
+        """
         taken = {each.handle: disk_of(each) for each in own}
         grown = {
             each: taken[each.handle] - self._disk.get(each.handle, 0)
@@ -288,7 +292,7 @@ class Overseer:
             session.kernel.handle.limits.give_up(cause)
 
     def share(self) -> None:
-        """Set the processor weight and bound of each kernel that computes.
+        """Set the processor weight and limit of each kernel in which code runs.
 
         Principals get equal shares. The quota `cpu` is divided equally among a principal's kernels.
         """
@@ -329,9 +333,9 @@ def is_running(session: Session) -> bool:
 
 
 def memory_of(sessions: Sequence[Session]) -> tuple[Session | None, int, int]:
-    """Return the session to stop when memory is exceeded, its bytes, and the bytes of all.
+    """Return the session to stop if memory is exceeded, its bytes, and the bytes of all.
 
-    It is the largest busy one, else the largest; None where there are no sessions.
+    It is the largest busy session, else the largest one; None without sessions.
     """
     held = {each.handle: _memory(each) for each in sessions}
     largest = max(
@@ -342,6 +346,6 @@ def memory_of(sessions: Sequence[Session]) -> tuple[Session | None, int, int]:
 
 
 def disk_of(session: Session) -> int:
-    """Return the bytes of a session's workspace and packages, as measured last; 0 if never."""
+    """Return the bytes of a session's workspace and packages, as last measured; 0 if never."""
     limits = session.kernel.handle.limits if session.kernel is not None else None
     return limits.quotas[0].measured.bytes if limits is not None and limits.quotas else 0

@@ -1,6 +1,6 @@
-"""Places for kernels: idle sessions are hibernated for others, surplus hibernated ones dropped.
+"""Room for kernels: idle sessions are hibernated for others, surplus hibernated ones are closed.
 
-The quotas of a principal and the server's own limits say how many fit.
+The quotas of a principal and the server's own limits determine the number of kernels.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ from kernel_mcp.sessions.session import Clock, Session
 logger = logging.getLogger(__name__)
 
 ROOM_S = 30.0
-"""Longest wait of a new session, in seconds, for the hibernation of others."""
+"""Maximum wait of a new session for the hibernation of others, in seconds."""
 SLOW_S = 10.0
-"""Longest wait for one hibernation, in seconds, before the next session is hibernated as well."""
+"""Maximum wait for one hibernation, in seconds, before the next session is hibernated as well."""
 AWAKE, ASLEEP = "sessions", "asleep"
 """Kinds of sessions that are counted on all servers together; see `Others`."""
 
 
 class SessionQuota:
-    """Keeps the sessions of a server within its limits. `drop` closes a session."""
+    """Enforces the limits on a server's sessions. `drop` closes a session."""
 
     def __init__(
         self,
@@ -57,9 +57,9 @@ class SessionQuota:
         capacity: Capacity,
         principals: Principals,
     ) -> None:
-        """`everyone` returns all sessions of the server, `sessions` those of its manager.
+        """`everyone` returns all sessions of the server, `sessions` those of one manager.
 
-        `spawn` starts a task of the manager's.
+        `spawn` starts a task in the manager's task group.
         """
         self._settings = settings
         self._capacity = capacity
@@ -69,9 +69,9 @@ class SessionQuota:
         self._drop = drop
         self._spawn = spawn
         self._leaving: defaultdict[str, list[anyio.Event]] = defaultdict(list)
-        """Hibernations under way, by owner; each is set at its end."""
+        """Hibernations in progress, by owner; each event is set at its end."""
         self._coming: Counter[str] = Counter()
-        """Sessions that `reserve` makes room for, by owner."""
+        """Number of sessions for which `reserve` makes room, by owner."""
         self._clock = clock
         self._turns: WeakValueDictionary[str, anyio.Lock] = WeakValueDictionary()
         self._one_at_a_time = anyio.Lock()
@@ -81,10 +81,10 @@ class SessionQuota:
         """Reserve a kernel for one more session of `owner`, inside this block.
 
         Idle sessions are hibernated for it, for at most `ROOM_S` seconds. Raises
-        SessionLimitReached when all are in use, or the system has no room.
+        SessionLimitReached if all are in use, or if the system has no room.
         """
         turn = self._turns.setdefault(owner, anyio.Lock())
-        async with turn:  # others do not wait for what is hibernated for this one
+        async with turn:  # by owner: other owners do not wait for these hibernations
             with anyio.move_on_after(ROOM_S):
                 await self._make_room(owner)
             self._coming[owner] += 1
@@ -96,7 +96,7 @@ class SessionQuota:
                     yield
             finally:
                 self._coming[owner] -= 1
-                self._coming += Counter()  # forgets who has none
+                self._coming += Counter()  # removes owners with a count of 0
 
     def check_branches(self, count: int, session: Session) -> None:
         """Raise SessionLimitReached if the session or the system has no room for `count` more."""
@@ -114,9 +114,12 @@ class SessionQuota:
             )
 
     async def admit(self, session: Session) -> None:
-        """Let a hibernated session have a kernel again. Raises SessionLimitReached."""
+        """Reserve a kernel for a hibernated session, and mark it as awake.
+
+        Raises SessionLimitReached.
+        """
         family = (each for each in session.family.members if each is not session)
-        if any(each.lifecycle.awake for each in family):  # which counts as one, and does already
+        if any(each.lifecycle.awake for each in family):  # counted already: a family counts once
             if lack := self._shortage():
                 raise SessionLimitReached(lack)
             session.lifecycle.awake = True
@@ -127,8 +130,8 @@ class SessionQuota:
     async def hibernate(self, session: Session, purpose: str = "") -> bool:
         """Hibernate a session unless it is in use; return True if it is hibernated now.
 
-        A `purpose` forces it, see `Session.hibernate`. After a failure the session is spared for a
-        time. Then surplus hibernated sessions are dropped.
+        A `purpose` forces it, see `Session.hibernate`. A failure postpones the next attempt. A
+        success closes surplus hibernated sessions.
         """
         asleep = False
         with (
@@ -149,7 +152,7 @@ class SessionQuota:
 
     @contextmanager
     def _leaves(self, owner: str) -> Iterator[None]:
-        """Note that inside this block a session of `owner` may give up its kernel."""
+        """Note that a session of `owner` may give up its kernel inside this block."""
         ended = anyio.Event()
         self._leaving[owner].append(ended)
         try:
@@ -175,14 +178,14 @@ class SessionQuota:
                 await _one_of(leaving)
 
     async def _freed(self, owner: str) -> bool:
-        """Wait for saves, checkpoints and the like of an idle session; False if there were none."""
+        """Wait for a save, checkpoint or the like of an idle session; False if none was running."""
         for session in self._of(owner):
             if session.lifecycle.awake and await session.wait_until_free():
                 return True
         return False
 
     async def _make_room_elsewhere(self, owner: str) -> None:
-        """Free a place for one more session of a principal within its quota on all servers.
+        """Make room for one more session of a principal in its quota on all servers.
 
         Raises QuotaReached.
         """
@@ -193,16 +196,16 @@ class SessionQuota:
         raise QuotaReached(self._too_many(owner, most))
 
     async def _fits(self, owner: str, kind: str, most: int) -> bool:
-        """End the longest idle sessions, on any server, until there are at most `most`.
+        """Hibernate or close the longest idle sessions, on any server, until `most` are left.
 
-        Return False when none of the rest can end. With `most` 0 there is no limit.
+        Return False if no further one can be ended. A `most` of 0 is no limit.
         """
         others = self._principals.others
         without: set[str] = set()
         """Servers on which no session can end; "" is this one."""
         while most and not await others.claim(owner, kind, self._count(owner, kind), most):
             there = await others.idlest(owner, kind, without)
-            # They have said anew what they have, which may be less.
+            # `idlest` has updated the use of the other servers, which may be lower now.
             if await others.claim(owner, kind, self._count(owner, kind), most):
                 break
             here = None if "" in without else self.idle_s(owner, kind)
@@ -223,7 +226,7 @@ class SessionQuota:
 
     @property
     def awaited(self) -> set[str]:
-        """Principals for whom a place is being freed or is reserved; they may have no session."""
+        """Principals for which room is made or reserved; they need not have a session yet."""
         return set(self._coming)
 
     def use(self, owner: str) -> Use:
@@ -245,7 +248,7 @@ class SessionQuota:
         )
 
     def idle_s(self, owner: str, kind: str) -> float | None:
-        """Return idle seconds of the principal's session that would end first; None without any."""
+        """Return the idle seconds of the principal's session that would end first; None if none."""
         if kind == ASLEEP:
             found = min(self._asleep(owner), key=_first_to_drop, default=None)
         else:
@@ -253,9 +256,9 @@ class SessionQuota:
         return None if found is None else self._clock() - found.last_used
 
     async def give_up(self, owner: str, kind: str) -> bool:
-        """Hibernate the principal's longest idle session, or drop its oldest hibernated one.
+        """Hibernate the principal's longest idle session, or close its oldest hibernated one.
 
-        One that cannot be hibernated stays, and the next one is tried. Return True if one ended.
+        If a session cannot be hibernated, the next one is tried. Return True on success.
         """
         if kind == ASLEEP:
             asleep = min(self._asleep(owner), key=_first_to_drop, default=None)
@@ -274,7 +277,7 @@ class SessionQuota:
         return [session for session in self._of(owner) if session.stays_hibernated]
 
     async def _force(self, session: Session, started: anyio.Event) -> None:
-        """Hibernate a session, also when no caller waits for it any more."""
+        """Hibernate a session, even after the caller has stopped waiting."""
         with self._leaves(session.owner):
             started.set()
             await self.hibernate(session, MAKE_ROOM)
@@ -283,9 +286,9 @@ class SessionQuota:
         return [session for session in self._sessions() if session.owner == owner]
 
     def _longest_idle(self, owner: str, without: set[str]) -> Session | None:
-        """Return the session of `owner` to hibernate first, a blank one if there is any.
+        """Return the session of `owner` to hibernate first; blank ones come before others.
 
-        Sessions of other principals are not considered. None where hibernation is off, too.
+        None if there is none, or if hibernation is off.
         """
         if not self._settings.hibernate_sessions:
             return None
@@ -299,22 +302,19 @@ class SessionQuota:
             most_bytes=self._settings.hibernate_total_bytes,
             kept_bytes=self._kept_bytes,
         ):
-            if session in self._asleep(owner):  # still, after the ends of others
+            if session in self._asleep(owner):  # unless it changed while others were closed
                 logger.info("dropping a hibernated session that is one too many")
                 await self._drop(session)
         await self._fits(owner, ASLEEP, self._principals.shared(owner).asleep or 0)
 
     @property
     def _kept_bytes(self) -> int:
-        """Bound on the variables of hibernated sessions that outlive the server, in bytes.
-
-        0 is no bound.
-        """
+        """Bound on the variables of hibernated, persisted sessions, in bytes; 0 is no bound."""
         persist, most = self._settings.persist, self._settings.hibernate_total_bytes
         return max(most, persist.bytes) if persist and persist.bytes and most else 0
 
     def _lack(self, owner: str) -> str:
-        """Return why no further session of `owner` may have a kernel; empty when one may."""
+        """Return the reason why `owner` may have no further kernel; empty if allowed."""
         awake = [session for session in self._sessions() if session.lifecycle.awake]
         most, all_most = self._principals.quotas(owner).sessions or 0, self._settings.max_sessions
         own = len({id(session.family) for session in awake if session.owner == owner})
@@ -330,10 +330,10 @@ class SessionQuota:
         return self._shortage()
 
     def _shortage(self) -> str:
-        """Return why the system has no room for one more kernel; empty when it has.
+        """Return the reason why the system has no room for one more kernel; empty if it has.
 
-        Without any session there is room: the server's start has checked it. Processes that take it
-        at the moment end soon, such as the threads of uv, which builds the environment.
+        Without any session there is room, as was checked at the server's start. A shortage is then
+        temporary, such as by the threads of uv while it builds the environment.
         """
         if not any(session.lifecycle.awake for session in self._everyone()):
             return ""
@@ -363,7 +363,7 @@ class SessionQuota:
 
 
 async def _one_of(leaving: Sequence[anyio.Event]) -> None:
-    """Wait for the newest hibernation, at most `SLOW_S` seconds."""
+    """Wait for the last of these hibernations, at most `SLOW_S` seconds."""
     with anyio.move_on_after(SLOW_S):
         await leaving[-1].wait()
 
@@ -375,11 +375,11 @@ def _first_to_drop(session: Session) -> tuple[bool, float]:
 def surplus(
     asleep: Sequence[Session], *, most: int, most_bytes: int, kept_bytes: int
 ) -> list[Session]:
-    """Return the hibernated sessions to drop, so that at most `most` of them are left.
+    """Return the hibernated sessions to close, so that at most `most` of them are left.
 
-    Saves of sessions that end with the server may take `most_bytes` together, those of others
-    `kept_bytes`; 0 is no limit. Sessions that were never used go first, then those that were
-    hibernated first. One that has saved nothing is not dropped for its size.
+    Saves of persisted sessions may have `kept_bytes` together, those of others `most_bytes`; 0 is
+    no limit. Sessions that were never used come first, then those that were hibernated first. A
+    session without a save is not closed for its size.
     """
     oldest_first = sorted(asleep, key=_first_to_drop)
     dropped = oldest_first[: max(0, len(oldest_first) - most)]

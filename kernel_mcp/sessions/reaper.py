@@ -17,11 +17,11 @@ LOOKS_PER_TIMEOUT = 20
 MAX_PAUSE_S = 30.0
 MIN_PAUSE_S = 0.05
 AT_ONCE = 4
-"""Sessions that are hibernated at the same time."""
+"""Maximum number of concurrent hibernations."""
 
 
 class Reaper:
-    """Hibernates sessions idle for `idle_timeout_s` seconds; none where that is infinite."""
+    """Hibernates sessions that were idle for `idle_timeout_s` seconds; infinity for never."""
 
     def __init__(self, manager: SessionManager, idle_timeout_s: float, clock: Clock) -> None:
         self._manager = manager
@@ -29,7 +29,7 @@ class Reaper:
         self._clock = clock
 
     def expired(self) -> list[Session]:
-        """Return the sessions to retire now, longest idle first."""
+        """Return the idle sessions to retire now, the longest idle first."""
         now = self._clock()
         found = [
             session
@@ -41,7 +41,7 @@ class Reaper:
         return sorted(found, key=lambda session: session.last_used)
 
     async def collect(self) -> None:
-        """Retire expired sessions."""
+        """Retire expired sessions, by `SessionManager.retire`."""
         limiter = anyio.CapacityLimiter(AT_ONCE)
         async with anyio.create_task_group() as tasks:
             for session in self.expired():
@@ -56,7 +56,7 @@ class Reaper:
                     await self._manager.retire(session)
 
     async def run(self) -> None:
-        """Collect until cancelled, so often that it is late by a twentieth of the timeout."""
+        """Collect until cancelled, every twentieth of the timeout within the bounds above."""
         if math.isinf(self._idle_timeout_s):
             return
         pause = max(MIN_PAUSE_S, min(MAX_PAUSE_S, self._idle_timeout_s / LOOKS_PER_TIMEOUT))

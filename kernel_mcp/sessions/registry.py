@@ -1,4 +1,4 @@
-"""Handles of new sessions: a server makes its own, a fleet has one registry for all nodes."""
+"""Handles of new sessions: a server creates its own, a fleet has one registry for all nodes."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class SessionRegistry(Protocol):
 
 
 class LocalRegistry:
-    """The handles of a server that is alone."""
+    """The registry of a server without a fleet: it creates handles and stores none."""
 
     def new_handle(self) -> str:
         """See `SessionRegistry`."""

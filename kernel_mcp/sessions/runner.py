@@ -40,13 +40,13 @@ from kernel_mcp.sessions.start_queue import CellStartQueue
 from kernel_mcp.telemetry.spans import OriginContext, Span
 
 RECORD_BYTES = 512 * MIB
-"""Most bytes of one session's record on disk; the oldest outputs are removed first."""
+"""Maximum bytes of one session's record on disk; the oldest outputs are removed first."""
 
 
 class CellQueue:
     """The cells of a session in order: `cells` are all of them, `current` is the running one.
 
-    Their outputs go to files in `folder`; `clock` is the session's.
+    Outputs are written to files in `folder`; `clock` is the session's.
     """
 
     def __init__(
@@ -104,7 +104,7 @@ class CellQueue:
 
     @property
     def of_agent(self) -> Cell | None:
-        """The agent's running cell, else its first waiting one; None for none."""
+        """The agent's running cell, else its first waiting one; None without one."""
         there = [*([] if self.current is None else [self.current]), *self._waiting]
         return next((cell for cell in there if not cell.author), None)
 
@@ -114,7 +114,7 @@ class CellQueue:
         return self._waiting[0] if self._waiting else None
 
     def begin(self) -> Cell | None:
-        """Make the first waiting cell the running one; None when there is none."""
+        """Make the first waiting cell the running one and return it; None without one."""
         if not self._waiting:
             return None
         cell = self.current = self._waiting.popleft()
@@ -122,7 +122,7 @@ class CellQueue:
         return cell
 
     def end(self, cell: Cell) -> None:
-        """Clear `current` and keep the record within `RECORD_BYTES`."""
+        """Clear `current`, report the end, and keep the record within `RECORD_BYTES`."""
         self.current = None
         if cell.author:
             self.news.ran(cell)
@@ -131,7 +131,7 @@ class CellQueue:
         self.cells.ended(cell, RECORD_BYTES)
 
     def place(self, cell: Cell) -> int:
-        """Return how many cells have to end before `cell` begins; 0 once it runs."""
+        """Return the number of cells that must end before `cell` begins; 0 once it runs."""
         if cell not in self._waiting:
             return 0
         return self._waiting.index(cell) + (self.current is not None)
@@ -145,7 +145,7 @@ class CellQueue:
     def attending(self, cell: Cell) -> Iterator[None]:
         """Count a call that waits for `cell` inside this block.
 
-        If it leaves before the end of the cell, the session's next answer reports that.
+        If the call returns before the end of the cell, the session's next answer reports that end.
         """
         cell.called = True
         cell.calls += 1
@@ -162,11 +162,11 @@ class CellQueue:
         else:
             cell.stop(StopReason.CANCEL)
         cell.end_reported = cell.abandoned = (
-            True  # its call is over; the next answer reports a loss
+            True  # no answer to its call follows; the next answer reports a loss
         )
 
     def halt(self, reason: StopReason, lost: Notice | None) -> None:
-        """End every cell, because the session is reset or closed; `lost` is the loss."""
+        """End every cell, because the session is reset or closed; `lost` is the notice of that."""
         what = "reset" if reason is StopReason.RESET else "closed"
         while self._waiting:
             cause = f"the session was {what} before this cell began"
@@ -179,7 +179,7 @@ class CellQueue:
             self.current.end_reported = True
 
     def file_away(self) -> list[int]:
-        """Move ended cells to disk; return the numbers of those without a delivered answer."""
+        """Move ended cells to disk; return the numbers of those whose end was not reported."""
         ended = [cell for cell in self.cells.unreported if cell.finished.is_set()]
         for cell in ended:
             cell.end_reported = True
@@ -188,7 +188,7 @@ class CellQueue:
         return [cell.number for cell in ended]
 
     def refuse(self, cause: str) -> list[int]:
-        """End every waiting cell with `cause`, move ended cells to disk, return their numbers."""
+        """End every waiting cell with `cause`, then call `file_away` and return its result."""
         while self._waiting:
             self._drop(self._waiting[0], f"it was not run: {cause}")
         return self.file_away()
@@ -205,8 +205,8 @@ async def refuse(
     """Check code by the policy, and return the failure of a refused cell; None if it may run.
 
     Modules in `workspace` may be imported. Code that does not parse is refused, unless the kernel's
-    `python` is newer than the server's and may know more syntax; then only its guard applies.
-    Raises ServerFailure where it cannot be checked.
+    `python` is newer than the server's and may support more syntax. Then only the import guard in
+    the kernel applies. Raises ServerFailure if the code cannot be checked.
     """
     if policy.allow_all:
         return None
@@ -225,7 +225,7 @@ async def refuse(
 
 
 RESTART_S = 0.7
-"""Longest wait, in seconds, for a fresh kernel before the death of one is reported."""
+"""Maximum wait for a fresh kernel, in seconds, before the end of a killed cell is reported."""
 
 
 NOT_PREPARED = "it was stopped while packages were being installed; no line of it was run"
@@ -259,7 +259,7 @@ class CellRunner:
         self._start_queue = start_queue
 
     async def prepare(self, cell: Cell, work: Callable[[Cell], Awaitable[None]]) -> None:
-        """Call `work` before a cell runs; the cell ends if that fails or is stopped."""
+        """Call `work` before a cell runs; end the cell if `work` fails or is stopped."""
         handle, scope = self._lifecycle.request.session, anyio.CancelScope()
         cell.phase, cell.state_as_of = Phase.INSTALL, self._lifecycle.state_as_of
         doing = f"installing for cell {cell.number}"
@@ -280,7 +280,7 @@ class CellRunner:
             self._journal.ran(cell)
 
     async def run(self, cell: Cell) -> None:
-        """Run `cell` until it has an outcome. Raises nothing but a cancellation."""
+        """Run `cell` until it has an outcome. Raises only a cancellation."""
         handle = self._lifecycle.request.session
         with OriginContext(cell.origin), Span("cell", session=handle, cell=cell.number) as span:
             try:
@@ -349,9 +349,9 @@ class CellRunner:
         return outcome
 
     async def _settle(self, cell: Cell) -> str:
-        """Stop the cell after a failure of the server; return a sentence on what was lost.
+        """Stop the cell after a failure of the server; return a sentence on its variables.
 
-        Empty without a live kernel.
+        The sentence is empty without a live kernel.
         """
         kernel = self._lifecycle.kernel
         if kernel is None or kernel.exit is not None:
@@ -381,8 +381,8 @@ class CellRunner:
     async def _after_kill(self, cell: Cell, outcome: CellOutcome) -> CellOutcome:
         """Restore a killed kernel from a checkpoint or the last save, else start a fresh one.
 
-        Neither when the session is reset or closed. Returns the outcome, with `state_kept` set if
-        variables were restored.
+        If the session is reset or closed, only drop the kernel. Returns the outcome, with
+        `state_kept` set if variables were restored.
         """
         if cell.stop_reason in AT_ONCE:  # reset and close report the loss
             await self._lifecycle.drop()

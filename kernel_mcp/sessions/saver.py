@@ -1,7 +1,7 @@
 """Background saves of sessions, so that they survive any end of the server.
 
-A session is saved once it was idle for a moment after a change, or between two of its cells if it
-is never idle. The cost of a save limits how often there is one.
+A changed session is saved after `IDLE_S` seconds without a cell. A session that is never idle for
+so long is saved between two cells. Saves with a high cost are made less often.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class SaveCost:
-    """The size of a save in bytes, and the processor time that it has used, in seconds."""
+    """The size of a save in bytes, and the processor time that it used, in seconds."""
 
     size: int = 0
     cpu_s: float = 0.0
 
 
 class Saveable(Protocol):
-    """A session as its saver sees it. Times are seconds of its clock."""
+    """The part of a session that the saver uses. Times are seconds of the session's clock."""
 
     handle: str
     last_used: float
@@ -44,36 +44,38 @@ class Saveable(Protocol):
         """True if it has changed since its last save."""
 
     async def save(self, *, urgent: bool = False, most_bytes: int | None = None) -> SaveCost | None:
-        """Save what it holds, or return None while it is in use.
+        """Save cells and variables and return the cost, or return None while it is in use.
 
-        An `urgent` save waits for the cell that runs, and the next cell waits for it. With
-        `most_bytes` all variables are saved, or none where they do not fit. Raises
-        HibernationError, OSError.
+        An `urgent` save waits for the running cell, and the next cell waits for the save. With
+        `most_bytes` all variables are saved, or none if they do not fit. Raises HibernationError,
+        OSError.
         """
 
     async def settle(self) -> bool:
         """Stop its cells and wait until it can be saved; return False if none was under way."""
 
     def unsaved(self, reason: str) -> None:
-        """Note why the last save has failed; an empty reason: it has not."""
+        """Note the reason why the last save failed; empty if it succeeded."""
 
     def rarely_saved(self, pause_s: float) -> None:
-        """Report that it can be saved only every `pause_s` seconds; 0: as often as others."""
+        """Report that it can be saved only every `pause_s` seconds; 0 means as often as others."""
 
 
 IDLE_S = 2.0
-"""Seconds without a cell after which what has changed is saved."""
+"""Seconds without a cell after which a changed session is saved."""
 LONGEST_S = 30.0
-"""Seconds after the first unsaved change at which a session is saved even if never idle."""
+"""Seconds after the first unsaved change, when a session is saved even if it is not idle."""
 RETRY_S = 60.0
 RETRY_MOST_S = 3600.0
 AT_ONCE = 2
-"""Saves at a time. Those that wait for a cell do not count: they could keep others waiting."""
+"""Maximum number of concurrent saves. Urgent ones do not count: while they wait for a cell they
+would block others."""
 LAST_S = 30.0
-"""Seconds for all saves at the server's end, small ones first: many clients kill it after 4 s."""
+"""Seconds for all saves at the server's end. Small ones come first, as many clients kill the server
+after 4 s."""
 SETTLE_S = 2.5
-"""Seconds that cells have to stop at the end. Shorter than `--grace`, after which a kernel is
-killed: a session that stops later has no time left for its save."""
+"""Seconds within which cells must stop at the server's end. This is shorter than `--grace`, after
+which a kernel is killed: a session that stops later has no time left for its save."""
 LAST_AT_ONCE = 8
 SMALL_BYTES = 20 * MIB
 
@@ -88,7 +90,7 @@ class Saver:
         self._since: dict[str, float] = {}
         """Time of the first unsaved change, by handle."""
         self._looks: dict[str, tuple[Saveable, float]] = {}
-        """Time at which to look for changes that were made without a cell, by handle."""
+        """Time at which to check for changes that were made without a cell, by handle."""
         self._not_before: dict[str, float] = {}
         self._failures: dict[str, int] = {}
         self._hurried: set[str] = set()
@@ -118,7 +120,7 @@ class Saver:
         self._hurried.discard(session.handle)
 
     def due(self) -> dict[str, float]:
-        """Return when each changed session is to be saved, by handle."""
+        """Return the time at which to save each changed session, by handle."""
         return {
             handle: max(self._wanted(session), self._not_before.get(handle, 0.0))
             for handle, session in self._waiting.items()
@@ -151,7 +153,7 @@ class Saver:
                     await self._wake.wait()
 
     def _look(self) -> None:
-        """Find sessions that threads, tasks and timers of code have changed between cells."""
+        """Plan saves of sessions that threads, tasks or timers have changed between cells."""
         now = self._clock()
         due = {name: each for name, (each, moment) in self._looks.items() if moment <= now}
         for handle, session in due.items():
@@ -198,7 +200,7 @@ class Saver:
 
     def _saved(self, session: Saveable, began: float, written: SaveCost | None) -> None:
         handle = session.handle
-        if written is None:  # it has come into use
+        if written is None:  # the session is in use again
             self._not_before[handle] = self._clock() + IDLE_S
             return
         session.unsaved("")
@@ -207,7 +209,7 @@ class Saver:
         pause = pause_after(written.size, written.cpu_s)
         self._not_before[handle] = began + pause
         session.rarely_saved(pause if pause > LONGEST_S else 0.0)
-        if handle not in self._waiting:  # it has ended
+        if handle not in self._waiting:  # the session has ended
             return
         if session.changed:
             self._since[handle] = began
@@ -229,14 +231,17 @@ class Saver:
         limiter: anyio.CapacityLimiter,
         left: list[Saveable],
     ) -> None:
-        """Stop the cells of a session and save it; append it to `left` if it is too large."""
+        """Stop the cells of a session and save it; append it to `left` if its save fails.
+
+        With `most_bytes` None a failure is only logged.
+        """
         with Barrier("keeping a session at the end", session.handle):
             with anyio.move_on_after(SETTLE_S) as settling:
                 await session.settle()
             if settling.cancelled_caught and session.state == "busy":
                 logger.warning("session %s was not kept: its cell did not stop", session.handle)
                 return
-            # What else is under way is a checkpoint or a save, which ends by itself.
+            # Other work in progress is a checkpoint or a save, which ends by itself.
             try:
                 async with limiter:
                     while await session.save(most_bytes=most_bytes) is None:

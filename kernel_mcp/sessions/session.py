@@ -1,8 +1,8 @@
 """A session: a handle, a private workspace, a queue of cells and the kernel that runs them.
 
 States: `new` (no kernel yet) → `idle` ⇄ `busy`, and `idle` → `hibernated` (no kernel, variables on
-disk) → `busy`; a session outlives its kernel, and ends only as `closed`. One task per session runs
-its cells one after the other, so a cell goes on when its call stops waiting.
+disk) → `busy`. A session outlives its kernel, and ends only as `closed`. One task per session runs
+its cells one after the other, so a cell continues when its call stops waiting.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ AGAIN = (
 
 
 class Preparation(Protocol):
-    """Work before some cells run: installing the packages that their code asks for."""
+    """Work before some cells run: installing the packages that their code requests."""
 
     def concerns(self, code: str) -> bool:
         """Return True if a cell with this code may need preparation."""
@@ -103,24 +103,24 @@ ENDED = "the server ended before this cell began"
 NOT_SAVED = "the server ended before what this cell did was saved"
 VARIABLES_TIMEOUT_S = 5.0
 INQUIRY_S = 2.0
-"""Seconds after which a kernel that answers a front end's request is interrupted."""
+"""Seconds after which a kernel that has not answered a front end's request is interrupted."""
 SERVICE_THREAD = "kernel-service"
-"""Name of the kernel's thread that runs no code of cells."""
+"""Name of the kernel's thread for control requests, which runs no user code."""
 STILL_S = 0.5
-"""Longest wait, in seconds, for a kernel that has just answered to become idle."""
+"""Maximum wait, in seconds, for a kernel that has just answered to become idle."""
 LOOK_S = 0.002
-"""Seconds between two checks of that."""
+"""Seconds between two checks during `STILL_S`."""
 COARSE_S = 0.01
-"""Unit of processor time, in seconds, where the threads of a kernel cannot be read."""
+"""Unit of processor time, in seconds, if the threads of a kernel cannot be read."""
 RESTORE_DESCRIPTORS = 24
-"""Most files that the server opens to start a kernel that loads a save."""
+"""Maximum number of files that the server opens to start a kernel which loads a save."""
 RETRY_S = 60.0
 """Pause after a failed hibernation; each further failure doubles it up to `RETRY_MOST_S`."""
 RETRY_MOST_S = 3600.0
 
 
 class Session:
-    """One notebook. `serve` runs its cells until the session is closed.
+    """One session. `serve` runs its cells until the session is closed.
 
     `lifecycle` owns the kernel, `queue` the cells, `notifications` the notices.
     """
@@ -151,8 +151,8 @@ class Session:
     ) -> None:
         """`admit` reserves a kernel for a hibernated session. Times are seconds of `clock`.
 
-        `timeout_s` is the limit of cells whose calls name none. A `session_save` that outlives the
-        server is written by `saver`. `masks` hide values in code that is written to disk.
+        `timeout_s` is the default time limit of cells. `saver` calls `save` if `session_save`
+        outlives the server. `masks` hide values in code that is written to disk.
         """
         self.request = request
         self.timeout_s = timeout_s
@@ -167,19 +167,19 @@ class Session:
         self.begun = anyio.Event()
         self.installing = anyio.Lock()
         self.installation: anyio.Event | None = None
-        """Set to stop the installation that a call waits for."""
+        """Event that stops the installation for which a call waits; None without one."""
         self.created = clock()
         self.last_ran = -math.inf
-        """When its last cell ended, by `clock`."""
+        """Time of the end of its last cell, by `clock`."""
         self.family: Family[Session] = Family(self.created, [self], self)
         self.origin: BranchOrigin | None = None
         self.keep_record = False
         self.trouble = ""
-        """Why the last save in the background has failed; empty when it has not."""
+        """Reason why the last save in the background failed; empty if it succeeded."""
         self.saved_every_s = 0.0
-        """Seconds between two saves, if they are rare because of its size; else 0."""
+        """Seconds between two saves, if its size makes them rare; else 0."""
         self.forgotten = False
-        """True if its persisted state is removed when it ends."""
+        """True if its persisted state is removed at its end."""
         self.postponed_until = 0.0
         self._postponed_s = 0.0
         self.notifications = NotificationQueue()
@@ -222,11 +222,11 @@ class Session:
             persisted.notebook = lambda: self.notebooks.path
         self._saver = saver
         self._rolled_back = False
-        """True if its variables went back to before cells that may have been saved."""
+        """True if its variables returned to an earlier state, which may predate the last save."""
         self._left_out: set[str] = set()
-        """Names of variables for which the last save had no room."""
+        """Names of variables that the last save left out for lack of room."""
         self._needs = 0
-        """Number of calls that use or replace the kernel, or wait for that."""
+        """Number of calls that use or replace the kernel, or wait to do so."""
         self._save_lock = anyio.Lock()
         self._undone_lock = anyio.Lock()
         self._save_scope: anyio.CancelScope | None = None
@@ -236,13 +236,13 @@ class Session:
         """The kernel that was saved last, and processor times of its threads at that save."""
         self._clock = clock
         self._turn = self.turn = anyio.Lock(fast_acquire=True)
-        """Lock of the kernel: held while it is used or replaced."""
+        """Lock of the kernel, held while it is used or replaced."""
         self._ahead: anyio.CancelScope | None = None
         self._wake = anyio.Event()
         self._closed = False
         self._gone: Loss | None = None
         self.held_back = False
-        """True if it has persisted state that is restored only when its owner asks for it."""
+        """True if it has persisted state that is restored only on request of its owner."""
         self._touched = False
 
     @property
@@ -263,7 +263,7 @@ class Session:
 
     @property
     def can_hibernate(self) -> bool:
-        """True if it can be hibernated: not hibernated, no cell, install or start under way.
+        """True if it can be hibernated: not hibernated, no cell, install or start in progress.
 
         False with an attached kernel, whose variables this server must not save.
         """
@@ -271,12 +271,12 @@ class Session:
 
     @property
     def stays_hibernated(self) -> bool:
-        """True if it is hibernated and no call is waking it."""
+        """True if it is hibernated and no call is restoring it."""
         return self.state == "hibernated" and not self._needs and not self.turn.locked()
 
     @property
     def _can_hibernate_now(self) -> bool:
-        """The same as `can_hibernate` for a caller that holds the turn."""
+        """The same as `can_hibernate`, for a caller that holds `turn`."""
         others = [each for each in self.family.members if each is not self]
         return (
             not self.request.attach
@@ -295,7 +295,7 @@ class Session:
         self.family.last_used = moment
 
     def join(self, family: Family[Session], start: BranchStart, origin: BranchOrigin) -> None:
-        """Make it a branch of `family`, before `serve` is called."""
+        """Make it a branch in `family`, before `serve` is called."""
         self.family, self.origin = family, origin
         family.members.append(self)
         self.lifecycle.start_as_branch(start.kernel, start.checkpoint, start.folder)
@@ -303,7 +303,7 @@ class Session:
 
     @property
     def blank(self) -> bool:
-        """True if its end would lose nothing: it was not used, and its workspace is empty."""
+        """True if its end loses nothing: it was not used, and its workspace is empty."""
         if self._touched:
             return False
         try:
@@ -375,9 +375,9 @@ class Session:
     def submit(
         self, code: str, timeout_s: float, *, checkpoint: bool = False, author: str = ""
     ) -> Cell:
-        """Queue one cell, on request with a `checkpoint` before it; an empty `author` is the agent.
+        """Queue a cell and return it; `checkpoint` requests a checkpoint before it.
 
-        Raises SessionNotFound once the session is closed.
+        An empty `author` stands for the agent. Raises SessionNotFound once the session is closed.
         """
         if self._closed:
             raise SessionNotFound("This session has been closed. Open another with create_session.")
@@ -406,9 +406,9 @@ class Session:
             self.last_used = self._clock()
 
     async def interrupt(self, cell: Cell | None = None) -> Cell | None:
-        """Interrupt `cell` or the running one and wait for its end; None when nothing runs.
+        """Interrupt `cell`, by default the running one, and wait for its end.
 
-        A cell that waits is not run.
+        A waiting cell is withdrawn. Returns the cell; None if nothing runs.
         """
         if cell is None and self.queue.current is None and self._ahead is not None:
             return self.queue.withdraw("it was stopped while its kernel was starting")
@@ -421,7 +421,7 @@ class Session:
         return cell
 
     def stop_installation(self) -> bool:
-        """Stop the installation that a call waits for; return False where there is none."""
+        """Stop the installation for which a call waits; return False if there is none."""
         if self.installation is not None:
             self.installation.set()
         return self.installation is not None
@@ -432,8 +432,8 @@ class Session:
         """Empty the queue and replace the kernel; return the notice of the loss, None for none.
 
         `packages` removes the installed packages too, `files` the files of the workspace. The old
-        kernel ends once the fresh one has started. Raises KernelMcpError when none can be started,
-        or when files or packages cannot be removed.
+        kernel ends once the fresh one has started. Raises KernelMcpError if none can be started, or
+        if files or packages cannot be removed.
         """
         self.require_own("reset")
         if (packages or files) and len(self.family.members) > 1:
@@ -444,7 +444,7 @@ class Session:
             )
         async with AsyncExitStack() as held:
             held.enter_context(self.needed())
-            if packages:  # in the order in which an install takes them
+            if packages:  # lock order as in an install
                 await held.enter_async_context(self.installing)
             layer = self._layer if packages else None
             if layer is not None:
@@ -466,7 +466,7 @@ class Session:
         notice = None
         self._cancel_save()
         await held.enter_async_context(self._save_lock)
-        with anyio.CancelScope(shield=True):  # the notice and the loss belong together
+        with anyio.CancelScope(shield=True):  # no notice without the loss, or the reverse
             if fresh is not None:
                 loss = self.lifecycle.lost_state("the session was reset")
                 notice = self.lifecycle.lose("The session was reset", loss)
@@ -494,17 +494,17 @@ class Session:
             self._needs -= 1
 
     async def attach(self, progress: ProgressCallback = silence) -> None:
-        """Connect to the external kernel that was asked for, and to no other from now on.
+        """Connect to the requested external kernel, and to no other from now on.
 
-        Raises LaunchError.
+        Raises KernelMcpError.
         """
         kernel = await self.ensure_kernel(progress)
         self.request = replace(self.request, attach=kernel.place)
         self.lifecycle.request = self.request
-        self.lifecycle.used = True  # its variables are there before the first cell
+        self.lifecycle.used = True  # it may have variables before the first cell
 
     def require_own(self, what: str) -> None:
-        """Raise InputError if the kernel is attached; `what` is the tool that requires its own."""
+        """Raise InputError if the kernel is attached; `what` names the tool, for the error text."""
         if self.request.attach:
             raise InputError(
                 f"{what} is not to be had here: this session has joined a kernel that is somebody "
@@ -530,8 +530,8 @@ class Session:
     async def inquire(self, kind: str, content: dict[str, Any]) -> dict[str, Any] | None:
         """Send the kernel a shell request, such as one for completions, and return the reply.
 
-        None while the kernel is in use or there is none, and when it does not answer. It is
-        interrupted after `INQUIRY_S` seconds.
+        A kernel that has not answered after `INQUIRY_S` seconds is interrupted. Returns None
+        without an answer, without a kernel, or while the kernel is in use.
         """
         kernel = self.kernel
         if kernel is None or self.queue.busy or self.turn.locked():
@@ -549,7 +549,7 @@ class Session:
         return None if answer.message is None else answer.message.content
 
     async def bind(self, book: NotebookFile | None) -> None:
-        """Append cells to a notebook from now on, also on later servers; None ends that."""
+        """Append cells to a notebook from now on, also on later servers; None stops that."""
         self.notebooks.bound = book
         self._touched = True
         if self.persisted is not None:
@@ -559,11 +559,11 @@ class Session:
                     await self.persisted.save_cells()
 
     async def hibernate(self, purpose: str = "") -> bool:
-        """Save the variables and end the kernel; return False if the session is or comes into use.
+        """Save the variables and end the kernel; return False if the session is in use.
 
-        A `purpose` forces it, whatever is lost. Raises HibernationError when it is empty and
-        something would be lost, KernelMcpError or OSError when the server cannot save; the session
-        is unchanged then.
+        A `purpose` forces it, whatever is lost. Without one, HibernationError is raised if
+        something would be lost. Raises KernelMcpError or OSError if the server cannot save. The
+        session is unchanged then.
         """
         if not self.can_hibernate:
             return False
@@ -594,9 +594,10 @@ class Session:
     async def save(self, *, urgent: bool = False, most_bytes: int | None = None) -> SaveCost | None:
         """Save cells and variables for a later server, or return None while it is in use.
 
-        Cells go on meanwhile. An `urgent` save waits for the cell that runs, and the next cell
-        waits for it. With `most_bytes`, at the server's end, all variables are saved, or none where
-        they do not fit. Raises HibernationError, OSError.
+        Cells can run during the save, unless the kernel must not be forked. An `urgent` save waits
+        for the running cell, and the next cell waits for the fork. With `most_bytes`, at the
+        server's end, all variables are saved, or none if they do not fit. Raises HibernationError,
+        OSError.
         """
         persisted = self.persisted
         if most_bytes is not None and self._waiting_save is not None:
@@ -606,7 +607,7 @@ class Session:
         async with self._save_lock:
             if self._closed:
                 return None
-            kernel = self.kernel  # of now, after whatever it has waited for
+            kernel = self.kernel  # it may have been replaced during the wait for the lock
             with anyio.CancelScope() as scope:
                 self._save_scope = scope
                 try:
@@ -629,17 +630,17 @@ class Session:
         return None
 
     def _tell_left_out(self, dump: Dump) -> None:
-        """Add a notice of variables for which a save had no room, once for each."""
+        """Add a notice of variables that a save left out for lack of room, once for each."""
         names = {name for name, why in dump.lost.items() if why.startswith(TOO_LARGE)}
         if names - self._left_out:
             self.notifications.add(NO_ROOM.format(listing(sorted(names))))
         self._left_out = names
 
     async def settle(self) -> bool:
-        """Stop the cells of its family, as the server ends, and wait for their end.
+        """Stop the cells of its family at the server's end, and wait until they have ended.
 
-        Running cells are interrupted, waiting ones are not run. Return False where nothing was
-        under way.
+        Running cells are interrupted, waiting ones are withdrawn. Return False if nothing was in
+        progress.
         """
         held = [each for each in self.family.members if each.state == "busy" or each.turn.locked()]
         for each in held:
@@ -657,7 +658,7 @@ class Session:
     async def wait_until_free(self) -> bool:
         """Wait for the server's own work on it that prevents hibernation, such as a checkpoint.
 
-        Return True if there was any. It does not wait for cells, which may never end.
+        Return True if there was any. Do not wait for cells, which may never end.
         """
         members = self.family.members
         if any(each.state == "busy" for each in members):
@@ -669,7 +670,7 @@ class Session:
         return bool(held)
 
     def unsaved(self, reason: str) -> None:
-        """Note why the last save in the background has failed; an empty reason: it has not."""
+        """Note the reason why the last save in the background failed; empty if it succeeded."""
         if reason and not self.trouble:
             self.notifications.add(
                 f"This session could not be saved in the background: {reason}. {AGAIN}"
@@ -705,7 +706,11 @@ class Session:
 
     @asynccontextmanager
     async def _between_cells(self, kernel: Kernel, urgent: bool) -> AsyncIterator[bool]:
-        """Hold the turn inside this block, and yield True if the kernel may be saved now."""
+        """Hold `turn` inside this block, and yield True if the kernel may be saved now.
+
+        False is yielded without the lock if the wait for it was cancelled, or if the kernel is in
+        use and the save is not `urgent`.
+        """
         if not urgent and not self.can_hibernate:
             yield False
             return
@@ -721,7 +726,7 @@ class Session:
             free = kernel is self.kernel and kernel.exit is None and not (busy or self._closed)
             times, pid = _times(kernel), kernel.handle.pid
             yield free
-            if free:  # the main thread has saved, the others may have gone on
+            if free:  # main thread: time after the save; others: before, they may have run code
                 await _rests(pid)
                 self._computed = kernel, {**times, pid: _times(kernel).get(pid, 0)}
         finally:
@@ -754,13 +759,13 @@ class Session:
         )
 
     async def stop_saving(self) -> None:
-        """Cancel a running `save`, and wait until it writes nothing any more."""
+        """Cancel a running `save`, and wait until it no longer writes."""
         self._cancel_save()
         async with self._save_lock:
             pass
 
     async def undo(self, cells: int) -> Rollback:
-        """Go back to before the last `cells` cells. Raises UndoError, LaunchError."""
+        """Return to the state before the last `cells` cells. Raises UndoError, LaunchError."""
         if self.state == "busy":
             raise UndoError(
                 "A cell or an install is under way: wait for its end, or interrupt it, then call "
@@ -783,14 +788,14 @@ class Session:
             self._saver.touch(self)
 
     async def mark_save_undone(self) -> None:
-        """Mark the last save as obsolete if the variables went back behind it, and plan a new one.
+        """Mark the last save as obsolete if the variables returned to an earlier state.
 
-        Until then a later server restores no variables from it by itself.
+        A later server then restores them only on request. Also plans a new save.
         """
         if self.persisted is None or not (self._rolled_back or self._undone_lock.locked()):
             return
         with anyio.CancelScope(shield=True), Barrier("noting what was undone", self.handle):
-            async with self._undone_lock:  # who comes second waits until it has been noted
+            async with self._undone_lock:  # a second caller waits until the mark is written
                 if not self._rolled_back:
                     return
                 self._rolled_back = False
@@ -800,7 +805,7 @@ class Session:
                         self._saver.touch(self, at_once=True)
 
     async def note_adoption(self) -> None:
-        """Note in the store that it took over the kernel of a branch, which was not saved."""
+        """Note in the store that it uses the kernel of a branch, which was not saved yet."""
         if self.persisted is None:
             return
         with anyio.CancelScope(shield=True), Barrier("noting an adoption", self.handle):
@@ -817,9 +822,9 @@ class Session:
             self._save_scope.cancel()
 
     def postpone_hibernation(self) -> None:
-        """Put off the next hibernation after a failed one, until `postponed_until`.
+        """Postpone the next hibernation after a failed one, until `postponed_until`.
 
-        The pause doubles each time, as long as the session is not used.
+        The pause doubles with each failure, as long as the session is not used.
         """
         now = self._clock()
         unused = self.last_used < self.postponed_until
@@ -827,10 +832,10 @@ class Session:
         self.postponed_until = now + self._postponed_s
 
     def remember(self, previous: PreviousSession) -> None:
-        """Take over the cells and the open notebook of an earlier server's session. Blocking.
+        """Restore the cells and the open notebook of an earlier server's session. Blocking.
 
-        To be called before anything else uses this session. Raises OSError, and ValueError for a
-        history that cannot be read.
+        Call it before anything else uses this session. Raises OSError, and ValueError for a
+        malformed history.
         """
         if path := str(previous.saved.asked.get(NOTEBOOK, "")):
             with Barrier("opening the notebook of a session again", self.handle) as barrier:
@@ -851,7 +856,7 @@ class Session:
                 self.queue.remember(code, NOT_SAVED)
 
     def continue_from(self, previous: PreviousSession) -> None:
-        """Let the next cell restore the variables of an earlier server's session."""
+        """Set the variables of an earlier server's session for the next cell to restore."""
         saved = previous.saved
         ran = {cell.number for cell in self.cells[saved.through :] if cell.numbered}
         hibernated = self._hibernated_state(
@@ -861,9 +866,10 @@ class Session:
         self.lifecycle.continue_from(hibernated, saved.cell)
 
     def lost_state(self, cause: str) -> Loss:
-        """Return what its end, because of `cause`, loses: variables, and undelivered losses.
+        """Return the loss by an end because of `cause`: variables, and undelivered losses.
 
-        Of a closed session it is what that lost. `kept` is set if the kernel is attached.
+        For a closed session it is the loss at the time of its end. `kept` is set if the kernel is
+        attached.
         """
         if self._gone is not None:
             return replace(self._gone, cause=cause)
@@ -879,18 +885,18 @@ class Session:
         """Uid of the workspace's owner, as whom a root server runs the kernel; -1 if unknown."""
         try:
             return self.workspace.root.stat().st_uid
-        except OSError:  # removed meanwhile
+        except OSError:  # the workspace was removed
             return -1
 
     def end_kernel(self, cause: str) -> None:
-        """Kill the kernel, with `cause` as the reason; an attached one is left alone."""
+        """Kill the kernel, with `cause` as the reason, unless it is attached."""
         if self.kernel is not None and not self.request.attach:
             self.kernel.handle.limits.give_up(cause)
 
     def close(self) -> None:
         """Stop all cells and refuse further ones; `serve` returns soon after."""
         notice = None
-        if self.request.attach:  # whose variables stay where they are
+        if self.request.attach:  # the external kernel keeps its variables
             self.lifecycle.used = False
         self._gone = self.lost_state("it was closed")
         if self.lifecycle.holds and not self._closed:
@@ -903,10 +909,10 @@ class Session:
         self._wake.set()
 
     async def variables(self) -> dict[str, Any]:
-        """Return descriptions of the user's variables, and in `omitted` how many are left out.
+        """Return descriptions of the user's variables, and in `omitted` the number of others.
 
-        There are none without a kernel; those of a hibernated session are described as they were
-        saved. Raises LaunchError when the kernel cannot answer because the running cell blocks it.
+        There are none without a kernel. Those of a hibernated session are described as saved.
+        Raises LaunchError if the kernel cannot answer because the running cell blocks it.
         """
         if self.hibernated is not None:
             return {"variables": self.hibernated.variables, "omitted": 0}
@@ -920,7 +926,7 @@ class Session:
         except LaunchError:
             if kernel.exit is None:
                 raise
-            async with self._turn:  # after the cell in which it died
+            async with self._turn:  # wait for the report of the running cell, if it died in one
                 await self.lifecycle.note_death()
             if self.kernel not in (None, kernel):
                 return await self.variables()
@@ -941,7 +947,7 @@ class Session:
         self.queue.halt(reason, lost)
 
     async def _next(self) -> None:
-        """Wait for something to do, and use a pause for a checkpoint."""
+        """Wait for work; make a checkpoint in a pause, and restore a kernel that has died."""
         kernel, checkpoints = self.kernel, self.lifecycle.checkpoints
         pause_s = checkpoints.pause_s(kernel)
         with anyio.move_on_after(pause_s) as pause:
@@ -974,11 +980,11 @@ class Session:
             self.begun.set()
 
     async def _prepare_next(self) -> None:
-        """Begin the next cell if it needs preparation, which must not hold the turn."""
+        """Begin the next cell if it needs preparation, and prepare it without holding `turn`."""
         work, first = self._preparation, self.queue.first
         if self.request.attach or work is None or first is None or not work.concerns(first.code):
             return
-        async with self._turn:  # whoever has it was there before
+        async with self._turn:  # wait for earlier users of the kernel
             cell = self.queue.begin()
         if cell is not None:
             await self._runner.prepare(cell, partial(work.prepare, self))
@@ -1003,14 +1009,17 @@ class Session:
 
 
 def _times(kernel: Kernel) -> Mapping[int, int]:
-    """Return the processor time of each thread that may run code; of all where none is seen."""
+    """Return the processor time of each thread that may run user code, by thread id.
+
+    If the threads cannot be read, it is one entry for the whole process.
+    """
     pid = kernel.handle.pid
     times = thread_times(pid, besides=SERVICE_THREAD)
     return times or {pid: round(kernel.handle.usage().cpu_s / COARSE_S)}
 
 
 async def _rests(pid: int) -> None:
-    """Wait until a process that has just answered waits for the next request."""
+    """Wait until a process that has just answered is idle, at most `STILL_S` seconds."""
     with anyio.move_on_after(STILL_S), suppress(ProcessLookupError):
         while waits_for_machine(pid):
             await anyio.sleep(LOOK_S)

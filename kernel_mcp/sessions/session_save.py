@@ -1,4 +1,4 @@
-"""Saves of sessions: for their own hibernation, or for a later server as well."""
+"""Saves of sessions, for hibernation or also for a later server."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ if TYPE_CHECKING:
     from kernel_mcp.kernels.kernel import Kernel
 
 NOTEBOOK = "notebook"
-"""Key of the notebook in the request of a session."""
+"""Key of the open notebook's path in `Saved.asked`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Headroom:
-    """Room for variables in bytes: `bound` is the limit, `free` is the space on the disk."""
+    """Room for variables in bytes: `bound` is the limit, `free` the space on the disk."""
 
     bound: int
     free: int
@@ -54,7 +54,7 @@ class Headroom:
 class SessionSave:
     """The save of a session that is not persisted; it is removed once a kernel has loaded it.
 
-    All methods are blocking, and raise OSError.
+    All methods are blocking and raise OSError.
     """
 
     def __init__(
@@ -65,20 +65,20 @@ class SessionSave:
         masks: Masks | None = None,
         now: Callable[[], float] = time.time,
     ) -> None:
-        """A hibernated session may take `hibernated_bytes` in any case; 0 is no limit.
+        """A hibernated session may use `hibernated_bytes` in any case; 0 is no limit.
 
         `masks` hide values in previews of variables.
         """
         self.entry = entry
         self.late = 0
-        """Saves by the kernel itself, in a row, that ran out of time."""
+        """Number of consecutive saves by the kernel itself that exceeded their time."""
         self._hibernated_bytes = hibernated_bytes
         self._masks = masks or Masks()
         self._now = now
         self._next = Saved("", "")
 
     def room(self, *, hibernating: bool = False) -> Headroom:
-        """Return the room for variables; pass `hibernating` while the session is hibernated."""
+        """Return the room for variables; `hibernating` allows at least `hibernated_bytes`."""
         private_folder(self.entry.folder)
         bound = self.entry.bound()
         if hibernating:
@@ -86,7 +86,7 @@ class SessionSave:
         return Headroom(bound, self.entry.free())
 
     def new_dump_path(self, kernel: Kernel) -> Path:
-        """Return the path for a dump of this kernel, and note what the kernel is."""
+        """Return the path for a dump of this kernel, and prepare the manifest for it."""
         environment = kernel.environment
         self._next = replace(
             self._logged(),
@@ -100,7 +100,7 @@ class SessionSave:
     def commit_dump(self, dump: Dump) -> CompatibilityCheck:
         """Commit a dump that was written to `new_dump_path`.
 
-        Return the function that says which kernels can load it.
+        Return a function that checks if a kernel can load it.
         """
         lost = {name: self._masks.masked(reason) for name, reason in dump.lost.items()}
         saved = replace(self._next, dump="", size=0, checksum="", variables={"lost": lost})
@@ -119,23 +119,23 @@ class SessionSave:
         return compatibility_check(saved)
 
     def saved_names(self, names: Iterable[str]) -> list[str]:
-        """Return those names that the last save of this kernel holds."""
+        """Return the `names` that are in the last save of this kernel."""
         return []
 
     def mark_unneeded(self) -> None:
-        """Note that the kernel was not ended: the save is not needed."""
+        """Discard the save if it is of no further use, because the kernel was not ended."""
         self.entry.clear()
 
     def mark_loaded(self) -> None:
-        """Note that a kernel has loaded the variables."""
+        """Note that a kernel has loaded the variables; discard the save if not persisted."""
         self.entry.clear()
 
     def drop(self) -> None:
-        """Forget the variables."""
+        """Remove the saved variables."""
         self.entry.clear()
 
     def _logged(self) -> Saved:
-        """Return the manifest of the session without variables."""
+        """Return the manifest on which the next one is based."""
         return Saved("", "")
 
 
@@ -163,37 +163,37 @@ class PersistedSave(SessionSave):
         )
         self.cells: History | None = None
         self.last_cell: Callable[[], int | None] = lambda: None
-        """Returns the last cell whose effects the variables hold; None for none."""
+        """Returns the last cell whose effects the variables have; None for none."""
         self.holds: Callable[[int], bool] = lambda _cell: True
-        """Returns True if the variables hold the effects of a cell."""
+        """Returns True if the variables have the effects of a cell."""
         self.notebook: Callable[[], str] = str
-        """Returns the path of the notebook to which cells are added; empty for none."""
+        """Returns the path of the open notebook; empty for none."""
         self._base = saved_of(entry, request, timeout_s, persistence.doors(request.network))
         self._next = self._base
         self._count = 0
         self._saved_count = -1
-        """Number of cells that the entry holds."""
+        """Number of cells in the entry."""
         self._live = False
-        """True if the save was made of the live kernel, or loaded into it."""
+        """True if the save was written by the live kernel, or loaded into it."""
         self._known = (-1, -1)
         self._journal = CellJournal(entry.journal_path)
 
     @property
     def unlogged(self) -> bool:
-        """True if there are cells that were not saved."""
+        """True if there are unsaved cells."""
         return len(self.cells or ()) != self._known[0]
 
     @property
     def dirty(self) -> bool:
-        """True if there are cells or variables that were not saved."""
+        """True if there are unsaved cells or variables."""
         return (len(self.cells or ()), self.last_cell() or 0) != self._known
 
     def clear_journal(self) -> None:
-        """Remove the cells from the journal: they are saved, or of no use."""
+        """Remove saved cells from the journal, and cells of an earlier server."""
         self._journal.forget(self._count)
 
     def log_cell(self, number: int, code: str) -> None:
-        """Write to the journal that a cell begins."""
+        """Write a cell that is about to run to the journal."""
         self._journal.add(number, code)
 
     def new_dump_path(self, kernel: Kernel) -> Path:
@@ -214,15 +214,15 @@ class PersistedSave(SessionSave):
         return judge
 
     def mark_adopted(self) -> None:
-        """Note that the kernel is that of a branch, and was not saved. Raises OSError."""
+        """Note that the kernel is that of a branch and was not saved. Raises OSError."""
         self._live, self._known = False, (-1, -1)
         self.entry.set_adopted(True)
 
     def mark_unneeded(self) -> None:
-        """See `SessionSave`: the save stays."""
+        """Do nothing: a persisted save stays."""
 
     def mark_loaded(self) -> None:
-        """See `SessionSave`: the save stays, and is that of the live kernel."""
+        """Note that the save, which stays, is that of the live kernel."""
         self._live = True
 
     def drop(self) -> None:
@@ -237,9 +237,9 @@ class PersistedSave(SessionSave):
         await self._log(self._logged())
 
     async def mark_undone(self) -> bool:
-        """Mark the save as undone if the variables went back behind it; return False if not.
+        """Mark the save as undone if the variables returned to an earlier state; else return False.
 
-        It is restored only on request from then on. Raises OSError.
+        From then on it is restored only on request. Raises OSError.
         """
         saved = self.entry.saved
         if not self._live or saved is None or saved.cell is None or self.holds(saved.cell):
@@ -255,7 +255,7 @@ class PersistedSave(SessionSave):
         self.trim_journal()
 
     def trim_journal(self) -> None:
-        """Remove the saved cells from the journal, unless the last save has failed."""
+        """Remove saved cells from the journal, unless the last save failed."""
         if self._saved_count == self._count:
             self._known = (self._count, self._next.cell or 0)
             self._journal.forget(self._count)
@@ -283,7 +283,7 @@ class PersistedSave(SessionSave):
         self.entry.close()
 
     def _logged(self) -> Saved:
-        """Return the last manifest with the present cells."""
+        """Return the last manifest, with the present cells and notebook."""
         assert self.cells is not None
         history = self.cells.state()
         self._count = len(history["places"])

@@ -1,7 +1,7 @@
-"""Dumps of a kernel's variables, written to a file and loaded again: the host's half.
+"""The server's side of dumps: a kernel's variables are written to a file and loaded again.
 
-A dump is hostile data. The host bounds it, stores it and sends it to another sandboxed kernel, but
-never parses it. Every reply of the kernel is checked before it is shown or kept.
+A dump is hostile data. The server bounds it, stores it and sends it to another sandboxed kernel,
+but never parses it. Every reply of a kernel is checked before it is shown or stored.
 """
 
 from __future__ import annotations
@@ -66,29 +66,30 @@ def _text(value: object) -> str:
 
 
 SECONDS = 20.0
-"""Processor seconds of the kernel for all variables, and again for imports."""
+"""Processor seconds that a kernel may use for all variables, and again for imports."""
 PASSES = 6
-"""An answer with variables may take this many times `SECONDS`: forked children try first, then come
-`PASSES` of the guest's `attempt_limits`."""
+"""Bound of a reply with variables, as a multiple of `SECONDS`: one for attempts in forked children,
+then the `PASSES` of the kernel's `attempt_limits`."""
 ANSWER_S = 5.0
-"""Further processor seconds of that answer, and those of every other answer."""
+"""Additional processor seconds of that reply, and the bound of every other reply."""
 PATIENCE = 10
 """Wall-clock bound as a multiple of the processor time, for a busy machine."""
 LOOK_S = 0.5
 """Seconds between two readings of a late kernel's processor time."""
 TRANSFER_S = 600.0
-"""Wall-clock bound, in seconds, of all parts of a dump together."""
+"""Wall-clock bound of the transfer of a dump, in seconds."""
 SETTLE_S = 0.2
 INTERRUPTS = 4
-"""A kernel ignores an interrupt that arrives just before the request begins, hence several."""
+"""Number of interrupts to a late kernel. It ignores one that arrives just before the request
+begins, so several are sent."""
 PART_BYTES = 4 * MIB
 PIPED_PER_S = 50 * MIB
-"""Bytes that a kernel passes through a pipe in a second of processor time, at the least."""
+"""Minimum bytes that a kernel passes through a pipe per second of processor time."""
 DUMP_PIPE = "kernel_mcp_dump_pipe_request"
 LOAD_PIPE = "kernel_mcp_load_pipe_request"
 UNLIKE = "its kernel sent something else than it had announced"
 COPIED = "a copy now: it shared memory with another object"
-"""Reason why an array changes, for records that only name it."""
+"""Reason for a changed array, for records of earlier versions, which have no reasons."""
 EXTRA_BYTES = 32 * MIB
 """Bytes allowed beyond the variables, for code of cells and names."""
 MAX_NAMES = 25_000
@@ -97,17 +98,21 @@ MAX_REASON_CHARS = 200
 
 
 class UnsavableError(HibernationError):
-    """The kernel works, but reports that its variables cannot be saved as they are now."""
+    """Raised if a working kernel reports that it cannot save or load the variables."""
 
 
 @dataclass(frozen=True, slots=True)
 class Dump:
-    """Variables in a file of `size` bytes; an empty `checksum` is not known.
+    """Variables in a file of `size` bytes.
 
-    `names` are in order of definition; `stored` are in file order, with results of cells. `lost`
-    maps names left out to reasons, `variables` describes the others. `changed` maps those that will
-    not be as they were to reasons. `files` are paths in the kernel's private folders. `groups`
-    are the names of `stored` that can only be read together.
+    names      saved variables, in order of definition
+    lost       names that were left out, with reasons
+    variables  descriptions of the saved variables
+    stored     names in the order of the file, with results of cells
+    changed    names that will be loaded with a change, with reasons
+    files      paths in the kernel's private folders, which are not saved
+    groups     `stored` in groups of names that can only be loaded together
+    checksum   checksum of the file; empty if unknown
     """
 
     path: Path
@@ -123,9 +128,9 @@ class Dump:
 
     @classmethod
     def of(cls, path: Path, size: int, reply: Mapping[str, Any], checksum: str = "") -> Dump:
-        """Return the dump that a kernel's reply, or its `row`, describes.
+        """Return the dump that a kernel's reply or a `row` describes.
 
-        Raises HibernationError for a malformed one.
+        Raises HibernationError if it is malformed.
         """
         return cls(
             path=path,
@@ -141,7 +146,7 @@ class Dump:
         )
 
     def row(self) -> dict[str, Any]:
-        """Return the fields from which `of` makes it again, without the checksum."""
+        """Return the fields for `of`, without size and checksum."""
         return {
             "names": [*self.names],
             "lost": {**self.lost},
@@ -159,7 +164,7 @@ CHANGED = "they were changed on the disk: their checksum is not that of the save
 
 
 def missing(dump: Dump) -> str:
-    """Return why a dump's file is missing or has another size; empty where not. Blocking."""
+    """Return the reason if a dump's file is missing or has another size, else "". Blocking."""
     try:
         found = dump.path.lstat()
     except OSError as error:
@@ -168,7 +173,7 @@ def missing(dump: Dump) -> str:
 
 
 async def damage(dump: Dump) -> str:
-    """Return why a dump's file is not as written, by size and checksum; empty where it is."""
+    """Return the reason if a dump's file has another size or checksum, else ""."""
     failure = await anyio.to_thread.run_sync(missing, dump)
     if failure or not dump.checksum:
         return failure
@@ -205,7 +210,7 @@ async def take(
 ) -> Dump:
     """Write the variables of an idle kernel to `path`, except those in `leave`.
 
-    They may take `seconds` of its processor time, 0 stands for `SECONDS`. Raises HibernationError
+    The kernel may use `seconds` of processor time; 0 stands for `SECONDS`. Raises HibernationError
     for a fault of the kernel, OSError.
     """
     seconds = seconds or SECONDS
@@ -242,13 +247,13 @@ async def give(kernel: Kernel, dump: Dump, leave: Iterable[str] = ()) -> Loaded:
 async def handed_over(kernel: Kernel, dump: Dump) -> AsyncIterator[None]:
     """Send a dump to `kernel`, which can `load` it inside the block.
 
-    A large one is piped while it is loaded. The kernel gets no descriptor of the file, which it
-    could reopen to write to it. Raises HibernationError for a fault of the kernel, OSError.
+    A large dump is piped while it is loaded. The kernel gets no descriptor of the file, because it
+    could reopen it for writing. Raises HibernationError for a fault of the kernel, OSError.
     """
     descriptor = os.open(dump.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     with open(descriptor, "rb", buffering=0) as file:
         if dump.size > PART_BYTES:
-            # A descriptor goes at once or not at all, which needs a kernel that has read all.
+            # A descriptor is never queued: the kernel must have read all requests before.
             await _ask(kernel, "kernel_info_request", {}, ANSWER_S)
             reader, writer = make_pipe()
             with open(writer, "wb", buffering=0) as pipe:
@@ -287,15 +292,15 @@ async def _beside(work: Callable[[], Awaitable[None]]) -> AsyncIterator[None]:
 
 
 async def _feed(file: FileIO, pipe: FileIO) -> None:
-    with pipe, suppress(BrokenPipeError):  # the kernel has what it wants, or has ended
+    with pipe, suppress(BrokenPipeError):  # the kernel has closed its end, or has ended
         await into_pipe(file.fileno(), pipe.fileno())
 
 
 async def load(kernel: Kernel, dump: Dump, *, count: int = 0, leave: Iterable[str] = ()) -> Loaded:
-    """Load the next `count` variables of a dump that was handed over, or all with 0.
+    """Load the next `count` variables of a dump that was handed over; 0 stands for all.
 
-    Names in `leave` are skipped, now and later; they are whole `groups`, or ends of those.
-    Raises HibernationError.
+    Names in `leave` are skipped, now and later. They must be complete `groups`, or the ends of
+    groups. Raises HibernationError.
     """
     content: dict[str, Any] = {
         "seconds": SECONDS,
@@ -314,7 +319,7 @@ async def load(kernel: Kernel, dump: Dump, *, count: int = 0, leave: Iterable[st
 
 
 async def _store(kernel: Kernel, path: Path, size: int) -> str:
-    """Write a dump to `path`, and return its checksum. Raises HibernationError, OSError."""
+    """Receive a dump into `path`, and return its checksum. Raises HibernationError, OSError."""
     passed = Checksum()
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
     with open(os.open(path, flags, 0o600), "wb", buffering=0) as file:
@@ -336,7 +341,7 @@ async def _store(kernel: Kernel, path: Path, size: int) -> str:
 async def _piped(kernel: Kernel, file: FileIO, size: int, passed: Checksum) -> int:
     """Receive the dump through a pipe into `file`, and return its `size`.
 
-    Returns 0 where the kernel cannot be given a descriptor: the dump has to be asked for in parts.
+    Returns 0 if the descriptor did not reach the kernel: the dump must be requested in parts then.
     Raises HibernationError, OSError.
     """
     reader, writer = make_pipe()
@@ -344,7 +349,7 @@ async def _piped(kernel: Kernel, file: FileIO, size: int, passed: Checksum) -> i
 
     async def drain() -> None:
         nonlocal came
-        with source:  # who writes more, or what the disk does not take, is told so
+        with source:  # after `size` bytes or a disk error, further writes of the kernel fail
             came = await from_pipe(source.fileno(), file.fileno(), size, passed)
         ended.set()
 
@@ -362,7 +367,7 @@ async def _piped(kernel: Kernel, file: FileIO, size: int, passed: Checksum) -> i
 
 
 def _let_go(kernel: Kernel) -> None:
-    """Ask the kernel to free its dump, whose buffers are the variables' memory; do not wait."""
+    """Request that the kernel frees its dump, which refers to variables' memory; do not wait."""
     with (
         suppress(LaunchError),
         kernel.asking("shell", "kernel_mcp_dump_part_request", {"bytes": 0}),
@@ -385,10 +390,10 @@ async def _ask(
     *buffers: bytes,
     given: int | None = None,
 ) -> Message:
-    """Send a shell request and return the reply; the kernel is interrupted when it is late.
+    """Send a shell request and return the reply; interrupt the kernel if it is late.
 
     `seconds` are processor time. Raises UnsavableError for a reply that reports a failure,
-    HibernationError for none.
+    HibernationError without a reply in time.
     """
     try:
         with kernel.asking("shell", kind, content, buffers, given) as answer:
@@ -414,7 +419,7 @@ async def _ask(
 async def _patience(kernel: Kernel, answer: PendingReply, seconds: float) -> None:
     """Wait for an answer until the kernel has used `seconds` of processor time.
 
-    At least `seconds`, at most `PATIENCE` times that, pass on the clock.
+    The wall-clock wait for a missing answer is `seconds` to `PATIENCE` times `seconds`.
     """
     with anyio.move_on_after(seconds):
         before = kernel.handle.usage().cpu_s
@@ -426,7 +431,7 @@ async def _patience(kernel: Kernel, answer: PendingReply, seconds: float) -> Non
 
 
 async def _settle(kernel: Kernel, answer: PendingReply) -> None:
-    """Interrupt a kernel that has not answered, `INTERRUPTS` times."""
+    """Interrupt a kernel that has not answered, up to `INTERRUPTS` times."""
     for _ in range(INTERRUPTS):
         if answer.done.is_set():
             break
@@ -446,7 +451,7 @@ def _names(value: object) -> tuple[str, ...]:
 
 
 def _changes(reply: Mapping[str, Any]) -> dict[str, str]:
-    """Return names with reasons; records of earlier versions have a list of copied arrays."""
+    """Return names with reasons. Records of earlier versions have a list of copied arrays."""
     copies = dict.fromkeys(_names(reply.get("copies", [])), COPIED)
     return {**copies, **_reasons(reply.get("changed", {}))}
 

@@ -1,7 +1,7 @@
 """A fair queue: cells of many busy sessions begin in the order of their arrival, a few at a time.
 
-Without it the operating system chooses which kernel gets a processor: of 64 sessions with quick
-cells, the busiest ran an eighth more cells than the least busy.
+Without it the operating system decides which kernel gets a processor. Of 64 sessions with quick
+cells, the busiest then ran an eighth more cells than the least busy.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from contextlib import asynccontextmanager
 import anyio
 
 MOST = os.cpu_count() or 1
-"""Cells that have just begun: one for each processor."""
+"""Maximum number of cells that began less than `HOLD_S` ago and still run: one per processor."""
 HOLD_S = 0.005
-"""Seconds after which a cell that still runs does not count as quick, and the next may begin."""
+"""Seconds after which a running cell no longer counts, and the next may begin."""
 
 
 class CellStartQueue:

@@ -1,4 +1,4 @@
-"""Folders of sessions: which ones a session gets, and which of them outlive it."""
+"""Folders of sessions: how they are chosen, and which of them outlive a session."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from kernel_mcp.records import dataclass
 SCRIPT = "(script)"
 """Name of sessions of `run_script`. It cannot be a session's name, so none is found by it."""
 MOST_NUMBERED = 500
-"""Most workspaces that are kept of sessions without a name."""
+"""Bound of the numbers in names of kept workspaces, for sessions without a name."""
 
 
 @dataclass(frozen=True, slots=True)
 class SessionFolders:
     """Parent folders of sessions' files: `workspaces` for kernels, `records` for the server.
 
-    `layers` are for the packages they add. With `keep` workspaces outlive their sessions and are
-    named like them, that of the default session `default`. Those of scripts do not, as no later
-    session could have them. With `by_principal` kept workspaces are in a folder of their owner.
+    `layers` are for installed packages. With `keep`, workspaces outlive their sessions and have
+    their names; that of the default session is `default`. Those of scripts are removed, as no later
+    session could find them. With `by_principal`, kept workspaces are in a folder of their owner.
     """
 
     workspaces: Path
@@ -41,7 +41,7 @@ class SessionFolders:
     ) -> tuple[str, Path]:
         """Return the name of a session and its workspace; `undo` unlocks a kept workspace.
 
-        Raises InputError for one that another session or server uses.
+        Raises InputError if another session or server uses the workspace.
         """
         kept = self.workspaces
         if not self.keep or name == SCRIPT:
@@ -62,7 +62,7 @@ class SessionFolders:
             if found is not None and not stat.S_ISDIR(found):
                 continue
             if not (name or default) and found is not None:
-                continue  # that of an earlier session, which can be had by its name
+                continue  # of an earlier session, and available only by its name
             if (lock := hold_name(folder)) is not None:
                 undo.callback(os.close, lock)
                 return name or ("" if default else candidate), folder
@@ -84,7 +84,7 @@ class SessionFolders:
         return self.records / handle / "saved"
 
     async def remove(self, handle: str, *, script: bool, recorded: bool) -> None:
-        """Remove the folders that do not outlive the session; with `recorded` its records do."""
+        """Remove the folders that do not outlive the session; with `recorded` its records stay."""
         places = [self.layers / handle]
         if script or not self.keep:
             places.append(self.workspaces / handle)

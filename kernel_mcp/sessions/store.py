@@ -1,11 +1,11 @@
 """On-disk store of persisted sessions. A crash during a write leaves the old save or the new one.
 
-It is a folder of this user alone, which no session sees. An entry has its workspace in `w`, its
-packages in `p`, and in `r` its record and the newest dump of its variables. Both are named by a
+It is a private folder of this user, which no session can access. An entry has its workspace in `w`,
+its packages in `p`, and in `r` its record and the newest dump of its variables. Both are named by a
 manifest that is replaced atomically. A server that uses an entry holds flock(2) on a file in `l`,
-which is released when the process ends.
+which Linux releases when the process ends.
 
-Versions that know only format 1 have records in `k`, where they overwrite what they cannot read.
+Versions that support only format 1 keep records in `k`, and overwrite those that they cannot read.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ from kernel_mcp.sessions.snapshot import Dump
 from kernel_mcp.sessions.words import duration
 
 MOST_ENTRIES = 200_000
-"""Most files that are counted of one entry."""
+"""Maximum number of files that are counted in each folder of an entry."""
 _ID = re.compile(rf"[0-9a-f]{{{ID_CHARS}}}")
 ENDING_S = 5.0
-"""Longest wait, in seconds, for a server that is ending: clients start the next one meanwhile."""
+"""Maximum wait, in seconds, for a server that is ending: clients may start the next one before."""
 LOOKING_S = 0.1
 PAUSE_S = 0.01
 _DUMP = "variables-"
@@ -55,11 +55,11 @@ _BRANCHED = "branched"
 _ADOPTED = "adopted"
 JOURNAL_FILE = "cells.now"
 _GONE = ".gone"
-"""Suffix of the record's folder of an entry whose removal has begun."""
+"""Suffix of the record folder of an entry whose removal has begun."""
 _WAS = ".was"
-"""Suffix of the file that tells the next session of an entry what was removed, and why."""
+"""Suffix of the file that lists, for the next session of an entry, what was removed, and why."""
 WORD = b'{"format": 2}'
-"""A manifest for older versions, which report its format as the reason why a session is missing."""
+"""A manifest for older versions. They report its format as the reason why a session is missing."""
 
 ROOM = "others took the room that kept sessions have (--persist)"
 
@@ -68,9 +68,9 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """An entry as it is listed. `used` is the time of the last write; `held` says if it is locked.
+    """A listed entry. `used` is the time of the last write; `held` is True if it is locked.
 
-    `saved` is None where nothing was saved or it cannot be read.
+    `saved` is None if nothing was saved or the manifest cannot be read.
     """
 
     id: str
@@ -87,14 +87,14 @@ class Stored:
 
 
 BESIDE_BYTES = 2 * MIB
-"""Free bytes of the disk that variables must leave: the manifest and the history of cells are
-written after them."""
+"""Bytes of the disk that variables must leave free, for the manifest and the history of cells,
+which are written after them."""
 
 
 class SaveFolder:
     """The saved variables of one session: the newest dump, and manifests that name it.
 
-    `saved` is None where nothing was saved. All methods are blocking, and raise OSError.
+    `saved` is None if nothing was saved. All methods are blocking and raise OSError.
     """
 
     def __init__(self, folder: Path, most_bytes: int) -> None:
@@ -104,7 +104,7 @@ class SaveFolder:
         self._most_bytes = most_bytes
 
     def dump(self) -> Dump | None:
-        """Return the saved dump; None for none. Raises HibernationError for a malformed record."""
+        """Return the saved dump; None for none. Raises HibernationError if malformed."""
         saved = self.saved
         if saved is None or not saved.dump:
             return None
@@ -112,19 +112,19 @@ class SaveFolder:
         return Dump.of(path, saved.size, saved.variables, saved.checksum)
 
     def new_dump_path(self) -> Path:
-        """Return the path for the next dump; a file that a failed one left there is overwritten."""
+        """Return the path for the next dump, which may have a file of a failed one."""
         return self.folder / (
             _DUMP + ("b" if self.saved and self.saved.dump == _DUMP + "a" else "a")
         )
 
     def bound(self) -> int:
-        """Return how many bytes the variables are allowed to take."""
+        """Return the maximum bytes of the variables."""
         if not self._most_bytes:
             return sys.maxsize
         return max(0, self._most_bytes - self._beside())
 
     def free(self) -> int:
-        """Return how many bytes of the disk are free for the variables."""
+        """Return the bytes of the disk that are free for the variables."""
         disk = os.statvfs(self.folder)
         return max(0, disk.f_bavail * disk.f_frsize - BESIDE_BYTES)
 
@@ -135,7 +135,7 @@ class SaveFolder:
     def commit(self, saved: Saved) -> None:
         """Replace the manifest by `saved`, and remove older dumps.
 
-        The former save stays where that fails.
+        If that fails, the former save stays.
         """
         manifest.write(self.folder, saved.data())
         self.saved = saved
@@ -159,17 +159,19 @@ class StoreEntry(SaveFolder):
 
     All methods are blocking.
 
-    `saved` is None, too, where it cannot be read: `problem` says why. `unknown` is set for an entry
-    of another version of this server, and `other` for one with the save of another session; nothing
-    may be written to either. `repaired` says why the copy of the manifest was read. `overtaken`
-    names the variables that an older version has saved of the session since, None if it has not.
-    `removed` says why the store has removed an earlier save, and which variables. `branched` says
-    that the session had branches when its last server was killed, or has some now, and `adopted`
-    that it has adopted one since its variables were saved.
+    saved      content of the manifest; None if nothing was saved or it cannot be read
+    problem    reason why the manifest cannot be read; empty for none
+    unknown    set if the entry has an unknown format; nothing may be written to it
+    other      set if the entry has the save of another session; nothing may be written to it
+    repaired   reason why the copy of the manifest was read; empty if it was not
+    overtaken  variables that an older version has saved since the last save; None if it has not
+    removed    reason why the store removed an earlier save, and its variables; None if it did not
+    branched   True if the session has branches, or had some when its last server was killed
+    adopted    True if the session has adopted a branch since its variables were saved
     """
 
     def __init__(self, store: SessionStore, key: SessionKey, lock: int, id: str = "") -> None:  # noqa: A002  # what it is
-        """Without an `id` it is that of the `key`."""
+        """`id` is by default that of the `key`."""
         id = id or key.id  # noqa: A001
         super().__init__(store.records / id, store.most_bytes)
         self.key = key
@@ -219,9 +221,9 @@ class StoreEntry(SaveFolder):
         self.overtaken = self._overtaken()
 
     def _overtaken(self) -> tuple[str, ...] | None:
-        """Return names of variables that an older version has saved since the last save.
+        """Return the names of variables that an older version has saved since the last save.
 
-        None where it has saved nothing. Then a manifest is written for it, see `WORD`.
+        None if it has saved nothing. Unless it has ever saved something, `WORD` is written for it.
         """
         place = self.former / MANIFEST
         try:
@@ -241,13 +243,13 @@ class StoreEntry(SaveFolder):
             return None
 
     def set_branched(self, branched: bool) -> None:
-        """Record, for the next server, whether there are branches. Raises OSError."""
+        """Record, for the next server, if there are branches. Raises OSError."""
         mark = self.folder / _BRANCHED
         mark.touch() if branched else mark.unlink(missing_ok=True)
         self.branched = branched
 
     def set_adopted(self, adopted: bool) -> None:
-        """Record, for the next server, whether an adopted branch is unsaved. Raises OSError."""
+        """Record, for the next server, if an adopted branch is unsaved. Raises OSError."""
         mark = self.folder / _ADOPTED
         mark.touch() if adopted else mark.unlink(missing_ok=True)
         self.adopted = adopted
@@ -256,7 +258,7 @@ class StoreEntry(SaveFolder):
         return _holds(self.workspace) + _holds(self.layer) + _holds(self.records)
 
     def drop_variables(self, cell: int) -> None:
-        """Forget the saved variables: after `cell` there are none."""
+        """Remove the saved variables: after `cell` there are none."""
         if self.saved is not None:
             none = dataclasses.replace(
                 self.saved, dump="", size=0, checksum="", variables={}, moment=0.0
@@ -264,16 +266,16 @@ class StoreEntry(SaveFolder):
             self.commit(dataclasses.replace(none, cell=cell, through=cell, undone=False))
 
     def remove(self) -> None:
-        """Remove the entry. Raises OSError when something stays.
+        """Remove the entry. Raises OSError if a part of it remains.
 
-        After the first step nothing can be restored, and `finish_removal` can complete it.
+        After the first step nothing can be restored, and `finish_removal` can remove the rest.
         """
         with contextlib.suppress(FileNotFoundError):
             self.folder.rename(self._gone)
         self.finish_removal()
 
     def finish_removal(self) -> None:
-        """Remove what is left of an entry whose removal has begun. Raises OSError."""
+        """Remove the rest of an entry whose removal has begun. Raises OSError."""
         for each in (self.layer, self.workspace, self.former, self._gone):
             remove_tree(each)
 
@@ -282,7 +284,7 @@ class StoreEntry(SaveFolder):
         return self.folder.with_name(self.folder.name + _GONE)
 
     def mark_closing(self) -> None:
-        """Mark the entry as about to be closed, so that other servers wait for it."""
+        """Mark the entry as about to be unlocked, so that other servers wait for it."""
         if self._lock >= 0:
             os.pwrite(self._lock, b"ends", 0)
 
@@ -294,9 +296,9 @@ class StoreEntry(SaveFolder):
 
 
 class SessionStore:
-    """The entries of this user's sessions below `folder`, which is made where it is missing.
+    """The entries of this user's sessions below `folder`, which `make` creates if missing.
 
-    They may hold `most_bytes` together, 0 for no limit, and expire `most_s` seconds after their
+    They may have `most_bytes` together, 0 for no limit, and expire `most_s` seconds after their
     last use; `now` returns the time in seconds since 1970. All methods are blocking.
     """
 
@@ -319,16 +321,16 @@ class SessionStore:
         self._locks = folder / "l"
 
     def make(self) -> None:
-        """Create its folders. Raises OSError, PermissionError if others could write to them."""
+        """Create its folders. Raises OSError, such as PermissionError if others can write there."""
         private_folder(self._folder)
         for folder in (self.workspaces, self.layers, self.records, self.former, self._locks):
             folder.mkdir(mode=0o700, exist_ok=True)
         self._take_all_over()
 
     def open(self, key: SessionKey) -> StoreEntry | None:
-        """Lock and return the entry of a key, empty if it is new; None while another server has it.
+        """Lock and return the entry of a key, empty if new; None if another server has locked it.
 
-        One that has expired is removed first. Raises OSError.
+        An expired entry is removed first. Raises OSError.
         """
         lock = self._hold_in_time(key.id)
         if lock is None:
@@ -352,13 +354,13 @@ class SessionStore:
         return StoreEntry(self, key, lock)
 
     def has(self, key: SessionKey) -> bool:
-        """Return True if a key has a save or a recorded cell, not expired. Raises OSError."""
+        """Return True if a key has a save or a cell in the journal, not expired. Raises OSError."""
         folder = self.records / key.id
         saved = any((folder / name).is_file() for name in (MANIFEST, COPY))
         return (saved or bool(read_journal(folder / JOURNAL_FILE))) and not self._expired(folder)
 
     def _take_all_over(self) -> None:
-        """Take over all saves of older versions that no server has locked. Raises OSError."""
+        """Move all unlocked saves of older versions to this version's folder. Raises OSError."""
         for id in _names(self.former):  # noqa: A001
             if not (self.records / id).exists() and (lock := self._hold(id)) is not None:
                 try:
@@ -367,7 +369,10 @@ class SessionStore:
                     os.close(lock)
 
     def _take_over(self, id: str) -> None:  # noqa: A002  # what it is
-        """Take over an older version's save of an entry that is locked here. Raises OSError."""
+        """Move an older version's save to this version's folder, with the entry locked here.
+
+        Raises OSError.
+        """
         former, place = self.former / id, self.records / id
         if not former.is_dir() or place.exists() or place.with_name(id + _GONE).exists():
             return
@@ -378,14 +383,14 @@ class SessionStore:
         former.rename(place)
 
     def entries(self) -> list[Stored]:
-        """Return all entries, the most recently used first. Raises OSError."""
+        """Return all entries, most recently used first. Raises OSError."""
         self._take_all_over()
         return sorted(self._entries(), key=lambda each: -each.used)
 
     def forget(self, id: str, why: str = "") -> bool:  # noqa: A002  # what it is
-        """Remove an entry; return False while a server has it. Raises OSError.
+        """Remove an entry; return False if a server has locked it. Raises OSError.
 
-        The next session with its key gets `why` in a notice, unless that is empty.
+        A notice of the next session with its key reports `why`, unless that is empty.
         """
         lock = self._hold(id)
         if lock is None:
@@ -404,7 +409,7 @@ class SessionStore:
         return f"it was not used for {duration(self.most_s)} (--persist)"
 
     def _leave_word(self, folder: Path, why: str) -> None:
-        """Write the names of variables about to be removed, and why; nothing if `why` is empty."""
+        """Write the names of variables about to be removed, and why, unless `why` is empty."""
         word = folder.with_name(folder.name + _WAS)
         word.unlink(missing_ok=True)
         saved = None
@@ -416,7 +421,7 @@ class SessionStore:
                 word.write_text(text)
 
     def _take_word(self, id: str) -> tuple[str, tuple[str, ...]] | None:  # noqa: A002
-        """Read, once, why an entry was removed and its variables; None if it was not removed."""
+        """Read and delete the file of `_leave_word`: reason and variables; None without a file."""
         word = self.records / f"{id}{_WAS}"
         try:
             said = json.loads(word.read_text())
@@ -435,12 +440,12 @@ class SessionStore:
                     word.unlink()
 
     def collect(self) -> None:
-        """Finish removals that were cut short; what cannot be removed is logged."""
+        """Complete interrupted removals; log a failure."""
         self.drop_words(self.most_s)
         for id in self._left_behind():  # noqa: A001
             lock = self._hold(id)
             if lock is None:
-                continue  # a server removes it, or has it again
+                continue  # a server is removing it, or uses it again
             entry = StoreEntry(self, SessionKey("", ""), lock, id)
             try:
                 self._take_over(id)
@@ -461,8 +466,8 @@ class SessionStore:
     def make_room(self) -> list[Stored]:
         """Remove expired entries, then the least recently used until all fit; return the removed.
 
-        Entries of the principal with the most bytes go first; a principal that has no more than an
-        equal share loses none. Locked entries stay.
+        Entries of the principal with the most bytes are removed first. A principal within an equal
+        share keeps all. Locked entries stay.
         """
         removed: list[Stored] = []
         found = self.entries()
@@ -500,7 +505,7 @@ class SessionStore:
             return
         for folder in folders:
             if not _ID.fullmatch(folder.name) or folder.is_symlink() or not folder.is_dir():
-                continue  # nothing of a server's
+                continue  # not an entry
             saved = None
             with contextlib.suppress(ValueError, OSError):
                 saved, _ = manifest.read(folder, folder.name)
@@ -518,7 +523,7 @@ class SessionStore:
     def _hold_in_time(self, name: str) -> int | None:
         """Lock an entry like `_hold`, but wait for a server that is ending or only lists it.
 
-        None where another server still has it after `ENDING_S` or `LOOKING_S` seconds.
+        None if another server still has the lock after `ENDING_S` or `LOOKING_S` seconds.
         """
         began = time.monotonic()
         while (lock := self._hold(name)) is None:
@@ -531,19 +536,19 @@ class SessionStore:
         return lock
 
     def _hold(self, name: str) -> int | None:
-        """Lock an entry and return the descriptor; None while another process has the lock."""
+        """Lock an entry and return the descriptor; None if another process has the lock."""
         path = self._locks / name
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
         while (fd := try_lock(os.open(path, flags, 0o600))) is not None:
             with contextlib.suppress(FileNotFoundError):
                 if path.stat().st_ino == os.fstat(fd).st_ino:
                     return fd
-            os.close(fd)  # one that was removed meanwhile
+            os.close(fd)  # the file was removed before it was locked
         return None
 
 
 def _names(folder: Path) -> set[str]:
-    """Return the ids of entries that have something in a folder."""
+    """Return the ids of entries that have a file or folder in `folder`."""
     try:
         found = {path.name.removesuffix(_GONE) for path in folder.iterdir()}
     except FileNotFoundError:
@@ -561,7 +566,7 @@ def _used(folder: Path) -> float:
 
 
 def _holds(folder: Path) -> int:
-    """Return the bytes in a folder; 0 where there is none."""
+    """Return the bytes in a folder; 0 if it does not exist."""
     try:
         fd = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:

@@ -9,14 +9,14 @@ from kernel_mcp.records import dataclass
 from kernel_mcp.sessions.notifications import Loss
 
 MOST = 500
-"""Most ended sessions that are kept; the owner with the most of them loses the oldest."""
+"""Maximum number of records; beyond it the owner with the most records loses the oldest."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tombstone:
-    """An ended session: why it ended, and what was lost.
+    """An ended session: the reason of its end, and the loss.
 
-    `name` is empty once a later session of its owner has it.
+    `name` is empty once a later session of the owner has that name.
     """
 
     owner: str
@@ -27,14 +27,14 @@ class Tombstone:
 
 
 class Tombstones:
-    """Records of ended sessions. Only the owner finds one; for others it never existed."""
+    """Records of ended sessions, each visible only to its owner."""
 
     def __init__(self) -> None:
         self._undelivered: dict[str, OrderedDict[str, Tombstone]] = {}
         self._delivered: OrderedDict[str, Tombstone] = OrderedDict()
 
     def add(self, ended: Tombstone) -> None:
-        """Add the end of a session, unless it is known."""
+        """Add the end of a session, unless it is recorded already."""
         own = self._undelivered.setdefault(ended.owner, OrderedDict())
         if ended.handle not in own and ended.handle not in self._delivered:
             own[ended.handle] = ended
@@ -43,24 +43,24 @@ class Tombstones:
         self._tidy(ended.owner)
 
     def find(self, owner: str, key: str) -> Tombstone | None:
-        """Return the session of this handle or name whose end was not reported; None for none."""
+        """Return an unreported end by the session's handle or name; None without one."""
         own = self._undelivered.get(owner, OrderedDict())
         return own.get(key) or next((e for e in reversed(own.values()) if e.name == key), None)
 
     def pop(self, owner: str, handle: str) -> Tombstone | None:
-        """Remove and return the end of a session, which the caller reports; None for none."""
+        """Remove and return the end of a session, for the caller to report; None without one."""
         found = self._undelivered.get(owner, OrderedDict()).pop(handle, None)
         self._tidy(owner)
         return found
 
     def reassign_name(self, owner: str, name: str) -> None:
-        """Note that a later session of the owner has this name: no ended one is found by it."""
+        """Note that a later session of the owner has this name: `find` ignores it from now on."""
         own = self._undelivered.get(owner, OrderedDict())
         for former in [each for each in own.values() if each.name == name]:
             own[former.handle] = replace(former, name="")
 
     def mark_delivered(self, handle: str) -> None:
-        """Record a delivered answer about an end."""
+        """Record that an answer which reports this end was delivered."""
         owner = next((owner for owner, own in self._undelivered.items() if handle in own), "")
         if (ended := self.pop(owner, handle)) is not None:
             self._delivered[handle] = ended
@@ -68,7 +68,7 @@ class Tombstones:
                 self._delivered.popitem(last=False)
 
     def mark_undelivered(self, handle: str) -> None:
-        """Record that the client did not take this answer: it is reported again."""
+        """Record that this answer was revoked: the end is reported again."""
         if (ended := self._delivered.pop(handle, None)) is not None:
             self.add(ended)
 

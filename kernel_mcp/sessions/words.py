@@ -9,10 +9,10 @@ from typing import Any
 from kernel_mcp.output.text import one_line
 
 LISTED_CHARS = 8000
-"""Most characters of names in one notice; the other names are counted."""
+"""Maximum characters of names in one notice; further names are counted."""
 TIMES = " \N{MULTIPLICATION SIGN} "
 MAX_RESULTS = 5
-"""Most results of cells (`Out[n]`) that are named one by one."""
+"""Maximum number of results of cells (`Out[n]`) that are named one by one."""
 _RESULT = re.compile(r"Out\[\d+\]")
 _PLAIN = re.compile(r"[\w/\[\]@+~-][^\s()'\"\\,;:]*|(Out\[\d+\], )+…|[\d,]+ more")
 """Names of variables, results and files, and the words that stand for many names."""
@@ -50,12 +50,12 @@ def rounded(count: int) -> str:
 
 
 def listing(names: Iterable[str]) -> str:
-    """Return names with commas, up to `LISTED_CHARS` characters; the others are counted."""
+    """Return names, separated by commas, up to `LISTED_CHARS` characters; others are counted."""
     return _joined([shown(name) for name in names])
 
 
 def shown(name: str) -> str:
-    """Return a name on one line, in quotes if it could be taken for the words around it."""
+    """Return a name on one line, in quotes if it could be confused with the text around it."""
     text = one_line(name)
     return text if _PLAIN.fullmatch(text) else repr(text)
 
@@ -70,7 +70,7 @@ def reasons(lost: Mapping[str, str]) -> str:
 
 
 def _within(reason: str) -> str:
-    """Return a reason to be put in brackets; in quotes if it would close them."""
+    """Return a reason for use in brackets, in quotes if its own brackets are not balanced."""
     text, depth = one_line(reason), 0
     for each in text:
         depth += (each == "(") - (each == ")")

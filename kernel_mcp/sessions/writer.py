@@ -25,12 +25,12 @@ if TYPE_CHECKING:
 TOO_LARGE = "too large"
 """Prefix of the reason why a value was left out for lack of room."""
 ATTEMPTS = 24
-"""Most children in one save, each without the variable that ended the one before."""
+"""Maximum number of children in one save, each without the variable that crashed the last one."""
 HERE_S = 2.0
-"""Processor seconds of a kernel that must not be forked, for saving itself. They double with each
-attempt that left out, for lack of time, what was saved before; up to `snapshot.SECONDS`."""
+"""Processor seconds for the save of a kernel that must not be forked. They double after each
+attempt that had no time for a variable of the former save, up to `snapshot.SECONDS`."""
 LATE = ("took longer than ", "there was no time left")
-"""Prefixes of the reason why a value was left out for lack of time."""
+"""Prefixes of the reasons why a value was left out for lack of time."""
 NOTHING: Mapping[str, str] = MappingProxyType({})
 
 Turn = Callable[[], AbstractAsyncContextManager[bool]]
@@ -48,11 +48,11 @@ async def write_forked(
     attempts: int = ATTEMPTS,
     leave: Mapping[str, str] = NOTHING,
 ) -> tuple[Dump, float] | None:
-    """Let forked children of a kernel write its variables; return None when it may not be saved.
+    """Write a kernel's variables by forked children; return None if it may not be saved now.
 
-    Names in `leave`, which maps them to reasons, count as lost. With `whole` all are written or
-    none; without `hurry` the priority is the lowest. The second value is the processor time of the
-    child in seconds. Raises UnfitToFork, HibernationError, OSError.
+    Names in `leave`, which maps them to reasons, count as lost. With `whole` all variables are
+    written, or none. Without `hurry` the children have the lowest priority. The second value is the
+    processor time of the last child in seconds. Raises UnfitToFork, HibernationError, OSError.
     """
     left = dict(leave)
     failure = HibernationError("nothing was tried")
@@ -88,9 +88,9 @@ async def write_here(
     seconds: float = 0.0,
     leave: Mapping[str, str] = NOTHING,
 ) -> tuple[Dump, float]:
-    """Let the kernel itself write its variables, while no cell runs in it; see `write_forked`.
+    """Write a kernel's variables in the kernel itself, while no cell runs; see `write_forked`.
 
-    It may use `seconds` of processor time, 0 stands for `snapshot.SECONDS`. Raises
+    It may use `seconds` of processor time; 0 stands for `snapshot.SECONDS`. Raises
     HibernationError, OSError.
     """
     before, began = kernel.handle.usage().cpu_s, anyio.current_time()
@@ -106,6 +106,6 @@ async def write_here(
     session_save.late = 0
     if whole and any(why.startswith(TOO_LARGE) for why in dump.lost.values()):
         raise HibernationError(TOO_LARGE)
-    used = kernel.handle.usage().cpu_s - before  # with that of other threads
+    used = kernel.handle.usage().cpu_s - before  # includes other threads
     cpu_s = min(used, anyio.current_time() - began)
     return replace(dump, lost={**dump.lost, **leave}), cpu_s
