@@ -1,8 +1,9 @@
 """A kernel's channels on the event loop: no thread, no polling, no reading ahead, no reconnect.
 
-All flooding kernels together get `SHARE` of the loop's time, and each up to `BURST_S` at once. Then
-its messages are not read until other sessions had their turn: its sockets fill up and block it.
-Only processor time counts: waiting on a busy machine is not the kernel's fault.
+A kernel that floods the server may use `BURST_S` of the loop's time at once. Then its messages are
+not read for a while, so that its sockets fill up and block it. All flooding kernels together get
+`SHARE` of the loop's time. Only processor time counts, not the time that the server waits for a
+processor.
 """
 
 from __future__ import annotations
@@ -36,14 +37,15 @@ from kernel_specs.restricted.wire.zmtp import GREETING, Decoder, ProtocolError, 
 
 READ_BYTES = 128 * 1024
 MAX_WAITING_BYTES = 64 * MIB
-"""Bytes of requests that a kernel has not read yet; more are refused."""
+"""Maximum bytes of requests that a kernel has not read yet; more are refused."""
 _INT_BYTES = 4
 
 
 class ZmtpClient:
     """A ZMTP client on a Unix socket, without reconnects. Raises OSError when connect(2) fails.
 
-    `unread` is True if the kernel closed it with data unread, which Linux reports as ECONNRESET.
+    `unread` is True if the kernel closed the socket before it had read all data, which Linux
+    reports as ECONNRESET.
     """
 
     def __init__(
@@ -57,14 +59,15 @@ class ZmtpClient:
     ) -> None:
         """`place` is the path on which the kernel listens, or a socket that is connected to it.
 
-        The socket is closed with the connection. If it is `opened`, the greeting was sent already.
-        Other kernels disconnect a client that does not wait for their handshake.
+        The socket is closed with the connection. `opened` means that the greeting and subscription
+        were sent before. Messages are held until the handshake is complete, because some kernels
+        disconnect a client that does not wait for it.
         """
         self.unread = False
         self._loop = loop
         self._decoder = Decoder(max_bytes)
         self._held: list[bytes] = []
-        """Messages to be sent after the handshake; first the subscription to all topics."""
+        """Messages to send after the handshake; the first is the subscription to all topics."""
         if socket_type == b"SUB" and not opened:
             self._held.append(encode([b"\x01"]))
         self._out = bytearray()
@@ -122,9 +125,9 @@ class ZmtpClient:
         return found
 
     def send(self, frames: Sequence[bytes], given: int | None = None) -> None:
-        """Send or queue a message. Raises OSError when disconnected or over MAX_WAITING_BYTES.
+        """Send or queue a message. Raises OSError if disconnected or beyond MAX_WAITING_BYTES.
 
-        The descriptor `given` is sent with it, at once or not at all.
+        A message with a descriptor `given` is never queued: BlockingIOError is raised instead.
         """
         data = encode(frames)
         waiting = len(self._out) + sum(map(len, self._held))
@@ -173,20 +176,21 @@ class ZmtpClient:
 Channel: TypeAlias = Literal["shell", "iopub", "control"]
 
 BURST_S = 0.003
+"""Processor seconds for which a kernel's messages are read at once."""
 SHARE = 1 / 3
 """Fraction of the event loop's time that all flooding kernels together get."""
 LONGEST_READ_S = 1.0
-"""Processor seconds to read the remaining messages of a dead kernel."""
+"""Processor seconds for one read of each channel of a dead kernel."""
 AGAIN_S = 0.1
 """Seconds until the next attempt when the event loop refuses a reader."""
 CLOSED_GRACE_S = 0.5
-"""Seconds for a kernel that closed a channel to exit: its status says more."""
+"""Seconds to wait for the exit of a kernel that closed a channel: its status is a better reason."""
 OVERHEAD_BYTES = 64 * KIB
-"""Bytes of a message's frames besides its content."""
+"""Maximum bytes of a message's frames besides its content."""
 
 
 class Floods:
-    """The flooding kernels of a server, which have used up their time and are read again later."""
+    """The flooding kernels of a server, which are not read for now."""
 
     def __init__(self) -> None:
         self._resting: set[object] = set()
@@ -200,7 +204,10 @@ class Floods:
         self._resting.discard(one)
 
     def pays(self, one: object) -> float:
-        """Return the fraction of elapsed time by which a kernel's debt falls: all get `SHARE`."""
+        """Return the fraction of elapsed time by which the debt of kernel `one` decreases.
+
+        All flooding kernels together then get `SHARE` of the time.
+        """
         return 1 / (len(self._resting | {one}) / SHARE - 1)
 
 
@@ -209,7 +216,7 @@ class Hearer:
     """Callbacks for the messages of a kernel.
 
     message  is called with each valid message, in order per channel
-    refused  is called with the reason, for each that would take too long to decode
+    refused  is called with the reason, for each message that was dropped to protect the server
     broken   is called with the reason, when the connection is lost
     """
 
@@ -231,14 +238,14 @@ class KernelChannels(ABC):
         self._reason = ""
         self._closed = False
         self.received = self.rests = 0
-        """Number of messages so far, and how often reading paused to let other kernels go first."""
+        """Number of messages so far, and of pauses in reading in favour of other kernels."""
         self.unread: set[Channel] = set()
         """Channels that the kernel closed with requests unread."""
 
     async def ready(self, timeout: float) -> None:
-        """Wait for the subscription, after which no output is lost; `timeout` in seconds.
+        """Wait until the kernel confirms the subscription, after which no output is lost.
 
-        Raises LaunchError.
+        `timeout` is in seconds. Raises LaunchError.
         """
         with anyio.move_on_after(timeout):
             await self.greeted.wait()
@@ -258,7 +265,7 @@ class KernelChannels(ABC):
     ) -> str:
         """Send a request, with the descriptor `given` if there is one, and return its id.
 
-        Raises LaunchError when disconnected, or when too many requests wait unread.
+        Raises LaunchError if disconnected, or if too many requests are unread.
         """
 
     @abstractmethod
@@ -267,7 +274,7 @@ class KernelChannels(ABC):
 
     @property
     def resting(self) -> bool:
-        """True while reading pauses to let other kernels go first: messages may wait unread."""
+        """True while reading pauses in favour of other kernels: messages may be unread."""
         return False
 
     @abstractmethod
@@ -302,7 +309,7 @@ class KernelChannels(ABC):
         except Overload as error:
             self._hearer.refused(str(error))
         except WireError:
-            pass  # not of the protocol's shape
+            pass  # malformed messages are dropped
 
     def _break(self, reason: str) -> None:
         if not self._closed:
@@ -324,10 +331,10 @@ class Channels(KernelChannels):
         floods: Floods | None = None,
         wire: MessageCodec | None = None,
     ) -> None:
-        """`ends` are connected sockets for shell, control and iopub, to be used if there are any.
+        """`ends` are connected sockets for shell, control and iopub; empty to connect by path.
 
-        If they are `opened`, the greeting was sent over them. `floods` is shared by all kernels of
-        the event loop.
+        If they are `opened`, the greeting and subscription were sent over them before. `floods` is
+        shared by all kernels of the event loop.
         """
         super().__init__(wire or MessageCodec(connection.key), hearer)
         self._floods = floods or Floods()
@@ -376,8 +383,9 @@ class Channels(KernelChannels):
     async def drained(self, timeout: float) -> None:
         """See `KernelChannels`.
 
-        Everything that the kernel sent can be read at once. A child that still has the sockets is
-        not waited for.
+        Everything that the kernel has sent can be read at once. Only if that takes longer than
+        `LONGEST_READ_S`, wait for the end of iopub. Do not wait for children that still have the
+        sockets.
         """
         if self.resting:
             self._timers.pop("rest").cancel()
@@ -415,7 +423,7 @@ class Channels(KernelChannels):
     def _read(self, channel: Channel, *, rest: bool = True) -> None:
         """Deliver messages until there are none or the kernel's time is used up.
 
-        Without `rest` it has `LONGEST_READ_S` seconds, and no pause follows.
+        Without `rest` the time is `LONGEST_READ_S`, and no pause follows.
         """
         now, began = perf_counter(), thread_time()
         self._debt = max(0.0, self._debt - (now - self._settled) * self._floods.pays(self))

@@ -43,12 +43,14 @@ from kernel_mcp.kernels.kernel import Kernel
 
 @dataclass(frozen=True, slots=True)
 class KernelRequest:
-    """A session's request for its kernels; `python` and `packages` are empty for the server's own.
+    """A session's request for its kernels.
 
-    `beside` allows a workspace that another kernel uses. `layer` is the folder of the session's own
-    packages, None if it can add none. `limits` are its own, None for the server's. `network` are
-    the hosts that it has asked for, None for all that the operator grants. With `attach` it is
-    attached to an external kernel that the operator has named, instead of starting one.
+    python, packages  empty for those of the server's own environment
+    beside            True for a second kernel in the workspace of another one
+    layer             folder of packages installed by the session; None if it can install none
+    limits            limits of the session; None for the server's
+    network           requested hosts; None for all that the operator grants
+    attach            an external kernel to attach to, as named by the operator; empty for none
     """
 
     session: str
@@ -86,7 +88,8 @@ class KernelSource(Protocol):
 
 
 KERNEL_MODULE = "kernel_mcp.kernels.kernel"
-"""Module that the first start imports in a thread: it would delay the server's first answer."""
+"""Module that the first start of a kernel imports in a thread. An earlier import would delay the
+server's first answer."""
 
 FRESH_S = 600.0
 """Seconds before a used environment is looked up in the store again."""
@@ -113,9 +116,9 @@ class _Built:
 
     @property
     def whole(self) -> list[str]:
-        """Modules that a template imports: the top-level ones of the packages.
+        """Modules that a template imports: the top-level modules of the packages.
 
-        Of an operator's own environment also those of `DATA_MODULES` that it has.
+        For an operator's own environment, also those of `DATA_MODULES` that it contains.
         """
         support = self.environment.support
         there = chain.from_iterable(support.modules.values()) if support is not None else ()
@@ -131,14 +134,14 @@ class Templates(Protocol):
         """Start a template of `environment` that imports `preload`; returns at once."""
 
     async def ready(self, environment: KernelEnvironment) -> bool:
-        """Wait until that template is ready or has failed; return True when it can fork."""
+        """Wait until that template is ready or has failed; return True if it can fork."""
 
     def refusal(self, environment: KernelEnvironment) -> str:
-        """Return why that template is refused: its kernels are not confined. Empty if it is not."""
+        """Return the reason if that template is refused, as its kernels are not confined, or ""."""
 
 
 class KernelFactory:
-    """The one implementation of `KernelSource`: builds the environment, then launches."""
+    """The `KernelSource` that builds the environment, then launches a kernel and connects to it."""
 
     def __init__(
         self,
@@ -153,11 +156,11 @@ class KernelFactory:
         vault: Vault | None = None,
         pinned: PinnedRequirements = NOTHING,
     ) -> None:
-        """`templates` prepares the server's own environment; `launcher` forks from it.
+        """`templates` prepares a template for the server's own environment; `launcher` forks it.
 
-        `requests` returns those of all sessions: other environments may be removed. `variables` are
-        environment variables of every kernel. `vault` has the certificates that kernels trust, and
-        `pinned` the packages that files of the operator's list.
+        `requests` returns the requests of all sessions; environments of no request may be removed.
+        `variables` are environment variables of every kernel. `vault` has the certificates that
+        kernels trust. `pinned` are the packages that the operator's files list.
         """
         self._listed = pinned
         self._variables = tuple(variables.items())
@@ -173,7 +176,7 @@ class KernelFactory:
         self._masks = Masks(settings.masked_values)
         self._floods = Floods()
         self.begun = anyio.Event()
-        """Set once the first template was started, or that has failed."""
+        """Set once the first template was started, or its start has failed."""
 
     async def environment(
         self, request: KernelRequest, progress: ProgressCallback
@@ -192,7 +195,7 @@ class KernelFactory:
                     readonly=(*environment.readonly, *self._vault.visible_paths),
                     replaced=self._vault.replaced(environment.readonly),
                 )
-            spec = self.spec(request)  # the operator's packages may have become fewer
+            spec = self.spec(request)  # without packages that turned out to be unavailable
             await compile_guest(environment)
             names = import_names(environment, spec)
             provided = await anyio.to_thread.run_sync(provided_modules, environment)
@@ -221,7 +224,7 @@ class KernelFactory:
         self._release_unused()
         own, _ = await self.environment(_NOBODY, progress)
         most = self._settings.install_bytes
-        # the operator's packages are in this one too; the agent did not ask for them
+        # the environment includes the operator's packages, which do not count towards the limit
         most += self._environments.size(own) if most else 0
         try:
             with anyio.fail_after(INSTALL_TIMEOUT_S if request.packages else None):
@@ -251,12 +254,12 @@ class KernelFactory:
         await anyio.to_thread.run_sync(self._environments.evict)
 
     def refusal(self, environment: KernelEnvironment) -> str:
-        """Return why kernels of `environment` are not forked from a template; empty if they are."""
+        """Return the reason if no kernels of `environment` are forked from a template, or ""."""
         return "" if self._templates is None else self._templates.refusal(environment)
 
     @property
     def missing(self) -> Iterable[str]:
-        """The operator's packages that are not available, as far as that is known."""
+        """The operator's packages that are known to be unavailable."""
         return self._own.unfit
 
     @property
@@ -278,7 +281,7 @@ class KernelFactory:
         return self.spec(request) in self._built
 
     def version(self, request: KernelRequest) -> str:
-        """Return the version of Python that runs a request's code; empty before it is known."""
+        """Return the Python version that runs a request's code; empty before it is known."""
         built = self._built.get(self.spec(request))
         return "" if built is None else built.environment.version
 
@@ -342,7 +345,7 @@ class KernelFactory:
 
 @dataclass(frozen=True, slots=True)
 class _MountFirst:
-    """The advice on missing modules that an environment has in folders which are not mounted."""
+    """Advice on missing modules: first on those in folders that are not mounted."""
 
     hidden: Mapping[str, str]
     otherwise: NextStep

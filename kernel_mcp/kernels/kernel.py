@@ -31,9 +31,9 @@ from kernel_mcp.policy import Policy
 
 # An execute request: its outcome, and the end of its output.
 #
-# Reply and output come on different channels, so a reply may precede earlier output. An `idle`
-# may be lost or withheld: the kernel is then sent a request on the control channel. iopub keeps
-# one order, so after the `idle` of that request no output of the cell can follow.
+# Reply and output come on different channels, so a reply may arrive before earlier output. An
+# `idle` may be lost or withheld: the kernel is then sent a request on the control channel. iopub is
+# ordered, so no output of the cell can follow after the `idle` of that request.
 
 Sink: TypeAlias = Callable[[Event], None]
 
@@ -41,12 +41,13 @@ Sink: TypeAlias = Callable[[Event], None]
 class Run:
     """One execute request in flight; `finished` is set when it ended or the kernel died.
 
-    The first reply counts. `outputs` counts its messages. `unsure` means that no `idle` came.
-    `compiled` is False if the code was refused before it ran.
+    Only the first reply counts. `outputs` is the number of its output messages. `unsure` means that
+    no `idle` was received. `compiled` is False if the code was refused before it ran. `begun` is
+    True once the kernel has sent a message about it.
     """
 
     def __init__(self, sink: Sink, lift: Callable[[], None] = lambda: None) -> None:
-        """`lift` makes `sink` pass on the output that it kept back."""
+        """`lift` flushes the output that `sink` holds back."""
         self.msg_id = ""
         self.sink = sink
         self.lift = lift
@@ -54,7 +55,7 @@ class Run:
         self.exit_code: int | None = None
         self.compiled = True
         self.removed: tuple[int, list[str]] = (0, [])
-        """Number of variables that the cell removed without naming them, and the first names."""
+        """Number of variables removed without a `del` that names them, and the first names."""
         self.failure: Failure | None = None
         self.finished = anyio.Event()
         self.begun = False
@@ -63,7 +64,7 @@ class Run:
         self._idle = False
 
     def on_reply(self, content: dict[str, Any]) -> None:
-        """Take the outcome from an execute reply."""
+        """Set the outcome from an execute reply."""
         if self.status is not None:
             return
         status = content.get("status")
@@ -84,15 +85,15 @@ class Run:
             self.end()
 
     def end(self) -> None:
-        """Pass on remaining output, and set `finished`."""
+        """Flush remaining output, and set `finished`."""
         self.lift()
         self.finished.set()
 
 
 LOOK_S = 2.0
-"""Seconds to wait for the `idle` before a control request, and between later checks."""
+"""Seconds to wait for the `idle` before a control request is sent, and between later checks."""
 MOST_LOOKS = 30
-"""Checks after which a cell is ended whose kernel keeps sending or does not answer."""
+"""Number of checks after which a cell is ended whose kernel keeps sending or does not answer."""
 UNSURE = (
     "The kernel did not say where the output of this cell ends: some of it may be missing here, or "
     "come with a later cell"
@@ -100,7 +101,7 @@ UNSURE = (
 
 
 class IdleWait:
-    """Ends a `run` whose reply has come, with or without its `idle`."""
+    """Ends a `run` whose reply has arrived, even without its `idle`."""
 
     def __init__(self, run: Run, channels: KernelChannels) -> None:
         self._run = run
@@ -132,7 +133,7 @@ class IdleWait:
         self._look_later()
 
     def _ask(self) -> bool:
-        """Send the control request, once; return False when the kernel takes none."""
+        """Send the control request, once; return False if the kernel accepts none."""
         if not self._asked:
             try:
                 self._asked = self._channels.send("control", "kernel_info_request", {})
@@ -155,7 +156,7 @@ NAME_CHARS = 200
 class KnownNames:
     """Names that a kernel reports as defined, in order; hostile data.
 
-    `more` counts names beyond `MOST_NAMES`.
+    `more` is the number of names beyond `MOST_NAMES`.
     """
 
     def __init__(self, known: KnownNames | None = None) -> None:
@@ -166,7 +167,7 @@ class KnownNames:
         return iter(self._names)
 
     def apply(self, changes: object) -> None:
-        """Apply the `names` of an execute reply: new and deleted ones."""
+        """Apply the `names` of an execute reply: a list of new names and one of deleted names."""
         if not isinstance(changes, list) or len(changes) != 2:
             return
         for name in _texts(changes[1]):
@@ -188,7 +189,7 @@ class KnownNames:
 
 
 def _removed(value: object) -> tuple[int, list[str]]:
-    """Return the `removed` of an execute reply, a count and names; zero for malformed data."""
+    """Return the `removed` of an execute reply, a number and names; 0 for malformed data."""
     if not isinstance(value, list) or len(value) != 2:
         return 0, []
     count, names = whole_number(value[0]), _texts(value[1])
@@ -208,7 +209,7 @@ DRAIN_S = 0.25
 
 
 CHECKPOINT_S = 10.0
-"""Processor seconds that a checkpoint may use: it takes some 10 ms for a gigabyte."""
+"""Processor seconds that a checkpoint may use, which needs some 10 ms per gigabyte."""
 MOST_WORDS = 8
 WORD_CHARS = 80
 
@@ -222,7 +223,7 @@ def _words(value: object) -> tuple[str, ...]:
 
 
 class PendingReply:
-    """The reply to a request; `done` without `message` when the kernel has died."""
+    """The reply to a request; `done` is set without a `message` if the kernel has died."""
 
     def __init__(self) -> None:
         self.message: Message | None = None
@@ -236,13 +237,13 @@ def _unheard(_text: str) -> None:
 class Kernel:
     """A kernel that runs one cell at a time.
 
-    `watch` must run as a task meanwhile: it notices the death.
+    `watch` must run as a task, to detect the end of the kernel.
     """
 
     attached = False
     """True for an external kernel, which understands only Jupyter's own protocol."""
     place = ""
-    """Address of such a kernel, as `create_session` takes it in `attach`."""
+    """Address of such a kernel, as passed to `create_session` in `attach`."""
 
     def __init__(
         self,
@@ -256,7 +257,7 @@ class Kernel:
         """`masks` hide values in the output of cells; `floods` is shared by all kernels."""
         self._floods = floods
         self.tell: Callable[[str], object] = _unheard
-        """Callback for a sentence that the session's owner is to read."""
+        """Callback for a notice to the session's owner."""
         self.overheard: Callable[[str], object] = _unheard
         """Callback for code that another client has run."""
         self.handle = handle
@@ -268,10 +269,10 @@ class Kernel:
         self.known: dict[Checkpoint, KnownNames] = {}
         """Names of variables at each of its checkpoints."""
         self.closed_files: tuple[str, ...] = ()
-        """Files that were open at the checkpoint from which it was restored, and no longer are;
+        """Files that were open at the checkpoint from which it was restored, and are now closed;
         hostile data."""
         self.broken = False
-        """True if a trial cell failed: the kernel's own code does not work any more."""
+        """True if a trial cell failed or requests are not answered: the kernel's code is broken."""
         self._run: Run | None = None
         self._ending: IdleWait | None = None
         self._stray: Sink | None = None
@@ -294,7 +295,7 @@ class Kernel:
 
     @property
     def exit(self) -> ExitStatus | None:
-        """The exit status; None while it runs."""
+        """The exit status, with the reason if the server killed it; None while it runs."""
         status = self.handle.exit
         if status is not None and self._broken and status.signal == signal.SIGKILL:
             return replace(status, cause=status.cause or self._broken)
@@ -306,7 +307,7 @@ class Kernel:
         return self._run if self._run is not None and not self._run.finished.is_set() else None
 
     async def watch(self) -> None:
-        """Wait for the end of the kernel, deliver its last output and end what is in flight."""
+        """Wait for the end of the kernel, deliver its last output, and end pending requests."""
         await self.handle.wait()
         with Barrier("reading the last output of a kernel"):
             await self._channels.drained(DRAIN_S)
@@ -320,7 +321,7 @@ class Kernel:
             answer.done.set()
 
     def submit(self, code: str, sink: Sink, number: int | None = None) -> Run:
-        """Send one cell, known by `number` there; its output goes to `sink` in order.
+        """Send a cell, with `number` as its execution count; pass its output to `sink` in order.
 
         Raises LaunchError.
         """
@@ -382,9 +383,10 @@ class Kernel:
         buffers: Sequence[bytes] = (),
         given: int | None = None,
     ) -> Iterator[PendingReply]:
-        """Send a request and receive its reply inside the block. Raises LaunchError.
+        """Send a request, and receive its reply inside the block. Raises LaunchError.
 
-        Requests on the shell channel wait for the running cell. The descriptor `given` is sent too.
+        Requests on the shell channel wait for the running cell. The descriptor `given` is sent with
+        the request.
         """
         answer = PendingReply()
         msg_id = self._channels.send(channel, kind, content, buffers, given)
@@ -401,11 +403,11 @@ class Kernel:
 
     @property
     def rests(self) -> int:
-        """How often reading its messages paused to let other kernels go first."""
+        """Number of pauses in reading its messages, in favour of other kernels."""
         return self._channels.rests
 
     def send_probe(self) -> None:
-        """Send a shell request that only shows whether it is `taken`. Raises LaunchError."""
+        """Send a shell request that only serves to test `taken`. Raises LaunchError."""
         self._channels.send("shell", "kernel_info_request", {})
 
     def missed(self, run: Run) -> bool:
@@ -413,7 +415,7 @@ class Kernel:
         return self.exit is not None and not run.begun and "shell" in self._channels.unread
 
     def interrupt(self, *, alone: bool = False) -> None:
-        """Interrupt the running cell; `alone` spares programs that code has started."""
+        """Interrupt the running cell; with `alone`, no programs that code has started."""
         if alone:
             self.handle.signal(signal.SIGCONT)
             self.handle.signal(signal.SIGINT)
@@ -427,16 +429,16 @@ class Kernel:
     def give_up(self, run: Run) -> str | None:
         """End a cell that does not stop: kill the kernel, and return None.
 
-        An attached kernel is not killed: the result is a sentence on its cell, or empty.
+        An attached kernel is not killed; the result is then a sentence on its cell, or empty.
         """
         self.kill()
         return None
 
     async def checkpoint(self) -> tuple[Checkpoint, float]:
-        """Make a forked copy of this kernel, which is idle; return it and the seconds it took.
+        """Make a forked copy of this idle kernel; return it and the CPU seconds that it required.
 
-        Raises Uncopyable if a copy would lack something that the kernel has, LaunchError if it
-        cannot be made for another reason.
+        Raises Uncopyable if a copy would lack something that the kernel has, such as threads.
+        Raises LaunchError if it cannot be made for another reason.
         """
         group = self.handle.sandbox_group
         if group is None:
@@ -464,11 +466,11 @@ class Kernel:
         return made, seconds if isinstance(seconds, float) and seconds > 0 else 0.0
 
     async def _answer_to(self, answer: anyio.Event, cpu_s: float) -> str:
-        """Wait for an answer; return why there is none after `cpu_s` processor seconds, or ""."""
+        """Wait for an answer; return the reason if none arrives in `cpu_s` CPU seconds, else ""."""
         return await silence.await_answer(answer, lambda: [self.handle.pid], cpu_s)
 
     async def become_branch(self, folder: str) -> None:
-        """Tell a fresh kernel the folder of its branch. Raises LaunchError without an answer."""
+        """Send a fresh kernel the folder of its branch. Raises LaunchError without an answer."""
         order = {"folder": folder}
         with self.asking("shell", "kernel_mcp_branch_request", order) as answer:
             await self._answer_to(answer.done, CHECKPOINT_S)
@@ -545,7 +547,7 @@ class Kernel:
         """Pass output to the cell it belongs to, else to the one that runs or ran last.
 
         That one also gets late output of threads and children, and text without a parent, which
-        comes from file descriptors. `Wire` drops messages of other clients' requests.
+        comes from file descriptors. `MessageCodec` drops answers to requests of other clients.
         """
         if run is not None:
             run.outputs += 1
@@ -562,7 +564,7 @@ class Kernel:
             self._stray(Stream("stderr", f"[left out: {reason}]\n"))
 
     def _on_broken(self, reason: str) -> None:
-        """Kill a kernel that has lost a channel, unless it has exited."""
+        """Kill a kernel whose channel is lost, unless it has exited."""
         if not self._closing and self.handle.exit is None:
             self._broken = self._broken or reason
             self.handle.kill()

@@ -19,30 +19,32 @@ from kernel_mcp.records import dataclass
 PROTOCOL_VERSION = "5.4"
 """Version in requests, as `jupyter_client._version.protocol_version`."""
 DELIM = b"<IDS|MSG>"
-"""Delimiter of routing identities and signature, as `jupyter_client.session.DELIM`; importing that
-package would take 6 MB."""
+"""Delimiter of routing identities and signature, as `jupyter_client.session.DELIM`. An import of
+that package would need 6 MB of memory."""
 MAX_MESSAGE_BYTES = 16 * 1024 * 1024
-"""Most bytes of a kernel's message: decoding 16 MiB delays other sessions by some 50 ms."""
+"""Maximum bytes of a kernel's message: decoding 16 MiB delays other sessions by some 50 ms."""
 MAX_HEADER_BYTES = 64 * 1024
 MAX_VALUES = 200_000
-"""Most JSON values in one message: 16 MiB of `[],` would take a second."""
+"""Maximum number of JSON values in one message: decoding 16 MiB of `[],` would take a second."""
 UNSUSPICIOUS_BYTES = 128 * 1024
+"""Bytes of content up to which values are not counted."""
 MAX_ENTRIES = 256
-"""Most entries of a MIME bundle; a usual one has a handful."""
+"""Maximum number of entries of a MIME bundle; a usual one has a handful."""
 MAX_ID_CHARS = 256
 MAX_FRAMES = 2000
-"""Most frames of a traceback, half of them from its end."""
+"""Maximum number of lines of a traceback, half of them from its end."""
 MAX_COUNT = 2**53
 
 
 _NUMBER = re.compile(r"[0-9]{1,18}")
 _encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False).encode
 _decode = json.JSONDecoder(parse_constant=lambda _word: None).decode
-"""Decodes JSON; NaN and infinities, which are no JSON, become null as in Jupyter's front ends."""
+"""Decodes JSON. NaN and infinities, which are not valid JSON, become null as in Jupyter's front
+ends."""
 
 
 class WireError(ValueError):
-    """Raised for a message without a valid signature, JSON or the protocol's shape."""
+    """Raised for a message with an invalid signature, invalid JSON or an invalid structure."""
 
 
 class Overload(WireError):
@@ -51,9 +53,9 @@ class Overload(WireError):
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """A message of checked shape: its type, the id of its request, its content.
+    """A message of checked structure: its type `kind`, the id of its request, its content.
 
-    `buffers` are unchecked bytes: no signature covers them. One that is `foreign` answers a request
+    `buffers` are unchecked bytes: no signature covers them. A `foreign` message answers a request
     of the type `asked` that another client of the kernel has sent.
     """
 
@@ -66,7 +68,7 @@ class Message:
 
 
 def header(kind: str, msg_id: str, session: str, username: str = "kernel-mcp") -> dict[str, Any]:
-    """Return the header of a message that is sent now; `session` identifies the sender."""
+    """Return the header of a message with the current time; `session` identifies the sender."""
     return {
         "msg_id": msg_id,
         "msg_type": kind,
@@ -135,7 +137,7 @@ class MessageCodec:
         return msg_id, self._sealed(parts)
 
     def decode(self, frames: Sequence[bytes]) -> Message:
-        """Check signature, shape and parent of one multi-part message. Raises WireError."""
+        """Check signature, structure and parent of a multi-part message. Raises WireError."""
         parts, buffers = self._opened(frames)
         if parts[1] != self._parent:
             self._parent_id = self._request_of(json_object(parts[1]))
@@ -162,7 +164,7 @@ class MessageCodec:
         return parts, buffers
 
     def _request_of(self, parent: dict[str, Any]) -> str:
-        """Return the id of the request; empty for no parent.
+        """Return the id of the request in a parent header; empty without a parent.
 
         Raises WireError for a request of another client, unless the kernel is shared.
         """
@@ -232,7 +234,7 @@ def packed(value: dict[str, Any]) -> bytes:
 
 
 def _check_values(content: bytes) -> None:
-    """Raise Overload above MAX_VALUES; text of any length passes."""
+    """Raise Overload for more than `MAX_VALUES` values; text of any length is accepted."""
     if len(content) <= UNSUSPICIOUS_BYTES or content.count(b",") <= MAX_VALUES:
         return  # values without commas are nested: the parser bounds that
     plain = content.replace(b"\\\\", b"").replace(b'\\"', b"")
@@ -255,7 +257,7 @@ def _stream_name(value: object) -> Literal["stdout", "stderr"]:
 
 
 def text_of(content: dict[str, Any], field: str, default: str | None = None) -> str:
-    """Return a field that has to be text. Raises WireError."""
+    """Return a field that must be text. Raises WireError."""
     value = content.get(field, default)
     if not isinstance(value, str):
         raise WireError(f"{field} is not a string")
