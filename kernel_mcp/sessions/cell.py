@@ -292,7 +292,7 @@ class Cell:
         return [notice.loss for notice in found if notice.loss is not None]
 
     async def step(self, text: str) -> None:
-        """Add a line on the progress of what precedes the run."""
+        """Add a progress line on the start of the kernel or an installation before the run."""
         self.steps.append(text)
         self._note_change()
 

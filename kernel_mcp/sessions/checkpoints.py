@@ -273,7 +273,7 @@ class Checkpoints:
             await self.take(kernel, as_of)
 
     async def ahead(self, kernel: Kernel, as_of: int) -> None:
-        """Make a copy before a cell that may take long, unless there is one of this state."""
+        """Make a copy before a cell with a long time limit, unless one of this state exists."""
         if self._stale or self._given_up:
             await self.take(kernel, as_of)
 

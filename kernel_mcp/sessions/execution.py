@@ -281,9 +281,9 @@ async def _end_or_stop(kernel: Kernel, run: Run, cell: Cell, cpu_s: float) -> St
 async def stop(kernel: Kernel, run: Run, grace_s: float, cell: Cell) -> bool:
     """Interrupt the cell for `grace_s` seconds, then kill its kernel; return True if killed.
 
-    While the kernel waits for a processor, not the clock counts but the processor time of all its
-    processes: they may be the ones that keep it waiting. The wall-clock bound is `PATIENCE` times
-    as long. A reset or close ends the grace period at once.
+    While the kernel waits for a processor, the period is counted in processor time of all its
+    processes, which may be what it waits for. The wall-clock bound is `silence.PATIENCE` times
+    `grace_s`. A reset or close ends the period at once.
     """
     pids = [] if kernel.attached else [kernel.handle.pid]
     left, latest = grace_s, anyio.current_time() + silence.PATIENCE * grace_s

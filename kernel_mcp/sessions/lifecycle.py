@@ -120,7 +120,10 @@ class Rollback:
     closed: tuple[str, ...] = ()
 
     def words(self, killed: int | None = None) -> str:
-        """Return a text on the state of the variables and the cells to run again, with `killed`."""
+        """Return a text on the state of the variables and the cells to run again.
+
+        `killed` is the number of a cell that was killed, to run again too; None for none.
+        """
         where = f"as after cell {self.as_of}" if self.as_of else "as before the first cell"
         again = [*self.undone, *([killed] if killed is not None else [])]
         text = f"Variables are {where}"

@@ -816,7 +816,7 @@ class SessionManager:
         return self._own(caller, session) if session else None
 
     async def retire(self, session: Session) -> None:
-        """Hibernate an idle session, or close it where hibernation is off."""
+        """Hibernate an idle session, or close it if hibernation is off."""
         if self._settings.hibernate_sessions:
             await self.quota.hibernate(session)
         else:

@@ -171,7 +171,7 @@ def _tag(book: NotebookFile, names: Iterable[str]) -> None:
 
 
 def _tags(cell: NotebookCell) -> tuple[Mapping[str, Any], list[Any]]:
-    """Return the metadata of a cell and its tags; empty where they are missing or malformed."""
+    """Return the metadata of a cell and its tags; empty if they are missing or malformed."""
     metadata = cell.value.get("metadata")
     metadata = metadata if isinstance(metadata, dict) else {}
     tags = metadata.get("tags")

@@ -1,4 +1,4 @@
-"""Persistence of sessions beyond the server's end: which are persisted, and what is restored.
+"""Persistence of sessions beyond the server's end: lookup, grants and the notices of a restore.
 
 Loading variables runs code that the session left. So a session is restored automatically only if
 the server grants nothing more than at the save. Otherwise the caller must request the restore.
