@@ -7,7 +7,7 @@ SHELL := /bin/bash
 # The interpreter of the development environment: a version or a path.
 PYTHON ?=
 # Processes that run tests, which wait half of their time; those of one file stay together.
-JOBS ?= 5
+JOBS ?= 4
 
 # More words for the command of a target, for example: make test ARGS='-k policy -x'
 ARGS ?=

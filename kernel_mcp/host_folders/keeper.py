@@ -170,8 +170,8 @@ class Keeper:
                 self._send({"op": "done", "id": number})
             elif operation == "again":
                 folder = self._folders[message["mount"]]
-                folder.again()
-                self._tell_covers(folder, list(folder.walk.found.covers), anew=True)
+                folder.reopen()
+                self._tell_covers(folder, list(folder.walk.findings.covers), anew=True)
                 if folder.writable:
                     self._ask(folder)
                 self._send({"op": "done", "id": number})

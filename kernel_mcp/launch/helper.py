@@ -14,7 +14,7 @@ from typing import Any
 
 import anyio
 
-from kernel_mcp.barriers import reason_of
+from kernel_mcp.barriers import log_failure, reason_of
 from kernel_mcp.errors import LaunchError
 from kernel_mcp.launch import silence
 from kernel_mcp.launch.readiness import StderrTail
@@ -218,6 +218,9 @@ class HelperProcess:
                 self._handle(*received)
             except (KeyError, TypeError, ValueError, IndexError) as reason:
                 self.replace(f"it sent what is no message: {reason!r}")
+            except Exception as error:  # noqa: BLE001  # a defect here: it must not go unhandled
+                log_failure(error, f"handling a message of {self._name}")
+                self.replace(f"a message of it could not be handled: {error!r}")
 
     def _handle(self, message: dict[str, Any], fds: list[int]) -> None:
         self._silence, self._quiet = None, 0

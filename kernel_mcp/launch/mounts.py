@@ -519,8 +519,8 @@ class MountGrants:
         elif operation == "named":
             shown = self.shown[message["mount"]]
             if message["first"]:
-                shown.named.clear()
-            shown.named.update(map(tuple, message["paths"]))
+                shown.named_paths.clear()
+            shown.named_paths.update(map(tuple, message["paths"]))
         elif operation == "asks":
             shown = self.shown[message["mount"]]
             if message["first"]:

@@ -42,6 +42,8 @@ while (received := packets.receive(server)) is not None:
         server.send(b"no JSON")
     elif message["do"] == "mislead":
         packets.send(server, {"unknown": 1})
+    elif message["do"] == "meet a defect":
+        packets.send(server, {"unknown": 2})
 """
 
 
@@ -61,6 +63,8 @@ class Kept:
         )
 
     def _on_message(self, message: dict[str, Any], _fds: list[int]) -> None:
+        if message.get("unknown") == 2:
+            raise AttributeError("a defect of the server")
         self.pids.append(message["pid"])
         self.news.set()
         self.news = anyio.Event()
@@ -106,7 +110,7 @@ async def test_it_answers_in_any_order_and_stays_while_it_is_pinged() -> None:
         assert (len(made.pids), made.ends) == (1, [])
 
 
-@pytest.mark.parametrize("what", ["end", "stop", "compute", "forge", "mislead"])
+@pytest.mark.parametrize("what", ["end", "stop", "compute", "forge", "mislead", "meet a defect"])
 async def test_a_dead_a_silent_and_a_forging_process_are_one_case_for_who_asks(what: str) -> None:
     async with kept() as made:
         with pytest.raises(LaunchError, match="the helper of a test is being replaced"):
