@@ -437,7 +437,7 @@ class KernelEndpoint:
         return {"status": "error", **restart, **failure("Refused", words)}
 
     async def _lacks(self, request: Request) -> dict[str, Any]:
-        words = f"a session takes no {request.kind}"
+        words = f"a session does not support {request.kind}"
         return {"status": "error", **failure("NotImplementedError", words)}
 
     # Sockets.

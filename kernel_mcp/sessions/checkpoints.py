@@ -461,10 +461,11 @@ class Checkpoints:
 
 OFF = "off (--checkpoints off)"
 NONE_HERE = (
-    "there are no checkpoints here: this kernel was not forked from a template, which takes "
-    "bubblewrap and no --no-template; where others have checkpoints, reset gives one that has"
+    "there are no checkpoints: this kernel was not forked from a template, which requires "
+    "bubblewrap and no --no-template; where other sessions have checkpoints, reset gives this one "
+    "a kernel that has"
 )
-NONE_ATTACHED = "there are no checkpoints of a kernel that is somebody else's"
+NONE_ATTACHED = "an external kernel has no checkpoints"
 
 
 def none_of(kernel: Kernel) -> str:

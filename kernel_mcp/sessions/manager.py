@@ -387,7 +387,7 @@ class SessionManager:
         if caller.principal in self._dismissed:
             session.close()
             raise SessionNotFound(
-                "The session was not opened: other doors were given to you meanwhile. Call again."
+                "The session was not opened: your access was changed meanwhile. Call again."
             )
         return session
 
@@ -802,7 +802,7 @@ class SessionManager:
         """
         self._dismissed.add(principal)
         for session in [each for each in self.sessions if each.owner == principal]:
-            self._remember(session, "was ended when other doors were given to its principal")
+            self._remember(session, "was ended when the access of its principal was changed")
             session.close()
 
     def forget_default(self, principal: str, default: str) -> None:

@@ -507,8 +507,8 @@ class Session:
         """Raise InputError if the kernel is attached; `what` names the tool, for the error text."""
         if self.request.attach:
             raise InputError(
-                f"{what} is not to be had here: this session has joined a kernel that is somebody "
-                f"else's ({self.request.attach}). {INSTEAD.get(what, OWN_KERNEL)}"
+                f"{what} is not available: this session is attached to an external kernel "
+                f"({self.request.attach}). {INSTEAD.get(what, OWN_KERNEL)}"
             )
 
     async def ensure_kernel(self, progress: ProgressCallback = silence) -> Kernel:

@@ -32,7 +32,7 @@ from kernel_mcp.sessions.session import Session
 
 CELL_KEY = "kernel-mcp/cell"
 LOST_KEY = "kernel-mcp/lost"
-OUTSIDE = "outside the sandbox, in a kernel that is somebody else's"
+OUTSIDE = "outside the sandbox, in an external kernel"
 ERROR_CHARS = 10_000
 """An answer that is an error, links included: Claude Code 2.1.197 cuts the middle out of longer
 ones (measured), and leaves out their pictures."""

@@ -57,11 +57,11 @@ from kernel_mcp.tools.results import names_of, spoken, with_pending
 FIRST_LINE_CHARS = 80
 UNLIMITED = "no sandbox limits it: whatever the server's user may reach"
 ATTACHED = (
-    "It runs in a kernel that is somebody else's, outside the sandbox, with that user's rights, "
-    "and shares its variables. Of this server's limits the time of a cell alone holds: it is "
-    "interrupted, the kernel never ended. There are no checkpoints, undo, branch, reset, install "
-    "or write_file here, its files are those of that kernel's folder, and the next server does not "
-    "know it. close_session leaves the kernel and its variables as they are."
+    "It runs in an external kernel, outside the sandbox, with the rights of that kernel's user, "
+    "and shares its variables. Of this server's limits only the time of a cell holds: the cell is "
+    "interrupted, the kernel never killed. Checkpoints, undo, branch, reset, install and "
+    "write_file are not available, its files are those of that kernel's folder, and the next "
+    "server does not know it. close_session leaves the kernel and its variables as they are."
 )
 HEAD_START_S = 0.002
 """Grace period in seconds before `create_session` answers: a pooled kernel is usually ready by

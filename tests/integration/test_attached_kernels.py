@@ -19,7 +19,7 @@ from tests.integration.jupyter_kernels import JupyterServer, Opened, by_file, ju
 pytestmark = pytest.mark.anyio
 
 Way = Callable[[Path], AbstractAsyncContextManager[Opened]]
-OUTSIDE = "[kernel-mcp] outside the sandbox, in a kernel that is somebody else's: "
+OUTSIDE = "[kernel-mcp] outside the sandbox, in an external kernel: "
 FOREVER = "import time\nprint('begun', flush=True)\nwhile True: time.sleep(0.01)"
 
 
@@ -281,12 +281,12 @@ async def test_what_takes_a_kernel_of_this_server_says_so(folder: Path, way: Way
         await theirs.run("x = 1")
         for tool, arguments in calls.items():
             text = await notebook.refused(tool, session="theirs", **arguments)
-            assert f"{tool} is not to be had here" in text
+            assert f"{tool} is not available" in text
         about = await notebook.call("info", session="theirs")
         assert (about.data["sandbox"], about.data["sandbox_enforces"]) == ("none", [])
         assert (await cell(notebook, "x")).text.startswith("1\n")
         asked = await notebook.run("x", session="theirs", checkpoint=True)
-        assert "no checkpoints of a kernel that is somebody else's" in asked.text
+        assert "an external kernel has no checkpoints" in asked.text
         assert not (await notebook.call("export_notebook", session="theirs")).failed
         own = await notebook.run("'x' in globals()")
         assert (own.text, notices(own)) == ("False", [])

@@ -150,4 +150,4 @@ async def test_who_loses_a_door_loses_the_sessions_that_have_it(tmp_path: Path) 
         async with http_agent(server) as agent:
             found = await agent.run(f"[open({file!r}).read(), 'kept' in dir()]")
             assert "['seen', False]" in found.text
-            assert "ended when other doors were given to its principal" in found.text
+            assert "ended when the access of its principal was changed" in found.text
