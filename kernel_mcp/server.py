@@ -86,6 +86,11 @@ def _at_work(manager: SessionManager, age_s: float) -> list[Session]:
     return [each for each in manager.sessions if each in now or each.last_ran > last]
 
 
+def _was_at_work(manager: SessionManager, age_s: float) -> bool:
+    """Return True if code ran within that time in a session that has been closed since."""
+    return manager.ended_ran > time.monotonic() - JUST_NOW_S - age_s
+
+
 @asynccontextmanager
 async def app_context(
     settings: Settings,
@@ -164,6 +169,7 @@ async def with_sessions(
         shared.managers.append(manager)
         stack.callback(shared.managers.remove, manager)
         doors.new_files.active_sessions = partial(_at_work, manager)
+        doors.new_files.ended_sessions = partial(_was_at_work, manager)
         doors.new_files.running_sessions = lambda: [
             each for each in manager.sessions if each.kernel is not None
         ]

@@ -65,6 +65,8 @@ class NewFileQuarantine:
         self._last: WeakKeyDictionary[ActiveSession, str] = WeakKeyDictionary()
         self.active_sessions: Callable[[float], Sequence[ActiveSession]] = lambda _age_s: []
         """Returns the sessions in which code runs, or ran within the given number of seconds."""
+        self.ended_sessions: Callable[[float], bool] = lambda _age_s: False
+        """Returns True if code ran within the given number of seconds in a session that is gone."""
         self.running_sessions: Callable[[], Sequence[ActiveSession]] = list
         """Returns the sessions with a kernel, where cells may have left processes and threads."""
 
@@ -78,6 +80,10 @@ class NewFileQuarantine:
         if user is not None and (known := [each for each in running if each.user == user]):
             return known
         return running if counts_as_code(maker) else self.active_sessions(age_s) or running
+
+    def _code_ran(self, age_s: float) -> bool:
+        """Return True if code ran `age_s` seconds ago, in a session that is open or gone."""
+        return bool(self.active_sessions(age_s)) or self.ended_sessions(age_s)
 
     def note(
         self, shown: ExposedMount, covers: Mapping[Parts, str], makers: Mapping[Parts, str]
@@ -118,7 +124,7 @@ class NewFileQuarantine:
         """
         age_s = max(0.0, time.time() - max(shown.changed_at(sign) for sign in signs))
         suspects = self._suspects(maker, age_s)
-        sure = counts_as_code(maker) or bool(self.active_sessions(age_s) and maker != NAMED)
+        sure = counts_as_code(maker) or (maker != NAMED and self._code_ran(age_s))
         gone = False
         for sign in signs:
             now = ""
@@ -178,7 +184,7 @@ class NewFileQuarantine:
         """Report files that agents or build servers obey, and that code may have changed."""
         for parts, writer in changed:
             age_s = max(0.0, time.time() - shown.changed_at(parts))
-            if writer == HOST or not (counts_as_code(writer) or self.active_sessions(age_s)):
+            if writer == HOST or not (counts_as_code(writer) or self._code_ran(age_s)):
                 continue
             name = readable(parts)
             if name not in shown.changed_files:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import sys
@@ -152,6 +153,8 @@ class SessionManager:
         self._audit = audit or Audit()
         self._saver = Saver(clock, lambda: persistence.store.make_room() if persistence else None)
         self._sessions: dict[str, Session] = {}
+        self.ended_ran = -math.inf
+        """Time at which code last ran in a session that has been closed since."""
         self._defaults: dict[tuple[str, str], str] = {}
         self._held: dict[str, ExitStack] = {}
         """Locks on workspaces and persisted entries, by the handle of the session that has them."""
@@ -897,6 +900,7 @@ class SessionManager:
                         if (held := self._held.pop(each.handle, None)) is not None:
                             held.close()
             del self._sessions[session.handle]
+            self.ended_ran = max(self.ended_ran, session.last_ran)
             self._clients.pop(session.handle, None)
             session.journal.closed(cells=len(session.cells))
             session.ended.set()

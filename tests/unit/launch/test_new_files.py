@@ -158,6 +158,15 @@ def test_what_code_plants_is_set_aside_and_told_whatever_it_is(
                 entry.unlink(missing_ok=True)
 
 
+def test_what_is_heard_of_once_the_session_is_closed_is_quarantined_too(mounted: Mounted) -> None:
+    mounted.begin()
+    mounted.active_sessions = []
+    mounted.quarantine.ended_sessions = lambda age_s: age_s < 60
+    (mounted.folder / ".envrc").write_text("late")
+    mounted.appeared(".envrc", maker=LOST)
+    assert not (mounted.folder / ".envrc").exists()
+
+
 @pytest.mark.parametrize("text", [PLAIN, CREDENTIALS], ids=["plain", "credentials"])
 @pytest.mark.parametrize("name", [".mcp.json", ".envrc", ".gitconfig", ".git"])
 def test_a_link_that_replaces_one_is_set_aside(mounted: Mounted, name: str, text: str) -> None:
