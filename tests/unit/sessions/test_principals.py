@@ -260,7 +260,7 @@ async def test_who_is_dismissed_has_no_session_there_until_it_comes_back(
         hers, his = await sessions.create(ada), await sessions.create(ben)
         sessions.dismiss("ada")
         assert (hers.state, his.state) == ("closed", "new")
-        with pytest.raises(SessionNotFound, match="other doors"):
+        with pytest.raises(SessionNotFound, match="your access was changed"):
             await sessions.create(ada)  # as one that was on its way
         with anyio.fail_after(60):
             while sessions.owned_by(ada):  # files are removed in threads
