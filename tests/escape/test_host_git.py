@@ -152,7 +152,7 @@ NAMED = {
 
 
 def planted(project: Project, paths: list[str]) -> list[str]:
-    """Those of the paths that hold what code has written."""
+    """Return those of `paths` that contain the code's script."""
     return [path for path in paths if "touch" in _text(project.root / path)]
 
 

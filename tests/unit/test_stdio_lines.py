@@ -14,7 +14,7 @@ pytestmark = [pytest.mark.anyio]
 
 
 async def lines_of(*pieces: bytes, most: int = 100_000) -> list[bytes | OversizedLine]:
-    """What `LineReader` makes of these pieces."""
+    """Return the lines that `LineReader` reads from these pieces."""
     left = list(pieces)
 
     async def read() -> bytes:

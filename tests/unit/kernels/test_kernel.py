@@ -13,7 +13,7 @@ ASKED = "asked"
 
 
 class Line:
-    """What `IdleWait` uses of channels; `pass_time` makes its next look."""
+    """Fake channels for `IdleWait`; `pass_time` triggers its next look."""
 
     def __init__(self) -> None:
         self.received = 0

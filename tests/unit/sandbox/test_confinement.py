@@ -1,4 +1,4 @@
-"""What is read of a kernel's process, and what violates the expected confinement."""
+"""Reading the confinement of a kernel's process, and finding violations of the expected one."""
 
 from __future__ import annotations
 
