@@ -18,10 +18,10 @@ from typing import Any
 from kernel_mcp.config.values import MIB
 from kernel_mcp.records import dataclass
 
-FORMAT = 2
+FORMAT = 3
 """Format of new entries. Increase it with every change that older servers would misread."""
-READABLE = (1, 2)
-"""Formats that this server can read; 1 has no checksums."""
+READABLE = (1, 2, 3)
+"""Formats that this server can read; 1 has no checksums, 1 and 2 have no settings in the dump."""
 MANIFEST = "manifest.json"
 COPY = "manifest.copy.json"
 MOST_BYTES = 64 * MIB
@@ -38,7 +38,7 @@ class UnknownFormat(ValueError):
     def __init__(self, known: object, names: tuple[str, ...]) -> None:
         super().__init__(
             f"its format is {known!r}, and this server reads "
-            f"{' and '.join(map(str, READABLE))}: another version of kernel-mcp has written it"
+            f"{READABLE[0]} to {READABLE[-1]}: another version of kernel-mcp has written it"
         )
         self.names = names
 

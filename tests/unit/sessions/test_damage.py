@@ -241,7 +241,9 @@ _REST = ["variables", "history", "undone"]
 FIELDS = {
     1: [*_KEY, *_FACTS, *_REST],
     2: [*_KEY, *_FACTS, "checksum", *_REST],
+    3: [*_KEY, *_FACTS, "checksum", *_REST],
 }
+"""The fields of each format. Dumps of format 3 have settings beside variables."""
 
 
 def test_a_format_has_the_fields_that_it_had_when_it_was_made() -> None:
@@ -285,6 +287,13 @@ async def test_an_entry_of_the_first_format_comes_back(tmp_path: Path) -> None:
     assert "is not whole" not in text
     assert lost == []
     assert [path.name for path in former.iterdir()] == [MANIFEST]
+
+
+async def test_an_entry_of_the_second_format_comes_back(tmp_path: Path) -> None:
+    await _as_format(await saved(tmp_path), 2, seal=True)
+    second, cell = await comes_back(tmp_path)
+    assert second.variables == ALL
+    assert told(cell)[1] == []
 
 
 async def test_an_entry_of_the_first_format_survives_what_removes_leftovers(
