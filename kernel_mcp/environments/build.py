@@ -53,7 +53,8 @@ OPERATORS = Terms()
 """The operator's environments are built and kept without limits."""
 
 
-BASE_PACKAGES = ("cloudpickle>=3,<4", "ipykernel>=7,<8")
+BASE_PACKAGES = ("cloudpickle>=3,<4", "ipykernel>=7,<8", "ipython>=8,<10")
+"""Packages of every environment. The bounds exclude versions whose private parts may differ."""
 # Dependencies of ipykernel and IPython that a kernel here never uses: there is no debugger to
 # talk to and no completion. They are a fifth of the download.
 LEFT_OUT = ("debugpy", "jedi", "parso")
