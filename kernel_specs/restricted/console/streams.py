@@ -58,7 +58,7 @@ class _Sink(io.RawIOBase):
         super().__init__()
         self.name = f"<{name}>"
         self._console = console
-        self._stream = name
+        self.stream = name
         self._fd = fd
 
     def writable(self) -> bool:
@@ -68,7 +68,7 @@ class _Sink(io.RawIOBase):
         return self._fd
 
     def write(self, data: Any) -> int:
-        self._console.take(self._stream, self._fd, data)
+        self._console.take(self.stream, self._fd, data)
         return len(data)
 
     def flush(self) -> None:
@@ -76,6 +76,15 @@ class _Sink(io.RawIOBase):
 
     def close(self) -> None:
         """Stay open: the next cell prints again."""
+
+
+def standard_name(stream: object) -> str:
+    """Return `stdout` or `stderr` for a text stream of this process's console, else ""."""
+    if type(stream) is io.TextIOWrapper:
+        with suppress(ValueError):  # user code has detached it
+            sink: object = stream.buffer
+            return sink.stream if type(sink) is _Sink else ""
+    return ""
 
 
 class Console:

@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any
 
+from kernel_specs.restricted.console.streams import standard_name
 from kernel_specs.restricted.hibernation.arrays import (
     COPIED,
     MemoryRanges,
@@ -286,6 +287,15 @@ class ObjectReducer:
         name = None if logger is logger.root else logger.name
         return logging.getLogger, (name,), state, None, None, set_logger_state
 
+    def _handler(self, handler: logging.Handler) -> Any:
+        """Reduce a handler of logging without its lock: the loaded one gets its own."""
+        usual: Any = handler.__reduce_ex__(5)
+        function, arguments, state = usual[:3]
+        if type(state) is not dict:  # it has slots, too
+            return NotImplemented
+        state = {name: value for name, value in state.items() if name != "lock"}
+        return function, arguments, state, None, None, set_handler_state
+
 
 Way = Callable[[ObjectReducer, Any], Any]
 Ways = dict[type, tuple[dict[int, str], Way | None]]
@@ -299,6 +309,8 @@ def _way(kind: type) -> Way | None:
     if (own := _FOREIGN.get((module_of(kind), kind.__name__))) is not None:
         return own
     names = {f"{module_of(base)}.{base.__name__}" for base in kind.__mro__}
+    if "logging.Handler" in names and _has_usual_state(kind):
+        return ObjectReducer._handler
     if "_ctypes._CData" in names:
         return ObjectReducer._ctypes
     if "torch.Tensor" in names:
@@ -500,6 +512,13 @@ def set_logger_state(logger: logging.Logger, state: tuple[Any, ...]) -> None:
         vars(logger).update(attributes)
 
 
+def set_handler_state(handler: logging.Handler, state: dict[str, Any]) -> None:
+    """Give a handler of logging a lock, set its attributes, and register it under its name."""
+    logging.Handler.__init__(handler)
+    vars(handler).update(state)
+    handler.name = state["_name"]
+
+
 def make_class(make: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
     """Return a cell's class, made without the hooks of its bases and metaclass.
 
@@ -629,7 +648,7 @@ def will_be_another(value: Any) -> bool:
     kind = type(value)
     if kind in (list, dict, set, bytearray):
         return not any(value is each for each in vars(sys).values())
-    if kind is types.FunctionType or issubclass(kind, type):
+    if kind is types.FunctionType or issubclass(kind, type) or standard_name(value):
         return False
     by_identity: bool = kind.__hash__ in BY_IDENTITY
     return by_identity and _has_usual_dict(kind) and id(value) not in _held_by_module(kind)

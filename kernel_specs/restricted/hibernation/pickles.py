@@ -30,6 +30,7 @@ from typing import Any
 import cloudpickle
 from IPython.core.getipython import get_ipython
 
+from kernel_specs.restricted.console.streams import standard_name
 from kernel_specs.restricted.hibernation import arrays, objects
 from kernel_specs.restricted.hibernation.attempt_limits import (
     GPU_ARRAY,
@@ -583,9 +584,7 @@ def _reduce_shell(shell: Any) -> Any:
 
 
 def _outside(obj: Any, what: str) -> Any:
-    name = getattr(obj, "name", None)  # those of this process lead nowhere while it saves
-    is_ours = any(base.__module__ == "ipykernel.iostream" for base in type(obj).__mro__)
-    if is_ours and name in ("stdout", "stderr"):
+    if name := standard_name(obj):
         return the_stream, (name,)
     raise CannotKeepError(what, obj)
 

@@ -14,7 +14,7 @@ from typing import Any, cast
 import pytest
 
 from kernel_specs.restricted.console.iopub import IOPubPublisher
-from kernel_specs.restricted.console.streams import CHUNK_BYTES, Console
+from kernel_specs.restricted.console.streams import CHUNK_BYTES, Console, standard_name
 
 
 class Collector:
@@ -81,6 +81,14 @@ def pipes(console: Console) -> Iterator[None]:
             os.close(copy)
         for fd in console.pipes:
             os.close(fd)
+
+
+def test_the_streams_of_a_console_are_told_from_others(streams: Any) -> None:
+    assert [standard_name(stream) for stream in streams] == ["stdout", "stderr"]
+    others = [io.TextIOWrapper(io.BytesIO()), io.StringIO(), None]
+    assert [standard_name(stream) for stream in others] == ["", "", ""]
+    streams[0].detach()
+    assert standard_name(streams[0]) == ""
 
 
 def test_text_waits_for_a_chunk_and_is_handed_over_on_demand(
