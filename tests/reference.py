@@ -1,4 +1,4 @@
-"""Writes the generated parts of docs/: flags, tools with their fields, and resources.
+"""Writes the generated parts of docs/: flags, tools with their fields, resources, test results.
 
 `make reference` runs it. A generated part stands between two comments; the text around it is
 written by hand and stays.
@@ -18,10 +18,11 @@ from mcp_types import ResourceTemplate
 from mcp_types import Tool as Definition
 
 from kernel_mcp.config.settings import OPTIONS, Option
+from tests import proof
 from tests.unit.tools.served import served
 
 DOCS = Path(__file__).parents[1] / "docs"
-PAGES = {"flags": "flags.md", "tools": "tools.md", "resources": "tools.md"}
+PAGES = {"flags": "flags.md", "tools": "tools.md", "resources": "tools.md", "proof": "proof.md"}
 """The page of each generated part."""
 
 Schema = Mapping[str, Any]
@@ -129,6 +130,7 @@ async def parts() -> dict[str, str]:
         "flags": flags(),
         "tools": "".join(map(tool, tools)),
         "resources": resources(templates),
+        "proof": proof.tables(proof.loaded()),
     }
 
 
