@@ -450,10 +450,17 @@ class SessionManager:
             session.notifications.add(text, ended.loss)
 
     def _is_default(self, caller: Caller, name: str) -> bool:
-        """Return True if this is the name of the caller's default session in the store."""
-        if name != DEFAULT_NAME or self._persistence is None or not caller.default:
+        """Return True if this is the name of the caller's default session.
+
+        If that is not persisted, a session that was created with this name comes first.
+        """
+        if name != DEFAULT_NAME or not caller.default:
             return False
-        return self._persistence.key(caller.principal, "", default=True) is not None
+        store = self._persistence
+        if store is not None and store.key(caller.principal, "", default=True) is not None:
+            return True
+        named = self._named(caller, name) is not None
+        return not (named or (store is not None and store.has(caller.principal, name)))
 
     async def _look_up(
         self, caller: Caller, wanted: SessionRequest, handle: str, undo: ExitStack

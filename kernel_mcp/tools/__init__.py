@@ -79,6 +79,17 @@ NetworkArg = Annotated[
     WithJsonSchema({"type": "array", "items": {"type": "string"}}),
     Field(description="Fewer hosts than info names, such as example.com"),
 ]
+
+
+def _version(given: object) -> object:
+    """Return a version as text, also one written as a number; other types are left as they are."""
+    if isinstance(given, bool) or not isinstance(given, (int, float)):
+        return given
+    return "3.10" if given == 3.1 else str(given)  # how JSON writes 3.10
+
+
+Version = Annotated[str, BeforeValidator(_version), WithJsonSchema({"type": "string"})]
+PythonArg = Annotated[Version, Field(description="Python version, such as 3.12")]
 WaitArg = Annotated[
     float,
     BeforeValidator(limit_duration),

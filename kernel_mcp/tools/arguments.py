@@ -15,12 +15,17 @@ from pydantic_core import ErrorDetails
 from kernel_mcp.config.values import close_to
 from kernel_mcp.errors import InputError
 from kernel_mcp.tools.calls import Call
-from kernel_mcp.tools.results import refusal
+from kernel_mcp.tools.results import refusal, with_remarks
 
 MOST_LINES = 4
 SHOWN_CHARS = 60
 NEAR = 0.6
 """Least similarity of an unknown name and the one that was perhaps meant."""
+_CODE = ("code", "script")
+"""Arguments that contain Python code."""
+_FENCES = ("```", "~~~")
+_PYTHON = frozenset({"", "py", "py3", "python", "python3", "ipython", "ipython3", "jupyter"})
+"""Languages of a Markdown code block that is run as Python."""
 
 _ALSO = {
     "code": ("source", "script"),
@@ -69,11 +74,17 @@ class CheckedTool(Tool):
         self, arguments: dict[str, Any], context: Any, convert_result: bool = False
     ) -> Any:
         """Run the tool for a `Call`, and return its answer, or the error about its arguments."""
+        arguments = given_only(arguments, self.parameters)
+        bare = {name: without_fence(arguments[name]) for name in _CODE if name in arguments}
+        fenced = [name for name, code in bare.items() if code is not arguments[name]]
+        arguments |= bare
         unknown = [name for name in arguments if name not in self.parameters["properties"]]
         errors: list[ErrorDetails] = []
         try:
             if not unknown:
-                return await super().run(arguments, context, convert_result)
+                answer = await super().run(arguments, context, convert_result)
+                remarks = [UNFENCED.format(name) for name in fenced]
+                return with_remarks(answer, remarks) if remarks else answer
             self.fn_metadata.validate_arguments(arguments)
         except UnexpectedToolError:
             raise
@@ -86,6 +97,56 @@ class CheckedTool(Tool):
         answer = refusal(InputError(complaint(self.name, self.parameters, unknown, errors)))
         named = arguments.get("session")
         return self.finish(answer, context, named if isinstance(named, str) else "")
+
+
+UNFENCED = "`{}` was a Markdown code block: its fence was taken off"
+
+
+def given_only(arguments: Mapping[str, Any], schema: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments without optional ones that are empty, such as null or "".
+
+    Some clients send all arguments, with these values for those that are not given. An empty list
+    stays where the schema accepts lists.
+    """
+    known, required = schema["properties"], schema.get("required", ())
+    return {
+        name: value
+        for name, value in arguments.items()
+        if name not in known or name in required or not _is_empty(value, known[name])
+    }
+
+
+def _is_empty(value: object, schema: Mapping[str, Any]) -> bool:
+    if value is None or value in ("", {}):
+        return True
+    accepted = [each.get("type") for each in schema.get("anyOf", [schema])]
+    return value == [] and "array" not in accepted
+
+
+def without_fence(code: Any) -> Any:
+    """Return the code inside a Markdown code block of Python; all else is returned as it is.
+
+    Code that could be run as it is never has such a fence.
+    """
+    text = code.strip() if isinstance(code, str) else ""
+    fence = next((each for each in _FENCES if text.startswith(each)), "")
+    if not fence:
+        inline = len(text) > 2 and text[0] == text[-1] == "`"
+        return text[1:-1] if inline and "`" not in text[1:-1] else code
+    opening, line_end, inside = text.partition("\n")
+    mark = fence[0]
+    language = opening.lstrip(mark).strip()
+    if not line_end and mark == "`":  # all in one line
+        inside = language.rstrip(mark).strip()
+        word, _, rest = inside.partition(" ")
+        return rest.strip() if rest and word.lower() in _PYTHON else inside
+    words = language.strip("{}").lower().replace("{", " ").split()
+    if words and words[0].lstrip(".") not in _PYTHON:
+        return code
+    body, _, last = inside.rstrip().rpartition("\n")
+    if last.strip().startswith(fence) and not last.strip().strip(mark):
+        return body
+    return inside if mark == "`" else code
 
 
 def no_such_tool(name: str, known: Sequence[str]) -> InputError:
@@ -161,16 +222,16 @@ def _fault(place: str, schema: Mapping[str, Any], error: ErrorDetails) -> str:
     name = str(error["loc"][0])
     if error["type"] == "value_error":
         return f"`{place}` is {_given(error['input'])}: {error['ctx']['error']}."
-    optional = error["input"] is None and place not in schema.get("required", ())
-    rest = "; leave it out for the default" if optional and place == name else ""
     wanted = expected(_inside(schema["properties"][name], error["loc"][1:]))
-    return f"`{place}` has to be {wanted}, not {_given(error['input'])}{rest}."
+    return f"`{place}` has to be {wanted}, not {_given(error['input'])}."
 
 
 def expected(schema: Mapping[str, Any]) -> str:
     """Return in words which values a JSON schema accepts."""
     if "anyOf" in schema:
         return " or ".join(expected(each) for each in schema["anyOf"])
+    if "enum" in schema:
+        return f"one of {', '.join(map(str, schema['enum']))}"
     if schema.get("type") == "array":
         inside = schema.get("items", {}).get("type", "value")
         return f"a list of {inside}s"

@@ -44,9 +44,11 @@ from kernel_mcp.tools import (
     LimitArg,
     MemoryArg,
     PackagesArg,
+    PythonArg,
     SessionArg,
     TimeoutArg,
     Toolbox,
+    Version,
     WaitArg,
     Whole,
     progress_of,
@@ -170,7 +172,7 @@ def register(box: Toolbox, services: ToolContext) -> None:
         ctx: AnyContext,
         session: SessionArg = "",
         dependencies: Annotated[PackagesArg, Field(description="As for run_script")] = [],  # noqa: B006 - becomes the default in the JSON schema, is never changed
-        python: Annotated[str, Field(description="As for run_script")] = "",
+        python: Annotated[Version, Field(description="As for run_script")] = "",
     ) -> SyntaxReport:
         """Check code without running it: syntax errors, refused imports, unknown names.
 
@@ -210,7 +212,7 @@ def register(box: Toolbox, services: ToolContext) -> None:
         ],
         ctx: AnyContext,
         dependencies: Annotated[PackagesArg, Field(description="Further packages (PEP 508)")] = [],  # noqa: B006 - becomes the default in the JSON schema, is never changed
-        python: Annotated[str, Field(description="Python version, such as 3.12")] = "",
+        python: PythonArg = "",
         memory: MemoryArg = None,
         cpu: CpuArg = None,
         timeout: LimitArg = None,

@@ -29,6 +29,7 @@ from kernel_mcp.sessions.notifications import ResponseContext
 from kernel_mcp.sessions.session import Session
 from kernel_mcp.tool_context import ToolContext
 from kernel_mcp.tools import AnyContext, SessionArg, Toolbox, WaitArg, Whole, progress_of
+from kernel_mcp.tools.arguments import UNFENCED, without_fence
 from kernel_mcp.tools.cells import check_code, check_seconds
 from kernel_mcp.tools.hints import DESTROYS, READS, REPEATS, RUNS
 from kernel_mcp.tools.results import NoticeContent, answer, said, say, with_notices
@@ -183,14 +184,14 @@ def _edit(
     if op == "delete" and source:
         raise InputError("source is for insert and replace; delete takes none.")
 
+    code = without_fence(source)
+
     def work(document: NotebookDocument) -> tuple[str, NotebookDocument]:
         if op == "insert":
             place = session.notebooks.unchanged(book.path, document, name) + 1 if name else 0
             made = unlike(secrets.token_hex(4), (each.id for each in document.cells))
             new = (
-                code_cell(made, source, [], None)
-                if kind == "code"
-                else text_cell(made, kind, source)
+                code_cell(made, code, [], None) if kind == "code" else text_cell(made, kind, source)
             )
             document.insert(place, new)
             return made, document
@@ -204,7 +205,7 @@ def _edit(
                 f"Nothing was done: cell {name!r} is of kind {own!r} and stays that. To make it "
                 f"{kind}, delete it and insert another."
             )
-        values: dict[str, Any] = {"source": lines(source)}
+        values: dict[str, Any] = {"source": lines(code if own == "code" else source)}
         if own == "code":
             values |= {"execution_count": None, "outputs": []}
         document.change(place, values)
@@ -217,7 +218,10 @@ def _edit(
         session.notebooks.read(book.path, [document.cells[place]])
     where = "" if place is None else f" It is number {place + 1}."
     cleared = " Its outputs are gone." if op == "replace" else ""
-    return say(f"Cell {made} of {book.path!r} is {done}.{where}{cleared} Nothing was run.")
+    told = say(f"Cell {made} of {book.path!r} is {done}.{where}{cleared} Nothing was run.")
+    if code is not source and place is not None and document.cells[place].kind == "code":
+        told.content.append(said(UNFENCED.format("source")))
+    return told
 
 
 def _chosen(

@@ -37,6 +37,7 @@ from kernel_mcp.tools import (
     MemoryArg,
     NetworkArg,
     PackagesArg,
+    PythonArg,
     SessionArg,
     Toolbox,
     progress_of,
@@ -79,7 +80,7 @@ def register(box: Toolbox, services: ToolContext) -> None:
         packages: Annotated[
             PackagesArg, Field(description="Further packages (PEP 508) for its environment")
         ] = [],  # noqa: B006 - becomes the default in the JSON schema, is never changed
-        python: Annotated[str, Field(description="Python version, such as 3.12")] = "",
+        python: PythonArg = "",
         memory: MemoryArg = None,
         cpu: CpuArg = None,
         timeout: LimitArg = None,

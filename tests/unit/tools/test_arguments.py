@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import TypeAdapter
 
-from kernel_mcp.tools.arguments import nearest
+from kernel_mcp.tools import PythonArg
+from kernel_mcp.tools.arguments import nearest, without_fence
 from tests.unit.tools.served import served
 
 pytestmark = [pytest.mark.anyio]
@@ -43,7 +45,13 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
     ("write_file", {"path": 1}, "needs `content`: The content, in the given encoding.\n`path` has"),
     ("write_file", {"path": 1, "content": ""}, "`path` has to be a string, not the number 1."),
     ("execute", {"code": None}, "`code` has to be a string, not null. Nothing"),
-    ("execute", {"code": "1", "session": None}, "not null; leave it out for the default."),
+    ("edit_notebook", {"path": "a", "op": "x"}, "one of insert, replace, delete, not the string"),
+    (
+        "edit_notebook",
+        {"path": "a", "op": "insert", "kind": "md"},
+        "`kind` has to be one of code, markdown, raw, not the string 'md'.",
+    ),
+    ("create_session", {"python": True}, "`python` has to be a string, not true."),
     ("execute", {"code": ["1"]}, "`code` has to be a string, not a list."),
     ("execute", {"code": {"a": 1}}, "`code` has to be a string, not an object."),
     ("execute", {"code": True}, "`code` has to be a string, not true."),
@@ -103,6 +111,134 @@ async def test_what_a_client_means_by_other_types_is_taken(tmp_path: Path) -> No
         assert not answer.failed
         assert not (await server.call("reset", files="true")).failed
         assert not (await server.call("create_session", packages="[]")).failed
+
+
+async def test_every_optional_argument_may_be_null_or_empty(tmp_path: Path) -> None:
+    needed = {
+        "code": "say 1",
+        "script": "say 1",
+        "content": "",
+        "packages": ["kmtest"],
+        "op": "insert",
+        "cells": "all",
+        "branch": "x",
+    }
+    async with served(tmp_path) as server:
+        await server.call("open_notebook", path="book.ipynb")
+        for tool in (await server.agent.client.list_tools()).tools:
+            if tool.name in ("wait", "interrupt", "run_script", "undo", "branch", "adopt"):
+                continue
+            required = tool.input_schema.get("required", ())
+            empties: list[Any] = [None, "", {}, []]
+            for empty in empties:
+                given = dict.fromkeys(tool.input_schema["properties"], empty)
+                given |= {name: needed.get(name, "book.ipynb") for name in required}
+                if tool.name == "create_session":
+                    given["name"] = None
+                answer = await server.agent.call(tool.name, **given)
+                words = f"{tool.name} {empty!r}: {answer.text}"
+                assert "has to be" not in answer.text, words
+                assert "expected" not in answer.text, words
+
+
+async def test_code_in_a_markdown_block_is_run_without_its_fence(tmp_path: Path) -> None:
+    async with served(tmp_path) as server:
+        answer = await server.call("execute", code="```python\nsay 1\n```")
+        assert not answer.failed
+        assert answer.text.startswith("1")
+        assert (
+            "[kernel-mcp] `code` was a Markdown code block: its fence was taken off" in answer.text
+        )
+        checked = await server.call("check_syntax", code="```\n1 + 1\n```\n")
+        assert checked.data["valid"]
+        assert "fence was taken off" in checked.data["notices"][0]
+        assert "fence" not in (await server.call("execute", code="say 1")).text
+        await server.call("open_notebook", path="a.ipynb")
+        added = await server.call(
+            "edit_notebook", path="a.ipynb", op="insert", source="```py\nx = 1\n```"
+        )
+        assert "`source` was a Markdown code block" in added.text
+        text = "```py\nx = 2\n```"
+        kept = await server.call(
+            "edit_notebook", path="a.ipynb", op="insert", source=text, kind="markdown"
+        )
+        assert "fence" not in kept.text
+        book = (await server.call("read_file", path="a.ipynb")).text
+        assert '"x = 1"' in book
+        assert '"```py\\n"' in book
+
+
+@pytest.mark.parametrize(
+    "fenced",
+    [
+        "```python\n1 + 1\n```",
+        "\n  ```py\n1 + 1\n  ```  \n",
+        "```\n1 + 1\n```",
+        "```Python3 title='a'\n1 + 1\n````",
+        "```{python}\n1 + 1\n```",
+        "```{.python .numberLines}\n1 + 1\n```",
+        "~~~python\n1 + 1\n~~~",
+        "```python\n1 + 1",
+        "```1 + 1```",
+        "```python 1 + 1```",
+        "`1 + 1`",
+    ],
+)
+def test_fences_of_python(fenced: str) -> None:
+    assert without_fence(fenced) == "1 + 1"
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "1 + 1",
+        "~~~x",
+        "~~~x\n1",
+        "x = '```'",
+        "```bash\nls\n```",
+        "%%writefile a.md\n```python\n1\n```",
+        '"""\n```\n"""',
+        "`",
+        "",
+        7,
+    ],
+)
+def test_code_without_a_fence_of_python_stays(code: object) -> None:
+    assert without_fence(code) is code
+
+
+def test_a_version_may_be_a_number() -> None:
+    versions = TypeAdapter(PythonArg)
+    assert [versions.validate_python(each) for each in (3.12, 3.1, 3.10, 3, "3.9")] == [
+        "3.12",
+        "3.10",
+        "3.10",
+        "3",
+        "3.9",
+    ]
+
+
+async def test_the_default_session_has_a_name_and_versions_are_told_as_they_were_meant(
+    tmp_path: Path,
+) -> None:
+    async with served(tmp_path) as server:
+        for version in (3.5, 2):
+            calls: list[tuple[str, dict[str, Any]]] = [
+                ("create_session", {}),
+                ("run_script", {"script": "1"}),
+            ]
+            for tool, code in calls:
+                refused = await server.agent.refused(tool, python=version, **code)
+                assert f"python='{version}': pass a version" in refused
+        await server.call("execute", code="say 1")
+        answer = await server.call("execute", code="say 2", session="default")
+        assert answer.cell["session"] == server.session.handle
+        assert len(server.manager.sessions) == 1
+        assert "is your default session" in await server.agent.refused(
+            "create_session", name="default"
+        )
+        read = await server.call("read_file", path="kernel://default/cells/2")
+        assert read.text.startswith("2")
 
 
 async def test_a_tool_that_is_not_there_is_an_error_that_names_those_that_are(
