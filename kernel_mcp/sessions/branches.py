@@ -15,6 +15,7 @@ from kernel_mcp.records import dataclass
 
 if TYPE_CHECKING:
     from kernel_mcp.kernels.kernel import Kernel
+    from kernel_mcp.sessions.kernel_state import KernelState
     from kernel_mcp.sessions.lifecycle import KernelLifecycle
 
 MOST = 16
@@ -51,6 +52,7 @@ class FamilyMember(Protocol):
     handle: str
     origin: BranchOrigin | None
     turn: anyio.Lock
+    kernel_state: KernelState
     lifecycle: KernelLifecycle
 
     @property
@@ -119,13 +121,13 @@ async def _begin(
     session: FamilyMember, handles: Sequence[str]
 ) -> list[tuple[BranchStart, BranchOrigin]]:
     """Do the work of `begin`; the caller holds the lock `turn`."""
-    lifecycle = session.lifecycle
-    kernel = await lifecycle.ensure()
+    state = session.kernel_state
+    kernel = await session.lifecycle.ensure()
     woken = _Woken()
     try:
-        as_of = lifecycle.state_as_of or 0
-        lifecycle.checkpoints.stir()
-        made = await lifecycle.checkpoints.take(kernel, as_of, asked=True, hurry=True)
+        as_of = state.as_of or 0
+        state.checkpoints.stir()
+        made = await state.checkpoints.take(kernel, as_of, asked=True, hurry=True)
         assert made is not None
         async with anyio.create_task_group() as tasks:
             for handle in handles:
@@ -141,7 +143,7 @@ async def _begin(
             "create_session opens a separate, empty one."
         ) from error
     origin = session.origin
-    worked = tuple(lifecycle.cells_held) if origin is None else origin.worked
+    worked = tuple(state.worked) if origin is None else origin.worked
     starts = [woken.found[handle] for handle in handles]
     return [(start, BranchOrigin(session.handle, start.folder, worked)) for start in starts]
 
@@ -186,17 +188,17 @@ async def adopt(branch: FamilyMember, root: FamilyMember, origin: BranchOrigin) 
 
 async def _adopt(branch: FamilyMember, root: FamilyMember, origin: BranchOrigin) -> list[int]:
     """Do the work of `adopt`; the caller holds the lock `turn` of both sessions."""
-    kernel = await branch.lifecycle.ensure() if branch.lifecycle.holds else None
-    if kernel is None or not branch.lifecycle.used:
+    kernel = await branch.lifecycle.ensure() if branch.kernel_state.holds else None
+    if kernel is None or not branch.kernel_state.used:
         raise BranchError(
             "This branch has no variables: it was reset, or they were lost. Run a cell in it "
             "first, or close it with close_session."
         )
     gone: list[int] = []
     with anyio.CancelScope(shield=True):
-        branch.lifecycle.release_kernel()
+        branch.kernel_state.release_kernel()
         gone = await root.lifecycle.take_over_kernel(kernel, origin.worked)
-    await root.lifecycle.checkpoint(root.lifecycle.checkpoints.ahead)
+    await root.lifecycle.checkpoint(root.kernel_state.checkpoints.ahead)
     return gone
 
 

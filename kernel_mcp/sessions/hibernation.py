@@ -12,10 +12,9 @@ from __future__ import annotations
 
 import errno
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import aclosing, asynccontextmanager
+from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import field, replace
 from functools import partial
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -160,7 +159,6 @@ class Hibernation:
     def __init__(
         self, session_save: SessionSave, *, start: Callable[[], Awaitable[Kernel]]
     ) -> None:
-        self.hibernated: HibernatedState | None = None
         self._session_save = session_save
         self._start = start
 
@@ -210,16 +208,46 @@ class Hibernation:
             judge=await anyio.to_thread.run_sync(self._session_save.commit_dump, dump),
         )
 
+    async def wake(
+        self, hibernated: HibernatedState, start: Callable[[], Awaitable[Kernel]]
+    ) -> tuple[Kernel, RestoreResult]:
+        """Start a kernel with `start`, and load the dump into it.
+
+        If that ends the kernel, another one gets the variables that do not, or none. Raises
+        KernelMcpError.
+        """
+        try:
+            return await self._load(start, hibernated, {})
+        except HibernationError as error:
+            failure = str(error)
+        with suppress(HibernationError):
+            fatal = await self.find_fatal(hibernated)
+            try:
+                return await self._load(start, hibernated, fatal)
+            except HibernationError as error:
+                failure = str(error)
+        return await start(), nothing_restored(hibernated, failure)
+
+    async def _load(
+        self,
+        start: Callable[[], Awaitable[Kernel]],
+        hibernated: HibernatedState,
+        leave: Mapping[str, str],
+    ) -> tuple[Kernel, RestoreResult]:
+        kernel = await start()
+        try:
+            return kernel, await self.restore(kernel, hibernated, leave)
+        except BaseException:
+            await kernel.aclose()
+            raise
+
     async def restore(
-        self, kernel: Kernel, leave: Mapping[str, str] = MappingProxyType({})
+        self, kernel: Kernel, hibernated: HibernatedState, leave: Mapping[str, str]
     ) -> RestoreResult:
         """Load the dump into `kernel`, except the names in `leave`, which maps them to reasons.
 
         Raises HibernationError if that kernel is lost.
         """
-        hibernated = self.hibernated
-        if hibernated is None:
-            return RestoreResult()
         unfit, changes = hibernated.judge(kernel) if hibernated.dump is not None else ("", "")
         failure = hibernated.failure or unfit
         if hibernated.dump is not None and not failure:
@@ -234,7 +262,7 @@ class Hibernation:
         there = replace(hibernated, files=files)
         return restored(there, loaded.names, {**leave, **not_loaded(loaded)}, changes)
 
-    async def find_fatal(self) -> dict[str, str]:
+    async def find_fatal(self, hibernated: HibernatedState) -> dict[str, str]:
         """Return the names of variables that crash a kernel which loads them, with reasons.
 
         A first crash may have another cause, such as a lack of memory. So the next kernel loads the
@@ -242,7 +270,7 @@ class Hibernation:
         and so do those after it in the group. After `TRIALS` kernels all untried variables count.
         Raises KernelMcpError, OSError.
         """
-        dump = self.hibernated.dump if self.hibernated is not None else None
+        dump = hibernated.dump
         failed: dict[str, str] = {}
         if dump is None or not dump.groups:
             raise HibernationError("they end every kernel that reads them")
@@ -280,8 +308,7 @@ class Hibernation:
             await anyio.to_thread.run_sync(self._session_save.mark_unneeded)
 
     async def end(self, *, used: bool = False) -> None:
-        """Clear `hibernated` and remove the save; a persisted one that was `used` stays."""
-        self.hibernated = None
+        """Remove the save; a persisted one that was `used` stays."""
         with anyio.CancelScope(shield=True):
             await anyio.to_thread.run_sync(
                 self._session_save.mark_loaded if used else self._session_save.drop

@@ -34,7 +34,7 @@ from kernel_mcp.sessions.capacity import Capacity
 from kernel_mcp.sessions.checking import Checks
 from kernel_mcp.sessions.checkpoints import IdleCheckpoints
 from kernel_mcp.sessions.history import ClosedRecords, History
-from kernel_mcp.sessions.lifecycle import lost_names
+from kernel_mcp.sessions.losses import lost_names
 from kernel_mcp.sessions.notifications import Loss, ResponseContext
 from kernel_mcp.sessions.persistence import (
     DEFAULT_NAME,

@@ -251,6 +251,8 @@ class CellRunner:
         start_queue: CellStartQueue,
     ) -> None:
         self._lifecycle = lifecycle
+        self._state = lifecycle.state
+        self._recovery = lifecycle.recovery
         self._grace_s = grace_s
         self._cpu_s = cpu_s
         self._clock = clock
@@ -261,7 +263,7 @@ class CellRunner:
     async def prepare(self, cell: Cell, work: Callable[[Cell], Awaitable[None]]) -> None:
         """Call `work` before a cell runs; end the cell if `work` fails or is stopped."""
         handle, scope = self._lifecycle.request.session, anyio.CancelScope()
-        cell.phase, cell.state_as_of = Phase.INSTALL, self._lifecycle.state_as_of
+        cell.phase, cell.state_as_of = Phase.INSTALL, self._state.as_of
         doing = f"installing for cell {cell.number}"
         try:
             with OriginContext(cell.origin), Barrier(doing, handle) as barrier, scope:
@@ -293,7 +295,7 @@ class CellRunner:
             with Barrier(f"running cell {cell.number}", self._lifecycle.request.session) as barrier:
                 await self._run(cell)
             if barrier.failure is not None:
-                with self._lifecycle.engaged():
+                with self._recovery.running_cell():
                     kept = await self._settle(cell)
                 cell.fail(explained(barrier.failure, "running this cell", kept=kept), self._clock())
         finally:
@@ -314,13 +316,13 @@ class CellRunner:
             cell.fail(error, self._clock())
 
     async def _attempt(self, cell: Cell) -> CellOutcome:
-        cell.phase, cell.state_as_of = Phase.START, self._lifecycle.state_as_of
+        cell.phase, cell.state_as_of = Phase.START, self._state.as_of
         refusal: Failure | None = None
         with anyio.CancelScope() as scope:
             cell.watch_stop(scope)
             kernel = await self._lifecycle.ensure(cell.step)
-            cell.run_after(self._lifecycle.notifications.take_losses(cell.since))
-            cell.phase, cell.state_as_of = Phase.CHECK, self._lifecycle.state_as_of
+            cell.run_after(self._state.notifications.take_losses(cell.since))
+            cell.phase, cell.state_as_of = Phase.CHECK, self._state.as_of
             refusal = await refuse(
                 cell.plain,
                 kernel.policy,
@@ -337,15 +339,15 @@ class CellRunner:
         await self._lifecycle.checkpoint_ahead(cell)
         self._journal.begins(kernel.handle)
         began = self._clock()
-        with self._lifecycle.engaged():
+        with self._recovery.running_cell():
             async with self._start_queue.slot():
                 outcome = await run_cell(kernel, cell, grace_s=self._grace_s, cpu_s=self._cpu_s)
             if outcome.status is Status.KILLED:
                 outcome = await self._after_kill(cell, outcome)
             elif cell.phase is Phase.RUN:
-                self._lifecycle.note_cell_run(cell.number, self._clock() - began)
-                self._lifecycle.note_removal(cell)
-        cell.state_as_of = self._lifecycle.state_as_of
+                self._state.note_cell_run(cell.number, self._clock() - began)
+                self._state.note_removal(cell)
+        cell.state_as_of = self._state.as_of
         return outcome
 
     async def _settle(self, cell: Cell) -> str:
@@ -353,7 +355,7 @@ class CellRunner:
 
         The sentence is empty without a live kernel.
         """
-        kernel = self._lifecycle.kernel
+        kernel = self._state.kernel
         if kernel is None or kernel.exit is not None:
             return ""
         run = kernel.running
@@ -363,10 +365,10 @@ class CellRunner:
             if not await stop(kernel, run, self._grace_s, cell) and run.status is not None:
                 return "The cell was interrupted; variables are kept."
         what = f"The server failed while running cell {cell.number} and ended its kernel"
-        if (back := await self._lifecycle.resume_from_checkpoint()) is not None:
+        if (back := await self._recovery.resume()) is not None:
             return f"{what}. {back.words(cell.number)}"
-        cell.own = self._lifecycle.lose(what, self._lifecycle.lost_state("the server failed"))
-        await self._lifecycle.drop()
+        cell.own = self._state.lose(what, self._state.lost_state("the server failed"))
+        await self._state.drop()
         return "The kernel was ended: all variables are lost, files in the workspace are kept."
 
     def _refused(self, cell: Cell, refusal: Failure) -> CellOutcome:
@@ -385,21 +387,21 @@ class CellRunner:
         `state_kept` set if variables were restored.
         """
         if cell.stop_reason in AT_ONCE:  # reset and close report the loss
-            await self._lifecycle.drop()
+            await self._state.drop()
             return outcome
-        alive = await self._lifecycle.resume_from_checkpoint()
-        if (back := alive or await self._lifecycle.fall_back_to_save()) is not None:
+        alive = await self._recovery.resume()
+        if (back := alive or await self._recovery.fall_back_to_save()) is not None:
             cell.back = back.words(cell.number)
             if (loss := back.loss(outcome.cause or "its kernel is gone")) is not None:
                 what = f"Cell {cell.number} was killed ({outcome.cause}). {cell.back}"
-                cell.own = self._lifecycle.notifications.add(what, loss)
+                cell.own = self._state.notifications.add(what, loss)
             if alive is None:
                 await self._begin_anew(cell)
             return replace(outcome, state_kept=True)
         cause = outcome.cause or "its kernel is gone"
-        loss = self._lifecycle.lost_state(cause)
-        cell.own = self._lifecycle.lose(f"Cell {cell.number} was killed ({cause})", loss)
-        await self._lifecycle.drop()
+        loss = self._state.lost_state(cause)
+        cell.own = self._state.lose(f"Cell {cell.number} was killed ({cause})", loss)
+        await self._state.drop()
         await self._begin_anew(cell)
         return outcome
 

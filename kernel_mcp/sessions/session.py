@@ -41,15 +41,19 @@ from kernel_mcp.sessions.checking import Checks
 from kernel_mcp.sessions.checkpoints import Checkpoints, IdleCheckpoints
 from kernel_mcp.sessions.forked_save import UnfitToFork
 from kernel_mcp.sessions.hibernation import HibernatedState
-from kernel_mcp.sessions.lifecycle import KernelLifecycle, Rollback
+from kernel_mcp.sessions.kernel_state import KernelState
+from kernel_mcp.sessions.lifecycle import KernelLifecycle
+from kernel_mcp.sessions.losses import Rollback
 from kernel_mcp.sessions.notebook_sinks import NotebookSinks
 from kernel_mcp.sessions.notifications import Loss, Notice, NotificationQueue
 from kernel_mcp.sessions.persistence import PreviousSession, compatibility_check, lost_with
+from kernel_mcp.sessions.recovery import KernelRecovery
 from kernel_mcp.sessions.runner import CellQueue, CellRunner
 from kernel_mcp.sessions.saver import SaveCost, Saver
 from kernel_mcp.sessions.session_save import NOTEBOOK, PersistedSave, SessionSave
 from kernel_mcp.sessions.snapshot import SECONDS, Dump, counted, descriptions
 from kernel_mcp.sessions.start_queue import CellStartQueue
+from kernel_mcp.sessions.starter import KernelStarter
 from kernel_mcp.sessions.words import duration, listing
 from kernel_mcp.sessions.writer import HERE_S, TOO_LARGE, write_forked, write_here
 from kernel_mcp.telemetry.spans import OriginContext, caught, of_session
@@ -122,7 +126,8 @@ RETRY_MOST_S = 3600.0
 class Session:
     """One session. `serve` runs its cells until the session is closed.
 
-    `lifecycle` owns the kernel, `queue` the cells, `notifications` the notices.
+    `kernel_state` holds the kernel, `lifecycle` replaces it, `recovery` restores it. `queue` holds
+    the cells, `notifications` the notices.
     """
 
     def __init__(
@@ -188,23 +193,31 @@ class Session:
         )
         self.queue = CellQueue(cells_dir, clock, self.notifications, masks)
         self.cells = self.queue.cells
-        self.lifecycle = KernelLifecycle(
-            request,
-            source,
-            session_save=session_save,
-            admit=lambda: admit(self),
-            notifications=self.notifications,
-            journal=journal,
-            checkpoints=Checkpoints(
+        self.kernel_state = KernelState(
+            request.session,
+            self.notifications,
+            Checkpoints(
                 checkpoints,
                 clock,
                 self.notifications.add,
                 lambda: self.persisted is not None,
                 idle_checkpoints,
             ),
+        )
+        self.recovery = KernelRecovery(
+            self.kernel_state,
+            journal,
             on_death=self._look,
             last_save=self._last_save,
             on_rollback=self._note_rollback,
+        )
+        self.lifecycle = KernelLifecycle(
+            request,
+            KernelStarter(source, self.notifications, journal),
+            self.recovery,
+            session_save=session_save,
+            admit=lambda: admit(self),
+            journal=journal,
         )
         self._runner = CellRunner(
             self.lifecycle,
@@ -217,8 +230,8 @@ class Session:
         )
         self._preparation = preparation
         if persisted is not None:
-            persisted.cells, persisted.last_cell = self.cells, lambda: self.lifecycle.state_as_of
-            persisted.holds = self.lifecycle.holds_cell
+            persisted.cells, persisted.last_cell = self.cells, lambda: self.kernel_state.as_of
+            persisted.holds = self.kernel_state.holds_cell
             persisted.notebook = lambda: self.notebooks.path
         self._saver = saver
         self._rolled_back = False
@@ -254,7 +267,7 @@ class Session:
             return "busy"
         if not self.lifecycle.awake:
             return "hibernated"
-        return "new" if self.lifecycle.kernel is None else "idle"
+        return "new" if self.kernel_state.kernel is None else "idle"
 
     @property
     def starting(self) -> bool:
@@ -298,7 +311,7 @@ class Session:
         """Make it a branch in `family`, before `serve` is called."""
         self.family, self.origin = family, origin
         family.members.append(self)
-        self.lifecycle.start_as_branch(start.kernel, start.checkpoint, start.folder)
+        self.kernel_state.start_as_branch(start.kernel, start.checkpoint, start.folder)
         self._touched = True
 
     @property
@@ -328,12 +341,12 @@ class Session:
     @property
     def hibernated(self) -> HibernatedState | None:
         """The saved state of a hibernated session; None for others."""
-        return self.lifecycle.hibernated
+        return self.kernel_state.hibernated
 
     @property
     def kernel(self) -> Kernel | None:
         """The kernel; None before its start and while hibernated."""
-        return self.lifecycle.kernel
+        return self.kernel_state.kernel
 
     async def serve(self, *, task_status: anyio.abc.TaskStatus[None]) -> None:
         """Run queued cells until the session is closed, then end the kernel."""
@@ -345,7 +358,7 @@ class Session:
     async def _serve(self, task_status: anyio.abc.TaskStatus[None]) -> None:
         try:
             async with anyio.create_task_group() as tasks:
-                self.lifecycle.watch_in(tasks)
+                self.recovery.watch_in(tasks)
                 task_status.started()
                 while not self._closed:
                     await self._next()
@@ -355,14 +368,14 @@ class Session:
                         await self._prepare_next()
                         async with self._turn:
                             await self._run_next()
-                            await self._checkpoint(self.lifecycle.checkpoints.after)
+                            await self._checkpoint(self.kernel_state.checkpoints.after)
                         await self.mark_save_undone()
                 tasks.cancel_scope.cancel()
         finally:
             self.close()
             with anyio.CancelScope(shield=True):
                 async with self._turn:
-                    await self.lifecycle.drop()
+                    await self.kernel_state.drop()
 
     def begin(self) -> None:
         """Start the kernel before there is a cell; `begun` is set afterwards.
@@ -450,7 +463,7 @@ class Session:
             if layer is not None:
                 held.push_async_callback(_shielded, layer.take_back)
                 await anyio.to_thread.run_sync(layer.set_aside)
-            fresh = await self.lifecycle.start_fresh() if self.lifecycle.holds else None
+            fresh = await self.lifecycle.start_fresh() if self.kernel_state.holds else None
             try:
                 notice = await self._swap(held, fresh, layer, files=files)
                 await self.lifecycle.ensure(progress)
@@ -468,8 +481,8 @@ class Session:
         await held.enter_async_context(self._save_lock)
         with anyio.CancelScope(shield=True):  # no notice without the loss, or the reverse
             if fresh is not None:
-                loss = self.lifecycle.lost_state("the session was reset")
-                notice = self.lifecycle.lose("The session was reset", loss)
+                loss = self.kernel_state.lost_state("the session was reset")
+                notice = self.kernel_state.lose("The session was reset", loss)
             self._halt(StopReason.RESET, notice)
             await held.enter_async_context(self._turn)
             if self._closed:
@@ -501,7 +514,7 @@ class Session:
         kernel = await self.ensure_kernel(progress)
         self.request = replace(self.request, attach=kernel.place)
         self.lifecycle.request = self.request
-        self.lifecycle.used = True  # it may have variables before the first cell
+        self.kernel_state.used = True  # it may have variables before the first cell
 
     def require_own(self, what: str) -> None:
         """Raise InputError if the kernel is attached; `what` names the tool, for the error text."""
@@ -611,7 +624,7 @@ class Session:
             with anyio.CancelScope() as scope:
                 self._save_scope = scope
                 try:
-                    if kernel is None or not self.lifecycle.used or kernel.exit is not None:
+                    if kernel is None or not self.kernel_state.used or kernel.exit is not None:
                         await persisted.save_cells()
                         return SaveCost()
                     written = await self._written(persisted, kernel, urgent, most_bytes)
@@ -774,7 +787,7 @@ class Session:
         try:
             with self.needed():
                 async with self._turn:
-                    back = await self.lifecycle.undo(cells)
+                    back = await self.recovery.undo(cells)
             self.cells.undone.update(back.undone)
         finally:
             await self.mark_save_undone()
@@ -873,7 +886,7 @@ class Session:
         """
         if self._gone is not None:
             return replace(self._gone, cause=cause)
-        loss = self.notifications.with_pending(self.lifecycle.lost_state(cause))
+        loss = self.notifications.with_pending(self.kernel_state.lost_state(cause))
         return replace(loss, kept=bool(self.request.attach))
 
     def remark(self, text: str) -> None:
@@ -897,11 +910,11 @@ class Session:
         """Stop all cells and refuse further ones; `serve` returns soon after."""
         notice = None
         if self.request.attach:  # the external kernel keeps its variables
-            self.lifecycle.used = False
+            self.kernel_state.used = False
         self._gone = self.lost_state("it was closed")
-        if self.lifecycle.holds and not self._closed:
-            notice = self.lifecycle.lose(
-                "The session was closed", self.lifecycle.lost_state("it was closed")
+        if self.kernel_state.holds and not self._closed:
+            notice = self.kernel_state.lose(
+                "The session was closed", self.kernel_state.lost_state("it was closed")
             )
         self._closed = True
         self.closing.set()
@@ -916,7 +929,7 @@ class Session:
         """
         if self.hibernated is not None:
             return {"variables": self.hibernated.variables, "omitted": 0}
-        kernel = self.lifecycle.kernel
+        kernel = self.kernel_state.kernel
         if kernel is None:
             return {"variables": [], "omitted": 0}
         try:
@@ -927,7 +940,7 @@ class Session:
             if kernel.exit is None:
                 raise
             async with self._turn:  # wait for the report of the running cell, if it died in one
-                await self.lifecycle.note_death()
+                await self.recovery.note_death()
             if self.kernel not in (None, kernel):
                 return await self.variables()
             return {"variables": [], "omitted": 0}
@@ -948,7 +961,7 @@ class Session:
 
     async def _next(self) -> None:
         """Wait for work; make a checkpoint in a pause, and restore a kernel that has died."""
-        kernel, checkpoints = self.kernel, self.lifecycle.checkpoints
+        kernel, checkpoints = self.kernel, self.kernel_state.checkpoints
         pause_s = checkpoints.pause_s(kernel)
         with anyio.move_on_after(pause_s) as pause:
             await self._wake.wait()
@@ -960,7 +973,7 @@ class Session:
         elif (kernel := self.kernel) is not None and kernel.exit is not None:
             with Barrier("looking after a kernel that has ended", self.handle):
                 async with self._turn:
-                    await self.lifecycle.note_death()
+                    await self.recovery.note_death()
 
     async def _checkpoint(self, when: Callable[[Kernel, int], Awaitable[object]]) -> None:
         if self.installing.locked():  # another thread of the kernel may be importing

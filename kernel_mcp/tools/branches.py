@@ -8,7 +8,7 @@ from mcp_types import CallToolResult
 from pydantic import Field
 
 from kernel_mcp.errors import InputError
-from kernel_mcp.sessions.lifecycle import Rollback, cells_in_words
+from kernel_mcp.sessions.losses import Rollback, cells_in_words
 from kernel_mcp.tool_context import ToolContext
 from kernel_mcp.tools import AnyContext, SessionArg, Toolbox, Whole
 from kernel_mcp.tools.hints import CHANGES, DESTROYS

@@ -31,7 +31,7 @@ from kernel_mcp.policy.check import own_modules
 from kernel_mcp.policy.source import line_of_key
 from kernel_mcp.sessions.cell import Cell, Phase, Status
 from kernel_mcp.sessions.history import KEPT_S
-from kernel_mcp.sessions.lifecycle import lost_names
+from kernel_mcp.sessions.losses import lost_names
 from kernel_mcp.sessions.notifications import ResponseContext
 from kernel_mcp.sessions.session import Session
 from kernel_mcp.sessions.storage import SCRIPT

@@ -17,7 +17,7 @@ from kernel_mcp.files.workspace import FileContent
 from kernel_mcp.output.images import ImageError, fit
 from kernel_mcp.output.render import PICTURE_BYTES
 from kernel_mcp.output.text import visible
-from kernel_mcp.sessions.lifecycle import cells_in_words
+from kernel_mcp.sessions.losses import cells_in_words
 from kernel_mcp.sessions.notebook_export import NOTEBOOK_MIME, notebook
 from kernel_mcp.sessions.session import Session
 from kernel_mcp.tool_context import ToolContext

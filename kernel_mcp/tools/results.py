@@ -26,7 +26,7 @@ from kernel_mcp.output.terminal import clean
 from kernel_mcp.output.text import Masks, cut, escaped, escaped_lines, notice, visible
 from kernel_mcp.policy.missing import advice
 from kernel_mcp.sessions.cell import Cell, CellOutcome, Phase, Status, StopReason
-from kernel_mcp.sessions.lifecycle import FILES_KEPT, lost_names
+from kernel_mcp.sessions.losses import FILES_KEPT, lost_names
 from kernel_mcp.sessions.notifications import Loss, Notice, ResponseContext
 from kernel_mcp.sessions.session import Session
 

@@ -419,7 +419,7 @@ async def _info(services: ToolContext, session: Session, progress: ProgressCallb
         variables=[str(each) for each in settings.variables],
         sandbox_gaps=list(report.gaps),
         sandbox_found=found,
-        checkpoints=session.lifecycle.checkpoints.words(session.kernel),
+        checkpoints=session.kernel_state.checkpoints.words(session.kernel),
         audit_log=services.audit.state,
         kept=services.persistence_summary + _saving(session),
         limits=LimitsModel(

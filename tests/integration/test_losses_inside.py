@@ -99,7 +99,7 @@ async def test_a_reset_without_a_fresh_kernel_keeps_what_there_is(
             async def start(*_: object) -> NoReturn:
                 raise LaunchError("No kernel today.")
 
-            now.setattr(session.lifecycle._source, "start", start)
+            now.setattr(session.lifecycle._starter._source, "start", start)
             answer = await notebook.call("reset", session=session.handle)
             assert answer.failed
             assert "Nothing was reset" in answer.text

@@ -159,7 +159,7 @@ async def test_a_save_that_has_waited_is_of_the_kernel_of_now(tmp_path: Path) ->
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(session.save)
             await anyio.wait_all_tasks_blocked()
-            session.lifecycle.lose("It was lost", session.lifecycle.lost_state("a test"))
+            session.kernel_state.lose("It was lost", session.kernel_state.lost_state("a test"))
             await session.lifecycle.forget(None)
             await only.run("b = 2", session)
             session._save_lock.release()

@@ -23,7 +23,7 @@ from kernel_mcp.sessions.checkpoints import (
     IdleCheckpoints,
     most_idle,
 )
-from kernel_mcp.sessions.lifecycle import Rollback, cells_in_words
+from kernel_mcp.sessions.losses import Rollback, cells_in_words
 
 pytestmark = [pytest.mark.anyio]
 

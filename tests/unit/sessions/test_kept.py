@@ -282,8 +282,8 @@ async def test_a_save_of_what_was_undone_since_does_not_come_back(tmp_path: Path
         await only.run("a = 1")
         await only.run("b = 2")
         await only.save()
-        lifecycle = only.manager.sessions[0].lifecycle
-        lifecycle._worked.remove(2)  # as `undo` does
+        state = only.manager.sessions[0].kernel_state
+        state.worked.remove(2)  # as `undo` does
         only.source.kernels[-1].die()
         cell = await only.run("c = 3")
         assert only.variables == {"c": "3"}
@@ -371,7 +371,7 @@ async def _killed_after_an_undo(folder: Path) -> None:
         await first.run("b = 2")
         await first.save()
         session = first.manager.sessions[0]
-        session.lifecycle._worked.remove(2)  # as `undo` does
+        session.kernel_state.worked.remove(2)  # as `undo` does
         session._note_rollback()
         await session.mark_save_undone()
 
@@ -398,7 +398,7 @@ async def test_a_session_that_went_back_is_saved_at_once(tmp_path: Path) -> None
         await first.save()
         session = first.manager.sessions[0]
         assert first.manager._saver.due()[session.handle] > session.last_used
-        session.lifecycle._worked.remove(2)
+        session.kernel_state.worked.remove(2)
         first.source.kernels[-1].variables.pop("b")
         session._note_rollback()
         await session.mark_save_undone()

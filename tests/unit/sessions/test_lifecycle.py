@@ -19,10 +19,13 @@ from kernel_mcp.launch.checkpoint import Checkpoint
 from kernel_mcp.sessions.audit import Journal
 from kernel_mcp.sessions.checkpoints import Checkpoints
 from kernel_mcp.sessions.hibernation import HibernatedState
-from kernel_mcp.sessions.lifecycle import KernelLifecycle, restore
+from kernel_mcp.sessions.kernel_state import KernelState
+from kernel_mcp.sessions.lifecycle import KernelLifecycle
 from kernel_mcp.sessions.notifications import NotificationQueue
+from kernel_mcp.sessions.recovery import KernelRecovery
 from kernel_mcp.sessions.session_save import SessionSave
 from kernel_mcp.sessions.snapshot import Dump
+from kernel_mcp.sessions.starter import KernelStarter, restore
 from tests.unit.fake_kernels import FakeKernel, FakeSource
 
 pytestmark = [pytest.mark.anyio]
@@ -112,17 +115,25 @@ class Rig:
         self.saved: tuple[HibernatedState, int] | None = None
         self.calls: list[str] = []
         (folder / "w").mkdir()
-        self.lifecycle = KernelLifecycle(
-            KernelRequest("s-1", folder / "w"),
-            source,
-            session_save=cast(SessionSave, SimpleNamespace(drop=lambda: self.calls.append("drop"))),
-            admit=self._admit,
-            notifications=self.notifications,
-            journal=self.journal,
-            checkpoints=Checkpoints("auto", lambda: 0.0, self.notifications.add),
+        self.state = KernelState(
+            "s-1",
+            self.notifications,
+            Checkpoints("auto", lambda: 0.0, self.notifications.add),
+        )
+        self.recovery = KernelRecovery(
+            self.state,
+            self.journal,
             on_death=lambda: self.calls.append("died"),
             last_save=lambda: self.saved,
             on_rollback=lambda: self.calls.append("rollback"),
+        )
+        self.lifecycle = KernelLifecycle(
+            KernelRequest("s-1", folder / "w"),
+            KernelStarter(source, self.notifications, self.journal),
+            self.recovery,
+            session_save=cast(SessionSave, SimpleNamespace(drop=lambda: self.calls.append("drop"))),
+            admit=self._admit,
+            journal=self.journal,
         )
 
     async def _admit(self) -> None:
@@ -130,7 +141,7 @@ class Rig:
 
     @property
     def kernel(self) -> CopiedKernel:
-        return cast(CopiedKernel, self.lifecycle.kernel)
+        return cast(CopiedKernel, self.state.kernel)
 
     @property
     def texts(self) -> list[str]:
@@ -140,10 +151,10 @@ class Rig:
         """Run a cell, as the runner does."""
         kernel = await self.lifecycle.ensure()
         if checkpoint:
-            await self.lifecycle.checkpoint(self.lifecycle.checkpoints.asked)
-        with self.lifecycle.engaged():
+            await self.lifecycle.checkpoint(self.state.checkpoints.asked)
+        with self.recovery.running_cell():
             kernel.submit(code, lambda _event: None)
-            self.lifecycle.note_cell_run(number, 0.0)
+            self.state.note_cell_run(number, 0.0)
 
     async def die(self) -> None:
         self.kernel.die()
@@ -162,7 +173,7 @@ class Rig:
 async def rig(folder: Path, source: Callable[[], FakeSource] = CopiedSource) -> AsyncIterator[Rig]:
     async with anyio.create_task_group() as tasks:
         found = Rig(folder, source())
-        found.lifecycle.watch_in(tasks)
+        found.recovery.watch_in(tasks)
         yield found
         tasks.cancel_scope.cancel()
 
@@ -182,7 +193,7 @@ async def test_the_live_kernel_is_used_again_and_a_dead_one_without_variables_re
 async def test_a_death_between_cells_without_a_copy_is_told_at_once(tmp_path: Path) -> None:
     async with rig(tmp_path, FakeSource) as it:
         await it.cell(1, "a = 1")
-        assert (it.lifecycle.holds, it.lifecycle.state_as_of) == (True, 1)
+        assert (it.state.holds, it.state.as_of) == (True, 1)
         await it.die()
         assert [kind for kind, _ in it.journal.told] == ["died"]
         (notice,) = it.notifications.pending
@@ -190,14 +201,14 @@ async def test_a_death_between_cells_without_a_copy_is_told_at_once(tmp_path: Pa
         assert notice.loss is not None
         assert notice.loss.names == ("a",)
         await it.lifecycle.ensure()
-        assert it.lifecycle.state_as_of is None
+        assert it.state.as_of is None
         assert len(it.texts) == 1
 
 
 async def test_no_death_is_told_while_a_cell_runs(tmp_path: Path) -> None:
     async with rig(tmp_path, FakeSource) as it:
         await it.cell(1, "a = 1")
-        with it.lifecycle.engaged():
+        with it.recovery.running_cell():
             await it.die()
             assert it.texts == []
         assert len(it.texts) == 1
@@ -206,11 +217,11 @@ async def test_no_death_is_told_while_a_cell_runs(tmp_path: Path) -> None:
 async def test_a_kernel_that_begins_a_cell_and_is_gone_holds_nothing(tmp_path: Path) -> None:
     async with rig(tmp_path, FakeSource) as it:
         await it.lifecycle.ensure()
-        with suppress(KernelGone), it.lifecycle.engaged():
-            assert it.lifecycle.used
+        with suppress(KernelGone), it.recovery.running_cell():
+            assert it.state.used
             await it.die()
             raise KernelGone("gone")
-        assert not it.lifecycle.used
+        assert not it.state.used
         assert it.texts == []
 
 
@@ -221,7 +232,7 @@ async def test_a_dead_kernel_goes_back_to_its_newest_copy(tmp_path: Path) -> Non
         await it.cell(3, "c = 3")
         await it.die()
         assert it.calls == ["died"]
-        await it.lifecycle.note_death()
+        await it.recovery.note_death()
         assert it.kernel.variables == {"a": "1"}
         assert it.journal.told[0] == ("revived", 1)
         (notice,) = it.notifications.pending
@@ -229,7 +240,7 @@ async def test_a_dead_kernel_goes_back_to_its_newest_copy(tmp_path: Path) -> Non
         assert notice.loss is not None
         assert set(notice.loss.names) == {"b", "c"}
         assert notice.loss.kept
-        assert it.lifecycle.state_as_of == 1
+        assert it.state.as_of == 1
         assert it.calls == ["died", "rollback"]
         assert it.source.living == 1
 
@@ -239,7 +250,7 @@ async def test_a_copy_that_fails_twice_is_dropped_for_an_older_one(tmp_path: Pat
         await it.cell(1, "a = 1")
         await it.cell(2, "b = 2", checkpoint=True)
         await it.cell(3, "c = 3", checkpoint=True)
-        newest = cast(Copy, it.lifecycle.checkpoints.newest)
+        newest = cast(Copy, it.state.checkpoints.newest)
         newest.failures = 2
         await it.die()
         await it.lifecycle.ensure()
@@ -251,7 +262,7 @@ async def test_a_copy_that_fails_once_is_tried_again(tmp_path: Path) -> None:
     async with rig(tmp_path) as it:
         await it.cell(1, "a = 1")
         await it.cell(2, "b = 2", checkpoint=True)
-        cast(Copy, it.lifecycle.checkpoints.newest).failures = 1
+        cast(Copy, it.state.checkpoints.newest).failures = 1
         await it.die()
         await it.lifecycle.ensure()
         assert it.kernel.variables == {"a": "1"}
@@ -264,11 +275,11 @@ async def test_without_a_copy_the_last_save_is_loaded(tmp_path: Path) -> None:
         await it.cell(2, "b = 2")
         await it.die()
         assert it.calls == ["died"]
-        await it.lifecycle.note_death()
-        assert it.lifecycle.kernel is None
-        assert it.lifecycle.hibernated is not None
-        assert it.lifecycle.hibernated.back == ["a"]
-        assert (it.lifecycle.holds, it.lifecycle.state_as_of) == (True, 1)
+        await it.recovery.note_death()
+        assert it.state.kernel is None
+        assert it.state.hibernated is not None
+        assert it.state.hibernated.back == ["a"]
+        assert (it.state.holds, it.state.as_of) == (True, 1)
         (notice,) = it.notifications.pending
         assert notice.loss is not None
         assert notice.loss.names == ("b",)
@@ -282,9 +293,9 @@ async def test_a_save_that_is_of_no_use_is_not_loaded(tmp_path: Path, trouble: s
         if trouble == "empty":
             it.saved = HibernatedState(0.0, 0.0), 1
         await it.die()
-        await it.lifecycle.note_death()
-        assert it.lifecycle.hibernated is None
-        assert not it.lifecycle.holds
+        await it.recovery.note_death()
+        assert it.state.hibernated is None
+        assert not it.state.holds
         assert "all variables, imports and definitions made before are lost" in it.texts[0]
 
 
@@ -293,7 +304,7 @@ async def test_an_undo_goes_back_and_names_the_cells(tmp_path: Path) -> None:
         await it.cell(1, "a = 1")
         await it.cell(2, "b = 2", checkpoint=True)
         await it.cell(3, "c = 3", checkpoint=True)
-        back = await it.lifecycle.undo(2)
+        back = await it.recovery.undo(2)
         assert (back.as_of, back.undone, set(back.names)) == (1, (2, 3), {"b", "c"})
         assert it.journal.told[-1] == ("undone", (2, 3))
         assert it.texts == []
@@ -304,13 +315,13 @@ async def test_an_undo_goes_back_and_names_the_cells(tmp_path: Path) -> None:
 async def test_an_undo_without_a_copy_leaves_the_kernel(tmp_path: Path) -> None:
     async with rig(tmp_path) as it:
         with pytest.raises(UndoError, match="nothing to undo"):
-            await it.lifecycle.undo(1)
+            await it.recovery.undo(1)
         await it.cell(1, "a = 1")
         kernel = it.kernel
         with pytest.raises(UndoError, match="No checkpoint reaches back before cell 1"):
-            await it.lifecycle.undo(1)
+            await it.recovery.undo(1)
         with pytest.raises(UndoError, match="cells=2 is more than there are: cell 1"):
-            await it.lifecycle.undo(2)
+            await it.recovery.undo(2)
         assert it.kernel is kernel
         assert kernel.exit is None
 
@@ -319,12 +330,12 @@ async def test_an_undo_that_fails_tells_that_all_is_lost(tmp_path: Path) -> None
     async with rig(tmp_path) as it:
         await it.cell(1, "a = 1")
         await it.cell(2, "b = 2", checkpoint=True)
-        cast(Copy, it.lifecycle.checkpoints.newest).failures = 9
+        cast(Copy, it.state.checkpoints.newest).failures = 9
         with pytest.raises(LaunchError, match="could not be woken"):
-            await it.lifecycle.undo(1)
+            await it.recovery.undo(1)
         assert "An undo has failed: all variables" in it.texts[0]
-        assert it.lifecycle.kernel is None
-        assert not it.lifecycle.holds
+        assert it.state.kernel is None
+        assert not it.state.holds
         assert it.calls == ["rollback"]
 
 
@@ -334,9 +345,9 @@ async def test_a_hibernated_session_undoes_nothing(tmp_path: Path) -> None:
         it.save(tmp_path, 1)
         assert it.saved is not None
         it.lifecycle.continue_from(it.saved[0], 1)
-        await it.lifecycle.drop()
+        await it.state.drop()
         with pytest.raises(UndoError, match="its last variables alone"):
-            await it.lifecycle.undo(1)
+            await it.recovery.undo(1)
 
 
 async def test_a_workspace_that_was_removed_is_made_anew_unless_variables_are_there(
@@ -364,7 +375,7 @@ async def test_a_start_that_fails_leaves_a_hibernated_session_so(tmp_path: Path)
         await it.cell(1, "a = 1")
         it.save(tmp_path, 1)
         assert it.saved is not None
-        await it.lifecycle.drop()
+        await it.state.drop()
         it.lifecycle.continue_from(it.saved[0], 1)
         it.source.refuse = "own"
         with pytest.raises(LaunchError, match="no kernel today"):
@@ -373,7 +384,7 @@ async def test_a_start_that_fails_leaves_a_hibernated_session_so(tmp_path: Path)
             await it.lifecycle.start_fresh()
         assert it.calls == ["admit", "admit"]
         assert not it.lifecycle.awake
-        assert it.lifecycle.hibernated is not None
+        assert it.state.hibernated is not None
         assert [kind for kind, _ in it.journal.told] == ["not started"] * 2
 
 
@@ -384,14 +395,14 @@ async def test_a_reset_replaces_the_kernel_and_withdraws_what_was_told_of_the_sa
         await it.cell(1, "a = 1")
         it.save(tmp_path, 1)
         assert it.saved is not None
-        await it.lifecycle.drop()
+        await it.state.drop()
         it.lifecycle.continue_from(it.saved[0], 1)
         assert len(it.texts) == 1
         fresh = await it.lifecycle.start_fresh()
         assert it.source.requests[-1].beside
         await it.lifecycle.forget(fresh)
-        assert it.lifecycle.kernel is fresh
-        assert it.lifecycle.hibernated is None
+        assert it.state.kernel is fresh
+        assert it.state.hibernated is None
         assert it.texts == []
         assert it.calls[-1] == "drop"
 
@@ -404,15 +415,15 @@ async def test_a_branch_continues_from_the_copy_of_another_and_goes_back_to_it(
         it.source.kernels.append(kernel)
         kernel.variables, kernel.closed_files = {"a": "1"}, ("/w/db",)
         copy = cast(Checkpoint, Copy(kernel))
-        it.lifecycle.start_as_branch(cast(Kernel, kernel), copy, ".branches/s-2")
+        it.state.start_as_branch(cast(Kernel, kernel), copy, ".branches/s-2")
         assert "Closed, as they have changed" in it.texts[0]
         assert "/w/db" in it.texts[0]
         await it.cell(1, "b = 2")
         kernel.die()
-        await it.lifecycle.note_death()
+        await it.recovery.note_death()
         assert it.kernel.variables == {"a": "1"}
         assert it.kernel.folder == ".branches/s-2"
-        await it.lifecycle.drop()
+        await it.state.drop()
         await it.lifecycle.ensure()
         assert it.kernel.folder == ".branches/s-2"
 
@@ -425,11 +436,11 @@ async def test_a_root_takes_over_the_kernel_of_a_branch(tmp_path: Path) -> None:
         assert await it.lifecycle.take_over_kernel(cast(Kernel, other), (1,)) == [2]
         assert own.closed
         assert it.kernel is other
-        assert it.lifecycle.cells_held == [1]
+        assert it.state.worked == [1]
         assert it.calls == ["rollback"]
-        it.lifecycle.release_kernel()
-        assert it.lifecycle.kernel is None
-        assert not it.lifecycle.holds
+        it.state.release_kernel()
+        assert it.state.kernel is None
+        assert not it.state.holds
         assert not other.closed
 
 

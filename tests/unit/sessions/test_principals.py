@@ -125,7 +125,7 @@ async def test_copies_of_kernels_are_given_up_among_ones_own_alone(
         hers, also = [await sessions.create(caller("ada")) for _ in range(2)]
         his = await sessions.create(caller("ben"))
         copies, more, other = [
-            each.lifecycle.checkpoints._idle_checkpoints for each in (hers, also, his)
+            each.kernel_state.checkpoints._idle_checkpoints for each in (hers, also, his)
         ]
         assert copies is more is not other
 
