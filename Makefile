@@ -39,9 +39,10 @@ demo: $(READY) sandbox ## Analyse a CSV through a real server and show the trans
 test: $(READY) sandbox ## Run the tests
 	@$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
-lint: $(READY) ## Check style and formatting
+lint: $(READY) ## Check style, formatting and words
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
+	@$(BIN)/python -m tests.words
 
 type: $(READY) ## Check types (mypy, strict)
 	@$(BIN)/mypy

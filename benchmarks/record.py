@@ -66,8 +66,8 @@ one tool and nothing to do; that of the first result is a stock kernel, which ha
         """\
 *cold*: started through the sandbox alone; *forked*: from the template, the reserve empty; \
 *pooled*: from the reserve, as by default. *no MCP*: the parts of the server in the process that \
-measures, as the floor is. A warm cell is measured in rows of 30, and again with a cell of every \
-other subject before it, when the processor's caches hold something else.""",
+measures, as the floor is. A warm cell is measured in rows of 30. It is measured again with a \
+cell of every other subject before it, when the processor's caches hold something else.""",
         (
             sessions.NEW_SESSION,
             sessions.WARM,
@@ -88,8 +88,8 @@ other subject before it, when the processor's caches hold something else.""",
     Chapter(
         "Over HTTP",
         """\
-Streamable HTTP on loopback, with a token. The floor is what a call costs over stdio, and besides \
-what HTTP adds to an MCP server of the same SDK that does nothing, all of it in turns.""",
+Streamable HTTP on loopback, with a token. The floor is the cost of a call over stdio plus the \
+cost that HTTP adds to an idle MCP server of the same SDK. All are measured in turns.""",
         (over_http.NEWEST, over_http.HANDSHAKE),
     ),
     Chapter(
@@ -127,9 +127,10 @@ Every figure stands beside a floor that was measured in the same run, taking tur
 any sandbox. Sessions of kernel-mcp are sandboxed throughout. Compare ratios, not milliseconds: \
 those belong to the machine.
 
-A new session is handed over from a reserve of kernels that are already in their sandboxes, or \
-forked from a process that has imported everything; the kernel itself is ipykernel, tuned. \
-`make bench ARGS='--compare REV'` measures a revision and your tree in turns and prints ratios."""
+A new session gets a kernel from a reserve of kernels that are already in their sandboxes. \
+Without one, its kernel is forked from a process that has imported everything. The kernel itself \
+is ipykernel, tuned. `make bench ARGS='--compare REV'` measures a revision and your tree in turns \
+and prints ratios."""
 
 
 async def record(results: Results, machine: Machine, date: datetime) -> None:

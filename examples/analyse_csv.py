@@ -172,7 +172,7 @@ async def _progress(progress: float, total: float | None, message: str | None) -
 
 
 def _call(step: Step) -> str:
-    """What a step sends, as a person reads it."""
+    """Return the code that a step sends, or its tool and arguments."""
     shown = (f"{name}={str(value)[:32]!r}" for name, value in step.arguments.items())
     return str(step.arguments.get("code") or f"{step.tool}({', '.join(shown)})")
 

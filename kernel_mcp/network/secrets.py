@@ -185,8 +185,8 @@ class StreamSearch:
 
     The amount held back reveals nothing about a value except its length. Otherwise TLS record sizes
     or timing would show if the last bytes are the beginning of a value, and code may have chosen
-    those bytes. Held back is everything since the last character that no value contains, such as a
-    newline, but no more than the longest form of the longest value. Lines that continue in the next
+    those bytes. Everything since the last character that no value contains, such as a newline, is
+    held back. The bound is the longest form of the longest value. Lines that continue in the next
     one, as those of base64, are held back, too. Both methods raise SecretFound.
     """
 

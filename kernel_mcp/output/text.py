@@ -12,7 +12,8 @@ Such a character stays where it is a visible part of an ordinary emoji or letter
 - a single zero-width joiner (U+200D) between two emoji
 - the tags of three flags
 - a single U+200C or U+200D that parts or joins letters of Arabic and Indic scripts, as RFC 5892
-  allows in A.1 and A.2, or that stands between the letter ra and a virama, as Bengali needs
+  allows in A.1 and A.2
+- one between the letter ra and a virama, as Bengali needs
 """
 
 from __future__ import annotations

@@ -187,7 +187,7 @@ async def run_cell(kernel: Kernel, cell: Cell, *, grace_s: float, cpu_s: float) 
     seconds, the kernel is killed.
 
     Raises LaunchError if the kernel accepts no requests, KernelGone if it ended before it read this
-    one, and WorkspaceError if its disk quota is far exceeded.
+    one. Raises WorkspaceError if its disk quota is far exceeded.
     """
     limits = kernel.handle.limits
 

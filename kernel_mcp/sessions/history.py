@@ -150,9 +150,9 @@ logger = logging.getLogger(__name__)
 class History(Sequence[Cell]):
     """The cells of a session in order, number n at index n - 1.
 
-    A cell stays in memory until its end was reported, output goes to a later cell, no update can
-    reach its displays, and it is not the newest. Then it becomes a row on disk, read at each
-    access, and some 20 bytes in memory. Any thread may read.
+    The newest cell stays in memory. So does one whose end was not reported, whose output may still
+    arrive, or whose displays an update can reach. Any other is a row on disk, read at each access,
+    and some 20 bytes in memory. Any thread may read.
     """
 
     def __init__(self, folder: Path, displays: DisplayIndex[OutputLog]) -> None:

@@ -721,8 +721,8 @@ class Session:
     async def _between_cells(self, kernel: Kernel, urgent: bool) -> AsyncIterator[bool]:
         """Hold `turn` inside this block, and yield True if the kernel may be saved now.
 
-        False is yielded without the lock if the wait for it was cancelled, or if the kernel is in
-        use and the save is not `urgent`.
+        False is yielded without the lock if the wait for it was cancelled. The same holds if the
+        kernel is in use and the save is not `urgent`.
         """
         if not urgent and not self.can_hibernate:
             yield False
