@@ -18,7 +18,6 @@ from benchmarks.places import PACKAGES
 from benchmarks.processes import children
 from benchmarks.results import BenchmarkError
 from kernel_mcp.config.settings import Settings
-from kernel_mcp.config.values import MIB
 from kernel_mcp.protocol import StdioCallers, build_mcp
 from kernel_mcp.sandbox.select import proven_sandbox
 from kernel_mcp.server import AppContext, app_context
@@ -26,6 +25,7 @@ from kernel_mcp.sessions.cell import Status
 from kernel_mcp.sessions.manager import Caller
 from kernel_mcp.sessions.notifications import DeliveryTracker
 from kernel_mcp.sessions.session import Session
+from kernel_mcp.units import MIB
 
 ALLOW = ",".join(PACKAGES)
 MAX_SESSIONS = 512

@@ -15,7 +15,7 @@ from benchmarks.notebooks import Notebook
 from benchmarks.processes import settle
 from benchmarks.results import BenchmarkError, Figure, Measurement, interleave, timed
 from benchmarks.sessions import DIRECT, STDIO
-from kernel_mcp.config.values import GIB
+from kernel_mcp.units import GIB
 
 WAKE = Figure("wake", "Hibernated session → first result", FLOOR)
 WAKE_LARGE = Figure("wake-large", "Hibernated session with a frame of 100 MB → first result", FLOOR)

@@ -19,8 +19,8 @@ from types import ModuleType
 import anyio
 
 from kernel_mcp.barriers import Barrier, in_full, refusal_of
+from kernel_mcp.config.secrets import LEAST_MASKED
 from kernel_mcp.config.settings import Settings
-from kernel_mcp.config.values import LEAST_MASKED
 from kernel_mcp.errors import KernelMcpError
 from kernel_mcp.kernel_context import kernel_context
 from kernel_mcp.linux.process import allow_many_files

@@ -19,8 +19,8 @@ from typing import Protocol, TypeAlias
 import anyio
 from anyio import AsyncFile, open_file
 
-from kernel_mcp.config.values import KIB, MIB
 from kernel_mcp.records import dataclass
+from kernel_mcp.units import KIB, MIB
 
 MAX_LINE_BYTES = 160 * MIB
 """Bytes of the longest request: three times the largest file, which arrives as one line with its

@@ -7,7 +7,7 @@ import json
 
 import anyio
 
-from kernel_mcp.config.values import NEWEST_PYTHON, OLDEST_PYTHON
+from kernel_mcp.config.requirements import NEWEST_PYTHON, OLDEST_PYTHON
 from kernel_mcp.environments.uv import Uv
 from tests.run_folder import own_folder
 

@@ -9,11 +9,11 @@ import tempfile
 from collections.abc import MutableMapping
 from pathlib import Path
 
-from kernel_mcp.config.values import GIB, MIB
 from kernel_mcp.errors import ConfigError
 from kernel_mcp.launch.rundir import RunDirectory
 from kernel_mcp.linux.folders import try_lock
 from kernel_mcp.linux.safe_tree import remove_tree
+from kernel_mcp.units import GIB, MIB
 
 PLACE = Path("/var/tmp")
 """On a disk, and short: paths of sockets lie below."""

@@ -22,7 +22,6 @@ import anyio
 
 from kernel_mcp.attached.process import Connected
 from kernel_mcp.attached.targets import AttachTarget
-from kernel_mcp.config.values import MIB
 from kernel_mcp.errors import LaunchError
 from kernel_mcp.kernels.channels import Channel, Hearer, KernelChannels
 from kernel_mcp.kernels.kernel import MOST_NAMES, NAME_CHARS, Kernel, KnownNames, Run
@@ -31,6 +30,7 @@ from kernel_mcp.launch.base import KernelEnvironment
 from kernel_mcp.launch.process import KernelProcess
 from kernel_mcp.output.text import Masks, one_line
 from kernel_mcp.policy import Policy
+from kernel_mcp.units import MIB
 
 AGAIN_S = 0.5
 """Seconds between checks that output is received: messages published before that are lost."""

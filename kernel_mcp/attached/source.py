@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import anyio
 
 from kernel_mcp.attached.targets import AttachTarget, ConnectionFile, read_connection, target_of
-from kernel_mcp.config.values import Attachment
+from kernel_mcp.config.attachments import Attachment
 from kernel_mcp.environments.uv import ProgressCallback
 from kernel_mcp.errors import LaunchError
 from kernel_mcp.kernels.channels import Channels, Floods, Hearer, KernelChannels

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote, unquote, urlsplit
 
-from kernel_mcp.config.values import Attachment
+from kernel_mcp.config.attachments import Attachment
 from kernel_mcp.errors import InputError, LaunchError
 from kernel_mcp.launch.base import ConnectionInfo
 from kernel_mcp.records import dataclass

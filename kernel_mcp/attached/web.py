@@ -27,7 +27,7 @@ from tornado.websocket import (
 )
 
 from kernel_mcp.attached.targets import AttachTarget
-from kernel_mcp.config.values import MIB, Attachment
+from kernel_mcp.config.attachments import Attachment
 from kernel_mcp.errors import LaunchError
 from kernel_mcp.kernels.channels import (
     BURST_S,
@@ -40,6 +40,7 @@ from kernel_mcp.kernels.channels import (
 from kernel_mcp.kernels.message_codec import MAX_MESSAGE_BYTES, MessageCodec, WireError
 from kernel_mcp.output.text import one_line
 from kernel_mcp.records import dataclass
+from kernel_mcp.units import MIB
 
 PROTOCOL = "v1.kernel.websocket.jupyter.org"
 TIMEOUT_S = 20.0

@@ -20,7 +20,6 @@ import anyio
 from kernel_mcp.barriers import in_full, refusal_of
 from kernel_mcp.config.load import HELP, OTHERS, read_settings, settings_from, settings_parser
 from kernel_mcp.config.settings import Settings
-from kernel_mcp.config.values import GIB, MIB, duration
 from kernel_mcp.environments.build import Fitting
 from kernel_mcp.environments.metadata import EnvironmentSpec
 from kernel_mcp.environments.store import EnvironmentStore
@@ -33,6 +32,7 @@ from kernel_mcp.policy import profile_entries
 from kernel_mcp.sandbox.base import ContainerOptions
 from kernel_mcp.sandbox.container.engine import Engine
 from kernel_mcp.sandbox.select import select_sandbox
+from kernel_mcp.units import GIB, MIB, duration
 
 if TYPE_CHECKING:
     from kernel_mcp.sessions.store import SessionStore

@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from kernel_mcp.config.load import HELP, OTHERS, settings_from, settings_parser
+from kernel_mcp.config.quotas import Quotas, quotas
 from kernel_mcp.config.settings import Settings
-from kernel_mcp.config.values import Quotas, format_bytes, quotas
 from kernel_mcp.errors import ConfigError, KernelMcpError
 from kernel_mcp.identity import EVERY_SCOPE, SCOPES, editing
 from kernel_mcp.identity.token_rows import DOORS_ARE, TokenRow
+from kernel_mcp.units import format_bytes
 
 _USAGE = "token: expected one of add, list, revoke; see kernel-mcp token --help"
 _HELP = """\

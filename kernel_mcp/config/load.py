@@ -21,6 +21,11 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from kernel_mcp import __version__, extensions
+from kernel_mcp.config.attachments import Attachment, attachments
+from kernel_mcp.config.mounts import Mount, mounts
+from kernel_mcp.config.narrowing import never
+from kernel_mcp.config.requirements import entries, python
+from kernel_mcp.config.secrets import EnvVariable, HeaderSecret, header_secrets, variables
 from kernel_mcp.config.settings import (
     ENV_PREFIX,
     OPTIONS,
@@ -31,24 +36,7 @@ from kernel_mcp.config.settings import (
     Settings,
     variable_of,
 )
-from kernel_mcp.config.values import (
-    Attachment,
-    EnvVariable,
-    HeaderSecret,
-    Mount,
-    attachments,
-    close_to,
-    devices,
-    entries,
-    header_secrets,
-    hosts,
-    mounts,
-    never,
-    parse_toml,
-    places,
-    python,
-    variables,
-)
+from kernel_mcp.config.values import close_to, devices, hosts, parse_toml, places
 from kernel_mcp.errors import ConfigError
 from kernel_mcp.linux import gpus
 from kernel_mcp.linux.folders import from_home

@@ -14,55 +14,42 @@ from pathlib import Path
 from typing import Any
 
 from kernel_mcp import extensions
-from kernel_mcp.config.values import (
-    MIB,
-    Attachment,
-    EnvVariable,
-    HeaderSecret,
-    Mount,
+from kernel_mcp.config.attachments import Attachment, attachments
+from kernel_mcp.config.mounts import Mount, mounts
+from kernel_mcp.config.narrowing import (
     Narrows,
-    Persist,
-    Quotas,
-    address,
     among,
-    attachments,
-    characters,
-    choice,
-    choices_in_order,
-    count,
-    devices,
-    duration,
-    entries,
     fewer_hosts,
-    header_secrets,
-    hosts,
-    idle_duration,
-    limit_duration,
-    memory,
-    mounts,
     never,
     no_further,
     no_more,
     no_more_or_unlimited,
-    number,
     only_off,
     only_on,
+)
+from kernel_mcp.config.persist import Persist, persist, persists_less
+from kernel_mcp.config.quotas import Quotas, quotas
+from kernel_mcp.config.requirements import entries, python
+from kernel_mcp.config.secrets import EnvVariable, HeaderSecret, header_secrets, variables
+from kernel_mcp.config.values import (
+    address,
+    characters,
+    choice,
+    choices_in_order,
+    devices,
+    hosts,
+    memory,
     path,
-    persist,
-    persists_less,
     places,
     processes,
-    python,
-    quotas,
-    size,
     some_of,
     switch,
     url,
-    variables,
     word,
 )
 from kernel_mcp.linux.gpus import LIBRARY_PATH
 from kernel_mcp.records import dataclass
+from kernel_mcp.units import MIB, count, duration, idle_duration, limit_duration, number, size
 
 ENV_PREFIX = "KERNEL_MCP_"
 PROFILES = ("strict", "guarded", "default", "data")

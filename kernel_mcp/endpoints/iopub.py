@@ -9,8 +9,8 @@ from typing import Any
 import zmq
 
 from kernel_mcp.barriers import Barrier
-from kernel_mcp.config.values import KIB
 from kernel_mcp.endpoints.messages import Messages
+from kernel_mcp.units import KIB
 
 LATE_S = 0.005
 """Seconds that a message may wait for others: sending them together takes less time of the loop."""

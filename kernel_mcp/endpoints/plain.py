@@ -11,10 +11,10 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from kernel_mcp.config.values import MIB
 from kernel_mcp.output.fallback import or_fallback
 from kernel_mcp.output.items import Display, Event
 from kernel_mcp.output.markup import bare_html
+from kernel_mcp.units import MIB
 
 PICTURES = ("image/png", "image/jpeg", "image/gif")
 MOST_HTML = MIB

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import anyio
 
-from kernel_mcp.config.values import MIB, close_to
+from kernel_mcp.config.values import close_to
 from kernel_mcp.environments import folder as folders
 from kernel_mcp.environments.build_sandbox import EXPORTED, BuildSandbox
 from kernel_mcp.environments.folder import Spending
@@ -28,6 +28,7 @@ from kernel_mcp.environments.uv import ProgressCallback, UvResult
 from kernel_mcp.errors import EnvironmentBuildError, UnfitPackages
 from kernel_mcp.launch.base import KernelEnvironment
 from kernel_mcp.records import dataclass
+from kernel_mcp.units import MIB
 
 if TYPE_CHECKING:
     pass

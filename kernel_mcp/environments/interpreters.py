@@ -16,7 +16,7 @@ from pathlib import Path
 
 import anyio
 
-from kernel_mcp.config.values import NEWEST_PYTHON, OLDEST_PYTHON
+from kernel_mcp.config.requirements import NEWEST_PYTHON, OLDEST_PYTHON
 from kernel_mcp.environments.progress import Milestones
 from kernel_mcp.environments.uv import ProgressCallback, Uv, silence
 from kernel_mcp.errors import EnvironmentBuildError

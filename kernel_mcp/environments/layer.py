@@ -17,7 +17,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kernel_mcp.config.values import parse_entry
+from kernel_mcp.config.requirements import parse_entry
 from kernel_mcp.environments.metadata import installed_modules, installed_versions, note_file
 from kernel_mcp.linux.safe_tree import empty_tree, remove_tree
 from kernel_mcp.linux.walk import everything

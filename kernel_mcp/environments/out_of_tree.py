@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-from kernel_mcp.config.values import Mount
+from kernel_mcp.config.mounts import Mount
 from kernel_mcp.launch.base import KernelEnvironment, Outside
 
 SYSTEM = (Path("/usr"), Path("/bin"))

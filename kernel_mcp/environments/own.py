@@ -20,7 +20,8 @@ from dataclasses import field
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from kernel_mcp.config.values import NEWEST_PYTHON, OLDEST_PYTHON, Mount, parse_entry
+from kernel_mcp.config.mounts import Mount
+from kernel_mcp.config.requirements import NEWEST_PYTHON, OLDEST_PYTHON, parse_entry
 from kernel_mcp.environments.build import BASE_PACKAGES
 from kernel_mcp.environments.interpreters import Interpreter
 from kernel_mcp.environments.layer import versions

@@ -20,10 +20,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kernel_mcp.config.settings import Settings
-from kernel_mcp.config.values import MIB, parse_toml
+from kernel_mcp.config.values import parse_toml
 from kernel_mcp.environments.out_of_tree import code_of
 from kernel_mcp.errors import ConfigError
 from kernel_mcp.records import dataclass
+from kernel_mcp.units import MIB
 
 if TYPE_CHECKING:
     from packaging.requirements import Requirement

@@ -16,8 +16,8 @@ from typing import TypeVar, cast
 
 import anyio
 
-from kernel_mcp.config.values import KIB, format_bytes, size
 from kernel_mcp.environments.uv import ProgressCallback
+from kernel_mcp.units import KIB, format_bytes, size
 
 BEAT_S = 5.0
 """Seconds of silence after which the last line is reported again, with the elapsed time."""

@@ -12,11 +12,11 @@ import mimetypes
 import os
 from collections.abc import Callable, Iterable, Iterator
 
-from kernel_mcp.config.values import KIB, MIB
 from kernel_mcp.errors import WorkspaceError
 from kernel_mcp.files import folders
 from kernel_mcp.output.images import sniff
 from kernel_mcp.records import dataclass
+from kernel_mcp.units import KIB, MIB
 
 PROBE_BYTES = 8 * 1024
 """Bytes from the beginning of a file that the functions on `head` need."""

@@ -12,12 +12,12 @@ import hashlib
 import os
 from collections.abc import Callable, Sequence
 
-from kernel_mcp.config.values import MIB
 from kernel_mcp.errors import WorkspaceError
 from kernel_mcp.files import folders
 from kernel_mcp.files.folders import CREATE, FOLDER
 from kernel_mcp.linux.safe_tree import Opener, open_beneath
 from kernel_mcp.records import dataclass
+from kernel_mcp.units import MIB
 
 Condition = Callable[[str], bool]
 """Returns True if a file with this `tag_of` may be replaced or removed; "" means no file."""

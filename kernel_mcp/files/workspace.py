@@ -16,7 +16,6 @@ from pathlib import Path
 from threading import Lock
 
 from kernel_mcp.barriers import shortage
-from kernel_mcp.config.values import KIB, MIB
 from kernel_mcp.errors import WorkspaceError
 from kernel_mcp.files import contents, folders
 from kernel_mcp.files.contents import (
@@ -43,6 +42,7 @@ from kernel_mcp.linux.walk import TreeSize, entries_within, measure
 from kernel_mcp.output.images import sniff
 from kernel_mcp.output.text import one_line
 from kernel_mcp.records import dataclass
+from kernel_mcp.units import KIB, MIB
 
 GUEST_ROOT = "/workspace"
 """Path of the folder inside the sandbox."""

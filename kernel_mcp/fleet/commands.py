@@ -21,7 +21,6 @@ import anyio
 from kernel_mcp.barriers import explained, log_failure
 from kernel_mcp.config.load import HELP, OTHERS, settings_from, settings_parser
 from kernel_mcp.config.settings import Settings
-from kernel_mcp.config.values import GIB, duration
 from kernel_mcp.errors import ConfigError, KernelMcpError, ServerFailure
 from kernel_mcp.fleet.cluster import (
     FleetUnavailable,
@@ -48,6 +47,7 @@ from kernel_mcp.output.text import one_line
 from kernel_mcp.protocol import mcp_over, serve_wire
 from kernel_mcp.stdio_lines import stdio_lines
 from kernel_mcp.telemetry.logs import log_to_stderr
+from kernel_mcp.units import GIB, duration
 
 logger = logging.getLogger(__name__)
 

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from kernel_mcp.config.values import Quotas
+from kernel_mcp.config.quotas import Quotas
 from kernel_mcp.errors import InputError, KernelMcpError, ServerFailure, SessionNotFound
 from kernel_mcp.identity import Principal
 from kernel_mcp.records import dataclass

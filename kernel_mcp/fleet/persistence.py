@@ -7,14 +7,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from kernel_mcp.config.persist import Persist
 from kernel_mcp.config.settings import Settings
-from kernel_mcp.config.values import GIB, Persist
 from kernel_mcp.errors import KernelMcpError
 from kernel_mcp.fleet.session_table import SessionRow
 from kernel_mcp.fleet.shared_store import SharedStore
 from kernel_mcp.sessions.manifest import OF_PRINCIPAL, SessionKey
 from kernel_mcp.sessions.notifications import Loss, together
 from kernel_mcp.sessions.persistence import DEFAULT_NAME, LookupResult, Persistence, granted
+from kernel_mcp.units import GIB
 
 if TYPE_CHECKING:
     from packaging.requirements import Requirement

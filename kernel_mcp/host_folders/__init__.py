@@ -12,8 +12,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from kernel_mcp.config.mounts import Mount
 from kernel_mcp.config.settings import Settings
-from kernel_mcp.config.values import Mount
 from kernel_mcp.errors import ConfigError
 from kernel_mcp.host_folders import secrets
 from kernel_mcp.records import dataclass

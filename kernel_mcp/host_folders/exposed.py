@@ -13,7 +13,7 @@ from dataclasses import field
 from functools import partial
 from pathlib import Path
 
-from kernel_mcp.config.values import Mount
+from kernel_mcp.config.mounts import Mount
 from kernel_mcp.host_folders import names, secrets, within
 from kernel_mcp.host_folders.secrets import quoted
 from kernel_mcp.linux.safe_tree import open_beneath, open_place

@@ -13,8 +13,8 @@ import anyio
 from starlette.types import Message, Receive, Send
 
 from kernel_mcp.barriers import Barrier
-from kernel_mcp.config.values import KIB, MIB, format_bytes
 from kernel_mcp.http.refusals import RequestRefused
+from kernel_mcp.units import KIB, MIB, format_bytes
 
 MOST_BODY = 4 * MIB
 """Most bytes of one MCP message: parsing blocks all other requests, for 20 ms a MiB."""

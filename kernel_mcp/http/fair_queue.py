@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 
-from kernel_mcp.config.values import MIB
+from kernel_mcp.units import MIB
 
 CALLS_S = 50.0
 """Calls a second of one principal while others call; its burst is `AT_ONCE_S` of that."""

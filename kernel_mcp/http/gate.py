@@ -19,7 +19,7 @@ from mcp.server.auth.provider import AccessToken
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from kernel_mcp.barriers import Barrier
-from kernel_mcp.config.values import MIB, Quotas, format_bytes
+from kernel_mcp.config.quotas import Quotas
 from kernel_mcp.http.addresses import Addresses
 from kernel_mcp.http.admission import Admission
 from kernel_mcp.http.bodies import (
@@ -45,6 +45,7 @@ from kernel_mcp.identity import (
 )
 from kernel_mcp.records import dataclass
 from kernel_mcp.sessions.notifications import DeliveryTracker
+from kernel_mcp.units import MIB, format_bytes
 
 PRINCIPAL_BODY = 32 * MIB
 """Default limit on the bytes of one principal's calls that are being read or answered."""

@@ -14,10 +14,10 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from kernel_mcp.barriers import log_failure
-from kernel_mcp.config.values import KIB
 from kernel_mcp.output.text import Masks
 from kernel_mcp.records import dataclass
 from kernel_mcp.sessions.manager import Caller, SessionManager
+from kernel_mcp.units import KIB
 
 PIECE_BYTES = 128 * KIB
 """Bytes read from a file at once, and buffered for a slow client."""

@@ -9,7 +9,7 @@ import secrets
 from dataclasses import field
 from typing import Protocol
 
-from kernel_mcp.config.values import Quotas
+from kernel_mcp.config.quotas import Quotas
 from kernel_mcp.errors import KernelMcpError
 from kernel_mcp.records import dataclass
 

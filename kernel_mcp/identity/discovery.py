@@ -11,8 +11,8 @@ from urllib.parse import urlsplit
 import anyio
 import httpx2
 
-from kernel_mcp.config.values import KIB
 from kernel_mcp.errors import ConfigError
+from kernel_mcp.units import KIB
 
 MOST_BYTES = 256 * KIB
 """Most bytes of a document; large key sets have 50 KiB."""

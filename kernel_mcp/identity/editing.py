@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from kernel_mcp.config.values import quotas
+from kernel_mcp.config.quotas import quotas
 from kernel_mcp.errors import ConfigError, KernelMcpError
 from kernel_mcp.identity import EVERY_SCOPE, SCOPES, digest, new_token
 from kernel_mcp.identity.token_rows import (

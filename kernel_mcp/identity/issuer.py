@@ -15,7 +15,6 @@ from typing import Any
 
 import jwt
 
-from kernel_mcp.config.values import KIB
 from kernel_mcp.identity import (
     EVERY_SCOPE,
     INVALID,
@@ -28,6 +27,7 @@ from kernel_mcp.identity import (
 from kernel_mcp.identity.discovery import Fetch, checked_issuer, fetch_json
 from kernel_mcp.identity.keys import ALGORITHMS, SigningKeys
 from kernel_mcp.identity.tokens import TokenFile
+from kernel_mcp.units import KIB
 
 logger = logging.getLogger(__name__)
 

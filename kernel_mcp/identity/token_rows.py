@@ -14,10 +14,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import field
 from typing import Any, NoReturn
 
-from kernel_mcp.config.values import KIB, MIB, Quotas, quotas
+from kernel_mcp.config.quotas import Quotas, quotas
 from kernel_mcp.errors import ConfigError
 from kernel_mcp.identity import EVERY_SCOPE, PRINCIPAL, SCOPES
 from kernel_mcp.records import dataclass
+from kernel_mcp.units import KIB, MIB
 
 MOST_BYTES = 4 * MIB
 """Most bytes of a tokens file."""

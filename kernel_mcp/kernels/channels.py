@@ -22,7 +22,6 @@ from typing import Any, Literal, TypeAlias
 import anyio
 
 from kernel_mcp.barriers import Barrier, reason_of
-from kernel_mcp.config.values import KIB, MIB
 from kernel_mcp.errors import LaunchError
 from kernel_mcp.kernels.message_codec import (
     MAX_MESSAGE_BYTES,
@@ -33,6 +32,7 @@ from kernel_mcp.kernels.message_codec import (
 )
 from kernel_mcp.launch.base import ConnectionInfo, take_no_descriptors
 from kernel_mcp.records import dataclass
+from kernel_mcp.units import KIB, MIB
 from kernel_specs.restricted.wire.zmtp import GREETING, Decoder, ProtocolError, encode, ready
 
 READ_BYTES = 128 * 1024

@@ -13,7 +13,7 @@ from typing import Any
 
 import anyio
 
-from kernel_mcp.config.values import Mount
+from kernel_mcp.config.mounts import Mount
 from kernel_mcp.errors import ConfigError, KernelMcpError, LaunchError
 from kernel_mcp.host_folders import Device, within
 from kernel_mcp.host_folders.exposed import ExposedMount

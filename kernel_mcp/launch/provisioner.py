@@ -21,7 +21,6 @@ from jupyter_client.provisioning.provisioner_base import KernelProvisionerBase
 from traitlets import Int, List, Unicode
 
 from kernel_mcp.config.settings import Limits
-from kernel_mcp.config.values import MIB
 from kernel_mcp.launch.assembly import KernelAssembly
 from kernel_mcp.launch.base import ConnectionInfo, KernelEnvironment, LaunchRequest
 from kernel_mcp.launch.cold import LocalLauncher
@@ -30,6 +29,7 @@ from kernel_mcp.launch.rundir import RunDirectory
 from kernel_mcp.limits.manager import ResourceManager
 from kernel_mcp.policy import Policy, profile_in_force
 from kernel_mcp.sandbox.select import proven_sandbox
+from kernel_mcp.units import MIB
 
 T = TypeVar("T")
 

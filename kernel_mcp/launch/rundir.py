@@ -20,7 +20,6 @@ from typing import Any
 
 import anyio
 
-from kernel_mcp.config.values import KIB, MIB
 from kernel_mcp.errors import ConfigError
 from kernel_mcp.launch.base import ConnectionInfo, KernelEnvironment, LaunchRequest
 from kernel_mcp.limits.groups import RECORD, remove_recorded
@@ -29,6 +28,7 @@ from kernel_mcp.linux.folders import Identity, lasting_folder, private_folder, t
 from kernel_mcp.linux.gpus import LIBRARY_PATH
 from kernel_mcp.linux.safe_tree import remove_tree
 from kernel_mcp.sandbox.base import BOOT_FOLDER, GuestPaths
+from kernel_mcp.units import KIB, MIB
 from kernel_specs.restricted import confine
 
 COMPILE_S = 30.0

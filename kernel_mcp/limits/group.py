@@ -10,9 +10,9 @@ from pathlib import Path
 
 from kernel_mcp.barriers import ignore_missing
 from kernel_mcp.config.settings import Limits
-from kernel_mcp.config.values import MIB
 from kernel_mcp.linux import cgroupfs
 from kernel_mcp.records import dataclass
+from kernel_mcp.units import MIB
 
 BACKSTOP = 1.2
 LEAST_ABOVE = 128 * MIB

@@ -12,7 +12,6 @@ import anyio
 
 from kernel_mcp.barriers import Barrier, Faults, run_in_thread
 from kernel_mcp.config.settings import Limits
-from kernel_mcp.config.values import MIB
 from kernel_mcp.errors import WorkspaceError
 from kernel_mcp.limits.group import BEHIND, EQUAL, SHELL, KernelGroup
 from kernel_mcp.limits.groups import Membership
@@ -20,6 +19,7 @@ from kernel_mcp.limits.meter import Gauge, Unmeasurable, plainly
 from kernel_mcp.limits.quota import FolderQuota
 from kernel_mcp.linux.proc import ExitStatus, Usage, family
 from kernel_mcp.sandbox.base import SandboxCommand
+from kernel_mcp.units import MIB
 
 LONG_S = 0.25
 """Seconds of computation after which a kernel's CPU weight is lowered."""

@@ -18,13 +18,13 @@ from anyio.abc import TaskGroup
 
 from kernel_mcp.barriers import Barrier, run_in_thread
 from kernel_mcp.config.settings import Limits
-from kernel_mcp.config.values import format_bytes
 from kernel_mcp.limits.group import KernelGroup
 from kernel_mcp.limits.groups import PREFIX, RECORD, GroupsUnavailable, GroupTree, Membership
 from kernel_mcp.limits.kernel import KernelLimits
 from kernel_mcp.limits.quota import FolderQuota
 from kernel_mcp.linux.cgroupfs import find_hierarchies
 from kernel_mcp.sandbox.base import SandboxReport, listed
+from kernel_mcp.units import format_bytes
 
 TICK_S = 0.25
 """Seconds between checks of a kernel in which code runs or has just ended."""

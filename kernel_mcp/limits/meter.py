@@ -13,11 +13,11 @@ from pathlib import Path
 import anyio
 
 from kernel_mcp.barriers import Faults, ignore_missing
-from kernel_mcp.config.values import KIB, MIB, format_bytes
 from kernel_mcp.limits.group import KernelGroup, backstop
 from kernel_mcp.limits.quota import opened
 from kernel_mcp.linux.proc import ProcessMeter, Usage, memory_lines
 from kernel_mcp.records import dataclass
+from kernel_mcp.units import KIB, MIB, format_bytes
 
 # Memory as in /proc, where no control group limits it: private and shared memory, deleted files in
 # memory, and private temporary folders with their inodes. All functions block and raise OSError.

@@ -16,10 +16,10 @@ from pathlib import Path
 from threading import Lock
 
 from kernel_mcp.barriers import ignore_missing
-from kernel_mcp.config.values import KIB, MIB, format_bytes
 from kernel_mcp.linux.proc import threads
 from kernel_mcp.linux.walk import BLOCK, File, TreeSize, entries_within, measure
 from kernel_mcp.records import dataclass
+from kernel_mcp.units import KIB, MIB, format_bytes
 
 LEAST_PAUSE_S = 0.5
 SHARE = 20

@@ -16,7 +16,7 @@ from dataclasses import field
 from pathlib import Path
 from urllib.parse import quote
 
-from kernel_mcp.config.values import HeaderSecret
+from kernel_mcp.config.secrets import HeaderSecret
 from kernel_mcp.errors import ConfigError
 from kernel_mcp.network.decoding import EscapeDecoder
 from kernel_mcp.records import dataclass

@@ -12,7 +12,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from kernel_mcp.config.values import KIB
 from kernel_mcp.output.markup import (
     JSON_DEPTH,
     Shape,
@@ -24,6 +23,7 @@ from kernel_mcp.output.markup import (
 from kernel_mcp.output.terminal import clean
 from kernel_mcp.output.text import Truncation, cut
 from kernel_mcp.records import dataclass
+from kernel_mcp.units import KIB
 
 MAX_TYPES = 16
 """MIME types kept of one bundle."""

@@ -7,12 +7,12 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Literal, TypeAlias
 
-from kernel_mcp.config.values import KIB, MIB
 from kernel_mcp.output.bundles import Representation, readable
 from kernel_mcp.output.fallback import or_fallback
 from kernel_mcp.output.terminal import clean
 from kernel_mcp.output.text import Masks, cut, omission
 from kernel_mcp.records import dataclass
+from kernel_mcp.units import KIB, MIB
 
 
 # Output events of a running cell, as typed values in the order in which they happened.

@@ -8,7 +8,6 @@ from dataclasses import field
 from functools import partial
 from typing import TypeAlias
 
-from kernel_mcp.config.values import KIB
 from kernel_mcp.output.bundles import (
     CHART,
     INLINE_IMAGES,
@@ -32,6 +31,7 @@ from kernel_mcp.output.items import (
 from kernel_mcp.output.terminal import clean
 from kernel_mcp.output.text import Truncation, cut, head_of, tail_of
 from kernel_mcp.records import dataclass
+from kernel_mcp.units import KIB
 
 # Tracebacks cut down to what the reader of a cell can act on.
 #

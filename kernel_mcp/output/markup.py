@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from kernel_mcp.config.values import KIB
+from kernel_mcp.units import KIB
 
 SLICE_CHARS = 64 * KIB
 """Characters handled in one step; between two steps other threads may run."""

@@ -8,7 +8,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from kernel_mcp.config.values import KIB, MIB
 from kernel_mcp.output.bundles import BundleStore, Representation, extension, primary
 from kernel_mcp.output.displays import DisplayIndex, Displays, entry_from, row_of
 from kernel_mcp.output.fallback import or_fallback
@@ -31,6 +30,7 @@ from kernel_mcp.output.items import (
 from kernel_mcp.output.text import Truncation, tail_of
 from kernel_mcp.output.textstore import FailureEntry, Streams, TextStore, Transcript
 from kernel_mcp.records import dataclass
+from kernel_mcp.units import KIB, MIB
 
 SHOWN_CHARS = 64 * KIB
 """Characters that `since` reads at each end of a range; more than any answer shows."""

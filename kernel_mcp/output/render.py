@@ -11,7 +11,6 @@ from functools import partial
 import anyio.to_thread
 from mcp_types import ContentBlock, ImageContent, ResourceLink, TextContent
 
-from kernel_mcp.config.values import KIB
 from kernel_mcp.output.bundles import INLINE_IMAGES, Representation, primary
 from kernel_mcp.output.fallback import or_fallback
 from kernel_mcp.output.images import ImageError, Picture, fit, shares
@@ -20,6 +19,7 @@ from kernel_mcp.output.layout import Gap, Layout, Link, PictureAt, Text, lay_out
 from kernel_mcp.output.outputs import OutputLog
 from kernel_mcp.output.text import cut, escaped_lines, omission
 from kernel_mcp.records import dataclass
+from kernel_mcp.units import KIB
 
 OUTPUT_CHARS = 30_000
 PICTURE_BYTES = 650_000

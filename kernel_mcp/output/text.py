@@ -28,7 +28,7 @@ from functools import cache, cached_property
 from typing import Any
 from urllib.parse import quote
 
-from kernel_mcp.config.values import LEAST_MASKED
+from kernel_mcp.config.secrets import LEAST_MASKED
 from kernel_mcp.output.encoded import Encoded
 from kernel_mcp.records import dataclass
 

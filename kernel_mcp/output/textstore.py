@@ -14,7 +14,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from kernel_mcp.config.values import KIB
 from kernel_mcp.output.items import (
     DisplayItem,
     FailureItem,
@@ -28,6 +27,7 @@ from kernel_mcp.output.items import (
 from kernel_mcp.output.terminal import Screen
 from kernel_mcp.output.text import Truncation, stripped
 from kernel_mcp.records import dataclass
+from kernel_mcp.units import KIB
 
 BLOCK_CHARS = 64 * 1024
 """Characters of one write to the file, and of one entry of its index."""

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import anyio
 
-from kernel_mcp.config.values import MIB
 from kernel_mcp.environments.build_sandbox import BuildSandbox
 from kernel_mcp.environments.folder import Spending
 from kernel_mcp.environments.layer import SCRIPTS, retarget
@@ -18,6 +17,7 @@ from kernel_mcp.environments.uv import ProgressCallback, UvResult
 from kernel_mcp.errors import InstallError
 from kernel_mcp.launch.base import KernelEnvironment
 from kernel_mcp.linux.safe_tree import remove_tree
+from kernel_mcp.units import MIB
 
 
 class ConfinedPip:

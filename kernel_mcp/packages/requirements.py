@@ -7,9 +7,9 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
+from kernel_mcp.config.requirements import NEWEST_PYTHON, OLDEST_PYTHON, parse_entry
+from kernel_mcp.config.requirements import python as read_python
 from kernel_mcp.config.settings import Settings
-from kernel_mcp.config.values import NEWEST_PYTHON, OLDEST_PYTHON, parse_entry
-from kernel_mcp.config.values import python as read_python
 from kernel_mcp.environments.interpreters import Interpreter, Interpreters
 from kernel_mcp.environments.metadata import (
     EnvironmentSpec,

@@ -10,8 +10,8 @@ from collections.abc import Iterable
 from dataclasses import asdict, field, replace
 from typing import Any, Literal, Protocol, TypeAlias
 
+from kernel_mcp.config.requirements import parse_entry
 from kernel_mcp.config.settings import PROFILES, TOOL_GROUPS, Settings
-from kernel_mcp.config.values import parse_entry
 from kernel_mcp.errors import ConfigError
 from kernel_mcp.records import dataclass
 

@@ -9,7 +9,8 @@ import re
 from dataclasses import field, replace
 from typing import TYPE_CHECKING, Any
 
-from kernel_mcp.config.values import parse_entry, parse_toml
+from kernel_mcp.config.requirements import parse_entry
+from kernel_mcp.config.values import parse_toml
 from kernel_mcp.errors import InputError
 from kernel_mcp.policy import MAX_SOURCE_LINE, Diagnostic, Kind, Severity
 from kernel_mcp.records import dataclass

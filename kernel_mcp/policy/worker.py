@@ -17,9 +17,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from kernel_mcp.config.values import GIB
 from kernel_mcp.policy import Diagnostic, ImportUse, Policy, Report, operators_step
 from kernel_mcp.policy.check import check
+from kernel_mcp.units import GIB
 from kernel_specs import linux
 
 MOST_BYTES = GIB

@@ -22,7 +22,7 @@ import anyio
 import anyio.abc
 
 from kernel_mcp.barriers import Barrier
-from kernel_mcp.config.values import MIB
+from kernel_mcp.units import MIB
 
 if TYPE_CHECKING:
     from kernel_mcp.sessions.session import Session

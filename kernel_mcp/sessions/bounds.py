@@ -13,10 +13,10 @@ from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 import anyio
 
 from kernel_mcp.barriers import Barrier
-from kernel_mcp.config.values import GIB, MIB, format_bytes
 from kernel_mcp.linux import process
 from kernel_mcp.sessions.session import Session
 from kernel_mcp.sessions.sharing import level, totals
+from kernel_mcp.units import GIB, MIB, format_bytes
 
 logger = logging.getLogger(__name__)
 

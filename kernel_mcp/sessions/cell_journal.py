@@ -11,8 +11,8 @@ import mmap
 import os
 from pathlib import Path
 
-from kernel_mcp.config.values import KIB
 from kernel_mcp.linux.pipes import checksum
+from kernel_mcp.units import KIB
 
 JOURNAL_BYTES = 256 * KIB
 MOST_CODE_CHARS = 20_000

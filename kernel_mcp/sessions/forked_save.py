@@ -20,13 +20,13 @@ from typing import TYPE_CHECKING, Any
 
 import anyio
 
-from kernel_mcp.config.values import MIB
 from kernel_mcp.errors import HibernationError, LaunchError
 from kernel_mcp.launch import silence
 from kernel_mcp.launch.base import take_no_descriptors
 from kernel_mcp.linux.pipes import Checksum, from_socket
 from kernel_mcp.output.text import one_line
 from kernel_mcp.sessions.snapshot import EXTRA_BYTES, MAX_NAME_CHARS, MAX_NAMES, Dump
+from kernel_mcp.units import MIB
 
 if TYPE_CHECKING:
     from kernel_mcp.kernels.kernel import Kernel

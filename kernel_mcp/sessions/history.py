@@ -15,7 +15,6 @@ from typing import Any, overload
 import anyio
 
 from kernel_mcp.barriers import Barrier, run_in_thread
-from kernel_mcp.config.values import KIB, MIB
 from kernel_mcp.linux.pipes import checksum
 from kernel_mcp.linux.safe_tree import remove_tree
 from kernel_mcp.output.displays import DisplayIndex
@@ -24,6 +23,7 @@ from kernel_mcp.records import dataclass
 from kernel_mcp.sessions.cell import Cell, CellOutcome, Phase, Status
 from kernel_mcp.sessions.notifications import Loss, Notice
 from kernel_mcp.sessions.sharing import totals
+from kernel_mcp.units import KIB, MIB
 
 SEGMENT_BYTES = 4 * MIB
 """Size in bytes at which a file is full. Only complete files are removed."""

@@ -19,8 +19,8 @@ import anyio
 import anyio.abc
 
 from kernel_mcp.barriers import Barrier, reason_of, run_in_thread
+from kernel_mcp.config.quotas import Quotas
 from kernel_mcp.config.settings import Limits, Settings
-from kernel_mcp.config.values import Quotas
 from kernel_mcp.errors import BranchError, InputError, KernelMcpError, SessionGone, SessionNotFound
 from kernel_mcp.files.workspace import DiskShare, Workspace
 from kernel_mcp.identity import LOCAL, Principal

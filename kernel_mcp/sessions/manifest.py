@@ -15,8 +15,8 @@ from dataclasses import field
 from pathlib import Path
 from typing import Any
 
-from kernel_mcp.config.values import MIB
 from kernel_mcp.records import dataclass
+from kernel_mcp.units import MIB
 
 FORMAT = 3
 """Format of new entries. Increase it with every change that older servers would misread."""

@@ -17,8 +17,9 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from kernel_mcp.config.narrowing import no_more_or_unlimited
+from kernel_mcp.config.persist import Persist
 from kernel_mcp.config.settings import Limits, Settings
-from kernel_mcp.config.values import Persist, format_bytes, no_more_or_unlimited
 from kernel_mcp.environments.own import own_version
 from kernel_mcp.errors import EnvironmentBuildError, HibernationError, InputError
 from kernel_mcp.launch.rundir import default_base
@@ -29,6 +30,7 @@ from kernel_mcp.sessions.notifications import Loss
 from kernel_mcp.sessions.snapshot import Dump, missing
 from kernel_mcp.sessions.store import SessionStore, StoreEntry
 from kernel_mcp.sessions.words import listing
+from kernel_mcp.units import format_bytes
 
 if TYPE_CHECKING:
     from packaging.requirements import Requirement

@@ -14,12 +14,13 @@ from dataclasses import fields, replace
 import anyio
 
 from kernel_mcp.barriers import Barrier
+from kernel_mcp.config.quotas import Quotas
 from kernel_mcp.config.settings import Limits, Settings
-from kernel_mcp.config.values import Quotas, format_bytes
 from kernel_mcp.errors import SessionLimitReached
 from kernel_mcp.identity import Principal
 from kernel_mcp.records import dataclass
 from kernel_mcp.sessions.session import Session
+from kernel_mcp.units import format_bytes
 
 logger = logging.getLogger(__name__)
 

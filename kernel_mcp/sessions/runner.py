@@ -12,7 +12,6 @@ from pathlib import Path
 import anyio
 
 from kernel_mcp.barriers import Barrier, explained, run_in_thread
-from kernel_mcp.config.values import MIB
 from kernel_mcp.errors import KernelGone, KernelMcpError
 from kernel_mcp.output.displays import DisplayIndex
 from kernel_mcp.output.items import Failure
@@ -38,6 +37,7 @@ from kernel_mcp.sessions.lifecycle import KernelLifecycle
 from kernel_mcp.sessions.notifications import Notice, NotificationQueue
 from kernel_mcp.sessions.start_queue import CellStartQueue
 from kernel_mcp.telemetry.spans import OriginContext, Span
+from kernel_mcp.units import MIB
 
 RECORD_BYTES = 512 * MIB
 """Maximum bytes of one session's record on disk; the oldest outputs are removed first."""

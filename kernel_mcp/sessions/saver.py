@@ -13,10 +13,10 @@ from typing import Protocol
 import anyio
 
 from kernel_mcp.barriers import Barrier, reason_of
-from kernel_mcp.config.values import MIB
 from kernel_mcp.errors import HibernationError
 from kernel_mcp.records import dataclass
 from kernel_mcp.sessions.forked_save import pause_after
+from kernel_mcp.units import MIB
 
 logger = logging.getLogger(__name__)
 

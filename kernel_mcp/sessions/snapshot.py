@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, Any
 
 import anyio
 
-from kernel_mcp.config.values import MIB
 from kernel_mcp.errors import HibernationError, KernelMcpError, LaunchError
 from kernel_mcp.linux.pipes import Checksum, checksum_of, from_pipe, into_pipe, make_pipe
 from kernel_mcp.output.text import one_line
 from kernel_mcp.records import dataclass
+from kernel_mcp.units import MIB
 
 if TYPE_CHECKING:
     from kernel_mcp.kernels.kernel import Kernel, PendingReply

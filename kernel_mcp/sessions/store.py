@@ -22,7 +22,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from kernel_mcp.config.values import MIB
 from kernel_mcp.linux.folders import private_folder, try_lock
 from kernel_mcp.linux.safe_tree import remove_tree
 from kernel_mcp.linux.walk import measure
@@ -42,6 +41,7 @@ from kernel_mcp.sessions.manifest import (
 from kernel_mcp.sessions.notifications import MOST_NAMES
 from kernel_mcp.sessions.snapshot import Dump
 from kernel_mcp.sessions.words import duration
+from kernel_mcp.units import MIB
 
 MOST_ENTRIES = 200_000
 """Maximum number of files that are counted in each folder of an entry."""

@@ -22,7 +22,7 @@ from pydantic import BaseModel, BeforeValidator, Field, WithJsonSchema
 
 from kernel_mcp.barriers import explained, log_failure
 from kernel_mcp.config.settings import Settings
-from kernel_mcp.config.values import Share, duration, hosts, limit_duration, memory, share
+from kernel_mcp.config.values import hosts, memory
 from kernel_mcp.environments.uv import ProgressCallback
 from kernel_mcp.errors import KernelMcpError, SessionLimitReached, WorkspaceError
 from kernel_mcp.packages.requirements import listed
@@ -31,10 +31,11 @@ from kernel_mcp.sessions.session import Session
 from kernel_mcp.telemetry import Meters
 from kernel_mcp.telemetry.origin import in_session, of_call
 from kernel_mcp.telemetry.spans import OriginContext
-from kernel_mcp.tools.arguments import CheckedTool
+from kernel_mcp.tools.arguments import CheckedTool, Share, share
 from kernel_mcp.tools.calls import Call
 from kernel_mcp.tools.hints import Effect, hints
 from kernel_mcp.tools.results import finished, linked, refusal
+from kernel_mcp.units import duration, limit_duration
 
 
 def _one_each_host(given: object) -> object:

@@ -14,11 +14,15 @@ from pydantic_core import ErrorDetails
 
 from kernel_mcp.config.values import close_to
 from kernel_mcp.errors import InputError
+from kernel_mcp.records import dataclass
 from kernel_mcp.tools.calls import Call
 from kernel_mcp.tools.results import refusal, with_remarks
+from kernel_mcp.units import duration, number
 
 MOST_LINES = 4
 SHOWN_CHARS = 60
+LEAST_CPUS = 0.01
+"""Smallest processor share of a control group: a millisecond in every tenth of a second."""
 NEAR = 0.6
 """Least similarity of an unknown name and the one that was perhaps meant."""
 _CODE = ("code", "script")
@@ -49,6 +53,28 @@ _TYPES = {
     "boolean": "true or false",
     "object": "an object",
 }
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """Processor limit: the number of processors, or seconds for one cell; 0 where not given."""
+
+    cpus: float = 0.0
+    seconds: float = 0.0
+
+
+def share(given: object) -> Share:
+    """Read processors as `number` does, or with a unit a time as `duration`; more than zero."""
+    try:
+        cpus = number(given)
+    except ValueError:
+        try:
+            return Share(seconds=duration(given))
+        except ValueError:
+            cpus = 0.0
+    if cpus < LEAST_CPUS:
+        raise ValueError("expected processors such as 1.5, or a time such as 30s")
+    return Share(cpus=cpus)
 
 
 Finish: TypeAlias = Callable[[CallToolResult, Call, str], BaseModel]

@@ -15,8 +15,9 @@ from pydantic import Field
 from kernel_mcp import __version__
 from kernel_mcp.attached.process import OUTSIDE
 from kernel_mcp.attached.targets import target_of
+from kernel_mcp.config.narrowing import no_more_or_unlimited
 from kernel_mcp.config.settings import Limits, Settings
-from kernel_mcp.config.values import MIB, Share, format_bytes, hosts, no_more_or_unlimited
+from kernel_mcp.config.values import hosts
 from kernel_mcp.environments.own import remarks
 from kernel_mcp.environments.uv import ProgressCallback, silence
 from kernel_mcp.errors import EnvironmentBuildError, InputError
@@ -42,6 +43,7 @@ from kernel_mcp.tools import (
     Toolbox,
     progress_of,
 )
+from kernel_mcp.tools.arguments import Share
 from kernel_mcp.tools.hints import ENDS, OPENS, READS
 from kernel_mcp.tools.models import (
     Closed,
@@ -54,6 +56,7 @@ from kernel_mcp.tools.models import (
     VariableList,
 )
 from kernel_mcp.tools.results import names_of, spoken, with_pending
+from kernel_mcp.units import MIB, format_bytes
 
 FIRST_LINE_CHARS = 80
 UNLIMITED = "no sandbox limits it: whatever the server's user may reach"

@@ -21,11 +21,11 @@ from dataclasses import asdict
 from pathlib import Path
 
 from kernel_mcp.config.settings import Limits
-from kernel_mcp.config.values import MIB
 from kernel_mcp.linux.syscalls import architecture
 from kernel_mcp.sandbox.base import Sandbox
 from kernel_mcp.sandbox.select import select_sandbox
 from kernel_mcp.sandbox.self_test import run_confined
+from kernel_mcp.units import MIB
 from tests.escape.attacks.table import Target
 from tests.escape.inside import ATTACKS
 

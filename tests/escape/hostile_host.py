@@ -21,7 +21,6 @@ from typing import cast
 import anyio
 
 from kernel_mcp.config.settings import Limits, Settings
-from kernel_mcp.config.values import MIB
 from kernel_mcp.environments.uv import ProgressCallback
 from kernel_mcp.files.workspace import Workspace
 from kernel_mcp.kernels.factory import KernelRequest
@@ -37,6 +36,7 @@ from kernel_mcp.sessions.cell import Cell
 from kernel_mcp.sessions.manager import Caller, SessionManager
 from kernel_mcp.sessions.session import Session
 from kernel_mcp.sessions.storage import SessionFolders
+from kernel_mcp.units import MIB
 
 PROGRAM = Path(__file__).with_name("hostile_kernel.py")
 ENVIRONMENT = KernelEnvironment(Path(sys.executable), ())

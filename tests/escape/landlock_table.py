@@ -20,10 +20,10 @@ from pathlib import Path
 from typing import Any
 
 from kernel_mcp.config.settings import Limits
-from kernel_mcp.config.values import GIB
 from kernel_mcp.linux.folders import Identity
 from kernel_mcp.sandbox.base import Sandbox, SandboxRequest
 from kernel_mcp.sandbox.landlock import LandlockSandbox
+from kernel_mcp.units import GIB
 from tests.escape.landlock_attacks import ATTACKS, World
 
 LIMITS = Limits(memory_bytes=1 * GIB, pids=32, open_files=256, disk_bytes=GIB, tmp_bytes=GIB)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from kernel_mcp.config.settings import Limits
-from kernel_mcp.config.values import MIB
+from kernel_mcp.units import MIB
 from tests.escape.host import prepared
 from tests.escape.inside import ATTACKS
 from tests.integration.agent import Agent, agent

@@ -19,8 +19,8 @@ import pytest
 import uv
 
 from kernel_mcp.config.settings import Limits
-from kernel_mcp.config.values import MIB
 from kernel_mcp.launch.network import PORT
+from kernel_mcp.units import MIB
 from tests.escape.attacks.table import Target
 from tests.escape.host import FOLDER, prepared
 from tests.escape.inside import ATTACKS

@@ -8,9 +8,10 @@ from typing import Any
 import anyio
 import pytest
 
-from kernel_mcp.config.values import GIB, Quotas
+from kernel_mcp.config.quotas import Quotas
 from kernel_mcp.fleet.handles import node_of
 from kernel_mcp.fleet.members import RENEW_S
+from kernel_mcp.units import GIB
 from tests.fleet.machines import Machines, fronted
 from tests.fleet.test_http import fronts
 from tests.integration.calls_contract import PATIENCE_S, Person

@@ -14,7 +14,7 @@ import anyio
 import anyio.lowlevel
 import pytest
 
-from kernel_mcp.config.values import Quotas
+from kernel_mcp.config.quotas import Quotas
 from kernel_mcp.errors import InputError, SessionNotFound
 from kernel_mcp.identity import Principal
 from kernel_mcp.sessions.manager import Caller

@@ -25,7 +25,7 @@ import anyio
 import uv
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 
-from kernel_mcp.config.values import NEWEST_PYTHON, OLDEST_PYTHON
+from kernel_mcp.config.requirements import NEWEST_PYTHON, OLDEST_PYTHON
 from tests.integration.agent import Answer, lost, notices
 from tests.integration.lives import Life, Place
 from tests.integration.processes import running

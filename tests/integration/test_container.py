@@ -20,7 +20,6 @@ import anyio
 import pytest
 
 from kernel_mcp.config.settings import Limits
-from kernel_mcp.config.values import MIB
 from kernel_mcp.errors import BoundaryBroken, LaunchError, SandboxUnavailable
 from kernel_mcp.launch.rundir import RunDirectory
 from kernel_mcp.linux.folders import Identity
@@ -29,6 +28,7 @@ from kernel_mcp.sandbox.container import ContainerSandbox
 from kernel_mcp.sandbox.container.engine import LABEL
 from kernel_mcp.sandbox.select import select_sandbox
 from kernel_mcp.sandbox.self_test import require_boundary, run_confined, thorough_checks
+from kernel_mcp.units import MIB
 from tests.integration import containers
 from tests.integration.bombs import QUIET
 from tests.integration.kernel_contract import keeps_the_contract

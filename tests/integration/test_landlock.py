@@ -17,12 +17,12 @@ import anyio
 import pytest
 
 from kernel_mcp.config.settings import Limits
-from kernel_mcp.config.values import GIB
 from kernel_mcp.launch.rundir import RunDirectory
 from kernel_mcp.sandbox.base import SandboxRequest
 from kernel_mcp.sandbox.landlock import LandlockSandbox, landlock_available
 from kernel_mcp.sandbox.self_test import run_confined
 from kernel_mcp.sessions.forked_save import ForkedSave, UnfitToFork
+from kernel_mcp.units import GIB
 from tests.integration import everyday_files
 from tests.integration.bombs import QUIET
 from tests.integration.landlock_kernel import notebook

@@ -17,12 +17,12 @@ import anyio
 import pytest
 
 from kernel_mcp.config.settings import Limits
-from kernel_mcp.config.values import MIB
 from kernel_mcp.limits.group import KernelGroup
 from kernel_mcp.limits.groups import GroupsUnavailable, GroupTree
 from kernel_mcp.limits.manager import ResourceManager
 from kernel_mcp.linux import cgroupfs
 from kernel_mcp.linux.cgroupfs import find_hierarchies
+from kernel_mcp.units import MIB
 from tests.integration.agent import ANALYSIS, agent
 from tests.integration.bombs import FILL_DISK, FORK_BOMB, HUNGRY_CHILDREN, THREAD_BOMB, ZIP_BOMB
 from tests.integration.limited_kernel import limited_kernel

@@ -13,7 +13,6 @@ import pytest
 from mcp.client import Client
 
 from kernel_mcp.config.settings import Settings
-from kernel_mcp.config.values import GIB
 from kernel_mcp.errors import LaunchError
 from kernel_mcp.protocol import build_mcp
 from kernel_mcp.sandbox.select import proven_sandbox
@@ -21,6 +20,7 @@ from kernel_mcp.server import app_context
 from kernel_mcp.sessions import bounds
 from kernel_mcp.sessions.manager import SessionManager
 from kernel_mcp.sessions.session import Session
+from kernel_mcp.units import GIB
 from tests.integration.agent import Agent, lost, notices
 from tests.unit.fake_kernels import Handed
 

@@ -18,8 +18,8 @@ import anyio
 import pytest
 
 from kernel_mcp.config.settings import Limits
-from kernel_mcp.config.values import MIB
 from kernel_mcp.limits.quota import FolderQuota
+from kernel_mcp.units import MIB
 from tests.integration.limited_kernel import LimitedKernel, limited_kernel
 from tests.integration.unprivileged import as_ordinary_user
 

@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 
 from kernel_mcp.config.settings import Limits
-from kernel_mcp.config.values import MIB
 from kernel_mcp.errors import LaunchError, SandboxUnavailable
 from kernel_mcp.sandbox.base import Sandbox, SandboxRequest
 from kernel_mcp.sandbox.bwrap import BwrapSandbox
@@ -23,6 +22,7 @@ from kernel_mcp.sandbox.self_test import (
     run_confined,
     thorough_checks,
 )
+from kernel_mcp.units import MIB
 from tests.integration.unprivileged import as_ordinary_user
 
 AS_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="compares root with an ordinary user")

@@ -19,8 +19,8 @@ from pathlib import Path
 
 import pytest
 
-from kernel_mcp.config.values import MIB
 from kernel_mcp.sessions import manifest
+from kernel_mcp.units import MIB
 from tests.integration.processes import named
 from tests.integration.state import (
     ALL,

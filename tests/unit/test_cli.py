@@ -13,10 +13,10 @@ import pytest
 
 from kernel_mcp import __version__, cli
 from kernel_mcp.config.settings import OPTIONS, Settings
-from kernel_mcp.config.values import GIB
 from kernel_mcp.errors import EnvironmentBuildError
 from kernel_mcp.linux.shutdown import Shutdown
 from kernel_mcp.sandbox.base import Sandbox
+from kernel_mcp.units import GIB
 
 
 @pytest.fixture(autouse=True)

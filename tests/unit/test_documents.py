@@ -15,7 +15,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from kernel_mcp.config.values import parse_toml, split_names
+from kernel_mcp.config.requirements import split_names
+from kernel_mcp.config.values import parse_toml
 from kernel_mcp.endpoints.plain import plain_data
 from kernel_mcp.envelopes import message_of
 from kernel_mcp.environments.metadata import installed_modules, installed_needs

@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[2]
 PACKAGES = ("kernel_mcp", "kernel_specs")
 
 ROOMS = (
-    ("records",),
+    ("records", "units"),
     ("errors",),
     ("barriers", "extensions", "lazy_imports"),
     ("telemetry",),

@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from kernel_mcp import __version__
-from kernel_mcp.config.values import NEWEST_PYTHON, OLDEST_PYTHON
+from kernel_mcp.config.requirements import NEWEST_PYTHON, OLDEST_PYTHON
 from tests.proof import STEPS
 
 ROOT = Path(__file__).parents[2]

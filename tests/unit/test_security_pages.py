@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from kernel_mcp.config.settings import Settings
-from kernel_mcp.config.values import GIB
+from kernel_mcp.units import GIB
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "SECURITY.md"

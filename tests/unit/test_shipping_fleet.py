@@ -14,10 +14,10 @@ from jsonschema import Draft7Validator  # type: ignore[import-untyped]
 from kernel_mcp import __version__
 from kernel_mcp.config.load import settings_from, settings_parser
 from kernel_mcp.config.settings import OPTIONS, Settings
-from kernel_mcp.config.values import duration
 from kernel_mcp.fleet.cluster import AUTH, TLS, TOKEN, TOKEN_FILE, check_address
 from kernel_mcp.fleet.commands import _WITHIN, LAST_S
 from kernel_mcp.fleet.handles import check_node
+from kernel_mcp.units import duration
 
 ROOT = Path(__file__).parents[2]
 FILES = {

@@ -18,7 +18,6 @@ from typing import Any
 import anyio
 
 from kernel_mcp.config.settings import Limits, Settings
-from kernel_mcp.config.values import MIB
 from kernel_mcp.kernels.kernel import Kernel
 from kernel_mcp.launch.assembly import KernelAssembly
 from kernel_mcp.launch.base import KernelEnvironment, LaunchRequest, Support
@@ -39,6 +38,7 @@ from kernel_mcp.sandbox.select import select_sandbox
 from kernel_mcp.sandbox.self_test import Check, listeners
 from kernel_mcp.sessions.cell import Cell, Status, StopReason
 from kernel_mcp.sessions.execution import run_cell
+from kernel_mcp.units import MIB
 
 LIMITS = Limits(memory_bytes=256 * MIB, pids=64, disk_bytes=64 * MIB, tmp_bytes=32 * MIB)
 CELL_TIMEOUT_S = 30.0

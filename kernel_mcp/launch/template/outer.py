@@ -18,7 +18,7 @@ from typing import Any
 import anyio
 
 from kernel_mcp.barriers import Barrier, reason_of
-from kernel_mcp.config.values import Mount
+from kernel_mcp.config.mounts import Mount
 from kernel_mcp.errors import LaunchError, SandboxUnavailable
 from kernel_mcp.host_folders import Device, within
 from kernel_mcp.launch import rundir

@@ -20,7 +20,6 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from kernel_mcp.config.settings import Limits
-from kernel_mcp.config.values import MIB
 from kernel_mcp.errors import LaunchError, SandboxUnavailable
 from kernel_mcp.linux.folders import Identity, runtime_folder
 from kernel_mcp.linux.process import foreign_environment
@@ -50,6 +49,7 @@ from kernel_mcp.sandbox.container.engine import (
 )
 from kernel_mcp.sandbox.seccomp import compile_filter
 from kernel_mcp.sandbox.users import IdentityPool, KernelUsers, reservable_ids
+from kernel_mcp.units import MIB
 
 _OF_THE_IMAGE = ("usr", "opt", "var", "tmp", "run", "lib", "lib64", "bin", "sbin", "srv", "mnt")
 """Top-level folders of every image that any user may enter."""

@@ -17,7 +17,6 @@ from dataclasses import replace
 from pathlib import Path
 
 from kernel_mcp.config.settings import Limits
-from kernel_mcp.config.values import GIB
 from kernel_mcp.errors import LaunchError, SandboxUnavailable
 from kernel_mcp.linux.folders import SCRATCH, Identity, scratch_folder
 from kernel_mcp.linux.syscalls import architecture
@@ -48,6 +47,7 @@ from kernel_mcp.sandbox.landlock.rules import (
 )
 from kernel_mcp.sandbox.seccomp import compile_filter
 from kernel_mcp.sandbox.users import IdentityPool, KernelUsers, reservable_ids
+from kernel_mcp.units import GIB
 from kernel_specs.restricted.confine import PENDING_SIGNALS, RESERVED_ADDRESSES
 
 

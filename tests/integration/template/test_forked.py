@@ -13,8 +13,8 @@ import anyio
 import pytest
 
 from kernel_mcp.config.settings import Limits
-from kernel_mcp.config.values import MIB
 from kernel_mcp.output.items import Event
+from kernel_mcp.units import MIB
 from tests.integration.processes import descendants
 from tests.integration.template.bench import (
     ENVIRONMENT,

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from kernel_mcp.attached.targets import AttachTarget, read_connection, target_of
-from kernel_mcp.config.values import Attachment, attachments
+from kernel_mcp.config.attachments import Attachment, attachments
 from kernel_mcp.errors import InputError, LaunchError
 
 FILE = Attachment("/run/user/kernel-7.json")

@@ -28,7 +28,7 @@ from kernel_mcp.attached.web import (
     packed,
     unpacked,
 )
-from kernel_mcp.config.values import Attachment
+from kernel_mcp.config.attachments import Attachment
 from kernel_mcp.errors import LaunchError
 from kernel_mcp.kernels.channels import Floods, Hearer
 from kernel_mcp.kernels.message_codec import WireError

@@ -10,10 +10,11 @@ from pathlib import Path
 import pytest
 
 from kernel_mcp.config.load import load, settings_from
+from kernel_mcp.config.mounts import Mount
 from kernel_mcp.config.settings import OPTIONS, Limits, Settings
-from kernel_mcp.config.values import GIB, MIB, Mount
 from kernel_mcp.errors import ConfigError
 from kernel_mcp.linux import gpus
+from kernel_mcp.units import GIB, MIB
 from kernel_specs.restricted import confine
 from kernel_specs.restricted.config import BootConfig
 

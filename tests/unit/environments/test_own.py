@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from kernel_mcp.config.values import Mount, python
+from kernel_mcp.config.mounts import Mount
+from kernel_mcp.config.requirements import python
 from kernel_mcp.environments.metadata import EnvironmentSpec
 from kernel_mcp.environments.out_of_tree import unseen
 from kernel_mcp.environments.own import (

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from kernel_mcp.config.mounts import Mount
 from kernel_mcp.config.settings import Settings
-from kernel_mcp.config.values import Mount
 from kernel_mcp.environments.out_of_tree import unseen_code
 from kernel_mcp.environments.pinned_requirements import PinnedRequirements, exported, read_pinned
 from kernel_mcp.errors import ConfigError

@@ -11,12 +11,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from kernel_mcp.config.values import MIB
 from kernel_mcp.errors import WorkspaceError
 from kernel_mcp.files import workspace as workspace_module
 from kernel_mcp.files.workspace import Workspace
 from kernel_mcp.linux import walk
 from kernel_mcp.linux.safe_tree import Opener
+from kernel_mcp.units import MIB
 
 
 def test_disk_space_counts_blocks_and_links_once(workspace: Workspace, root: Path) -> None:

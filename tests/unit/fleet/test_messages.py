@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from kernel_mcp.config.values import Quotas
+from kernel_mcp.config.quotas import Quotas
 from kernel_mcp.errors import InputError, KernelMcpError, SessionNotFound, WorkspaceError
 from kernel_mcp.fleet.messages import caller_of, caller_row, error_of, error_row
 from kernel_mcp.fleet.session_table import SavedPart, SessionRow

@@ -12,8 +12,8 @@ from typing import Any
 import anyio
 import pytest
 
+from kernel_mcp.config.quotas import Quotas
 from kernel_mcp.config.settings import Settings
-from kernel_mcp.config.values import Quotas
 from kernel_mcp.errors import HibernationError, QuotaReached
 from kernel_mcp.fleet import registry as registry_module
 from kernel_mcp.fleet.cluster import FleetUnavailable

@@ -12,8 +12,8 @@ import pytest
 
 from kernel_mcp import host_folders
 from kernel_mcp.config.load import load
+from kernel_mcp.config.mounts import Mount
 from kernel_mcp.config.settings import Settings
-from kernel_mcp.config.values import Mount
 from kernel_mcp.errors import ConfigError
 from kernel_mcp.host_folders import checked, exposed_mounts
 from kernel_mcp.host_folders.exposed import ExposedMount

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from kernel_mcp.config.values import Mount
+from kernel_mcp.config.mounts import Mount
 from kernel_mcp.host_folders import names, secrets, walking
 from kernel_mcp.host_folders.exposed import ExposedMount
 from kernel_mcp.host_folders.findings import TooManySecrets

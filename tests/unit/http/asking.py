@@ -14,7 +14,7 @@ import anyio
 from starlette.applications import Starlette
 from starlette.requests import Request
 
-from kernel_mcp.config.values import Quotas
+from kernel_mcp.config.quotas import Quotas
 from kernel_mcp.files.workspace import Workspace
 from kernel_mcp.host_folders.exposed import ExposedMount
 from kernel_mcp.http.files import routes

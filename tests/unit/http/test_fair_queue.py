@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from kernel_mcp.config.values import MIB
 from kernel_mcp.http.fair_queue import CALLS_S, LATELY_S, MOST_S, FairQueue, TokenBucket
+from kernel_mcp.units import MIB
 from tests.unit.fake_kernels import FakeClock
 
 pytestmark = pytest.mark.anyio

@@ -15,8 +15,9 @@ from pathlib import Path
 import anyio
 import pytest
 
+from kernel_mcp.config.mounts import Mount
+from kernel_mcp.config.quotas import Quotas
 from kernel_mcp.config.settings import Settings
-from kernel_mcp.config.values import Mount, Quotas
 from kernel_mcp.errors import WorkspaceError
 from kernel_mcp.files import streams
 from kernel_mcp.host_folders.exposed import ExposedMount

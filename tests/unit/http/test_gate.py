@@ -11,7 +11,7 @@ import anyio
 import pytest
 from starlette.types import Receive, Scope, Send
 
-from kernel_mcp.config.values import KIB, MIB, Quotas
+from kernel_mcp.config.quotas import Quotas
 from kernel_mcp.errors import ServerFailure
 from kernel_mcp.http.addresses import Addresses
 from kernel_mcp.http.bodies import MOST_BODY, MOST_VALUES
@@ -20,6 +20,7 @@ from kernel_mcp.http.gate import PRINCIPAL_BODY, REFUSED_S, Gate
 from kernel_mcp.http.refusals import respond_json
 from kernel_mcp.identity import INSTALL, METRICS, RUN, OneToken, Principal, Unauthenticated
 from kernel_mcp.sessions.notifications import DeliveryTracker
+from kernel_mcp.units import KIB, MIB
 from tests.unit.fake_kernels import FakeClock
 from tests.unit.http.asgi import PEER, Answer, ask
 

@@ -11,10 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kernel_mcp.config.values import GIB, Quotas
+from kernel_mcp.config.quotas import Quotas
 from kernel_mcp.errors import ConfigError
 from kernel_mcp.identity import INSTALL, OPERATOR, RUN, digest
 from kernel_mcp.identity.token_rows import MOST_BYTES, MOST_LINE, MOST_ROWS, Claim, TokenRow, parse
+from kernel_mcp.units import GIB
 
 
 def row(**more: Any) -> dict[str, Any]:

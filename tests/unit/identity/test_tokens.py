@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from kernel_mcp.config.values import Quotas
+from kernel_mcp.config.quotas import Quotas
 from kernel_mcp.errors import ConfigError
 from kernel_mcp.identity import (
     OPERATOR,

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from kernel_mcp.config.values import Mount
+from kernel_mcp.config.mounts import Mount
 from kernel_mcp.host_folders.exposed import ExposedMount
 from kernel_mcp.host_folders.secrets import FIXED
 from kernel_mcp.launch.git_settings import GitSettingsQuery, GitUnavailable

@@ -10,8 +10,8 @@ from typing import Any, cast
 
 import pytest
 
+from kernel_mcp.config.secrets import HeaderSecret
 from kernel_mcp.config.settings import Settings
-from kernel_mcp.config.values import HeaderSecret
 from kernel_mcp.errors import ConfigError, InputError, LaunchError
 from kernel_mcp.launch.network import (
     PORT,

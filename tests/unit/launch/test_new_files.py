@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from kernel_mcp.config.values import Mount
+from kernel_mcp.config.mounts import Mount
 from kernel_mcp.host_folders import exposed, names
 from kernel_mcp.host_folders.exposed import ExposedMount
 from kernel_mcp.host_folders.walking import Walk

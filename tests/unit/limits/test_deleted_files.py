@@ -14,11 +14,11 @@ from pathlib import Path
 
 import pytest
 
-from kernel_mcp.config.values import MIB
 from kernel_mcp.limits import quota
 from kernel_mcp.limits.quota import opened, unlinked
 from kernel_mcp.linux.proc import threads
 from kernel_mcp.linux.walk import BLOCK
+from kernel_mcp.units import MIB
 
 BEGIN = """
 import ctypes, mmap, os, sys, threading

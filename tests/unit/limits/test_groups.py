@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from kernel_mcp.config.settings import Limits
-from kernel_mcp.config.values import GIB, MIB
 from kernel_mcp.limits.groups import GroupsUnavailable, GroupTree, remove_recorded
 from kernel_mcp.linux import cgroupfs
 from kernel_mcp.linux.cgroupfs import find_hierarchies
+from kernel_mcp.units import GIB, MIB
 from kernel_specs import linux
 from tests.unit.fake_cgroups import FakeGroups
 

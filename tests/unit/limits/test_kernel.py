@@ -16,7 +16,6 @@ from typing import Any
 import anyio
 import pytest
 
-from kernel_mcp.config.values import GIB, MIB
 from kernel_mcp.errors import WorkspaceError
 from kernel_mcp.limits import kernel as kernel_module
 from kernel_mcp.limits import meter, quota
@@ -24,6 +23,7 @@ from kernel_mcp.limits import quota as quota_module
 from kernel_mcp.limits.meter import Memory
 from kernel_mcp.linux import proc as usage_module
 from kernel_mcp.linux.walk import TreeSize
+from kernel_mcp.units import GIB, MIB
 from tests.unit.fake_cgroups import FakeGroups
 from tests.unit.limits.watched import KILLED, SMALL, Watched, with_groups
 

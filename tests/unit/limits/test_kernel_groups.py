@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from kernel_mcp.config.settings import Limits
-from kernel_mcp.config.values import GIB, MIB
 from kernel_mcp.limits import groups as groups_module
 from kernel_mcp.limits.groups import GroupTree
 from kernel_mcp.limits.kernel import LONG_S, CpuPriority
@@ -20,6 +19,7 @@ from kernel_mcp.linux import cgroupfs
 from kernel_mcp.linux.cgroupfs import find_hierarchies
 from kernel_mcp.linux.proc import ExitStatus
 from kernel_mcp.sandbox.base import SandboxCommand, SandboxReport
+from kernel_mcp.units import GIB, MIB
 from tests.unit.fake_cgroups import FakeGroups
 from tests.unit.limits.watched import KILLED, SMALL, with_groups
 

@@ -11,9 +11,9 @@ from contextlib import contextmanager
 
 import pytest
 
-from kernel_mcp.config.values import MIB
 from kernel_mcp.limits.meter import Memory, closely, files_in_memory, plainly, total
 from kernel_mcp.linux.proc import tree
+from kernel_mcp.units import MIB
 
 HOLDER = "import sys; data = b'x' * (64 << 20); print(flush=True); sys.stdin.read()"
 SHARERS = """

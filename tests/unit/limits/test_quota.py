@@ -10,10 +10,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from kernel_mcp.config.values import MIB
 from kernel_mcp.limits import quota
 from kernel_mcp.limits.quota import FolderQuota
 from kernel_mcp.linux.walk import TreeSize
+from kernel_mcp.units import MIB
 
 
 class Clock:

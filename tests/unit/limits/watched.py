@@ -6,12 +6,12 @@ import signal
 from pathlib import Path
 
 from kernel_mcp.config.settings import Limits
-from kernel_mcp.config.values import GIB, MIB
 from kernel_mcp.limits.groups import GroupTree
 from kernel_mcp.limits.kernel import KernelLimits
 from kernel_mcp.limits.manager import ResourceManager
 from kernel_mcp.linux.cgroupfs import find_hierarchies
 from kernel_mcp.linux.proc import ExitStatus
+from kernel_mcp.units import GIB, MIB
 from tests.unit.fake_cgroups import FakeGroups
 
 SMALL = Limits(memory_bytes=2 * GIB, disk_bytes=4 * MIB, tmp_bytes=0)

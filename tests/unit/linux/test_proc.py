@@ -9,9 +9,9 @@ import sys
 
 import pytest
 
-from kernel_mcp.config.values import MIB
 from kernel_mcp.linux import proc
 from kernel_mcp.linux.proc import Process, ProcessMeter, memory_lines, orphans, tree
+from kernel_mcp.units import MIB
 
 FIRST_THREAD_ENDS = """
 import ctypes, os, threading

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from kernel_mcp.config.values import MIB
 from kernel_mcp.linux import walk
 from kernel_mcp.linux.safe_tree import empty_tree, open_beneath
 from kernel_mcp.linux.walk import measure
+from kernel_mcp.units import MIB
 
 PLENTY: dict[str, Any] = {"most_entries": 10**6, "most_bytes": 10**12}
 

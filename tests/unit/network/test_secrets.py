@@ -18,7 +18,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kernel_mcp.config.values import HeaderSecret
+from kernel_mcp.config.secrets import HeaderSecret
 from kernel_mcp.errors import ConfigError
 from kernel_mcp.network.authority import Authority
 from kernel_mcp.network.secrets import (

@@ -10,7 +10,6 @@ import anyio
 import anyio.lowlevel
 import pytest
 
-from kernel_mcp.config.values import KIB, MIB
 from kernel_mcp.linux import process
 from kernel_mcp.output.items import Stream
 from kernel_mcp.sessions import bounds
@@ -19,6 +18,7 @@ from kernel_mcp.sessions.cell import CellOutcome, Status
 from kernel_mcp.sessions.manager import Caller
 from kernel_mcp.sessions.notifications import NotificationQueue
 from kernel_mcp.sessions.runner import CellQueue
+from kernel_mcp.units import KIB, MIB
 from tests.integration.memory import status_bytes
 from tests.unit.fake_kernels import FakeClock, FakeSource, new_manager
 

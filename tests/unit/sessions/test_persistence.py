@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
+from kernel_mcp.config.mounts import Mount
+from kernel_mcp.config.secrets import HeaderSecret
 from kernel_mcp.config.settings import Settings
-from kernel_mcp.config.values import HeaderSecret, Mount
 from kernel_mcp.errors import HibernationError, InstallError
 from kernel_mcp.kernels.factory import KernelRequest
 from kernel_mcp.sessions.cell_journal import DAMAGED, CellJournal, read_journal

@@ -9,14 +9,15 @@ from typing import Any
 import anyio
 import pytest
 
+from kernel_mcp.config.quotas import Quotas
 from kernel_mcp.config.settings import Limits, Settings
-from kernel_mcp.config.values import GIB, MIB, Quotas
 from kernel_mcp.errors import SessionLimitReached, SessionNotFound, WorkspaceError
 from kernel_mcp.identity import LOCAL, RUN, Forbidden, Principal
 from kernel_mcp.linux.proc import Usage
 from kernel_mcp.sessions.manager import Caller, SessionManager
 from kernel_mcp.sessions.notifications import ResponseContext
 from kernel_mcp.sessions.principals import Others, Overseer, Principals, Use, weights
+from kernel_mcp.units import GIB, MIB
 from tests.unit.fake_kernels import FakeClock, FakeKernel, FakeSource, new_manager
 
 pytestmark = pytest.mark.anyio

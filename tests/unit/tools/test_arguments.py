@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 from pydantic import TypeAdapter
 
 from kernel_mcp.tools import PythonArg
-from kernel_mcp.tools.arguments import nearest, without_fence
+from kernel_mcp.tools.arguments import Share, nearest, share, without_fence
 from tests.unit.tools.served import served
 
 pytestmark = [pytest.mark.anyio]
@@ -278,3 +279,14 @@ def _schemas(schema: object) -> Iterator[dict[str, Any]]:
     for each in schema.values() if isinstance(schema, dict) else schema:  # type: ignore[attr-defined]
         if isinstance(each, (dict, list)):
             yield from _schemas(each)
+
+
+def test_a_share_is_of_processors_or_with_a_unit_of_their_time() -> None:
+    for text in (1.5, "1.5", " 1.5 "):
+        assert share(text) == Share(cpus=1.5)
+    assert share("30s") == Share(seconds=30)
+    assert share("500 ms") == Share(seconds=0.5)
+    wrong: list[object] = ["", "0", 0, "-1", "x", True, None, "0s", "0.001", math.nan, math.inf, []]
+    for given in wrong:
+        with pytest.raises(ValueError, match=r"processors such as 1\.5, or a time such as 30s"):
+            share(given)

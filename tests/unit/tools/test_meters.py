@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from kernel_mcp.config.values import Quotas
+from kernel_mcp.config.quotas import Quotas
 from kernel_mcp.telemetry import Meters
 from tests.unit.tools.served import served
 

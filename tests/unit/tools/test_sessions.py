@@ -12,9 +12,9 @@ import pytest
 
 from kernel_mcp import __version__
 from kernel_mcp.config.settings import Limits
-from kernel_mcp.config.values import MIB
 from kernel_mcp.errors import EnvironmentBuildError
 from kernel_mcp.sessions.reaper import Reaper
+from kernel_mcp.units import MIB
 from tests.integration.agent import lost
 from tests.unit.tools.served import BESIDE, served
 from tests.unit.tools.test_toolbox import ABOUT_A_SESSION, BRANCH_TOOLS

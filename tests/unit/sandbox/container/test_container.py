@@ -15,7 +15,6 @@ import pytest
 
 from kernel_mcp.commands import CONTAINERFILE, build_command, run_image
 from kernel_mcp.config.settings import Limits, Settings
-from kernel_mcp.config.values import GIB
 from kernel_mcp.errors import ConfigError, LaunchError, SandboxUnavailable
 from kernel_mcp.host_folders.secrets import FILE, FIXED, FOLDER, KEPT
 from kernel_mcp.limits.manager import ResourceManager
@@ -25,6 +24,7 @@ from kernel_mcp.sandbox.base import ContainerOptions, SandboxCommand, SandboxReq
 from kernel_mcp.sandbox.container import ContainerSandbox, EtcFiles, engine, outermost
 from kernel_mcp.sandbox.container.engine import Engine, container_report, mount
 from kernel_mcp.sandbox.mounts import Folder, Folders
+from kernel_mcp.units import GIB
 
 USER = Identity(1234, 1234)
 

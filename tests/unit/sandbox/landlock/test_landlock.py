@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from kernel_mcp.config.settings import Limits
-from kernel_mcp.config.values import GIB, MIB
 from kernel_mcp.errors import LaunchError, SandboxUnavailable
 from kernel_mcp.linux.folders import Identity
 from kernel_mcp.sandbox import landlock
@@ -25,6 +24,7 @@ from kernel_mcp.sandbox.landlock.rules import (
     allow_required,
     closed_folder,
 )
+from kernel_mcp.units import GIB, MIB
 from kernel_specs.restricted.confine import RESERVED_ADDRESSES
 
 from_here = 0
