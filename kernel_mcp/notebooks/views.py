@@ -8,10 +8,16 @@ from typing import Any
 
 from kernel_mcp.notebooks.document import NotebookCell
 from kernel_mcp.notebooks.jsontext import joined
-from kernel_mcp.output.bundles import decode_base64
+from kernel_mcp.output.bundles import (
+    INLINE_IMAGES,
+    Representation,
+    embedded,
+    readable,
+    representations,
+)
 from kernel_mcp.output.fallback import or_fallback
 from kernel_mcp.output.images import ImageError, Picture, fit
-from kernel_mcp.output.markup import html_to_text
+from kernel_mcp.output.items import READABLE_CHARS
 from kernel_mcp.output.render import PICTURE_BYTES
 from kernel_mcp.output.terminal import clean
 from kernel_mcp.output.text import cut, one_line
@@ -26,8 +32,6 @@ LEAST_CHARS = 200
 OUTPUT_CHARS = 20
 """Characters that each output counts in addition to its text."""
 MOST_PICTURES = 8
-HTML_CHARS = 200_000
-_PICTURES = ("image/png", "image/jpeg")
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,18 +138,28 @@ def _shown(output: Mapping[str, Any], room: AnswerBudget) -> Iterator[str | Pict
         words = f"{output.get('ename', 'Error')}: {output.get('evalue', '')}"
         yield room.text(clean(text or words))
     elif isinstance(data := output.get("data"), dict):
-        yield _display(data, room)
+        yield from _display(data, room)
 
 
-def _display(data: Mapping[str, Any], room: AnswerBudget) -> str | Picture:
-    for mime in _PICTURES:
-        if mime in data:
-            try:
-                return room.picture(decode_base64(joined(data[mime])))
-            except ValueError as error:
-                return room.text(f"[{mime} that cannot be shown: {error}]")
-    if plain := joined(data.get("text/plain")):
-        return room.text(clean(plain))
-    if page := joined(data.get("text/html")):
-        return room.text(html_to_text(page, HTML_CHARS))
-    return room.text(f"[{', '.join(one_line(str(mime), 60) for mime in data)}]")
+def _picture(part: Representation, room: AnswerBudget) -> str | Picture:
+    try:
+        return room.picture(part.data())
+    except ValueError as error:
+        return room.text(f"[{part.mime} that cannot be shown: {error}]")
+
+
+def _display(data: Mapping[str, Any], room: AnswerBudget) -> Iterator[str | Picture]:
+    """Yield the pictures of a bundle, then its words, unless a picture is all that it is."""
+    parts = representations(
+        {mime: value if mime.endswith("json") else joined(value) for mime, value in data.items()}
+    )
+    own = [part for mime in INLINE_IMAGES for part in parts if part.mime == mime][:1]
+    more, remark = embedded(parts)
+    for part in (*own, *more):
+        yield _picture(part, room)
+    words = "" if own and not more else readable(parts, READABLE_CHARS).joined()
+    for text in (remark, words):
+        if text:
+            yield room.text(text)
+    if not (own or more or words):
+        yield room.text(f"[{', '.join(one_line(str(mime), 60) for mime in data)}]")

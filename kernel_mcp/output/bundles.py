@@ -7,7 +7,7 @@ import binascii
 import codecs
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,11 +17,12 @@ from kernel_mcp.output.markup import (
     Shape,
     html_outline,
     html_to_text,
+    pictures_in,
     slices,
     utf8,
 )
 from kernel_mcp.output.terminal import clean
-from kernel_mcp.output.text import Truncation, cut
+from kernel_mcp.output.text import Truncation, cut, visible
 from kernel_mcp.records import dataclass
 from kernel_mcp.units import KIB
 
@@ -56,9 +57,10 @@ _EXTENSIONS = {
 }
 _MIME = re.compile(r"[a-z0-9][a-z0-9!#$&^_.+-]{0,99}/[a-z0-9][a-z0-9!#$&^_.+-]{0,99}", re.I)
 _READABLE = (
-    *("text/plain", "text/markdown", "text/latex", "application/json", "application/geo+json"),
-    *("text/html", "image/svg+xml", "application/javascript"),
+    *("text/markdown", "text/latex", "application/json", "application/geo+json", "text/html"),
+    *("image/svg+xml", "application/javascript"),
 )
+"""Types that have words besides plain text, in the order in which they are preferred."""
 _RICH = (
     "text/html",
     "image/svg+xml",
@@ -74,6 +76,12 @@ INLINE_IMAGES = ("image/png", "image/jpeg", "image/gif", "image/webp")
 """Pictures that can be shown to a model, some of them after conversion."""
 _PLACEHOLDER = re.compile(r"<[\w.]+ object>|<[\w.<>]+(?: object)? at 0x[0-9a-f]+>|<Figure size .*>")
 """The plain text of an object that has a better representation, such as `<Axes object>`."""
+_NAMED = re.compile(r"<[^\n]*>")
+"""Plain text that may be no more than a name, such as `<Table>`; other words are shown instead."""
+ENDLESS_CHARS = 4000
+"""Characters of plain text beyond which a much shorter table is shown instead."""
+MOST_EMBEDDED = 8
+"""Most pictures of one page that are shown."""
 
 
 def is_binary(mime: str) -> bool:
@@ -263,26 +271,68 @@ def primary(parts: tuple[Representation, ...]) -> Representation | None:
 def readable(parts: tuple[Representation, ...], limit: int) -> Truncation:
     """Return a bundle as text for a reader without a browser; only its ends beyond `limit`.
 
-    Empty when only a picture represents it.
+    Plain text that is only a name, or endless, is not shown if another type says more. Empty when
+    only a picture represents the bundle.
     """
     by_type = {part.mime: part for part in parts}
     pictured = any(mime in by_type for mime in INLINE_IMAGES)
-    for mime in _READABLE:
-        text = by_type[mime].read() if mime in by_type else ""
-        if mime == "text/plain" and len(parts) > 1 and _PLACEHOLDER.fullmatch(text.strip()):
-            continue
-        if mime == "text/html":
-            words = html_to_text(text, HTML_CHARS)
-            text = words if words or pictured else html_outline(text, HTML_CHARS)
-        elif mime == "image/svg+xml":
-            text = html_to_text(text[text.find(">", text.find("<svg")) + 1 :], HTML_CHARS)
-        if text.strip():
-            ends = cut(text, limit // 2, limit - limit // 2)
-            return Truncation(clean(ends.head), clean(ends.tail), ends.omitted)
+    plain = by_type["text/plain"].read() if "text/plain" in by_type else ""
+    others = (_words(mime, by_type, pictured) for mime in _READABLE if mime in by_type)
+    text = plain
+    if not plain.strip() or _NAMED.fullmatch(plain.strip()):
+        is_placeholder = len(parts) > 1 and _PLACEHOLDER.fullmatch(plain.strip())
+        text = next(filter(str.strip, others), "" if is_placeholder else plain)
+    elif len(plain) > ENDLESS_CHARS and "text/html" in by_type:
+        words = _words("text/html", by_type, pictured)
+        is_table = " | " in words and len(words) < len(plain) // 4
+        text = words if is_table else plain
+    if text.strip():
+        ends = cut(text, limit // 2, limit - limit // 2)
+        return Truncation(clean(ends.head), clean(ends.tail), ends.omitted)
     shown = primary(parts)
     if shown is None or pictured:
         return Truncation("", "", 0)
     return Truncation(f"[{shown.mime}, {shown.size:,} characters]", "", 0)
+
+
+def _words(mime: str, by_type: Mapping[str, Representation], pictured: bool) -> str:
+    """Return what one type of a bundle other than plain text says to a reader."""
+    part = by_type[mime]
+    if mime == "application/javascript":
+        return f"[JavaScript, {part.size:,} characters, which is not run here]"
+    text = part.read()
+    if mime == "text/html":
+        words = html_to_text(text, HTML_CHARS)
+        return words if words or pictured else html_outline(text, HTML_CHARS)
+    if mime == "image/svg+xml":
+        return html_to_text(text[text.find(">", text.find("<svg")) + 1 :], HTML_CHARS)
+    return text
+
+
+def embedded(parts: Sequence[Representation]) -> tuple[list[Representation], str]:
+    """Return the pictures that only the page of a bundle has, and a remark on those beyond a bound.
+
+    If the bundle has a picture that is not the first of the page, the page is another form of it.
+    """
+    page = next((part.read() for part in parts if part.mime == "text/html"), "")
+    own = next((part for mime in INLINE_IMAGES for part in parts if part.mime == mime), None)
+    found = pictures_in(page) if "data:image/" in page else []
+    if own is not None and found:
+        found = found[1:] if "".join(own.read().split()) == found[0][1] else []
+    shown = [each for each in found if each[0] in INLINE_IMAGES][:MOST_EMBEDDED]
+    rest = [each for each in found if each not in shown]
+    remark = ""
+    if rest:
+        names = [f"{alt[:60] or mime} ({len(data):,} characters)" for mime, data, alt in rest]
+        more = ["…"] if len(names) > MOST_EMBEDDED else []
+        told = ", ".join([*names[:MOST_EMBEDDED], *more])
+        remark = f"[… {len(rest)} more pictures of this page are not shown: {told} …]"
+    return [Representation(mime, len(data), data) for mime, data, _ in shown], visible(remark)
+
+
+def representations(data: Mapping[str, Any]) -> tuple[Representation, ...]:
+    """Return the parts of a MIME bundle, all in memory."""
+    return tuple(_part(mime, data[mime]) for mime in _types(data))
 
 
 def bounded_metadata(metadata: dict[str, Any]) -> dict[str, Any]:

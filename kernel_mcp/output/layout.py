@@ -10,8 +10,10 @@ from typing import TypeAlias
 
 from kernel_mcp.output.bundles import (
     CHART,
+    ENDLESS_CHARS,
     INLINE_IMAGES,
     Representation,
+    embedded,
     extension,
     is_binary,
     primary,
@@ -282,6 +284,7 @@ def _lay_out_display(layout: Layout, item: DisplayItem, cell: int, uri: str) -> 
     plain = next((part for part in item.parts if part.mime == "text/plain"), None)
     for part in item.parts:
         shown = part.mime in _UNLINKED or part is picture or part.mime in INLINE_IMAGES
+        shown = shown and not (part is plain and _has_yielded(part, text))
         if shown or (part.text is None and part.path is None) or _is_shown(part, text, plain):
             continue
         address = here if part is first else f"{here}.{extension(part.mime)}"
@@ -290,10 +293,19 @@ def _lay_out_display(layout: Layout, item: DisplayItem, cell: int, uri: str) -> 
     if picture is not None:
         address = here if picture is first else f"{here}.{extension(picture.mime)}"
         layout.units.append(PictureAt(picture, address, tuple(pictures[1:])))
-    if text.head and not (picture is not None and _OBJECT.fullmatch(text.head)):
+    more, remark = embedded(item.parts)
+    page = here if first is not None and first.mime == "text/html" else f"{here}.html"
+    layout.units += [PictureAt(part, page) for part in more]
+    layout.units += [Remark(remark)] if remark else []
+    if text.head and not ((picture or more) and _OBJECT.fullmatch(text.head)):
         layout.units.append(Text(text.head, own_line=True))
         if text.omitted:
             layout.units += [Gap(text.omitted), Text(text.tail)]
+
+
+def _has_yielded(plain: Representation, text: Truncation) -> bool:
+    """Return True if the plain text of an object is too long to be shown, and another one is."""
+    return plain.size > ENDLESS_CHARS and clean(plain.read()[:40]) != text.head[:40]
 
 
 def _is_shown(part: Representation, text: Truncation, plain: Representation | None) -> bool:

@@ -1,4 +1,4 @@
-"""HTML as readable text, in time linear in its length.
+"""HTML and JSON as text, in time linear in its length.
 
 The standard library's HTMLParser takes quadratic time on tags that do not end: 5 s for 32 KiB of
 `<a `. Hostile output could hold up the server.
@@ -12,7 +12,11 @@ import json
 import re
 from collections.abc import Iterable, Iterator
 from typing import Any
+from urllib.parse import unquote
 
+from kernel_mcp.output.tables import Grid, span
+from kernel_mcp.output.tags import RAW, Tag, tags, unescaped
+from kernel_mcp.records import dataclass
 from kernel_mcp.units import KIB
 
 SLICE_CHARS = 64 * KIB
@@ -115,71 +119,34 @@ class Shape:
 
 
 _BREAKS = frozenset(
-    ("p", "div", "br", "tr", "li", "ul", "ol", "table", "pre", "hr", "section", "article", "h1")
-) | frozenset(
-    ("h2", "h3", "h4", "h5", "h6", "details", "summary", "figure", "dl", "dt", "dd", "caption")
-)
-_TAG = re.compile("<(?:!--|/?(?P<name>[a-zA-Z][a-zA-Z0-9]*)(?:[^<>a-zA-Z0-9][^<>]*)?>|[!?][^<>]*>)")
-_COMMENT = "<!--"
-_LONG_REFERENCE = re.compile("&#(?:[0-9]{20,}|[xX][0-9a-fA-F]{20,});?")
-"""Python refuses to make a number of more than 4,300 digits."""
-_UNREAD = {
-    name: re.compile(f"</{name}", re.I)  # parts: the names below
-    for name in (
-        *("script", "style", "template", "svg", "noscript", "title", "audio", "video"),
-        "metadata",
-    )
-}
-_ALT = re.compile(r"\balt\s*=\s*(?:\"([^\"<>]*)\"|'([^'<>]*)')", re.I)
+    ("p", "div", "br", "li", "ul", "ol", "pre", "hr", "section", "article", "h1", "h2", "h3", "h4")
+) | frozenset(("h5", "h6", "details", "summary", "figure", "dl", "dt", "dd", "caption"))
+_GROUPS = frozenset(("thead", "tbody", "tfoot"))
+MOST_DEPTH = 20
+"""Most tables within each other; deeper ones count as parts of the last."""
 
 
 def html_to_text(source: str, limit: int) -> str:
     """Return the words of an HTML document: a line per block, ` | ` between cells of a table row.
 
-    Reads at most `limit` characters of the source.
+    Reads at most `limit` characters of the source, and says so if there are more.
     """
-    reader = _HtmlReader()
-    for words, name, tag in _pieces(source[:limit]):
+    return "\n".join(read_html(source, limit).lines)
+
+
+def read_html(source: str, limit: int) -> HtmlReader:
+    """Return a reader that has read a document, as `html_to_text` does."""
+    reader = HtmlReader()
+    for words, tag in tags(source, limit):
         reader.words(words)
-        reader.tag(name, tag)
-    return reader.text()
-
-
-def _pieces(source: str) -> Iterator[tuple[str, str, str]]:
-    """Yield the words between tags with the name and text of the next tag, empty at the end.
-
-    Comments and elements that are not read are left out with their content.
-    """
-    position = 0
-    for found in _TAG.finditer(source):
-        start, after = found.span()
-        if start < position:  # inside a comment or an element that is not read
-            continue
-        words, tag = source[position:start], found[0]
-        name = (found["name"] or "").lower()
-        position = after
-        if tag == _COMMENT:
-            position = _after(source, "-->", position)
-            name = tag = ""
-        elif name in _UNREAD and not tag.startswith("</"):
-            end = _UNREAD[name].search(source, position)
-            position = _after(source, ">", end.end()) if end else len(source)
-            name = tag = ""
-        yield words, name, tag
-    yield source[position:], "", ""
-
-
-def unescaped(text: str) -> str:
-    """Return text with its character references resolved; one of over 19 digits becomes U+FFFD."""
-    if "&" not in text:
-        return text
-    return html.unescape(_LONG_REFERENCE.sub("\N{REPLACEMENT CHARACTER}", text))
+        reader.tag(tag)
+    reader.end(len(tag.text))
+    return reader
 
 
 _BARE = frozenset(
     ("table", "caption", "thead", "tbody", "tfoot", "tr", "th", "td", "p", "br", "hr", "pre")
 ) | frozenset(("code", "b", "strong", "i", "em", "ul", "ol", "li", "dl", "dt", "dd", "blockquote"))
-_SPAN = re.compile(r"\b(colspan|rowspan)\s*=\s*[\"']?([1-9][0-9]{0,3})\b", re.I)
 
 
 def bare_html(source: str, limit: int) -> str:
@@ -189,18 +156,19 @@ def bare_html(source: str, limit: int) -> str:
     attributes are dropped. Reads at most `limit` characters of the source.
     """
     found: list[str] = []
-    for words, name, tag in _pieces(source[:limit]):
+    for words, tag in tags(source, limit):
         if words:
             found.append(html.escape(unescaped(words)))
-        if name in _BARE and tag.startswith("</"):
-            found.append(f"</{name}>")
-        elif name in _BARE:
-            spans = _SPAN.findall(tag) if name in ("td", "th") else ()
-            found.append("".join([f"<{name}", *(f' {k.lower()}="{n}"' for k, n in spans), ">"]))
+        if tag.name in _BARE and tag.is_end:
+            found.append(f"</{tag.name}>")
+        elif tag.name in _BARE:
+            spans = ("colspan", "rowspan") if tag.name in ("td", "th") else ()
+            given = [f' {each}="{span(tag, each)}"' for each in spans if tag.attribute(each)]
+            found.append("".join([f"<{tag.name}", *given, ">"]))
     return "".join(found)
 
 
-_ADDRESS = re.compile(r"\b(?:src|href)\s*=\s*[\"']?([^\"'<>\s;,]{0,200})", re.I)
+_ADDRESS = re.compile(r"[^\"'<>\s;,]{0,200}")
 MOST_ELEMENTS = 8
 
 
@@ -210,48 +178,64 @@ def html_outline(source: str, limit: int) -> str:
     At most `MOST_ELEMENTS` kinds of them; empty if `limit` characters contain no element.
     """
     found: dict[str, None] = {}
-    source, size = source[:limit], len(source)
-    for tag_found in _TAG.finditer(source):
-        tag, name = tag_found[0], (tag_found["name"] or "").lower()
-        if not name or tag.startswith("</"):
+    for _, tag in tags(source, limit, RAW):
+        if not tag.name or tag.is_end:
             continue
-        address = _ADDRESS.search(tag)
-        found[f"{name} {address.group(1)}" if address else name] = None
+        address = _ADDRESS.match(tag.attribute("src") or tag.attribute("href"))
+        found[f"{tag.name} {address[0]}" if address and address[0] else tag.name] = None
         if len(found) > MOST_ELEMENTS:
             break
     elements = [*found][:MOST_ELEMENTS] + ["…"] * (len(found) > MOST_ELEMENTS)
-    told = f"{size:,} character{'' if size == 1 else 's'}"
+    told = f"{len(source):,} character{'' if len(source) == 1 else 's'}"
     return f"[HTML without words, {told}: {', '.join(elements)}]" if found else ""
 
 
-def _after(source: str, end: str, position: int) -> int:
-    found = source.find(end, position)
-    return len(source) if found < 0 else found + len(end)
+def pictures_in(source: str) -> list[tuple[str, str, str]]:
+    """Return MIME type, base64 data and alternative text of pictures embedded in a document."""
+    found: list[tuple[str, str, str]] = []
+    for _, tag in tags(source, len(source)):
+        address = tag.attribute("src") if tag.name == "img" and not tag.is_end else ""
+        kind, comma, data = address.partition(";base64,")
+        if comma and kind[:11].lower() == "data:image/":
+            words = " ".join(unescaped(tag.attribute("alt")).split())
+            found.append((kind[5:].lower(), "".join(unquote(unescaped(data)).split()), words))
+    return found
 
 
-class _HtmlReader:
-    """Lays out the words between tags."""
+class HtmlReader:
+    """Lays out the words between tags as `lines`, and keeps the outermost tables as grids."""
 
     def __init__(self) -> None:
-        self._lines: list[str] = []
+        self.lines: list[str] = []
+        self.tables: list[Grid] = []
         self._line: list[str] = []
         self._verbatim = False
+        self._open: list[_Table] = []
+        self._ignored = 0
 
-    def tag(self, name: str, tag: str) -> None:
-        """Process one tag, such as `</td>`; `name` is in lower case."""
+    def tag(self, tag: Tag) -> None:
+        """Process one tag."""
+        name, is_end, _ = tag
         if name in _BREAKS:
             self._end_line()
             if name == "pre":
-                self._verbatim = not tag.startswith("</")
-            elif name == "li" and not tag.startswith("</"):
+                self._verbatim = not is_end
+            elif name == "li" and not is_end:
                 self._line.append("- ")
-        elif name in ("td", "th") and not tag.startswith("</"):
-            if self._line:
-                self._line.append(" | ")
+        elif name == "table":
+            self._end_line()
+            self._end_table() if is_end else self._start_table()
         elif name in ("td", "th"):
-            self._line.append("")
-        elif name == "img" and (alt := _ALT.search(tag)):
-            self._line.append(f"[{unescaped(alt.group(1) or alt.group(2) or '')}]")
+            self._start_cell(tag)
+        elif name == "tr" or name in _GROUPS:
+            self._end_row()
+            if self._open and name == "tr" and not is_end:
+                self._open[-1].grid.start_row()
+            elif self._open and name in _GROUPS:
+                self._open[-1].grid.end_group()
+                self._open[-1].in_head = name == "thead" and not is_end
+        elif name == "img" and (words := tag.attribute("alt")):
+            self._line.append(f"[{unescaped(words)}]")
 
     def words(self, text: str) -> None:
         """Add the text between two tags."""
@@ -267,14 +251,74 @@ class _HtmlReader:
         elif text:
             self._line.append(re.sub(r"\s+", " ", unescaped(text)))
 
-    def text(self) -> str:
+    def end(self, unread: int) -> None:
+        """End the document: all that is still open ends. `unread` characters follow."""
+        self._ignored = 0
+        while self._open:
+            self._end_table()
         self._end_line()
-        return "\n".join(self._lines)
+        self._verbatim = False
+        if unread:
+            self.lines.append(f"[… {unread:,} more characters of HTML are not read …]")
+
+    def _start_table(self) -> None:
+        if len(self._open) == MOST_DEPTH:
+            self._ignored += 1
+        else:
+            self._open.append(_Table(Grid(), self.lines))
+
+    def _end_table(self) -> None:
+        if self._ignored:
+            self._ignored -= 1
+        elif self._open:
+            self._end_row()
+            table = self._open.pop()
+            if self._open:
+                self._open[-1].is_block = True
+            else:
+                self.tables.append(table.grid)
+            self.lines += table.grid.lines()
+
+    def _end_row(self) -> None:
+        self._end_cell()
+        if self._open:
+            self._open[-1].grid.end_row(in_head=self._open[-1].in_head)
+
+    def _start_cell(self, tag: Tag) -> None:
+        """End the open cell; begin one with a start tag."""
+        if not self._open:
+            self._line.append(" | " if self._line and not tag.is_end else "")
+            return
+        self._end_cell()
+        if not tag.is_end:
+            table = self._open[-1]
+            table.cell, table.is_block = tag, False
+            self.lines = []
+
+    def _end_cell(self) -> None:
+        self._end_line()
+        table = self._open[-1] if self._open else None
+        if table is not None and table.cell is not None:
+            table.grid.add(table.cell, self.lines, is_block=table.is_block and len(self.lines) > 1)
+            table.cell, self.lines = None, table.outer
 
     def _end_line(self) -> None:
         line = "".join(self._line)
         self._line.clear()
         if not self._verbatim:
             line = " ".join(line.split())
+        elif self._open:
+            self._open[-1].is_block = True
         if line.strip():
-            self._lines.append(line.rstrip())
+            self.lines.append(line.rstrip())
+
+
+@dataclass(slots=True, eq=False)
+class _Table:
+    """An open table, the lines around it, and its open cell."""
+
+    grid: Grid
+    outer: list[str]
+    cell: Tag | None = None
+    is_block: bool = False
+    in_head: bool = False

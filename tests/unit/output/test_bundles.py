@@ -11,6 +11,7 @@ from kernel_mcp.output.bundles import (
     MAX_TYPES,
     BundleStore,
     bounded_metadata,
+    embedded,
     extension,
     primary,
     readable,
@@ -152,7 +153,20 @@ def test_hostile_bundles_are_bounded(tmp_path: Path) -> None:
         ),
         ({"text/html": "<svg></svg>", "image/png": PNG}, ""),
         ({"text/plain": "<x.GeoJSON object>", "application/geo+json": {"a": 1}}, '{"a": 1}'),
-        ({"text/plain": "<x.Javascript object>", "application/javascript": "f()"}, "f()"),
+        (
+            {"text/plain": "<x.Javascript object>", "application/javascript": "f()" * 6000},
+            "[JavaScript, 18,000 characters, which is not run here]",
+        ),
+        (
+            {"application/javascript": "f()", "application/vnd.holoviews_load.v0+json": "f()"},
+            "[JavaScript, 3 characters, which is not run here]",
+        ),
+        ({"text/plain": "<Table>", "text/html": "<table><tr><td>1<td>2</table>"}, "1 | 2"),
+        ({"text/plain": "<class 'a.SimpleTable'>", "text/html": "<p>R2"}, "R2"),
+        ({"text/plain": " \n", "text/html": "<p>words"}, "words"),
+        ({"text/plain": "x " * 8500, "text/html": "<table><tr><td>1<td>2</table>"}, "1 | 2"),
+        ({"text/plain": "<Own: 3 rows>", "application/x-own": "abc"}, "<Own: 3 rows>"),
+        ({"text/plain": "<Own>\nrows", "text/html": "<p>x"}, "<Own>\nrows"),
         ({"application/x-own": "abc"}, "[application/x-own, 3 characters]"),
         ({"text/plain": "\x1b[31mred\x1b[0m \u202e"}, "red \\u202e"),
         (
@@ -166,6 +180,26 @@ def test_the_readable_form_is_what_tells_a_reader_most(
     tmp_path: Path, data: dict[str, Any], shown: str
 ) -> None:
     assert text_of(data, tmp_path) == shown
+
+
+def test_pictures_of_a_page_are_found_up_to_a_bound_and_the_others_named(tmp_path: Path) -> None:
+    page = "".join(f"<img src='data:image/png;base64,AAA{n}' alt='plot {n}'>" for n in range(10))
+    parts = shelf_in(tmp_path).put(1, {"text/html": page})
+    found, remark = embedded(parts)
+    assert [part.text for part in found] == [f"AAA{n}" for n in range(8)]
+    assert "2 more pictures" in remark
+    assert "plot 8" in remark
+    assert "plot 9" in remark
+    drawing = {"text/html": "<img src='data:image/svg+xml;base64,PHN2Zy8+'>"}
+    assert "image/svg+xml" in embedded(shelf_in(tmp_path).put(2, drawing))[1]
+
+
+def test_pictures_of_a_page_are_no_others_than_that_of_its_bundle(tmp_path: Path) -> None:
+    page = f"<img src='data:image/png;base64,{PNG}'><img src='data:image/png;base64,AAAA'>"
+    shelf = shelf_in(tmp_path)
+    found, _ = embedded(shelf.put(1, {"text/html": page, "image/png": PNG}))
+    assert [part.text for part in found] == ["AAAA"]
+    assert embedded(shelf.put(2, {"text/html": page, "image/png": "BBBB"})) == ([], "")
 
 
 def test_a_long_readable_form_keeps_both_ends(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from mcp_types import TextContent
 
 from kernel_mcp.endpoints.plain import plain, plain_cell
 from kernel_mcp.notebooks.views import AnswerBudget, full_cell
-from kernel_mcp.output import bundles, layout, markup, render
+from kernel_mcp.output import bundles, layout, render, tags
 from kernel_mcp.output.items import Display, Event, Failure, Redactor, Stream
 from kernel_mcp.output.outputs import OutputLog
 from kernel_mcp.output.text import Masks
@@ -53,7 +53,7 @@ async def test_a_reference_to_no_character_is_shown_as_one(tmp_path: Path, refer
         page = Display({"text/html": f"<p>a{reference}{'9' * 5000}{end}"}, {})
         text = await answer(log_of(tmp_path, EVENTS[0], page))
         assert in_order(text, "before", "a\N{REPLACEMENT CHARACTER}")
-    assert markup.unescaped("&#65;&#x41;&amp;&#0000065;") == "AA&A"
+    assert tags.unescaped("&#65;&#x41;&amp;&#0000065;") == "AA&A"
 
 
 async def test_a_display_that_cannot_be_read_leaves_the_others_in_an_answer(
@@ -127,7 +127,7 @@ def test_a_page_for_the_lab_that_cannot_be_read_leaves_the_others(
 def test_an_output_of_a_notebook_that_cannot_be_read_leaves_the_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("kernel_mcp.notebooks.views.html_to_text", fails)
+    monkeypatch.setattr("kernel_mcp.output.bundles.html_to_text", fails)
     page = {"output_type": "display_data", "data": {"text/html": "<p>page"}}
     text = {"output_type": "stream", "text": "after"}
     cell: Any = SimpleNamespace(source="source", outputs=[page, text])

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kernel_mcp.output.markup import bare_html, html_outline, html_to_text
+from kernel_mcp.output.markup import bare_html, html_outline, html_to_text, pictures_in
 
 FRAME = """<div><style scoped>.x {color: red}</style>
 <table border="1" class="dataframe">
@@ -48,8 +48,22 @@ def test_a_page_without_words_tells_its_first_elements_and_their_addresses() -> 
     assert html_outline("plain", 1000) == ""
 
 
-def test_no_more_than_the_limit_is_read() -> None:
-    assert html_to_text("<p>" + "x" * 100, 50) == "x" * 47
+def test_no_more_than_the_limit_is_read_and_that_is_said() -> None:
+    remark = "[… 53 more characters of HTML are not read …]"
+    assert html_to_text("<p>" + "x" * 100, 50) == f"{'x' * 47}\n{remark}"
+
+
+def test_a_picture_in_a_page_takes_no_room_of_its_words() -> None:
+    page = f"<p>a<img src='data:image/png;base64,{'A' * 5000}' alt='plot'><p>b"
+    assert html_to_text(page, 100) == "a[plot]\nb"
+    assert pictures_in(page) == [("image/png", "A" * 5000, "plot")]
+
+
+def test_a_tag_ends_outside_of_its_quoted_attributes() -> None:
+    page = """<p title="a > b" class='x>y'>words<img alt='x>0' src=a><a href=x>y</a>"""
+    assert html_to_text(page, 1000) == "words[x>0]y"
+    assert html_to_text("a < b<p>c", 1000) == "a < b\nc"
+    assert html_to_text('words<p class="unfinished', 1000) == "words"
 
 
 @pytest.mark.parametrize(
