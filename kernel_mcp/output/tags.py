@@ -1,7 +1,7 @@
 """Tags and attributes of HTML, read in one pass from left to right.
 
-As in browsers, a tag ends at the first `>` outside of a quoted attribute value, and one that does
-not end has the rest of the document as its content.
+As in browsers, a tag ends at the first `>` outside of a quoted attribute value. One that does not
+end reaches to the end of the document.
 """
 
 from __future__ import annotations

@@ -201,17 +201,36 @@ draws = {
     "heatmap": lambda axes: axes.imshow([[1, 2], [3, 4]]),
     "nothing": lambda axes: axes.fill_between([1, 2], [1, 2], [3, 4]),
     "too much": lambda axes: axes.imshow(np.random.rand(500, 500)),
+    "too many": lambda axes: [axes.plot([1, 2]) for _ in range(21)],
 }
 for name, draw in draws.items():
     found, words = chart(draw)
     print(name, json.dumps(found.get("elements")), found.get("type"))
+    if "left out" in words:
+        print(words)
+styles = {
+    "colors": lambda axes: axes.plot([1, 2], "r", [2, 1], "k--"),
+    "bars": lambda axes: axes.bar([1, 2], [3, 4], bottom=[1, 0], color=["red", "blue"]),
+    "limits": lambda axes: (axes.plot([1, 2]), axes.set(xlim=(0, 4), ylim=(3, 0))),
+    "offset": lambda axes: axes.plot([1e7 + 0.5, 1e7 + 0.75]),
+    "by value": lambda axes: axes.scatter([1, 2], [3, 4], c=[1, 2]),
+    "noted": lambda axes: (axes.plot([1, 2]), axes.annotate("here", (0, 1))),
+    "steps": lambda axes: axes.step([1, 2], [1, 2]),
+    "long": lambda axes: axes.plot(range(4001)),
+}
+keys = ("colors", "bases", "steps", "partial")
+for name, draw in styles.items():
+    found, _ = chart(draw)
+    print(name, json.dumps({key: found[key] for key in keys if key in found}), end=" ")
+    print(found["x_limits"] + found["y_limits"] if name == "limits" else "", end=" ")
+    print(found["y_tick_labels"][1] if name == "offset" else "")
 """
 
 
 async def test_figures_of_known_kinds_carry_their_numbers(servers: Servers) -> None:
     async with servers.agent(*DATA) as notebook:
         answer = await run(notebook, CHARTS)
-        first, *rest = answer.text.splitlines()
+        first, *rest = map(str.rstrip, answer.text.splitlines())
         assert json.loads(first) == {
             "type": "line",
             "title": "T",
@@ -238,6 +257,17 @@ async def test_figures_of_known_kinds_carry_their_numbers(servers: Servers) -> N
             'heatmap [{"rows": [[1.0, 2.0], [3.0, 4.0]]}] heatmap',
             "nothing null None",
             "too much null None",
+            "[the numbers of this figure are left out: more than 20,000 values]",
+            "too many null None",
+            "[the numbers of this figure are left out: more than 20 parts]",
+            'colors {"colors": ["#ff0000", "#000000"]}',
+            'bars {"colors": ["#ff0000", "#0000ff"], "bases": [1.0, 0.0]}',
+            'limits {"colors": ["#1f77b4"]} [0.0, 4.0, 3.0, 0.0]',
+            'offset {"colors": ["#1f77b4"]}  10000000.5',
+            'by value {"colors": [""], "partial": true}',
+            'noted {"colors": ["#1f77b4"], "partial": true}',
+            'steps {"colors": ["#1f77b4"], "partial": true}',
+            'long {"colors": ["#1f77b4"], "steps": [3], "partial": true}',
         ]
 
 

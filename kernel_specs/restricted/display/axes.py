@@ -23,11 +23,15 @@ class Unknown(Exception):
     """The data of a figure, or of a part of it, cannot be extracted."""
 
 
+class TooMuch(Unknown):
+    """The data of a figure exceeds a bound, which the text says."""
+
+
 def few(found: Iterable[Any], most: int = MOST_SERIES) -> list[Any]:
-    """Return all items as a list. Raises Unknown for more than `most`: a part would mislead."""
+    """Return all items as a list. Raises TooMuch for more than `most`: a part would mislead."""
     taken = list(islice(found, most + 1))
     if len(taken) > most:
-        raise Unknown
+        raise TooMuch(f"more than {most:,} parts")
     return taken
 
 
@@ -53,14 +57,26 @@ def word(value: Any) -> str:
 
 
 def scale(axis: Any, name: str) -> dict[str, Any]:
-    """Return the chart fields of one axis, `name` being x or y: label, ticks, scale."""
+    """Return the chart fields of one axis, `name` being x or y: label, limits, ticks, scale."""
     places = numbers(axis.get_majorticklocs()[:MOST_TICKS])
+    formatter = axis.get_major_formatter()
+    labels = formatter.format_ticks(places)
+    if formatter.get_offset() and _decoder(axis) is None:  # the labels are parts of numbers
+        labels = [f"{place:.12g}" for place in places if place is not None]
     return {
         f"{name}_label": word(axis.get_label_text()),
+        f"{name}_limits": decoded(axis, numbers(axis.get_view_interval())),
         f"{name}_ticks": places,
-        f"{name}_tick_labels": list(map(word, axis.get_major_formatter().format_ticks(places))),
+        f"{name}_tick_labels": list(map(word, labels)),
         f"{name}_scale": word(axis.get_scale()),
     }
+
+
+def color(values: Any) -> str:
+    """Return the one color of an artist as `#rrggbb`; empty if it has none or several."""
+    to_hex = sys.modules["matplotlib.colors"].to_hex
+    found = {to_hex(each) for each in islice(values, MOST_NAMES)}
+    return found.pop() if len(found) == 1 and len(values) <= MOST_NAMES else ""
 
 
 def decoded(axis: Any, values: Sequence[float | None]) -> list[Any]:

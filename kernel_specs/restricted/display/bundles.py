@@ -366,8 +366,10 @@ class Formatter(DisplayFormatter):
         if root == "matplotlib" and hasattr(obj, "get_size_inches"):
             with figures.pictured(obj):
                 data, metadata = super().format(obj, include, exclude)
-            if "image/png" in data and (chart := charts.chart_of(obj)):
-                data = {**data, "text/plain": charts.words(chart), charts.CHART: chart}
+            if "image/png" in data:
+                chart, words = charts.described(obj)
+                told = {"text/plain": words} if words else {}
+                data = {**data, **told, **({charts.CHART: chart} if chart else {})}
             return data, metadata
         if root == "graphviz" and shutil.which("dot") is None and hasattr(obj, "source"):
             return {"text/plain": f"{obj.source}\n[not drawn: there is no dot here]"}, {}

@@ -1,7 +1,9 @@
 """The data of a matplotlib figure: as numbers, for a client that draws it itself, and in words.
 
-The fields are those of E2B's chart data. No data is returned for a figure that is no known kind of
-chart, or has an unknown part.
+The fields are those of E2B's chart data. Added are `colors` of the elements, `bases` of bars,
+limits of the axes, and `steps` if only every n-th point is there. `partial` means that the figure
+shows more than the numbers do. No data is returned for a figure that is no known kind of chart, or
+has an unknown part.
 """
 
 from __future__ import annotations
@@ -15,7 +17,9 @@ from typing import Any
 from kernel_specs.restricted.display.axes import (
     WORD_CHARS,
     TickLabels,
+    TooMuch,
     Unknown,
+    color,
     decoded,
     few,
     is_of_moments,
@@ -32,7 +36,7 @@ MOST_POINTS = 2000
 MOST_CHARTS = 16
 MOST_VALUES = 20_000
 """Most values of all series of a figure together."""
-MOST_S = 0.05
+MOST_S = 0.25
 """Processor seconds to collect the data of a figure; it is sent without data if they run out."""
 MOST_NAMED = 8
 """Most elements of a chart that its words name."""
@@ -46,18 +50,31 @@ class _Clock:
         self._left = MOST_VALUES
 
     def take(self, values: int = 0) -> None:
-        """Count `values` more. Raises Unknown beyond `MOST_VALUES`, or after `MOST_S`."""
+        """Count `values` more. Raises TooMuch beyond `MOST_VALUES`, or after `MOST_S`."""
         self._left -= values
-        if self._left < 0 or time.thread_time() > self._end:
-            raise Unknown
+        if self._left < 0:
+            raise TooMuch(f"more than {MOST_VALUES:,} values")
+        if time.thread_time() > self._end:
+            raise TooMuch(f"more than {MOST_S:g} s of processor time to collect them")
 
 
 def chart_of(figure: Any) -> dict[str, Any]:
     """Return the data of a figure; empty if it has none."""
+    return described(figure)[0]
+
+
+def described(figure: Any) -> tuple[dict[str, Any], str]:
+    """Return the data of a figure, and its words. Both are empty for no known kind of chart.
+
+    If the data exceeds a bound, only the words are there, and say so.
+    """
     try:
-        return _chart_of(figure, _Clock())
+        chart = _chart_of(figure, _Clock())
+        return chart, words(chart) if chart else ""
+    except TooMuch as bound:
+        return {}, f"[the numbers of this figure are left out: {bound}]"
     except Exception:  # noqa: BLE001  # a figure may hold any object; its picture is sent anyway
-        return {}
+        return {}, ""
 
 
 def _chart_of(figure: Any, clock: _Clock) -> dict[str, Any]:
@@ -67,7 +84,9 @@ def _chart_of(figure: Any, clock: _Clock) -> dict[str, Any]:
     if len(charts) < 2:
         return charts[0] if charts else {}
     title = word(getattr(figure, "_suptitle", None) and figure._suptitle.get_text())
-    return {"type": "superchart", "title": title, "elements": charts}
+    overlaid = len({axes.get_position().bounds for axes in shown}) < len(shown)
+    more = {"partial": True} if overlaid else {}
+    return {"type": "superchart", "title": title, **more, "elements": charts}
 
 
 def words(chart: Mapping[str, Any]) -> str:
@@ -98,12 +117,14 @@ def _shows(axes: Any) -> bool:
 
 
 def _chart(axes: Any, clock: _Clock) -> dict[str, Any]:
+    clock.take()
     if axes.name != "rectilinear":
         raise Unknown
     for kind in (_heatmap, _box, _bars, _scatter, _lines):
         found = kind(axes, clock)
         if found is not None:
-            return {**found, "title": word(axes.get_title())}
+            more = {"partial": True} if any(each.get_text() for each in axes.texts) else {}
+            return {**found, **more, "title": word(axes.get_title())}
     raise Unknown
 
 
@@ -130,7 +151,14 @@ def _lines(axes: Any, clock: _Clock) -> dict[str, Any] | None:
         for place, line in enumerate(lines)
     ]
     joined = any(map(is_drawn, lines))
-    return {"type": "line" if joined else "scatter", **_frame(axes, clock), "elements": series}
+    colors = [
+        color([line.get_color() if is_drawn(line) else line.get_markerfacecolor()])
+        for line in lines
+    ]
+    has_steps = any(line.get_drawstyle() != "default" for line in lines)
+    more = _style(colors, [len(line.get_xydata()) for line in lines], partial=has_steps)
+    kind = "line" if joined else "scatter"
+    return {"type": kind, **_frame(axes, clock), **more, "elements": series}
 
 
 def _scatter(axes: Any, clock: _Clock) -> dict[str, Any] | None:
@@ -146,7 +174,23 @@ def _scatter(axes: Any, clock: _Clock) -> dict[str, Any] | None:
         }
         for place, each in enumerate(found)
     ]
-    return {"type": "scatter", **_frame(axes, clock), "elements": series}
+    faces = [each.get_facecolors() for each in found]
+    edges = [each.get_edgecolors() for each in found]
+    colors = [color(face if len(face) else edge) for face, edge in zip(faces, edges, strict=True)]
+    sized = any(len(set(each.get_sizes().tolist())) > 1 for each in found)
+    more = _style(colors, [len(each.get_offsets()) for each in found], partial=sized)
+    return {"type": "scatter", **_frame(axes, clock), **more, "elements": series}
+
+
+def _style(colors: Sequence[str], lengths: Sequence[int], *, partial: bool) -> dict[str, Any]:
+    """Return the colors of series, which of their points are there, and if something is missing."""
+    steps = [max(1, math.ceil(length / MOST_POINTS)) for length in lengths]
+    found: dict[str, Any] = {"colors": list(colors)}
+    if max(steps, default=1) > 1:
+        found["steps"] = steps
+    if partial or "steps" in found or "" in colors:
+        found["partial"] = True
+    return found
 
 
 def _points(axes: Any, pairs: Any, transform: Any, clock: _Clock) -> list[list[Any]]:
@@ -186,7 +230,11 @@ def _bars(axes: Any, clock: _Clock) -> dict[str, Any] | None:
         ]
     clock.take()
     kind = "hist" if touching else "bar"
-    more = {"orientation": "horizontal"} if flat else {}
+    more: dict[str, Any] = {"orientation": "horizontal"} if flat else {}
+    more["colors"] = [color([patch.get_facecolor()]) for patch in patches]
+    bases = numbers(patch.get_x() if flat else patch.get_y() for patch in patches)
+    if any(bases):
+        more["bases"] = bases
     return {"type": kind, **_frame(axes, clock), **more, "elements": elements}
 
 
