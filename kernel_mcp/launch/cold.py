@@ -85,7 +85,7 @@ class LocalLauncher:
         await mounts.refresh(request.environment)
         if mounts.by_rules:
             return Folders(rules=await mounts.ruleset())
-        trees = () if identity is None else tuple(await mounts.trees(identity))
+        trees = tuple(await mounts.trees.make(identity))
         shown = tuple(
             as_folder(each, mounts.stage / str(number) if trees else each.mount.host)
             for number, each in enumerate(mounts.shown)

@@ -1,4 +1,4 @@
-"""The mounted folders of a server in its kernels: mount trees, masked paths and their watcher."""
+"""The mounted folders of a server in its kernels, and the process that masks paths in them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import logging
 import os
-import select
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,9 +23,10 @@ from kernel_mcp.launch.base import KernelEnvironment
 from kernel_mcp.launch.file_holders import FileHolders
 from kernel_mcp.launch.git_settings import GitSettingsQuery, GitSettingsTracker
 from kernel_mcp.launch.helper import HelperProcess
+from kernel_mcp.launch.masked_sandboxes import MaskedSandboxes
+from kernel_mcp.launch.mount_trees import MountTrees
 from kernel_mcp.launch.new_files import NewFileQuarantine
 from kernel_mcp.launch.readiness import WritableMounts
-from kernel_mcp.linux.folders import Identity
 from kernel_mcp.linux.process import bare_program
 from kernel_mcp.linux.safe_tree import open_place
 from kernel_mcp.sandbox.base import (
@@ -50,10 +50,6 @@ ALL = -1
 KEEPER = "kernel_mcp.host_folders.keeper"
 
 logger = logging.getLogger(__name__)
-
-
-class NotMapped(OSError):
-    """The file system does not support id-mapped mounts."""
 
 
 class MountGrants:
@@ -83,21 +79,21 @@ class MountGrants:
         self.devices = devices
         self.by_rules = shows == BY_RULES
         """True if kernels see the host's own files, restricted by Landlock rules."""
-        self._shows = shows
         self._fixed = fixed
         self.enters = shows == BY_TREES or (shows == BY_BINDS and os.geteuid() == 0)
         """True if the keeper can mask paths in sandboxes that already run."""
         self.shown = [ExposedMount(mount) for mount in mounts]
+        self.trees = MountTrees(self.shown, shows, self._user_namespace)
         self.blank = folder / "blank"
         self.stage = folder / "stage"
         self.version = 0
-        self._maps: dict[tuple[int, ...], int] = {}
         self.new_files = NewFileQuarantine(audit, fixed)
         self._settings = GitSettingsTracker(self.shown, GitSettingsQuery(builder), self._ask)
         self._settings_task: asyncio.Task[None] | None = None
-        self._sandboxes: list[tuple[int, int]] = []
-        """Mount namespace and pidfd of a process of each watched sandbox."""
-        self._file_holders = FileHolders(self.blank, self._namespaces, self.new_files.note_held)
+        self._sandboxes = MaskedSandboxes()
+        self._file_holders = FileHolders(
+            self.blank, lambda: self._sandboxes.namespaces, self.new_files.note_held
+        )
         self._ready = anyio.Event()
         self._opened = False
         self._beginning: asyncio.Task[None] | None = None
@@ -227,7 +223,7 @@ class MountGrants:
         with anyio.move_on_after(BEGIN_S):
             await self._begin()
             if os.geteuid() == 0:
-                await self._try_maps()
+                await self.trees.probe()
             self._settings_task = asyncio.create_task(self._settings.follow())
             self._warn_of_unmasked()
             return
@@ -269,7 +265,7 @@ class MountGrants:
             version = self.version + self._opened
             await self._ask({"op": "watch", "mounts": requests, "version": version})
             await self._settings.refresh(again=self._opened)
-            for sandbox in self._running_sandboxes():
+            for sandbox in self._sandboxes.running():
                 await self._renew(sandbox)
         except KernelMcpError as error:
             if not self._opened:
@@ -287,7 +283,7 @@ class MountGrants:
         except LaunchError as error:
             if not self._keeper.running:
                 raise
-            if sandbox in self._running_sandboxes():
+            if sandbox in self._sandboxes.running():
                 self.remark(f"{_NOT_RENEWED} ({error})")
                 logger.error("%s: %s", _NOT_RENEWED, error)
 
@@ -311,46 +307,6 @@ class MountGrants:
             "strict": mount.strict or self.by_rules,
         }
 
-    async def _try_maps(self) -> None:
-        """Find mounts that cannot be shown with their owners' rights. Raises ConfigError."""
-        for each in self.shown:
-            if self._shows == BY_TREES:
-                await self._try_map(each)
-            elif each.mount.writable and not self.by_rules:
-                raise ConfigError(
-                    f"--mount {each.mount}: sessions run as users of their own, and docker cannot "
-                    "give what they make to the folder's owner. Mount it read-only, start the "
-                    "server as that user, or take podman or --sandbox bwrap"
-                )
-            else:
-                each.id_mapped = False
-                each.rights = _ALL_READ if self.by_rules else _COMMON_READ
-
-    async def _try_map(self, shown: ExposedMount) -> None:
-        if shown.mount.writable and shown.mount.host.stat().st_uid == 0:
-            logger.warning(
-                "--mount %s: what sessions make there belongs to root, as the folder does. Give it "
-                "to a user (chown) if that is not what you want.",
-                shown.mount,
-            )
-            shown.owned_by_root = True
-        try:
-            os.close(await self._mapped(shown, Identity(1, 1)))
-        except NotMapped as reason:
-            shown.id_mapped, shown.rights = False, _COMMON_READ
-            if shown.mount.writable:
-                raise ConfigError(
-                    f"--mount {shown.mount}: sessions run as users of their own, and on this "
-                    f"file system Linux cannot give what they make to the folder's owner "
-                    f"({reason}). Mount it read-only, or start the server as that user."
-                ) from None
-            logger.warning(
-                "--mount %s: sessions read there only what every user may read, as this file "
-                "system has no id-maps (%s)",
-                shown.mount,
-                reason,
-            )
-
     async def aclose(self) -> None:
         """End the keeper, and close all descriptors."""
         if self._settings_task is not None:
@@ -360,9 +316,8 @@ class MountGrants:
         if self._beginning is not None:
             self._beginning.cancel()
         await self._file_holders.aclose()
-        linux.close_all([*self._maps.values(), *(fd for held in self._sandboxes for fd in held)])
-        self._maps.clear()
-        self._sandboxes.clear()
+        self.trees.close()
+        self._sandboxes.close()
 
     async def refresh(self, environment: KernelEnvironment) -> None:
         """Prepare the start of a kernel: walk mounts again whose folder was replaced.
@@ -391,53 +346,10 @@ class MountGrants:
                     "give it another place"
                 )
 
-    async def trees(self, identity: Identity) -> list[int]:
-        """Return a detached mount of each folder, id-mapped for `identity`; the caller closes them.
-
-        Empty for a sandbox that does not show folders by mount trees. Raises NotMapped, OSError,
-        LaunchError, ConfigError.
-        """
-        trees: list[int] = []
-        if self._shows != BY_TREES:
-            return trees
-        try:
-            for each in self.shown:
-                trees += [await self._mapped(each, identity)]
-        except BaseException:
-            linux.close_all(trees)
-            raise
-        return trees
-
-    async def _mapped(self, shown: ExposedMount, identity: Identity) -> int:
-        handle = open_place(shown.mount.host)
-        try:
-            info = os.fstat(handle)
-            tree = linux.open_tree(handle)
-        finally:
-            os.close(handle)
-        attributes = linux.MOUNT_ATTR_NOSUID | linux.MOUNT_ATTR_NODEV
-        if not shown.mount.writable:
-            attributes |= linux.MOUNT_ATTR_RDONLY
-        try:
-            userns = -1
-            if shown.id_mapped:
-                userns = await self._map(info.st_uid, info.st_gid, identity)
-            try:
-                linux.set_attributes(tree, attributes, userns=userns)
-            except OSError as reason:
-                raise NotMapped(reason.errno, reason.strerror) from reason
-        except BaseException:
-            os.close(tree)
-            raise
-        return tree
-
-    async def _map(self, uid: int, gid: int, identity: Identity) -> int:
-        key = (uid, identity.uid, gid, identity.gid)
-        if key not in self._maps:
-            rows = [(uid, identity.uid), (gid, identity.gid)]
-            _, fds = await self._ask({"op": "map", "rows": rows})
-            self._maps[key] = fds[0]
-        return self._maps[key]
+    async def _user_namespace(self, rows: Sequence[tuple[int, int]]) -> int:
+        """Return the descriptor of a user namespace that maps these ids."""
+        _, fds = await self._ask({"op": "map", "rows": rows})
+        return fds[0]
 
     async def ruleset(self) -> int:
         """Return the descriptor of a Landlock ruleset for one kernel; the caller closes it.
@@ -460,28 +372,8 @@ class MountGrants:
 
         `pid` is a process of the sandbox. Raises LaunchError, OSError.
         """
-        with contextlib.ExitStack() as undo:
-            namespace = os.open(f"/proc/{pid}/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
-            undo.callback(os.close, namespace)
-            process = os.pidfd_open(pid)
-            undo.callback(os.close, process)
-            await self._ask({"op": "hold", "since": since}, [namespace, process])
-            self._running_sandboxes()
-            self._sandboxes.append((namespace, process))
-            undo.pop_all()
-
-    def _namespaces(self) -> frozenset[int]:
-        return frozenset(os.fstat(namespace).st_ino for namespace, _ in self._sandboxes)
-
-    def _running_sandboxes(self) -> list[tuple[int, int]]:
-        """Close and forget the sandboxes that have ended; return the others."""
-        ended = select.poll()
-        for _, process in self._sandboxes:
-            ended.register(process, select.POLLIN)
-        gone = {fd for fd, _ in ended.poll(0)}
-        linux.close_all([fd for held in self._sandboxes if held[1] in gone for fd in held])
-        self._sandboxes = [held for held in self._sandboxes if held[1] not in gone]
-        return list(self._sandboxes)
+        with self._sandboxes.adding(pid) as sandbox:
+            await self._ask({"op": "hold", "since": since}, sandbox)
 
     async def _ask(
         self, message: Mapping[str, Any], fds: Sequence[int] = ()
@@ -549,8 +441,6 @@ _NOT_RENEWED = (
     "secrets that appear below the mounted folders are not covered in a session that runs: reset "
     "or close the sessions"
 )
-_COMMON_READ = "only what every user may read"
-_ALL_READ = "sessions read all in it that is not covered, whoever it belongs to"
 _BY_DOCKER = (
     "mounts by docker, whose containers this user cannot enter: secrets that appear or are "
     "replaced while sessions run are not covered in these, unless the mount is strict"

@@ -373,7 +373,7 @@ class TemplateLauncher:
         covers: bool,
     ) -> None:
         """Add the mounted folders to `places`, and their trees to `trees`, closed by `sent`."""
-        made = await self._mounts.trees(identity) if identity is not None and self._mounts else []
+        made = await self._mounts.trees.make(identity)
         for tree in made:
             sent.callback(os.close, tree)
         trees += made
