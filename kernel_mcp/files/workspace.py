@@ -12,6 +12,7 @@ import os
 import stat
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from threading import Lock
 
@@ -40,7 +41,7 @@ from kernel_mcp.host_folders.exposed import ExposedMount, acting_as_owner
 from kernel_mcp.linux.safe_tree import Opener, empty_tree, open_beneath, remove_tree
 from kernel_mcp.linux.walk import TreeSize, entries_within, measure
 from kernel_mcp.output.images import sniff
-from kernel_mcp.output.text import one_line
+from kernel_mcp.output.text import escaped, one_line
 from kernel_mcp.records import dataclass
 from kernel_mcp.units import KIB, MIB
 
@@ -431,11 +432,42 @@ class Workspace:
             parts = shown.parts(absolute) if absolute else None
             if parts is not None:
                 with _entered(shown, path) as root:
-                    yield _ResolvedPath(path, root, parts, shown)
+                    yield self._exact(_ResolvedPath(path, root, parts, shown))
                 return
         parts = self._parts(path)
         with self._root() as root:
-            yield _ResolvedPath(path, root, parts)
+            yield self._exact(_ResolvedPath(path, root, parts))
+
+    def _exact(self, place: _ResolvedPath) -> _ResolvedPath:
+        """Return a path in which names that were copied from a listing are those on disk.
+
+        A listing shows characters that hide text, and bytes that are not UTF-8, as escapes.
+        """
+        if not any("\\" in part for part in place.parts):
+            return place
+        parts: list[str] = []
+        for part in place.parts:
+            parts.append(self._on_disk(place, parts, part) if "\\" in part else part)
+        return replace(place, parts=tuple(parts))
+
+    def _on_disk(self, place: _ResolvedPath, above: Sequence[str], shown: str) -> str:
+        """Return the only name in the folder `above` that is `shown` so; `shown` without one."""
+        try:
+            with place.acting():
+                fd = open_beneath(place.root, tuple(above), FOLDER, opener=self._opener)
+        except OSError:
+            return shown
+        try:
+            with place.acting(), os.scandir(fd) as entries:
+                names = [entry.name for entry in entries]
+        except OSError:
+            return shown
+        finally:
+            os.close(fd)
+        if shown in names:
+            return shown
+        found = [each for each in names if shown in (one_line(each), escaped(one_line(each)))]
+        return found[0] if len(found) == 1 else shown
 
     @contextlib.contextmanager
     def _opened(self, place: _ResolvedPath, flags: int) -> Iterator[int]:

@@ -320,18 +320,20 @@ class Kernel:
         for answer in self._asked.values():
             answer.done.set()
 
-    def submit(self, code: str, sink: Sink, number: int | None = None) -> Run:
+    def submit(self, code: str, sink: Sink, number: int | None = None, notebook: str = "") -> Run:
         """Send a cell, with `number` as its execution count; pass its output to `sink` in order.
 
-        Raises LaunchError.
+        It runs in the folder of the file `notebook`, if that is given. Raises LaunchError.
         """
-        return self._send_cell("execute_request", code, sink, number)
+        return self._send_cell("execute_request", code, sink, number, notebook)
 
     def prewarm(self, code: str) -> Run:
         """Send a cell that leaves no trace in the namespace. Raises LaunchError."""
         return self._send_cell("kernel_mcp_prewarm_request", code, lambda _event: None)
 
-    def _send_cell(self, kind: str, code: str, sink: Sink, number: int | None = None) -> Run:
+    def _send_cell(
+        self, kind: str, code: str, sink: Sink, number: int | None = None, notebook: str = ""
+    ) -> Run:
         if self._run is not None:
             self._run.lift()
         run = Run(sink)
@@ -342,7 +344,7 @@ class Kernel:
         self._run = run
         self._ending = None
         self._stray = sink
-        content = {
+        content: dict[str, Any] = {
             "code": code,
             "silent": False,
             "store_history": kind == "execute_request",
@@ -350,6 +352,7 @@ class Kernel:
             "allow_stdin": False,
             "stop_on_error": False,
             "cell_number": number,
+            **({"notebook": notebook} if notebook else {}),
         }
         self._hand_over(run, kind, content)
         return run

@@ -9,18 +9,23 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from kernel_mcp.errors import NotebookError
 from kernel_mcp.notebooks import jsontext
 from kernel_mcp.notebooks.jsontext import JsonSpan, dumped, joined, lines, members
 from kernel_mcp.output.markup import NotJson, utf8
+from kernel_mcp.output.text import one_line
 from kernel_mcp.records import dataclass
 
 MOST_BYTES = 50_000_000
 """Most bytes of a notebook that is opened; the limit of files in a workspace."""
 _ID = re.compile(r"[a-zA-Z0-9_-]{1,64}")
+_OURS, _THEIRS = "<<<<<<< ", ">>>>>>> "
+"""Beginnings of the lines by which Git marks a merge conflict."""
+# bound: 400 characters, the longest reason of `NotJson`
+_CHARACTER = re.compile(r"character ([\d,]{1,12})")
 _BOM = "\ufeff"
 _MINOR = 5
 """The first minor version of nbformat 4 in which cells have ids."""
@@ -64,9 +69,17 @@ class NotebookCell:
 
         Source: https://nbclient.readthedocs.io/en/latest/client.html
         """
+        return self._has("raises-exception")
+
+    @property
+    def is_skipped(self) -> bool:
+        """True if it has nbclient's tag for cells that are not run."""
+        return self._has("skip-execution")
+
+    def _has(self, tag: str) -> bool:
         metadata = self.value.get("metadata")
         tags = metadata.get("tags") if isinstance(metadata, Mapping) else None
-        return isinstance(tags, list) and "raises-exception" in tags
+        return isinstance(tags, list) and tag in tags
 
     @property
     def outputs(self) -> list[Mapping[str, Any]]:
@@ -116,13 +129,13 @@ class NotebookDocument:
         if not found:
             self._closing = f"{self._newline}{self._indent}" if self._indent else ""
         self.cells: list[NotebookCell] = []
-        taken: set[str] = set()
+        self._taken: set[str] = set()
+        self._same: dict[str, int] = {}
+        """Numbers of cells by the fingerprints of their sources, for derived ids."""
         for place, each in enumerate(found):
             if not isinstance(each.value, dict):
                 raise NotJson(f"cell {place + 1} is no object")
-            cell = _cell(text[each.start : each.end], each.value, place, taken)
-            taken.add(cell.id)
-            self.cells.append(cell)
+            self.cells.append(self._cell(text[each.start : each.end], each.value, place))
 
     @classmethod
     def read(cls, path: str, data: bytes) -> NotebookDocument:
@@ -132,13 +145,41 @@ class NotebookDocument:
         except UnicodeDecodeError as error:
             reason = f"it is not UTF-8 at byte {error.start:,}"
         except NotJson as error:
-            reason = str(error)
+            reason = _conflict(data) or _by_line(str(error), data)
         raise NotebookError(f"{path!r} is no notebook that can be read: {reason}.")
 
     @classmethod
     def new(cls) -> NotebookDocument:
         """Return a notebook without cells."""
         return cls(json.dumps(_NEW, indent=1) + "\n")
+
+    @property
+    def has_ids(self) -> bool:
+        """True if its format stores the ids of cells, as 4.5 does."""
+        return bool(self._known.get("nbformat_minor", 0) >= _MINOR)
+
+    @property
+    def language(self) -> str:
+        """Name of the language of its code, such as Python or R; empty if the file names none."""
+        metadata = self._known.get("metadata")
+        metadata = metadata if isinstance(metadata, dict) else {}
+        spec, info = (
+            each if isinstance(each := metadata.get(name), dict) else {}
+            for name in ("kernelspec", "language_info")
+        )
+        for given in (spec.get("language"), info.get("name")):
+            if isinstance(given, str) and given.strip():
+                return _language(given)
+        kernels = (spec.get("name"), spec.get("display_name"))
+        return next(filter(None, map(_language_of_kernel, kernels)), "")
+
+    def check_python(self) -> None:
+        """Raise NotebookError if its code is in another language than Python."""
+        if self.language not in ("", _PYTHON):
+            raise NotebookError(
+                f"{self._path!r} is a notebook of {self.language}, and cells run as Python here: "
+                "nothing was run or written. read_notebook and edit_notebook work on it."
+            )
 
     def bytes(self) -> bytes:
         """Return the content of its file."""
@@ -162,23 +203,34 @@ class NotebookDocument:
             )
         return place
 
-    def insert(self, place: int, value: Mapping[str, Any]) -> None:
+    def insert(self, place: int, value: Mapping[str, Any]) -> str:
         """Insert a new cell before index `place`, which is the number of cells for the end.
 
-        Raises NotebookError if the notebook would be too large to be read again.
+        Return its id, which is another than in `value` if the format stores none. Raises
+        NotebookError if the notebook would be too large to be read again.
         """
         self.name_all()
+        if not self.has_ids:
+            value = {name: each for name, each in value.items() if name != "id"}
         text = dumped(value, self._indent, self._indent * 2, self._newline)
         self._count("", text)
-        self.cells.insert(place, NotebookCell(str(value["id"]), text, value))
+        made = self._cell(text, value, place)
+        self.cells.insert(place, made)
         usual = next((lead for lead in self._leads if lead), "")
         self._leads.insert(
             place, usual or (self._newline + self._indent * 2 if self._indent else "")
         )
+        return made.id
 
-    def change(self, place: int, values: Mapping[str, Any]) -> None:
+    def move(self, place: int, to: int) -> None:
+        """Move the cell at index `place`, so that it is at index `to` afterwards."""
+        self.name_all()
+        self.cells.insert(to, self.cells.pop(place))
+
+    def change(self, place: int, values: Mapping[str, Any]) -> str:
         """Replace fields of the cell at index `place`; the text of all others stays.
 
+        Return its id, which is another if the format stores none and the source was replaced.
         Raises NotebookError as `insert`.
         """
         self.name_all()
@@ -190,7 +242,11 @@ class NotebookDocument:
         }
         text = jsontext.changed(cell.text, texts)
         self._count(cell.text, text)
-        self.cells[place] = NotebookCell(cell.id, text, {**cell.value, **values})
+        now = NotebookCell(cell.id, text, {**cell.value, **values}, cell.named)
+        if not cell.named and now.print != cell.print:
+            now = self._cell(text, now.value, place)
+        self.cells[place] = now
+        return now.id
 
     def remove(self, place: int) -> None:
         """Remove the cell at index `place`."""
@@ -201,14 +257,31 @@ class NotebookDocument:
             self._leads[0] = lead
 
     def name_all(self) -> None:
-        """Write an id into every cell without one, and raise the minor version of the format."""
-        for place, cell in enumerate(self.cells):
+        """Write an id into every cell without one, if the format stores ids."""
+        for place, cell in enumerate(self.cells if self.has_ids else ()):
             if not cell.named:
                 text = jsontext.changed(cell.text, {"id": json.dumps(cell.id)})
                 self.cells[place] = NotebookCell(cell.id, text, {**cell.value, "id": cell.id})
-        if self._known.get("nbformat_minor", 0) < _MINOR:
-            self._known["nbformat_minor"] = _MINOR
-            self._upgrade()
+
+    def _cell(self, text: str, value: Mapping[str, Any], place: int) -> NotebookCell:
+        """Return a cell whose id no other has; it is derived if the cell has no usable one.
+
+        A derived id depends on the source alone if the format stores none, so that it stays when
+        outputs change or cells are moved.
+        """
+        own, taken = value.get("id"), self._taken
+        if self.has_ids and isinstance(own, str) and _ID.fullmatch(own) and own not in taken:
+            taken.add(own)
+            return NotebookCell(own, text, value)
+        seed = f"{place}\n{text}"
+        if not self.has_ids:
+            source = NotebookCell("", text, value).print
+            self._same[source] = self._same.get(source, 0) + 1
+            seed = f"{source}\n{self._same[source]}"
+        made = hashlib.sha256(seed.encode(errors="replace")).hexdigest()[:8]
+        cell = NotebookCell(jsontext.unlike(made, taken), text, value, named=False)
+        taken.add(cell.id)
+        return cell
 
     def _count(self, before: str, after: str) -> None:
         """Count the JSON values after a cell's text has changed.
@@ -226,12 +299,6 @@ class NotebookDocument:
             )
         self._values = values
 
-    def _upgrade(self) -> None:
-        whole = f"{self._head}{self._tail}"
-        self._head, self._tail = _parts(
-            jsontext.changed(whole, {"nbformat_minor": str(_MINOR)}),
-        )
-
     def _check_version(self) -> None:
         version, minor = self._known.get("nbformat"), self._known.get("nbformat_minor", 0)
         if version != 4 or not isinstance(minor, int):
@@ -241,13 +308,52 @@ class NotebookDocument:
             )
 
 
-def _cell(text: str, value: Mapping[str, Any], place: int, taken: Set[str]) -> NotebookCell:
-    """Return a cell whose id is not in `taken`, the ids of cells before it."""
-    own = value.get("id")
-    if isinstance(own, str) and _ID.fullmatch(own) and own not in taken:
-        return NotebookCell(own, text, value)
-    made = hashlib.sha256(f"{place}\n{text}".encode(errors="replace")).hexdigest()[:8]
-    return NotebookCell(jsontext.unlike(made, taken), text, value, named=False)
+_PYTHON = "Python"
+_LANGUAGES = {"r": "R", "c++": "C++", "c#": "C#", "f#": "F#", "sql": "SQL"} | {
+    "javascript": "JavaScript",
+    "typescript": "TypeScript",
+    "matlab": "MATLAB",
+}
+_KERNELS = {
+    **dict.fromkeys(("ir", "irkernel", "r", "xr"), "R"),
+    **dict.fromkeys(("julia", "ijulia"), "Julia"),
+    **dict.fromkeys(("bash", "zsh", "sh", "calysto_bash"), "Bash"),
+    **dict.fromkeys(("deno", "javascript", "ijavascript", "jslab", "tslab"), "JavaScript"),
+    **dict.fromkeys(("xcpp", "cpp", "cling"), "C++"),
+    **dict.fromkeys(("ruby", "iruby"), "Ruby"),
+    **dict.fromkeys(("sql", "xsql"), "SQL"),
+    **dict.fromkeys(("octave", "xoctave"), "Octave"),
+    **dict.fromkeys(("scala", "almond"), "Scala"),
+    **dict.fromkeys(("rust", "evcxr"), "Rust"),
+    **dict.fromkeys(("gophernotes", "gonb"), "Go"),
+    **dict.fromkeys(("haskell", "ihaskell"), "Haskell"),
+    "matlab": "MATLAB",
+    "sagemath": "Sage",
+    "kotlin": "Kotlin",
+    ".net-csharp": "C#",
+    ".net-fsharp": "F#",
+    ".net-powershell": "PowerShell",
+}
+"""Languages by the names of their kernels, without version, where a file names only the kernel."""
+
+
+def _language(given: str) -> str:
+    """Return the usual spelling of a language's name."""
+    name = one_line(given.strip(), 40)
+    plain = name.lower()
+    if plain.removeprefix("i").startswith("python"):
+        return _PYTHON
+    return _LANGUAGES.get(plain, name if name[:1].isupper() else name.capitalize())
+
+
+def _language_of_kernel(given: object) -> str:
+    """Return the language of the kernel with this name; empty for an unknown one."""
+    name = given.strip().lower()[:80] if isinstance(given, str) else ""
+    words = name.replace("-", " ").split()
+    word = words[0].rstrip("0123456789.") if words else ""
+    if word.lstrip("ix").startswith("python"):
+        return _PYTHON
+    return _KERNELS.get(name) or _KERNELS.get(word, "")
 
 
 def code_cell(name: str, source: str, outputs: Sequence[Any], count: int | None) -> dict[str, Any]:
@@ -267,6 +373,35 @@ def text_cell(name: str, kind: str, source: str) -> dict[str, Any]:
     return {"cell_type": kind, "id": name, "metadata": {}, "source": lines(source)}
 
 
+def _conflict(data: bytes) -> str:
+    """Return a sentence on the first merge conflict in a file; empty for none."""
+    lines = data.decode("utf-8", "replace").split("\n")
+    marked = ((number, each) for number, each in enumerate(lines, 1) if each.startswith(_OURS))
+    first = next(marked, None)
+    if first is None:
+        return ""
+    number, ours = first
+    theirs = next((each for each in lines[number:] if each.startswith(_THEIRS)), "")
+    sides = " and ".join(repr(one_line(each.strip(), 80)) for each in (ours, theirs) if each)
+    return (
+        f"it has a merge conflict that is not resolved, which begins in line {number:,} ({sides}). "
+        "Keep one side of each, and remove the markers"
+    )
+
+
+def _by_line(reason: str, data: bytes) -> str:
+    """Return a reason with the line in addition to the position in the text that it names."""
+    found = _CHARACTER.search(reason)
+    if found is None:
+        return reason
+    text = data.decode("utf-8", "replace").removeprefix(_BOM)
+    at = min(int(found[1].replace(",", "")), len(text))
+    line = text.count("\n", 0, at) + 1
+    shown = one_line(text[:at].rpartition("\n")[2] + text[at:].partition("\n")[0], 60).strip()
+    of = f" ({shown})" if shown else ""
+    return f"{reason[: found.start()]}line {line:,}{of}{reason[found.end() :]}"
+
+
 def _indent(text: str, top: Sequence[JsonSpan]) -> str:
     """Return the indentation of one level; empty where the whole file is on one line."""
     before = text[: text.find('"')] if top else ""
@@ -281,9 +416,3 @@ def _gaps(text: str, start: int, found: Sequence[JsonSpan]) -> list[tuple[int, i
         gaps.append((start if comma < 0 else comma + 1, each.start))
         start = each.end
     return gaps
-
-
-def _parts(text: str) -> tuple[str, str]:
-    """Return the text before and after the place for cells, of a notebook without cells."""
-    span = next(each for each in members(text)[0] if each.name == "cells")
-    return text[: span.start + 1], text[span.end - 1 :]

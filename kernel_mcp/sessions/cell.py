@@ -111,6 +111,7 @@ class Cell:
     recorded      the code as written to disk, with hidden values masked
     plain         the code for the kernel, without installation lines that the server carried out
     installed     the result of those installations, as text
+    notebook      path of the notebook that it belongs to, in whose folder it runs; empty for none
     author        empty for the agent; no answer reports the end of other authors' cells
     timeout_s     time limit; 0 for none
     since         number of the session's last notice when the cell was submitted
@@ -146,7 +147,7 @@ class Cell:
         self.author = author
         self._watchers = watchers
         self.code = self.plain = code
-        self.installed = ""
+        self.installed = self.notebook = ""
         self.timeout_s = timeout_s
         self.log = log
         self.started: float | None = None

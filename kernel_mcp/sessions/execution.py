@@ -212,7 +212,7 @@ async def _run_to_end(kernel: Kernel, cell: Cell, *, grace_s: float, cpu_s: floa
     if reason is None and kernel.missed(run):
         raise KernelGone(GONE)
     if reason is None and run.status == "aborted":
-        run = kernel.submit(cell.plain, cell.listen(), cell.number)
+        run = kernel.submit(cell.plain, cell.listen(), cell.number, cell.notebook)
         reason = await _end_or_stop(kernel, run, cell, cpu_s)
     killed = False
     if reason is not None:
@@ -239,7 +239,7 @@ async def _hand_over(kernel: Kernel, cell: Cell) -> Run:
     """Submit the cell. Raises LaunchError, or KernelGone when the kernel has ended."""
     cell.phase, cell.numbered = Phase.RUN, True
     try:
-        return kernel.submit(cell.plain, cell.listen(), cell.number)
+        return kernel.submit(cell.plain, cell.listen(), cell.number, cell.notebook)
     except LaunchError as error:
         with anyio.move_on_after(DEATH_TIMEOUT_S):
             await kernel.dead.wait()

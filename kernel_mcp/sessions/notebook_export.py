@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from io import BytesIO
 from itertools import islice
@@ -32,6 +32,10 @@ CELL_BYTES = 16_000_000
 """Maximum bytes of one cell that is written to a notebook of the workspace."""
 STREAM_CHARS = 500_000
 """Maximum characters of a cell's streams in the notebook, from their start and their end."""
+OWN = "kernel-mcp"
+"""Key in the metadata of an output for what this server adds to it."""
+TEXT_CHARS = 1000
+"""Maximum characters of a figure's own text."""
 JSON_VALUES = 1_000_000
 """Maximum number of values in all JSON displays together: readers create an object for each."""
 
@@ -167,10 +171,12 @@ class _Writer:
     def _display(self, item: DisplayItem, count: int | None) -> list[bytes] | None:
         kinds: dict[str, list[bytes]] = {}
         missing: list[str] = []
+        own = _own_text(item.metadata)
         for part in item.parts:
             if part.mime in kinds or part.mime == CHART:
                 continue
-            value = self._value(part)
+            is_text = part.mime == "text/plain" and own
+            value = [*string([own])] if is_text else self._value(part)
             if isinstance(value, str):
                 missing.append(f"[{part.mime} left out: {value}]")
             else:
@@ -182,8 +188,9 @@ class _Writer:
         pieces = [b'{"output_type":"display_data"']
         if item.result:
             pieces = [b'{"output_type":"execute_result","execution_count":', compact(count)]
-        remarks = {"kernel-mcp": {"left_out": missing}} if missing else {}
-        pieces += [b',"metadata":', compact({**item.metadata, **remarks}), b',"data":{']
+        remarks = {OWN: {"left_out": missing}} if missing else {}
+        metadata = {name: each for name, each in item.metadata.items() if name != OWN or not own}
+        pieces += [b',"metadata":', compact({**metadata, **remarks}), b',"data":{']
         for place, (mime, value) in enumerate(kinds.items()):
             pieces += [b"," if place else b"", compact(mime), b":", *value]
         pieces.append(b"}}")
@@ -230,6 +237,16 @@ class _Writer:
             kept.append(piece)
         self._outputs_left -= size
         return kept
+
+
+def _own_text(metadata: Mapping[str, Any]) -> str:
+    """Return the text by which matplotlib describes a figure; empty for other displays.
+
+    The answer to the agent has a description of the data instead.
+    """
+    own = metadata.get(OWN)
+    text = own.get("text") if isinstance(own, dict) else ""
+    return text if isinstance(text, str) and len(text) <= TEXT_CHARS else ""
 
 
 def _stream(name: StreamName, text: Iterable[str]) -> list[bytes]:

@@ -72,12 +72,14 @@ class NotebookSinks:
     def place(self, cell: Cell, place: NotebookTarget) -> None:
         """Write the outputs of `cell` into the notebook cell `place` once `cell` has ended."""
         self._places[cell.number] = place
+        cell.notebook = place.book.path
         self._unsaved.append(cell)
 
     def begins(self, cell: Cell) -> None:
         """Choose the open notebook, if any, for a cell that begins to run without a target."""
         if cell.number not in self._places and self.bound is not None:
             self._places[cell.number] = NotebookTarget(self.bound, "", "")
+            cell.notebook = self.bound.path
             self._unsaved.append(cell)
 
     async def save(self) -> None:
@@ -192,9 +194,10 @@ def _write(cell: Cell, place: NotebookTarget) -> str:
     count = written["execution_count"]
 
     def add(document: NotebookDocument) -> str:
+        document.check_python()
         name = unlike(secrets.token_hex(4), (each.id for each in document.cells))
-        document.insert(len(document.cells), code_cell(name, cell.recorded, outputs, count))
-        return name
+        end = len(document.cells)
+        return document.insert(end, code_cell(name, cell.recorded, outputs, count))
 
     def update(document: NotebookDocument) -> str:
         found = document.find(place.id)

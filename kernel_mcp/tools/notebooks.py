@@ -14,7 +14,7 @@ from mcp_types import CallToolResult, ContentBlock, ImageContent, TextContent
 from pydantic import Field
 
 from kernel_mcp.environments.uv import ProgressCallback
-from kernel_mcp.errors import InputError, NotebookError
+from kernel_mcp.errors import InputError
 from kernel_mcp.identity import Principal
 from kernel_mcp.notebooks.document import NotebookCell, NotebookDocument, code_cell, text_cell
 from kernel_mcp.notebooks.jsontext import lines, unlike
@@ -62,13 +62,15 @@ def register(box: Toolbox, services: ToolContext) -> None:
             return say(f"{before!r} is closed." if before else "No notebook was open.")
         book, made, document = await anyio.to_thread.run_sync(_opened, found, path)
         await found.bind(book)
+        folder = book.path.rpartition("/")[0]
+        runs = f", and runs in {folder!r}, its folder" if folder else ""
         shown = outline(document.cells, 1, most)
         found.notebooks.read(book.path, document.cells[: shown.last])
         words = (
             f"{book.path!r} {'was made and ' if made else ''}is open: what session {found.handle} "
-            "executes is appended to it with its outputs. Its own cells were not run"
+            f"executes is appended to it with its outputs{runs}. Its own cells were not run"
         )
-        return _outlined(shown, words)
+        return _outlined(shown, words, document.language)
 
     @tool(READS, "Read a notebook", structured_output=False, computes=True)
     async def read_notebook(
@@ -87,7 +89,9 @@ def register(box: Toolbox, services: ToolContext) -> None:
     @tool(DESTROYS, "Edit a notebook", structured_output=False, computes=True)
     async def edit_notebook(
         path: BookArg,
-        op: Annotated[Literal["insert", "replace", "delete"], Field(description="What to do")],
+        op: Annotated[
+            Literal["insert", "replace", "delete", "move"], Field(description="What to do")
+        ],
         ctx: AnyContext,
         session: SessionArg = "",
         cell: Annotated[str, Field(description="Its id; for insert that of the one before")] = "",
@@ -95,10 +99,18 @@ def register(box: Toolbox, services: ToolContext) -> None:
         kind: Annotated[
             Literal["code", "markdown", "raw"], Field(description="Of a cell to insert")
         ] = "code",
+        after: Annotated[
+            str, Field(description="Id of the cell to move it behind; none for the start")
+        ] = "",
     ) -> CallToolResult:
-        """Insert, replace or delete a cell; refused if it was changed since it was read."""
+        """Insert, replace, delete or move a cell; refused if it was changed since it was read."""
         _, found = await box.resolve(ctx, session)
-        return await anyio.to_thread.run_sync(_edit, found, path, op, cell, source, kind)
+        if op == "move":
+            return await anyio.to_thread.run_sync(_move, found, path, cell, after)
+        if after and (cell or op != "insert"):
+            raise InputError(f"after is for move; for {op} pass `cell`.")
+        name = cell or after
+        return await anyio.to_thread.run_sync(_edit, found, path, op, name, source, kind)
 
     @tool(RUNS, "Run cells of a notebook", structured_output=False)
     async def run_cells(
@@ -110,16 +122,19 @@ def register(box: Toolbox, services: ToolContext) -> None:
         session: SessionArg = "",
         wait: WaitArg = settings.wait_s,
     ) -> CallToolResult:
-        """Run code cells of a notebook in the session, write their outputs into it.
+        """Run code cells of a notebook in the session and its folder, write their outputs into it.
 
         Stops at the first error, or after `wait` seconds.
         """
         check_seconds("wait", wait, least=0)
         caller, found = await box.resolve(ctx, session)
         services.manager.check_cells(caller)
-        book, chosen = await anyio.to_thread.run_sync(_chosen, found, path, cells)
+        book, chosen, skipped = await anyio.to_thread.run_sync(_chosen, found, path, cells)
+        told = [f"Skipped, as tagged `skip-execution`: {_named(skipped)}"] if skipped else []
+        if not chosen:
+            return say("; ".join(["Nothing was run: none of these cells has code to run", *told]))
         report = progress_of(ctx)
-        run = _Run(services, found, book, chosen, caller.response)
+        run = _Run(services, found, book, chosen, caller.response, told)
         return await run.through(time.monotonic() + wait, report, caller.who)
 
 
@@ -127,18 +142,20 @@ def _opened(session: Session, path: str) -> tuple[NotebookFile, bool, NotebookDo
     book = session.notebooks.book(path)
     made = book.create()
     document = book.read()
+    document.check_python()
     book.check_writable()
     return book, made, document
 
 
-def _outlined(shown: Outline, words: str) -> CallToolResult:
+def _outlined(shown: Outline, words: str, language: str) -> CallToolResult:
     text = "\n".join(shown.lines)
     count = f"{shown.total} cell{'' if shown.total == 1 else 's'}"
     more = ""
     if shown.last < shown.total:
         more = f"; read on with read_notebook(path, first={shown.last + 1})"
     content: list[ContentBlock] = [TextContent(text=text)] if text else []
-    return CallToolResult(content=[*content, said(f"{words}. {count}{more}.")])
+    of = f" of {language}" if language else ""
+    return CallToolResult(content=[*content, said(f"{words}. {count}{of}{more}.")])
 
 
 def _read(session: Session, path: str, ids: Sequence[str], first: int, most: int) -> CallToolResult:
@@ -149,7 +166,7 @@ def _read(session: Session, path: str, ids: Sequence[str], first: int, most: int
             raise InputError(f"{book.path!r} has {len(document.cells)} cells: first={first}.")
         shown = outline(document.cells, first, most)
         session.notebooks.read(book.path, document.cells[first - 1 : shown.last])
-        return _outlined(shown, f"{book.path!r}")
+        return _outlined(shown, f"{book.path!r}", document.language)
     content: list[ContentBlock] = []
     room = AnswerBudget(most)
     for name in ids[:MOST_CELLS]:
@@ -193,8 +210,7 @@ def _edit(
             new = (
                 code_cell(made, code, [], None) if kind == "code" else text_cell(made, kind, source)
             )
-            document.insert(place, new)
-            return made, document
+            return document.insert(place, new), document
         place = session.notebooks.unchanged(book.path, document, name)
         if op == "delete":
             document.remove(place)
@@ -208,8 +224,7 @@ def _edit(
         values: dict[str, Any] = {"source": lines(code if own == "code" else source)}
         if own == "code":
             values |= {"execution_count": None, "outputs": []}
-        document.change(place, values)
-        return name, document
+        return document.change(place, values), document
 
     made, document = book.change(work)
     done = {"insert": "inserted", "replace": "replaced", "delete": "deleted"}[op]
@@ -218,17 +233,40 @@ def _edit(
         session.notebooks.read(book.path, [document.cells[place]])
     where = "" if place is None else f" It is number {place + 1}."
     cleared = " Its outputs are gone." if op == "replace" else ""
+    if op == "replace" and made != name:
+        cleared += f" Its id was {name}: the format of this notebook stores none."
     told = say(f"Cell {made} of {book.path!r} is {done}.{where}{cleared} Nothing was run.")
     if code is not source and place is not None and document.cells[place].kind == "code":
         told.content.append(said(UNFENCED.format("source")))
     return told
 
 
+def _move(session: Session, path: str, name: str, after: str) -> CallToolResult:
+    book = session.notebooks.book(path)
+    if not name:
+        raise InputError("cell is missing: pass the id of the one to move.")
+    if name == after:
+        raise InputError("`cell` and `after` are the same cell: nothing was moved.")
+
+    def work(document: NotebookDocument) -> int:
+        place = session.notebooks.unchanged(book.path, document, name)
+        behind = document.place(after) if after else -1
+        to = behind + 1 if behind < place else behind
+        document.move(place, to)
+        return to
+
+    place = book.change(work)
+    where = f"behind cell {after}" if after else "to the start"
+    return say(f"Cell {name} of {book.path!r} is moved {where}. It is number {place + 1}.")
+
+
 def _chosen(
     session: Session, path: str, cells: str | list[str]
-) -> tuple[NotebookFile, list[NotebookCell]]:
+) -> tuple[NotebookFile, list[NotebookCell], list[str]]:
+    """Return the notebook, the cells to run, and the ids of those that are tagged to be skipped."""
     book = session.notebooks.book(path)
     document = book.read()
+    document.check_python()
     book.check_writable()
     if cells == "all":
         found = list(document.cells)
@@ -236,13 +274,15 @@ def _chosen(
         found = document.cells[: document.place(cells[3:].strip()) + 1]
     else:
         names = [cells] if isinstance(cells, str) else cells
+        if not names:
+            raise InputError("There is nothing to run: pass ids of cells, all, or to ID.")
         found = [document.cells[document.place(name)] for name in names]
     found = [each for each in found if each.kind == "code" and each.source.strip()]
-    if not found:
-        raise NotebookError("There is nothing to run: none of these cells is code.")
+    skipped = [each.id for each in found if each.is_skipped]
+    found = [each for each in found if not each.is_skipped]
     for each in found:
         check_code(each.source)
-    return book, found
+    return book, found, skipped
 
 
 class _Run:
@@ -255,7 +295,10 @@ class _Run:
         book: NotebookFile,
         chosen: Sequence[NotebookCell],
         response: ResponseContext,
+        told: Sequence[str],
     ) -> None:
+        """`told` are notices that the answer begins its own with."""
+        self._told = told
         self._services = services
         self._session = session
         self._book = book
@@ -337,7 +380,7 @@ class _Run:
 
     def _rest(self) -> list[str]:
         """Return notices of outputs that are not shown, and of cells that were not run."""
-        told = []
+        told = [*self._told]
         if self._hidden:
             told.append(
                 f"Not shown, as an answer holds no more: outputs of {_named(self._hidden)}. They "

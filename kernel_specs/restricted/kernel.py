@@ -42,6 +42,17 @@ MAIN_THREAD_REQUESTS = frozenset(
 """Requests that run user code or read its objects: never handled by the service thread."""
 
 
+_chdir, _getcwd = os.chdir, os.getcwd
+
+
+def _current_folder() -> str:
+    """Return the working folder, or the root folder if it has been removed."""
+    try:
+        return _getcwd()
+    except OSError:
+        return os.sep
+
+
 class SandboxKernel(CheckpointRequests, SnapshotRequests, IPythonKernel):
     """IPythonKernel whose main thread reads, runs and answers, one request after the other."""
 
@@ -85,6 +96,7 @@ class SandboxKernel(CheckpointRequests, SnapshotRequests, IPythonKernel):
         self.c_stdout = CStdout()
         self._unanswered: tuple[Any, Any] | None = None
         self._names = variables.NameTracker()
+        self._folders: dict[str, str] = {}
         self.shell_handlers = {
             name: self._answered(handler) for name, handler in self.shell_handlers.items()
         }
@@ -199,9 +211,43 @@ class SandboxKernel(CheckpointRequests, SnapshotRequests, IPythonKernel):
             self.shell.number_cell(number)
         self.service.cell_started()
         try:
-            await super().execute_request(stream, ident, parent)
+            with self._in_folder_of(parent["content"].get("notebook", "")):
+                await super().execute_request(stream, ident, parent)
         finally:
             self.service.cell_ended()
+
+    @contextlib.contextmanager
+    def _in_folder_of(self, notebook: str) -> Iterator[None]:
+        """Run a cell in the folder of its notebook, or in that to which earlier cells have moved.
+
+        Modules of that folder can be imported meanwhile. Without a notebook nothing changes.
+        """
+        if not notebook:
+            yield
+            return
+        before, folder = _current_folder(), self._enter_folder(notebook)
+        added = folder not in sys.path
+        if added:
+            sys.path.insert(0, folder)
+        try:
+            yield
+        finally:
+            self._folders[notebook] = _current_folder()
+            with contextlib.suppress(OSError):
+                _chdir(before)
+            if added:
+                with contextlib.suppress(ValueError):
+                    sys.path.remove(folder)
+
+    def _enter_folder(self, notebook: str) -> str:
+        """Enter the folder of the last cell of a notebook; return the notebook's own folder."""
+        home = self.boot.workspace or _current_folder()
+        own = os.path.normpath(os.path.join(home, notebook, os.pardir))  # noqa: PTH118  # its folder
+        for folder in (self._folders.get(notebook, own), own):
+            with contextlib.suppress(OSError):
+                _chdir(folder)
+                break
+        return own
 
     def _publish_execute_input(
         self, code: str, parent: dict[str, Any], execution_count: int

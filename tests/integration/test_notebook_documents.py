@@ -197,6 +197,80 @@ async def test_an_error_that_a_notebook_expects_stops_nothing(servers: Servers) 
         assert (await notebook.run("a")).text == "4"
 
 
+def code(*sources: str, tags: tuple[str, ...] = (), **metadata: Any) -> str:
+    """The text of a notebook with these cells, of which the last has the `tags`."""
+    cells: list[dict[str, Any]] = [
+        {"cell_type": "code", "id": f"c{number}", "source": source, "metadata": {}, "outputs": []}
+        | {"execution_count": None}
+        for number, source in enumerate(sources)
+    ]
+    cells[-1]["metadata"] = {"tags": list(tags)}
+    return json.dumps({**BOOK, "cells": cells, "metadata": metadata})
+
+
+async def test_a_notebook_of_another_language_is_neither_run_nor_written(servers: Servers) -> None:
+    text = code("x <- 5; x", kernelspec={"name": "ir", "display_name": "R", "language": "R"})
+    async with servers.agent("--allow", "*") as notebook:
+        await notebook.call("write_file", path="r.ipynb", content=text)
+        for tool, arguments in (("run_cells", {"cells": "all"}), ("open_notebook", {})):
+            refused = await notebook.refused(tool, path="r.ipynb", **arguments)
+            assert "'r.ipynb' is a notebook of R, and cells run as Python here" in refused
+        outline = await notebook.call("read_notebook", path="r.ipynb")
+        assert "1 cell of R." in outline.text
+        assert (await notebook.call("read_file", path="r.ipynb", limit=1000)).text == text
+
+
+async def test_cells_run_in_the_folder_of_their_notebook(servers: Servers) -> None:
+    moved = code("open('a.txt').read()", "import os; os.mkdir('in'); os.chdir('in')", "os.getcwd()")
+    async with servers.agent("--allow", "*") as notebook:
+        await notebook.call("write_file", path="sub/a.ipynb", content=moved)
+        await notebook.call("write_file", path="sub/a.txt", content="theirs")
+        await notebook.call("write_file", path="sub/besides.py", content="v = 7")
+        home = (await notebook.run("import os; os.getcwd()")).text
+        ran = await notebook.call("run_cells", path="sub/a.ipynb", cells=["c0", "c1"])
+        assert "theirs" in ran.text
+        assert (await notebook.run("os.getcwd()")).text == home
+        again = await notebook.call("run_cells", path="sub/a.ipynb", cells=["c2"])
+        assert "/sub/in'" in again.text
+        opened = await notebook.call("open_notebook", path="sub/b.ipynb")
+        assert "and runs in 'sub', its folder" in opened.text
+        assert (await notebook.run("import besides; open('a.txt').read(), besides.v")).text == (
+            "('theirs', 7)"
+        )
+        await notebook.call("open_notebook", path="")
+        assert (await notebook.run("os.getcwd()")).text == home
+
+
+async def test_cells_that_are_tagged_or_empty_are_not_run(servers: Servers) -> None:
+    async with servers.agent("--allow", "*") as notebook:
+        text = code("a = 1", "a = 2", tags=("skip-execution",))
+        await notebook.call("write_file", path="a.ipynb", content=text)
+        ran = await notebook.call("run_cells", path="a.ipynb", cells="all")
+        assert "Skipped, as tagged `skip-execution`: c1" in ran.text
+        assert (await notebook.run("a")).text == "1"
+        only = await notebook.call("run_cells", path="a.ipynb", cells=["c1"])
+        assert "Nothing was run" in only.text
+        await notebook.call("write_file", path="b.ipynb", content=code("", "  \n"))
+        empty = await notebook.call("run_cells", path="b.ipynb", cells="all")
+        assert not empty.failed
+        assert "Nothing was run: none of these cells has code" in empty.text
+
+
+async def test_cells_are_moved(servers: Servers) -> None:
+    async with servers.agent("--allow", "*") as notebook:
+        await notebook.call("write_file", path="a.ipynb", content=json.dumps(BOOK))
+        await notebook.call("read_notebook", path="a.ipynb")
+        moved = await notebook.call(
+            "edit_notebook", path="a.ipynb", op="move", cell="one", after="three"
+        )
+        assert "is moved behind cell three. It is number 3." in moved.text
+        assert await names(notebook) == ["two", "three", "one", "four"]
+        await notebook.call("edit_notebook", path="a.ipynb", op="move", cell="four")
+        assert await names(notebook) == ["four", "two", "three", "one"]
+        for wrong in ({"cell": ""}, {"cell": "one", "after": "one"}, {"cell": "one", "after": "x"}):
+            await notebook.refused("edit_notebook", path="a.ipynb", op="move", **wrong)
+
+
 async def test_a_cell_that_goes_on_is_written_when_it_ends(servers: Servers) -> None:
     async with servers.agent("--allow", "*") as notebook:
         slow = json.loads(json.dumps(BOOK))
@@ -236,6 +310,7 @@ async def test_outputs_of_a_cell_that_was_changed_meanwhile_are_not_written(
         ("edit_notebook", {"path": "a.ipynb", "op": "replace", "cell": "none"}, "has no cell"),
         ("run_cells", {"path": "a.ipynb", "cells": "to none"}, "has no cell 'none'"),
         ("run_cells", {"path": "a.ipynb", "cells": ["one", "none"]}, "nothing was done"),
+        ("edit_notebook", {"path": "a.ipynb", "op": "delete", "after": "one"}, "for move"),
         ("run_cells", {"path": "a.ipynb", "cells": []}, "nothing to run"),
     ],
 )

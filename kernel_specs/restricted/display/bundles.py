@@ -368,8 +368,11 @@ class Formatter(DisplayFormatter):
                 data, metadata = super().format(obj, include, exclude)
             if "image/png" in data:
                 chart, words = charts.described(obj)
-                told = {"text/plain": words} if words else {}
-                data = {**data, **told, **({charts.CHART: chart} if chart else {})}
+                if words:
+                    own = {"text": str(data.get("text/plain", ""))}
+                    metadata = {**metadata, "kernel-mcp": own}
+                    data = {**data, "text/plain": words}
+                data = {**data, **({charts.CHART: chart} if chart else {})}
             return data, metadata
         if root == "graphviz" and shutil.which("dot") is None and hasattr(obj, "source"):
             return {"text/plain": f"{obj.source}\n[not drawn: there is no dot here]"}, {}

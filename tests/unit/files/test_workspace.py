@@ -285,6 +285,35 @@ def test_long_folders_are_listed_in_part_with_the_rest_counted(
     assert listing.omitted == 7
 
 
+@pytest.mark.parametrize(
+    "name", [b"caf\xe9.csv", b"a\nb.csv", b"a\x1b[31m.csv", "a\u202eb.csv".encode(), b"a\\b.csv"]
+)
+def test_names_are_read_back_as_listings_show_them(
+    workspace: Workspace, root: Path, name: bytes
+) -> None:
+    for folder in (b"", b"in \xe9/"):
+        place = os.path.join(os.fsencode(root), folder)  # noqa: PTH118  # of bytes
+        os.makedirs(place, exist_ok=True)  # noqa: PTH103  # of bytes
+        Path(os.fsdecode(place + name)).write_text("here")
+    (shown,) = [each for each, kind in names_in(workspace).items() if kind == "file"]
+    assert text_of(workspace, shown) == "here"
+    (folder_shown,) = [each for each, kind in names_in(workspace).items() if kind == "folder"]
+    (inside,) = names_in(workspace, folder_shown)
+    assert text_of(workspace, inside) == "here"
+    workspace.write_file(shown, "changed")
+    assert Path(os.fsdecode(os.fsencode(root) + b"/" + name)).read_text() == "changed"
+    assert len(names_in(workspace)) == 2
+
+
+def test_a_name_that_two_files_are_shown_by_is_neither(workspace: Workspace, root: Path) -> None:
+    (root / "a\x1bb").write_text("control")
+    assert text_of(workspace, r"a\x1bb") == "control"
+    (root / r"a\x1bb").write_text("literal")
+    assert text_of(workspace, r"a\x1bb") == "literal"
+    with pytest.raises(WorkspaceError, match="no file"):
+        workspace.read_file(r"a\x1bc")
+
+
 def test_names_that_would_deceive_are_shown_as_escapes(workspace: Workspace, root: Path) -> None:
     (root / "a\u202eb\n").write_text("x")
     (root / os.fsdecode(b"\xff")).write_text("x")

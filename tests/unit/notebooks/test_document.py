@@ -82,21 +82,20 @@ def test_a_change_of_one_cell_touches_nothing_else() -> None:
 @pytest.mark.parametrize("text", [FOREIGN, OLD, FOREIGN.replace("    ", "\t")])
 def test_cells_are_put_in_anywhere_and_taken_out_again(text: str) -> None:
     document = read(text)
-    for place in (0, 2, 4):
+    added = [
         document.insert(place, code_cell(f"new{place}", "a = 1\na", [], None))
-    document.insert(0, text_cell("first", "markdown", "# é"))
-    assert [cell.id for cell in document.cells if cell.id.startswith(("new", "first"))] == [
-        "first",
-        "new0",
-        "new2",
-        "new4",
+        for place in (0, 2, 4)
     ]
+    added.insert(0, document.insert(0, text_cell("first", "markdown", "# é")))
+    assert [cell.id for cell in document.cells if cell.id in added] == added
+    assert len(set(added)) == 4
+    if text != OLD:
+        assert added == ["first", "new0", "new2", "new4"]
     valid(document.bytes())
-    for name in ("new0", "first", "new4", "new2"):
+    for name in added:
         document.remove([cell.id for cell in document.cells].index(name))
     valid(document.bytes())
-    if text != OLD:  # which has ids now
-        assert document.bytes() == text.encode()
+    assert document.bytes() == text.encode()
 
 
 def test_a_notebook_without_cells_gets_some_and_loses_them() -> None:
@@ -108,14 +107,84 @@ def test_a_notebook_without_cells_gets_some_and_loses_them() -> None:
     assert document.bytes() == before
 
 
-def test_cells_of_old_notebooks_get_ids_that_stay() -> None:
+def test_cells_of_old_notebooks_have_ids_that_their_file_does_not_store() -> None:
     document = read(OLD)
     names = [cell.id for cell in document.cells]
     assert names == [cell.id for cell in read(OLD).cells]
-    document.insert(2, text_cell("new", "markdown", "x"))
-    found = valid(document.bytes())
-    assert [cell.id for cell in found.cells] == [*names, "new"]
-    assert found.nbformat_minor == 5
+    new = document.insert(0, text_cell("new", "markdown", "x"))
+    assert document.change(1, {"outputs": [], "execution_count": 7}) == names[0]
+    document.move(2, 0)
+    text = document.bytes().decode()
+    assert [cell.id for cell in read(text).cells] == [names[1], new, names[0]]
+    replaced = document.change(2, {"source": ["2"]})
+    assert replaced != names[0]
+    assert read(document.bytes().decode()).cells[2].id == replaced
+    assert valid(document.bytes()).nbformat_minor == 2
+    assert b'"id"' not in document.bytes()
+
+
+def test_equal_cells_of_old_notebooks_have_different_ids() -> None:
+    cell = '{"cell_type":"raw","metadata":{},"source":[]}'
+    cells = read(OLD.replace(cell, ",".join([cell] * 50))).cells
+    assert len({each.id for each in cells}) == 51
+
+
+@pytest.mark.parametrize(("place", "to", "order"), [(0, 2, "bca"), (2, 0, "cab"), (1, 1, "abc")])
+def test_cells_are_moved_with_all_their_bytes(place: int, to: int, order: str) -> None:
+    document = NotebookDocument.new()
+    for at, name in enumerate("abc"):
+        document.insert(at, code_cell(name, name, [], None))
+    texts = {cell.id: cell.text for cell in document.cells}
+    document.move(place, to)
+    assert "".join(cell.source for cell in document.cells) == order
+    assert {cell.id: cell.text for cell in document.cells} == texts
+    assert "".join(cell.source for cell in valid(document.bytes()).cells) == order
+
+
+@pytest.mark.parametrize(
+    ("metadata", "language"),
+    [
+        ({}, ""),
+        ({"kernelspec": {"name": "ir", "display_name": "R", "language": "R"}}, "R"),
+        ({"kernelspec": {"name": "ir", "display_name": "R"}}, "R"),
+        ({"kernelspec": {"display_name": "Julia 1.10.4"}}, "Julia"),
+        ({"kernelspec": {"name": "julia-1.10", "language": "julia"}}, "Julia"),
+        ({"language_info": {"name": "bash"}}, "Bash"),
+        ({"kernelspec": {"name": "bash"}, "language_info": {"name": "bash"}}, "Bash"),
+        ({"language_info": {"name": "R"}, "kernelspec": {"name": "ir"}}, "R"),
+        ({"kernelspec": {"name": "xcpp17", "language": "C++17"}}, "C++17"),
+        ({"kernelspec": {"name": "xcpp17"}}, "C++"),
+        ({"kernelspec": {"name": ".net-csharp"}}, "C#"),
+        ({"kernelspec": {"name": "python3"}}, "Python"),
+        ({"kernelspec": {"name": "conda-env-x", "language": "python"}}, "Python"),
+        ({"language_info": {"name": "ipython", "version": "3"}}, "Python"),
+        ({"kernelspec": {"name": "research-env", "display_name": "Mine"}}, ""),
+        ({"kernelspec": 7, "language_info": []}, ""),
+        ({"kernelspec": {"name": [], "language": 3}, "language_info": {"name": None}}, ""),
+    ],
+)
+def test_the_language_of_a_notebook(metadata: dict[str, Any], language: str) -> None:
+    document = read(
+        OLD.replace('"metadata":{},"nbformat"', f'"metadata":{json.dumps(metadata)},"nbformat"')
+    )
+    assert document.language == language
+    if language in ("", "Python"):
+        document.check_python()
+    else:
+        with pytest.raises(NotebookError, match="cells run as Python here"):
+            document.check_python()
+
+
+def test_what_is_broken_is_told_by_its_line() -> None:
+    broken = FOREIGN.replace('"id": "load",', '"id": "load"')
+    with pytest.raises(NotebookError, match=r"line 14 \(.metadata"):
+        read(broken)
+    sides = '<<<<<<< HEAD\n    "a": 1\n=======\n    "a": 2\n>>>>>>> feature/x\n'
+    conflict = FOREIGN.replace('    "metadata": {\n', f'{sides}    "metadata": {{\n')
+    with pytest.raises(NotebookError) as told:
+        read(conflict)
+    assert "merge conflict that is not resolved, which begins in line" in str(told.value)
+    assert "'<<<<<<< HEAD' and '>>>>>>> feature/x'" in str(told.value)
 
 
 def test_ids_that_two_cells_have_become_different() -> None:

@@ -250,3 +250,15 @@ def test_the_numbers_of_a_figure_are_not_in_a_notebook(tmp_path: Path) -> None:
     document = written(cell(tmp_path, 1, "plot()", Display(figure, {})))
     (output,) = document["cells"][0]["outputs"]
     assert output["data"].keys() == {"text/plain", "image/png"}
+    assert output["data"]["text/plain"] == "line chart"
+
+
+@pytest.mark.parametrize("text", ["<Figure size 640x480 with 1 Axes>", "", 7, "x" * 5000])
+def test_a_figure_has_its_own_text_in_a_notebook(tmp_path: Path, text: object) -> None:
+    figure = {"text/plain": "line chart", "image/png": PNG}
+    metadata = {"kernel-mcp": {"text": text}, "image/png": {"width": 3}}
+    document = written(cell(tmp_path, 1, "plot()", Display(figure, metadata)))
+    (output,) = document["cells"][0]["outputs"]
+    own = isinstance(text, str) and text.startswith("<Figure")
+    assert output["data"]["text/plain"] == (text if own else "line chart")
+    assert not own or output["metadata"] == {"image/png": {"width": 3}}

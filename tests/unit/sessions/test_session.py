@@ -143,9 +143,11 @@ async def test_a_cell_whose_kernel_was_gone_runs_on_a_fresh_one(
             kernel = source.kernels[-1]
             submit = kernel.submit
 
-            def die_first(code: str, sink: Sink, number: int | None = None) -> Run:
+            def die_first(
+                code: str, sink: Sink, number: int | None = None, notebook: str = ""
+            ) -> Run:
                 kernel.die()
-                return submit(code, sink, number)
+                return submit(code, sink, number, notebook)
 
             kernel.submit = die_first  # type: ignore[method-assign]
         cell = await ended(session.submit("b = 2", 0.0))
