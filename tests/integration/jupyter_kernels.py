@@ -69,9 +69,9 @@ class ByFile:
 
 
 @asynccontextmanager
-async def by_file(_folder: Path) -> AsyncIterator[Opened]:
-    """A stock kernel, with a client that has joined it."""
-    manager = AsyncKernelManager(kernel_name="python3")
+async def by_file(connection: Path) -> AsyncIterator[Opened]:
+    """A stock kernel with this connection file, and a client that has joined it."""
+    manager = AsyncKernelManager(kernel_name="python3", connection_file=str(connection))
     await manager.start_kernel(stderr=DEVNULL)
     client = manager.client()
     client.start_channels()

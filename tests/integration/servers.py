@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 
 import anyio
 from anyio.abc import TaskGroup, TaskStatus
+from mcp import StdioServerParameters
 from mcp.client import Client
 
 from tests.integration.agent import Agent, command
@@ -17,19 +18,22 @@ class Servers:
 
     def __init__(self, tasks: TaskGroup) -> None:
         self._tasks = tasks
-        self._clients: dict[tuple[str, ...], Client] = {}
+        self._clients: dict[tuple[object, ...], Client] = {}
         self._ended = anyio.Event()
 
     @asynccontextmanager
-    async def agent(self, *flags: str, era: str = "auto") -> AsyncIterator[Agent]:
-        """A client of the server with these flags, which has no session.
+    async def agent(
+        self, *flags: str, era: str = "auto", pauses: bool = True
+    ) -> AsyncIterator[Agent]:
+        """A client of the server with these flags, which has no session; `pauses`: see `command`.
 
         All sessions are closed behind the block. A test that stops the server, counts what it does
         or looks at what it has left starts one of its own.
         """
-        client = self._clients.get(key := (era, *flags))
+        client = self._clients.get(key := (era, pauses, *flags))
         if client is None:
-            client = await self._tasks.start(self._run, era, flags)
+            started = command(*flags, pauses=pauses)
+            client = await self._tasks.start(self._run, era, started)
             self._clients[key] = client
         agent = Agent(client)
         try:
@@ -44,10 +48,10 @@ class Servers:
         self._ended.set()
 
     async def _run(
-        self, era: str, flags: tuple[str, ...], *, task_status: TaskStatus[Client]
+        self, era: str, started: StdioServerParameters, *, task_status: TaskStatus[Client]
     ) -> None:
         """Enter and leave a client in one task, whichever test wants it first."""
-        async with Client(command(*flags), mode=era) as client:
+        async with Client(started, mode=era) as client:
             task_status.started(client)
             await self._ended.wait()
 

@@ -8,6 +8,7 @@ import sys
 import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from functools import partial
 from pathlib import Path
 
 import anyio
@@ -15,10 +16,11 @@ import pytest
 
 from tests.integration.agent import Agent, Answer, agent, lost, notices
 from tests.integration.jupyter_kernels import JupyterServer, Opened, by_file, jupyter_server
+from tests.integration.servers import Servers
 
 pytestmark = pytest.mark.anyio
 
-Way = Callable[[Path], AbstractAsyncContextManager[Opened]]
+Open = Callable[[], AbstractAsyncContextManager[Opened]]
 OUTSIDE = "[kernel-mcp] outside the sandbox, in an external kernel: "
 FOREVER = "import time\nprint('begun', flush=True)\nwhile True: time.sleep(0.01)"
 
@@ -38,22 +40,38 @@ async def jupyter() -> AsyncIterator[JupyterServer]:
             yield server
 
 
+@pytest.fixture(scope="module")
+def connection() -> Iterator[Path]:
+    """The connection file of one kernel after another: one server joins them all."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as path:
+        yield Path(path) / "kernel.json"
+
+
+class Way:
+    """One way to reach a person's kernel, and the server of the agents that do."""
+
+    def __init__(self, opened: Open, servers: Servers) -> None:
+        self.opened, self._servers = opened, servers
+
+    @asynccontextmanager
+    async def joined(self) -> AsyncIterator[tuple[Agent, Opened]]:
+        """An agent whose session `theirs` has joined the kernel."""
+        async with (
+            self.opened() as theirs,
+            self._servers.agent("--attach", theirs.flag) as notebook,
+        ):
+            answer = await notebook.call("create_session", name="theirs", attach=theirs.place)
+            assert not answer.failed, answer.text
+            assert "outside the sandbox" in answer.data["note"]
+            yield notebook, theirs
+
+
 @pytest.fixture(params=["file", "server"])
-def way(request: pytest.FixtureRequest, jupyter: JupyterServer) -> Way:
-    return by_file if request.param == "file" else lambda _folder: jupyter.notebook()
-
-
-@asynccontextmanager
-async def joined(folder: Path, way: Way) -> AsyncIterator[tuple[Agent, Opened]]:
-    """An agent whose session `theirs` has joined a person's kernel."""
-    async with (
-        way(folder) as theirs,
-        agent("--attach", theirs.flag, "--state-dir", str(folder / "s")) as notebook,
-    ):
-        answer = await notebook.call("create_session", name="theirs", attach=theirs.place)
-        assert not answer.failed, answer.text
-        assert "outside the sandbox" in answer.data["note"]
-        yield notebook, theirs
+def way(
+    request: pytest.FixtureRequest, jupyter: JupyterServer, connection: Path, servers: Servers
+) -> Way:
+    opened: Open = partial(by_file, connection) if request.param == "file" else jupyter.notebook
+    return Way(opened, servers)
 
 
 async def cell(notebook: Agent, code: str, **options: float) -> Answer:
@@ -67,8 +85,8 @@ def other_notices(answer: Answer) -> list[str]:
     return said[:-1]
 
 
-async def test_both_work_with_the_same_variables(folder: Path, way: Way) -> None:
-    async with joined(folder, way) as (notebook, theirs):
+async def test_both_work_with_the_same_variables(way: Way) -> None:
+    async with way.joined() as (notebook, theirs):
         await theirs.run("x = 41")
         answer = await cell(notebook, "x += 1\nprint('hi')\nx")
         assert (answer.status, answer.text.splitlines()[:2]) == ("ok", ["hi", "42"])
@@ -83,8 +101,8 @@ async def test_both_work_with_the_same_variables(folder: Path, way: Way) -> None
         assert "ZeroDivisionError" in failed.text
 
 
-async def test_pictures_and_long_output_come_as_from_any_kernel(folder: Path, way: Way) -> None:
-    async with joined(folder, way) as (notebook, _):
+async def test_pictures_and_long_output_come_as_from_any_kernel(way: Way) -> None:
+    async with way.joined() as (notebook, _):
         code = "from IPython.display import Image, display\nimport base64\n"
         dot = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="  # noqa: E501
         code += f"display(Image(base64.b64decode({dot!r}), format='png'))\n"
@@ -93,8 +111,8 @@ async def test_pictures_and_long_output_come_as_from_any_kernel(folder: Path, wa
         assert answer.cell["omitted"] > 0
 
 
-async def test_a_cell_is_interrupted_and_the_kernel_goes_on(folder: Path, way: Way) -> None:
-    async with joined(folder, way) as (notebook, theirs):
+async def test_a_cell_is_interrupted_and_the_kernel_goes_on(way: Way) -> None:
+    async with way.joined() as (notebook, theirs):
         await theirs.run("x = 1")
         answer = await cell(notebook, FOREVER, timeout=1)
         assert answer.status == "timeout"
@@ -108,7 +126,7 @@ async def test_a_cell_that_does_not_stop_is_left_and_never_killed(folder: Path, 
         f"while not pathlib.Path({str(folder / 'go')!r}).exists(): time.sleep(0.05)\n"
         "x = 2\nprint('of the first')"
     )
-    async with joined(folder, way) as (notebook, _):
+    async with way.joined() as (notebook, _):
         answer = await cell(notebook, stubborn, timeout=1)
         assert answer.status == "timeout"
         assert "goes on in the attached kernel" in answer.text
@@ -121,7 +139,7 @@ async def test_a_cell_that_does_not_stop_is_left_and_never_killed(folder: Path, 
 
 
 async def test_a_persons_cell_is_neither_stopped_nor_received(folder: Path, way: Way) -> None:
-    async with joined(folder, way) as (notebook, theirs):
+    async with way.joined() as (notebook, theirs):
         theirs.begin(
             "import pathlib, time\nprint('theirs', flush=True)\n"
             f"while not pathlib.Path({str(folder / 'go')!r}).exists(): time.sleep(0.01)\nx = 7"
@@ -155,7 +173,7 @@ async def overheard(notebook: Agent, code: str) -> None:
 
 
 async def test_a_cell_stays_here_while_others_wait_in_the_kernel(folder: Path, way: Way) -> None:
-    async with joined(folder, way) as (notebook, theirs):
+    async with way.joined() as (notebook, theirs):
         theirs.begin(f"first = 1; {until(folder / 'one', 'x = 1')}")
         theirs.begin(f"second = 2; {until(folder / 'two', 'x = 2')}")
         await overheard(notebook, "first")
@@ -167,22 +185,23 @@ async def test_a_cell_stays_here_while_others_wait_in_the_kernel(folder: Path, w
         assert (await cell(notebook, "x")).text.startswith("2\n")
 
 
-async def test_a_cell_waits_for_one_that_ran_before_the_session(folder: Path, way: Way) -> None:
-    async with way(folder) as theirs:
-        flags = ("--attach", theirs.flag, "--state-dir", str(folder / "s"))
-        async with agent(*flags) as notebook:  # the first web socket has its server ask the kernel
-            first = await notebook.call("create_session", attach=theirs.place)
-            await notebook.call("close_session", session=first.data["session"])
-            theirs.begin(until(folder / "go", "x = 1"))
-            second = await notebook.call("create_session", name="theirs", attach=theirs.place)
-            assert not second.failed, second.text
-            answer = await cell(notebook, "x = 'ours'", timeout=0.5)
-            assert answer.status == "timeout"
-            assert "was not run" in answer.text
-            listed = await notebook.refused("list_variables", session="theirs")
-            assert "between cells" in listed
-            (folder / "go").touch()
-            assert (await cell(notebook, "x")).text.startswith("1\n")
+async def test_a_cell_waits_for_one_that_ran_before_the_session(
+    folder: Path, way: Way, servers: Servers
+) -> None:
+    async with way.opened() as theirs, servers.agent("--attach", theirs.flag) as notebook:
+        # the first web socket has its server ask the kernel
+        first = await notebook.call("create_session", attach=theirs.place)
+        await notebook.call("close_session", session=first.data["session"])
+        theirs.begin(until(folder / "go", "x = 1"))
+        second = await notebook.call("create_session", name="theirs", attach=theirs.place)
+        assert not second.failed, second.text
+        answer = await cell(notebook, "x = 'ours'", timeout=0.5)
+        assert answer.status == "timeout"
+        assert "was not run" in answer.text
+        listed = await notebook.refused("list_variables", session="theirs")
+        assert "between cells" in listed
+        (folder / "go").touch()
+        assert (await cell(notebook, "x")).text.startswith("1\n")
 
 
 async def test_what_a_thread_prints_later_is_no_cell_that_runs(folder: Path, way: Way) -> None:
@@ -193,7 +212,7 @@ async def test_what_a_thread_prints_later_is_no_cell_that_runs(folder: Path, way
         f"    pathlib.Path({str(folder / 'told')!r}).touch()\n"
         "threading.Thread(target=tell).start()"
     )
-    async with joined(folder, way) as (notebook, theirs):
+    async with way.joined() as (notebook, theirs):
         await theirs.run(thread)
         (folder / "go").touch()
         while not (folder / "told").exists():
@@ -203,8 +222,8 @@ async def test_what_a_thread_prints_later_is_no_cell_that_runs(folder: Path, way
         assert "Another client's cell" not in answer.text
 
 
-async def test_names_of_builtins_hide_no_loss(folder: Path, way: Way) -> None:
-    async with joined(folder, way) as (notebook, theirs):
+async def test_names_of_builtins_hide_no_loss(way: Way) -> None:
+    async with way.joined() as (notebook, theirs):
         await theirs.run("list, type, len, str, globals, getattr, exec = range(7)")
         listed = await notebook.call("list_variables", session="theirs")
         assert {each["name"] for each in listed.data["variables"]} >= {"list", "type", "exec"}
@@ -216,8 +235,8 @@ async def test_names_of_builtins_hide_no_loss(folder: Path, way: Way) -> None:
         assert set(lost(told)) >= {"list", "type", "exec"}
 
 
-async def test_a_name_of_megabytes_costs_no_connection(folder: Path, way: Way) -> None:
-    async with joined(folder, way) as (notebook, _):
+async def test_a_name_of_megabytes_costs_no_connection(way: Way) -> None:
+    async with way.joined() as (notebook, _):
         await cell(notebook, "globals()['x' * 20_000_000] = y = 1")
         listed = await notebook.call("list_variables", session="theirs")
         assert [each["name"] for each in listed.data["variables"]] == ["y"]
@@ -225,10 +244,8 @@ async def test_a_name_of_megabytes_costs_no_connection(folder: Path, way: Way) -
         assert lost(await cell(notebook, "y")) == []
 
 
-async def test_what_others_made_after_the_last_cell_is_named_when_lost(
-    folder: Path, way: Way
-) -> None:
-    async with joined(folder, way) as (notebook, theirs):
+async def test_what_others_made_after_the_last_cell_is_named_when_lost(way: Way) -> None:
+    async with way.joined() as (notebook, theirs):
         await cell(notebook, "ours = 1")
         await theirs.run("made_later = 2")
         while "made_later" not in (await notebook.call("list_sessions")).text:
@@ -243,8 +260,8 @@ async def test_what_others_made_after_the_last_cell_is_named_when_lost(
 
 
 @pytest.mark.parametrize("how", ["restart", "end", "die"])
-async def test_what_is_lost_with_the_kernel_is_told(folder: Path, way: Way, how: str) -> None:
-    async with joined(folder, way) as (notebook, theirs):
+async def test_what_is_lost_with_the_kernel_is_told(way: Way, how: str) -> None:
+    async with way.joined() as (notebook, theirs):
         await theirs.run("theirs_too = 1")
         pid = int((await cell(notebook, "ours = 2\nimport os\nos.getpid()")).text.splitlines()[0])
         if how == "die":
@@ -259,15 +276,15 @@ async def test_what_is_lost_with_the_kernel_is_told(folder: Path, way: Way, how:
         assert told.cell["state_kept"] is False
 
 
-async def test_a_kernel_that_dies_in_a_cell_is_told(folder: Path, way: Way) -> None:
-    async with joined(folder, way) as (notebook, _):
+async def test_a_kernel_that_dies_in_a_cell_is_told(way: Way) -> None:
+    async with way.joined() as (notebook, _):
         await cell(notebook, "x = 1")
         answer = await cell(notebook, "import os\nos.kill(os.getpid(), 9)")
         assert (answer.status, answer.failed) == ("killed", True)
         assert "x" in lost(answer)
 
 
-async def test_what_takes_a_kernel_of_this_server_says_so(folder: Path, way: Way) -> None:
+async def test_what_takes_a_kernel_of_this_server_says_so(way: Way) -> None:
     calls: dict[str, dict[str, object]] = {
         "reset": {},
         "install": {"packages": ["six"]},
@@ -277,7 +294,7 @@ async def test_what_takes_a_kernel_of_this_server_says_so(folder: Path, way: Way
         "list_files": {},
         "write_file": {"path": "a", "content": "x"},
     }
-    async with joined(folder, way) as (notebook, theirs):
+    async with way.joined() as (notebook, theirs):
         await theirs.run("x = 1")
         for tool, arguments in calls.items():
             text = await notebook.refused(tool, session="theirs", **arguments)
@@ -293,7 +310,7 @@ async def test_what_takes_a_kernel_of_this_server_says_so(folder: Path, way: Way
 
 
 async def test_the_end_of_a_session_or_server_leaves_the_kernel(folder: Path, way: Way) -> None:
-    async with way(folder) as theirs:
+    async with way.opened() as theirs:
         flags = ("--attach", theirs.flag, "--state-dir", str(folder / "s"))
         async with agent(*flags) as notebook:
             await notebook.call("create_session", name="theirs", attach=theirs.place)
@@ -306,7 +323,7 @@ async def test_the_end_of_a_session_or_server_leaves_the_kernel(folder: Path, wa
 
 
 async def test_only_what_the_operator_named_is_joined(folder: Path) -> None:
-    async with by_file(folder) as named, by_file(folder) as other:
+    async with by_file(folder / "named.json") as named, by_file(folder / "other.json") as other:
         async with agent("--attach", named.flag) as notebook:
             text = await notebook.refused("create_session", attach=other.place)
             assert "not what the operator has named" in text
@@ -353,7 +370,10 @@ async def test_doctor_tells_what_is_there_and_no_token(
 
 
 async def test_a_kernel_of_another_language_is_refused(folder: Path) -> None:
-    async with by_file(folder) as theirs, agent("--attach", theirs.flag) as notebook:
+    async with (
+        by_file(folder / "kernel.json") as theirs,
+        agent("--attach", theirs.flag) as notebook,
+    ):
         await theirs.run("get_ipython().kernel.language_info['name'] = 'R'")
         text = await notebook.refused("create_session", attach=theirs.place)
         assert "runs R" in text

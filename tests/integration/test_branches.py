@@ -9,8 +9,11 @@ import pytest
 
 from tests.integration.agent import Agent, Answer
 from tests.integration.agent import agent as serving
+from tests.integration.servers import Servers
 
 pytestmark = [pytest.mark.anyio]
+
+FLAGS = ("--allow", "*", "--warm", "0")
 
 
 async def value(agent: Agent, code: str, session: str = "") -> str:
@@ -42,8 +45,8 @@ async def test_undo_takes_back_cells_and_says_what_is_gone() -> None:
         assert "pass 1 or more" in await agent.refused("undo", cells=0)
 
 
-async def test_undo_says_where_no_checkpoint_reaches() -> None:
-    async with serving("--allow", "*", "--warm", "0", pauses=False) as agent:
+async def test_undo_says_where_no_checkpoint_reaches(servers: Servers) -> None:
+    async with servers.agent(*FLAGS, pauses=False) as agent:
         await agent.run("x = 1", checkpoint=True)
         await agent.run("x = 2")
         await agent.run("x = 3")
@@ -57,8 +60,8 @@ async def test_undo_says_where_no_checkpoint_reaches() -> None:
         assert await value(agent, "print(x)") == "6"
 
 
-async def test_branches_are_apart_until_one_is_adopted() -> None:
-    async with serving("--allow", "*", "--warm", "0", pauses=False) as agent:
+async def test_branches_are_apart_until_one_is_adopted(servers: Servers) -> None:
+    async with servers.agent(*FLAGS, pauses=False) as agent:
         await agent.run("import os, random\nrandom.seed(1)\nx = [0]\nrng = random.Random(3)")
         made = (await agent.call("branch", n=3)).data
         handles = [each["session"] for each in made["branches"]]
@@ -121,8 +124,10 @@ async def test_branches_outlive_what_they_came_from() -> None:
         assert await value(agent, "2", "other") == "2"
 
 
-async def test_what_a_branch_has_lost_is_told_when_it_is_adopted_and_by_the_next_cell() -> None:
-    async with serving("--allow", "*", "--warm", "0") as agent:
+async def test_what_a_branch_has_lost_is_told_when_it_is_adopted_and_by_the_next_cell(
+    servers: Servers,
+) -> None:
+    async with servers.agent(*FLAGS) as agent:
         await agent.run("x = 1")
         (branch,) = await branches(agent, 1)
         await agent.run("x = 2; y = 'work'", session=branch)
@@ -139,10 +144,10 @@ async def test_what_a_branch_has_lost_is_told_when_it_is_adopted_and_by_the_next
         assert "y" in after.cell["lost"]
 
 
-async def test_what_is_gone_with_an_adoption_is_told_by_the_cells_that_the_branch_began_with() -> (
-    None
-):
-    async with serving("--allow", "*", "--warm", "0") as agent:
+async def test_what_is_gone_with_an_adoption_is_told_by_the_cells_that_the_branch_began_with(
+    servers: Servers,
+) -> None:
+    async with servers.agent(*FLAGS) as agent:
         for number in range(1, 3):
             await agent.run(f"x = {number}")
         early = await branches(agent, 1)
@@ -159,9 +164,9 @@ async def test_what_is_gone_with_an_adoption_is_told_by_the_cells_that_the_branc
             assert "adopted" in await agent.refused("execute", code="1", session=handle)
 
 
-async def test_a_branch_has_its_folder_as_long_as_it_lives() -> None:
+async def test_a_branch_has_its_folder_as_long_as_it_lives(servers: Servers) -> None:
     folder = "import os; os.path.isdir(os.environ['BRANCH_DIR']), os.environ['BRANCH_DIR']"
-    async with serving("--allow", "*", "--warm", "0") as agent:
+    async with servers.agent(*FLAGS) as agent:
         await agent.run("import os, random\nx = 1\nrng = random.Random(3)\nopen('f', 'w').close()")
         one, two, three = await branches(agent, 3)
         own = {each: f"(True, '/workspace/.branches/{each}')" for each in (one, two, three)}
@@ -214,8 +219,8 @@ async def test_branches_that_sleep_are_branches_still() -> None:
         assert (row["state"], await value(agent, "print(x)")) == ("idle", "2")
 
 
-async def test_of_two_that_are_adopted_at_once_one_is_the_session() -> None:
-    async with serving("--allow", "*", "--warm", "0") as agent:
+async def test_of_two_that_are_adopted_at_once_one_is_the_session(servers: Servers) -> None:
+    async with servers.agent(*FLAGS) as agent:
         await agent.run("x = 0")
         handles = await branches(agent, 2)
         for number, handle in enumerate(handles):
@@ -260,8 +265,10 @@ async def test_a_branch_that_is_ended_for_lack_of_memory_comes_back_and_the_othe
             assert "killed by SIGKILL between cells" not in answer.text, "no reason is told"
 
 
-async def test_a_death_without_a_checkpoint_is_that_of_one_branch_and_told_as_its_own() -> None:
-    async with serving("--allow", "*", "--warm", "0", pauses=False) as agent:
+async def test_a_death_without_a_checkpoint_is_that_of_one_branch_and_told_as_its_own(
+    servers: Servers,
+) -> None:
+    async with servers.agent(*FLAGS, pauses=False) as agent:
         await agent.run("import os\nx = 1")
         one, two = await branches(agent, 2)
         await agent.run("os.kill(os.getppid(), 9)", session=one)  # what both come back from

@@ -15,8 +15,11 @@ from tests.integration.agent import Agent, Answer, command, notices
 from tests.integration.agent import agent as serving
 from tests.integration.memory import server_pid
 from tests.integration.processes import descendants, running
+from tests.integration.servers import Servers
 
 pytestmark = [pytest.mark.anyio]
+
+FLAGS = ("--allow", "*", "--warm", "0")
 
 AT_WORK = "import time\ntime.sleep(1.05)"
 """What is worth a checkpoint."""
@@ -38,8 +41,8 @@ async def until_checkpoint(agent: Agent, cell: int = 1, session: str = "") -> No
             await anyio.sleep(0.1)
 
 
-async def test_a_killed_cell_costs_the_cell() -> None:
-    async with serving("--allow", "*", "--warm", "0", pauses=False) as agent:
+async def test_a_killed_cell_costs_the_cell(servers: Servers) -> None:
+    async with servers.agent(*FLAGS, pauses=False) as agent:
         await agent.run(f"x = 5\n{AT_WORK}")
         dead = await agent.run("print('last words')\nimport os\nx = 0\nos.kill(os.getpid(), 9)")
         assert dead.status == "killed"
@@ -73,8 +76,10 @@ async def test_a_killed_cell_costs_the_cell() -> None:
         assert "All variables" in told(dead)
 
 
-async def test_a_cell_that_waits_behind_a_killed_one_is_told_what_it_builds_on() -> None:
-    async with serving("--allow", "*", "--warm", "0", pauses=False) as agent:
+async def test_a_cell_that_waits_behind_a_killed_one_is_told_what_it_builds_on(
+    servers: Servers,
+) -> None:
+    async with servers.agent(*FLAGS, pauses=False) as agent:
         await agent.run(f"x = 5\n{AT_WORK}")
         await agent.run("y = 6")
         answers: dict[str, Answer] = {}
@@ -91,8 +96,8 @@ async def test_a_cell_that_waits_behind_a_killed_one_is_told_what_it_builds_on()
         assert answers["follows"].cell["lost"] == ["y"]
 
 
-async def test_a_kernel_that_dies_between_cells_comes_back() -> None:
-    async with serving("--allow", "*", "--warm", "0", pauses=False) as agent:
+async def test_a_kernel_that_dies_between_cells_comes_back(servers: Servers) -> None:
+    async with servers.agent(*FLAGS, pauses=False) as agent:
         await agent.run(f"x = 5\n{AT_WORK}")
         await agent.run("import threading, os\nthreading.Timer(0.2, os._exit, [4]).start()")
         await anyio.sleep(0.5)
@@ -114,10 +119,12 @@ ctypes.CDLL(None).pthread_exit(None)
 """
 
 
-async def test_a_program_whose_first_thread_has_ended_goes_with_its_kernel() -> None:
+async def test_a_program_whose_first_thread_has_ended_goes_with_its_kernel(
+    servers: Servers,
+) -> None:
     """Linux calls it a zombie, as if all of it had ended."""
     beating = "len(open('beats').read())"
-    async with serving("--allow", "*", "--warm", "0", pauses=False) as agent:
+    async with servers.agent(*FLAGS, pauses=False) as agent:
         await agent.run(f"x = 5\n{AT_WORK}")
         await until_checkpoint(agent)
         await agent.run(
@@ -175,8 +182,8 @@ x = 5
 """
 
 
-async def test_a_kernel_that_dies_while_it_comes_back_is_woken_again() -> None:
-    async with serving("--allow", "*", "--warm", "0", pauses=False) as agent:
+async def test_a_kernel_that_dies_while_it_comes_back_is_woken_again(servers: Servers) -> None:
+    async with servers.agent(*FLAGS, pauses=False) as agent:
         await agent.run(DIES_ONCE)
         await agent.run("1", checkpoint=True)
         dead = await agent.run("os._exit(1)")
@@ -184,8 +191,8 @@ async def test_a_kernel_that_dies_while_it_comes_back_is_woken_again() -> None:
         assert (await agent.run("print(x, os.listdir())")).text == "5 ['died']"
 
 
-async def test_a_pause_is_used_and_a_thread_is_named_once() -> None:
-    async with serving("--allow", "*", "--warm", "0") as agent:
+async def test_a_pause_is_used_and_a_thread_is_named_once(servers: Servers) -> None:
+    async with servers.agent(*FLAGS) as agent:
         await agent.run("x = 5")
         await until_checkpoint(agent)
         await agent.run("x = 6")
@@ -231,8 +238,10 @@ COUNTS = "[con.execute('select count(*) from ' + each).fetchone()[0] for each in
 INTEGRITY = "con.execute('pragma integrity_check').fetchone()[0]"
 
 
-async def test_what_a_library_knew_of_a_file_is_not_written_over_what_it_has_become() -> None:
-    async with serving("--allow", "*", "--warm", "0", pauses=False) as agent:
+async def test_what_a_library_knew_of_a_file_is_not_written_over_what_it_has_become(
+    servers: Servers,
+) -> None:
+    async with servers.agent(*FLAGS, pauses=False) as agent:
         await agent.run(DATABASE)
         await agent.run("1", checkpoint=True)
         await agent.run(CHANGES)
@@ -276,8 +285,10 @@ x = 1
 """
 
 
-async def test_a_package_that_closes_its_files_in_a_fork_costs_no_variable() -> None:
-    async with serving("--allow", "*", "--warm", "0", pauses=False) as agent:
+async def test_a_package_that_closes_its_files_in_a_fork_costs_no_variable(
+    servers: Servers,
+) -> None:
+    async with servers.agent(*FLAGS, pauses=False) as agent:
         assert (await agent.run(FORGETFUL)).status == "ok"
         await agent.run("1", checkpoint=True)
         dead = await agent.run("os._exit(1)")
@@ -306,8 +317,8 @@ _ = _thread.start_new_thread(wait, ())
 """
 
 
-async def test_threads_that_no_object_stands_for_are_in_the_way() -> None:
-    async with serving("--allow", "*", "--warm", "0", pauses=False) as agent:
+async def test_threads_that_no_object_stands_for_are_in_the_way(servers: Servers) -> None:
+    async with servers.agent(*FLAGS, pauses=False) as agent:
         await agent.run(NATIVE_THREAD)
         asked = await agent.run("1", checkpoint=True)
         assert "it has threads of an unknown library" in told(asked)

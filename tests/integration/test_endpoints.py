@@ -16,6 +16,7 @@ import zmq.asyncio
 
 from tests.integration.agent import Agent, agent, notices
 from tests.integration.person import Person, brief, join, person
+from tests.integration.servers import Servers
 
 pytestmark = pytest.mark.anyio
 
@@ -25,6 +26,13 @@ FOREVER = "import time\nprint('begun', flush=True)\nwhile True: time.sleep(0.01)
 @pytest.fixture
 def state() -> Iterator[Path]:
     """A folder for state with a path that is short enough for sockets."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as path:
+        yield Path(path)
+
+
+@pytest.fixture(scope="module")
+def shared() -> Iterator[Path]:
+    """The one of the server that most tests share."""
     with tempfile.TemporaryDirectory(dir="/tmp") as path:
         yield Path(path)
 
@@ -39,10 +47,12 @@ async def begun(them: Person) -> None:
         pass
 
 
-async def test_both_see_the_same_variables_and_each_hears_of_the_other(state: Path) -> None:
-    async with agent(*flags(state)) as notebook:
+async def test_both_see_the_same_variables_and_each_hears_of_the_other(
+    shared: Path, servers: Servers
+) -> None:
+    async with servers.agent(*flags(shared)) as notebook:
         await notebook.run("x = 1")
-        async with person(state) as them:
+        async with person(shared) as them:
             reply = await them.reply(run := them.run("x += 41\nprint('hi')\nx"))
             assert (reply["status"], reply["execution_count"]) == ("ok", 2)
             assert brief(await them.until_idle(run)) == [
@@ -66,10 +76,12 @@ async def test_both_see_the_same_variables_and_each_hears_of_the_other(state: Pa
 
 
 @pytest.mark.parametrize("code", ["exit", "quit()\n"])
-async def test_a_person_leaves_a_console_and_the_session_goes_on(state: Path, code: str) -> None:
-    async with agent(*flags(state)) as notebook:
+async def test_a_person_leaves_a_console_and_the_session_goes_on(
+    shared: Path, servers: Servers, code: str
+) -> None:
+    async with servers.agent(*flags(shared)) as notebook:
         await notebook.run("x = 1")
-        async with person(state) as them:
+        async with person(shared) as them:
             reply = await them.reply(run := them.run(code))
             assert (reply["status"], reply["execution_count"]) == ("ok", 1)
             assert reply["payload"] == [{"source": "ask_exit", "keepkernel": True}]
@@ -108,10 +120,12 @@ async def test_a_front_outlives_resets_hibernation_and_the_death_of_kernels(stat
             assert (await them.reply(them.run("1")))["status"] == "ok"
 
 
-async def test_neither_stops_or_receives_the_cells_of_the_other(state: Path) -> None:
-    async with agent(*flags(state)) as notebook:
+async def test_neither_stops_or_receives_the_cells_of_the_other(
+    shared: Path, servers: Servers
+) -> None:
+    async with servers.agent(*flags(shared)) as notebook:
         await notebook.run("mine = 1\nprint('of the agent')")
-        async with person(state) as them:
+        async with person(shared) as them:
             theirs = them.run(FOREVER)
             await begun(them)
             stopped = await notebook.call("interrupt")
@@ -140,10 +154,12 @@ async def expect_done(notebook: Agent, code: str) -> None:
     assert "done" in (await notebook.run(code)).text
 
 
-async def test_a_person_stops_the_cell_of_the_agent_on_purpose(state: Path) -> None:
-    async with agent(*flags(state)) as notebook:
+async def test_a_person_stops_the_cell_of_the_agent_on_purpose(
+    shared: Path, servers: Servers
+) -> None:
+    async with servers.agent(*flags(shared)) as notebook:
         await notebook.run("0")
-        async with person(state) as them, anyio.create_task_group() as tasks:
+        async with person(shared) as them, anyio.create_task_group() as tasks:
 
             async def run() -> None:
                 answer = await notebook.run(FOREVER)
@@ -177,9 +193,11 @@ async def test_an_interrupt_that_comes_too_late_for_a_persons_cell_spares_the_ag
             assert (await them.reply(mine))["ename"] == "KeyboardInterrupt"
 
 
-async def test_what_programs_without_the_key_send_leaves_listeners_alone(state: Path) -> None:
-    async with agent(*flags(state)) as notebook, person_of_new(state, notebook) as them:
-        facts = json.loads((await join(state)).read_text())
+async def test_what_programs_without_the_key_send_leaves_listeners_alone(
+    shared: Path, servers: Servers
+) -> None:
+    async with servers.agent(*flags(shared)) as notebook, person_of_new(shared, notebook) as them:
+        facts = json.loads((await join(shared)).read_text())
         with zmq.asyncio.Context() as context, context.socket(zmq.XSUB) as peer:
             peer.connect(f"ipc://{facts['ip']}-{facts['iopub_port']}")
             await peer.send(b"\x01peer")
@@ -215,10 +233,10 @@ async def person_of_new(state: Path, notebook: Agent) -> AsyncIterator[Person]:
         yield them
 
 
-async def test_what_front_ends_ask_besides_is_answered(state: Path) -> None:
-    async with agent(*flags(state)) as notebook:
+async def test_what_front_ends_ask_besides_is_answered(shared: Path, servers: Servers) -> None:
+    async with servers.agent(*flags(shared)) as notebook:
         await notebook.run("number = 3")
-        async with person(state) as them:
+        async with person(shared) as them:
             found = await them.ask("complete_request", code="number.bit_l", cursor_pos=12)
             assert "bit_length" in str(found["matches"])
             found = await them.ask("inspect_request", code="number", cursor_pos=3, detail_level=0)
@@ -255,9 +273,9 @@ async def test_what_front_ends_ask_besides_is_answered(state: Path) -> None:
             assert "3" in (await notebook.run("number")).text
 
 
-async def test_what_is_queued_behind_a_failure_is_not_run(state: Path) -> None:
-    async with agent(*flags(state)) as notebook:
-        async with person_of_new(state, notebook) as them:
+async def test_what_is_queued_behind_a_failure_is_not_run(shared: Path, servers: Servers) -> None:
+    async with servers.agent(*flags(shared)) as notebook:
+        async with person_of_new(shared, notebook) as them:
             failing = them.run("import time; time.sleep(0.2); 1/0")
             behind = them.run("behind = 1")
             assert (await them.reply(failing))["ename"] == "ZeroDivisionError"
@@ -269,11 +287,11 @@ async def test_what_is_queued_behind_a_failure_is_not_run(state: Path) -> None:
         assert "2" in (await notebook.run("behind")).text
 
 
-async def test_only_who_has_the_key_is_served(state: Path) -> None:
-    async with agent(*flags(state)) as notebook:
-        async with person_of_new(state, notebook) as them:
-            file = await join(state)
-            assert await join(state) == file
+async def test_only_who_has_the_key_is_served(shared: Path, servers: Servers) -> None:
+    async with servers.agent(*flags(shared)) as notebook:
+        async with person_of_new(shared, notebook) as them:
+            file = await join(shared)
+            assert await join(shared) == file
             assert stat.S_IMODE(file.stat().st_mode) == 0o600
             assert stat.S_IMODE(file.parent.stat().st_mode) == 0o700
             them.client.session.key = b"not the key"

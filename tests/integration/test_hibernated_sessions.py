@@ -8,13 +8,14 @@ import anyio
 import pytest
 
 from tests.integration.agent import agent
+from tests.integration.servers import Servers
 from tests.integration.sleepers import IDLE, asleep, has_file, state_of, woken
 
 pytestmark = [pytest.mark.anyio]
 
 
-async def test_a_cell_does_not_wait_for_a_dump_that_has_begun() -> None:
-    async with agent(*IDLE) as notebook:
+async def test_a_cell_does_not_wait_for_a_dump_that_has_begun(servers: Servers) -> None:
+    async with servers.agent(*IDLE) as notebook:
         await notebook.run(
             "import time\nfrom pathlib import Path\nclass Slow:\n    def __reduce__(self):\n"
             "        open('saving', 'w').close()\n        time.sleep(1000)\n"
@@ -27,8 +28,8 @@ async def test_a_cell_does_not_wait_for_a_dump_that_has_begun() -> None:
         assert answer.cell["state_kept"] is True
 
 
-async def test_a_sleeping_session_answers_without_being_woken() -> None:
-    async with agent(*IDLE) as notebook:
+async def test_a_sleeping_session_answers_without_being_woken(servers: Servers) -> None:
+    async with servers.agent(*IDLE) as notebook:
         await notebook.run("print('said'); x = [1, 2]; open('a.txt', 'w').write('content')")
         await asleep(notebook)
         state = await state_of(notebook)
@@ -50,8 +51,8 @@ async def test_a_sleeping_session_answers_without_being_woken() -> None:
         assert "('new', [1, 2])" in (await notebook.run("open('b.txt').read(), x")).text
 
 
-async def test_reset_drops_what_was_saved_and_close_ends_the_session() -> None:
-    async with agent(*IDLE) as notebook:
+async def test_reset_drops_what_was_saved_and_close_ends_the_session(servers: Servers) -> None:
+    async with servers.agent(*IDLE) as notebook:
         await notebook.run("x = 1")
         await asleep(notebook)
         await notebook.call("reset")
@@ -110,8 +111,8 @@ async def test_a_sleeping_session_is_gone_with_the_server(tmp_path: Path) -> Non
             await anyio.sleep(0.02)
 
 
-async def test_a_session_can_sleep_again_and_again() -> None:
-    async with agent(*IDLE) as notebook:
+async def test_a_session_can_sleep_again_and_again(servers: Servers) -> None:
+    async with servers.agent(*IDLE) as notebook:
         await notebook.run("def add(): \n    global n\n    n += 1\n    return n\nn = 0")
         for expected in (1, 2, 3):
             answer = await woken(notebook, "add()")
@@ -119,8 +120,8 @@ async def test_a_session_can_sleep_again_and_again() -> None:
             assert "Back: add, n (2)" in answer.text
 
 
-async def test_a_session_from_the_reserve_sleeps_and_wakes_too() -> None:
-    async with agent("--warm", "1", *IDLE) as notebook:
+async def test_a_session_from_the_reserve_sleeps_and_wakes_too(servers: Servers) -> None:
+    async with servers.agent(*IDLE) as notebook:
         await notebook.call("write_file", path="mine.py", content="value = 1\n")
         await notebook.run("import mine; x = [mine.value]; open('own.txt', 'w').write('own')")
         answer = await woken(notebook, "x, open('own.txt').read()")
