@@ -38,8 +38,10 @@ from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 jobs, folder, known_as = int(sys.argv[1]), *sys.argv[2:]
 moved = dict(stripdir=folder, prependdir=known_as) if known_as else dict()
-found = [os.path.join(top, name) for top, _, names in os.walk(folder) for name in names]
-found = [path for path in found if path.endswith(".py")]
+found = []
+for top, folders, names in os.walk(folder):
+    folders[:] = [name for name in folders if name not in ("test", "tests")]
+    found += [os.path.join(top, name) for name in names if name.endswith(".py")]
 found.sort(key=lambda path: os.lstat(path).st_size, reverse=True)
 parts = jobs * 16
 even = [path for first in range(parts) for path in found[first::parts]]
@@ -48,8 +50,8 @@ with ProcessPoolExecutor(jobs) as pool:
     done = list(pool.map(work, even, chunksize=len(even) // parts + 1))
 sys.exit(not all(done))
 """
-"""Compiler of all files below a folder. Files go to the pool in chunks: a tenth of compileall's
-time."""
+"""Compiler of all files below a folder, except the packages' own tests: more than half of pandas,
+numpy and matplotlib. Files go to the pool in chunks: a tenth of compileall's time."""
 _TEMPORARY = ".tmp*"
 """Pattern of the leftovers of a killed uv in its cache."""
 _LOCK = ".lock"

@@ -31,7 +31,7 @@ def names(folder: Path) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("known_as", ["", "/packages/0"])
-async def test_every_source_is_compiled_under_the_name_that_kernels_see(
+async def test_every_source_but_tests_is_compiled_under_the_name_that_kernels_see(
     tmp_path: Path, known_as: str
 ) -> None:
     folder = tmp_path / "packages"
@@ -39,6 +39,9 @@ async def test_every_source_is_compiled_under_the_name_that_kernels_see(
     sources = {f"m{i}": f"deep/er/m{i}.py" if i % 2 else f"m{i}.py" for i in range(70)}
     for i, place in enumerate(sources.values()):
         (folder / place).write_text("x = 1\n" * i)
+    for tests in ("test", "deep/tests/more"):
+        (folder / tests).mkdir(parents=True)
+        (folder / tests / "of_the_package.py").write_text("x = 1\n")
     (folder / "broken.py").write_text("def")
     (folder / "notes.txt").write_text("no source")
     build_sandbox = BuildSandbox(Uv("uv", os.environ, tmp_path), PlainBuilder())
