@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import AsyncIterator
 from typing import NoReturn
 
@@ -11,6 +12,9 @@ from hypothesis import HealthCheck, settings
 
 from tests.integration.servers import Servers, shared_servers
 from tests.run_folder import LEAST_BYTES, NEEDED_BYTES, RunFolder, short_of
+
+# with it, jsonschema builds the grammars of addresses at its import: 2 s in each worker
+sys.modules.setdefault("rfc3987_syntax", None)  # type: ignore[arg-type]
 
 # how fast examples are made says something about the machine, not about them
 settings.register_profile("here", deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import importlib
 import re
 import sys
@@ -47,10 +48,18 @@ class Unresolved(Exception):
     """A pattern that is put together while the program runs, without a comment on its parts."""
 
 
+@functools.cache
+def parsed(path: Path) -> ast.Module:
+    """The tree of a file."""
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
 def patterns_of(path: Path, module: str, uses: dict[str, set[str]]) -> Iterator[Pattern]:
     """Yield the patterns of one file. Raises Unresolved."""
     source = path.read_text(encoding="utf-8")
-    tree = ast.parse(source)
+    if "re." not in source and "Pattern(" not in source:
+        return
+    tree = parsed(path)
     lines = source.splitlines()
     names = _names(tree)
     for node in ast.walk(tree):

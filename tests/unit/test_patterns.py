@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import json
 import re
 import resource
@@ -16,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from tests.unit.patterns import Pattern, Reader, Unresolved, patterns_of, pumps, uses_in
+from tests.unit.patterns import Pattern, Reader, Unresolved, parsed, patterns_of, pumps, uses_in
 from tests.unit.test_imports import ROOT, imported, sources
 
 SIZES = (1_000, 10_000, 100_000)
@@ -33,21 +32,20 @@ def server_files() -> dict[str, Path]:
     """The files of the server, and those of kernels that it imports itself."""
     known = sources()
     server = {name: path for name, path in known.items() if name.startswith("kernel_mcp")}
-    shared = {
-        other
-        for path in server.values()
-        for other in imported(ast.parse(path.read_text(encoding="utf-8")), known)
-    }
+    shared = {other for path in server.values() for other in imported(parsed(path), known)}
     return server | {name: known[name] for name in shared}
 
 
 def all_patterns(files: dict[str, Path]) -> tuple[list[Pattern], list[str]]:
-    trees = {name: ast.parse(path.read_text(encoding="utf-8")) for name, path in files.items()}
-    shared = uses_in(trees.values())
+    used = {name: uses_in([parsed(path)]) for name, path in files.items()}
+    shared: dict[str, set[str]] = {}
+    for uses in used.values():
+        for name, methods in uses.items():
+            shared[name] = shared.get(name, set()) | methods
     found: list[Pattern] = []
     unresolved: list[str] = []
     for module, path in files.items():
-        private = {k: v for k, v in uses_in([trees[module]]).items() if k.startswith("_")}
+        private = {k: v for k, v in used[module].items() if k.startswith("_")}
         try:
             found += patterns_of(path, module, shared | private)
         except Unresolved as error:

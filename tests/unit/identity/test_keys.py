@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 from typing import Any
 
@@ -40,8 +41,12 @@ def keys(server: FakeIssuer, clock: Clock) -> SigningKeys:
     return SigningKeys(ISSUER, clock=clock, fetch=server.fetch)
 
 
+usual_key = functools.cache(private_key)
+"""One of each kind: all workers make the table below, and a key of RSA takes 0.1 s."""
+
+
 def jwk(algorithm: str, **more: Any) -> dict[str, Any]:
-    return public_jwk(algorithm, private_key(algorithm), "k", **more)
+    return public_jwk(algorithm, usual_key(algorithm), "k", **more)
 
 
 def test_keys_sign_as_their_kind_does() -> None:
