@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import AsyncExitStack
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, Protocol
 
 import anyio
@@ -59,8 +59,6 @@ MOST_POOLS = 8
 """Most tenant pools. Each has its own template, of some 60 MB."""
 MOST_KEYS = 1000
 """Size of the cache from a principal's grants to its pool, which every call looks up."""
-DOORS = ("mounts", "network", "devices", "variables", "secrets", "attach")
-"""Fields of the settings that contain grants."""
 
 
 class HttpApp(Protocol):
@@ -100,35 +98,32 @@ class HttpApp(Protocol):
         """Answer a request."""
 
 
+def _grants(settings: Settings) -> dict[str, list[tuple[str, Any]]]:
+    """Return the name and value of each grant, by field of the settings."""
+    return {
+        "mounts": [(f"mount:{each.guest}", each) for each in settings.mounts],
+        "network": [("network", each) for each in settings.network],
+        "devices": [(f"device:{each}", each) for each in settings.devices],
+        "variables": [(f"env:{each.name}", each) for each in settings.variables],
+        "secrets": [(f"secret:{each.name}", each) for each in settings.secrets],
+        "attach": [("attach", each) for each in settings.attach],
+    }
+
+
+def grant_names(settings: Settings, doors: Sequence[str] = ("*",)) -> frozenset[str]:
+    """Return the names of the grants of a principal that this server has; see `Principal.doors`."""
+    names = frozenset(name for pairs in _grants(settings).values() for name, _ in pairs)
+    return names if "*" in doors else names.intersection(doors)
+
+
 def granted(settings: Settings, doors: Sequence[str]) -> Settings:
     """Return the settings restricted to the grants of a principal; see `Principal.doors`."""
-    if "*" in doors:
-        return settings
-    named = frozenset(doors)
-    return replace(
-        settings,
-        mounts=tuple(each for each in settings.mounts if f"mount:{each.guest}" in named),
-        network=settings.network if "network" in named else (),
-        devices=tuple(each for each in settings.devices if f"device:{each}" in named),
-        variables=tuple(each for each in settings.variables if f"env:{each.name}" in named),
-        secrets=tuple(each for each in settings.secrets if f"secret:{each.name}" in named),
-        attach=settings.attach if "attach" in named else (),
-    )
-
-
-def grant_names(settings: Settings) -> frozenset[str]:
-    """Return the names that a row of the tokens file may give to the grants of a server."""
-    return frozenset(
-        {
-            "*",
-            *(f"mount:{each.guest}" for each in settings.mounts),
-            *(["network"] if settings.network else []),
-            *(["attach"] if settings.attach else []),
-            *(f"device:{each}" for each in settings.devices),
-            *(f"env:{each.name}" for each in settings.variables),
-            *(f"secret:{each.name}" for each in settings.secrets),
-        }
-    )
+    named = grant_names(settings, doors)
+    kept: dict[str, Any] = {
+        field: tuple(value for name, value in pairs if name in named)
+        for field, pairs in _grants(settings).items()
+    }
+    return replace(settings, **kept)
 
 
 def warn_of_unknown_grants(settings: Settings, named: Mapping[str, str]) -> None:
@@ -138,12 +133,12 @@ def warn_of_unknown_grants(settings: Settings, named: Mapping[str, str]) -> None
     """
     known = grant_names(settings)
     for door, row in sorted(named.items()):
-        if door not in known:
+        if door not in {"*", *known}:
             logger.warning(
                 "%s of the tokens file names the door %s, which this server does not have: %s",
                 row,
                 door,
-                "it has " + ", ".join(sorted(known - {"*"})) if known != {"*"} else "it has none",
+                "it has " + ", ".join(sorted(known)) if known else "it has none",
             )
 
 
@@ -171,8 +166,8 @@ class TenantPools:
         self.shared = SharedContext(settings, sandbox)
         self.audit, self.meters = self.shared.audit, self.shared.meters
         self.pools: list[TenantPool] = []
-        self._by_grants: dict[tuple[Any, ...], TenantPool] = {}
-        self._key = lru_cache(MOST_KEYS)(self._key_of)
+        self._by_grants: dict[frozenset[str], TenantPool] = {}
+        self._key = lru_cache(MOST_KEYS)(partial(grant_names, settings))
         self._pool_of_principal: dict[str, TenantPool] = {}
         self._building = anyio.Lock()
         self._stopping = anyio.Event()
@@ -218,10 +213,6 @@ class TenantPools:
                 logger.warning("the doors of a principal are others now: its sessions are ended")
                 before.context.manager.dismiss(who.name)
         return pool
-
-    def _key_of(self, doors: tuple[str, ...]) -> tuple[Any, ...]:
-        found = granted(self._settings, doors)
-        return tuple(getattr(found, name) for name in DOORS)
 
     async def _pool_for(self, doors: tuple[str, ...]) -> TenantPool:
         async with self._building:

@@ -45,7 +45,7 @@ from kernel_mcp.sessions.reaper import Reaper
 from kernel_mcp.start import prepare_process, proven
 from kernel_mcp.telemetry.logs import log_to_stderr
 from kernel_mcp.tools.local import LocalCalls
-from kernel_mcp.web import DOORS, granted
+from kernel_mcp.web import grant_names
 
 logger = logging.getLogger(__name__)
 
@@ -368,8 +368,7 @@ class Node:
 
 def _has_all_grants(settings: Settings, doors: tuple[str, ...]) -> bool:
     """Return True if `doors` names all grants of the node, which its sessions can use."""
-    may = granted(settings, doors)
-    return all(getattr(may, name) == getattr(settings, name) for name in DOORS)
+    return grant_names(settings, doors) == grant_names(settings)
 
 
 def _actor_of(ray: Any, node: str) -> Any:
