@@ -103,10 +103,6 @@ class SharedStore(SessionStore):
     def _entry(self, key: SessionKey, lock: int) -> StoreEntry:
         return _SharedEntry(self, key, lock)
 
-    def knows(self, handle: str) -> VersionedRow | None:
-        """Return the last written row of a session of this node; None for any other session."""
-        return self._known.get(handle)
-
     def open_row(self, row: SessionRow) -> None:
         """Add the row of a new session. Raises Overtaken if its name was taken meanwhile."""
         self._known[row.handle] = self.table.open(row)

@@ -172,7 +172,7 @@ class ProxyServer:
         with open(fds[0], "rb") as file:
             trust = file.read().decode("ascii")  # a codec that is always loaded
         self._terminations = Terminations([Secret(*each) for each in secrets], trust, authority)
-        self._send(self._terminations.authority)
+        self._send(self._terminations.authority.saved)
 
     def _termination_of(self, host: str) -> Termination | None:
         return None if self._terminations is None else self._terminations.of(host)

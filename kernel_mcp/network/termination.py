@@ -156,16 +156,19 @@ def _reason_text(reason: Exception) -> str:
 
 
 class Terminations:
-    """Terminations of all hosts with secrets. `trust` is the CA bundle for real hosts, as PEM."""
+    """Terminations of all hosts with secrets. `trust` is the CA bundle for real hosts, as PEM.
+
+    Kernels have to trust the `authority`.
+    """
 
     def __init__(
         self, secrets: Sequence[Secret], trust: str, saved: Mapping[str, str] | None = None
     ) -> None:
-        """Create the terminations, with `saved`, the `authority` of an earlier proxy, if any.
+        """Create the terminations, with the `saved` authority of an earlier proxy, if any.
 
         Raises ssl.SSLError if `trust` contains no valid certificate.
         """
-        self._authority = Authority([each.host for each in secrets], saved)
+        self.authority = Authority([each.host for each in secrets], saved)
         self._secrets = {
             host: [each for each in secrets if each.host == host]
             for host in {each.host for each in secrets}
@@ -173,19 +176,9 @@ class Terminations:
         self._forms = {host: SearchForms(found) for host, found in self._secrets.items()}
         self._trust = ssl.create_default_context(cadata=trust)
 
-    @property
-    def certificate(self) -> str:
-        """The CA certificate that kernels have to trust, as PEM."""
-        return self._authority.certificate
-
-    @property
-    def authority(self) -> dict[str, str]:
-        """`certificate` and `key` of the authority as PEM, for the proxy that replaces this one."""
-        return self._authority.saved
-
     def of(self, host: str) -> Termination | None:
         """Return the termination for `host`, or None if there is no secret for it."""
         if host not in self._secrets:
             return None
-        serving = self._authority.context(host)
+        serving = self.authority.context(host)
         return Termination(host, self._secrets[host], serving, self._trust, self._forms[host])

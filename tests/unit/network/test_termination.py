@@ -84,7 +84,7 @@ class World:
     def connected(self, trusted: str = "") -> Iterator[HTTPSConnection]:
         """A client of Python's own with a connection through a termination."""
         with self.tunnelled() as ours:
-            trusted = trusted or self.terminations.certificate
+            trusted = trusted or self.terminations.authority.certificate
             context = ssl.create_default_context(cadata=trusted)
             client = HTTPSConnection(NAME, context=context)
             client.sock = context.wrap_socket(ours.dup(), server_hostname=NAME)
@@ -258,7 +258,7 @@ async def test_a_session_that_says_nothing_more_gets_its_answer(world: World, by
         loop = asyncio.get_running_loop()
         ours.setblocking(False)
         wire = SocketStream(ours.dup(), StepQueue(loop), ConnectionDeadline(loop))
-        trust = ssl.create_default_context(cadata=world.terminations.certificate)
+        trust = ssl.create_default_context(cadata=world.terminations.authority.certificate)
         tls = Tls(wire, trust, NAME)
         await tls.begin()
         await tls.write(f"GET /large HTTP/1.1\r\nHost: {NAME}\r\n\r\n".encode())
@@ -287,7 +287,7 @@ def test_it_is_put_into_https_on_443_and_on_ports_that_are_named_with_the_host(
     world: World, rules: str, port: int, filled: bool
 ) -> None:
     there = replace(world, rules=rules, port=port, records=Told())
-    with there.connected(trusted=world.terminations.certificate + world.real) as client:
+    with there.connected(trusted=world.terminations.authority.certificate + world.real) as client:
         client.request("GET", "/length", headers={**BEARER, "Host": f"{NAME}:{port}"})
         digest = json.loads(client.getresponse().read())["digest"]
     sent = f"Bearer {VALUE if filled else HELD}"
