@@ -17,7 +17,8 @@ import anyio
 from mcp_types import ResourceTemplate
 from mcp_types import Tool as Definition
 
-from kernel_mcp.config.settings import OPTIONS, Option
+from kernel_mcp.config.options import Option
+from kernel_mcp.config.settings import OPTIONS
 from tests import proof
 from tests.unit.tools.served import served
 

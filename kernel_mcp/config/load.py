@@ -24,18 +24,10 @@ from kernel_mcp import __version__, extensions
 from kernel_mcp.config.attachments import Attachment, attachments
 from kernel_mcp.config.mounts import Mount, mounts
 from kernel_mcp.config.narrowing import never
+from kernel_mcp.config.options import ENV_PREFIX, IgnoredKeys, Option, variable_of
 from kernel_mcp.config.requirements import entries, python
 from kernel_mcp.config.secrets import EnvVariable, HeaderSecret, header_secrets, variables
-from kernel_mcp.config.settings import (
-    ENV_PREFIX,
-    OPTIONS,
-    TOOL_GROUPS,
-    IgnoredKeys,
-    Limits,
-    Option,
-    Settings,
-    variable_of,
-)
+from kernel_mcp.config.settings import OPTIONS, TOOL_GROUPS, Limits, Settings
 from kernel_mcp.config.values import close_to, devices, hosts, parse_toml, places
 from kernel_mcp.errors import ConfigError
 from kernel_mcp.linux import gpus

@@ -8,25 +8,22 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import shlex
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from kernel_mcp import extensions
 from kernel_mcp.config.attachments import Attachment, attachments
 from kernel_mcp.config.mounts import Mount, mounts
 from kernel_mcp.config.narrowing import (
-    Narrows,
     among,
     fewer_hosts,
-    never,
     no_further,
     no_more,
     no_more_or_unlimited,
     only_off,
     only_on,
 )
+from kernel_mcp.config.options import IgnoredKeys, Option, flag
 from kernel_mcp.config.persist import Persist, persist, persists_less
 from kernel_mcp.config.quotas import Quotas, quotas
 from kernel_mcp.config.requirements import entries, python
@@ -51,7 +48,6 @@ from kernel_mcp.linux.gpus import LIBRARY_PATH
 from kernel_mcp.records import dataclass
 from kernel_mcp.units import MIB, count, duration, idle_duration, limit_duration, number, size
 
-ENV_PREFIX = "KERNEL_MCP_"
 PROFILES = ("strict", "guarded", "default", "data")
 """Profiles, the strictest first."""
 SANDBOXES = ("auto", "bwrap", "landlock", "container", "none")
@@ -76,62 +72,6 @@ _HTTP = "Serving over HTTP"
 _FLEET = "Many machines"
 
 
-@dataclass(frozen=True, slots=True)
-class Option:
-    """One setting: its name, its reader and its text in `--help` and docs/flags.md.
-
-    `default` is the text that `read` turns into the default or, with `in_words`, a description of
-    it. `narrows` is the rule for values from a file in the current folder that no flag names. Such
-    a value is accepted only if it permits no more than the operator's.
-    """
-
-    name: str
-    read: Callable[[Any], object]
-    group: str
-    metavar: str
-    default: str
-    help: str
-    narrows: Narrows
-    in_words: bool
-    field: str = ""
-
-    @property
-    def flag(self) -> str:
-        return f"--{self.name}"
-
-    @property
-    def variable(self) -> str:
-        """The environment variable."""
-        return variable_of(self.name)
-
-
-def variable_of(name: str) -> str:
-    """Return the name of a setting's environment variable."""
-    return ENV_PREFIX + name.upper().replace("-", "_")
-
-
-_UNSET = object()
-
-
-def _flag(
-    name: str,
-    read: Callable[[Any], object],
-    group: str,
-    metavar: str,
-    default: str,
-    help: str,  # noqa: A002  # argparse calls it so
-    *,
-    value: object = _UNSET,
-    narrows: Narrows = never,
-) -> Any:
-    """Return a dataclass field with a flag; its default is `value`, else `read(default)`."""
-    in_words = value is not _UNSET
-    option = Option(name, read, group, metavar, default, help, narrows, in_words)
-    return dataclasses.field(
-        default=value if in_words else read(default), metadata={"option": option}
-    )
-
-
 # fmt: off
 @dataclass(frozen=True, slots=True)
 class Limits:
@@ -142,29 +82,29 @@ class Limits:
     address_space   False for no limit on a process's address space: GPU drivers map more than RAM
     """
 
-    memory_bytes: int = _flag(
+    memory_bytes: int = flag(
         "memory", memory, _USE, "SIZE", "2G",
         "memory of one session, and the most that one may ask for: more is a `MemoryError`, or the "
         "end of its kernel when its processes together go a fifth beyond",
         narrows=no_more_or_unlimited,
     )
-    cpu_seconds: float = _flag(
+    cpu_seconds: float = flag(
         "cpu", limit_duration, _USE, "SECONDS", "no limit",
         "processor time of one cell, all its threads and processes together, and the most that a "
         "session may ask for",
         value=0.0, narrows=no_more_or_unlimited,
     )
-    cpus: float = _flag(
+    cpus: float = flag(
         "cpus", number, _USE, "N", "2",
         "processors that one session may keep busy, such as 1.5, and the most that one may ask "
         "for; requires a cgroup (0 for no limit)",
         narrows=no_more_or_unlimited,
     )
-    pids: int = _flag(
+    pids: int = flag(
         "pids", processes, _USE, "N", "512", "processes and threads of one session",
         narrows=no_more_or_unlimited,
     )
-    disk_bytes: int = _flag(
+    disk_bytes: int = flag(
         "disk", size, _USE, "SIZE", "1G",
         "workspace folder of one session: a cell that goes beyond is interrupted, then killed",
         narrows=no_more_or_unlimited,
@@ -172,27 +112,6 @@ class Limits:
     tmp_bytes: int = 512 * MIB
     open_files: int = 4096
     address_space: bool = True
-
-
-@dataclass(frozen=True, slots=True)
-class IgnoredKeys:
-    """Keys that were ignored in a file in the current folder that no flag names.
-
-    Such a file may narrow what the operator permits, never widen it or name a path or a program.
-    """
-
-    file: Path
-    keys: tuple[str, ...]
-
-    def __str__(self) -> str:
-        it = "it" if len(self.keys) == 1 else "them"
-        flags = ", ".join(f"--{key}" for key in self.keys)
-        return (
-            f"{', '.join(self.keys)} in {self.file} ignored: a file that was found in the current "
-            "folder may narrow what code may do, but not widen it, nor choose places and programs. "
-            f"If you trust it, start the server with --config {shlex.quote(str(self.file))}; or "
-            f"set {it} yourself: {flags}."
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,14 +123,14 @@ class Settings:
     folder. `driver` is the folder of GPU libraries that the loader does not find by itself.
     """
 
-    allow: tuple[str, ...] = _flag(
+    allow: tuple[str, ...] = flag(
         "allow", entries, _IMPORTS, "NAMES", "the standard library alone",
         "packages installed for the kernels, and modules that `guarded` and `strict` let code "
         "import besides: a comma list, repeatable, versions allowed ('pandas>=2,<3'); '*' lifts "
         "the profile",
         value=(), narrows=among,
     )
-    profile: str = _flag(
+    profile: str = flag(
         "profile", choice(*PROFILES), _IMPORTS, "|".join(PROFILES), "default",
         "what code may do within the sandbox: `strict` (computing only, no files, no `eval`), "
         "`guarded` (a list of modules, no shell), `default` (the whole standard library, shell "
@@ -219,83 +138,83 @@ class Settings:
         "(the same, with numpy, pandas, matplotlib and more installed)",
         narrows=no_further(PROFILES),
     )
-    python: str = _flag(
+    python: str = flag(
         "python", python, _IMPORTS, "VERSION|PATH", "the server's own version",
         "Python of the kernels: a version from 3.10 to 3.15 or the path of an interpreter; the "
         "path of a virtual or conda environment (`./.venv`) has them use its packages, read-only",
         value="",
     )
-    requirements: Path | None = _flag(
+    requirements: Path | None = flag(
         "requirements", path, _IMPORTS, "FILE", "none",
         "install what this file lists for the kernels, besides `--allow`: names, versions, markers "
         "and hashes; wheels from the operator's index alone",
         value=None,
     )
-    project: Path | None = _flag(
+    project: Path | None = flag(
         "project", path, _IMPORTS, "DIR", "none",
         "install what DIR/uv.lock has for the project in DIR, without the project itself: wheels "
         "from the operator's index alone, by the hashes of the lock",
         value=None,
     )
-    allow_install: tuple[str, ...] = _flag(
+    allow_install: tuple[str, ...] = flag(
         "allow-install", entries, _INSTALLS, "NAMES", "those of `--allow`",
         "packages agents may add with `install`, `create_session` and `run_script`, with versions "
         "if wanted: a comma list, repeatable, '*' permits all; code may import what was added",
         value=(), narrows=among,
     )
-    index_url: str = _flag(
+    index_url: str = flag(
         "index-url", url, _INSTALLS, "URL", "that of uv",
         "package index for environments and installs", value="",
     )
-    find_links: tuple[str, ...] = _flag(
+    find_links: tuple[str, ...] = flag(
         "find-links", places, _INSTALLS, "DIR|URL", "nowhere else",
         "also look for wheels here; repeatable", value=(),
     )
-    offline: bool = _flag(
+    offline: bool = flag(
         "offline", switch, _INSTALLS, "", "off",
         "download nothing: only cached packages are available", narrows=only_on,
     )
-    uv: Path | None = _flag(
+    uv: Path | None = flag(
         "uv", path, _INSTALLS, "PATH", "the one installed with the server",
         "the uv program that builds environments and installs", value=None,
     )
-    allow_source_builds: bool = _flag(
+    allow_source_builds: bool = flag(
         "allow-source-builds", switch, _INSTALLS, "", "off",
         "let `install` build packages that have no wheel, in a sandbox with network",
         narrows=only_off,
     )
-    install_bytes: int = _flag(
+    install_bytes: int = flag(
         "install-size", size, _INSTALLS, "SIZE", "2G",
         "disk space of the packages that one session adds, downloaded or unpacked, by `install`, "
         "`create_session` or `run_script`",
         narrows=no_more_or_unlimited,
     )
     limits: Limits = dataclasses.field(default_factory=Limits)
-    timeout_s: float = _flag(
+    timeout_s: float = flag(
         "timeout", duration, _TIMES, "TIME", "10m",
         "limit of a cell whose call names none: it is interrupted, then its kernel is killed",
         narrows=no_more,
     )
-    max_timeout_s: float = _flag(
+    max_timeout_s: float = flag(
         "max-timeout", duration, _TIMES, "TIME", "1h, or `--timeout` where that is set",
         "longest limit that a call or a session may ask for; `--timeout` is never above it",
         value=3600.0, narrows=no_more,
     )
-    wait_s: float = _flag(
+    wait_s: float = flag(
         "wait", duration, _TIMES, "TIME", "50s",
         "answer `running` after this long and let the cell go on", narrows=no_more,
     )
-    grace_s: float = _flag(
+    grace_s: float = flag(
         "grace", duration, _TIMES, "TIME", "3s",
         "from the interrupt of a cell to the kill of its kernel", narrows=no_more,
     )
-    idle_timeout_s: float = _flag(
+    idle_timeout_s: float = flag(
         "idle-timeout", idle_duration, _TIMES, "TIME", "1h",
         "hibernate a session that did nothing for this long and would lose nothing: its variables "
         "go to disk and come back with its next cell; `never` keeps it as it is",
         narrows=no_more,
     )
-    mounts: tuple[Mount, ...] = _flag(
+    mounts: tuple[Mount, ...] = flag(
         "mount", mounts, _DOORS, "HOST[:GUEST][:ro|rw][:strict]", "none",
         "show this folder or file of the host to all sessions, at the same path or at GUEST; `rw` "
         "lets them change it. Known secrets in it are covered (SECURITY.md has the list), with "
@@ -303,100 +222,100 @@ class Settings:
         "repeatable",
         value=(),
     )
-    network: tuple[str, ...] = _flag(
+    network: tuple[str, ...] = flag(
         "network", hosts, _DOORS, "none|LIST|'*'", "none",
         "where code may connect, by HTTP and TLS: names, `*.example.com`, or '*' for all public "
         "addresses, on ports 80 and 443; `HOST:PORT` for any protocol, as of a database; a comma "
         "list, repeatable. A session may ask for less",
         narrows=fewer_hosts,
     )
-    devices: tuple[Path, ...] = _flag(
+    devices: tuple[Path, ...] = flag(
         "device", devices, _DOORS, "PATH", "none",
         "let code use this character device of the host, such as a GPU's; memory is limited by the "
         "control group alone then; repeatable",
         value=(),
     )
-    gpu: bool = _flag(
+    gpu: bool = flag(
         "gpu", switch, _DOORS, "", "off",
         "let code use the NVIDIA GPUs of this machine: their devices, as by `--device`, and their "
         "driver's libraries; the server does not start where there are none",
     )
-    variables: tuple[EnvVariable, ...] = _flag(
+    variables: tuple[EnvVariable, ...] = flag(
         "env", variables, _DOORS, "NAME[=VALUE]", "none",
         "let code find this variable in `os.environ`, without VALUE as the server has it; its "
         "value is masked in outputs, which is a courtesy and no boundary; repeatable",
         value=(),
     )
-    secrets: tuple[HeaderSecret, ...] = _flag(
+    secrets: tuple[HeaderSecret, ...] = flag(
         "secret", header_secrets, _DOORS, "NAME@HOST[:HEADER]", "none",
         "let code use the server's environment variable NAME in that header (`Authorization`) of "
         "HTTPS requests to HOST, which it may then connect to, and never read it: it sees a "
         "placeholder, which a proxy replaces; a comma list, repeatable",
         value=(),
     )
-    attach: tuple[Attachment, ...] = _flag(
+    attach: tuple[Attachment, ...] = flag(
         "attach", attachments, _DOORS, "FILE|URL", "none",
         "let `create_session(attach=...)` join this running kernel (its connection file), or those "
         "of this Jupyter server (`http://localhost:8888/?token=...`): what runs there runs outside "
         "the sandbox, with all rights of that kernel's user; repeatable",
         value=(),
     )
-    workspace: Path | None = _flag(
+    workspace: Path | None = flag(
         "workspace", path, _PLACES, "DIR", "a private folder, removed with the server",
         "keep the files of sessions in folders of their names below DIR, those of the default "
         "session in `DIR/default`; a session of that name finds them again",
         value=None,
     )
-    cache_dir: Path | None = _flag(
+    cache_dir: Path | None = flag(
         "cache-dir", path, _PLACES, "DIR", "the user's cache folder, or one in /var/tmp",
         "keep kernel environments and downloads here", value=None,
     )
-    cache_bytes: int = _flag(
+    cache_bytes: int = flag(
         "cache-size", size, _PLACES, "SIZE", "10G",
         "disk space of environments made for agents and of downloads, also of any one environment: "
         "beyond it the longest unused go, as they do after 30 days",
     )
-    state_dir: Path | None = _flag(
+    state_dir: Path | None = flag(
         "state-dir", path, _PLACES, "DIR", "a folder of yours in /var/tmp",
         "sockets, logs and private files of running servers (at most 49 characters)", value=None,
     )
-    persist: Persist | None = _flag(
+    persist: Persist | None = flag(
         "persist", persist, _PLACES, "SIZE,TIME|off", "2G,7d",
         "keep sessions in the folder for state, so that a server that starts in the same working "
         "folder goes on with them: so much of all of them, so long after their last use",
         narrows=persists_less,
     )
-    sandbox: tuple[str, ...] = _flag(
+    sandbox: tuple[str, ...] = flag(
         "sandbox", choices_in_order(SANDBOXES, CHAINED, extensions.SANDBOXES), _SERVER,
         "|".join(SANDBOXES), "auto",
         "how kernels are confined: `auto` is `bwrap`; `bwrap,landlock` takes the first of them "
         "that works (landlock has gaps, see `kernel-mcp doctor`); `none` is no boundary at all: "
         "code may do all that you may",
     )
-    container_engine: str = _flag(
+    container_engine: str = flag(
         "container-engine", choice(*ENGINES), _SERVER, "|".join(ENGINES), "auto",
         "what runs the kernels of `--sandbox container`; `auto` prefers podman",
     )
-    container_image: str = _flag(
+    container_image: str = flag(
         "container-image", word, _SERVER, "NAME", "kernel-mcp",
         "image that those kernels run in; `kernel-mcp image build` makes it",
     )
-    container_runtime: str = _flag(
+    container_runtime: str = flag(
         "container-runtime", word, _SERVER, "NAME", "that of the engine",
         "OCI runtime of their containers, such as `runc`, `crun` or `runsc`", value="",
     )
-    no_template: bool = _flag(
+    no_template: bool = flag(
         "no-template", switch, _SERVER, "", "off",
         "start every kernel cold instead of forking it from a process that has imported everything",
     )
-    checkpoints: str = _flag(
+    checkpoints: str = flag(
         "checkpoints", choice(*CHECKPOINTS), _SERVER, "|".join(CHECKPOINTS), "auto",
         "copies of kernels by fork, to which a session goes back when its kernel dies, for `undo` "
         "and `branch`: `auto` makes one in a pause, or when it costs less than 5 % of the work it "
         "protects; `always` makes one after every cell; requires a template",
         narrows=no_further(CHECKPOINTS),
     )
-    tools: tuple[str, ...] = _flag(
+    tools: tuple[str, ...] = flag(
         "tools", some_of(*TOOL_GROUPS, group=extensions.TOOLS), _SERVER,
         "GROUPS", ",".join(TOOL_GROUPS),
         "tools that clients see: `core` runs code and keeps sessions, `packages` has `install` and "
@@ -404,113 +323,113 @@ class Settings:
         "`undo`, `branch` and `adopt`, `notebooks` opens, edits and runs `.ipynb` files",
         narrows=among,
     )
-    max_output: int = _flag(
+    max_output: int = flag(
         "max-output", characters, _SERVER, "CHARS", "30000",
         "text of one answer; what is left out is counted and can be read on", narrows=no_more,
     )
-    audit_log: Path | None = _flag(
+    audit_log: Path | None = flag(
         "audit-log", path, _SERVER, "FILE", "none kept",
         "add a JSON line to FILE for every session, cell, install, file, refusal, kill, "
         "checkpoint, undo, branch and hibernation",
         value=None,
     )
-    max_sessions: int = _flag(
+    max_sessions: int = flag(
         "max-sessions", count, _SERVER, "N", "16",
         "sessions with a kernel at once; one more, and the longest idle one hibernates",
         narrows=no_more,
     )
-    hibernate_sessions: int = _flag(
+    hibernate_sessions: int = flag(
         "hibernate-sessions", count, _SERVER, "N", "64",
         "hibernated sessions kept, the newest; 0 ends idle sessions instead", narrows=no_more,
     )
-    hibernate_bytes: int = _flag(
+    hibernate_bytes: int = flag(
         "hibernate-size", size, _SERVER, "SIZE", "256M",
         "variables of one hibernated session, or as much as `--persist` leaves one that is kept, "
         "if that is more; what does not fit is lost",
         narrows=no_more_or_unlimited,
     )
-    hibernate_total_bytes: int = _flag(
+    hibernate_total_bytes: int = flag(
         "hibernate-disk", size, _SERVER, "SIZE", "2G",
         "variables of all hibernated sessions; the oldest sessions are dropped beyond it. Those "
         "that are kept have a bound of their own: this one, or `--persist`, if that is more",
         narrows=no_more_or_unlimited,
     )
-    warm: int = _flag(
+    warm: int = flag(
         "warm", count, _SERVER, "N", "2",
         "kernels started ahead, so that a new session has one at once; one until a second session "
         "begins, 0 for none",
         narrows=no_more,
     )
-    log_level: str = _flag(
+    log_level: str = flag(
         "log-level", choice(*LOG_LEVELS), _SERVER, "|".join(LOG_LEVELS), "warning",
         "what goes to stderr",
     )
-    log_format: str = _flag(
+    log_format: str = flag(
         "log-format", choice(*LOG_FORMATS), _SERVER, "|".join(LOG_FORMATS), "text",
         "lines of the log: `json` has an object each, with the ids of request and session",
     )
-    http: tuple[str, int] | None = _flag(
+    http: tuple[str, int] | None = flag(
         "http", address, _HTTP, "HOST:PORT", "stdin and stdout",
         "serve streamable HTTP at `/mcp` instead, with a token that is made at the start and "
         "printed unless `--tokens` or `--issuer` say who may call",
         value=None,
     )
-    tokens: Path | None = _flag(
+    tokens: Path | None = flag(
         "tokens", path, _HTTP, "FILE", "none",
         "principals and the hashes of their tokens, which `kernel-mcp token add` writes; read "
         "again when it changes",
         value=None,
     )
-    issuer: str = _flag(
+    issuer: str = flag(
         "issuer", url, _HTTP, "URL", "none",
         "take access tokens (JWT) of this OAuth 2.1 authorization server; `--public-url` is their "
         "audience",
         value="",
     )
-    no_auth: bool = _flag(
+    no_auth: bool = flag(
         "no-auth", switch, _HTTP, "", "off",
         "serve everyone who connects: on loopback alone, and without mounts, network, devices, "
         "variables, secrets and attached kernels",
     )
-    public_url: str = _flag(
+    public_url: str = flag(
         "public-url", url, _HTTP, "URL", "that of `--http`",
         "where clients reach the server, such as behind a proxy: its host is allowed, links and "
         "metadata begin with it",
         value="",
     )
-    proxies: tuple[str, ...] = _flag(
+    proxies: tuple[str, ...] = flag(
         "trusted-proxy", hosts, _HTTP, "ADDRESSES", "none",
         "believe `X-Forwarded-For` and `X-Forwarded-Proto` of these proxies: addresses or "
         "networks; a comma list, repeatable",
         value=(),
     )
-    quotas: Quotas = _flag(
+    quotas: Quotas = flag(
         "quota", quotas, _HTTP, "NAME=N,...", "those of the server",
         "what one principal may use: `sessions`, `asleep`, `memory`, `disk`, `cpu` (processors), "
         "`cells` at once, `rate` (calls a second), `body` (bytes of requests at once); a row of "
         "`--tokens` has its own",
         value=Quotas(),
     )
-    sse: bool = _flag(
+    sse: bool = flag(
         "sse", switch, _HTTP, "", "off",
         "also serve the old HTTP+SSE transport at `/sse`, whose messages have at most 1 MiB",
     )
-    drain_s: float = _flag(
+    drain_s: float = flag(
         "drain", duration, _HTTP, "TIME", "20s",
         "how long an end by SIGTERM takes at most: calls that run are answered, or told before it "
         "is over that the server stops",
     )
-    fleet: str = _flag(
+    fleet: str = flag(
         "fleet", word, _FLEET, "HOST:PORT", "none: sessions are on this machine",
         "serve the sessions of a fleet, the Ray cluster whose head has this address; its nodes "
         "have the settings of sessions",
         value="",
     )
-    fleet_place: str = _flag(
+    fleet_place: str = flag(
         "fleet-place", word, _FLEET, "IP", "the one that Ray finds",
         "this machine's address in that cluster, where it has several", value="",
     )
-    fleet_store: str = _flag(
+    fleet_store: str = flag(
         "fleet-store", word, _FLEET, "DIR|URL", "none",
         "where the nodes of a fleet save their sessions for each other: a folder that all of them "
         "have mounted, or an object store that fsspec knows",

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from kernel_mcp.config.mounts import Mount
+from kernel_mcp.config.options import IgnoredKeys
 from kernel_mcp.config.secrets import EnvVariable, HeaderSecret
-from kernel_mcp.config.settings import IgnoredKeys, Settings
+from kernel_mcp.config.settings import Settings
 from kernel_mcp.instructions import instructions
 from kernel_mcp.sandbox.base import SandboxReport
 from kernel_mcp.sandbox.landlock import landlock_report

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from kernel_mcp.config.load import load, settings_parser
-from kernel_mcp.config.settings import OPTIONS, Limits, Option, Settings
+from kernel_mcp.config.options import Option
+from kernel_mcp.config.settings import OPTIONS, Limits, Settings
 from kernel_mcp.errors import ConfigError
 
 FIXED = {"limits", "driver", "file", "ignored_keys", "tmp_bytes", "open_files", "address_space"}
