@@ -30,7 +30,7 @@ from kernel_specs.restricted.console import tracebacks
 from kernel_specs.restricted.console.iopub import IOPubPublisher
 from kernel_specs.restricted.console.streams import Console, CStdout
 from kernel_specs.restricted.console.tracebacks import forgetting
-from kernel_specs.restricted.hibernation.snapshot import SnapshotRequests
+from kernel_specs.restricted.hibernation.requests import SnapshotRequests
 from kernel_specs.restricted.interrupts import InterruptGate
 from kernel_specs.restricted.service import ServiceThread
 from kernel_specs.restricted.shell import Shell

@@ -1,4 +1,8 @@
-"""Reductions of objects whose own pickling loses a part: that part is added, or reported."""
+"""Functions that rebuild objects from a dump, and reductions of dict views and of classes.
+
+Dumps name the functions `make_…`, `set_…`, `the_…` and `import_module`, so these stay in this
+module.
+"""
 
 # torch is a package of the session, which the kernel may not have.
 # mypy: disable-error-code="import-not-found, unused-ignore"
@@ -7,56 +11,28 @@ from __future__ import annotations
 
 import builtins
 import contextlib
-import copyreg
 import enum
 import gc
 import logging
 import operator
-import pickle
 import sys
 import types
 from collections import OrderedDict, defaultdict, deque
-from collections.abc import Callable, Iterable, Mapping
-from functools import partial
+from collections.abc import Callable
 from typing import Any
 
-from kernel_specs.restricted.console.streams import standard_name
-from kernel_specs.restricted.hibernation.arrays import (
-    COPIED,
-    MemoryRanges,
-    attributes_of,
-    set_attributes,
-)
-from kernel_specs.restricted.hibernation.attempt_limits import CannotKeepError, module_of
+from kernel_specs.restricted.hibernation.arrays import set_attributes
 from kernel_specs.restricted.policy.guard import CELL_PREFIX
 
-IMPORT = compile("__import__(name)", f"{CELL_PREFIX}hibernation>", "eval")
-
-NO_TRACEBACK = "an exception without its traceback"
-NO_HANDLERS = "a logger without its handlers and filters"
-NO_GRAPH = "a tensor without the graph of its gradient"
-ALIASED = "its __dict__ is a copy in other variables now"
-OVER_A_COPY = "it iterates over a copy now"
-EMPTY_CACHE = "its cache starts empty"
-PLAIN_SCALAR = "a plain scalar of numpy now"
-SOME_GLOBALS = "has only those of its globals that functions name"
-BY_NAME = "an object that is pickled by its name"
-MODULES = {"duckdb": "its default connection starts empty"}
-"""Modules with state that users regard as theirs, and how it changes by loading."""
-
+_IMPORT = compile("__import__(name)", f"{CELL_PREFIX}hibernation>", "eval")
 _MAPPINGS: tuple[dict[str, int], ...] = ({}, OrderedDict())
 _VIEWS = ("keys", "values", "items")
 _DICT_VIEWS: dict[type, str] = {
     type(getattr(made, name)()): name for made in _MAPPINGS for name in _VIEWS
 }
 _DICT_ITERATORS: dict[type, str] = {type(iter(getattr({}, name)())): name for name in _VIEWS}
-_ORDERED_ITERATOR: type = type(iter(OrderedDict()))
-_FRAMES = ("NDFrame", "Index")
-"""Classes of pandas to whose instances code can add attributes."""
-_HEAP_TYPE = 1 << 9
-"""Py_TPFLAGS_HEAPTYPE: set for every class of Python code."""
 _BUILT_HOOKS = ("__prepare__", "__new__", "__init__", "__call__")
-_CONTAINERS: dict[type, tuple[tuple[str, ...], Callable[..., Any], Callable[..., Any]]] = {
+CONTAINERS: dict[type, tuple[tuple[str, ...], Callable[..., Any], Callable[..., Any]]] = {
     OrderedDict: (("__setitem__", "items"), OrderedDict.items, OrderedDict.__setitem__),
     defaultdict: (("__setitem__", "items"), dict.items, dict.__setitem__),
     dict: (("__setitem__", "items"), dict.items, dict.__setitem__),
@@ -64,278 +40,14 @@ _CONTAINERS: dict[type, tuple[tuple[str, ...], Callable[..., Any], Callable[...,
     deque: (("append", "extend", "__iter__"), deque.__iter__, deque.append),
 }
 """Containers, the methods that pickle calls of their subclasses, and their own to read and add."""
-_LOGGER = frozenset(vars(logging.getLogger(__name__)))
-"""The attributes of every logger."""
-BY_IDENTITY: tuple[Any, ...] = (None, object.__hash__)
-"""Values of `__hash__` of classes whose objects are compared by identity."""
-_DICT_OF = vars(types.ModuleType)["__dict__"].__get__
-"""`vars` of a module, even if its class overrides `__dict__`."""
-_PLAIN = (str, int, float, bool, bytes, type(None), list, tuple, dict, set, frozenset)
-"""Types of attributes that are saved although a library's own pickling drops them."""
-
-
-class _DictProbe:
-    """An object with a `__dict__` that nothing else references."""
-
-
-def _references(obj: Any) -> int:
-    return sys.getrefcount(obj.__dict__)
-
-
-_ALONE = _references(_DictProbe())
-"""sys.getrefcount of such a `__dict__`, in this version of Python."""
-
-
-class ObjectReducer:
-    """Reduces objects by kind; `changed` gets a reason for each that will not be equal."""
-
-    def __init__(self, changed: Callable[[str], None], memory: MemoryRanges, ways: Ways) -> None:
-        """`memory` and `ways` are those of the whole dump."""
-        self._changed = changed
-        self._memory = memory
-        self._ways = ways
-        self.special: dict[type, Callable[[Any], Any]] = {
-            logging.Logger: self._logger,
-            logging.RootLogger: self._logger,
-            types.MappingProxyType: _reduce_proxy,
-            **dict.fromkeys(_DICT_VIEWS, _reduce_dict_view),
-            **dict.fromkeys(_DICT_ITERATORS, _reduce_dict_iterator),
-            _ORDERED_ITERATOR: self._ordered_iterator,
-        }
-
-    def reduce(self, obj: Any) -> Any:
-        """Return a reduction with the parts that its own loses; NotImplemented if none are lost."""
-        kind = type(obj)
-        if (known := self._ways.get(kind)) is None:
-            known = self._ways[kind] = (_held_by_module(kind), _way(kind))
-        names, way = known
-        if names and (name := names.get(id(obj))) is not None:
-            return the_attribute, (kind.__module__, name)
-        return NotImplemented if way is None else way(self, obj)
-
-    def _owner(self, obj: Any) -> Any:
-        self._memory.add_owner(obj)
-        return NotImplemented
-
-    def _instance(self, obj: Any, container: type | None = None, is_guarded: bool = False) -> Any:
-        """Reduce an instance with a shared `__dict__`, and so that loading bypasses its methods.
-
-        Items of a `container` are read and added by that type's own methods. Pickle would use the
-        class's `__setattr__` for slots: `is_guarded` if it has one.
-        """
-        shares = type(obj).__dictoffset__ != 0 and self._has_shared_dict(obj)
-        if container is None and not shares and not is_guarded:
-            return NotImplemented
-        usual = obj.__reduce_ex__(5)
-        if isinstance(usual, str) or len(usual) > 5:
-            return NotImplemented
-        function, arguments, state, *items = (*usual, None, None, None)[:5]
-        own = None
-        if container is not None:
-            own, items = list(_CONTAINERS[container][1](obj)), [None, None]
-            state = state or attributes_of(obj, container)
-        everything = (state, shares and _has_usual_dict(type(obj)), container, own)
-        return function, arguments, everything, *items, set_instance_state
-
-    def _has_shared_dict(self, obj: Any) -> bool:
-        if sys.getrefcount(obj.__dict__) > _ALONE:
-            return not self._memory.is_alone(obj)
-        self._memory.add_alone(obj)
-        return False
-
-    def _ctypes(self, obj: Any) -> Any:
-        """Report ctypes objects that are parts, or lie in the memory, of others, as copies."""
-        kept = obj._objects
-        lent = kept.values() if isinstance(kept, dict) else (kept,)
-        if obj._b_base_ is not None or any(type(each) is memoryview for each in lent):
-            self._changed(COPIED)
-        return NotImplemented
-
-    def _arrow_buffer(self, buffer: Any) -> Any:
-        if self._memory.add_other(buffer.address, buffer.size):
-            self._changed(COPIED)
-        return NotImplemented
-
-    def _block(self, block: Any) -> Any:
-        """Reduce a pandas block with its own memory, which pandas copies if it has gaps.
-
-        Its `refs` are kept: they list other blocks on this memory, for copy-on-write.
-        """
-        usual = block.__reduce_ex__(5)
-        refs = getattr(block, "refs", None)  # from pandas 2.0 on
-        if refs is None or len(usual) != 2 or type(usual[1][0]) is not type(block.values):
-            return NotImplemented
-        function, (_, *others) = usual
-        return function, (block.values, *others), refs, None, None, set_block_refs
-
-    def _block_refs(self, refs: Any) -> Any:
-        return type(refs), ()
-
-    def _single_block(self, manager: Any) -> Any:
-        """Reduce the block manager of a series, which pandas pickles without its block."""
-        return type(manager), (manager.blocks[0], manager.axes[0])
-
-    def _tensor(self, tensor: Any) -> Any:
-        """Reduce a torch tensor with the gradient that it holds; report the loss of a graph."""
-        if tensor.grad_fn is not None:
-            self._changed(NO_GRAPH)
-        elif tensor.is_leaf and tensor.grad is not None:
-            usual = tensor.__reduce_ex__(5)
-            if len(usual) == 2:
-                return *usual, tensor.grad, None, None, set_gradient
-        return NotImplemented
-
-    def _untyped_storage(self, storage: Any) -> Any:
-        import torch
-
-        if storage.device.type != "cpu" or not storage.nbytes():
-            return NotImplemented
-        if self._memory.add_other(storage.data_ptr(), storage.nbytes()):
-            self._changed(COPIED)
-        flat = torch.empty(0, dtype=torch.uint8).set_(storage)
-        return make_storage, (pickle.PickleBuffer(flat.numpy()),)
-
-    def _typed_storage(self, storage: Any) -> Any:
-        if storage.device.type != "cpu" or not storage.nbytes():
-            return NotImplemented
-        return make_typed_storage, (storage._untyped_storage, storage.dtype)
-
-    def _callbacks(self, registry: Any) -> Any:
-        """Reduce a registry with the callbacks that matplotlib's own pickling drops."""
-        state = registry.__getstate__()
-        state["callbacks"] = {
-            signal: {number: call for number, proxy in calls.items() if (call := proxy())}
-            for signal, calls in registry.callbacks.items()
-        }
-        return copyreg.__newobj__, (type(registry),), state  # type: ignore[attr-defined]
-
-    def _with_attributes(self, obj: Any, below: type) -> Any:
-        if below is types.SimpleNamespace and self._has_shared_dict(obj):
-            self._changed(ALIASED)
-        attributes = attributes_of(obj, below)
-        top = module_of(below).partition(".")[0]
-        if is_foreign := top not in (*sys.stdlib_module_names, "numpy", "pandas"):
-            attributes = {k: v for k, v in attributes.items() if _is_plain_attribute(k, v)}
-        elif not type(obj).__flags__ & _HEAP_TYPE:
-            self._memory.add_owner(obj)
-        refs = None
-        if below.__name__ in _FRAMES:
-            refs = attributes.get("_references")  # from pandas 2.0 on
-            attributes = {k: v for k, v in attributes.items() if not k.startswith("_")}  # no caches
-        if module_of(below).startswith("numpy") and type(obj).__flags__ & _HEAP_TYPE:
-            self._changed(PLAIN_SCALAR)
-            return NotImplemented
-        usual = obj.__reduce_ex__(5) if attributes or refs is not None else ""
-        if isinstance(usual, str) or len(usual) > 5:
-            return NotImplemented
-        function, arguments, state, *items = (*usual, None, None, None, None)[:5]
-        if refs is not None:
-            return function, arguments, (state, attributes, refs), *items, set_index_state
-        known = state if isinstance(state, dict) else {}
-        if isinstance(state, tuple) and len(state) == 2:
-            known = {**(state[0] or {}), **(state[1] or {})} if type(state[1]) is dict else {}
-        more = {name: value for name, value in attributes.items() if name not in known}
-        if not more:
-            return usual if is_foreign else NotImplemented
-        setter = set_state_and_missing if is_foreign else set_state_and_attributes
-        return function, arguments, (state, more), *items, setter
-
-    def _exception(self, error: BaseException) -> Any:
-        kind = type(error)
-        if error.__traceback__ is not None:
-            self._changed(NO_TRACEBACK)
-        if self._has_shared_dict(error):
-            self._changed(ALIASED)
-        if own := _has_own_arguments(kind):
-            usual: Any = (make_exception, (kind, error.args), vars(error) or None)
-        else:
-            usual = error.__reduce_ex__(5)
-        members = _members(error)
-        if isinstance(usual, str) or (not members and not own):
-            return NotImplemented
-        function, arguments, state = (*usual, None)[:3]
-        return function, arguments, (state, members), None, None, set_exception_state
-
-    def _by_value(self, obj: Any) -> Any:
-        """Reduce by attributes an object that its class pickles by name and no module holds.
-
-        Another kernel has none of the notebook's names before they are loaded. Raises
-        CannotKeepError if that is impossible.
-        """
-        usual = obj.__reduce_ex__(5)
-        if not isinstance(usual, str):
-            return usual
-        if is_held(obj, usual):
-            return NotImplemented
-        if any(not base.__flags__ & _HEAP_TYPE for base in type(obj).__mro__[:-1]):
-            raise CannotKeepError(BY_NAME, obj)
-        made = copyreg.__newobj__, (type(obj),)  # type: ignore[attr-defined]
-        return *made, attributes_of(obj) or None, None, None, set_attributes
-
-    def _ordered_iterator(self, iterator: Any) -> Any:
-        """Report that an iterator over an `OrderedDict` is pickled with a copy of its items."""
-        usual = iterator.__reduce__()
-        if usual[1] != ([],):
-            self._changed(OVER_A_COPY)
-        return usual
-
-    def _logger(self, logger: logging.Logger) -> Any:
-        if logger.handlers or logger.filters:
-            self._changed(NO_HANDLERS)
-        more = {name: value for name, value in vars(logger).items() if name not in _LOGGER}
-        state = (logger.level, logger.propagate, logger.disabled, more)
-        name = None if logger is logger.root else logger.name
-        return logging.getLogger, (name,), state, None, None, set_logger_state
-
-    def _handler(self, handler: logging.Handler) -> Any:
-        """Reduce a handler of logging without its lock: the loaded one gets its own."""
-        usual: Any = handler.__reduce_ex__(5)
-        function, arguments, state = usual[:3]
-        if type(state) is not dict:  # it has slots, too
-            return NotImplemented
-        state = {name: value for name, value in state.items() if name != "lock"}
-        return function, arguments, state, None, None, set_handler_state
-
-
-Way = Callable[[ObjectReducer, Any], Any]
-Ways = dict[type, tuple[dict[int, str], Way | None]]
-"""By class: names by id of instances that its module holds, and the method that reduces others."""
-
-
-def _way(kind: type) -> Way | None:
-    """Return the method that reduces instances of a class; None to leave them to pickle."""
-    if issubclass(kind, BaseException):
-        return ObjectReducer._exception
-    if (own := _FOREIGN.get((module_of(kind), kind.__name__))) is not None:
-        return own
-    names = {f"{module_of(base)}.{base.__name__}" for base in kind.__mro__}
-    if "logging.Handler" in names and _has_usual_state(kind):
-        return ObjectReducer._handler
-    if "_ctypes._CData" in names:
-        return ObjectReducer._ctypes
-    if "torch.Tensor" in names:
-        return ObjectReducer._tensor
-    if "pandas._libs.internals.Block" in names:
-        return ObjectReducer._block
-    if (container := _overridden(kind)) is not None:
-        return partial(ObjectReducer._instance, container=container)
-    if (below := _reducing_base(kind)) is not None:
-        return partial(ObjectReducer._with_attributes, below=below)
-    if _is_python(_attribute(kind, "__setattr__")) and _has_usual_state(kind):
-        return partial(ObjectReducer._instance, is_guarded=True)
-    if _has_usual_dict(kind):
-        return ObjectReducer._instance
-    if _reduces_itself(kind):
-        return ObjectReducer._by_value
-    return ObjectReducer._owner if not kind.__flags__ & _HEAP_TYPE else None
 
 
 def import_module(name: str, submodules: list[str]) -> types.ModuleType:
     """Import as a cell would: the import policy applies. Raises ImportError."""
-    eval(IMPORT, {"__builtins__": builtins, "name": name})
+    eval(_IMPORT, {"__builtins__": builtins, "name": name})
     for submodule in submodules:
         with contextlib.suppress(ImportError):
-            eval(IMPORT, {"__builtins__": builtins, "name": submodule})
+            eval(_IMPORT, {"__builtins__": builtins, "name": submodule})
     return sys.modules[name]
 
 
@@ -366,7 +78,7 @@ def set_instance_state(obj: Any, everything: tuple[Any, bool, type | None, Any])
     """
     state, shares, container, items = everything
     if container is not None:
-        add = _CONTAINERS[container][2]
+        add = CONTAINERS[container][2]
         for item in items:
             add(obj, *(item if issubclass(container, dict) else (item,)))
     if not shares:
@@ -579,120 +291,12 @@ def _reduce_proxy(proxy: Any) -> Any:
     return types.MappingProxyType, (mapping,)
 
 
-def _members(error: BaseException) -> dict[str, Any]:
-    """Return an exception's chain, its members of builtin classes besides `args`, its slots."""
-    found: dict[str, Any] = {
-        name: value
-        for base in type(error).__mro__
-        if base.__module__ == builtins.__name__
-        for name, member in vars(base).items()
-        if type(member) is types.MemberDescriptorType
-        and name not in ("obj", "__suppress_context__")
-        and (value := getattr(error, name, None)) is not None
-    }
-    if isinstance(error, OSError):
-        found.clear()  # all of them are arguments
-    for name in ("__context__", "__cause__"):
-        if getattr(error, name) is not None:
-            found[name] = getattr(error, name)
-    if error.__suppress_context__:
-        found["__suppress_context__"] = True
-    below = next(base for base in type(error).__mro__ if base.__module__ == builtins.__name__)
-    own = vars(error)
-    return found | {k: v for k, v in attributes_of(error, below).items() if k not in own}
-
-
-def _has_own_arguments(kind: Any) -> bool:
-    """Return True if an exception has the default `__reduce__` and a Python `__init__`."""
-    usual = kind.__reduce__ is BaseException.__reduce__
-    return usual and type(kind.__init__) is types.FunctionType
-
-
 def _class_of(mapping: Any) -> type | None:
     """Return the class whose attributes are in this dict, or None."""
     for each in gc.get_referrers(mapping):
         if isinstance(each, type) and gc.get_referents(vars(each)) == [mapping]:
             return each
     return None
-
-
-def _held_by_module(kind: type) -> dict[int, str]:
-    """Return names by id of a library class's instances that its module holds."""
-    module = sys.modules.get(module_of(kind))
-    found = dict(vars(module)) if module is not None and _is_library(module) else {}
-    return {id(each): name for name, each in found.items() if type(each) is kind}
-
-
-def held_by_modules(values: Mapping[str, Any], namespace: dict[str, Any]) -> dict[str, str]:
-    """Return reasons by name for values that other modules hold, too: they will be copies.
-
-    Modules without a leading underscore are named in preference.
-    """
-    names: dict[int, list[str]] = {}
-    for name, value in values.items():
-        names.setdefault(id(value), []).append(name)
-    modules = {name: each for name, each in sys.modules.copy().items() if type(name) is str}
-    found: dict[str, str] = {}
-    for module in sorted(modules, key=lambda name: name[:1] == "_") if names else ():
-        if not issubclass(type(modules[module]), types.ModuleType):
-            continue
-        inside = _DICT_OF(modules[module])
-        for value in list(inside.values()) if inside is not namespace else ():
-            for name in names.get(id(value), ()):
-                found.setdefault(name, f"a copy now: the module {module} has the other")
-    return found
-
-
-def will_be_another(value: Any) -> bool:
-    """Return True for a value that code can tell from its copy and that is not pickled by name."""
-    kind = type(value)
-    if kind in (list, dict, set, bytearray):
-        return not any(value is each for each in vars(sys).values())
-    if kind is types.FunctionType or issubclass(kind, type) or standard_name(value):
-        return False
-    by_identity: bool = kind.__hash__ in BY_IDENTITY
-    return by_identity and _has_usual_dict(kind) and id(value) not in _held_by_module(kind)
-
-
-def _is_plain_attribute(name: str, value: object) -> bool:
-    """Return True for an attribute that code of cells may have set."""
-    kind = type(value)
-    return not name.startswith("_") and (kind in _PLAIN or module_of(kind) == "__main__")
-
-
-def _reduces_as_usual(kind: Any, *base: type) -> bool:
-    """Return True if a class has the default reduction, or that of a base."""
-    return kind.__reduce_ex__ is object.__reduce_ex__ and kind.__reduce__ in (
-        object.__reduce__,
-        *(each.__reduce__ for each in base),
-    )
-
-
-def _has_usual_dict(kind: type) -> bool:
-    """Return True if instances have a `__dict__` which is pickled as it is, and can be replaced."""
-    return (
-        bool(kind.__dictoffset__)
-        and _has_usual_state(kind)
-        and type(_attribute(kind, "__dict__")) is types.GetSetDescriptorType
-    )
-
-
-def _has_usual_state(kind: type) -> bool:
-    """Return True if the attributes of instances are all that is pickled of them."""
-    usual: Any = getattr(object, "__getstate__", None)  # from Python 3.11 on
-    return (
-        _reduces_as_usual(kind)
-        and getattr(kind, "__getstate__", None) is usual
-        and not hasattr(kind, "__setstate__")
-    )
-
-
-def _reduces_itself(kind: type) -> bool:
-    """Return True if code of this session defines how instances are reduced."""
-    module = sys.modules.get(module_of(kind))
-    if kind in copyreg.dispatch_table or (module is not None and _is_library(module)):
-        return False
-    return any(_is_python(_attribute(kind, name)) for name in ("__reduce_ex__", "__reduce__"))
 
 
 def is_held(obj: Any, name: str) -> bool:
@@ -702,63 +306,9 @@ def is_held(obj: Any, name: str) -> bool:
     return module is not None and getattr(module, name, None) is obj
 
 
-def _attribute(kind: type, name: str) -> Any:
-    return next((vars(base)[name] for base in kind.__mro__ if name in vars(base)), None)
-
-
-def _overridden(kind: type) -> type | None:
-    """Return the container type of which a class overrides methods that pickle calls, or None."""
-    container = next((base for base in _CONTAINERS if issubclass(kind, base)), None)
-    if container is None or not _reduces_as_usual(kind, container):
-        return None
-    names: Iterable[str] = _CONTAINERS[container][0]
-    return container if any(_is_python(_attribute(kind, name)) for name in names) else None
-
-
-def _is_python(method: object) -> bool:
-    return type(method) is types.FunctionType
-
-
-def _is_library(module: types.ModuleType) -> bool:
-    """Return True if a module belongs to Python or a package, and so not to this session."""
-    if module.__name__.partition(".")[0] in sys.stdlib_module_names:
-        return True
-    return "site-packages" in str(getattr(module, "__file__", ""))
-
-
-def _reducing_base(kind: type) -> type | None:
-    """Return the library base that pickles instances without further attributes, or None."""
-    if issubclass(kind, (enum.Enum, types.ModuleType)) or kind in copyreg.dispatch_table:
-        return None
-    for base in kind.__mro__[:-1]:  # first, as some kinds of index reduce themselves
-        if base.__name__ in _FRAMES and module_of(base).partition(".")[0] == "pandas":
-            return base
-    for base in kind.__mro__[:-1]:
-        top = module_of(base).partition(".")[0]
-        if "__reduce_ex__" in vars(base) or "__reduce__" in vars(base):
-            is_known = top in sys.stdlib_module_names or top == "numpy"
-            return base if is_known or _keeps_attributes(base) else None
-        if "__getstate__" in vars(base):
-            return base if _keeps_attributes(base) else None
-    return None
-
-
-def _keeps_attributes(base: type) -> bool:
-    """Return True for a class of an installed package whose instances have a `__dict__`."""
-    module = sys.modules.get(module_of(base))
-    if module is None or not base.__dictoffset__ or not _is_library(module):
-        return False
-    top = module_of(base).partition(".")[0]
-    return top not in (*sys.stdlib_module_names, "numpy", "pandas")
-
-
-_FOREIGN: dict[tuple[str, str], Way] = {
-    ("pyarrow.lib", "Buffer"): ObjectReducer._arrow_buffer,
-    ("pyarrow.lib", "ResizableBuffer"): ObjectReducer._arrow_buffer,
-    ("torch.storage", "UntypedStorage"): ObjectReducer._untyped_storage,
-    ("torch.storage", "TypedStorage"): ObjectReducer._typed_storage,
-    ("pandas._libs.internals", "BlockValuesRefs"): ObjectReducer._block_refs,
-    ("pandas.core.internals.managers", "SingleBlockManager"): ObjectReducer._single_block,
-    ("matplotlib.cbook", "CallbackRegistry"): ObjectReducer._callbacks,
+REDUCTIONS: dict[type, Callable[[Any], Any]] = {
+    types.MappingProxyType: _reduce_proxy,
+    **dict.fromkeys(_DICT_VIEWS, _reduce_dict_view),
+    **dict.fromkeys(_DICT_ITERATORS, _reduce_dict_iterator),
 }
-"""Methods for classes of libraries, by module and name, whose own pickling copies or drops data."""
+"""Functions that reduce the instances of a class."""

@@ -1,69 +1,48 @@
-"""Snapshots: the session's variables dumped by one kernel and loaded by another.
+"""Dump the variables of a shell, for another kernel to load.
 
 Every variable succeeds or fails by itself, within limits of size and time; a failed one is named
 with a reason. The host stores the dump and never parses it.
 """
 
-# The kernel and the shell are traitlets classes, the pickler comes from an untyped library.
+# The shell is a traitlets class, the pickler comes from an untyped library.
 # mypy: disable-error-code="no-untyped-call"
 
 from __future__ import annotations
 
-import asyncio
-import builtins
-import io
 import linecache
-import os
 import re
-import socket
-import sys
-import threading
 import warnings
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any
 
 from kernel_specs.restricted import variables
-from kernel_specs.restricted.hibernation import saving
+from kernel_specs.restricted.hibernation import harmful_values
 from kernel_specs.restricted.hibernation.attempt_limits import (
     LOOKING,
     Attempts,
-    StoppedError,
     TooLargeError,
     Watch,
 )
 from kernel_specs.restricted.hibernation.dumps import (
     RESULT,
-    Arrival,
     ByteBudget,
     DumpBytes,
-    Pieces,
     Segment,
     copying,
     homes_in_values,
     sharing,
 )
-from kernel_specs.restricted.hibernation.objects import IMPORT, held_by_modules, will_be_another
-from kernel_specs.restricted.hibernation.pickles import (
+from kernel_specs.restricted.hibernation.notebook_pickler import (
     Identities,
     NotebookPickler,
-    NotebookUnpickler,
     live_objects,
     stand_in,
 )
+from kernel_specs.restricted.hibernation.object_reducer import held_by_modules, will_be_another
 from kernel_specs.restricted.hibernation.process_state import NAME as SETTING
 from kernel_specs.restricted.policy.guard import CELL_PREFIX
 
-if TYPE_CHECKING:
-    from kernel_specs.restricted.config import BootConfig
-
-SHARED_MEMORY = "/dev/shm"
-SEMAPHORES = f"{SHARED_MEMORY}/sem."
-"""Prefix of the files of sem_open(3), which hold no data."""
-MAX_FILES = 100
-MAX_ENTRIES = 20_000
-MAX_PATH_CHARS = 200
 MAX_NAMES = 2000
 MAX_TOLD = 20_000
 """Most names beyond `MAX_NAMES` that a reply lists as lost; it counts the others."""
@@ -79,168 +58,6 @@ _MANAGED = re.compile(r"__(builtins?|warningregistry)__")
 _OUTPUT = re.compile(r"_{1,3}|_(\d+)")
 _INPUT = re.compile(r"_i{1,3}|_i\d+")
 """Names of the user namespace that Python and IPython set themselves."""
-
-
-class SnapshotRequests:
-    """Shell requests of hibernation, answered between cells in the main thread.
-
-    `kernel_mcp_dump_request`       pickle the variables; reply with names saved and names lost
-    `kernel_mcp_dump_part_request`  the next bytes of that dump, as a buffer
-    `kernel_mcp_dump_pipe_request`  that dump, into a pipe that came with the request
-    `kernel_mcp_save_request`       fork a child that writes such a dump to a socket sent along
-    `kernel_mcp_load_part_request`  the next bytes of a dump to load, as a buffer
-    `kernel_mcp_load_pipe_request`  a pipe to read a dump from, when it is loaded
-    `kernel_mcp_load_request`       load variables; reply with names loaded and names lost
-    """
-
-    SNAPSHOT_REQUESTS: ClassVar = (
-        "kernel_mcp_dump_request",
-        "kernel_mcp_dump_part_request",
-        "kernel_mcp_dump_pipe_request",
-        "kernel_mcp_save_request",
-        "kernel_mcp_load_part_request",
-        "kernel_mcp_load_pipe_request",
-        "kernel_mcp_load_request",
-    )
-    shell: Any
-    session: Any
-    boot: BootConfig
-    service: Any
-    io_loop: Any
-    _tasks: Any
-    _answers: Any
-    shell_stream: Any
-    _dump: DumpBytes | None = None
-    _parts: Pieces | None = None
-    _source: io.RawIOBase | None = None
-    _loading: Loading | None = None
-
-    async def kernel_mcp_dump_request(self, stream: Any, ident: Any, parent: Any) -> None:
-        """Pickle the variables. Content: `max_bytes`, `seconds`, `leave` (names to leave out)."""
-        self._dump = None
-        reply = _attempted(self._make_dump, parent["content"])
-        self.session.send(stream, "kernel_mcp_dump_reply", reply, parent, ident)
-
-    async def kernel_mcp_dump_part_request(self, stream: Any, ident: Any, parent: Any) -> None:
-        """Send the next `bytes` of the dump; forget it after its last part, or if `bytes` is 0."""
-        size = parent["content"]["bytes"]
-        part = self._dump.read(size) if self._dump is not None else b""
-        if len(part) < size or not size:
-            self._dump = None
-        self.session.send(
-            stream, "kernel_mcp_dump_part_reply", {"status": "ok"}, parent, ident, buffers=[part]
-        )
-
-    async def kernel_mcp_dump_pipe_request(self, stream: Any, ident: Any, parent: Any) -> None:
-        """Write the dump into the pipe sent along, and forget it. No content.
-
-        The reply has `came`: False if no pipe arrived, and the dump is kept.
-        """
-        reply = _attempted(self._write_dump, parent["content"])
-        self.session.send(stream, "kernel_mcp_dump_pipe_reply", reply, parent, ident)
-
-    async def kernel_mcp_save_request(self, stream: Any, ident: Any, parent: Any) -> None:
-        """Fork a child that writes a dump to the socket sent along.
-
-        Content: that of a dump request; `whole`: report an error if a value is too large; `hurry`:
-        run at normal priority. The reply has `unfit`: the reason why no child was forked, or "".
-        """
-        reply = _attempted(self._save, parent["content"])
-        self.session.send(stream, "kernel_mcp_save_reply", reply, parent, ident)
-
-    async def kernel_mcp_load_part_request(self, stream: Any, ident: Any, parent: Any) -> None:
-        """Append the request's buffer to the dump that will be loaded."""
-        if self._parts is None:
-            self._source = self._parts = Pieces()
-        self._parts.add(parent["buffers"][0])
-        self.session.send(stream, "kernel_mcp_load_part_reply", {"status": "ok"}, parent, ident)
-
-    async def kernel_mcp_load_pipe_request(self, stream: Any, ident: Any, parent: Any) -> None:
-        """Read the dump from the pipe sent along. No content; `came` in the reply: one arrived."""
-        reply = _attempted(self._take_pipe, parent["content"])
-        self.session.send(stream, "kernel_mcp_load_pipe_reply", reply, parent, ident)
-
-    async def kernel_mcp_load_request(self, stream: Any, ident: Any, parent: Any) -> None:
-        """Run the first or next step of loading the dump. Content: that of `Loading.step`."""
-        reply = _attempted(self._load, parent["content"])
-        if not reply.get("left"):
-            if self._loading is not None:
-                self._loading.close()
-            self._source = self._parts = self._loading = None
-        self.session.send(stream, "kernel_mcp_load_reply", reply, parent, ident)
-
-    def _make_dump(self, content: dict[str, Any]) -> dict[str, Any]:
-        self.shell.process_state.hold()
-        self._dump, reply = take(self.shell, content)
-        return self._whole(reply)
-
-    def _save(self, content: dict[str, Any]) -> dict[str, Any]:
-        given = self._given()
-        if given is None:
-            return {"unfit": "no socket came with the request"}
-        with socket.socket(fileno=given) as host:
-            unfit = saving.unfit_to_fork([self.service])
-            if not unfit:
-                self.shell.process_state.hold()
-                saving.write_from_child(host, self._report, content)
-        return {"unfit": unfit}
-
-    def _given(self) -> int | None:
-        """Return the descriptor sent with the request; None if a container runtime dropped it."""
-        return next(iter(self.shell_stream.descriptors()), None)
-
-    def _write_dump(self, _: dict[str, Any]) -> dict[str, Any]:
-        given = self._given()
-        if given is None:
-            return {"came": False}
-        dump, self._dump = self._dump, None
-        try:
-            if dump is not None:
-                dump.write(given)
-        finally:
-            os.close(given)
-        return {"came": True}
-
-    def _take_pipe(self, _: dict[str, Any]) -> dict[str, Any]:
-        given = self._given()
-        if given is not None:
-            self._parts, self._source = None, io.FileIO(given)
-        return {"came": given is not None}
-
-    def _report(
-        self, content: Mapping[str, Any], say: Callable[[str], None]
-    ) -> tuple[DumpBytes, dict[str, Any]]:
-        dump, reply = take(self.shell, content, say, ahead=False)
-        return dump, {"status": "ok", **self._whole(reply)}
-
-    def _whole(self, reply: dict[str, Any]) -> dict[str, Any]:
-        """Return the report with other state that is lost: threads, tasks, files."""
-        namespace = self.shell.user_ns
-        work = running(self.service, self.io_loop.asyncio_loop, {*self._tasks, *self._answers})
-        known = {id(value) for value in namespace.copy().values()}
-        lost = {name: why for each, name, why in work if id(each) not in known}
-        return {
-            **reply,
-            "lost": {**lost, **reply["lost"]},
-            "files": left_files(self.boot.tmp),
-        }
-
-    def _load(self, content: dict[str, Any]) -> dict[str, Any]:
-        if self._loading is None:
-            if self._source is None:
-                raise ValueError("there is no dump")
-            self._loading = Loading(self.shell, Arrival(self._source))
-        return self._loading.step(content)
-
-
-def _attempted(action: Callable[[Any], Any], argument: Any) -> dict[str, Any]:
-    """Return the reply of an action, with its status; or the reason of its failure."""
-    try:
-        return {"status": "ok", **(action(argument) or {})}
-    except StoppedError:
-        return {"status": "aborted"}
-    except Exception as error:  # noqa: BLE001  # every request gets a reply
-        return {"status": "error", "reason": f"{type(error).__name__}: {error}"[:1000]}
 
 
 def take(
@@ -324,14 +141,13 @@ def _add(found: dict[str, Any], read: Callable[[], dict[str, Any]]) -> None:
 
 def _run_ahead(wanted: Mapping[str, Any], shell: Any, content: Mapping[str, Any]) -> dict[str, str]:
     """Return reasons by name for values that kill or block a forked child."""
-    from kernel_specs.restricted.hibernation import dumps
 
     def fill(names: Sequence[str], say: Callable[[str], None]) -> None:
         some = {name: wanted[name] for name in names}
-        _fill([], some, shell, {**content, "seconds": dumps.SECONDS}, say)
+        _fill([], some, shell, {**content, "seconds": harmful_values.SECONDS}, say)
 
     with Watch() as watch:
-        look = partial(dumps.harmful, list(wanted), fill, watch.ask)
+        look = partial(harmful_values.harmful, list(wanted), fill, watch.ask)
         return watch.run(look, content["seconds"])
 
 
@@ -512,217 +328,3 @@ def _newest(inputs: list[str]) -> list[str]:
 
 def _result_name(number: int) -> str:
     return f"Out[{number}]"
-
-
-def running(
-    service: threading.Thread, loop: asyncio.AbstractEventLoop, own: Container[object]
-) -> list[tuple[object, str, str]]:
-    """Return running threads of code and tasks of `loop`, each with its name and its kind.
-
-    `service` and the `own` tasks are the kernel's. Daemon threads of libraries are left out.
-    """
-    found: list[tuple[object, str, str]] = []
-    for thread in threading.enumerate():
-        of_a_cell = "__main__" in (
-            type(thread).__module__,
-            getattr(getattr(thread, "_target", None), "__module__", None),
-        )
-        apart = thread in (service, threading.main_thread())
-        if not apart and (of_a_cell or not thread.daemon):
-            found.append((thread, str(thread.name), "a running thread"))
-    for task in asyncio.all_tasks(loop):
-        if task not in own:
-            code = task.get_coro()
-            found.append((task, str(getattr(code, "__qualname__", code)), "a running task"))
-    return found
-
-
-def left_files(tmp: str) -> list[str]:
-    """Return the paths of files below `tmp` and in shared memory, at most `MAX_FILES`.
-
-    Reads at most `MAX_ENTRIES` entries. Hidden folders of `tmp`, which hold caches (see
-    `confine`), and mounts of the host are skipped.
-    """
-    found: list[str] = []
-    looked = 0
-    for root in (tmp, SHARED_MEMORY):
-        own = _device(root)
-        for folder, folders, names in os.walk(root):
-            if _device(folder) != own:
-                folders.clear()
-                continue
-            folders[:] = sorted(name for name in folders if folder != tmp or name[0] != ".")
-            for path in (f"{folder}/{name}" for name in sorted(names)):
-                looked += 1
-                if len(found) == MAX_FILES or looked > MAX_ENTRIES:
-                    return found
-                if path.startswith(SEMAPHORES) or len(path) > MAX_PATH_CHARS:
-                    continue
-                if _is_file(path):
-                    found.append(path)
-    return found
-
-
-def _device(path: str) -> int:
-    """Return the device number of a path's file system; 0 if the path is gone."""
-    try:
-        return Path(path).stat().st_dev
-    except OSError:
-        return 0
-
-
-def _is_file(path: str) -> bool:
-    try:
-        path.encode()
-        return Path(path).is_file()
-    except (OSError, UnicodeError):
-        return False
-
-
-class Loading:
-    """Loads an arrived dump into `shell`, the history first, in one step or in several."""
-
-    def __init__(self, shell: Any, arrival: Arrival) -> None:
-        self._shell = shell
-        self._arrival = arrival
-        self._header = arrival.header
-        self._hidden = set(arrival.header.get("hidden", ()))  # none in a dump of an earlier version
-        self._segments: list[dict[str, Any]] = list(arrival.header["segments"])
-        self._unpickler: NotebookUnpickler | None = None
-        self._nans: dict[int, float] = {}
-        self._names: list[str] = []
-        self._modules: Mapping[str, list[str]] = {}
-        self._values: dict[str, Any] = {}
-        self._behind: list[str] = []
-        self._leave: set[str] = set()
-        self._ask: Callable[[], object] = bool
-        """The `ask` of the current step's watch."""
-        self._settings: list[str] = []
-        """Names of settings that are loaded, to be written last."""
-        _restore_history(shell, self._header)
-
-    def step(self, content: Mapping[str, Any]) -> dict[str, Any]:
-        """Load `count` variables (0 for all), except those named in `leave` of any step so far.
-
-        `seconds` of processor time are for all of them, and as many again for their imports. The
-        reply has the `names` loaded, and `lost` ones with reasons. Further fields are names stored
-        `behind` an unreadable one, the number `left`, and paths in `files` that are `missing`.
-        Raises StoppedError. Raises ValueError or OSError for an incomplete dump: then no variable
-        of it stays.
-        """
-        self._leave |= set(content["leave"])
-        before = set(self._values)
-        done = len(self._behind)
-        with Watch() as watch, warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            self._ask = watch.ask
-            attempts = Attempts(watch, content["seconds"])
-            imports = Attempts(watch, content["seconds"])
-            count = content["count"] or sys.maxsize
-            while count and (name := self._next()) is not None:
-                for module in self._modules.get(name, ()):
-                    if module not in sys.modules:
-                        imports.do(module, partial(_import, module))
-                if not attempts.do(name, partial(self._load, name)):
-                    self._behind += self._names
-                    self._names = []
-                count -= 1
-        order = [name for name in self._header["order"] if name in self._values]
-        lost = dict(attempts.lost)
-        if not self._left:
-            lost |= self._finish(order, content["seconds"])
-        return {
-            "names": [name for name in order if name not in before],
-            "lost": lost,
-            "behind": self._behind[done:],
-            "left": self._left,
-            "missing": [path for path in content["files"] if not os.path.lexists(path)],
-        }
-
-    @property
-    def _left(self) -> int:
-        return len(self._names) + sum(len(segment["names"]) for segment in self._segments)
-
-    def close(self) -> None:
-        """Close the dump and drop loaded values: pandas counts references to its blocks."""
-        self._arrival.close()
-        self._unpickler = None
-        self._values = {}
-
-    def _next(self) -> str | None:
-        """Return the next name, or None at the end; open the next segment when one is finished.
-
-        Raises ValueError, OSError, MemoryError, and removes all loaded variables then.
-        """
-        while not self._names and self._segments:
-            segment = self._segments.pop(0)
-            self._names = [name for name in segment["names"] if name not in self._leave]
-            self._modules = segment["modules"]
-            self._unpickler = None  # its memory is free before the next is read
-            try:
-                pickles, buffers = self._arrival.segment(segment)
-            except (ValueError, OSError, MemoryError):
-                self._forget()
-                raise
-            self._unpickler = NotebookUnpickler(
-                pickles, iter(buffers), nans=self._nans, ask=lambda: self._ask()
-            )
-        return self._names.pop(0) if self._names else None
-
-    def _forget(self) -> None:
-        self._shell.drop_by_id(self._values)
-        self._values.clear()
-
-    def _load(self, name: str) -> None:
-        assert self._unpickler is not None
-        self._values[name] = value = self._unpickler.load()[0]
-        if SETTING.fullmatch(name):
-            if self._shell.process_state.is_early(name):
-                self._shell.process_state.write(name, value)
-            else:
-                self._settings.append(name)
-        elif not RESULT.fullmatch(name):
-            self._shell.push({name: value}, interactive=name not in self._hidden)
-
-    def _finish(self, order: list[str], seconds: float) -> dict[str, str]:
-        """Restore the order of the names, IPython's `Out`, and the settings of the process.
-
-        Returns reasons by name for settings that cannot be written.
-        """
-        names = self._shell.user_ns
-        for name in order:
-            if name in names:
-                names[name] = names.pop(name)
-        _restore_results(self._shell, self._values)
-        with Watch() as watch:
-            attempts = Attempts(watch, seconds)
-            for name in self._settings:
-                write = partial(self._shell.process_state.write, name, self._values[name])
-                attempts.do(name, write)
-        return attempts.lost
-
-
-def _import(name: str) -> None:
-    """Import as a cell would: the import policy applies."""
-    eval(IMPORT, {"__builtins__": builtins, "name": name})
-
-
-def _restore_results(shell: Any, values: Mapping[str, Any]) -> None:
-    found = {int(name[4:-1]): value for name, value in values.items() if RESULT.fullmatch(name)}
-    shell.user_ns["_oh"].update(found)
-    names = {f"_{number}": value for number, value in found.items()}
-    for name, number in zip(("_", "__", "___"), sorted(found, reverse=True), strict=False):
-        if name not in values:  # code has given it another meaning, which IPython respects
-            names[name] = found[number]
-            setattr(shell.displayhook, name, found[number])
-    shell.push(names, interactive=False)
-
-
-def _restore_history(shell: Any, header: Mapping[str, Any]) -> None:
-    for name, number, text in header["sources"]:
-        linecache.cache[name] = (len(text), None, text.splitlines(keepends=True), name)
-        if number is not None:
-            shell.compile._filename_map[name] = number
-    manager = shell.history_manager
-    manager.input_hist_parsed[:], manager.input_hist_raw[:] = header["inputs"]
-    shell.execution_count = header["execution_count"]

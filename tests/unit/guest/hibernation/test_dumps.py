@@ -6,13 +6,12 @@ import io
 import os
 import pickle
 import threading
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from kernel_specs.restricted.hibernation.attempt_limits import TimeUpError, TooLargeError
+from kernel_specs.restricted.hibernation.attempt_limits import TooLargeError
 from kernel_specs.restricted.hibernation.dumps import (
     BUFFER_BYTES,
     NOT_WHOLE,
@@ -22,7 +21,6 @@ from kernel_specs.restricted.hibernation.dumps import (
     DumpBytes,
     Pieces,
     Segment,
-    harmful,
     sharing,
 )
 
@@ -224,22 +222,3 @@ def test_a_room_for_drafts_has_more_for_pickles_and_none_for_what_never_fits() -
         room.take(90)
     with pytest.raises(TooLargeError, match="too large"):
         room.take(101, copied=False)
-
-
-def test_a_search_whose_time_is_up_names_what_it_has_found(tmp_path: Path) -> None:
-    begun = tmp_path / "begun"
-
-    def work(names: Sequence[str], say: Callable[[str], None]) -> None:
-        for name in names:
-            say(name)
-            if name == "deadly":
-                os._exit(3)
-            begun.touch()
-            threading.Event().wait()
-
-    def ask() -> None:
-        if begun.exists():
-            raise TimeUpError
-
-    found = harmful(["deadly", "waits"], work, ask)
-    assert found == {"deadly": "ended the process that stored it (code 3)"}

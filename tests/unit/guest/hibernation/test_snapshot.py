@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -56,18 +55,6 @@ def test_cleaning_up_behind_a_variable_costs_no_other(monkeypatch: pytest.Monkey
     reply = taken({"small": 1, "gone": (each for each in ""), "last": "x"}, 0.2)
     assert reply["lost"] == {"gone": "generator"}
     assert reply["names"] == ["small", "last"]
-
-
-def test_semaphores_hold_no_data_that_could_be_lost(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    shared, tmp = tmp_path / "shm", tmp_path / "tmp"
-    for path in (shared / "sem.loky-1", shared / "psm_1", tmp / "sem.csv"):
-        path.parent.mkdir(exist_ok=True)
-        path.touch()
-    monkeypatch.setattr(snapshot, "SHARED_MEMORY", str(shared))
-    monkeypatch.setattr(snapshot, "SEMAPHORES", f"{shared}/sem.")
-    assert snapshot.left_files(str(tmp)) == [str(tmp / "sem.csv"), str(shared / "psm_1")]
 
 
 def test_hidden_names_are_stored_unless_they_are_of_the_kernel() -> None:

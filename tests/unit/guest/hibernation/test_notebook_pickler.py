@@ -13,7 +13,7 @@ import pytest
 
 from kernel_specs.restricted.console.streams import Console
 from kernel_specs.restricted.hibernation.attempt_limits import CannotKeepError
-from kernel_specs.restricted.hibernation.pickles import (
+from kernel_specs.restricted.hibernation.notebook_pickler import (
     Identities,
     NotebookPickler,
     NotebookUnpickler,

@@ -1,0 +1,92 @@
+"""Parts of objects that their own pickling loses come back, or the loss is reported."""
+
+from __future__ import annotations
+
+import io
+from collections import OrderedDict
+from typing import Any
+
+import pytest
+
+from kernel_specs.restricted.hibernation import object_reducer
+from kernel_specs.restricted.hibernation.notebook_pickler import (
+    Identities,
+    NotebookPickler,
+    NotebookUnpickler,
+)
+from kernel_specs.restricted.hibernation.object_reducer import held_by_modules, will_be_another
+
+
+def passed_on(value: object) -> tuple[Any, list[str]]:
+    """The value after a way through a pickle, and what has changed."""
+    file = io.BytesIO()
+    pickler = NotebookPickler(
+        file, lambda _buffer: True, namespace={}, identities=Identities(), ask=bool
+    )
+    pickler.dump(value)
+    file.seek(0)
+    return NotebookUnpickler(file, (), nans={}, ask=bool).load(), list(pickler.changes)
+
+
+class Plain:
+    """Has a `__dict__` and nothing else."""
+
+
+def test_a_dict_that_is_also_that_of_an_object_stays_it() -> None:
+    each = Plain()
+    each.__dict__["x"] = 1
+    (found, own), changes = passed_on([each, vars(each)])
+    own["x"] = 2
+    assert (found.x, changes) == (2, [])
+
+
+def test_views_and_iterators_of_a_dict_follow_it() -> None:
+    mapping = {"a": 1, "b": 2}
+    iterator = iter(mapping)
+    next(iterator)
+    (found, keys, left), changes = passed_on([mapping, mapping.keys(), iterator])
+    assert list(left) == ["b"]
+    found["c"] = 3
+    assert (list(keys), changes) == (["a", "b", "c"], [])
+
+
+class OwnArguments(Exception):
+    """Has arguments that `BaseException` does not know."""
+
+    def __init__(self, code: int, *, where: str) -> None:
+        super().__init__(f"{code} at {where}")
+        self.code = code
+
+
+def test_an_exception_keeps_its_cause_and_is_made_without_its_init() -> None:
+    try:
+        raise OwnArguments(3, where="here") from KeyError("cause")
+    except OwnArguments as error:
+        found, changes = passed_on(error)
+    assert (found.code, str(found), found.__cause__.args) == (3, "3 at here", ("cause",))
+    assert changes == [object_reducer.NO_TRACEBACK]
+
+
+class Counting(OrderedDict[str, int]):
+    """Counts what is set."""
+
+    sets = 0
+
+    def __setitem__(self, key: str, value: int) -> None:
+        type(self).sets += 1
+        super().__setitem__(key, value)
+
+
+def test_methods_of_a_container_do_not_run_when_it_is_loaded() -> None:
+    made = Counting(a=1)
+    before = Counting.sets
+    found, _ = passed_on(made)
+    assert (found, Counting.sets) == (made, before)
+
+
+def test_a_value_that_a_module_holds_too_will_be_a_copy(monkeypatch: pytest.MonkeyPatch) -> None:
+    value = [1]
+    monkeypatch.setattr(object_reducer, "held", value, raising=False)
+    assert will_be_another(value)
+    reasons = held_by_modules({"mine": value, "other": [1]}, {})
+    assert reasons == {"mine": f"a copy now: the module {object_reducer.__name__} has the other"}
