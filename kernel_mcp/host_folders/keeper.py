@@ -40,7 +40,11 @@ from pathlib import Path
 from typing import Any
 
 from kernel_mcp.host_folders import secrets
-from kernel_mcp.host_folders.findings import MOST_COVERS, TooManySecrets
+from kernel_mcp.host_folders.covers import MOST_COVERS, TooManySecrets
+from kernel_mcp.host_folders.id_maps import IdMaps
+from kernel_mcp.host_folders.inodes import SharedInodes
+from kernel_mcp.host_folders.makers import HOST, NAMED, by_code
+from kernel_mcp.host_folders.mounted_folder import MountedFolder
 from kernel_mcp.host_folders.named_paths import MOST_NAMED, last_names
 from kernel_mcp.host_folders.namespaces import (
     RunningSandbox,
@@ -50,7 +54,7 @@ from kernel_mcp.host_folders.namespaces import (
     weight,
 )
 from kernel_mcp.host_folders.secrets import Parts
-from kernel_mcp.host_folders.watching import HOST, NAMED, Change, MountedFolder, Watches, by_code
+from kernel_mcp.host_folders.watching import Change, Watches
 from kernel_specs import linux
 from kernel_specs.template import packets
 
@@ -94,10 +98,7 @@ class Keeper:
         self._server = server
         self._watches = Watches()
         self._folders: list[MountedFolder] = []
-        self._inodes: dict[tuple[int, int], int] = {}
-        """Inodes covered in any mount, with birth times: files may have names in several."""
-        self._link_names: set[tuple[int, int]] = set()
-        """Read-only files that have hard links."""
+        self._inodes = SharedInodes()
         self._missing_watches = False
         """True once the missing watches are logged."""
         self._lacking_names: set[int] = set()
@@ -114,7 +115,7 @@ class Keeper:
         self._version = 0
         self._log: dict[tuple[int, Parts], int] = {}
         """Version of each cover applied after the first walk, by mount and path."""
-        self._maps: dict[tuple[int, ...], int] = {}
+        self._id_maps = IdMaps()
 
     def run(self) -> None:
         """Serve until the server closes its socket."""
@@ -154,7 +155,8 @@ class Keeper:
             if operation == "watch":
                 self._begin(number, message["mounts"], message["version"])
             elif operation == "map":
-                self._send({"op": "mapped", "id": number}, [self._map(message["rows"])])
+                namespace = self._id_maps.namespace(message["rows"])
+                self._send({"op": "mapped", "id": number}, [namespace])
             elif operation == "hold":
                 held = RunningSandbox(*fds)
                 if failed := self._namespaces.hold(held, self._since(message["since"])):
@@ -171,7 +173,7 @@ class Keeper:
             elif operation == "again":
                 folder = self._folders[message["mount"]]
                 folder.reopen()
-                self._tell_covers(folder, list(folder.walk.findings.covers), anew=True)
+                self._tell_covers(folder, list(folder.walk.covers.kinds), anew=True)
                 if folder.writable:
                     self._ask(folder)
                 self._send({"op": "done", "id": number})
@@ -197,13 +199,13 @@ class Keeper:
             return places + [
                 _work(each, path)
                 for each in self._folders
-                for path in sorted(each.walk.findings.covers)
+                for path in sorted(each.walk.covers.kinds)
             ]
         missed = [place for place, covered in self._log.items() if covered > version]
         return places + [
             _work(self._folders[number], path)
             for number, path in missed
-            if path in self._folders[number].walk.findings.covers
+            if path in self._folders[number].walk.covers.kinds
         ]
 
     def _begin(self, number: int, mounts: Sequence[dict[str, Any]], version: int) -> None:
@@ -215,7 +217,7 @@ class Keeper:
         for index, data in enumerate(mounts):
             error = ""
             try:
-                folder = MountedFolder(index, data, self._watches, self._inodes, self._link_names)
+                folder = MountedFolder(index, data, self._watches, self._inodes)
                 self._folders.append(folder)
                 if folder.is_folder:
                     for _ in folder.walk.below(()):
@@ -233,16 +235,16 @@ class Keeper:
         if version:
             self._version = version + 1
         for folder in self._folders:
-            covers = list(folder.walk.findings.covers)
+            covers = list(folder.walk.covers.kinds)
             if version:
                 self._log.update({(folder.number, path): self._version for path in covers})
             self._tell_covers(folder, covers, makers=False)
         self._note_lacking()
         for folder in self._folders:
-            folder.walk.done = True
+            folder.walk.covers.done = True
             if folder.writable:
                 self._ask(folder)
-            if unfixed := folder.walk.findings.writable_links:
+            if unfixed := folder.walk.covers.writable_links:
                 self._send({"op": "said", "text": f"{folder.guest}: {unfixed} {_UNFIXED}"})
         self._send({"op": "ready", "id": number})
 
@@ -258,7 +260,7 @@ class Keeper:
             return
         for found in folder.walk.fix(folder.named_by_server):
             self._cover(folder, found, begins=not message["again"], named=True)
-        self._link_names.clear()
+        self._inodes.fixed.clear()
 
     def _on_events(self) -> None:
         """Cover entries with a secret's name at once; queue other changes until events are read."""
@@ -293,8 +295,8 @@ class Keeper:
 
     def _ask(self, folder: MountedFolder) -> None:
         """Ask the server to read settings again."""
-        folder.walk.findings.settings_changed = False
-        self._tell_paths("asks", folder, list(folder.walk.findings.git))
+        folder.walk.settings_changed = False
+        self._tell_paths("asks", folder, list(folder.walk.git))
 
     def _tell_paths(self, operation: str, folder: MountedFolder, paths: Sequence[Parts]) -> None:
         parts = list(parts_of(paths, weight)) or [[]]
@@ -332,20 +334,18 @@ class Keeper:
             for found in one:
                 self._cover(folder, found)
             if not change.parts:
-                self._cover(folder, sorted(walk.findings.covers))
+                self._cover(folder, sorted(walk.covers.kinds))
             for each, paths in self._linked():
                 self._cover(each, paths)
             self._note_lacking()
             self._tell_obeyed(folder)
-            if walk.findings.over_limit:
-                self._tell_covers(folder, walk.findings.over_limit)
-                walk.findings.over_limit.clear()
+            if walk.covers.over_limit:
+                self._tell_covers(folder, walk.covers.over_limit)
+                walk.covers.over_limit.clear()
                 self._note_full(folder)
-            if walk.findings.reused_inodes or walk.findings.removed:
+            if walk.inodes.reused or walk.covers.removed:
                 self._tell_covers(folder, [])
-            if folder.writable and (
-                walk.findings.settings_changed or change.parts in folder.sources
-            ):
+            if folder.writable and (walk.settings_changed or change.parts in folder.sources):
                 self._ask(folder)
         except TooManySecrets:
             self._note_full(folder)
@@ -364,11 +364,11 @@ class Keeper:
 
     def _linked(self) -> list[tuple[MountedFolder, list[Parts]]]:
         """Cover the hard links of new findings in all mounts; return the paths by mount."""
-        if not any(each.walk.findings.unsearched_links for each in self._folders):
+        if not any(each.walk.inodes.unsearched_links for each in self._folders):
             return []
         found = [(each, each.walk.linked(anyway=True)) for each in self._folders]
-        if all(each.walk.done for each in self._folders):
-            self._link_names.clear()
+        if all(each.walk.covers.done for each in self._folders):
+            self._inodes.fixed.clear()
         return found
 
     def _cover(
@@ -392,36 +392,6 @@ class Keeper:
             self._log[folder.number, path] = self._version
         self._tell_covers(folder, paths, named=named)
 
-    def _map(self, rows: Sequence[Sequence[int]]) -> int:
-        """Return a user namespace for an id-map; `rows` have user and group, on disk and as seen.
-
-        Raises OSError.
-        """
-        key = tuple(number for row in rows for number in row)
-        if key in self._maps:
-            return self._maps[key]
-        read, write = os.pipe()
-        child = os.fork()
-        if child == 0:
-            with suppress(OSError):
-                linux.unshare(linux.CLONE_NEWUSER)
-                os.write(write, b"1")
-                signal.pause()
-            os._exit(1)
-        try:
-            os.close(write)
-            if not os.read(read, 1):
-                raise OSError("Linux gives no user namespace, which an id-map takes")
-            for name, (disk, seen) in zip(("uid_map", "gid_map"), rows, strict=True):
-                with open(f"/proc/{child}/{name}", "w", encoding="ascii") as file:
-                    file.write(f"{disk} {seen} 1\n")
-            self._maps[key] = os.open(f"/proc/{child}/ns/user", os.O_RDONLY | os.O_CLOEXEC)
-        finally:
-            os.close(read)
-            os.kill(child, signal.SIGKILL)
-            os.waitpid(child, 0)
-        return self._maps[key]
-
     def _tell_covers(
         self,
         folder: MountedFolder,
@@ -431,7 +401,7 @@ class Keeper:
         named: bool = False,
         makers: bool = True,
     ) -> None:
-        found = folder.walk.findings
+        covers, inodes = folder.walk.covers, folder.walk.inodes
         if folder.walk.named_paths.new_names:
             folder.walk.named_paths.new_names = False
             self._watches.makers.look_for(last_names(folder.walk.named_paths.all))
@@ -439,12 +409,12 @@ class Keeper:
             if folder.walk.named_paths.lacking:
                 self._note_lacking_names(folder)
         told = {"op": "covers", "mount": folder.number, "version": self._version}
-        told["gone"] = [key for key in found.reused_inodes if key not in found.inodes]
-        told["removed"] = list(found.removed)
-        fresh = list(found.new_inodes)
-        found.reused_inodes.clear()
-        found.removed.clear()
-        found.new_inodes.clear()
+        told["gone"] = [key for key in inodes.reused if key not in inodes.hidden]
+        told["removed"] = list(covers.removed)
+        fresh = list(inodes.new)
+        inodes.reused.clear()
+        covers.removed.clear()
+        inodes.new.clear()
 
         def maker(path: Parts) -> str:
             if anew or not makers or self._version == 0:
@@ -454,7 +424,7 @@ class Keeper:
             return NAMED if named and not known and folder.is_older(path) else who
 
         kinds = (
-            [(path, found.covers.get(path, secrets.FIXED), maker(path)) for path in part]
+            [(path, covers.kinds.get(path, secrets.FIXED), maker(path)) for path in part]
             for part in parts_of(paths, weight)
         )
         pieces: list[dict[str, Any]] = [{"covers": part} for part in kinds]
@@ -470,7 +440,7 @@ class Keeper:
 
 
 def _work(folder: MountedFolder, path: Parts) -> Work:
-    return folder.guest, path, folder.walk.findings.covers.get(path, secrets.FILE)
+    return folder.guest, path, folder.walk.covers.kinds.get(path, secrets.FILE)
 
 
 _TOO_MANY = (

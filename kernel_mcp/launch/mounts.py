@@ -15,8 +15,8 @@ import anyio
 from kernel_mcp.config.mounts import Mount
 from kernel_mcp.errors import ConfigError, KernelMcpError, LaunchError
 from kernel_mcp.host_folders import Device, within
+from kernel_mcp.host_folders.covers import MOST_COVERS
 from kernel_mcp.host_folders.exposed import ExposedMount
-from kernel_mcp.host_folders.findings import MOST_COVERS
 from kernel_mcp.host_folders.namespaces import PINS, pins_of, weight
 from kernel_mcp.host_folders.secrets import FIXED, HIDING
 from kernel_mcp.launch.base import KernelEnvironment

@@ -13,9 +13,9 @@ from typing import Any, Protocol
 from weakref import WeakKeyDictionary
 
 from kernel_mcp.host_folders.exposed import MOST_REPORTS, ExposedMount
+from kernel_mcp.host_folders.makers import CODE, HOST, NAMED, by_code, counts_as_code, user_of
 from kernel_mcp.host_folders.open_files import OpenFileHolder
 from kernel_mcp.host_folders.secrets import FIXED, Parts, quoted, readable
-from kernel_mcp.host_folders.watching import CODE, HOST, NAMED, by_code, counts_as_code, user_of
 from kernel_mcp.records import dataclass
 
 MOST_QUARANTINED = 10

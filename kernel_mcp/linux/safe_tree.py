@@ -58,6 +58,19 @@ def open_beneath(
             os.close(current)
 
 
+@contextlib.contextmanager
+def opened_beneath(folder: int, parts: Sequence[str]) -> Iterator[int]:
+    """Open an entry below a folder for its status, even a symlink, and close it at the end.
+
+    Raises the errors of `open_beneath`.
+    """
+    fd = open_beneath(folder, parts, os.O_PATH | os.O_NOFOLLOW)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
 def open_place(path: Path) -> int:
     """Open an absolute path that contains no symlink, as O_PATH; return the descriptor.
 

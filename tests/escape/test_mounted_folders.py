@@ -21,7 +21,7 @@ import pytest
 from mcp import StdioServerParameters
 from mcp.client import Client
 
-from kernel_mcp.host_folders.findings import MOST_COVERS
+from kernel_mcp.host_folders.covers import MOST_COVERS
 from tests.integration import containers
 from tests.integration.agent import Agent, command
 from tests.integration.processes import descendants

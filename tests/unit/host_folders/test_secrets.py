@@ -11,11 +11,12 @@ from pathlib import Path
 import pytest
 
 from kernel_mcp.config.mounts import Mount
-from kernel_mcp.host_folders import names, secrets, walking
+from kernel_mcp.host_folders import covers, names, secrets
+from kernel_mcp.host_folders.covers import TooManySecrets
 from kernel_mcp.host_folders.exposed import ExposedMount
-from kernel_mcp.host_folders.findings import TooManySecrets
+from kernel_mcp.host_folders.inodes import SharedInodes
 from kernel_mcp.host_folders.secrets import FILE, FIXED, FOLDER, KEPT
-from kernel_mcp.host_folders.walking import Walk
+from kernel_mcp.host_folders.walking import Walk, WalkRules
 
 
 @pytest.fixture
@@ -44,7 +45,7 @@ def covered(found: dict[tuple[str, ...], str]) -> dict[str, str]:
 def test_known_names_are_covered_at_any_depth(tmp_path: Path, root: int) -> None:
     make(tmp_path, ".env", "a/.env.local", "a/b/.ssh/id", ".config/gcloud/x", "a/.netrc")
     make(tmp_path, ".config/other/x", "env", "a/environment.yml", "a/b/ssh")
-    assert covered(Walk(root).all().covers) == {
+    assert covered(Walk(root).all().kinds) == {
         ".env": FILE,
         "a/.env.local": FILE,
         "a/.netrc": FILE,
@@ -69,7 +70,7 @@ def test_a_configuration_is_covered_when_it_holds_credentials(
 ) -> None:
     make(tmp_path, ".git/config", ".git/modules/m/config", "config", text=text)
     names = {".git/config", ".git/modules/m/config"} if wanted else set()
-    assert set(Walk(root).all().covers) == {tuple(name.split("/")) for name in names}
+    assert set(Walk(root).all().kinds) == {tuple(name.split("/")) for name in names}
 
 
 def test_copies_of_secrets_are_covered_whatever_their_names_end_in(
@@ -94,7 +95,7 @@ def test_copies_of_secrets_are_covered_whatever_their_names_end_in(
         "x_history.1",
     )
     make(tmp_path, *plain)
-    assert {"/".join(path) for path in Walk(root).all().covers} == wanted | keys | folders
+    assert {"/".join(path) for path in Walk(root).all().kinds} == wanted | keys | folders
 
 
 @pytest.mark.parametrize("moment", ["before", "after"])
@@ -104,7 +105,7 @@ def test_links_to_what_the_host_has_saved_anew_are_fixed_whenever_they_were_made
     """Code can make them until the new file is covered, or later by what it opened until then."""
     make(tmp_path, ".mcp.json", "other")
     (tmp_path / "twin of other").hardlink_to(tmp_path / "other")
-    walk = Walk(root, writable=True)
+    walk = Walk(root, WalkRules(writable=True))
     walk.all()
     make(tmp_path, "new")
     (tmp_path / "new").rename(tmp_path / ".mcp.json")
@@ -116,7 +117,7 @@ def test_links_to_what_the_host_has_saved_anew_are_fixed_whenever_they_were_made
         looked(walk, ".mcp.json")
         (tmp_path / "link").hardlink_to(tmp_path / ".mcp.json")
         assert looked(walk, "link") == [("link",)]
-    assert walk.findings.covers[("link",)] == FIXED
+    assert walk.covers.kinds[("link",)] == FIXED
     assert looked(walk, "other") == looked(walk, "twin of other") == []
 
 
@@ -144,7 +145,7 @@ def test_doors_are_covered(tmp_path: Path, root: int) -> None:
     os.mkfifo(tmp_path / "pipe")
     with closing(socket.socket(socket.AF_UNIX)) as one:
         one.bind(str(tmp_path / "s"))
-        assert covered(Walk(root).all().covers) == {"pipe": FILE, "s": FILE}
+        assert covered(Walk(root).all().kinds) == {"pipe": FILE, "s": FILE}
 
 
 def test_other_names_of_a_secret_are_covered(tmp_path: Path, root: int) -> None:
@@ -153,7 +154,7 @@ def test_other_names_of_a_secret_are_covered(tmp_path: Path, root: int) -> None:
     (tmp_path / ".env.link").symlink_to("sub/real")
     (tmp_path / ".env.out").symlink_to("/etc/passwd")
     (tmp_path / ".env.gone").symlink_to("nothing")
-    assert covered(Walk(root).all().covers) == {".env": FILE, "sub/hard": FILE, "sub/real": FILE}
+    assert covered(Walk(root).all().kinds) == {".env": FILE, "sub/hard": FILE, "sub/real": FILE}
 
 
 def test_a_covered_folder_keeps_its_cover_under_another_name(tmp_path: Path, root: int) -> None:
@@ -164,7 +165,7 @@ def test_a_covered_folder_keeps_its_cover_under_another_name(tmp_path: Path, roo
     (tmp_path / ".env").rename(tmp_path / "plain")
     assert looked(walk, "keys") == [("keys",)]
     assert looked(walk, "plain") == [("plain",)]
-    assert walk.findings.covers[("keys",)] == FOLDER
+    assert walk.covers.kinds[("keys",)] == FOLDER
 
 
 def test_nothing_is_covered_in_what_is_covered(tmp_path: Path, root: int) -> None:
@@ -172,7 +173,7 @@ def test_nothing_is_covered_in_what_is_covered(tmp_path: Path, root: int) -> Non
     walk = Walk(root)
     walk.all()
     assert looked(walk, ".aws", ".env") == []
-    assert covered(walk.findings.covers) == {".aws": FOLDER}
+    assert covered(walk.covers.kinds) == {".aws": FOLDER}
 
 
 def test_other_names_of_a_secret_that_is_new_are_covered(tmp_path: Path, root: int) -> None:
@@ -197,20 +198,20 @@ def test_what_is_new_is_looked_through(tmp_path: Path, root: int) -> None:
 
 def test_other_mounts_in_a_folder_are_left_to_themselves(tmp_path: Path, root: int) -> None:
     make(tmp_path, "inner/.env", ".env")
-    found = Walk(root, inner=[("inner",), (".env",)]).all()
-    assert found.covers == {}
+    found = Walk(root, WalkRules(inner=frozenset({("inner",), (".env",)}))).all()
+    assert found.kinds == {}
 
 
 def test_the_server_may_have_more_covered(tmp_path: Path, root: int) -> None:
     make(tmp_path, "plain", "log/x")
     own: dict[tuple[str, ...], str] = {("plain",): FILE, ("log",): FOLDER}
-    assert Walk(root, own=own).all().covers == own
+    assert Walk(root, WalkRules(own=own)).all().kinds == own
 
 
 def test_too_many_secrets_are_an_error_and_those_gone_do_not_count(
     tmp_path: Path, root: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(walking, "MOST_COVERS", 2)
+    monkeypatch.setattr(covers, "MOST_COVERS", 2)
     walk = Walk(root)
     for number in range(5):
         make(tmp_path, f".env.{number}")
@@ -224,13 +225,15 @@ def test_too_many_secrets_are_an_error_and_those_gone_do_not_count(
 def test_links_are_never_followed_by_the_walk(tmp_path: Path, root: int) -> None:
     (tmp_path / "loop").symlink_to(".")
     (tmp_path / "out").symlink_to("/")
-    assert Walk(root).all().folders == 1
+    walk = Walk(root)
+    walk.all()
+    assert walk.folders == 1
 
 
 def test_below_a_writable_mount_what_hosts_execute_is_fixed(tmp_path: Path, root: int) -> None:
     make(tmp_path, ".git/config", ".mcp.json", "a/.git/HEAD", "e/pyvenv.cfg", "e/bin/python")
     make(tmp_path, ".envrc", "a/plain", ".claude/.credentials.json")
-    assert covered(Walk(root, writable=True).all().covers) == {
+    assert covered(Walk(root, WalkRules(writable=True)).all().kinds) == {
         ".git": FIXED,
         ".mcp.json": FIXED,
         "a": KEPT,
@@ -240,16 +243,16 @@ def test_below_a_writable_mount_what_hosts_execute_is_fixed(tmp_path: Path, root
         ".claude": FIXED,
         ".claude/.credentials.json": FILE,
     }
-    assert FIXED not in Walk(root).all().covers.values()
+    assert FIXED not in Walk(root).all().kinds.values()
 
 
 def test_a_folder_becomes_an_environment_by_a_file_that_is_new(tmp_path: Path, root: int) -> None:
     make(tmp_path, "env/bin/python", "pyvenv.cfg")
-    walk = Walk(root, writable=True)
-    assert walk.all().covers == {}
+    walk = Walk(root, WalkRules(writable=True))
+    assert walk.all().kinds == {}
     make(tmp_path, "env/pyvenv.cfg")
     assert looked(walk, "env", "pyvenv.cfg") == [("env",)]
-    assert walk.findings.covers == {("env",): FIXED}
+    assert walk.covers.kinds == {("env",): FIXED}
 
 
 @pytest.mark.parametrize("inner", ["", "env/.envrc"])
@@ -257,14 +260,14 @@ def test_a_folder_is_fixed_for_a_file_as_long_as_that_is_there(
     tmp_path: Path, root: int, inner: str
 ) -> None:
     make(tmp_path, "env/bin/python", *filter(None, (inner,)))
-    walk = Walk(root, writable=True)
-    before = dict(walk.all().covers)
+    walk = Walk(root, WalkRules(writable=True))
+    before = dict(walk.all().kinds)
     for _ in range(2):
         make(tmp_path, "env/pyvenv.cfg")
         assert looked(walk, "env", "pyvenv.cfg") == [("env",)]
         (tmp_path / "env/pyvenv.cfg").unlink()
         assert walk.left(("env", "pyvenv.cfg"))
-        assert walk.findings.covers == before
+        assert walk.covers.kinds == before
     assert not walk.left(("env", "pyvenv.cfg"))
 
 
@@ -278,8 +281,8 @@ def test_a_fixed_path_is_told_by_its_name_where_nothing_is_yet(tmp_path: Path) -
 
 def test_strictly_covered_is_what_may_come_to_hold_credentials(tmp_path: Path, root: int) -> None:
     make(tmp_path, "a/.git/config", "a/.git/HEAD", "b/plain", "c/inner/x")
-    walk = Walk(root, strict=True, inner=[("c", "inner")])
-    assert covered(walk.all().covers) == {"a/.git/config": FILE}
+    walk = Walk(root, WalkRules(strict=True, inner=frozenset({("c", "inner")})))
+    assert covered(walk.all().kinds) == {"a/.git/config": FILE}
     assert walk.closed() == {(), ("a",), ("a", ".git"), ("c",)}
 
     def shows(path: str) -> str | None:
@@ -299,12 +302,12 @@ def test_a_file_that_has_the_number_of_a_deleted_secret_is_shown(tmp_path: Path,
     make(tmp_path, ".env", "plain")
     walk = Walk(root)
     walk.all()
-    (key,) = walk.findings.inodes
+    (key,) = walk.inodes.hidden
     other = (tmp_path / "plain").stat()
     # as Linux uses numbers again; the births differ
-    walk.findings.inodes[other.st_dev, other.st_ino] = walk.findings.inodes[key] - 1
+    walk.inodes.hidden[other.st_dev, other.st_ino] = walk.inodes.hidden[key] - 1
     assert looked(walk, "plain") == []
-    assert walk.findings.reused_inodes == [(other.st_dev, other.st_ino)]
+    assert walk.inodes.reused == [(other.st_dev, other.st_ino)]
     (tmp_path / "hard").hardlink_to(tmp_path / ".env")
     assert looked(walk, "hard") == [("hard",)]
 
@@ -316,7 +319,7 @@ def test_what_is_in_a_covered_folder_is_covered_under_names_elsewhere(
     (tmp_path / "key").hardlink_to(tmp_path / ".ssh/deep/id")
     (tmp_path / ".kube").symlink_to("cluster")
     walk = Walk(root)
-    assert covered(walk.all().covers) == {".ssh": FOLDER, "cluster": FOLDER, "key": FILE}
+    assert covered(walk.all().kinds) == {".ssh": FOLDER, "cluster": FOLDER, "key": FILE}
     make(tmp_path, ".ssh/fresh")
     assert looked(walk, ".ssh", "fresh") == []
     (tmp_path / ".ssh" / "fresh").rename(tmp_path / "taken")
@@ -328,10 +331,10 @@ def test_what_is_in_a_covered_folder_is_covered_under_names_elsewhere(
 def test_walks_that_share_what_they_know_cover_names_in_several_folders(tmp_path: Path) -> None:
     make(tmp_path, "one/.env", "two/plain")
     (tmp_path / "two" / "hard").hardlink_to(tmp_path / "one" / ".env")
-    inodes: dict[tuple[int, int], int] = {}
+    shared = SharedInodes()
     roots = [os.open(tmp_path / name, os.O_PATH | os.O_DIRECTORY) for name in ("one", "two")]
     try:
-        one, two = (Walk(each, inodes=inodes) for each in roots)
+        one, two = (Walk(each, shared=shared) for each in roots)
         two.all()
         one.all()
         assert two.linked(anyway=True) == [("hard",)]
@@ -343,7 +346,7 @@ def test_walks_that_share_what_they_know_cover_names_in_several_folders(tmp_path
 def test_what_was_covered_is_covered_again_however_many_there_are(
     tmp_path: Path, root: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(walking, "MOST_COVERS", 2)
+    monkeypatch.setattr(covers, "MOST_COVERS", 2)
     make(tmp_path, ".env", ".env.1")
     walk = Walk(root)
     walk.all()
@@ -362,7 +365,7 @@ def test_folders_deeper_than_a_path_can_name_are_covered(tmp_path: Path, root: i
         current = deeper
     os.close(os.open(".env", os.O_CREAT | os.O_WRONLY, dir_fd=current))
     os.close(current)
-    ((path, kind),) = Walk(root).all().covers.items()
+    ((path, kind),) = Walk(root).all().kinds.items()
     assert kind == FOLDER
     assert len(path) == 21
 
@@ -373,13 +376,13 @@ def test_folders_deeper_than_a_path_can_name_are_covered(tmp_path: Path, root: i
 )
 def test_names_are_known_in_any_case(tmp_path: Path, root: int, name: str) -> None:
     make(tmp_path, name)
-    assert list(Walk(root).all().covers) == [(name.split("/")[0],)]
+    assert list(Walk(root).all().kinds) == [(name.split("/")[0],)]
 
 
 @pytest.mark.parametrize("name", ["bare.git/config", ".git/config.worktree", ".gitconfig"])
 def test_settings_of_git_are_judged_wherever_they_are(tmp_path: Path, root: int, name: str) -> None:
     make(tmp_path, name, text="url = https://me:pass@host/x")
-    assert list(Walk(root).all().covers) == [tuple(name.split("/"))]
+    assert list(Walk(root).all().kinds) == [tuple(name.split("/"))]
 
 
 @pytest.mark.parametrize(
@@ -400,9 +403,9 @@ def test_names_are_judged_with_those_of_folders_above_the_mount(
     make(path, name if kind == FILE else f"{name}/x", text="url = https://me:pass@host/x")
     fd = os.open(path, os.O_PATH | os.O_DIRECTORY)
     try:
-        walk = Walk(fd, above=path.parts[1:])
-        assert covered(walk.all().covers) == {name: kind}
-        again = Walk(fd, above=path.parts[1:])
+        walk = Walk(fd, WalkRules(above=path.parts[1:]))
+        assert covered(walk.all().kinds) == {name: kind}
+        again = Walk(fd, WalkRules(above=path.parts[1:]))
         assert looked(again, *name.split("/")) == [tuple(name.split("/"))]
         shown = ExposedMount(Mount(path, str(path)))
         assert shown.covers_path(fd, tuple(name.split("/")))
@@ -413,7 +416,7 @@ def test_names_are_judged_with_those_of_folders_above_the_mount(
 def test_servers_of_models_are_judged_by_what_they_are_given(tmp_path: Path, root: int) -> None:
     make(tmp_path, "a/.mcp.json", text='{"env": {"API_KEY": "x"}}')
     make(tmp_path, "b/.mcp.json", text='{"command": "server"}')
-    assert list(Walk(root).all().covers) == [("a", ".mcp.json")]
+    assert list(Walk(root).all().kinds) == [("a", ".mcp.json")]
 
 
 def test_paths_for_people_are_text_of_one_line() -> None:
@@ -427,7 +430,7 @@ def test_other_names_of_what_hosts_execute_are_fixed_when_a_walk_begins(
     (tmp_path / "data" / "hook").hardlink_to(tmp_path / ".git/hooks/post-commit")
     (tmp_path / "servers").hardlink_to(tmp_path / ".mcp.json")
     (tmp_path / "data" / "same").hardlink_to(tmp_path / "data/plain")
-    covers = Walk(root, writable=True).all().covers
+    covers = Walk(root, WalkRules(writable=True)).all().kinds
     assert {path for path, kind in covers.items() if kind == FIXED} == {
         (".git",),
         (".mcp.json",),
@@ -440,24 +443,24 @@ def test_what_takes_the_place_of_something_fixed_that_has_gone_is_new(
     tmp_path: Path, root: int
 ) -> None:
     make(tmp_path, "repo/.git/HEAD")
-    walk = Walk(root, writable=True)
+    walk = Walk(root, WalkRules(writable=True))
     walk.all()
     assert not walk.left(("other",))
     assert walk.left(("repo", ".git"))
-    assert walk.findings.removed == [("repo", ".git"), ("repo",)]
-    assert walk.findings.covers == {}
+    assert walk.covers.removed == [("repo", ".git"), ("repo",)]
+    assert walk.covers.kinds == {}
 
 
 def test_what_hosts_execute_is_told_when_no_more_can_be_covered(
     tmp_path: Path, root: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(walking, "MOST_COVERS", 2)
-    walk = Walk(root, writable=True)
+    monkeypatch.setattr(covers, "MOST_COVERS", 2)
+    walk = Walk(root, WalkRules(writable=True))
     walk.all()
     make(tmp_path, ".env.1", ".env.2", "repo/.git/HEAD", ".envrc")
     for name in (".env.1", ".env.2", "repo", ".envrc"):
         looked(walk, name)
-    assert walk.findings.over_limit == [("repo", ".git"), (".envrc",)]
+    assert walk.covers.over_limit == [("repo", ".git"), (".envrc",)]
 
 
 KEY = "-----BEGIN OPENSSH PRIVATE KEY-----\n"
@@ -477,7 +480,7 @@ KEY = "-----BEGIN OPENSSH PRIVATE KEY-----\n"
 )
 def test_secrets_and_their_copies_are_covered(tmp_path: Path, root: int, name: str) -> None:
     make(tmp_path, name)
-    assert list(Walk(root).all().covers) == [tuple(name.split("/"))]
+    assert list(Walk(root).all().kinds) == [tuple(name.split("/"))]
 
 
 @pytest.mark.parametrize(
@@ -498,15 +501,15 @@ def test_keys_and_settings_are_judged_by_what_they_hold(
     tmp_path: Path, root: int, name: str, text: str, wanted: bool
 ) -> None:
     make(tmp_path, name, text=text)
-    assert (tuple(name.split("/")) in Walk(root).all().covers) == wanted
-    assert (tuple(name.split("/")) in Walk(root, strict=True).all().covers) == (
+    assert (tuple(name.split("/")) in Walk(root).all().kinds) == wanted
+    assert (tuple(name.split("/")) in Walk(root, WalkRules(strict=True)).all().kinds) == (
         wanted or secrets.settings_by_name(tuple(name.split("/")))
     )
 
 
 def test_a_key_beside_its_public_half_is_covered(tmp_path: Path, root: int) -> None:
     make(tmp_path, "id_of-a-token", "id_of-a-token.pub")
-    assert list(Walk(root).all().covers) == [("id_of-a-token",)]
+    assert list(Walk(root).all().kinds) == [("id_of-a-token",)]
 
 
 def test_what_a_link_of_a_secrets_name_will_lead_to_is_covered_once_it_is_there(
@@ -522,5 +525,5 @@ def test_what_a_link_of_a_secrets_name_will_lead_to_is_covered_once_it_is_there(
 def test_bare_repositories_are_fixed(tmp_path: Path, root: int) -> None:
     make(tmp_path, "own.git/HEAD", "own.git/objects/x", "own.git/refs/x", "own.git/config")
     make(tmp_path, "HEAD", "data/objects/x", "data/refs/x", "data/HEAD.csv")
-    covers = Walk(root, writable=True).all().covers
+    covers = Walk(root, WalkRules(writable=True)).all().kinds
     assert {path for path, kind in covers.items() if kind == FIXED} == {("own.git",)}

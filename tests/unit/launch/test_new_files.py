@@ -12,8 +12,8 @@ import pytest
 from kernel_mcp.config.mounts import Mount
 from kernel_mcp.host_folders import exposed, names
 from kernel_mcp.host_folders.exposed import ExposedMount
-from kernel_mcp.host_folders.walking import Walk
-from kernel_mcp.host_folders.watching import CODE, HOST, LIKELY, LOST
+from kernel_mcp.host_folders.makers import CODE, HOST, LIKELY, LOST
+from kernel_mcp.host_folders.walking import Walk, WalkRules
 from kernel_mcp.launch.new_files import MOST_NAMES, MOST_QUARANTINED, NewFileQuarantine
 
 CREDENTIALS = "token = abc\nurl = https://me:pass@host/x\n"
@@ -41,7 +41,7 @@ class Mounted:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.root = os.open(folder, os.O_PATH | os.O_DIRECTORY)
-        self.walk = Walk(self.root, above=folder.parts[1:], writable=True)
+        self.walk = Walk(self.root, WalkRules(above=folder.parts[1:], writable=True))
         self.shown = ExposedMount(Mount(folder, "/data", "rw"))
         self.session = Working()
         self.quarantine = NewFileQuarantine(lambda _event, _facts: None, ())
@@ -53,13 +53,13 @@ class Mounted:
     def begin(self) -> None:
         """Walk once, as a server does when it starts."""
         self.walk.all()
-        self.shown.covers.update(self.walk.findings.covers)
-        self.shown.note_links(self.walk.findings.covers)
+        self.shown.covers.update(self.walk.covers.kinds)
+        self.shown.note_links(self.walk.covers.kinds)
 
     def appeared(self, *parts: str, maker: str = CODE) -> None:
         """Do what the keeper and the server do about an entry."""
         for found in self.walk.one(parts):
-            covers = {path: self.walk.findings.covers[path] for path in found}
+            covers = {path: self.walk.covers.kinds[path] for path in found}
             self.shown.named_paths.update(self.walk.named_paths.all)
             aside = self.quarantine.note(self.shown, covers, dict.fromkeys(covers, maker))
             for path in covers:
