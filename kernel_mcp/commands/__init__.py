@@ -62,6 +62,7 @@ def run_doctor(argv: Sequence[str]) -> int:
     as_json, verbose = bool(flags.pop("json", False)), bool(flags.pop("verbose", False))
     print(_EXAMINING, file=sys.stderr, flush=True)
     settings = settings_from(flags)
+    from kernel_mcp.commands.doctor import diagnosis as report
     from kernel_mcp.commands.doctor import examine
 
     allow_many_files()
@@ -80,9 +81,9 @@ def run_doctor(argv: Sequence[str]) -> int:
         print(f"kernel-mcp doctor: the examination failed: {in_full(error)}", file=sys.stderr)
         return 1
     if as_json:
-        print(json.dumps(examine.as_json(diagnosis), indent=2))
+        print(json.dumps(report.as_json(diagnosis), indent=2))
     else:
-        print(examine.as_text(diagnosis, colour=is_terminal(sys.stdout), verbose=verbose))
+        print(report.as_text(diagnosis, colour=is_terminal(sys.stdout), verbose=verbose))
     return 0 if diagnosis.holds else 1
 
 

@@ -1,4 +1,4 @@
-"""Examine the sandbox backends of this machine; report as text or JSON."""
+"""Examine the sandbox backends of this machine."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import anyio
 
 from kernel_mcp import __version__
 from kernel_mcp.attached.source import told_of
 from kernel_mcp.barriers import in_full, refusal_of
+from kernel_mcp.commands.doctor.diagnosis import UNCOUNTED, Diagnosis, Examination
 from kernel_mcp.commands.doctor.trials import (
     CHECKPOINTS,
     LIMITS,
@@ -59,9 +59,8 @@ from kernel_mcp.limits.manager import ResourceManager
 from kernel_mcp.linux.process import find_program, own_places
 from kernel_mcp.linux.safe_tree import remove_tree
 from kernel_mcp.policy import Policy, profile_entries, profile_in_words
-from kernel_mcp.records import dataclass
-from kernel_mcp.sandbox.base import ContainerOptions, Sandbox, SandboxReport
-from kernel_mcp.sandbox.remedies import for_cgroups, surroundings
+from kernel_mcp.sandbox.base import ContainerOptions, Sandbox
+from kernel_mcp.sandbox.remedies import surroundings
 from kernel_mcp.sandbox.select import (
     AUTOMATIC,
     BACKENDS,
@@ -79,67 +78,6 @@ logger = logging.getLogger(__name__)
 UNCONFINED = "none"
 SHORT_FOLDER = "/var/tmp"
 """Short enough for socket paths, at most 107 bytes."""
-
-
-@dataclass(frozen=True, slots=True)
-class Examination:
-    """The findings on one backend; `problem` says why it is unusable."""
-
-    backend: str
-    problem: str = ""
-    checks: tuple[Check, ...] = ()
-    report: SandboxReport | None = None
-
-    def state(self, check: Check) -> str:
-        """Return `ok`, `fails`, or `gap` for a failed check that the backend does not promise."""
-        if check.passed:
-            return "ok"
-        promised = self.report is None or check.name not in self.report.unpromised
-        return "fails" if promised else "gap"
-
-    @property
-    def holds(self) -> bool:
-        """True if this backend enforces something, and all that it promises is in force."""
-        confines = self.report is not None and bool(self.report.enforced)
-        return confines and all(self.state(check) != "fails" for check in self.checks)
-
-
-@dataclass(frozen=True, slots=True)
-class Diagnosis:
-    """All examinations; `used` is the server's backend, `refusal` the reason why it has none.
-
-    `problem` is the reason why no backend could start a kernel. `policy` says what code may do,
-    `variables` what it finds in its environment. `attached` are external kernels, which no sandbox
-    confines.
-    """
-
-    versions: dict[str, str]
-    examinations: tuple[Examination, ...]
-    used: str
-    refusal: str = ""
-    problem: str = ""
-    policy: str = ""
-    missing: tuple[str, ...] = ()
-    variables: tuple[str, ...] = ()
-    attached: tuple[str, ...] = ()
-
-    @property
-    def advice(self) -> list[str]:
-        """Steps by which the user can resolve the problems found."""
-        found = list(self.missing)
-        report = next(
-            (each.report for each in self.examinations if each.backend == self.used), None
-        )
-        if report is not None and any(gap.startswith("no cgroup") for gap in report.gaps):
-            found.append(for_cgroups())
-        told = [line for each in self.examinations for line in each.problem.splitlines()]
-        return [*found, *(line for line in self.refusal.splitlines() if line not in told)]
-
-    @property
-    def holds(self) -> bool:
-        """True if the server's backend holds and kernels start."""
-        found = (item for item in self.examinations if item.backend == self.used)
-        return not self.problem and any(item.holds for item in found)
 
 
 async def examine_all(settings: Settings, progress: ProgressCallback) -> Diagnosis:
@@ -480,15 +418,12 @@ def _versions(environment: KernelEnvironment | None) -> dict[str, str]:
     return found
 
 
-_OFF = "immortal objects, which save each session 5 MiB, are off"
-
-
 def _uncounted(version: str) -> str:
     """Return a remark for a Python version without immortal objects; empty for the others."""
     tried = immortal.TRIED
     if version in tried:
         return ""
-    return f" ({_OFF}: on in {', '.join(tried)})"
+    return f" ({UNCOUNTED}: on in {', '.join(tried)})"
 
 
 def _bubblewrap() -> str:
@@ -497,126 +432,3 @@ def _bubblewrap() -> str:
         return "not installed"
     done = subprocess.run([program, "--version"], capture_output=True, text=True, check=False)
     return done.stdout.strip().removeprefix("bubblewrap ") or "unknown"
-
-
-_MARKS = {"ok": "ok", "gap": "gap", "fails": "FAILS"}
-_COLOURS = {"ok": "32", "gap": "33", "fails": "31"}
-FOUND_CHARS = 100
-
-
-def as_text(diagnosis: Diagnosis, *, colour: bool, verbose: bool = False) -> str:
-    """Return the problems, or with `verbose` everything, as text; the verdict is the last line."""
-    parts = [[f"{name:11} {version}" for name, version in diagnosis.versions.items()]]
-    parts += [_section(each, colour=colour) for each in diagnosis.examinations]
-    parts.append([*_about(diagnosis), *_verdict(diagnosis)])
-    if not verbose:
-        parts = [
-            [line for line in parts[0] if _OFF in line],
-            *(_unwell(each, diagnosis, colour=colour) for each in diagnosis.examinations),
-            *([[diagnosis.problem]] if diagnosis.problem else []),
-            _verdict(diagnosis),
-        ]
-    if diagnosis.advice:
-        parts.insert(-1, ["What you can do:", *_bullets(diagnosis.advice)])
-    return "\n\n".join("\n".join(part) for part in parts if part)
-
-
-def _unwell(examination: Examination, diagnosis: Diagnosis, *, colour: bool) -> list[str]:
-    """Return the problem or the failed checks of one backend; [] when another backend is used."""
-    if diagnosis.used and examination.backend != diagnosis.used:
-        return []
-    if examination.problem:
-        return _section(examination, colour=colour)
-    failed = [each for each in examination.checks if examination.state(each) == "fails"]
-    return _section(replace(examination, checks=tuple(failed)), colour=colour) if failed else []
-
-
-def as_json(diagnosis: Diagnosis) -> dict[str, Any]:
-    """Return the whole diagnosis as JSON values."""
-    return {
-        "holds": diagnosis.holds,
-        "used": diagnosis.used,
-        "refusal": diagnosis.refusal,
-        "problem": diagnosis.problem,
-        "policy": diagnosis.policy,
-        "variables": list(diagnosis.variables),
-        "attached": list(diagnosis.attached),
-        "advice": diagnosis.advice,
-        "versions": diagnosis.versions,
-        "backends": [_backend(item) for item in diagnosis.examinations],
-    }
-
-
-def _backend(examination: Examination) -> dict[str, Any]:
-    report = examination.report
-    return {
-        "backend": examination.backend,
-        "holds": examination.holds,
-        "problem": examination.problem,
-        "enforced": list(report.enforced) if report else [],
-        "gaps": list(report.gaps) if report else [],
-        "checks": [
-            {
-                "name": check.name,
-                "state": examination.state(check),
-                "found": check.found,
-                "remedy": "" if check.passed else check.remedy,
-            }
-            for check in examination.checks
-        ],
-    }
-
-
-def _section(examination: Examination, *, colour: bool) -> list[str]:
-    if examination.problem:
-        return [f"{examination.backend}: cannot be used", *_indented(examination.problem)]
-    verdict = "holds" if examination.holds else "does NOT hold"
-    if examination.report is not None and not examination.report.enforced:
-        verdict = "is no boundary"
-    lines = [f"{examination.backend}: {verdict}"]
-    width = max(len(check.name) for check in examination.checks)
-    for check in examination.checks:
-        state = examination.state(check)
-        found = "" if state == "ok" and check.found == "none" else _cut(check.found)
-        mark = f"{_MARKS[state]:5}"
-        if colour:
-            mark = f"\x1b[{_COLOURS[state]}m{mark}\x1b[0m"
-        lines.append(f"  {mark} {check.name:{width}}  {found}".rstrip())
-        if state == "fails" and examination.report is not None and examination.report.enforced:
-            lines.append(f"        what to do: {check.remedy}")
-    if examination.report is not None and examination.report.gaps:
-        lines += ["  does not protect from:", *_bullets(examination.report.gaps)]
-    return lines
-
-
-def _about(diagnosis: Diagnosis) -> list[str]:
-    """Return lines on the problem, the policy, the variables and the attachable kernels."""
-    lines = [diagnosis.problem] if diagnosis.problem else []
-    if diagnosis.used and diagnosis.policy:
-        lines.append(f"Policy {diagnosis.policy}")
-    if diagnosis.used and diagnosis.variables:
-        lines.append(f"Code reads the variables {', '.join(diagnosis.variables)}.")
-    if diagnosis.used and diagnosis.attached:
-        lines += ["Outside any sandbox, sessions may join:", *_bullets(diagnosis.attached)]
-    return lines
-
-
-def _verdict(diagnosis: Diagnosis) -> list[str]:
-    """Return the verdict, one sentence."""
-    if not diagnosis.used:
-        return ["A server with these flags would not start, as none of these can be used."]
-    holds = "which holds" if diagnosis.holds else "which does not hold"
-    return [f"A server with these flags uses {diagnosis.used}, {holds}."]
-
-
-def _bullets(texts: Sequence[str]) -> list[str]:
-    return [f"    - {text}" for text in texts]
-
-
-def _indented(text: str) -> list[str]:
-    return [f"  {line}" for line in text.splitlines()]
-
-
-def _cut(text: str) -> str:
-    line = " ".join(text.split())
-    return line if len(line) <= FOUND_CHARS else f"{line[: FOUND_CHARS - 1]}…"
