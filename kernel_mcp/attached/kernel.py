@@ -24,8 +24,10 @@ from kernel_mcp.attached.process import Connected
 from kernel_mcp.attached.targets import AttachTarget
 from kernel_mcp.errors import LaunchError
 from kernel_mcp.kernels.channels import Channel, Hearer, KernelChannels
-from kernel_mcp.kernels.kernel import MOST_NAMES, NAME_CHARS, Kernel, KnownNames, Run
+from kernel_mcp.kernels.kernel import Kernel
+from kernel_mcp.kernels.known_names import MOST_NAMES, NAME_CHARS, KnownNames
 from kernel_mcp.kernels.message_codec import Message, whole_number
+from kernel_mcp.kernels.run import Run
 from kernel_mcp.launch.base import KernelEnvironment
 from kernel_mcp.launch.process import KernelProcess
 from kernel_mcp.output.text import Masks, one_line

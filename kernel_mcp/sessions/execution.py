@@ -18,13 +18,14 @@ import anyio
 
 from kernel_mcp.barriers import Barrier
 from kernel_mcp.errors import KernelGone, LaunchError
-from kernel_mcp.kernels.kernel import UNSURE
+from kernel_mcp.kernels.run import UNSURE
 from kernel_mcp.launch import silence
 from kernel_mcp.linux.proc import ExitStatus, Usage, waits_for_machine
 from kernel_mcp.sessions.cell import AT_ONCE, Cell, CellOutcome, Phase, Status, StopReason
 
 if TYPE_CHECKING:
-    from kernel_mcp.kernels.kernel import Kernel, Run
+    from kernel_mcp.kernels.kernel import Kernel
+    from kernel_mcp.kernels.run import Run
 
 
 TICK_S = 0.25

@@ -7,7 +7,7 @@ import statistics
 import pytest
 
 from kernel_mcp.errors import LaunchError
-from kernel_mcp.kernels.kernel import UNSURE
+from kernel_mcp.kernels.run import UNSURE
 from kernel_mcp.sessions.cell import CellOutcome, Status
 from tests.escape.hostile_host import court, memory_growth, round_trips, text_of
 from tests.integration.agent import agent

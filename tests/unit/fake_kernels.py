@@ -17,8 +17,10 @@ from kernel_mcp.environments.uv import ProgressCallback
 from kernel_mcp.errors import EnvironmentBuildError, LaunchError
 from kernel_mcp.files.workspace import Workspace
 from kernel_mcp.kernels.factory import KernelRequest
-from kernel_mcp.kernels.kernel import Kernel, KnownNames, PendingReply, Run, Sink
+from kernel_mcp.kernels.kernel import Kernel, PendingReply
+from kernel_mcp.kernels.known_names import KnownNames
 from kernel_mcp.kernels.message_codec import Message
+from kernel_mcp.kernels.run import Run, Sink
 from kernel_mcp.launch.base import KernelEnvironment
 from kernel_mcp.launch.network import Network, NetworkAccess
 from kernel_mcp.limits.kernel import KernelLimits

@@ -12,7 +12,8 @@ import anyio
 import pytest
 
 from kernel_mcp.errors import LaunchError
-from kernel_mcp.kernels.kernel import Kernel, Run
+from kernel_mcp.kernels.kernel import Kernel
+from kernel_mcp.kernels.run import Run
 from kernel_mcp.linux.proc import Usage
 from kernel_mcp.output.outputs import OutputLog
 from kernel_mcp.sessions import execution

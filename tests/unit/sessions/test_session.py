@@ -12,7 +12,8 @@ import pytest
 from kernel_mcp.environments.uv import ProgressCallback
 from kernel_mcp.errors import InstallError, LaunchError
 from kernel_mcp.kernels.factory import KernelRequest
-from kernel_mcp.kernels.kernel import Kernel, Run, Sink
+from kernel_mcp.kernels.kernel import Kernel
+from kernel_mcp.kernels.run import Run, Sink
 from kernel_mcp.sessions.cell import Cell, Status
 from kernel_mcp.sessions.manager import Caller
 from kernel_mcp.sessions.session import Session

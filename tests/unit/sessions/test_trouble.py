@@ -16,7 +16,8 @@ from kernel_mcp.config.settings import Limits
 from kernel_mcp.environments.uv import ProgressCallback
 from kernel_mcp.errors import ServerFailure
 from kernel_mcp.kernels.factory import KernelRequest
-from kernel_mcp.kernels.kernel import Kernel, Run, Sink
+from kernel_mcp.kernels.kernel import Kernel
+from kernel_mcp.kernels.run import Run, Sink
 from kernel_mcp.linux.safe_tree import remove_tree
 from kernel_mcp.sessions.cell import Cell, Status
 from kernel_mcp.sessions.manager import Caller, SessionManager

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import Any, cast
 
 from kernel_mcp.kernels.channels import Channels
-from kernel_mcp.kernels.kernel import MOST_LOOKS, IdleWait, Run
 from kernel_mcp.kernels.message_codec import Message
+from kernel_mcp.kernels.run import MOST_LOOKS, IdleWait, Run
 
 ASKED = "asked"
 

@@ -1,0 +1,141 @@
+"""An execute request: its outcome, and the end of its output.
+
+Reply and output come on different channels, so a reply may arrive before earlier output. An `idle`
+may be lost or withheld: the kernel is then sent a request on the control channel. iopub is ordered,
+so no output of the cell can follow after the `idle` of that request.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+import anyio
+
+from kernel_mcp.errors import LaunchError
+from kernel_mcp.kernels.channels import Channel, KernelChannels
+from kernel_mcp.kernels.known_names import texts
+from kernel_mcp.kernels.message_codec import Message, WireError, failure_from, whole_number
+from kernel_mcp.output.items import Event, Failure
+
+Sink: TypeAlias = Callable[[Event], None]
+
+
+class Run:
+    """One execute request in flight; `finished` is set when it ended or the kernel died.
+
+    Only the first reply counts. `outputs` is the number of its output messages. `unsure` means that
+    no `idle` was received. `compiled` is False if the code was refused before it ran. `begun` is
+    True once the kernel has sent a message about it.
+    """
+
+    def __init__(self, sink: Sink, lift: Callable[[], None] = lambda: None) -> None:
+        """`lift` flushes the output that `sink` holds back."""
+        self.msg_id = ""
+        self.sink = sink
+        self.lift = lift
+        self.status: str | None = None
+        self.exit_code: int | None = None
+        self.compiled = True
+        self.removed: tuple[int, list[str]] = (0, [])
+        """Number of variables removed without a `del` that names them, and the first names."""
+        self.failure: Failure | None = None
+        self.finished = anyio.Event()
+        self.begun = False
+        self.outputs = 0
+        self.unsure = False
+        self._idle = False
+
+    def on_reply(self, content: dict[str, Any]) -> None:
+        """Set the outcome from an execute reply."""
+        if self.status is not None:
+            return
+        status = content.get("status")
+        if status == "error":
+            self.exit_code = whole_number(content.get("exit_code"))
+            self.compiled = content.get("begun") is not False
+            with contextlib.suppress(WireError):
+                self.failure = failure_from(content)
+        self.status = status if status in ("ok", "error", "aborted") else "error"
+        self.removed = _removed(content.get("removed"))
+        if self._idle:
+            self.end()
+
+    def on_idle(self) -> None:
+        """Note that no more output of this request can follow."""
+        self._idle = True
+        if self.status is not None:
+            self.end()
+
+    def end(self) -> None:
+        """Flush remaining output, and set `finished`."""
+        self.lift()
+        self.finished.set()
+
+
+LOOK_S = 2.0
+"""Seconds to wait for the `idle` before a control request is sent, and between later checks."""
+MOST_LOOKS = 30
+"""Number of checks after which a cell is ended whose kernel keeps sending or does not answer."""
+UNSURE = (
+    "The kernel did not say where the output of this cell ends: some of it may be missing here, or "
+    "come with a later cell"
+)
+
+
+class IdleWait:
+    """Ends a `run` whose reply has arrived, even without its `idle`."""
+
+    def __init__(self, run: Run, channels: KernelChannels) -> None:
+        self._run = run
+        self._channels = channels
+        self._asked = ""
+        self._answered = False
+        self._seen = -1
+        self._looks = 0
+        self._look_later()
+
+    def hear(self, channel: Channel, message: Message) -> None:
+        """Handle a message, which may be the answer to the control request."""
+        if not self._asked or message.parent != self._asked or self._run.finished.is_set():
+            return
+        if channel == "control":
+            self._answered = True
+        elif message.kind == "status" and message.content.get("execution_state") == "idle":
+            self._give_up()
+
+    def _look(self) -> None:
+        if self._run.finished.is_set():
+            return
+        self._looks += 1
+        quiet = self._channels.received == self._seen and not self._channels.resting
+        if (self._answered and quiet) or self._looks > MOST_LOOKS or not self._ask():
+            self._give_up()
+            return
+        self._seen = self._channels.received
+        self._look_later()
+
+    def _ask(self) -> bool:
+        """Send the control request, once; return False if the kernel accepts none."""
+        if not self._asked:
+            try:
+                self._asked = self._channels.send("control", "kernel_info_request", {})
+            except LaunchError:
+                return False
+        return True
+
+    def _give_up(self) -> None:
+        self._run.unsure = True
+        self._run.end()
+
+    def _look_later(self) -> None:
+        self._channels.call_later(LOOK_S, self._look)
+
+
+def _removed(value: object) -> tuple[int, list[str]]:
+    """Return the `removed` of an execute reply, a number and names; 0 for malformed data."""
+    if not isinstance(value, list) or len(value) != 2:
+        return 0, []
+    count, names = whole_number(value[0]), texts(value[1])
+    return max(count or 0, len(names)), names
