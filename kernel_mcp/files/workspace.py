@@ -12,7 +12,6 @@ import os
 import stat
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 from threading import Lock
 
@@ -36,17 +35,22 @@ from kernel_mcp.files.folders import (
     owner_of,
     replace_file,
 )
+from kernel_mcp.files.paths import (
+    ResolvedPath,
+    check_writable,
+    entered,
+    exact,
+    hidden_error,
+    parts_of,
+)
 from kernel_mcp.files.streams import Condition, OpenFile, Upload, check, nearest, require
-from kernel_mcp.host_folders.exposed import ExposedMount, acting_as_owner
+from kernel_mcp.host_folders.exposed import ExposedMount
 from kernel_mcp.linux.safe_tree import Opener, empty_tree, open_beneath, remove_tree
 from kernel_mcp.linux.walk import TreeSize, entries_within, measure
 from kernel_mcp.output.images import sniff
-from kernel_mcp.output.text import escaped, one_line
 from kernel_mcp.records import dataclass
 from kernel_mcp.units import KIB, MIB
 
-GUEST_ROOT = "/workspace"
-"""Path of the folder inside the sandbox."""
 PAGE_CHARS = 30_000
 BINARY_BYTES = 48 * KIB
 """Largest binary file that is returned whole in an answer; pictures have the limit of files."""
@@ -252,7 +256,7 @@ class Workspace:
             if not place.parts:
                 raise WorkspaceError(f"{path!r} is a folder that stays.", errno.EACCES)
             if place.mount is not None:
-                _check_writable(place.mount, place)
+                check_writable(place.mount, place)
             with self._opened(place, os.O_PATH | os.O_NOFOLLOW) as found:
                 is_folder = stat.S_ISDIR(os.fstat(found).st_mode)
             with folders.explained(path), place.acting():
@@ -264,14 +268,14 @@ class Workspace:
                 finally:
                     os.close(parent)
 
-    def _check_target(self, path: str, place: _ResolvedPath) -> None:
+    def _check_target(self, path: str, place: ResolvedPath) -> None:
         """Raise WorkspaceError unless a file may be written there."""
         if not place.parts or path.endswith("/"):
             raise WorkspaceError(
                 f"{path!r} names a folder. Give the path of a file to write.", errno.EISDIR
             )
         if place.mount is not None:
-            _check_writable(place.mount, place)
+            check_writable(place.mount, place)
 
     def _reserve(self, more: int, some: int) -> int:
         """Reserve `more` bytes for an upload, up to `some` if available; return the number.
@@ -329,37 +333,6 @@ class Workspace:
                 os.close(parent)
             with contextlib.suppress(OSError):
                 os.rmdir(above, dir_fd=root)
-
-    def _parts(self, path: str) -> tuple[str, ...]:
-        """Return the components of a caller's path, relative to the workspace."""
-        if "\0" in path or len(path) > 4096:
-            raise WorkspaceError("The path is too long or contains a NUL character.")
-        try:
-            os.fsencode(path)
-        except UnicodeEncodeError:
-            raise WorkspaceError(
-                f"{one_line(path)} is no usable path: use plain Unicode."
-            ) from None
-        inner = path
-        for prefix in (GUEST_ROOT, str(self.root)):
-            if path == prefix or path.startswith(f"{prefix}/"):
-                inner = path[len(prefix) :].lstrip("/")
-                break
-        parts: list[str] = []
-        outside = inner.startswith("/") or inner.split("/")[0] == "~"
-        for part in inner.split("/"):
-            if part == "..":
-                outside = outside or not parts
-                del parts[-1:]
-            elif part not in ("", "."):
-                parts.append(part)
-        if outside:
-            raise WorkspaceError(
-                f"{path!r} is outside the workspace. Use a path relative to it, such as "
-                "'data/input.csv'; absolute paths may only begin with /workspace/.",
-                errno.EACCES,
-            )
-        return tuple(parts)
 
     def _check_room(self, root: int, size: int, names: int) -> int:
         """Raise WorkspaceError unless `size` bytes and `names` more files and folders fit.
@@ -425,54 +398,23 @@ class Workspace:
             os.close(fd)
 
     @contextlib.contextmanager
-    def _resolve(self, path: str) -> Iterator[_ResolvedPath]:
+    def _resolve(self, path: str) -> Iterator[ResolvedPath]:
         """Resolve a path: below the workspace, or for an absolute one below a mounted folder."""
         absolute = os.path.normpath(path) if path.startswith("/") and "\0" not in path else ""
         for shown in reversed(self._mounts):
             parts = shown.parts(absolute) if absolute else None
             if parts is not None:
-                with _entered(shown, path) as root:
-                    yield self._exact(_ResolvedPath(path, root, parts, shown))
+                with entered(shown, path) as root:
+                    yield exact(ResolvedPath(path, root, parts, shown), self._opener)
                 return
-        parts = self._parts(path)
+        parts = parts_of(path, self.root)
         with self._root() as root:
-            yield self._exact(_ResolvedPath(path, root, parts))
-
-    def _exact(self, place: _ResolvedPath) -> _ResolvedPath:
-        """Return a path in which names that were copied from a listing are those on disk.
-
-        A listing shows characters that hide text, and bytes that are not UTF-8, as escapes.
-        """
-        if not any("\\" in part for part in place.parts):
-            return place
-        parts: list[str] = []
-        for part in place.parts:
-            parts.append(self._on_disk(place, parts, part) if "\\" in part else part)
-        return replace(place, parts=tuple(parts))
-
-    def _on_disk(self, place: _ResolvedPath, above: Sequence[str], shown: str) -> str:
-        """Return the only name in the folder `above` that is `shown` so; `shown` without one."""
-        try:
-            with place.acting():
-                fd = open_beneath(place.root, tuple(above), FOLDER, opener=self._opener)
-        except OSError:
-            return shown
-        try:
-            with place.acting(), os.scandir(fd) as entries:
-                names = [entry.name for entry in entries]
-        except OSError:
-            return shown
-        finally:
-            os.close(fd)
-        if shown in names:
-            return shown
-        found = [each for each in names if shown in (one_line(each), escaped(one_line(each)))]
-        return found[0] if len(found) == 1 else shown
+            yield exact(ResolvedPath(path, root, parts), self._opener)
 
     @contextlib.contextmanager
-    def _opened(self, place: _ResolvedPath, flags: int) -> Iterator[int]:
+    def _opened(self, place: ResolvedPath, flags: int) -> Iterator[int]:
         if place.mount is not None and place.mount.covers_path(place.root, place.parts):
-            raise _is_masked(place)
+            raise hidden_error(place)
         try:
             with place.acting():
                 fd = open_beneath(place.root, place.on_disk, flags, opener=self._opener)
@@ -483,13 +425,13 @@ class Workspace:
         try:
             info = os.fstat(fd)
             if place.mount is not None and place.mount.covers_file(info):
-                raise _is_masked(place)
+                raise hidden_error(place)
             yield fd
         finally:
             os.close(fd)
 
     @contextlib.contextmanager
-    def _file(self, place: _ResolvedPath) -> Iterator[tuple[int, os.stat_result]]:
+    def _file(self, place: ResolvedPath) -> Iterator[tuple[int, os.stat_result]]:
         """Yield a descriptor of a regular file, open for reading, and its stat."""
         with self._opened(place, os.O_RDONLY) as fd:
             info = os.fstat(fd)
@@ -498,7 +440,7 @@ class Workspace:
             with folders.explained(place.path):
                 yield fd, info
 
-    def _not_found(self, place: _ResolvedPath) -> WorkspaceError:
+    def _not_found(self, place: ResolvedPath) -> WorkspaceError:
         parts = place.on_disk
         for depth in range(len(parts) - 1, -1, -1):
             with contextlib.suppress(OSError), place.acting():
@@ -510,77 +452,3 @@ class Workspace:
                 folder = place.prefix + "/".join(parts[:depth])
                 return folders.not_found(place.path, folder, parts[depth], listing)
         return WorkspaceError(f"There is no file {place.path!r}.", errno.ENOENT)
-
-
-@dataclass(frozen=True, slots=True)
-class _ResolvedPath:
-    """A caller's `path` resolved to `parts` below the open folder `root`, of a mount if `mount`."""
-
-    path: str
-    root: int
-    parts: tuple[str, ...]
-    mount: ExposedMount | None = None
-
-    @property
-    def on_disk(self) -> tuple[str, ...]:
-        """The parts below `root`, which for a single mounted file is the folder it is in."""
-        single = self.mount is not None and self.mount.single
-        return (self.mount.mount.host.name,) if self.mount and single else self.parts
-
-    def acting(self) -> contextlib.AbstractContextManager[None]:
-        """Return a context in which a root server acts with the rights of the mount's owner.
-
-        Outside of mounts the context does nothing.
-        """
-        if self.mount is None:
-            return contextlib.nullcontext()
-        return acting_as_owner(self.mount.mount.host)
-
-    @property
-    def prefix(self) -> str:
-        """Prefix of paths below `root` in answers."""
-        return "" if self.mount is None else f"{self.mount.mount.guest}/"
-
-    @property
-    def name(self) -> str:
-        """Name of the file or folder in answers."""
-        return (self.prefix + "/".join(self.parts)).rstrip("/")
-
-
-@contextlib.contextmanager
-def _entered(shown: ExposedMount, path: str) -> Iterator[int]:
-    with contextlib.ExitStack() as stack:
-        with folders.explained(path):
-            root = stack.enter_context(shown.open_folder())
-        yield root
-
-
-def _is_masked(place: _ResolvedPath) -> WorkspaceError:
-    host = place.name if place.mount is None else place.mount.mount.host.joinpath(*place.parts)
-    return WorkspaceError(
-        f"{place.path!r} is covered: it is, or has the name of, a secret or of something that no "
-        "regular file or folder is. Code finds it empty. If it is a regular file, the operator can "
-        f"show that one with --mount {host}.",
-        errno.EACCES,
-    )
-
-
-def _check_writable(shown: ExposedMount, place: _ResolvedPath) -> None:
-    """Raise WorkspaceError unless tools may write a file of a mount there."""
-    if not shown.mount.writable:
-        raise WorkspaceError(
-            f"{place.path!r} is in {shown.mount.guest}, which the operator mounted read-only. "
-            "Write into the workspace instead, with a relative path.",
-            errno.EROFS,
-        )
-    if shown.single:
-        text = f"{place.path!r} is a mounted file: change it with code."
-        raise WorkspaceError(text, errno.EACCES)
-    if shown.covers_path(place.root, place.parts):
-        raise _is_masked(place)
-    if shown.is_read_only(place.parts):
-        raise WorkspaceError(
-            f"{place.path!r} stays read-only, as programs of the host execute what is there, or "
-            "take commands from it. The operator can mount it by its own name with :rw.",
-            errno.EACCES,
-        )
