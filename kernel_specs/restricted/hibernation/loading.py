@@ -34,6 +34,7 @@ class Loading:
         self._segments: list[dict[str, Any]] = list(arrival.header["segments"])
         self._unpickler: NotebookUnpickler | None = None
         self._nans: dict[int, float] = {}
+        self._classes: list[type] = []
         self._names: list[str] = []
         self._modules: Mapping[str, list[str]] = {}
         self._values: dict[str, Any] = {}
@@ -109,7 +110,11 @@ class Loading:
                 self._forget()
                 raise
             self._unpickler = NotebookUnpickler(
-                pickles, iter(buffers), nans=self._nans, ask=lambda: self._ask()
+                pickles,
+                iter(buffers),
+                nans=self._nans,
+                classes=self._classes,
+                ask=lambda: self._ask(),
             )
         return self._names.pop(0) if self._names else None
 

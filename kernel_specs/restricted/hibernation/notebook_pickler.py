@@ -318,20 +318,38 @@ class IdentityPickler(NotebookPickler):
 
 
 class NotebookUnpickler(pickle.Unpickler):
-    """Loads values of a dump; `nans` are those of its other segments, by number."""
+    """Loads values of a dump; `nans` are those of its other segments, by number.
+
+    `classes` collects the classes of cells, which a later segment may refer to: until then only
+    the registry of an abstract class, with weak references, may have them.
+    """
 
     def __init__(
-        self, file: Any, buffers: Iterable[Any], *, nans: dict[int, float], ask: Ask
+        self,
+        file: Any,
+        buffers: Iterable[Any],
+        *,
+        nans: dict[int, float],
+        classes: list[type],
+        ask: Ask,
     ) -> None:
         """`ask` is called for each class."""
         super().__init__(file, buffers=buffers)
         self._nans = nans
+        self._classes = classes
         self._ask = ask
 
     def find_class(self, module: str, name: str) -> Any:
         """Return a class or function by name, also by one in a dump of an earlier version."""
         self._ask()
-        return (module == pickles.__name__ and _MOVED.get(name)) or super().find_class(module, name)
+        moved = module == pickles.__name__ and _MOVED.get(name)
+        found = moved or super().find_class(module, name)
+        return self._make_class if found is objects.make_class else found
+
+    def _make_class(self, make: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
+        made = objects.make_class(make, arguments)
+        self._classes.append(made)
+        return made
 
     def persistent_load(self, pid: Any) -> Any:
         """Return the object that `IdentityPickler` has given this id."""

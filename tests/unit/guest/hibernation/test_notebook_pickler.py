@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import abc
+import gc
 import io
 import logging
 import sys
 import threading
+import weakref
 from types import SimpleNamespace
 from typing import Any
 
@@ -31,9 +34,11 @@ def pickled(value: object) -> io.BytesIO:
     return file
 
 
-def read(file: io.BytesIO) -> Any:
-    """The value of a pickle."""
-    return NotebookUnpickler(file, (), nans={}, ask=bool).load()
+def read(file: io.BytesIO, classes: list[type] | None = None) -> Any:
+    """The value of a pickle; `classes` are those of its dump."""
+    return NotebookUnpickler(
+        file, (), nans={}, classes=[] if classes is None else classes, ask=bool
+    ).load()
 
 
 def use_console(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -88,3 +93,22 @@ def test_a_handler_of_logging_comes_back_with_a_lock_of_its_own(
     found = read(pickled(collecting))
     found.handle(logging.makeLogRecord({"msg": "second"}))
     assert (found.seen, found.level) == (["first", "second"], 5)
+
+
+def test_a_class_that_only_a_registry_refers_to_stays_until_its_variable_is_loaded() -> None:
+    class Base(abc.ABC):  # noqa: B024
+        pass
+
+    class Registered:
+        pass
+
+    Base.register(Registered)
+    files = [pickled(Base), pickled(Registered)]
+    gone = weakref.ref(Registered)
+    del Base, Registered
+    gc.collect()
+    assert gone() is None
+    classes: list[type] = []
+    base = read(files[0], classes)
+    gc.collect()
+    assert issubclass(read(files[1], classes), base)

@@ -25,7 +25,7 @@ def passed_on(value: object) -> tuple[Any, list[str]]:
     )
     pickler.dump(value)
     file.seek(0)
-    return NotebookUnpickler(file, (), nans={}, ask=bool).load(), list(pickler.changes)
+    return NotebookUnpickler(file, (), nans={}, classes=[], ask=bool).load(), list(pickler.changes)
 
 
 class Plain:
