@@ -8,12 +8,11 @@ as parent. The sockets stay open when a kernel of the session is replaced.
 from __future__ import annotations
 
 import asyncio
-import fnmatch
 import json
 import math
 import secrets
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import field
 from pathlib import Path
 from typing import Any
@@ -28,14 +27,14 @@ from kernel_mcp import __version__
 from kernel_mcp.barriers import Barrier
 from kernel_mcp.endpoints.iopub import IOPub
 from kernel_mcp.endpoints.messages import Messages, Request, WireError, failure, shown
-from kernel_mcp.endpoints.plain import plain, plain_cell, plain_reply
+from kernel_mcp.endpoints.plain import plain, plain_reply
+from kernel_mcp.endpoints.record import as_json, begun_of, history_of, last_of
 from kernel_mcp.errors import InputError, KernelMcpError
 from kernel_mcp.kernels.message_codec import PROTOCOL_VERSION, header
 from kernel_mcp.output.items import Event
 from kernel_mcp.output.text import notice, visible
 from kernel_mcp.records import dataclass
 from kernel_mcp.sessions.cell import PERSON, Cell, Status
-from kernel_mcp.sessions.notebook_export import cell_as_json
 from kernel_mcp.sessions.session import Session
 
 SHELL, IOPUB, STDIN, CONTROL, HEARTBEAT = 1, 2, 3, 4, 5
@@ -47,11 +46,6 @@ MOST_BYTES = 32 * 1024 * 1024
 MOST_CODE_CHARS = 1_000_000
 LINGER_MS = 100
 """Milliseconds for the last messages to clients when a session ends."""
-MOST_CELLS = 1000
-"""Most cells, the last ones, in an answer about the history or the record."""
-MOST_CELL_BYTES = 2 * 1024 * 1024
-"""Most bytes of a cell in the record."""
-MOST_RECORD_BYTES = 8 * 1024 * 1024
 MEANT_S = 2.0
 """Seconds after the end of a person's cell in which an interrupt still counts for that cell."""
 _NOT_HERE = "A session has one kernel, which its server starts and ends"
@@ -177,12 +171,12 @@ class KernelEndpoint:
         `left_out` is the number of the others, `seen` that of the last message about these cells.
         """
         cells = self.session.cells
-        begun = [cell for cell in cells[-MOST_CELLS:] if cell.started is not None or cell.outcome]
+        begun = begun_of(cells)
         if self._iopub is not None:
             self._iopub.flush()
         seen = self._messages.sent
-        going = {cell.number: _as_json(cell) for cell in begun if not cell.finished.is_set()}
-        found = await anyio.to_thread.run_sync(_last_of, begun, going)
+        going = {cell.number: as_json(cell) for cell in begun if not cell.finished.is_set()}
+        found = await anyio.to_thread.run_sync(last_of, begun, going)
         return {
             "cells": found,
             "left_out": len(cells) - len(found),
@@ -407,26 +401,8 @@ class KernelEndpoint:
         return plain_reply(request.kind, found) if self._plain else found
 
     async def _history(self, request: Request) -> dict[str, Any]:
-        found = await anyio.to_thread.run_sync(self._recorded, request.content)
+        found = await anyio.to_thread.run_sync(history_of, self.session.cells, request.content)
         return {"status": "ok", "history": found}
-
-    def _recorded(self, wanted: Mapping[str, Any]) -> list[Any]:
-        """Return cells in the format of Jupyter's history: session, number, code."""
-        cells = self.session.cells
-        last, first = len(cells), max(0, len(cells) - MOST_CELLS)
-        if wanted.get("hist_access_type") == "range":
-            begin, end = wanted.get("start"), wanted.get("stop")
-            first = max(first, begin - 1) if isinstance(begin, int) else first
-            last = min(last, end - 1) if isinstance(end, int) else last
-        rows = [(each.number, each.code) for each in (cells[k] for k in range(first, last))]
-        if wanted.get("hist_access_type") == "search":
-            pattern = str(wanted.get("pattern") or "*")
-            rows = [each for each in rows if fnmatch.fnmatchcase(each[1], pattern)]
-        most = wanted.get("n")
-        if isinstance(most, int) and most >= 0:
-            rows = rows[-most:] if most else []
-        output = wanted.get("output") is True
-        return [[1, number, [code, None] if output else code] for number, code in rows if code]
 
     async def _comms(self, _: Request) -> dict[str, Any]:
         return {"status": "ok", "comms": {}}
@@ -473,19 +449,6 @@ class KernelEndpoint:
         return Barrier("serving the front of a session", self.session.handle)
 
 
-def _last_of(cells: Sequence[Cell], known: Mapping[int, dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the last cells as JSON, within `MOST_RECORD_BYTES`; `known` has some, by number."""
-    found: list[dict[str, Any]] = []
-    left = MOST_RECORD_BYTES
-    for cell in reversed(cells):
-        made = known.get(cell.number) or _as_json(cell)
-        left -= len(json.dumps(made))
-        if left < 0 and found:
-            break
-        found.insert(0, made)
-    return found
-
-
 def _besides(request: Request) -> dict[str, Any]:
     """Return payloads and user expressions for an execute reply: no expression is evaluated."""
     asked = request.content.get("user_expressions")
@@ -497,10 +460,6 @@ def _besides(request: Request) -> dict[str, Any]:
 def _about(cell: Cell, *, written: bool) -> dict[str, Any]:
     """Return metadata for messages; `written` is True if the client stores the outputs itself."""
     return {"kernel-mcp": {"cell": cell.number, "written": written}}
-
-
-def _as_json(cell: Cell) -> dict[str, Any]:
-    return plain_cell(cell_as_json(cell, MOST_CELL_BYTES))
 
 
 def _seen(sent: asyncio.Future[Any]) -> None:
