@@ -21,7 +21,7 @@ from kernel_mcp.records import dataclass
 
 PIDFD_SIGNAL_PROCESS_GROUP = 1 << 2
 """<linux/pidfd.h>; Linux 6.9 and later."""
-_STOPPED = (b"T", b"t")
+_STOPPED, _ENDED = (b"T", b"t"), (b"Z", b"X")
 
 
 class WatchedProcess:
@@ -405,3 +405,26 @@ def _ancestors(pid: int) -> Iterator[int]:
             pid = int(stat.rpartition(b")")[2].split()[1])
             if pid:
                 yield pid
+
+
+def private_bytes(pid: int) -> int:
+    """Return the bytes of private resident memory of a process. Raises OSError if it has ended."""
+    _, resident, shared, *_ = map(int, Path(f"/proc/{pid}/statm").read_bytes().split())
+    return (resident - shared) * os.sysconf("SC_PAGE_SIZE")
+
+
+def is_zombie(pid: int) -> bool:
+    """Return True if a process has ended; its first thread may end before the others."""
+    with ignore_missing:
+        return _stat(pid)[0] in _ENDED and len(threads(pid)) < 2
+    return True
+
+
+def set_oom_score(pid: int, pidfd: int, score: int) -> None:
+    """Set oom_score_adj of a process: the highest is killed first. Raises OSError."""
+    fd = os.open(f"/proc/{pid}/oom_score_adj", os.O_WRONLY | os.O_CLOEXEC)
+    try:
+        signal.pidfd_send_signal(pidfd, 0)  # raises if the pid was reused meanwhile
+        os.write(fd, str(score).encode())
+    finally:
+        os.close(fd)

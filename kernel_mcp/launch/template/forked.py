@@ -1,4 +1,4 @@
-"""The processes of a forked kernel: the init of its sandbox, and the kernel itself."""
+"""The processes of a kernel that a template has forked, or a checkpoint of one."""
 
 from __future__ import annotations
 
@@ -7,15 +7,19 @@ import os
 import signal
 from collections.abc import Callable
 from contextlib import ExitStack
+from typing import Protocol
 
 from kernel_mcp.errors import LaunchError
-from kernel_mcp.launch.process import OnEnd
+from kernel_mcp.launch.checkpoint import Checkpoint, ResumedKernel
+from kernel_mcp.launch.process import OnEnd, SandboxProcesses
 from kernel_mcp.launch.readiness import StderrTail
 from kernel_mcp.launch.template.process import Fork
-from kernel_mcp.linux.proc import WatchedProcess, pid_of
+from kernel_mcp.linux.proc import WatchedProcess, pid_of, wait_status
 
 STATUS_S = 1.0
 """Seconds to wait for a kernel's exit status after its end."""
+LOOK_S = 0.005
+"""Seconds between two checks of something that ends soon."""
 
 
 class Forked:
@@ -112,3 +116,96 @@ class Forked:
 
 def _nothing() -> None:
     """Ignore the end of a closed kernel."""
+
+
+class SharedSandbox(Protocol):
+    """The sandbox of several kernels: its init, and the end of what that prints."""
+
+    init: WatchedProcess
+    tail: StderrTail
+
+    def needed(self, beside: SandboxProcesses) -> bool:
+        """Return True if another kernel, or a checkpoint, needs the sandbox."""
+
+    def kill(self) -> None:
+        """Send SIGKILL to the init."""
+
+
+class ResumedProcess:
+    """The processes of a kernel that a checkpoint has forked."""
+
+    wrapped = False
+
+    def __init__(
+        self, resumed: ResumedKernel, checkpoint: Checkpoint, group: SharedSandbox
+    ) -> None:
+        self.tail = group.tail
+        self._group = group
+        self._loop = asyncio.get_running_loop()
+        self._status: int | None = None
+        self._over = False
+        self._end_by = 0.0
+        self._later: asyncio.TimerHandle | None = None
+        self._on_end: OnEnd = lambda _code: None
+        self.kernel = WatchedProcess(
+            resumed.pid, self._loop, self._on_kernel_end, pidfd=resumed.pidfd
+        )
+        checkpoint.when_ended(resumed.number, self._on_status)
+
+    @property
+    def pids(self) -> list[int]:
+        """Process ids of the init and the kernel."""
+        return [self._group.init.pid, self.kernel.pid]
+
+    def begin(self, on_end: OnEnd) -> None:
+        """Call `on_end` when the kernel ends."""
+        self._on_end = on_end
+
+    def adopt(self, pid: int) -> None:
+        """Do nothing: the process is known from the beginning."""
+
+    def kill(self) -> None:
+        """Send SIGKILL to the kernel, and to all processes if nothing else needs the sandbox."""
+        self.kernel.signal(signal.SIGKILL)
+        self.kernel.continue_parent()
+        if not self._group.needed(self):
+            self._group.kill()
+
+    async def settled(self) -> None:
+        """Return at once: all processes are known from the beginning."""
+
+    async def gone(self) -> None:
+        """Wait until the kernel is gone."""
+        await self.kernel.gone.wait()
+
+    def close(self) -> None:
+        """Close its descriptor; the tail belongs to the group."""
+        if self._later is not None:
+            self._later.cancel()
+        self.kernel.close()
+
+    def _on_kernel_end(self) -> None:
+        self._end_by = self._loop.time() + STATUS_S
+        self._look()
+
+    def _on_status(self, status: int) -> None:
+        self._status = status
+        if self.kernel.gone.is_set():
+            self._look()
+
+    def _look(self) -> None:
+        """Report the end with the status that Linux shows, else with that of the checkpoint.
+
+        Without either, try again until `STATUS_S` after the end.
+        """
+        if self._over:
+            return
+        status = wait_status(self.kernel.pidfd)
+        status = self._status if status is None else status
+        if status is None and self._loop.time() < self._end_by:
+            if self._later is not None:
+                self._later.cancel()
+            self._later = self._loop.call_later(LOOK_S, self._look)
+            return
+        self._over = True
+        self._on_end(None if status is None else os.waitstatus_to_exitcode(status))

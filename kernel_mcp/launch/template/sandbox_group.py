@@ -12,7 +12,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AsyncExitStack, ExitStack
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Protocol
 
 import anyio
@@ -20,34 +19,32 @@ import anyio
 from kernel_mcp.barriers import ignore_missing
 from kernel_mcp.errors import LaunchError
 from kernel_mcp.launch.base import ConnectionInfo, hold_little, take_no_descriptors
-from kernel_mcp.launch.checkpoint import Checkpoint, ResumedKernel
+from kernel_mcp.launch.checkpoint import Checkpoint
 from kernel_mcp.launch.process import (
     END_WAIT_S,
     ConfinedProcess,
     Egress,
     KernelProcess,
-    OnEnd,
     OutputRingReader,
     SandboxProcesses,
 )
 from kernel_mcp.launch.readiness import Inspection
-from kernel_mcp.launch.template.forked import STATUS_S, Forked
+from kernel_mcp.launch.template.forked import LOOK_S, Forked, ResumedProcess
 from kernel_mcp.limits.kernel import KernelLimits
 from kernel_mcp.linux.proc import (
     ExitStatus,
-    WatchedProcess,
+    is_zombie,
     namespace_of,
     pids_of_namespace,
-    threads,
+    private_bytes,
+    set_oom_score,
     tree,
-    wait_status,
 )
 from kernel_specs import linux
 from kernel_specs.restricted.wire.zmtp import opening
 
 logger = logging.getLogger(__name__)
 
-LOOK_S = 0.005
 FIRST_ROUNDS, ROUNDS = 3, 40
 """Rounds in which the processes of a dead kernel are killed.
 
@@ -72,86 +69,6 @@ class Inspect(Protocol):
 
         Raises BoundaryBroken, LaunchError.
         """
-
-
-class ResumedProcess:
-    """The processes of a kernel that a checkpoint has forked."""
-
-    wrapped = False
-
-    def __init__(
-        self, resumed: ResumedKernel, checkpoint: Checkpoint, group: ForkedSandboxGroup
-    ) -> None:
-        self.tail = group.tail
-        self._group = group
-        self._loop = asyncio.get_running_loop()
-        self._status: int | None = None
-        self._over = False
-        self._end_by = 0.0
-        self._later: asyncio.TimerHandle | None = None
-        self._on_end: OnEnd = lambda _code: None
-        self.kernel = WatchedProcess(
-            resumed.pid, self._loop, self._on_kernel_end, pidfd=resumed.pidfd
-        )
-        checkpoint.when_ended(resumed.number, self._on_status)
-
-    @property
-    def pids(self) -> list[int]:
-        """Process ids of the init and the kernel."""
-        return [self._group.init.pid, self.kernel.pid]
-
-    def begin(self, on_end: OnEnd) -> None:
-        """Call `on_end` when the kernel ends."""
-        self._on_end = on_end
-
-    def adopt(self, pid: int) -> None:
-        """Do nothing: the process is known from the beginning."""
-
-    def kill(self) -> None:
-        """Send SIGKILL to the kernel, and to all processes if nothing else needs the sandbox."""
-        self.kernel.signal(signal.SIGKILL)
-        self.kernel.continue_parent()
-        if not self._group.needed(self):
-            self._group.kill()
-
-    async def settled(self) -> None:
-        """Return at once: all processes are known from the beginning."""
-
-    async def gone(self) -> None:
-        """Wait until the kernel is gone."""
-        await self.kernel.gone.wait()
-
-    def close(self) -> None:
-        """Close its descriptor; the tail belongs to the group."""
-        if self._later is not None:
-            self._later.cancel()
-        self.kernel.close()
-
-    def _on_kernel_end(self) -> None:
-        self._end_by = self._loop.time() + STATUS_S
-        self._look()
-
-    def _on_status(self, status: int) -> None:
-        self._status = status
-        if self.kernel.gone.is_set():
-            self._look()
-
-    def _look(self) -> None:
-        """Report the end with the status that Linux shows, else with that of the checkpoint.
-
-        Without either, try again until `STATUS_S` after the end.
-        """
-        if self._over:
-            return
-        status = wait_status(self.kernel.pidfd)
-        status = self._status if status is None else status
-        if status is None and self._loop.time() < self._end_by:
-            if self._later is not None:
-                self._later.cancel()
-            self._later = self._loop.call_later(LOOK_S, self._look)
-            return
-        self._over = True
-        self._on_end(None if status is None else os.waitstatus_to_exitcode(status))
 
 
 class ForkedSandboxGroup:
@@ -236,7 +153,7 @@ class ForkedSandboxGroup:
         if kernel.control_socket is None or kernel.exit is not None:
             raise LaunchError("the kernel takes no checkpoints")
         try:
-            namespace, size = namespace_of(kernel.pid), _held(kernel.pid)
+            namespace, size = namespace_of(kernel.pid), private_bytes(kernel.pid)
             signal.pidfd_send_signal(kernel.process.pidfd, 0)  # raises if the pid was reused
         except OSError as reason:
             raise LaunchError(f"the kernel has just ended ({reason})") from reason
@@ -261,7 +178,7 @@ class ForkedSandboxGroup:
         self._pending.discard(checkpoint)
         self.checkpoints.append(checkpoint)
         with contextlib.suppress(OSError):  # not permitted on every system
-            _set_oom_score(checkpoint.pid, checkpoint.pidfd, MOST_OOM_SCORE)
+            set_oom_score(checkpoint.pid, checkpoint.pidfd, MOST_OOM_SCORE)
         self._share()
 
     def drop(self, checkpoint: Checkpoint) -> None:
@@ -347,9 +264,9 @@ class ForkedSandboxGroup:
             control_socket.shutdown(socket.SHUT_RD)
             hold_little(control_socket)
             with contextlib.suppress(OSError):
-                _set_oom_score(resumed.pid, resumed.pidfd, 0)
+                set_oom_score(resumed.pid, resumed.pidfd, 0)
                 if folder:  # branches need it: they are killed first
-                    _set_oom_score(checkpoint.pid, checkpoint.pidfd, 0)
+                    set_oom_score(checkpoint.pid, checkpoint.pidfd, 0)
             kin = [each.process.pidfd for each in self._kernels]
             inspected = self._inspect(resumed.pid, resumed.pidfd, kin=kin)
             own.callback(inspected.forget)
@@ -454,7 +371,7 @@ class ForkedSandboxGroup:
         """Return process ids of this sandbox, zombies excluded."""
         group = self._limits.group
         among = None if group is None else group.processes()
-        return [pid for pid in pids_of_namespace(self._namespace, among) if not _is_zombie(pid)]
+        return [pid for pid in pids_of_namespace(self._namespace, among) if not is_zombie(pid)]
 
 
 def connected(own: AsyncExitStack) -> tuple[list[socket.socket], list[int]]:
@@ -492,12 +409,6 @@ def _close(fd: int) -> None:
         os.close(fd)
 
 
-def _held(pid: int) -> int:
-    """Return the bytes of private resident memory of a process. Raises OSError if it has ended."""
-    _, resident, shared, *_ = map(int, Path(f"/proc/{pid}/statm").read_bytes().split())
-    return (resident - shared) * os.sysconf("SC_PAGE_SIZE")
-
-
 def _because(cause: str, status: ExitStatus) -> ExitStatus:
     """Return the exit status, with the cause added if the kernel was killed by SIGKILL."""
     return replace(status, cause=cause) if status.signal == signal.SIGKILL else status
@@ -506,23 +417,5 @@ def _because(cause: str, status: ExitStatus) -> ExitStatus:
 def _held_now(pid: int) -> int:
     """Return the bytes of private resident memory of a process, 0 if it has ended."""
     with ignore_missing:
-        return _held(pid)
+        return private_bytes(pid)
     return 0
-
-
-def _is_zombie(pid: int) -> bool:
-    """Return True if a process has ended; its first thread may end before the others."""
-    with ignore_missing:
-        state = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0]
-        return state in b"ZX" and len(threads(pid)) < 2
-    return True
-
-
-def _set_oom_score(pid: int, pidfd: int, score: int) -> None:
-    """Set oom_score_adj of a process: the highest is killed first. Raises OSError."""
-    fd = os.open(f"/proc/{pid}/oom_score_adj", os.O_WRONLY | os.O_CLOEXEC)
-    try:
-        signal.pidfd_send_signal(pidfd, 0)  # raises if the pid was reused meanwhile
-        os.write(fd, str(score).encode())
-    finally:
-        os.close(fd)

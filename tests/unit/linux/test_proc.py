@@ -6,11 +6,21 @@ import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from kernel_mcp.linux import proc
-from kernel_mcp.linux.proc import Process, ProcessMeter, memory_lines, orphans, tree
+from kernel_mcp.linux.proc import (
+    Process,
+    ProcessMeter,
+    is_zombie,
+    memory_lines,
+    orphans,
+    private_bytes,
+    set_oom_score,
+    tree,
+)
 from kernel_mcp.units import MIB
 
 FIRST_THREAD_ENDS = """
@@ -129,3 +139,28 @@ def test_daemons_are_found_by_the_session_of_who_started_them() -> None:
             assert list(orphans([os.getpid()])) == []
         finally:
             os.kill(daemon, signal.SIGKILL)
+
+
+def test_a_process_that_nobody_has_waited_for_is_a_zombie() -> None:
+    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    assert not is_zombie(child.pid)
+    assert 0 < private_bytes(child.pid) < 64 * MIB
+    child.kill()
+    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+    assert is_zombie(child.pid)
+    child.communicate()
+    assert is_zombie(child.pid)  # gone
+    with pytest.raises(OSError, match="No such file"):
+        private_bytes(child.pid)
+
+
+def test_the_score_of_a_process_is_set_unless_its_pid_was_reused() -> None:
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
+        pidfd = os.pidfd_open(child.pid)
+        set_oom_score(child.pid, pidfd, 900)
+        assert Path(f"/proc/{child.pid}/oom_score_adj").read_text() == "900\n"
+        child.kill()
+        child.wait()
+        with pytest.raises(ProcessLookupError):
+            set_oom_score(os.getpid(), pidfd, 900)
+        os.close(pidfd)
