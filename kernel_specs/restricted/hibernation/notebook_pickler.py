@@ -344,10 +344,12 @@ class NotebookUnpickler(pickle.Unpickler):
         self._ask()
         moved = module == pickles.__name__ and _MOVED.get(name)
         found = moved or super().find_class(module, name)
-        return self._make_class if found is objects.make_class else found
+        if found is objects.make_class or found is objects.make_enum:
+            return functools.partial(self._make_class, found)
+        return found
 
-    def _make_class(self, make: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
-        made = objects.make_class(make, arguments)
+    def _make_class(self, make: Callable[..., type], *arguments: Any) -> type:
+        made = make(*arguments)
         self._classes.append(made)
         return made
 

@@ -28,6 +28,7 @@ from kernel_specs.restricted.hibernation.arrays import (
 from kernel_specs.restricted.hibernation.attempt_limits import CannotKeepError, module_of
 
 NO_TRACEBACK = "an exception without its traceback"
+NO_OBJECT = "an exception without its `obj`"
 NO_HANDLERS = "a logger without its handlers and filters"
 NO_GRAPH = "a tensor without the graph of its gradient"
 ALIASED = "its __dict__ is a copy in other variables now"
@@ -49,7 +50,8 @@ BY_IDENTITY: tuple[Any, ...] = (None, object.__hash__)
 """Values of `__hash__` of classes whose objects are compared by identity."""
 _DICT_OF = vars(types.ModuleType)["__dict__"].__get__
 """`vars` of a module, even if its class overrides `__dict__`."""
-_PLAIN = (str, int, float, bool, bytes, type(None), list, tuple, dict, set, frozenset)
+_SCALARS = (str, int, float, bool, bytes, type(None))
+_PLAIN = (*_SCALARS, list, tuple, dict, set, frozenset)
 """Types of attributes that are saved although a library's own pickling drops them."""
 
 
@@ -228,6 +230,8 @@ class ObjectReducer:
         else:
             usual = error.__reduce_ex__(5)
         members = _members(error)
+        if isinstance(error, AttributeError) and None is not error.obj is not members.get("obj"):
+            self._changed(NO_OBJECT)
         if isinstance(usual, str) or (not members and not own):
             return NotImplemented
         function, arguments, state = (*usual, None)[:3]
@@ -315,8 +319,9 @@ def _members(error: BaseException) -> dict[str, Any]:
         if base.__module__ == builtins.__name__
         for name, member in vars(base).items()
         if type(member) is types.MemberDescriptorType
-        and name not in ("obj", "__suppress_context__")
+        and name != "__suppress_context__"
         and (value := getattr(error, name, None)) is not None
+        and (name != "obj" or type(value) in _SCALARS)
     }
     if isinstance(error, OSError):
         found.clear()  # all of them are arguments

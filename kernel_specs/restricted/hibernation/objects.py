@@ -5,7 +5,7 @@ module.
 """
 
 # torch is a package of the session, which the kernel may not have.
-# mypy: disable-error-code="import-not-found, unused-ignore"
+# mypy: disable-error-code="import-not-found, import-untyped, no-untyped-call, unused-ignore"
 
 from __future__ import annotations
 
@@ -18,8 +18,10 @@ import operator
 import sys
 import types
 from collections import OrderedDict, defaultdict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
+
+import cloudpickle
 
 from kernel_specs.restricted.hibernation.arrays import set_attributes
 from kernel_specs.restricted.policy.guard import CELL_PREFIX
@@ -31,6 +33,23 @@ _DICT_VIEWS: dict[type, str] = {
     type(getattr(made, name)()): name for made in _MAPPINGS for name in _VIEWS
 }
 _DICT_ITERATORS: dict[type, str] = {type(iter(getattr({}, name)())): name for name in _VIEWS}
+_TRACKER_ID = cloudpickle.cloudpickle._get_or_create_tracker_id
+_TRACKED = cloudpickle.cloudpickle._lookup_class_or_track
+_AS_MEMBER: Callable[[Any], Any] = getattr(enum, "member", lambda value: value)
+"""Marks what an enumeration would not make a member of, as a function; from Python 3.11 on."""
+_OF_MEMBERS = frozenset(
+    ("_value_", "_name_", "__objclass__", "_sort_order_", "_inverted_", "name", "value")
+)
+"""Attributes of members that `enum` sets."""
+_ENUM_HOOKS = ("__init_subclass__", "__init__")
+_DATA: dict[type, Callable[[Any], Any] | None] = {
+    int: int.__int__,
+    str: str.__str__,
+    float: float.__float__,
+    bytes: lambda value: bytes.__getitem__(value, slice(None)),
+    object: None,
+}
+"""Classes of data of which members of enumerations are rebuilt, and functions that read it."""
 _BUILT_HOOKS = ("__prepare__", "__new__", "__init__", "__call__")
 CONTAINERS: dict[type, tuple[tuple[str, ...], Callable[..., Any], Callable[..., Any]]] = {
     OrderedDict: (("__setitem__", "items"), OrderedDict.items, OrderedDict.__setitem__),
@@ -166,39 +185,113 @@ def the_class_dict(kind: type) -> Any:
 
 
 def reduce_class(kind: type, usual: Any) -> Any:
-    """Return the reduction of a cell's class, without descriptors of slots, which Python makes.
+    """Return the reduction of a cell's class, with what cloudpickle loses.
 
-    That of an enumeration includes the attributes of its members.
+    That is its qualified name, the order of its attributes, and those that repeat a base's. Left
+    out are the descriptors of slots, which Python makes.
     """
     make, arguments, (attributes, slots), *items, setter = usual
     own = {
         name: value
-        for name, value in attributes.items()
+        for name, value in _in_order(kind, attributes).items()
         if not (type(value) is types.MemberDescriptorType and value.__objclass__ is kind)
     }
     if not issubclass(kind, enum.Enum):
-        return make_class, (make, _with_slots(kind, arguments)), (own, slots), *items, setter
-    members = {
-        each.name: {k: v for k, v in vars(each).items() if not k.startswith("_")} for each in kind
+        return make_class, (make, _with_body(kind, arguments)), (own, slots), *items, setter
+    members = kind._member_map_
+    own = {name: value for name, value in own.items() if name not in members}
+    attributes_of_members = {
+        name: {key: value for key, value in vars(each).items() if key not in _OF_MEMBERS}
+        for name, each in members.items()
+        if each.name == name
     }
-    if not any(members.values()):
-        return make, arguments, (own, slots), *items, setter
-    return make, arguments, (setter, (own, slots), members), *items, set_enum_state
+    state = (setter, (own, slots), attributes_of_members)
+    return make_enum, _enum_arguments(kind), state, *items, set_enum_state
 
 
-def _with_slots(kind: type, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Return the arguments with `__slots__` added: cloudpickle sets it too late to take effect.
+def _in_order(kind: type, attributes: dict[str, Any]) -> dict[str, Any]:
+    """Return attributes in the order of the class, with those that are also a base's."""
+    own = vars(kind)
+    if not issubclass(kind, enum.Enum):
+        inherited = {key: value for base in kind.__bases__ for key, value in vars(base).items()}
+        repeated = {key for key, value in own.items() if inherited.get(key, own) is value}
+        attributes = attributes | {key: own[key] for key in repeated if key[:2] != "__"}
+    return {key: attributes[key] for key in [*own, *attributes] if key in attributes}
 
-    Unchanged for a named tuple: its base has a metaclass that makes another class, with slots.
+
+def _with_body(kind: type, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Return the arguments with the qualified name, and with `__slots__` if it has them.
+
+    cloudpickle sets `__slots__` too late to take effect. They are not added for a named tuple: its
+    base has a metaclass that makes another class, with slots.
     """
     names = vars(kind).get("__slots__")
     meta, name, bases, body, *rest = arguments
-    if not isinstance(names, (str, tuple, list, dict)):
-        return arguments
-    if not all(isinstance(kind, type(base)) for base in types.resolve_bases(bases)):
-        return arguments
-    body = {**body, "__slots__": (names,) if isinstance(names, str) else tuple(names)}
+    body = {**body, "__qualname__": kind.__qualname__}
+    if isinstance(names, (str, tuple, list, dict)) and all(
+        isinstance(kind, type(base)) for base in types.resolve_bases(bases)
+    ):
+        body["__slots__"] = (names,) if isinstance(names, str) else tuple(names)
     return meta, name, bases, body, *rest
+
+
+def _enum_arguments(kind: Any) -> tuple[Any, ...]:
+    """Return the arguments of `make_enum` for an enumeration."""
+    about = (kind.__name__, kind.__qualname__, kind.__module__, kind.__bases__)
+    is_plain = all(base in _DATA or not _is_of_c(base) for base in kind.__mro__)
+    members = {
+        name: (each._value_, *_data(each)) if is_plain else (each._value_,)
+        for name, each in kind._member_map_.items()
+    }
+    options = {"boundary": kind._boundary_} if hasattr(kind, "_boundary_") else {}
+    return type(kind), about, members, options, _TRACKER_ID(kind)
+
+
+def _is_of_c(kind: type) -> bool:
+    """Return True for a class with a `__new__` in C, which only its own instances can use."""
+    return isinstance(vars(kind).get("__new__"), types.BuiltinFunctionType)
+
+
+def _data(member: Any) -> tuple[Any, ...]:
+    """Return what a member has of a builtin class that its enumeration derives from."""
+    for base, read in _DATA.items():
+        if read is not None and isinstance(member, base):
+            return base, read(member)
+    return (object,)
+
+
+def make_enum(
+    meta: Any,
+    about: tuple[str, str, str, tuple[type, ...]],
+    members: dict[str, tuple[Any, ...]],
+    options: dict[str, Any],
+    tracker: Any,
+) -> Any:
+    """Return an enumeration of a cell with its members, made without constructors of cells.
+
+    A member has a value, and for a builtin class that it derives from, the arguments of its
+    `__new__`. Its attributes are set later. `tracker` is cloudpickle's id of the class.
+    """
+    name, qualname, module, bases = about
+
+    def make_member(cls: Any, key: Any) -> Any:
+        value, base, *data = members[key]
+        made = base.__new__(cls, *data)
+        made._value_ = value
+        return made
+
+    hooks = {each: _ENUM_HOOKS for base in bases for each in base.__mro__}
+    with _without({**hooks, **dict.fromkeys(meta.__mro__, _BUILT_HOOKS)}):
+        body = meta.__prepare__(name, bases)
+        body["__module__"], body["__qualname__"] = module, qualname
+        if is_plain := any(len(each) > 1 for each in members.values()):
+            body["__new__"] = make_member
+        for key, (value, *_) in members.items():
+            body[key] = _AS_MEMBER(key if is_plain else value)
+        kind = meta.__new__(meta, name, bases, body, **options)
+    if is_plain:
+        type.__delattr__(kind, "__new_member__")
+    return _TRACKED(tracker, kind)
 
 
 def make_exception(kind: Any, arguments: tuple[Any, ...]) -> Any:
@@ -240,7 +333,13 @@ def make_class(make: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
     below = {
         each: ("__init_subclass__",) for base in bases for each in getattr(base, "__mro__", ())
     }
-    hooks = {**below, **dict.fromkeys(getattr(meta, "__mro__", ()), _BUILT_HOOKS)}
+    with _without({**below, **dict.fromkeys(getattr(meta, "__mro__", ()), _BUILT_HOOKS)}):
+        return make(*arguments)
+
+
+@contextlib.contextmanager
+def _without(hooks: dict[type, tuple[str, ...]]) -> Iterator[None]:
+    """Remove methods, by name, from classes of cells in a context."""
     removed = []
     try:
         for owner, names in hooks.items():
@@ -250,7 +349,7 @@ def make_class(make: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
                 if name in vars(owner):
                     removed.append((owner, name, vars(owner)[name]))
                     type.__delattr__(owner, name)
-        return make(*arguments)
+        yield
     finally:
         for owner, name, value in removed:
             type.__setattr__(owner, name, value)

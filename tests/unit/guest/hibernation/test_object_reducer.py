@@ -67,6 +67,13 @@ def test_an_exception_keeps_its_cause_and_is_made_without_its_init() -> None:
     assert changes == [object_reducer.NO_TRACEBACK]
 
 
+def test_a_failed_look_up_keeps_its_names_and_a_plain_object() -> None:
+    found, changes = passed_on([AttributeError("a", name="n", obj=5), NameError("b", name="m")])
+    assert ([found[0].name, found[0].obj, found[1].name], changes) == (["n", 5, "m"], [])
+    found, changes = passed_on(AttributeError("a", name="n", obj=Plain()))
+    assert (found.name, found.obj, changes) == ("n", None, [object_reducer.NO_OBJECT])
+
+
 class Counting(OrderedDict[str, int]):
     """Counts what is set."""
 
