@@ -1,1 +1,1 @@
-"""What kernel-mcp costs, measured beside what it replaces: `python -m benchmarks --help`."""
+"""The costs of kernel-mcp, measured beside what it replaces: `python -m benchmarks --help`."""

@@ -38,7 +38,7 @@ from benchmarks.results import BenchmarkError, Results, failure
 
 GROUP_S = 1200
 QUIET_LOAD = 0.5
-"""What the load average may be where figures are to be compared with those of other days."""
+"""Highest load average at which figures can be compared with those of other days."""
 RESULTS = Path(__file__).parent / "results"
 PEERS = "peers"
 

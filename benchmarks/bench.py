@@ -1,4 +1,4 @@
-"""What every group of figures is given."""
+"""The context of every group of figures."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ AT_A_TIME = 8
 SPARES = 2
 """Kernels in reserve, as by default."""
 STOCK_MIB = 110
-"""What to expect of a stock kernel with pandas, before so many are started that none would fit."""
+"""Expected memory of a stock kernel with pandas, in MiB, to avoid starting more than fit."""
 
 
 class Crowd:
@@ -49,7 +49,7 @@ class Crowd:
         self.opened: list[Notebook] = []
 
     async def grow(self, count: int, code: str, *, together: int = AT_A_TIME) -> None:
-        """Have `count` sessions, each of which has run `code`."""
+        """Open sessions until there are `count`, each of which has run `code`."""
         turns = anyio.Semaphore(together)
 
         async def add() -> None:
@@ -195,7 +195,7 @@ async def _race(
 
 
 async def memory(bench: Bench) -> None:
-    """What sessions that have used pandas take, while there are more and more of them."""
+    """Measure the memory of sessions that have used pandas, for growing numbers of them."""
     counts = (1, 4) if bench.quick else (1, 16, 64)
     for name, system in _systems(bench).items():
         async with system() as crowd:
@@ -209,7 +209,7 @@ async def memory(bench: Bench) -> None:
 
 
 async def growth(bench: Bench) -> None:
-    """What sessions cost that are alive and do nothing, while there are more and more of them."""
+    """Measure memory and load of idle sessions, for growing numbers of them."""
     counts = (1, 4) if bench.quick else (1, 4, 16, 64, 128, 256, 500)
     for name, system in _systems(bench).items():
         async with system() as crowd:
@@ -222,7 +222,7 @@ async def growth(bench: Bench) -> None:
 
 
 async def _added(name: str, crowd: Crowd, empty: float, count: int, code: str) -> float:
-    """Have `count` sessions that have run `code`; what one of them adds to `empty`, in MiB."""
+    """Open `count` sessions that have run `code`, and return what one adds to `empty`, in MiB."""
     await _afford(name, count - len(crowd.opened))
     await crowd.grow(count, code)
     await settle()

@@ -34,7 +34,7 @@ MIB = 2**20
 
 @dataclass(frozen=True)
 class Plan:
-    """What is assumed.
+    """The assumptions.
 
     awake        part of all sessions that have a kernel
     kernel_mib   memory of one of those (measured: a session with numpy and pandas and some data)
@@ -203,7 +203,7 @@ async def added(address: str, place: str) -> dict[str, float]:
 
 
 async def _hear(progress: float, total: float | None, message: str | None) -> None:
-    """Have the server tell of progress."""
+    """Ignore a progress report; a callback only makes the server send them."""
 
 
 def main() -> None:

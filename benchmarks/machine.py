@@ -1,4 +1,4 @@
-"""What the figures were measured on, without anything that names its owner."""
+"""The machine of the figures, without anything that names its owner."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ while True: pass"""
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a cell put out."""
+    """The output of a cell."""
 
     text: str
     pictures: int = 0

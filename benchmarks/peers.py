@@ -37,14 +37,14 @@ class Peer(Protocol):
 
     @property
     def name(self) -> str:
-        """What it is called on the package index."""
+        """Its name on the package index."""
 
     @property
     def packages(self) -> Sequence[str]:
-        """What has to be installed."""
+        """The packages to install."""
 
     def beside(self, place: Path, folder: Path) -> AbstractAsyncContextManager[Command]:
-        """Have what it needs running, with files in `folder`; `place` is its environment."""
+        """Run its services with files in `folder` inside the block; `place` is its environment."""
 
     def notebooks(self, client: Client, place: Path) -> Notebooks:
         """Its sessions."""

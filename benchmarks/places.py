@@ -17,7 +17,7 @@ from benchmarks.results import BenchmarkError
 from kernel_mcp.environments.store import default_cache
 
 PACKAGES = ("numpy", "pandas", "matplotlib")
-"""What cells use; every environment has them."""
+"""Packages that cells use; every environment has them."""
 BUILD_S = 600
 
 
@@ -38,7 +38,7 @@ async def environment(name: str, packages: Sequence[str]) -> Path:
 
 
 async def build_ours(allow: str) -> None:
-    """Have the server's own environment in its cache. Raises BenchmarkError."""
+    """Build the server's own environment in its cache. Raises BenchmarkError."""
     command = [sys.executable, "-m", "kernel_mcp", "env", "build", "--allow", allow]
     await _run(command, clean_environ())
 

@@ -30,7 +30,7 @@ class BenchmarkError(Exception):
 
 
 FAILURES = (BenchmarkError, KernelMcpError, MCPError, OSError, RuntimeError, TimeoutError)
-"""What makes a subject drop out of a figure, with its reason noted; anything else is a bug."""
+"""Errors that exclude a subject from a figure, with the reason; any other error is a bug."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,12 +63,12 @@ class Series:
 
     @property
     def p90(self) -> float:
-        """What nine of ten values do not exceed."""
+        """The 90th percentile."""
         return self._below(0.9)
 
     @property
     def p99(self) -> float:
-        """What all but one of a hundred values do not exceed."""
+        """The 99th percentile."""
         return self._below(0.99)
 
     def _below(self, part: float) -> float:
@@ -123,7 +123,7 @@ class Results:
 
     @property
     def failed(self) -> bool:
-        """Whether anything of ours or of the floor could not be measured."""
+        """True if something of kernel-mcp or of the floor could not be measured."""
         every = [series for group in self._series.values() for series in group.values()]
         own = [series for series in every if series.subject.startswith(OWN)]
         return bool(self.broken) or any(series.failure for series in own)

@@ -280,7 +280,7 @@ async def _both(bench: Bench, stack: AsyncExitStack) -> dict[str, Notebooks]:
 
 
 async def _prepare(systems: Mapping[str, Notebooks]) -> None:
-    """Have each system's first session behind it, and whatever it does in the background."""
+    """Open and close a first session of each system, and wait for its work in the background."""
     for system in systems.values():
         notebook = await system.open()
         await notebook.run(notebooks.PANDAS)

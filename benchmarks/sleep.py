@@ -23,7 +23,7 @@ SAVE = Figure("save", "Hibernation of a session with a frame of 100 MB", FLOOR)
 SAVE_LARGE = Figure("save-large", "Hibernation of a session with a frame of 1 GB", FLOOR)
 IDLE_S = 1
 MOST_BYTES = 2 * GIB
-"""What a session may save."""
+"""Most bytes that a session may save."""
 ASLEEP_S = 60.0
 """How long a session that is idle may take until it is hibernated."""
 LOOK_S = 0.02

@@ -1,4 +1,4 @@
-"""What one long session costs: anonymous memory of server and kernel as its cells go by.
+"""The cost of one long session: anonymous memory of server and kernel as its cells go by.
 
 `python -m benchmarks.soak --cells 100000` prints a line at each tenth and ends with 1 when the
 server has grown by more than `--most` MB since the first thousand cells.

@@ -63,7 +63,7 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
 
 
 def _works_for_another(config: pytest.Config) -> bool:
-    """Whether this process runs tests for the one that was started."""
+    """Return True if this process runs tests for the one that was started."""
     return hasattr(config, "workerinput")
 
 

@@ -20,7 +20,7 @@ PLACE = Path("/var/tmp")
 VARIABLE = "TESTS_FOLDER"
 """The variable that names the folder to all processes of a run."""
 NEEDED_BYTES = 4 * GIB
-"""What a run takes at its peak with `--full`; one without takes less than half of it."""
+"""Peak disk use of a run with `--full`; one without uses less than half of it."""
 LEAST_BYTES = 256 * MIB
 """With less, tests fail for lack of space and not for what they test."""
 
@@ -43,7 +43,7 @@ class RunFolder:
         self.path.chmod(0o711)  # the homes of ordinary users are in it
 
     def tell(self, environ: MutableMapping[str, str]) -> None:
-        """Have all processes use it, unless XDG_CACHE_HOME names who is to keep environments."""
+        """Set the variables by which all processes use it; XDG_CACHE_HOME stays if it is set."""
         environ[VARIABLE] = str(self.path)
         environ.setdefault("XDG_CACHE_HOME", str(self.path / "cache"))
 

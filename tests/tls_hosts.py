@@ -155,5 +155,5 @@ def trusting(authority: Authority, folder: Path) -> Path:
 
 
 def trust_of(authority: Authority) -> ssl.SSLContext:
-    """What verifies its hosts."""
+    """Return a context that verifies its hosts."""
     return ssl.create_default_context(cadata=authority.certificate)

@@ -13,12 +13,14 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 CODE = ("kernel_mcp", "kernel_specs", "examples")
 """Folders whose docstrings are checked."""
+ASIDE = ("benchmarks", "tests")
+"""Folders of which only the beginning of docstrings is checked."""
 MOST_WORDS = 25
 NEVER_FIRST = ("Have", "What", "Whether", "Who", "Whom", "Whose")
 PRIVATE = {
@@ -51,11 +53,16 @@ _END = re.compile(r"[.!?:;]\W*(?=\s)|$")
 _PRIVATE = re.compile(rf"\b({'|'.join(map(re.escape, PRIVATE))})s?\b", re.IGNORECASE)
 
 
-def of_docstring(text: str) -> Iterator[str]:
-    """Yield what is wrong with a docstring."""
+def of_beginning(text: str) -> Iterator[str]:
+    """Yield a fault if a docstring begins with a word that none should."""
     first = text.split(maxsplit=1)[:1]
     if first and first[0] in NEVER_FIRST:
         yield f"begins with {first[0]!r}: say what it is, or what it does"
+
+
+def of_docstring(text: str) -> Iterator[str]:
+    """Yield what is wrong with a docstring."""
+    yield from of_beginning(text)
     for paragraph in _PARAGRAPH.split(text):
         if not any("  " in line.strip() for line in paragraph.splitlines()):
             yield from of_prose(paragraph)
@@ -79,10 +86,12 @@ def _sentences(text: str) -> Iterator[str]:
         start = end.end()
 
 
-def of_module(source: str) -> Iterator[tuple[int, str]]:
+def of_module(
+    source: str, check: Callable[[str], Iterator[str]] = of_docstring
+) -> Iterator[tuple[int, str]]:
     """Yield lines of a module and what is wrong with their docstrings."""
     for found in _DOCSTRING.finditer(source):
-        for fault in of_docstring(found[2]):
+        for fault in check(found[2]):
             yield source.count("\n", 0, found.start()) + 1, fault
 
 
@@ -97,12 +106,21 @@ def of_page(text: str) -> Iterator[tuple[int, str]]:
 
 def faults() -> Iterator[str]:
     """Yield all that is wrong, with its place."""
-    modules = [path for folder in CODE for path in sorted((ROOT / folder).rglob("*.py"))]
-    pages = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
-    for path in (*modules, *pages):
-        text = path.read_text("utf-8")
-        for line, fault in of_page(text) if path.suffix == ".md" else of_module(text):
-            yield f"{path.relative_to(ROOT)}:{line}: {fault}"
+    for path in _modules(CODE):
+        yield from _placed(path, of_module(path.read_text("utf-8")))
+    for path in _modules(ASIDE):
+        yield from _placed(path, of_module(path.read_text("utf-8"), of_beginning))
+    for path in (*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))):
+        yield from _placed(path, of_page(path.read_text("utf-8")))
+
+
+def _modules(folders: tuple[str, ...]) -> Iterator[Path]:
+    for folder in folders:
+        yield from sorted((ROOT / folder).rglob("*.py"))
+
+
+def _placed(path: Path, found: Iterable[tuple[int, str]]) -> Iterator[str]:
+    return (f"{path.relative_to(ROOT)}:{line}: {fault}" for line, fault in found)
 
 
 if __name__ == "__main__":

@@ -70,7 +70,7 @@ LOOKS = 12
 
 @dataclass
 class Findings:
-    """What came of a run."""
+    """The result of a run."""
 
     steps: int = 0
     done: Counter[str] = field(default_factory=Counter)
@@ -85,7 +85,7 @@ class Findings:
 
     @property
     def good(self) -> bool:
-        """Whether nothing was wrong, and no loss silent."""
+        """True if nothing was wrong, and no loss silent."""
         return not (self.wrong or self.silent or self.stuck)
 
 

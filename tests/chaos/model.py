@@ -1,4 +1,4 @@
-"""What a session should hold by all that its server has said in answers which were delivered."""
+"""A model of the variables of a session, by the answers that its server has delivered."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ AS_EARLIER = "variables are as after cell "
 
 @dataclass
 class Verdict:
-    """What was found: variables of wrong values, those gone in silence, and losses without names.
+    """The findings: variables with wrong values, silent losses, and losses without names.
 
     `alarms` are variables that were said to be lost and are there.
     """
@@ -46,7 +46,7 @@ class Model:
         self._as_earlier |= AS_EARLIER in answer.text.lower()
 
     def _told_by(self, answer: Answer) -> tuple[set[str], set[str]]:
-        """What an answer calls lost: by name, and by name or in words."""
+        """Return the names that an answer calls lost: by name, and by name or in words."""
         known = {name for name, values in self.may_be.items() if values != {ABSENT}}
         named = known.intersection(lost(answer))
         whole = any(words in answer.text.lower() for words in IN_WORDS)

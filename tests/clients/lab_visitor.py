@@ -115,7 +115,7 @@ async def refused(page: Page, method: str, path: str, body: dict[str, Any]) -> i
 
 
 async def refused_restarts(page: Page) -> list[str]:
-    """What the page says of each way to restart the kernel."""
+    """Return the page's message for each way to restart the kernel."""
     said = []
     for command in RESTARTS:
         menu = "Run" if command.startswith("run") else "Kernel"
@@ -250,7 +250,7 @@ async def foreign(address: str) -> int:
 
 
 async def read_without_page(address: str) -> None:
-    """Have a notebook followed that no page has open."""
+    """Read a followed notebook that no page has open."""
     place, _, token = address.partition("/lab?token=")
 
     async def get(path: str) -> Any:

@@ -121,7 +121,7 @@ async def person_tokens(
     scope: str = "openid kernel:run kernel:install",
     resource: str = AUDIENCE,
 ) -> dict[str, Any]:
-    """What a person's client has at the end of an authorization code flow with PKCE."""
+    """Return the tokens at the end of an authorization code flow with PKCE."""
     proof = PKCEParameters.generate()
     async with httpx2.AsyncClient() as http:
         about = {"redirect_uris": [REDIRECT], "token_endpoint_auth_method": "none"}
@@ -201,7 +201,7 @@ async def test_tokens_that_are_wrong_in_any_way_are_refused_alike(
 
 
 class Memory:
-    """What one client remembers."""
+    """The storage of one client."""
 
     def __init__(self) -> None:
         self.tokens: OAuthToken | None = None

@@ -161,7 +161,7 @@ class Cli:
     project: Path | None = None
 
     def run(self, *calls: Call, **environ: str) -> list[Seen]:
-        """What the model sees of its calls."""
+        """Return the results of calls as the model sees them."""
         model = Model(calls)
         web = ThreadingHTTPServer(("127.0.0.1", 0), _handler(model))
         thread = threading.Thread(target=web.serve_forever)

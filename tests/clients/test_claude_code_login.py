@@ -50,7 +50,7 @@ class LoggedIn(Cli):
         return []
 
     def said(self, *words: str) -> str:
-        """What a command of it prints."""
+        """Return the output of one of its commands."""
         done = subprocess.run(
             [self.programs / "claude", *words],
             cwd=self.folder,
@@ -63,7 +63,7 @@ class LoggedIn(Cli):
         return done.stdout
 
     async def log_in(self, account: str) -> None:
-        """Have a person agree, in the browser that it opens."""
+        """Give a person's consent in the browser that it opens."""
         asked = self.folder / "asked"
         os.mkfifo(asked)
         browser = self.folder / "browser"

@@ -1,4 +1,4 @@
-"""What other Python servers offer by their tools' examples, asked of this one.
+"""The examples of other Python servers' tools, called on this one.
 
 The flags are those of the README's client line.
 """

@@ -58,7 +58,7 @@ def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def said(argv: list[str], folder: Path) -> str:
-    """What a program prints."""
+    """Return the output of a program."""
     done = subprocess.run(
         argv, cwd=folder, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
     )

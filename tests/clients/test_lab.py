@@ -24,7 +24,7 @@ VISITOR = Path(__file__).with_name("lab_visitor.py")
 
 @pytest.fixture(scope="module")
 def seen() -> Iterator[dict[str, Any]]:
-    """What a person saw in JupyterLab, and did there."""
+    """The record of a person's visit to JupyterLab."""
     browser = shutil.which("chromium")
     if browser is None:
         lacking("node", "needs chromium")

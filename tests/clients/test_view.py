@@ -28,7 +28,7 @@ HOST = Path(__file__).with_name("view.mjs")
 
 @pytest.fixture(scope="module")
 def seen(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What a person saw of the view, and did with it."""
+    """The record of a person's use of the view."""
     browser = shutil.which("chromium")
     if browser is None:
         lacking("node", "needs chromium")

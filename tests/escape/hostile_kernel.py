@@ -77,7 +77,7 @@ class Peer:
         self.publish("stream", parent, {"name": "stdout", "text": text})
 
     def end(self, parent: Any, **more: Any) -> None:
-        """What an honest kernel sends when a cell has run."""
+        """Send the messages of an honest kernel whose cell has run."""
         self.reply("execute_reply", parent, {"status": "ok", "execution_count": 1, **more})
         self.publish("status", parent, {"execution_state": "idle"})
 

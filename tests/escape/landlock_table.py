@@ -41,7 +41,7 @@ while True:
 
 @dataclass(frozen=True)
 class Finding:
-    """What came of an attack: `escaped` when the attacker got what it wanted."""
+    """The outcome of an attack: `escaped` if it reached its aim."""
 
     escaped: bool
     how: str

@@ -72,7 +72,7 @@ libc.mq_unlink(("/" + name).encode())
 
 @dataclass(frozen=True)
 class Neighbour:
-    """What the attacker is told of the other session: more than it could ever find out.
+    """The attacker's knowledge of the other session: more than it could ever find out.
 
     pid, init    its kernel and the init of its sandbox, as the host numbers them
     templates    the processes of the template

@@ -43,7 +43,7 @@ OPEN = Policy.for_allow(("*",))
 
 
 async def forked_outcomes() -> dict[str, str]:
-    """What the corpus and the attacks on neighbours come to in kernels of one template."""
+    """Return the outcomes of the corpus and of attacks on neighbours in kernels of one template."""
     sandbox = BwrapSandbox.detect()
     with RunDirectory.create() as runs:
         assembly = KernelAssembly(sandbox, runs)
@@ -67,7 +67,7 @@ async def forked_outcomes() -> dict[str, str]:
 
 
 async def outcomes_of_a_package() -> dict[str, str]:
-    """What a package comes to that attacks the template in which it is imported."""
+    """Return the outcomes of a package that attacks the template in which it is imported."""
     sandbox = BwrapSandbox.detect()
     with RunDirectory.create() as runs:
         library = runs.path / "library"
@@ -200,7 +200,7 @@ async def against(attacker: Kernel, victim: Kernel, *, confined: bool) -> dict[s
 
 
 async def run(kernel: Kernel, code: str, *, timeout: float = 20) -> str:
-    """What a cell prints to its standard output."""
+    """Return the standard output of a cell."""
     events: list[Event] = []
     cell = kernel.submit(code, events.append)
     with anyio.fail_after(timeout):

@@ -12,7 +12,7 @@ NAMES = [attack.name for attack in ATTACKS]
 
 
 STATED = {"podman": set[str](), "docker": {"read_the_boot_command_line"}}
-"""What the report of the backend says that it does not protect from, by engine."""
+"""Attacks that the backend's report excludes, by engine."""
 
 
 @pytest.fixture(scope="module", params=containers.ENGINES)

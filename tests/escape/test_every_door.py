@@ -121,7 +121,7 @@ def device() -> Iterator[Path]:
 
 
 async def outcomes(notebook: Notebook, house: House, names: list[str]) -> dict[str, str]:
-    """What the attacks come to in a session: on the host at large, then on what is mounted."""
+    """Return the outcomes of the attacks in a session: on the host at large, then on mounts."""
     limits = {**house.target.limits, "tmp_bytes": Limits().tmp_bytes}
     at_large = replace(house.target, limits=limits, opened=[str(house.out), str(house.device)])
     mounted = replace(

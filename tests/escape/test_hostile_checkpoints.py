@@ -103,7 +103,7 @@ COPIES = {
         "suspended.send(wake, ended=order['id'], status=10 ** 40); time.sleep(999)"
     ),
 }
-"""What `park` does in the place of what it should do."""
+"""Hostile versions of `park`."""
 KERNELS = {
     "is honest": "",
     "only says so": "requests.take = lambda *_: {'status': 'ok', 'seconds': float('inf')}",

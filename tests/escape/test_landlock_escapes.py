@@ -60,7 +60,7 @@ def unconfined() -> dict[str, Finding]:
 
 
 def held(finding: Finding) -> bool:
-    """Whether the attack was carried out and failed, rather than never started."""
+    """Return True if the attack was carried out and failed, rather than never started."""
     return not finding.escaped and "could not be entered" not in finding.how
 
 

@@ -136,7 +136,7 @@ class Notebook:
         self.session = session
 
     async def run(self, code: str) -> Any:
-        """What the last line of a cell prints; remarks of the server stand before and after it."""
+        """Return the last line that a cell prints, without the notices around it."""
         answer = await self.agent.run(code, session=self.session)
         assert answer.status == "ok", answer.text
         for line in reversed(answer.text.splitlines()):

@@ -129,7 +129,7 @@ class Drill:
 
     @property
     def actions(self) -> list[Callable[[], Awaitable[None]]]:
-        """What is done, in order."""
+        """The actions in order."""
         return [
             self.create,
             self.run,

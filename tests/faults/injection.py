@@ -28,7 +28,7 @@ FAILURES: dict[str, Callable[[], Exception]] = {
     "MemoryError": MemoryError,
 }
 DONE_ALL_THE_SAME = ("os.close", "kernel_specs.linux.close_all")
-"""What reports a failure after it has done its work: close(2) on Linux."""
+"""Calls that report a failure after they have done their work: close(2) on Linux."""
 
 
 class Faults:

@@ -357,7 +357,7 @@ class Call:
 
 
 class Names(ast.NodeVisitor):
-    """What the names of a module stand for."""
+    """The objects that the names of a module stand for."""
 
     def __init__(self, tree: ast.AST) -> None:
         self.known: dict[str, str] = {}

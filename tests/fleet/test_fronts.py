@@ -57,7 +57,7 @@ async def test_a_front_has_all_tools_and_keeps_variables_between_calls(whole: Ma
 
 
 async def killed_in_a_call(machines: Machines, handles: list[str]) -> None:
-    """Have a front be killed while a cell runs in the session whose handle is added."""
+    """Kill a front while a cell runs in the session whose handle is added."""
     async with front(machines, "first") as (agent, pid), anyio.create_task_group() as tasks:
         handle = str((await agent.call("create_session")).data["session"])
         handles.append(handle)

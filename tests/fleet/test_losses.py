@@ -44,7 +44,7 @@ def kill_all(machines: Machines, node: Node) -> None:
 
 
 def kill_watchdog(_machines: Machines, node: Node) -> None:
-    """What would end the node: it may not go on without."""
+    """Kill the watchdog that would end the node: the node may not go on without it."""
     os.kill(node.watchdog, signal.SIGKILL)
 
 

@@ -90,7 +90,7 @@ async def test_every_variable_is_as_a_model_outside_has_it_or_told(
 
 
 async def asked(calls: FleetCalls, person: Person, handle: str) -> Answer:
-    """What a session has; a call that a node's end has met is made again, as its answer says."""
+    """Return the state of a session; a call that meets a node's end is repeated."""
     code = "v if 'v' in globals() else None"
     answer = await person.call("execute", code=code, session=handle)
     if "was lost while it answered" in answer.text:

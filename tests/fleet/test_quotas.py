@@ -1,4 +1,4 @@
-"""What a principal may have is counted over all nodes and fronts."""
+"""Quotas of a principal are counted over all nodes and fronts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What sessions do with a GPU: speed, deaths, undo, branches and sleep, through a real client."""
+"""Sessions with a GPU: speed, deaths, undo, branches and hibernation, through a real client."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def expect(found: object, wanted: object, what: str) -> None:
 
 
 async def begin(agent: Agent) -> None:
-    """Have variables of which one is in the memory of the GPU."""
+    """Assign variables, one of them in the memory of the GPU."""
     made = await agent.run(f"{TENSORS}\n{USE}")
     expect((made.status, made.text.splitlines()[0]), ("ok", HELD), "the tensor at the beginning")
 

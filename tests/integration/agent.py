@@ -18,10 +18,10 @@ ERAS = ("legacy", "auto")
 """Client modes: the handshake era and, by discovery, the newest one."""
 
 ANALYSIS = "numpy,pandas,matplotlib"
-"""What is allowed where a test takes any package: all of them share one environment."""
+"""Packages of a test that needs any package: all of them share one environment."""
 
 PREFIX = "[kernel-mcp] "
-"""What every notice of the server begins with."""
+"""The beginning of every notice of the server."""
 
 Progress = Callable[[float, float | None, str | None], Any]
 
@@ -70,7 +70,7 @@ class Answer:
 
 
 def notices(answer: Answer) -> list[str]:
-    """What the server says of itself: blocks of text, and the field of structured results."""
+    """Return the server's notices: blocks of text, and the field of structured results."""
     texts = [block.text for block in answer.result.content if block.type == "text"]
     return [text for text in texts if text.startswith(PREFIX)]
 

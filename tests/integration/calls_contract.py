@@ -1,4 +1,4 @@
-"""What every `SessionCalls` keeps to, wherever the sessions are: a test for each implementation."""
+"""The contract of `SessionCalls`, wherever the sessions are: a test for each implementation."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.unit.packages.wheels import wheel
 
 PATIENCE_S = 120
 PACKAGE = "kmtest-good"
-"""What sessions can add to themselves, from the folder that `links` has made."""
+"""A package that sessions can install, from the folder that `links` has made."""
 Clause = Callable[[SessionCalls], Awaitable[None]]
 CONTRACT: list[Clause] = []
 

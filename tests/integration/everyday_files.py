@@ -1,4 +1,4 @@
-"""What programs do with the modes of files every day, as code for a cell."""
+"""Everyday operations of programs on modes of files, as code for a cell."""
 
 from __future__ import annotations
 

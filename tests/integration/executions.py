@@ -1,4 +1,4 @@
-"""What a server and all its processes execute, as strace sees it, and what of that is confined."""
+"""The programs that a server and its processes execute, by strace, and which are confined."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ PORTS = {"shell": 1, "iopub": 2, "stdin": 3, "control": 4, "hb": 5}
 
 @dataclass
 class Outcome:
-    """What one request produced: the reply and every iopub message up to idle."""
+    """The outcome of one request: the reply and every iopub message up to idle."""
 
     reply: dict[str, Any]
     messages: list[tuple[str, dict[str, Any]]] = field(default_factory=list)

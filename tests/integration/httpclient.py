@@ -77,7 +77,7 @@ class Said:
 
     @property
     def text(self) -> str:
-        """What a tool has said."""
+        """The text of a tool's answer."""
         blocks = self.result["content"]
         return "\n".join(block["text"] for block in blocks if block["type"] == "text")
 

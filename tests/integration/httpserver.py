@@ -66,7 +66,7 @@ class HttpServer:
 
     @property
     def descriptors(self) -> int:
-        """What it has open."""
+        """The number of its open descriptors."""
         return sum(1 for _ in Path(f"/proc/{self.process.pid}/fd").iterdir())
 
     def opened_below(self, folder: Path) -> int:
@@ -79,7 +79,7 @@ class HttpServer:
 
     @property
     def memory_bytes(self) -> int:
-        """What it holds for itself, without files and what it shares."""
+        """Its own memory, without files and shared memory."""
         return status_bytes(self.process.pid, "RssAnon")
 
     @property

@@ -25,9 +25,9 @@ class Opened(Protocol):
     """A running kernel of a person's."""
 
     flag: str
-    """What the operator names with --attach."""
+    """The operator's value of --attach."""
     place: str
-    """What an agent asks for."""
+    """The name that an agent requests."""
 
     async def run(self, code: str) -> None:
         """The person runs a cell to its end."""

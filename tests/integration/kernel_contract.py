@@ -1,4 +1,4 @@
-"""What every kernel process keeps to, however it was started: a test for each way to start one."""
+"""The contract of kernel processes, however they were started: a test for each way."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PATIENCE_S = 60
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    """What nobody announces."""
+    """Wait for a condition that nothing announces."""
     with anyio.fail_after(PATIENCE_S):
         while not condition():
             await anyio.lowlevel.checkpoint()

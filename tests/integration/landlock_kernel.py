@@ -37,7 +37,7 @@ CELL_TIMEOUT_S = 60
 
 @dataclass
 class Cell:
-    """What a cell did: its status (None when the kernel died), error and printed text."""
+    """The outcome of a cell: its status (None when the kernel died), error and printed text."""
 
     status: str | None = None
     error: str = ""

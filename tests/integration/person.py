@@ -37,7 +37,7 @@ class Person:
         return str(message["header"]["msg_id"])
 
     def run(self, code: str, **options: Any) -> str:
-        """Have a cell executed; the id of its request."""
+        """Request the execution of a cell, and return the id of the request."""
         usual = {"silent": False, "store_history": True, "stop_on_error": True}
         return self.send("execute_request", code=code, **{**usual, **options})
 

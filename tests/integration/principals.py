@@ -32,7 +32,7 @@ def add(file: Path, name: str, *flags: str) -> str:
 
 
 def revoke(file: Path, name: str) -> None:
-    """Have all tokens of a principal refused."""
+    """Revoke all tokens of a principal."""
     words = [sys.executable, "-m", "kernel_mcp", "token", "revoke", name, "--tokens", str(file)]
     subprocess.run(words, cwd=ROOT, capture_output=True, check=True)
 

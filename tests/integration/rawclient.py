@@ -45,7 +45,7 @@ class RawClient:
 
     @property
     def descriptors(self) -> int:
-        """What the server has open."""
+        """The number of the server's open descriptors."""
         return sum(1 for _ in Path(f"/proc/{self.process.pid}/fd").iterdir())
 
     @property

@@ -33,7 +33,7 @@ VOLUME = "/var/lib/kernel-mcp"
 TOKENS = f"{VOLUME}/tokens"
 PATIENCE_S = 300.0
 HOST = "notebook.example.com"
-"""What the examples of proxies are written for."""
+"""The host name in the examples of proxies."""
 SAFE = (
     *("--cap-drop", "ALL", "--security-opt", "no-new-privileges"),
     *("--security-opt", f"seccomp={PROFILE}", "--security-opt", "unmask=ALL"),

@@ -12,7 +12,7 @@ IDLE = ("--idle-timeout", "1")
 
 
 async def state_of(notebook: Agent, session: str = "") -> dict[str, Any]:
-    """What `list_sessions` says of a session, the only one by default."""
+    """Return the entry of a session in `list_sessions`, the only one by default."""
     found = (await notebook.call("list_sessions")).data["sessions"]
     return next(item for item in found if session in ("", item["session"]))
 

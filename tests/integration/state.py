@@ -1,4 +1,4 @@
-"""What a session of the state table holds, and the servers that it lives through.
+"""The contents of sessions of the state table, and the servers that they outlive.
 
 Every variable has to be there as it was, or be told: by its name, or by the number of the cell that
 it comes of. The client is the SDK's own, driven from threads of no event loop, so that servers can
@@ -145,7 +145,7 @@ def environment(root: Path, python: str, version: str = "1.0") -> Path:
 
 @dataclass
 class Held:
-    """What a session holds, by the number of the cell that it comes of."""
+    """The contents of a session, by the number of the cell that assigned them."""
 
     name: str
     cells: dict[int, Content] = field(default_factory=dict)
@@ -161,7 +161,7 @@ class Held:
 
 @dataclass
 class Verdict:
-    """What became of a session: variables that are whole, and others with what was seen of them.
+    """The state of a session afterwards: whole variables, and others with their description.
 
     `told` are the notices of all answers since.
     """

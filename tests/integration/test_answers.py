@@ -1,4 +1,4 @@
-"""What an answer tells of a cell, in its flag, its text and its machine-readable part."""
+"""An answer about a cell: its flag, its text and its machine-readable part."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the audit log of a real server says about a session."""
+"""The audit log of a real server about a session."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.anyio]
 FLAGS = ("--allow", "*", "--warm", "0")
 
 AT_WORK = "import time\ntime.sleep(1.05)"
-"""What is worth a checkpoint."""
+"""A cell that is worth a checkpoint."""
 
 
 def told(answer: Answer) -> str:
@@ -30,7 +30,7 @@ def told(answer: Answer) -> str:
 
 
 async def checkpoints(agent: Agent, session: str = "") -> str:
-    """What `info` says of those of a session."""
+    """Return the part of `info` about the checkpoints of a session."""
     return str((await agent.call("info", session=session)).data["checkpoints"])
 
 

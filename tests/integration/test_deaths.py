@@ -213,7 +213,7 @@ NAMED = {
     "asyncio_0": "import asyncio\nx = await asyncio.to_thread(abs, 1)",
     "QueueFeederThread": "import multiprocessing as mp\nx = mp.Queue(); x.put(1)",
 }
-"""What the answer names, and cells that bring it into being."""
+"""Threads and objects that the answer names, and cells that create them."""
 PACKAGES = (
     "numpy,pandas,pyarrow,scikit-learn,scipy,lightgbm,matplotlib,polars,duckdb,numba,"
     "opencv-python-headless"

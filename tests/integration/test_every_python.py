@@ -134,7 +134,7 @@ async def begun(notebook: Agent, name: str = SECOND) -> str:
 
 
 async def continued(server: Server) -> None:
-    """Have the next server go on with both sessions, and have those sleep."""
+    """Restore both sessions in the next server, and hibernate them."""
     async with server.begin(*IDLE) as life:
         for turn in range(2):
             for name in ("", SECOND):
@@ -145,7 +145,7 @@ async def continued(server: Server) -> None:
 
 
 async def outlives(server: Server) -> None:
-    """Have two sessions go through deaths of kernels, a restart, and sleep."""
+    """Lead two sessions through deaths of kernels, a restart, and hibernation."""
     async with whole(server) as life:
         session = await begun(life)
         told = await life.run(IMMORTAL, session=session)

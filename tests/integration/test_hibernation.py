@@ -1,4 +1,4 @@
-"""What comes back after hibernation, in real kernels through a real client."""
+"""Variables restored after hibernation, in real kernels through a real client."""
 
 from __future__ import annotations
 

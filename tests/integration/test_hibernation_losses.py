@@ -1,4 +1,4 @@
-"""What hibernation cannot keep is named, and costs nothing else."""
+"""A variable that hibernation cannot save is named, and costs nothing else."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ONE = ("--max-sessions", "1")
 
 
 async def forced_out(notebook: Agent) -> None:
-    """Have another session push the only one out, as few sessions may have a kernel."""
+    """Hibernate the only session by a second one, as few sessions may have a kernel."""
     with anyio.fail_after(300):
         while (answer := await notebook.call("create_session")).failed:
             assert "is being hibernated" in answer.text  # a busy machine takes long for limits

@@ -41,7 +41,7 @@ PLACE = "kernel://{session}/{path}"
 
 @pytest.fixture
 def full(request: pytest.FixtureRequest) -> bool:
-    """Whether everything is as large as it is meant to be."""
+    """Return True for the full load, False for a small one."""
     return bool(request.config.getoption("--full"))
 
 
@@ -120,7 +120,7 @@ async def test_a_signal_saves_what_every_principal_has_changed(count: int, tmp_p
     flags = ("--tokens", str(file), "--state-dir", str(state), "--max-sessions", str(count))
 
     async def each(code: str) -> list[str]:
-        """What the last cell of each says, in a server that a signal ends at once."""
+        """Return the last cell's text of each, in a server that a signal ends at once."""
         said = []
         kept = {"KERNEL_MCP_PERSIST": "1G,1h"}
         with http_server(*flags, *FORKED, token=tokens[0], environ=kept) as server:
@@ -215,7 +215,7 @@ async def test_idle_connections_take_no_more_than_their_number(*, full: bool) ->
 
 
 async def answer_to(stream: SocketStream, pieces: AsyncIterator[bytes]) -> bytes:
-    """What comes back while pieces are sent, until the server hangs up or has answered."""
+    """Return the response while pieces are sent, until the server hangs up or has answered."""
     heard: list[bytes] = []
 
     async def listen(scope: anyio.CancelScope) -> None:

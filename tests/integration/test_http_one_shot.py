@@ -45,7 +45,7 @@ def request(server: HttpServer, tool: str, **arguments: object) -> tuple[bytes, 
 
 
 def called(server: HttpServer, post: Post, tool: str, url: str = "", **arguments: object) -> Said:
-    """What a tool answers to a client that posts so."""
+    """Return a tool's answer to a client that posts so."""
     body, headers = request(server, tool, **arguments)
     told = post(url or server.mcp, body, headers)
     kind = "application/json" if told.lstrip().startswith(b"{") else "text/event-stream"

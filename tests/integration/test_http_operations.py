@@ -1,4 +1,4 @@
-"""What operators see of a real server over HTTP: health, metrics, log, audit trail, sessions."""
+"""An operator's view of a real server over HTTP: health, metrics, log, audit trail, sessions."""
 
 from __future__ import annotations
 

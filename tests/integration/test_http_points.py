@@ -1,4 +1,4 @@
-"""What breaks silently where an MCP server is put on HTTP: state, other people's, output, the end.
+"""Silent failures of MCP servers over HTTP: state, other people's state, output, the end.
 
 Each is tried against the real server, in both eras of the protocol where they differ.
 """
@@ -207,7 +207,7 @@ async def calls_held(server: HttpServer, folder: Path) -> AsyncIterator[list[Sai
 
 @asynccontextmanager
 async def listened(server: HttpServer) -> AsyncIterator[None]:
-    """What clients of each era listen to for as long as they are there."""
+    """Keep the streams open that clients of each era listen to."""
     async with wire(server) as newest, wire(server, handshake=True) as older:
         wanted = {"toolsListChanged": True}
         body, headers = newest.request("subscriptions/listen", notifications=wanted)
@@ -329,7 +329,7 @@ async def test_a_body_that_is_too_long_costs_next_to_nothing(server: HttpServer)
 
 
 async def test_bodies_are_bounded_for_each_principal(tmp_path: Path) -> None:
-    """What is being read counts: three calls that go on for ever hold no more than the quota."""
+    """Bodies being read count: three endless calls hold no more than the quota."""
     with two_principals(tmp_path, "--quota", "body=1M") as (server, quiet, greedy):
         async with wire(server, quiet) as one, wire(server, greedy) as many, slow_calls() as calls:
             async with anyio.create_task_group() as tasks:
@@ -367,7 +367,7 @@ class SlowCalls:
         return stream
 
     async def first_bytes(self, stream: SocketStream, into: list[bytes]) -> None:
-        """What is answered."""
+        """Read the first bytes of the response."""
         with suppress(anyio.EndOfStream, anyio.BrokenResourceError):
             into.append(await stream.receive())
 

@@ -472,7 +472,7 @@ async def test_a_reset_leaves_no_word_of_variables_that_come_back(place: Place) 
 
 
 async def shows(life: Life, name: str, preview: str) -> bool:
-    """Whether a variable has this value; nothing runs in its thread for that."""
+    """Return True if a variable has this value; nothing runs in its thread for that."""
     variables = (await life.call("list_variables")).data["variables"]
     return any((each["name"], each["preview"]) == (name, preview) for each in variables)
 

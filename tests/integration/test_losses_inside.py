@@ -1,4 +1,4 @@
-"""What is lost by a failure or by need of the server itself is told as any other loss."""
+"""A loss by a failure of the server, or for its needs, is reported like any other."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ async def relieved(session: Session, patch: pytest.MonkeyPatch) -> None:
 
 
 async def failed(session: Session, patch: pytest.MonkeyPatch) -> None:
-    """What runs the session's cells failed."""
+    """Make the runner of the session's cells fail."""
 
     async def fail() -> NoReturn:
         raise RuntimeError("tested")

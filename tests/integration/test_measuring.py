@@ -1,4 +1,4 @@
-"""What holds a session to its disk and memory where nothing of the system does it for the server.
+"""Limits of disk and memory that the server enforces where the system does not.
 
 An ordinary user's server owns the files of its kernels and has no control groups.
 """
@@ -105,7 +105,7 @@ def test_no_closed_folder_hides_what_it_holds_from_an_ordinary_user_s_server() -
 
 
 async def _shared_and_grown(kernel: LimitedKernel) -> dict[str, Any]:
-    """What a pool of workers with one large frame is said to hold, and what becomes of it."""
+    """Return the measured memory of a pool of workers that share one large frame, and its end."""
     forked = await kernel.run(POOL)
     with anyio.move_on_after(20):
         while kernel.handle.usage().memory_bytes > 500 * MIB:  # until it has been weighed

@@ -140,7 +140,7 @@ async def test_code_reaches_what_is_open_and_nothing_else(way: str, ports: tuple
 
 
 async def fetched(client: Agent, session: str, *ports: int) -> list[bool]:
-    """Whether code of a session reaches these ports."""
+    """Return for each of these ports whether code of a session reaches it."""
     pages = ", ".join(f"page('http://127.0.0.1:{port}/').startswith('page of')" for port in ports)
     answer = await client.run(f"{PRELUDE}\nprint(json.dumps([{pages}]))", session=session)
     found: list[bool] = printed(answer)

@@ -141,7 +141,7 @@ async def tunnelled(
 
 
 async def over_tls(port: int, place: str, name: str | None, authority: Authority) -> str:
-    """What a host says through a tunnel over TLS to `name`, or why there is none."""
+    """Return a host's answer through a tunnel over TLS to `name`, or why there is none."""
     status, _, writer = await tunnelled(port, place)
     assert status == 200
     context = trust_of(authority)

@@ -1,4 +1,4 @@
-"""What models write runs in the default profile, and whatever it does to its kernel ends well."""
+"""Cells as models write them run in the default profile, whatever they do to the kernel."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ async def test_a_cell_may_do_to_its_kernel_what_it_likes(servers: Servers) -> No
     async with ready(servers, *flags) as notebook:
 
         async def tried(code: str) -> tuple[str, str]:
-            """What two cells after it say: whether anything runs, and whether `kept` is there."""
+            """Return the text of two cells after it: one that runs, and one that reads `kept`."""
             session = (await notebook.call("create_session")).data["session"]
             await notebook.run("kept = 1", session=session)
             await notebook.call("execute", code=code, session=session)

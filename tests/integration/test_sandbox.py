@@ -35,7 +35,7 @@ def sandbox() -> Sandbox:
 
 
 def python(sandbox: Sandbox, code: str, limits: Limits | None = None) -> str:
-    """What a program prints in the sandbox."""
+    """Return the output of a program in the sandbox."""
     done = run_confined(
         sandbox, [sys.executable, "-I", "-S", "-c", code], readonly=RUNTIME, limits=limits
     )

@@ -113,7 +113,7 @@ def sought(glob):
 
 
 async def told(agent: Agent, code: str, session: str = "") -> Any:
-    """What code prints as JSON."""
+    """Return the value that code prints as JSON."""
     answer = await agent.run(f"{PRELUDE}\nprint(json.dumps({code.strip()}))", session=session)
     assert answer.status == "ok", answer.text
     return json.loads(answer.text.splitlines()[0])
@@ -193,7 +193,7 @@ async def test_replies_redirects_and_other_places_do_not_give_it_away(
 
 
 async def check_replies(world: World, agent: Agent) -> str:
-    """What a host says of the value is replaced by words; the rest passes. All that was shown."""
+    """Check that no reply shows the value and other replies pass. Return all that was shown."""
     shown = ""
     for path in ("/echo", "/base64", "/header", "/gzip"):
         status, text = await told(agent, f"ask({path!r})")

@@ -115,6 +115,6 @@ async def opened(notebook: Agent) -> str:
 
 
 async def text_of(notebook: Agent, session: str, cell: int) -> str:
-    """What is kept of the output of a cell."""
+    """Return the stored output of a cell."""
     found = await notebook.client.read_resource(f"kernel://{session}/cells/{cell}")
     return "".join(getattr(content, "text", "") for content in found.contents)

@@ -99,7 +99,7 @@ def serving(kept: str, *options: str) -> list[str]:
 
 
 def until(found: Callable[[], bool], seconds: float = 60) -> None:
-    """What an engine or a service does tells nobody here."""
+    """Wait for a condition of an engine or a service, which announce nothing here."""
     end = time.monotonic() + seconds
     while not found():
         assert time.monotonic() < end

@@ -1,4 +1,4 @@
-"""What a running server has in its memory: only what it has used."""
+"""The modules of a running server: only those that it has used."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ pytestmark = pytest.mark.anyio
 
 UNWANTED = {"IPython", "ipykernel", "jupyter_client", "jupyter_core", "tornado", "traitlets", "zmq"}
 AT_FIRST_USE = {"PIL", "difflib", "nbformat", "packaging", "platformdirs", "tomli", "tomllib"}
-"""What a server without settings needs for some requests only."""
+"""Modules that a server without settings needs for some requests only."""
 OF_THE_SDK = {"click", "h11", "httpcore2", "idna", "python_multipart", "sse_starlette", "uvicorn"}
-"""What comes with HTTP and clients of the SDK."""
+"""Modules that come with HTTP and clients of the SDK."""
 LIBRARIES = re.compile(r"zmq|sodium|tornado|traitlets|jupyter|cryptography", re.IGNORECASE)
 IMPORT_EVERYTHING = """
 import importlib, pkgutil, sys, kernel_mcp

@@ -1,4 +1,4 @@
-"""What a real kernel answers when its variables are taken out of it."""
+"""The answers of a real kernel when its variables are dumped."""
 
 from __future__ import annotations
 

@@ -163,7 +163,7 @@ print(_wrong)
 
 
 async def sleep(notebook: Agent) -> None:
-    """Have the only session make room for another one, which then ends."""
+    """Hibernate the only session to make room for another one, which then ends."""
     with anyio.fail_after(300):
         while (answer := await notebook.call("create_session")).failed:
             assert "is being hibernated" in answer.text

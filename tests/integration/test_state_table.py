@@ -1,4 +1,4 @@
-"""What ends times what there is: every variable is kept as it was, or told. See `state`.
+"""Ways to end times contents: every variable is kept as it was, or reported. See `state`.
 
 A row is one test. It runs on the server's own Python; a sample of rows also on 3.12, in an
 environment of the operator's with a package of its own. `--full` adds every other Python of the
@@ -42,7 +42,7 @@ ONLY_OWN = ("disk", "other_python")
 """Rows that say on which Python they run."""
 NOT_SAVABLE = {"conn", "lines", "lock"}
 LAST = {"count"}
-"""What cells have changed that were not saved when the session ended."""
+"""Variables changed by cells after the last save."""
 KILL = "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"
 CELL_S, CELLS = 0.8, 45
 """Cells that together last longer than the bound of what is not saved."""
@@ -208,7 +208,7 @@ def test_saves_of_other_formats_are_told_and_left_alone(rows: Table) -> None:
 
 
 def _rewrite(folder: Path, version: int) -> None:
-    """Have a save say that it is of a format."""
+    """Change the format that a save states."""
     data = json.loads((folder / manifest.MANIFEST).read_text())
     kept = {key: value for key, value in data.items() if not key.endswith("digest")}
     manifest.write(folder, {**kept, "format": version})

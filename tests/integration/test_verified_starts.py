@@ -1,4 +1,4 @@
-"""What does not hold is refused, wherever in a kernel's start it was lost."""
+"""A missing confinement is refused, wherever in a kernel's start it was lost."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ FORKED_WITH_ALL_OF_IT = {
     "it may write to /proc": (("sandbox.py", "_INERT | linux.MS_RDONLY", "_INERT"),),
     "nothing covers /proc/cmdline, ": (("sandbox.py", "in settings.masks", "in ()"),),
 }
-"""What is told, and the changes that make it so."""
+"""Reports, and the changes of code that cause them."""
 COLD_WITH_ALL_OF_IT = {
     "it shares namespaces with others: uts, cgroup": (
         *("--unshare-uts", "--unshare-cgroup-try", "--hostname", "sandbox"),
@@ -195,7 +195,7 @@ def test_the_doctor_fails_when_kernels_of_an_ordinary_user_see_all_sessions() ->
 
 
 async def found_in(notebook: Agent, words: str) -> list[str]:
-    """What `info` tells once it says these words; templates get ready beside the first sessions."""
+    """Return `sandbox_found` of `info` once it has these words; templates become ready late."""
     found: list[str] = []
     for _ in range(1000):
         session = (await notebook.call("create_session")).data["session"]

@@ -1,4 +1,4 @@
-"""What `show` gives a view of a cell: outputs as data that any host can read."""
+"""The data of `show` for a view of a cell, which any host can read."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PATIENCE_S = 60.0
 
 
 async def view(notebook: Agent, **arguments: Any) -> dict[str, Any]:
-    """What a view of the last cell gets."""
+    """Return the data of a view of the last cell."""
     with anyio.fail_after(PATIENCE_S):
         shown = await notebook.call("show", **arguments)
     assert not shown.failed, shown.text

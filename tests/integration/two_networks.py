@@ -35,7 +35,7 @@ PLACES = [
     *((PUBLIC, 80), (PUBLIC, 443), (PUBLIC, 22), (PUBLIC, 5432), (OTHER, 80), (SIX, 80)),
     *((PRIVATE, 80), (PRIVATE, 443), (METADATA, 80), ("127.0.0.1", 80), (OWN, 80)),
 ]
-"""What listens; the last two where the proxy is."""
+"""Listening places; the last two are where the proxy is."""
 NAMES = {
     "web.test": [PUBLIC],
     "www.web.test": [PUBLIC],
@@ -65,7 +65,7 @@ class Networks:
     _number: int = 0
 
     def listen(self, rules: str, exact: str | None = None) -> tuple[int, int]:
-        """Have it serve a session with these rules; the listener's number and port."""
+        """Serve a session with these rules, and return the listener's number and port."""
         with socket.create_server(("127.0.0.1", 0), backlog=1024) as sock:
             return self.give(sock, rules, exact), sock.getsockname()[1]
 
@@ -77,7 +77,7 @@ class Networks:
         return self._number
 
     def close(self, number: int) -> None:
-        """Have a listener closed."""
+        """Close a listener."""
         packets.send(self.control, {"close": number})
 
     async def told(self, number: int) -> dict[str, Any]:
@@ -89,7 +89,7 @@ class Networks:
                 return received[0]
 
     def untouched(self, *places: tuple[str, int]) -> bool:
-        """Whether nobody has connected there, nor waits to be accepted."""
+        """Return True if nobody has connected there, nor waits to be accepted."""
         for place in places:
             with self.sockets[place].dup() as sock, suppress(BlockingIOError):
                 sock.setblocking(False)
@@ -98,7 +98,7 @@ class Networks:
         return True
 
     def name(self, host: str, *addresses: str) -> None:
-        """Have a name lead elsewhere from now on."""
+        """Resolve a name to other addresses from now on."""
         write_hosts(self.hosts, {**NAMES, host: list(addresses)})
 
     def status(self, key: str) -> str:

@@ -58,7 +58,7 @@ _PIECES = (
     "=", "%", "?", "#", "---> 1 ", "File ", "x = [", '{"a":', "a.b.", "&&", "bytes=", ":", "\x1b[9",
     "install ", "pip install ", "1,", "# /// a\n", "not ", "[[", "0x", "e", "\0", "a=b\n",
 )  # fmt: skip
-"""What most of a document may be."""
+"""Pieces that make up most of a document."""
 
 
 def documents(count: int) -> Iterator[str]:

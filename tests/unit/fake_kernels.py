@@ -280,7 +280,7 @@ class FakeSource:
         self.files: list[str] = []
         self.dump = self.load = ""
         self.mute = False
-        """Whether kernels answer no question."""
+        """True if kernels answer no question."""
         self.omitted = 0
         self.size = 0
         self.refuse = ""
@@ -350,7 +350,7 @@ class Handed:
 
 
 def deliver(session: Session, cell: Cell) -> None:
-    """Have an answer about `cell` carry, as delivered, what the session has to tell."""
+    """Add the session's pending notices to `cell`, and mark them as delivered."""
     pending = session.notifications.pending
     cell.notices += [notice.text for notice in pending]
     session.notifications.mark_delivered(pending)

@@ -155,7 +155,7 @@ class Repeat:
 
 @dataclass
 class Shape:
-    """What a part of a pattern can be: empty, begin with, and the repeats at its ends."""
+    """Properties of a part of a pattern: empty, first characters, and the repeats at its ends."""
 
     empty: bool = True
     first: frozenset[str] = frozenset()

@@ -46,7 +46,7 @@ MOST_S = 0.05
 """Processor time for `CHARS` characters, where `reference` takes `REFERENCE_S`."""
 REFERENCE_S = 0.02
 CLOCK_S = 0.03
-"""What a clock that ticks a hundred times a second adds at most, and collections of garbage."""
+"""The most that a clock with 100 ticks a second adds, and garbage collections."""
 SAMPLE = 60
 FULL = 1000
 CHILD_S = 600

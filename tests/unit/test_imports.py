@@ -51,7 +51,7 @@ ROOMS = (
     ("cli",),
     ("__main__",),
 )
-"""What stands in `kernel_mcp`, bottom to top; one step of the stairs a line."""
+"""The rooms of `kernel_mcp`, bottom to top; a floor a line."""
 
 FLOORS = {name: floor for floor, names in enumerate(ROOMS) for name in names}
 
@@ -142,7 +142,7 @@ def test_the_paper_on_the_architecture_names_every_room_and_no_other_file() -> N
 
 
 def rows(text: str) -> dict[str, str]:
-    """What docs/architecture.md says of each room."""
+    """Return the text of docs/architecture.md for each room."""
     found = {}
     for names, words in re.findall(r"^\| (`[^|]+`) \| (.*) \|$", text, re.MULTILINE):
         for name in re.findall(r"`([^`]+)`", names):

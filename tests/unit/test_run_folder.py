@@ -1,4 +1,4 @@
-"""What a run of the tests writes goes with it."""
+"""The files of a test run are removed with it."""
 
 from __future__ import annotations
 

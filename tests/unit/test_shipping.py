@@ -1,4 +1,4 @@
-"""What the server is deployed with: files that agree with it, with each other and with the docs."""
+"""Files to deploy the server: they agree with it, with each other and with the docs."""
 
 from __future__ import annotations
 
@@ -267,7 +267,7 @@ SCHEMA: dict[str, Any] = {
         },
     },
 }
-"""What the registry's schema of 2025-12-11 requires of the parts that are used."""
+"""The requirements of the registry's schema of 2025-12-11 on the used parts."""
 
 
 def test_the_registry_is_told_what_it_requires() -> None:

@@ -1,4 +1,4 @@
-"""What a fleet is deployed with: files that agree with it, with each other and with the docs."""
+"""Files to deploy a fleet: they agree with it, with each other and with the docs."""
 
 from __future__ import annotations
 
@@ -208,7 +208,7 @@ SCHEMA: dict[str, Any] = {
         },
     },
 }
-"""What `ray.io/v1` of KubeRay 1.7 requires, and has, of the parts of a RayCluster that are used."""
+"""The schema of `ray.io/v1` in KubeRay 1.7 for the used parts of a RayCluster."""
 
 
 def test_the_cluster_has_what_kuberay_requires() -> None:

@@ -55,7 +55,7 @@ async def test_a_line_that_is_too_long_and_never_ends_is_refused_at_the_end() ->
 
 
 class Written:
-    """What was written, line by line."""
+    """The written lines."""
 
     def __init__(self) -> None:
         self.lines: list[str] = []

@@ -118,7 +118,7 @@ def sample(prompt: str, most: int = 100) -> types.CreateMessageRequest:
 
 
 def answered(ctx: Ctx, name: str) -> Any:
-    """What the client answered to one of the requests; None where it did not."""
+    """Return the client's answer to one of the requests, or None."""
     found = (ctx.input_responses or {}).get(name)
     if isinstance(found, types.ElicitResult) and (found.action != "accept" or not found.content):
         return None

@@ -19,7 +19,7 @@ from tests.escape.attacks.table import Target, attack, syscall
 
 PROGRAMS = ("/usr", "/proc", "/sys", "/opt", sys.base_prefix, sys.prefix)
 OWN = ("/workspace", "/tmp", "/dev/shm", "/dev/pts", "/run/kernel")
-"""What a kernel may write to."""
+"""Folders that a kernel may write to."""
 MOST_BYTES = 1 << 16
 ENOUGH = 5
 SO_PEERPIDFD = 77

@@ -91,7 +91,7 @@ def fork_into_a_user_namespace(target: Target) -> bool:
 
 @attack("anyone")
 def give_a_thread_files_of_its_own(target: Target) -> list[str]:
-    """What only that thread has open is not seen by who measures the process."""
+    """Files that only this thread has open are invisible to a measurement of the process."""
     found = []
     for name, *arguments in (
         ("clone", 0x10100, 0, 0, 0, 0),  # CLONE_THREAD, CLONE_VM: lacks what makes it work

@@ -48,7 +48,7 @@ def end_the_first_process_of_the_sandbox(_: Target) -> bool:
 
 @attack()
 def look_into_the_first_process_of_the_sandbox(_: Target) -> list[str]:
-    """What starts the kernel is of the same user where the server is no root."""
+    """The starter of the kernel has the same user unless the server is root."""
     found = []
     files = ("mem", "maps", "environ", "auxv", "io", "syscall", "pagemap", "task/1/mem")
     for name in (*files, "fd", "map_files", "root", "exe", "cwd", "ns/mnt"):

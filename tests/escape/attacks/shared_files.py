@@ -72,7 +72,7 @@ def _name(unnamed: int, path: str) -> None:
 
 
 def _sets_id(way: Callable[[], object], path: str) -> bool:
-    """Whether the file has one of the bits once this way is tried."""
+    """Return True if the file has one of the bits once this way is tried."""
     with contextlib.suppress(OSError):
         way()
         if Path(path).stat().st_mode & (stat.S_ISUID | stat.S_ISGID):

@@ -13,7 +13,7 @@ Control: TypeAlias = Literal["anyone", "root", "maybe", "none"]
 
 @dataclass(frozen=True)
 class Target:
-    """What the host has prepared for the attacks.
+    """The preparations of the host for the attacks.
 
     secret_*      files and folders of the host that hold `marker`
     tcp, udp      addresses of servers on the host that greet with `marker`

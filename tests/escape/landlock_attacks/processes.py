@@ -70,7 +70,7 @@ def have_the_kernel_signal_for_input(world: World) -> bool:
 
 
 def _appears(path: str) -> bool:
-    """Whether a file comes into being within half a second."""
+    """Return True if a file appears within half a second."""
     for _ in range(50):
         if os.path.exists(path):
             return True

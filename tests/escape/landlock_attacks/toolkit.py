@@ -1,4 +1,4 @@
-"""What attacks are made of. They run inside the sandbox: standard library only.
+"""Building blocks of attacks. They run inside the sandbox: standard library only.
 
 An attack gets a `World` of targets that the host has laid out. It returns True when it has got what
 it wanted; an OSError or False means that the boundary held.
@@ -54,7 +54,7 @@ def content(path: str) -> bytes:
 
 
 def outcome_of_child(action: Callable[[], object]) -> bool:
-    """Whether `action` succeeds in a child process, which may be killed for it."""
+    """Return True if `action` succeeds in a child process, which may be killed for it."""
     child = os.fork()
     if child == 0:
         try:

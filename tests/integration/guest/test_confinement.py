@@ -1,4 +1,4 @@
-"""What a boot file imposes on the kernel, and what it does when memory runs out."""
+"""A boot file's limits on the kernel, and its behaviour when memory runs out."""
 
 from __future__ import annotations
 

@@ -105,7 +105,7 @@ async def bench(preload: tuple[str, ...] = (), *, ready: bool = True) -> AsyncIt
 
 
 async def run(kernel: Kernel, code: str, status: str | None = "ok") -> str:
-    """What a cell prints."""
+    """Return the output of a cell."""
     events: list[Event] = []
     cell = kernel.submit(code, events.append)
     with anyio.fail_after(60):

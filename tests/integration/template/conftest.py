@@ -1,4 +1,4 @@
-"""What holds after every test of a template."""
+"""Invariants after every test of a template."""
 
 from __future__ import annotations
 

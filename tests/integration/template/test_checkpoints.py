@@ -227,7 +227,7 @@ HOSTILE = {
 
 
 async def wake_one(kernel: Kernel) -> None:
-    """Have a checkpoint become a kernel, if it is still there after all that it says."""
+    """Resume a checkpoint as a kernel, if it is still there after all that it says."""
     checkpoint, _ = await kernel.checkpoint()
     with anyio.move_on_after(1):
         while checkpoint.usable:

@@ -1,4 +1,4 @@
-"""What forked kernels share, what they take, and what outlives them."""
+"""Forked kernels: what they share, what they use, and what outlives them."""
 
 from __future__ import annotations
 

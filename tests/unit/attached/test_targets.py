@@ -1,4 +1,4 @@
-"""What agents may ask to join is what the operator has named, and nothing that looks like it."""
+"""Agents may join the kernels that the operator names, and nothing that looks like them."""
 
 from __future__ import annotations
 

@@ -213,7 +213,7 @@ PERMITTED: dict[str, str | list[str]] = {
     "tools": "core",
     "network": ["a.example.com", "b.example.com"],
 }
-"""What the operator says where the default would not tell wider from narrower."""
+"""The operator's values where the default does not distinguish wider from narrower."""
 
 
 def test_every_setting_is_known_to_be_the_operators_or_to_be_narrowed() -> None:

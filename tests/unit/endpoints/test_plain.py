@@ -1,4 +1,4 @@
-"""What reaches a web page of its reader's rights."""
+"""Outputs that reach a web page with its reader's rights."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is compiled ahead and under which name, and work that something else may end."""
+"""Bytecode: what is compiled ahead, under which name, and work that may be ended."""
 
 from __future__ import annotations
 

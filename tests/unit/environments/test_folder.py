@@ -129,7 +129,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def looks(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """What is held at each look at the folders: 100 bytes more than at the last."""
+    """Sizes of the folders at each measurement: 100 bytes more than at the last."""
     found: list[int] = []
 
     def size(_: Path) -> int:

@@ -1,4 +1,4 @@
-"""What is installed, and from which distribution a module comes."""
+"""Installed distributions, and those that modules come from."""
 
 from __future__ import annotations
 

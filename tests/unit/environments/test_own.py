@@ -31,7 +31,7 @@ MINOR = f"{sys.version_info[0]}.{sys.version_info[1]}"
 VERSION = platform.python_version()
 BASE = Path(os.path.realpath(sys.base_prefix))
 LIBRARIES = BASE if str(BASE) == "/usr" else BASE / "lib"
-"""What sessions see of the base: of a Python of the system as much as of the system."""
+"""The part of the base that sessions see: all of /usr, or the libraries of another base."""
 
 
 @pytest.fixture

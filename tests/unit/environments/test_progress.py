@@ -1,4 +1,4 @@
-"""What those hear who wait for a build: counts, sizes, signs of life, whoever builds."""
+"""Progress of a build for all that wait for it: counts, sizes, heartbeats."""
 
 from __future__ import annotations
 

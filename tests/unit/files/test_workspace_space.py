@@ -1,4 +1,4 @@
-"""What a workspace holds is counted, bounded and cleared."""
+"""The contents of a workspace are counted, bounded and cleared."""
 
 import contextlib
 import errno

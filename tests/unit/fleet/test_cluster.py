@@ -1,4 +1,4 @@
-"""What a cluster has to be like."""
+"""Requirements on a cluster."""
 
 from __future__ import annotations
 

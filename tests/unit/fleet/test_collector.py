@@ -1,4 +1,4 @@
-"""What is removed from the store of a fleet, and what stays."""
+"""Entries removed from the store of a fleet, and those that stay."""
 
 from __future__ import annotations
 

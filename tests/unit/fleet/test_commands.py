@@ -1,4 +1,4 @@
-"""What the operator of a front is told."""
+"""Messages for the operator of a front."""
 
 from __future__ import annotations
 

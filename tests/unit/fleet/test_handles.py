@@ -1,4 +1,4 @@
-"""What handles of a fleet say, and which session a call is about."""
+"""Handles of a fleet, and the session that a call is about."""
 
 from __future__ import annotations
 

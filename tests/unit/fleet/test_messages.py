@@ -1,4 +1,4 @@
-"""What fronts and nodes say to each other."""
+"""Messages between fronts and nodes."""
 
 from __future__ import annotations
 

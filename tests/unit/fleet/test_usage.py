@@ -35,7 +35,7 @@ ADA = Caller("ada", "default", Principal("ada", quotas=Quotas(sessions=2, asleep
 
 
 class Node:
-    """What a node does for quotas, with fake kernels."""
+    """A node's part in quotas, with fake kernels."""
 
     def __init__(self, name: str, registry: Registry, nodes: dict[str, Node], folder: Path) -> None:
         self.name = name

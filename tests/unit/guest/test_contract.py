@@ -1,4 +1,4 @@
-"""What is relied on inside ipykernel, IPython and jupyter_client: names that must exist.
+"""Private parts of ipykernel, IPython and jupyter_client that must exist.
 
 ipykernel 7.x changes between minor versions. When one of these fails, look at the override named in
 its comment before anything else.

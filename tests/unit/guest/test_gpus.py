@@ -1,4 +1,4 @@
-"""What a kernel that uses a GPU cannot give away: stand-ins for libraries and a device."""
+"""State that a kernel with a GPU cannot save: stand-ins for libraries and a device."""
 
 from __future__ import annotations
 

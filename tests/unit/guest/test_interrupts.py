@@ -1,4 +1,4 @@
-"""What SIGINT means at which moment."""
+"""The meaning of SIGINT at each moment."""
 
 from __future__ import annotations
 

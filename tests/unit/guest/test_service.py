@@ -18,7 +18,7 @@ TICKS_MS = 100
 
 
 def ticks(ticker: Ticker, milliseconds: int = TICKS_MS) -> bool:
-    """Whether the descriptor becomes readable."""
+    """Return True if the descriptor becomes readable."""
     poll = select.poll()
     poll.register(ticker.fd, select.POLLIN)
     return bool(poll.poll(milliseconds))

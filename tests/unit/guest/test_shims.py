@@ -1,4 +1,4 @@
-"""What stands in for pip and uv in the processes of a session."""
+"""The replacements of pip and uv in the processes of a session."""
 
 from __future__ import annotations
 

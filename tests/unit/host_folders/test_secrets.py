@@ -1,4 +1,4 @@
-"""What a walk through a mounted folder covers."""
+"""The entries that a walk through a mounted folder covers."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def make(folder: Path, *names: str, text: str = "x") -> None:
 
 
 def looked(walk: Walk, *parts: str) -> list[tuple[str, ...]]:
-    """What has to be covered once an entry has changed."""
+    """Return what has to be covered once an entry has changed."""
     return [path for found in walk.one(parts) for path in found]
 
 

@@ -1,4 +1,4 @@
-"""What settings of the host name, and where paths lead."""
+"""Paths in settings of the host, and where they lead."""
 
 from __future__ import annotations
 

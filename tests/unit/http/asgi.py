@@ -15,7 +15,7 @@ PEER = "192.0.2.7"
 
 @dataclass
 class Answer:
-    """What came back."""
+    """The response."""
 
     status: int = 0
     headers: dict[str, str] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""What is refused before anything else sees a request, and what is passed on."""
+"""Requests that are refused before anything else sees them, and those that are passed on."""
 
 from __future__ import annotations
 

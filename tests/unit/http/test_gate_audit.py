@@ -1,4 +1,4 @@
-"""What is noted of the gate: a line for each refusal, and a flood of them in a few."""
+"""Audit records of the gate: a line for each refusal, and a flood of them in a few."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an issuer publishes: where it is looked for, and what is believed of it."""
+"""An issuer's metadata: where it is looked for, and what is accepted."""
 
 from __future__ import annotations
 

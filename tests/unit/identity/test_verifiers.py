@@ -1,4 +1,4 @@
-"""What the settings of a server demand of those who call."""
+"""The verifiers of callers by the settings of a server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the factory asks of the environment store, and how often."""
+"""The factory's requests to the environment store, and their number."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.anyio
 
 
 class Servers:
-    """What running servers answer."""
+    """The answers of running servers."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now: list[list[dict[str, Any]]] = []

@@ -146,7 +146,7 @@ def test_a_secret_opens_its_own_host_and_takes_a_sandbox(tmp_path: Path) -> None
 
 
 def made(access: NetworkAccess) -> None:
-    """What a sandbox does, in this network namespace."""
+    """Create the listeners as a sandbox does, in this network namespace."""
     linux.send_listeners(access.guest(), access.addresses)
 
 

@@ -1,4 +1,4 @@
-"""What is made below a writable mount under names that hosts execute or obey."""
+"""New entries below a writable mount under names that hosts execute or obey."""
 
 from __future__ import annotations
 

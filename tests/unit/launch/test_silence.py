@@ -1,4 +1,4 @@
-"""Who owes an answer is waited for while it works or has to wait, and not for ever."""
+"""A process that owes an answer is awaited while it works or is blocked, not for ever."""
 
 from __future__ import annotations
 

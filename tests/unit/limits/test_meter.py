@@ -1,4 +1,4 @@
-"""What is read off /proc about the memory of processes."""
+"""The memory of processes, read from /proc."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What nvidia-smi says of GPUs: a program of that name stands in for it."""
+"""GPUs by nvidia-smi: a program of that name stands in for it."""
 
 from __future__ import annotations
 

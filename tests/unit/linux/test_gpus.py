@@ -19,7 +19,7 @@ NODES = (
     "nvidia-caps/nvidia-cap12",
 )
 LEFT = ("nvidia-caps/nvidia-cap1", "nvidia-caps/nvidia-cap2", "nvidia-uvm-tools", "nvidia-modeset")
-"""What configures a card, looks into other processes, or drives screens."""
+"""Devices that configure a card, inspect other processes, or drive screens."""
 CACHE = """2 libs found in cache `/etc/ld.so.cache'
 	libcudart.so.12 (libc6,x86-64) => /opt/cuda/lib64/libcudart.so.12
 	libcuda.so.1 (libc6,x86-64) => /opt/driver/lib64/libcuda.so.1
@@ -43,7 +43,7 @@ def dev(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def known(monkeypatch: pytest.MonkeyPatch, library: str | None) -> None:
-    """Have the loader's cache lead there."""
+    """Make the loader's cache lead there."""
     found = None if library is None else Path(library)
     monkeypatch.setattr(gpus, "known_library", lambda: found)
 

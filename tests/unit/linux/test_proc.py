@@ -1,4 +1,4 @@
-"""What processes use is added up, and not forgotten when they end."""
+"""The use of processes is summed, and kept when they end."""
 
 from __future__ import annotations
 

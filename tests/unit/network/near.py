@@ -1,4 +1,4 @@
-"""What connections of sessions have about them: a host that is near, and what is told of them."""
+"""The surroundings of sessions' connections: a near host, and the reports about them."""
 
 from __future__ import annotations
 

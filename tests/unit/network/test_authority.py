@@ -11,7 +11,7 @@ from kernel_mcp.network.authority import Authority
 
 
 def shaken(serving: ssl.SSLContext, trust: str, name: str) -> str:
-    """What comes of a handshake, in memory, with a client that trusts `trust` and asks for `name`.
+    """Return the outcome of a handshake, in memory, with a client that trusts `trust`.
 
     The TLS version, or the client's reason against it.
     """

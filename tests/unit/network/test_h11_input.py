@@ -1,4 +1,4 @@
-"""What h11 gets of connections on which its patterns would stand still."""
+"""The input of h11 for connections that would make its patterns slow."""
 
 from __future__ import annotations
 

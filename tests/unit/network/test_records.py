@@ -1,4 +1,4 @@
-"""What the server is told of connections, whatever their number."""
+"""Reports to the server about connections, whatever their number."""
 
 from __future__ import annotations
 

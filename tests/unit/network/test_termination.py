@@ -51,7 +51,7 @@ class World:
 
     @property
     def refused(self) -> list[tuple[str, str]]:
-        """What was told of requests and connections that were not passed on."""
+        """The reports of requests and connections that were not passed on."""
         return [each[1:] for each in self.records.all if each[1] != "ok"]
 
     async def _serve(self, theirs: socket) -> None:

@@ -1,4 +1,4 @@
-"""What clients of TLS say first, which can be read in one way only."""
+"""The first message of TLS clients, which can be read in one way only."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from kernel_mcp.network.tls import HELLO_BYTES, BadHello, Hello
 
 
 def hello(name: str | None = "example.com") -> bytes:
-    """What OpenSSL sends first."""
+    """Return the first message of OpenSSL."""
     context = ssl.create_default_context()
     context.check_hostname = False
     out = ssl.MemoryBIO()

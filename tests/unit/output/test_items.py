@@ -56,7 +56,7 @@ def test_after_a_gap_nothing_is_taken_for_shown() -> None:
 
 
 def veiled(*events: Event) -> list[Event]:
-    """What a veil passes on of events, at the end of their cell too."""
+    """Return the events that a redactor passes on, those at the end of their cell too."""
     passed: list[Event] = []
     veil = Redactor(Masks([("TOKEN", "secret-value")]), passed.append)
     for event in events:

@@ -18,7 +18,7 @@ def shell() -> Iterator[InteractiveShell]:
 
 
 def raised(shell: InteractiveShell, code: str) -> Failure:
-    """What IPython sends for the exception that `code` raises, colours included."""
+    """Return the message of IPython for the exception that `code` raises, with colours."""
     sent: list[Failure] = []
 
     def record(kind: Any, value: Any, frames: list[str]) -> None:

@@ -1,4 +1,4 @@
-"""What uv is asked for on behalf of a session, with a stand-in for uv."""
+"""Calls of uv for a session, with a stand-in for uv."""
 
 from __future__ import annotations
 

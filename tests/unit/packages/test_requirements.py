@@ -1,4 +1,4 @@
-"""What may be installed, and what a script needs."""
+"""Permitted packages, and the requirements of a script."""
 
 from __future__ import annotations
 

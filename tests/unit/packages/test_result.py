@@ -1,4 +1,4 @@
-"""What is said about an installation, and what was there before it."""
+"""The report of an installation, and of packages that were there before it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a throw-away process and a kernel that answers, is silent or dies say about imports."""
+"""Reports on imports from a throw-away process, and from a kernel that may be silent or die."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from kernel_mcp.sandbox import seccomp
 
 
 class RunFilter(Protocol):
-    """What the fixture `verdict` gives."""
+    """The function that the fixture `verdict` returns."""
 
     def __call__(
         self, program: bytes, *, arch: int, number: int, args: tuple[int, ...] = ()

@@ -1,4 +1,4 @@
-"""What an installer in its sandbox gets to see."""
+"""The view of an installer in its sandbox."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a person is told when a sandbox does not start."""
+"""Messages for a person when a sandbox does not start."""
 
 from __future__ import annotations
 

@@ -181,7 +181,7 @@ def test_nothing_gets_the_rights_of_its_owner(answer: Answer, arch: Architecture
 
 @pytest.mark.parametrize("arch", ARCHITECTURES, ids=lambda arch: arch.machine)
 def test_an_open_that_makes_nothing_has_no_mode(answer: Answer, arch: Architecture) -> None:
-    """What is left in the register means nothing."""
+    """The value that is left in the register means nothing."""
     assert answer(arch, "openat", 3, 0x1000, 0o2000000, 0o6755) == ALLOW
     assert answer(arch, "openat2", 3, 0x1000, 0x1000, 24) == fail(errno.ENOSYS)
 

@@ -1,4 +1,4 @@
-"""What is tried in a sandbox before it is believed."""
+"""The self-test of a sandbox before it is used."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a running server tells its operator, and nobody else."""
+"""The status that a running server reports to its operator only."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who gives way when the server holds too much."""
+"""Sessions that are trimmed when the server holds too much."""
 
 from __future__ import annotations
 

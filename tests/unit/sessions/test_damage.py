@@ -1,4 +1,4 @@
-"""What a disk, a person or another version of the server changes in saved state is noticed."""
+"""Changes of saved state by a disk, a person or another version of the server are noticed."""
 
 from __future__ import annotations
 
@@ -253,7 +253,7 @@ def test_a_format_has_the_fields_that_it_had_when_it_was_made() -> None:
 
 
 async def _as_format(entry: Path, known: object, *, seal: bool) -> None:
-    """Have an entry say that it is of a format."""
+    """Change the format that an entry states."""
     for name in (MANIFEST, COPY):
         data = json.loads((entry / name).read_bytes())
         data.pop("kernel-mcp/digest", None)
@@ -263,7 +263,7 @@ async def _as_format(entry: Path, known: object, *, seal: bool) -> None:
 
 
 def _of_the_first_format(entry: Path) -> Path:
-    """Have an entry be as an older version would leave it, and return its folder."""
+    """Rewrite an entry as an older version would leave it, and return its folder."""
     (entry / COPY).unlink()
     data = json.loads((entry / MANIFEST).read_bytes())
     old = {key: data[key] for key in FIELDS[1]}

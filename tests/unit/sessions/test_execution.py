@@ -141,7 +141,7 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def looked(kernel: AskedKernel, run: Run, most: int) -> bool:
-    """What comes of it; the cell ends after `most` questions."""
+    """Return the outcome; the cell ends after `most` questions."""
 
     def end() -> None:
         if kernel.asked >= most:

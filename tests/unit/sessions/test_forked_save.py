@@ -1,4 +1,4 @@
-"""What a forked child sends is bounded and checked, and its own saver knows when to save."""
+"""Data from a forked child is bounded and checked, and the saver chooses when to save."""
 
 from __future__ import annotations
 

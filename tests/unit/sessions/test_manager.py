@@ -1,4 +1,4 @@
-"""Who finds which session, what is left of those that end, and which are idle by the clock."""
+"""Lookup of sessions, remains of ended ones, and which are idle by the clock."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What of an earlier session comes back, and the words for it."""
+"""The parts of an earlier session that are restored, and the words for it."""
 
 from __future__ import annotations
 

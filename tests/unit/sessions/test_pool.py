@@ -37,7 +37,7 @@ async def filled(folder: Path, source: FakeSource, size: int = 2) -> AsyncIterat
 
 
 def request(folder: Path, python: str = "") -> KernelRequest:
-    """What a new session asks for."""
+    """Return the request of a new session."""
     workspace, layer = folder / "w" / "session", folder / "p" / "session"
     for place in (workspace, layer):
         place.mkdir(parents=True, exist_ok=True)
@@ -194,7 +194,7 @@ with pool_folder_in(Path(sys.argv[1])) as folder:
 
 
 def killed(parent: Path) -> Path:
-    """What a killed server leaves."""
+    """Return the folder that a killed server leaves."""
     done = subprocess.run(
         [sys.executable, "-c", KILLED, parent], capture_output=True, text=True, check=False
     )

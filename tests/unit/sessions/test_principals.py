@@ -1,4 +1,4 @@
-"""What principals may have, and that none of them takes it from another."""
+"""Quotas of principals, none of which takes from another."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who hibernates and who is dropped when there are too many sessions."""
+"""Sessions that are hibernated or dropped when there are too many."""
 
 from __future__ import annotations
 

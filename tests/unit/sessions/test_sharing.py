@@ -1,4 +1,4 @@
-"""What all sessions share is divided so that who has little keeps it."""
+"""A shared resource is divided so that sessions with little keep it."""
 
 from __future__ import annotations
 

@@ -154,7 +154,7 @@ def test_a_removed_entry_can_be_had_again(tmp_path: Path) -> None:
 
 
 class _Killed(BaseException):
-    """What happens to a server at any moment."""
+    """The kill of a server at any moment."""
 
 
 @pytest.mark.parametrize("step", range(5))

@@ -1,4 +1,4 @@
-"""What fails in one session costs that session a cell, and other sessions nothing."""
+"""A failure in one session costs that session a cell, and other sessions nothing."""
 
 from __future__ import annotations
 

@@ -104,7 +104,7 @@ class Served:
         return self.session
 
     async def died(self) -> None:
-        """Have the kernel of the newest session end between two cells."""
+        """End the kernel of the newest session between two cells."""
         self.source.kernels[-1].die()
         with anyio.fail_after(60):
             while not self.session.notifications.pending:

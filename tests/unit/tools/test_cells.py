@@ -131,7 +131,7 @@ async def test_a_call_that_is_given_up_stops_the_cell_it_has_started_and_no_othe
 
 
 async def let_go(server: Served, number: int) -> None:
-    """Have the running cell end by itself."""
+    """Let the running cell end by itself."""
     server.source.kernels[-1].interrupt()
     cell = server.session.cells[number - 1]
     await cell.finished.wait()

@@ -1,4 +1,4 @@
-"""What meters hear of calls."""
+"""Events of calls that meters receive."""
 
 from __future__ import annotations
 

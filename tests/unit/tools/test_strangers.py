@@ -32,7 +32,7 @@ pytestmark = pytest.mark.anyio
 
 SHARED: dict[str, Any] = {"http": ("127.0.0.1", 0), "tokens": Path("/tokens")}
 UNKNOWN = {"s-": "s-unknown00000", "": "unknown"}
-"""What nobody has: a handle and a name."""
+"""A handle and a name that nobody has."""
 ARGUMENTS: dict[str, Any] = {
     "code": "a = 1",
     "path": "there.txt",
@@ -135,7 +135,7 @@ async def test_tools_answer_for_foreign_sessions_as_for_unknown_ones(tmp_path: P
 
 
 def state(session: Session) -> tuple[object, ...]:
-    """What a stranger could change of a session."""
+    """Return the state of a session that a stranger could change."""
     return (
         session.handle,
         session.state,

@@ -1,4 +1,4 @@
-"""What the answers of all tools have in common."""
+"""Common properties of the answers of all tools."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ OTHERS: dict[str, dict[str, Any]] = {
     "adopt": {"branch": "s-none"},
 }
 TOLD_ELSEWHERE = ("close_session",)
-"""What ends the session has told of all there was when it answers."""
+"""Tools that end the session: their answer has all notices."""
 
 
 def lost(answer: Answer) -> list[str]:

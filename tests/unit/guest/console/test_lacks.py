@@ -1,4 +1,4 @@
-"""What an exception shows to be missing: by its objects, so that text from data shows nothing."""
+"""Missing modules by an exception's objects, so that text from data shows nothing."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ OPTIONAL = (
 
 
 def found(code: str) -> str:
-    """What the exception that ends a cell with this code shows to be missing."""
+    """Return what is missing by the exception that ends a cell with this code."""
     names = {"__name__": "__main__"}
     try:
         exec(compile(code, "<ipython-input-1-x>", "exec"), names)

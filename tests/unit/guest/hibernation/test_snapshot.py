@@ -1,4 +1,4 @@
-"""What of a kernel is in its dump, and what is not."""
+"""The parts of a kernel that are in its dump, and those that are not."""
 
 from __future__ import annotations
 

@@ -120,7 +120,7 @@ def test_children_are_told_nothing_where_there_is_nothing(
 async def take(
     layer: Path, modules: list[str], *, workspace: str = "", gate: InterruptGate | None = None
 ) -> tuple[Report, list[str]]:
-    """What the kernel answers; the main loop is this one, and so is the service's."""
+    """Return the kernel's answer; this loop is the main one and the service's."""
     allowed: list[str] = []
     live = LiveImports(
         BootConfig(layers=(str(layer),), workspace=workspace),

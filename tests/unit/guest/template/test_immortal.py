@@ -45,7 +45,7 @@ print(json.dumps([immortal.possible(), made, same, others]))
 
 
 def kept(python: str) -> tuple[bool, int, bool, list[int]]:
-    """What a process of its own tells, whose own objects are made immortal."""
+    """Return the report of a separate process whose objects are made immortal."""
     words = [python, "-c", SCRIPT, str(ROOT)]
     done = subprocess.run(words, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

@@ -1,4 +1,4 @@
-"""What a template runs before its first fork, so that kernels find it done."""
+"""Work of a template before its first fork, so that kernels find it done."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ sys.__stdout__.write(json.dumps(found))
 
 
 def rehearsed(folder: Path) -> dict[str, Any]:
-    """What a process of its own tells: the application and the environment are the process's."""
+    """Return the report of a separate process, with an application and environment of its own."""
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT, str(ROOT)],
         cwd=folder,

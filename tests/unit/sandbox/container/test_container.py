@@ -1,4 +1,4 @@
-"""What is asked of docker and podman, without running them."""
+"""The commands for docker and podman, without running them."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def fake_engine(folder: Path, kind: str, body: str) -> None:
 
 
 def task_of(command: SandboxCommand) -> dict[str, Any]:
-    """What the shim is told; closes the command's descriptors."""
+    """Return the task of the shim, and close the command's descriptors."""
     number = int(command.argv[command.argv.index("--task") + 1])
     with open(number, "rb", closefd=False) as file:
         task: dict[str, Any] = json.load(file)
@@ -52,7 +52,7 @@ def task(
     runtime: str = "",
     folders: Folders | None = None,
 ) -> dict[str, Any]:
-    """What the shim is told for one kernel."""
+    """Return the task of the shim for one kernel."""
     sandbox = ContainerSandbox(
         engine=Engine(kind, f"/usr/bin/{kind}", runtime),
         image="the-image",

@@ -1,4 +1,4 @@
-"""What the Landlock backend prepares before anything runs."""
+"""The preparations of the Landlock backend before anything runs."""
 
 from __future__ import annotations
 
