@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from kernel_mcp.output.fallback import or_fallback
-from kernel_mcp.output.items import Display, Event
+from kernel_mcp.output.items import Display, Event, Failure
+from kernel_mcp.output.layout import shortened
 from kernel_mcp.output.markup import bare_html
 from kernel_mcp.units import MIB
 
@@ -23,7 +25,9 @@ _BASE64 = re.compile(r"[A-Za-z0-9+/=\s]*")
 
 
 def plain(event: Event) -> Event:
-    """Return an output without active content."""
+    """Return an output without active content; an exception is folded."""
+    if isinstance(event, Failure):
+        return folded(event)
     if not isinstance(event, Display):
         return event
     return Display(
@@ -33,6 +37,12 @@ def plain(event: Event) -> Event:
         update=event.update,
         result=event.result,
     )
+
+
+def folded(failure: Failure) -> Failure:
+    """Return an exception whose traceback begins with its message, with foreign frames counted."""
+    frames, message = or_fallback(lambda: shortened(failure), lambda why: ("", why))
+    return replace(failure, traceback=(message, *([frames] if frames else [])))
 
 
 def _shown(data: Mapping[str, Any]) -> dict[str, Any]:
@@ -76,6 +86,9 @@ def plain_cell(cell: Mapping[str, Any]) -> dict[str, Any]:
         if "data" in output:
             output["data"] = _shown(output["data"])
             output["metadata"] = plain_metadata(output.get("metadata", {}))
+        elif output.get("output_type") == "error":
+            told = Failure(output["ename"], output["evalue"], tuple(output["traceback"]))
+            output["traceback"] = list(folded(told).traceback)
         outputs.append(output)
     return {**cell, "metadata": {}, "outputs": outputs}
 

@@ -72,6 +72,9 @@ _RICH = (
 )
 CHART = "application/vnd.kernel-mcp.chart+json"
 """The numbers of a figure, which views draw; notebooks have its picture."""
+TABLE = "application/vnd.kernel-mcp.table+html"
+"""Some hundred rows of a long data frame, for views; its own HTML has ten."""
+FOR_VIEWS = (CHART, TABLE)
 INLINE_IMAGES = ("image/png", "image/jpeg", "image/gif", "image/webp")
 """Pictures that can be shown to a model, some of them after conversion."""
 _PLACEHOLDER = re.compile(r"<[\w.]+ object>|<[\w.<>]+(?: object)? at 0x[0-9a-f]+>|<Figure size .*>")

@@ -9,8 +9,8 @@ from functools import partial
 from typing import TypeAlias
 
 from kernel_mcp.output.bundles import (
-    CHART,
     ENDLESS_CHARS,
+    FOR_VIEWS,
     INLINE_IMAGES,
     Representation,
     embedded,
@@ -175,7 +175,7 @@ _UNLINKED = (
     "text/plain",
     "text/markdown",
     "application/vnd.jupyter.widget-view+json",
-    CHART,
+    *FOR_VIEWS,
 )
 """Types without a link: their text is shown in full, or they are useless outside the session."""
 _UNSAID = re.compile(r"<(?:script|iframe|img|svg|canvas|object|embed|video|audio)\b", re.I)

@@ -131,11 +131,13 @@ def html_to_text(source: str, limit: int) -> str:
 
     Reads at most `limit` characters of the source, and says so if there are more.
     """
-    return "\n".join(read_html(source, limit).lines)
+    reader = read_html(source, limit)
+    remark = f"[… {reader.unread:,} more characters of HTML are not read …]"
+    return "\n".join([*reader.lines, *([remark] if reader.unread else [])])
 
 
 def read_html(source: str, limit: int) -> HtmlReader:
-    """Return a reader that has read a document, as `html_to_text` does."""
+    """Return a reader that has read at most `limit` characters of a document."""
     reader = HtmlReader()
     for words, tag in tags(source, limit):
         reader.words(words)
@@ -208,6 +210,10 @@ class HtmlReader:
     def __init__(self) -> None:
         self.lines: list[str] = []
         self.tables: list[Grid] = []
+        self.places: list[slice] = []
+        """Places of the tables in `lines`."""
+        self.unread = 0
+        """Characters after those that were read."""
         self._line: list[str] = []
         self._verbatim = False
         self._open: list[_Table] = []
@@ -257,9 +263,7 @@ class HtmlReader:
         while self._open:
             self._end_table()
         self._end_line()
-        self._verbatim = False
-        if unread:
-            self.lines.append(f"[… {unread:,} more characters of HTML are not read …]")
+        self._verbatim, self.unread = False, unread
 
     def _start_table(self) -> None:
         if len(self._open) == MOST_DEPTH:
@@ -275,9 +279,11 @@ class HtmlReader:
             table = self._open.pop()
             if self._open:
                 self._open[-1].is_block = True
-            else:
+            lines = table.grid.lines()
+            if not self._open:
                 self.tables.append(table.grid)
-            self.lines += table.grid.lines()
+                self.places.append(slice(len(self.lines), len(self.lines) + len(lines)))
+            self.lines += lines
 
     def _end_row(self) -> None:
         self._end_cell()

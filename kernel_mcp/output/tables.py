@@ -53,6 +53,7 @@ class Grid:
         self._filled = 0
         self._is_head = True
         self._in_row = False
+        self._texts: list[list[str]] = []
 
     def start_row(self) -> None:
         """Begin a row, which may stay empty."""
@@ -96,6 +97,8 @@ class Grid:
         Columns in which no cell begins are left out. A cell alone in its row is there once, unless
         it names columns.
         """
+        if self._texts:
+            return self._texts
         columns = sorted({cell.start for row in self._rows for cell in row})
         seen: set[_Cell] = set()
         found: list[list[str]] = []
@@ -120,6 +123,7 @@ class Grid:
                 self.omitted += len(self._rows) - len(found)
                 break
             found.append(texts)
+        self._texts = found
         return found
 
     def lines(self) -> list[str]:

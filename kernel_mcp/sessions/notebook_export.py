@@ -16,7 +16,7 @@ from itertools import islice
 from typing import Any
 
 from kernel_mcp.errors import NotebookError
-from kernel_mcp.output.bundles import CHART, Representation
+from kernel_mcp.output.bundles import FOR_VIEWS, Representation
 from kernel_mcp.output.fallback import or_fallback
 from kernel_mcp.output.items import DisplayItem, FailureItem, GapItem, Item, StreamName, TextItem
 from kernel_mcp.output.markup import JSON_DEPTH, NotJson, Shape, checked, compact, slices, string
@@ -173,7 +173,7 @@ class _Writer:
         missing: list[str] = []
         own = _own_text(item.metadata)
         for part in item.parts:
-            if part.mime in kinds or part.mime == CHART:
+            if part.mime in kinds or part.mime in FOR_VIEWS:
                 continue
             is_text = part.mime == "text/plain" and own
             value = [*string([own])] if is_text else self._value(part)

@@ -7,22 +7,31 @@ from __future__ import annotations
 
 import base64
 import json
-import re
 from collections.abc import Iterator, Sequence
 from functools import partial
+from itertools import zip_longest
 from typing import Any
 
 import anyio
 from mcp_types import CallToolResult
 
 from kernel_mcp.errors import InputError
-from kernel_mcp.output.bundles import CHART, INLINE_IMAGES, Representation
+from kernel_mcp.output.bundles import (
+    CHART,
+    INLINE_IMAGES,
+    TABLE,
+    Representation,
+    embedded,
+    readable,
+)
 from kernel_mcp.output.fallback import or_fallback
 from kernel_mcp.output.images import fit
 from kernel_mcp.output.items import DisplayItem, FailureItem, Item, TextItem
-from kernel_mcp.output.markup import JSON_DEPTH, Shape
+from kernel_mcp.output.layout import shortened
+from kernel_mcp.output.markup import JSON_DEPTH, Shape, read_html
 from kernel_mcp.output.outputs import Position
 from kernel_mcp.output.render import Budget, render
+from kernel_mcp.output.tables import Grid
 from kernel_mcp.output.terminal import clean
 from kernel_mcp.output.text import visible
 from kernel_mcp.sessions.cell import Cell
@@ -33,12 +42,15 @@ from kernel_mcp.tools.cells import NumberArg
 from kernel_mcp.tools.hints import READS
 from kernel_mcp.tools.resources import cell_of
 from kernel_mcp.tools.results import closing_line, with_notices
+from kernel_mcp.tools.scenes import scene
 
-_MOMENT = re.compile(r"\d{4}-\d\d-\d\d(T[\d:.]+)?")
+_MISSING = ("", "nan", "none", "nat", "<na>", "null")
 VIEW_KEY = "kernel-mcp/view"
 MOST_BYTES = 600_000
 """Most bytes of outputs for one view: hosts limit messages to a megabyte."""
 MOST_TEXT = 100_000
+MOST_ROWS = 500
+"""Rows of one table that a view gets."""
 ROOM = 2000
 """Characters of an output besides its picture."""
 
@@ -110,8 +122,9 @@ def _outputs(item: Item, left: int) -> Iterator[dict[str, Any]]:
     if isinstance(item, TextItem):
         yield {"kind": "text", "text": item.text[-MOST_TEXT:]}
     elif isinstance(item, FailureItem):
-        lines = item.failure.traceback or (f"{item.failure.name}: {item.failure.value}",)
-        yield {"kind": "error", "text": visible(clean("\n".join(lines)))[-MOST_TEXT:]}
+        _, message = shortened(item.failure)
+        frames = visible(clean("\n".join(item.failure.traceback)))[-MOST_TEXT:]
+        yield {"kind": "error", "text": visible(message)[:MOST_TEXT], "frames": frames}
     elif isinstance(item, DisplayItem):
         yield from _display({part.mime: part for part in item.parts}, left)
     else:
@@ -119,23 +132,109 @@ def _outputs(item: Item, left: int) -> Iterator[dict[str, Any]]:
 
 
 def _display(parts: dict[str, Representation], left: int) -> Iterator[dict[str, Any]]:
-    chart = _json(parts.get(CHART))
-    if _drawn(chart):
+    if chart := scene(_json(parts.get(CHART))):
         yield {"kind": "chart", "data": chart}
         return
-    picture = next((parts[mime] for mime in INLINE_IMAGES if mime in parts), None)
+    own = next((parts[mime] for mime in INLINE_IMAGES if mime in parts), None)
+    more, remark = embedded(list(parts.values()))
+    pictures = [*([own] if own else []), *more]
     plain = parts["text/plain"].read() if "text/plain" in parts else ""
-    if picture is not None and (shown := _picture(picture, left)):
-        yield {"kind": "image", **shown, "alt": plain[:200]}
-    elif "text/html" in parts and "<table" in (page := parts["text/html"].read()[:MOST_BYTES]):
-        yield {"kind": "table", "html": page, "text": visible(clean(plain))[:MOST_TEXT]}
+    shown = [_picture(each, left // len(pictures)) for each in pictures]
+    yield from ({"kind": "image", **each, "alt": plain[:200]} for each in shown if each)
+    if remark:
+        yield {"kind": "note", "text": remark}
+    page = parts.get(TABLE) or parts.get("text/html")
+    if own is not None and any(shown) and not more:
+        return
+    if page is not None and (tables := list(_tables(page.read(), left))):
+        yield from tables
     elif (value := _json(parts.get("application/json"))) is not None:
         yield {"kind": "json", "data": value}
-    elif plain:
-        yield {"kind": "text", "text": visible(clean(plain))[:MOST_TEXT]}
-    else:
+    elif text := readable(tuple(parts.values()), MOST_TEXT).joined():
+        yield {"kind": "text", "text": visible(text)}
+    elif not any(shown):
         kinds = ", ".join(parts)
         yield {"kind": "note", "text": f"An output of {kinds} that is not shown here."}
+
+
+def _tables(page: str, left: int) -> Iterator[dict[str, Any]]:
+    """Yield the tables of an HTML page with the words between them; nothing without a table."""
+    if "<table" not in page.lower():
+        return
+    reader = read_html(page, MOST_BYTES)
+    if reader.unread and reader.tables:
+        reader.tables[-1].omitted += page.lower().count("<tr", len(page) - reader.unread)
+    before = 0
+    for grid, place in zip(reader.tables, reader.places, strict=True):
+        around = [*reader.lines[before : place.start], *reader.lines[place.stop :][:1]]
+        yield from _words(reader.lines[before : place.start])
+        yield _table(grid, max(map(_told_rows, around), default=0), left // len(reader.tables))
+        before = place.stop
+    if reader.tables:
+        yield from _words(reader.lines[before:])
+
+
+def _words(lines: Sequence[str]) -> Iterator[dict[str, Any]]:
+    if text := "\n".join(line for line in lines if not _told_rows(line)):
+        yield {"kind": "text", "text": visible(clean(text))[:MOST_TEXT]}
+
+
+def _table(grid: Grid, told: int, left: int) -> dict[str, Any]:
+    """Return a table: names of columns, rows that fit into `left` characters, how many there are.
+
+    `gap` is the place of rows that are left out, -1 if all are there, and `left` tells how many.
+    """
+    rows = grid.rows()
+    heads, rows = rows[: grid.heads], rows[grid.heads :]
+    width = max(map(len, [*heads, *rows]), default=0)
+    names = [" / ".join(dict.fromkeys(filter(None, column))) for column in zip_longest(*heads)]
+    gap = next((place for place, row in enumerate(rows) if _is_gap(row)), -1)
+    total = len(rows) + grid.omitted
+    if gap >= 0:
+        rows = rows[:gap] + rows[gap + 1 :]
+        total = told if told > len(rows) else -1
+    size, most = 0, 0
+    for row in rows[:MOST_ROWS]:
+        size += len(json.dumps(row)) + 2
+        most += size <= left - ROOM
+    if most < len(rows):
+        rows, gap = rows[:most], min(gap, most) if gap >= 0 else most
+    elif grid.omitted and gap < 0:
+        gap = len(rows)
+    names += [""] * (width - len(names))
+    numeric = [_are_numbers([row[at] for row in rows if at < len(row)]) for at in range(width)]
+    words = {
+        "count": f"{len(rows)} of {total} rows" if total >= 0 else f"{len(rows)} of more rows",
+        "left": f"{total - len(rows)} rows are left out here" if total >= 0 else "[…]",
+    }
+    return {"kind": "table", "names": names, "numeric": numeric, "rows": rows, "gap": gap, **words}
+
+
+def _are_numbers(texts: Sequence[str]) -> bool:
+    """Return True if the texts of a column are numbers, apart from missing ones."""
+    known = [text for text in texts if text.lower() not in _MISSING]
+    return bool(known) and all(map(_is_number, known))
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text.replace(",", "").replace("\N{MINUS SIGN}", "-").removesuffix("%"))
+    except ValueError:
+        return False
+    return True
+
+
+def _is_gap(row: Sequence[str]) -> bool:
+    """Return True for a row that stands for rows left out."""
+    return len(row) > 1 and set(row) <= {"...", "…", "⋮"}
+
+
+def _told_rows(line: str) -> int:
+    """Return the number of rows that a line beside a table tells, as pandas and polars do."""
+    first, _, rest = line.replace("_", "").replace(",", " ").partition(" ")
+    number = rest.partition(" ")[0][1:] if first == "shape:" else first
+    told = first == "shape:" or rest == "rows" or rest.startswith("rows \N{MULTIPLICATION SIGN} ")
+    return int(number) if told and number.isascii() and number.isdecimal() and number[:12] else 0
 
 
 def _picture(part: Representation, left: int) -> dict[str, str]:
@@ -147,38 +246,6 @@ def _picture(part: Representation, left: int) -> dict[str, str]:
     except ValueError:
         return {}
     return {"mime": small.mime, "data": base64.b64encode(small.data).decode()}
-
-
-def _drawn(chart: Any) -> bool:
-    """Return True if the view can draw a chart itself; others are shown as a picture."""
-    if not isinstance(chart, dict) or not isinstance(chart.get("elements"), list):
-        return False
-    elements, kind = chart["elements"], chart.get("type")
-    if kind == "superchart":
-        return all(map(_drawn, elements))
-    if not all(isinstance(each, dict) for each in elements):
-        return False
-    if any(chart.get(scale, "linear") != "linear" for scale in ("x_scale", "y_scale")):
-        return False
-    if kind in ("bar", "hist"):
-        groups = [each.get("group") for each in elements]
-        return groups.count(groups[0]) == len(groups) if groups else False
-    return kind in ("line", "scatter") and all(map(_in_order, elements))
-
-
-def _in_order(series: dict[str, Any]) -> bool:
-    """Return True if all points of a series are at numbers or times, not at categories."""
-    points = series.get("points")
-    return isinstance(points, list) and all(
-        isinstance(point, list) and len(point) == 2 and all(map(_is_place, point))
-        for point in points
-    )
-
-
-def _is_place(value: Any) -> bool:
-    if isinstance(value, str):
-        return _MOMENT.fullmatch(value) is not None
-    return value is None or isinstance(value, (int, float))
 
 
 def _json(part: Representation | None) -> Any:

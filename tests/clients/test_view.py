@@ -78,6 +78,7 @@ def test_json_and_errors_are_readable(seen: dict[str, Any]) -> None:
     assert seen["json"] == 3
     assert seen["texts"][0] == ["text", "text\n"]
     assert seen["texts"][-1][0] == "error"
+    assert seen["folded"] == [[False, "ZeroDivisionError: division by zero"]]
 
 
 def test_a_running_cell_is_followed_and_stopped(seen: dict[str, Any]) -> None:

@@ -91,7 +91,8 @@ await page.screenshot({ path: `${shots}/pictures.png` });
 
 // JSON and text
 await open("from IPython.display import JSON, display\nprint('text'); display({'application/json': {'a': [1, {'b': None}]}}, raw=True)\n1/0");
-seen.json = await view().$$eval("details", all => all.length);
+seen.json = await view().$$eval("details:not(.trace)", all => all.length);
+seen.folded = await view().$$eval("details.trace", all => all.map(each => [each.open, each.querySelector("summary").textContent]));
 seen.texts = await view().$$eval("pre", all => all.map(each => [each.className, each.textContent.slice(0, 40)]));
 await page.screenshot({ path: `${shots}/json.png` });
 

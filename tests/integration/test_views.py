@@ -81,6 +81,33 @@ async def test_figures_that_a_view_would_draw_otherwise_are_pictures(servers: Se
         assert await kinds(notebook, FIGURES) == ["image"] * 3 + ["chart"]
 
 
+LONG = """
+import pandas as pd
+from IPython.display import display
+display(pd.DataFrame({"n": range(300), "square": [n * n for n in range(300)]}))
+display(pd.DataFrame({"n": range(5000)}))
+display(pd.DataFrame({"city": ["A", "A"], "year": [1, 2], "v": [3, 4]}).groupby("city").agg(
+    {"v": ["mean", "sum"], "year": ["max"]}))
+pd.set_option("display.max_rows", 20)
+display(pd.DataFrame({"n": range(300)}))
+"""
+
+
+async def test_the_rows_of_a_long_frame_are_shown_and_counted(servers: Servers) -> None:
+    async with servers.agent(*DATA) as notebook:
+        answer = await notebook.run(LONG)
+        assert answer.text.endswith("[300 rows x 1 columns]")
+        assert len(answer.text) < 6000
+        found = (await view(notebook))["outputs"]
+        counts = ["300 of 300 rows", "500 of 5000 rows", "1 of 1 rows", "10 of 300 rows"]
+        assert [each["count"] for each in found] == counts
+        assert found[0]["rows"][150] == ["150", "150", "22500"]
+        assert found[1]["rows"][-1] == ["4999", "4999"]
+        assert found[2]["names"] == ["city", "v / mean", "v / sum", "year / max"]
+        book = await notebook.call("export_notebook", path="out.ipynb")
+        assert not book.failed
+
+
 async def test_what_a_view_was_answered_is_still_told_to_the_agent(servers: Servers) -> None:
     of_view: Any = {"kernel-mcp/view": True}
     async with servers.agent("--allow", "*") as notebook:

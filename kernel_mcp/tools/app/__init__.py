@@ -17,5 +17,7 @@ class Views(Extension):
 
 
 def page() -> str:
-    """Return the HTML of the view."""
-    return Path(__file__).with_name("cell.html").read_text(encoding="utf-8")
+    """Return the HTML of the view, without indentation and comments of its script."""
+    source = Path(__file__).with_name("cell.html").read_text(encoding="utf-8")
+    lines = map(str.strip, source.splitlines())
+    return "\n".join(line for line in lines if not line.startswith("//"))

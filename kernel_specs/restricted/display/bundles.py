@@ -20,7 +20,7 @@ from ipykernel.zmqshell import ZMQDisplayPublisher
 from IPython.core.formatters import DisplayFormatter
 
 from kernel_specs.restricted.config import OutputSettings
-from kernel_specs.restricted.display import charts, figures, libraries, pictures
+from kernel_specs.restricted.display import charts, figures, libraries, pictures, rows
 
 # Charts as text, for readers without a browser.
 
@@ -377,7 +377,7 @@ class Formatter(DisplayFormatter):
         if root == "graphviz" and shutil.which("dot") is None and hasattr(obj, "source"):
             return {"text/plain": f"{obj.source}\n[not drawn: there is no dot here]"}, {}
         data, metadata = super().format(obj, include, exclude)
-        more = _MORE.get(root)
+        more = _MORE.get(root) or (_ROWS.get(root) if "text/html" in data else None)
         if more is not None and data:
             with contextlib.suppress(Exception):
                 data = {**data, **more(obj)}
@@ -414,7 +414,7 @@ def _library(obj: Any) -> str:
     with contextlib.suppress(Exception):  # attributes of a user's class may raise
         for kind in type(obj).__mro__:
             root = str(kind.__module__).partition(".")[0]
-            if root in _MORE or root in ("matplotlib", "graphviz"):
+            if root in _MORE or root in _ROWS or root in ("matplotlib", "graphviz"):
                 return root
     return ""
 
@@ -439,6 +439,13 @@ _MORE: Mapping[str, Callable[[Any], dict[str, Any]]] = {
     "folium": lambda view: {"text/plain": folium_text(view)},
     "networkx": lambda graph: {"text/plain": str(graph)},
 }
+
+
+_ROWS: Mapping[str, Callable[[Any], dict[str, Any]]] = {
+    "pandas": rows.of_pandas,
+    "polars": rows.of_polars,
+}
+"""Tables for people, of objects that have HTML of their own."""
 
 
 def prepare(shell: Any) -> None:

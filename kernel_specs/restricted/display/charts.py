@@ -1,9 +1,9 @@
 """The data of a matplotlib figure: as numbers, for a client that draws it itself, and in words.
 
 The fields are those of E2B's chart data. Added are `colors` of the elements, `bases` of bars,
-limits of the axes, and `steps` if only every n-th point is there. `partial` means that the figure
-shows more than the numbers do. No data is returned for a figure that is no known kind of chart, or
-has an unknown part.
+and limits of the axes. `joined` tells lines from points, `steps` that only every n-th point is
+there. `partial` means that the figure shows more than the numbers do. No data
+is returned for a figure that is no known kind of chart, or has an unknown part.
 """
 
 from __future__ import annotations
@@ -158,6 +158,8 @@ def _lines(axes: Any, clock: _Clock) -> dict[str, Any] | None:
     has_steps = any(line.get_drawstyle() != "default" for line in lines)
     more = _style(colors, [len(line.get_xydata()) for line in lines], partial=has_steps)
     kind = "line" if joined else "scatter"
+    if joined and not all(map(is_drawn, lines)):
+        more["joined"] = [*map(is_drawn, lines)]
     return {"type": kind, **_frame(axes, clock), **more, "elements": series}
 
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kernel_mcp.endpoints.plain import plain, plain_cell, plain_data, plain_metadata, plain_reply
-from kernel_mcp.output.items import Display, Stream
+from kernel_mcp.output.items import Display, Failure, Stream
 from kernel_mcp.output.markup import bare_html
 
 HARMLESS = {"table", "tr", "td", "th", "p", "br", "b", "code", "li", "ul", "pre", "thead", "tbody"}
@@ -91,6 +91,20 @@ def test_events_and_cells_are_bare_of_metadata() -> None:
     assert cell["metadata"] == {}
     assert cell["outputs"][0]["data"] == {"text/plain": "[text/markdown is not shown here]"}
     assert cell["outputs"][0]["metadata"] == {}
+
+
+def test_errors_come_first_and_foreign_frames_are_counted() -> None:
+    own = "Cell In[1], line 1\n----> 1 json.loads('{')\n"
+    foreign = "File /usr/lib/python3.12/json/decoder.py:3, in f(a)\n----> 3 g()\n"
+    error = Failure("E", "v", ("-" * 75, own, foreign, "E: v"))
+    told = plain(error)
+    assert isinstance(told, Failure)
+    assert told.traceback[0] == "E: v"
+    assert told.traceback[1].endswith("[… 1 frame inside json …]")
+    assert "decoder.py" not in "".join(told.traceback)
+    output = {"output_type": "error", "ename": "E", "evalue": "v"}
+    cell = plain_cell({"outputs": [{**output, "traceback": list(error.traceback)}]})
+    assert cell["outputs"][0]["traceback"] == list(told.traceback)
 
 
 def test_replies_hold_words_alone() -> None:
