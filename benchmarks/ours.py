@@ -22,7 +22,7 @@ from kernel_mcp.protocol import StdioCallers, build_mcp
 from kernel_mcp.sandbox.select import proven_sandbox
 from kernel_mcp.server import AppContext, app_context
 from kernel_mcp.sessions.cell import Status
-from kernel_mcp.sessions.manager import Caller
+from kernel_mcp.sessions.directory import Caller
 from kernel_mcp.sessions.notifications import DeliveryTracker
 from kernel_mcp.sessions.session import Session
 from kernel_mcp.units import MIB
@@ -101,7 +101,7 @@ class DirectNotebook:
     async def run(self, code: str) -> Answer:
         """Run a cell to its end."""
         cell = self._session.submit(code, CELL_S)
-        await self._session.follow(cell, CELL_S, None)
+        await self._session.scheduler.follow(cell, CELL_S, None)
         if cell.error is not None:
             raise cell.error
         if cell.outcome is None or cell.outcome.status is not Status.OK:
@@ -111,11 +111,11 @@ class DirectNotebook:
     async def begin(self, code: str) -> None:
         """Start a cell that does not end, and return while it is running."""
         cell = self._session.submit(code, CELL_S)
-        await self._session.follow(cell, BEGUN_S, None)
+        await self._session.scheduler.follow(cell, BEGUN_S, None)
 
     async def interrupt(self) -> None:
         """Stop the cell and return once it has ended."""
-        await self._session.interrupt()
+        await self._session.scheduler.interrupt()
 
     async def hibernate(self) -> None:
         """Save the variables and end the kernel."""

@@ -44,11 +44,10 @@ from kernel_mcp.sandbox.base import Sandbox, SandboxReport
 from kernel_mcp.sandbox.select import builder_for
 from kernel_mcp.sessions.audit import Audit, open_audit
 from kernel_mcp.sessions.capacity import Capacity
-from kernel_mcp.sessions.checking import Checks
 from kernel_mcp.sessions.measuring import Measured
 from kernel_mcp.sessions.persistence import Persistence, persistence_of
 from kernel_mcp.sessions.pool import pool_folder_in, sweep_pools
-from kernel_mcp.sessions.start_queue import CellStartQueue
+from kernel_mcp.sessions.session import SharedContext
 from kernel_mcp.sessions.storage import SessionFolders
 from kernel_mcp.telemetry import Meters, Readiness
 
@@ -56,7 +55,6 @@ if TYPE_CHECKING:
     from packaging.requirements import Requirement
 
     from kernel_mcp.sessions.manager import SessionManager
-    from kernel_mcp.sessions.session import Session
 
 logger = logging.getLogger(__name__)
 
@@ -66,28 +64,17 @@ TEMPLATE_KERNELS = 1
 """Number of kernels that a template counts for in the system's limits."""
 
 
-class SharedContext:
-    """Objects shared by all tenant pools of a server on HTTP; see `web`."""
+def shared_context(settings: Settings, sandbox: Sandbox) -> SharedContext:
+    """Open the meters and the audit trail of a server. Raises ConfigError."""
+    meters = meters_of(settings)
+    audit = Measured(_audit(settings, sandbox, Masks(settings.masked_values)), meters)
+    return SharedContext(audit, meters, _capacity(settings))
 
-    def __init__(self, settings: Settings, sandbox: Sandbox) -> None:
-        """Open the meters and the audit trail. Raises ConfigError."""
-        self.masks = Masks(settings.masked_values)
-        self.meters = meters_of(settings)
-        self.audit = Measured(_audit(settings, sandbox, self.masks), self.meters)
-        self.capacity = _capacity(settings)
-        self.managers: list[SessionManager] = []
-        self.checks = Checks()
-        self.start_queue = CellStartQueue()
 
-    @property
-    def sessions(self) -> list[Session]:
-        """All open sessions of the server."""
-        return [session for manager in self.managers for session in manager.sessions]
-
-    async def aclose(self) -> None:
-        """Close the shared objects, and record the end of the server in the audit trail."""
-        self.audit.note("server_end", {})
-        self.audit.close()
+def close_shared(shared: SharedContext) -> None:
+    """Record the end of a server in its audit trail, and close the trail."""
+    shared.audit.note("server_end", {})
+    shared.audit.close()
 
 
 class PersistenceFactory(Protocol):
@@ -165,8 +152,8 @@ async def kernel_context(
     """
     async with AsyncExitStack() as stack:
         if shared is None:
-            shared = SharedContext(settings, sandbox)
-            stack.push_async_callback(shared.aclose)
+            shared = shared_context(settings, sandbox)
+            stack.callback(close_shared, shared)
         audit = shared.audit
         masks = Masks(
             settings.masked_values

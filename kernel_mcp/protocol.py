@@ -13,7 +13,7 @@ from mcp.server.context import CallNext, HandlerResult, ServerMiddleware, Server
 from mcp.server.mcpserver import Context
 
 from kernel_mcp import __version__
-from kernel_mcp.sessions.manager import Caller
+from kernel_mcp.sessions.directory import Caller
 from kernel_mcp.sessions.notifications import DeliveryTracker, ResponseContext
 from kernel_mcp.stdio import Answers, Requests
 from kernel_mcp.stdio_lines import StdioLines

@@ -7,6 +7,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,6 @@ from kernel_mcp.files.workspace import Workspace
 from kernel_mcp.kernel_context import (
     KernelContext,
     PersistenceFactory,
-    SharedContext,
     kernel_context,
 )
 from kernel_mcp.launch.base import mark_of
@@ -34,13 +34,13 @@ from kernel_mcp.records import dataclass
 from kernel_mcp.sandbox.base import Sandbox
 from kernel_mcp.sessions.admin import serving_admin, summary_of
 from kernel_mcp.sessions.bounds import OwnMemory, ServerBounds, memory_bound
-from kernel_mcp.sessions.manager import JUST_NOW_S, SessionManager
+from kernel_mcp.sessions.manager import SessionManager
 from kernel_mcp.sessions.persistence import persistence_in_words, persistence_of
 from kernel_mcp.sessions.pool import WarmPool
 from kernel_mcp.sessions.principals import Others
 from kernel_mcp.sessions.reaper import Reaper
 from kernel_mcp.sessions.registry import SessionRegistry
-from kernel_mcp.sessions.session import Session
+from kernel_mcp.sessions.session import Session, SharedContext
 from kernel_mcp.telemetry import Levels, Readiness
 from kernel_mcp.tool_context import ToolContext
 
@@ -80,17 +80,6 @@ class AppContext(ToolContext):
         )
 
 
-def _at_work(manager: SessionManager, age_s: float) -> list[Session]:
-    """Return the sessions in which code runs, or ran within `age_s` + `JUST_NOW_S` seconds."""
-    now, last = manager.at_work, time.monotonic() - JUST_NOW_S - age_s
-    return [each for each in manager.sessions if each in now or each.last_ran > last]
-
-
-def _was_at_work(manager: SessionManager, age_s: float) -> bool:
-    """Return True if code ran within that time in a session that has been closed since."""
-    return manager.ended_ran > time.monotonic() - JUST_NOW_S - age_s
-
-
 @asynccontextmanager
 async def app_context(
     settings: Settings,
@@ -125,14 +114,13 @@ async def with_sessions(
     rules, environments, own = kernels.rules, kernels.environments, kernels.own_environment
     masks, audit, persistence = kernels.masks, shared.audit, kernels.persistence
     async with AsyncExitStack() as stack:
-        capacity = shared.capacity
         pool = WarmPool(
             factory,
             size=kernels.pool_size,
             at_first=SPARES_AT_FIRST,
             folder=kernels.pool_folder,
             layers=folders.layers,
-            capacity=capacity,
+            capacity=shared.capacity,
             mark=lambda: (doors.sights(), mark_of(own.sites) if own is not None else ()),
         )
         stack.push_async_callback(pool.aclose)
@@ -144,38 +132,32 @@ async def with_sessions(
             factory=factory,
             scratch=run.path / "i",
         )
-        manager = SessionManager(
-            settings=settings,
-            source=AttachingSource(pool, settings.attach, masks) if settings.attach else pool,
-            folders=folders,
-            workspace=partial(
-                Workspace,
-                disk_bytes=settings.limits.disk_bytes,
-                mounts=doors.shown,
-                masked=masks.pieces if masks else iter,
-            ),
-            clock=time.monotonic,
-            audit=audit,
-            capacity=capacity,
-            checks=shared.checks,
-            start_queue=shared.start_queue,
-            preparation=CellInstallations(installer, shared.checks),
-            persistence=persistence,
-            everyone=lambda: shared.sessions,
-            registry=registry,
-            others=others,
+        workspace = partial(
+            Workspace,
+            disk_bytes=settings.limits.disk_bytes,
+            mounts=doors.shown,
+            masked=masks.pieces if masks else iter,
         )
+        manager = SessionManager(
+            settings,
+            AttachingSource(pool, settings.attach, masks) if settings.attach else pool,
+            replace(folders, workspace=workspace),
+            shared,
+            CellInstallations(installer, shared.checks),
+            persistence,
+            registry,
+            others,
+        )
+        directory = manager.directory
         kernels.managers.append(manager)
-        shared.managers.append(manager)
-        stack.callback(shared.managers.remove, manager)
-        doors.new_files.active_sessions = partial(_at_work, manager)
-        doors.new_files.ended_sessions = partial(_was_at_work, manager)
+        doors.new_files.active_sessions = directory.at_work
+        doors.new_files.ended_sessions = directory.was_at_work
         doors.new_files.running_sessions = lambda: [
             each for each in manager.sessions if each.kernel is not None
         ]
-        kernels.network.remark = doors.remark = manager.remark
+        kernels.network.remark = doors.remark = directory.remark
         if kernels.templates is not None:
-            kernels.templates.remark = manager.remark
+            kernels.templates.remark = directory.remark
         await stack.enter_async_context(manager.running())
         endpoints = KernelEndpoints(run.path / "f", lambda: manager.sessions)
         await stack.enter_async_context(endpoints.running())

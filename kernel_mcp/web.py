@@ -39,7 +39,7 @@ from kernel_mcp.http.sessions import McpSessions, SseTransport
 from kernel_mcp.identity import OneToken, Principal
 from kernel_mcp.identity.issuer import metadata, metadata_url
 from kernel_mcp.identity.verifiers import Verifiers, verifier_of
-from kernel_mcp.kernel_context import SharedContext
+from kernel_mcp.kernel_context import close_shared, shared_context
 from kernel_mcp.linux.shutdown import Shutdown
 from kernel_mcp.output.text import Masks
 from kernel_mcp.protocol import build_mcp
@@ -163,7 +163,7 @@ class TenantPools:
         self._sandbox = sandbox
         self._callers = callers
         self._links = file_routes.links_of(settings, url)
-        self.shared = SharedContext(settings, sandbox)
+        self.shared = shared_context(settings, sandbox)
         self.audit, self.meters = self.shared.audit, self.shared.meters
         self.pools: list[TenantPool] = []
         self._by_grants: dict[frozenset[str], TenantPool] = {}
@@ -187,7 +187,7 @@ class TenantPools:
                     await self._stopping.wait()
                 beside.cancel_scope.cancel()
         finally:
-            await self.shared.aclose()
+            close_shared(self.shared)
 
     def end(self) -> None:
         """Shut down all pools gracefully: changes in their sessions are saved."""
@@ -242,7 +242,7 @@ class TenantPools:
             )
             mcp = build_mcp(context, self._callers, self._links)
             lowlevel = mcp._lowlevel_server
-            ended = context.manager.forget_default
+            ended = context.manager.directory.forget_default
             sessions = McpSessions(lowlevel, idle_s=settings.idle_timeout_s, ended=ended)
             mcp.middleware.append(cancellation_middleware(sessions.deliveries))
             old = SseTransport(lowlevel, ended=ended) if settings.sse else None

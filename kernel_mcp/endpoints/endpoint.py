@@ -35,6 +35,7 @@ from kernel_mcp.output.items import Event
 from kernel_mcp.output.text import notice, visible
 from kernel_mcp.records import dataclass
 from kernel_mcp.sessions.cell import PERSON, Cell, Status
+from kernel_mcp.sessions.introspection import inquire
 from kernel_mcp.sessions.session import Session
 
 SHELL, IOPUB, STDIN, CONTROL, HEARTBEAT = 1, 2, 3, 4, 5
@@ -372,7 +373,7 @@ class KernelEndpoint:
         elif running is not None and (running in own or not own):
             if not own:
                 running.notice("A person has stopped this cell")
-            await self.session.interrupt(running)
+            await self.session.scheduler.interrupt(running)
         return {"status": "ok"}
 
     async def _complete(self, request: Request) -> dict[str, Any]:
@@ -395,7 +396,7 @@ class KernelEndpoint:
 
     async def _of_kernel(self, request: Request, otherwise: dict[str, Any]) -> dict[str, Any]:
         """Return the kernel's reply; `otherwise` while it is in use, or there is none."""
-        found = await self.session.inquire(request.kind, request.content)
+        found = await inquire(self.session, request.kind, request.content)
         if found is None or found.get("status") in ("error", "aborted"):
             return otherwise
         return plain_reply(request.kind, found) if self._plain else found

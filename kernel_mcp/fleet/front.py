@@ -26,7 +26,7 @@ from kernel_mcp.fleet.members import LEASE_S, MARGIN_S, alive
 from kernel_mcp.fleet.messages import caller_row, error_of
 from kernel_mcp.fleet.placement import environment_of
 from kernel_mcp.fleet.remote_nodes import NodeLost, RemoteNode, RemoteNodes
-from kernel_mcp.sessions.manager import Caller
+from kernel_mcp.sessions.directory import Caller
 from kernel_mcp.tools.calls import Call
 from kernel_mcp.tools.resources import session_of
 from kernel_mcp.tools.results import LOST_KEY, refusal, said

@@ -10,7 +10,7 @@ from kernel_mcp.config.quotas import Quotas
 from kernel_mcp.errors import InputError, KernelMcpError, ServerFailure, SessionNotFound
 from kernel_mcp.identity import Principal
 from kernel_mcp.records import dataclass
-from kernel_mcp.sessions.manager import Caller
+from kernel_mcp.sessions.directory import Caller
 from kernel_mcp.sessions.notifications import ResponseContext
 
 

@@ -352,7 +352,7 @@ class Node:
 
     def _uses(self) -> dict[str, dict[str, int]]:
         assert self._app is not None
-        return rows_of(self._app.manager.uses())
+        return rows_of(self._app.manager.quota.uses())
 
     def _load(self) -> Load:
         assert self._app is not None

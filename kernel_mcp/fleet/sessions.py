@@ -22,7 +22,8 @@ from kernel_mcp.fleet.placement import environment_of
 from kernel_mcp.fleet.session_registry import FleetSessionRegistry, OpenElsewhere
 from kernel_mcp.fleet.session_table import DEFAULT, NAMED, VersionedRow
 from kernel_mcp.fleet.signed import Overtaken
-from kernel_mcp.sessions.manager import HANDLE, Caller, SessionManager
+from kernel_mcp.sessions.directory import HANDLE, Caller
+from kernel_mcp.sessions.manager import SessionManager
 from kernel_mcp.sessions.notifications import Notice, PendingReceipt, ResponseContext
 from kernel_mcp.sessions.persistence import DEFAULT_NAME
 from kernel_mcp.sessions.session import Session
@@ -202,7 +203,7 @@ class NodeSessions:
         return ()
 
     def _found(self, caller: Caller, name: str | None) -> Session | None:
-        return None if name is None else self._manager.find(caller, name)
+        return None if name is None else self._manager.directory.find(caller, name)
 
     async def _here(self, caller: Caller, name: str | None, patience_s: float) -> Moved | None:
         """Bring the session of a call to this node if it is open nowhere.
@@ -219,10 +220,10 @@ class NodeSessions:
         if name is None:
             return Moved() if self.draining else None
         for _ in range(ATTEMPTS):
-            session = self._manager.find(caller, name)
+            session = self._manager.directory.find(caller, name)
             if session is not None and (leaving := self.leaving.get(session.handle)) is not None:
                 await leaving.wait()
-                session = self._manager.find(caller, name)
+                session = self._manager.directory.find(caller, name)
             if session is not None and session.handle not in self.leaving:
                 return None
             known = await anyio.to_thread.run_sync(self._known, caller, name)
@@ -287,7 +288,7 @@ class NodeSessions:
         row = known.row
         lock = self._locks.setdefault(row.handle, anyio.Lock())
         async with lock:
-            if self._manager.find(caller, row.handle) is not None:
+            if self._manager.directory.find(caller, row.handle) is not None:
                 return
             if self._store.table.is_mine(row):
                 await anyio.to_thread.run_sync(self._store.forget_ended, row.handle)
@@ -343,7 +344,7 @@ class NodeSessions:
         """
         session = self._found(caller, name)
         if session is not None and tool not in NO_CHANGE:
-            session.touch()
+            session.persistence.touch()
         if name is None and not answer.is_error and (key := environment_of(arguments)):
             self._environments[key] = None
             self._environments.move_to_end(key)
@@ -373,7 +374,7 @@ class NodeSessions:
         found = [
             each
             for each in self._manager.sessions
-            if each.origin is None and each.persisted is not None and each.handle not in seen
+            if each.origin is None and each.persistence.entry and each.handle not in seen
         ]
         seen.update(each.handle for each in found)
         async with anyio.create_task_group() as tasks:
@@ -420,7 +421,7 @@ class NodeSessions:
             ]
             if cells:
                 await cells[0].finished.wait()
-            elif not await session.wait_until_free():
+            elif not await session.family.wait_until_free():
                 for each in members:
                     async with each.installing:
                         pass
@@ -430,10 +431,10 @@ class NodeSessions:
 
     async def _saved(self, session: Session) -> bool:
         """Save an idle session completely; retry while it becomes busy again. Returns True."""
-        if session.state == "hibernated" and session.persisted is not None:
-            await session.persisted.save_cells()
+        if session.state == "hibernated" and session.persistence.entry is not None:
+            await session.persistence.save_cells()
             return True
-        while await session.save() is None:
+        while await session.persistence.save() is None:
             await self._wait_idle(session)
         return True
 

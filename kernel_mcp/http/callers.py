@@ -8,7 +8,7 @@ from starlette.requests import Request
 
 from kernel_mcp.http.connections import state_of
 from kernel_mcp.identity import Principal
-from kernel_mcp.sessions.manager import Caller
+from kernel_mcp.sessions.directory import Caller
 from kernel_mcp.sessions.notifications import NO_RECEIPT, RequestId, ResponseContext
 
 DEFAULT = "default"

@@ -42,7 +42,8 @@ from kernel_mcp.http.transfers import (
     of_text,
 )
 from kernel_mcp.output.text import Masks
-from kernel_mcp.sessions.manager import Caller, SessionManager
+from kernel_mcp.sessions.directory import Caller
+from kernel_mcp.sessions.manager import SessionManager
 from kernel_mcp.sessions.session import Session
 
 _STATUS = {

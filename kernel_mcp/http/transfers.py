@@ -16,7 +16,8 @@ from starlette.types import Receive, Scope, Send
 from kernel_mcp.barriers import log_failure
 from kernel_mcp.output.text import Masks
 from kernel_mcp.records import dataclass
-from kernel_mcp.sessions.manager import Caller, SessionManager
+from kernel_mcp.sessions.directory import Caller
+from kernel_mcp.sessions.manager import SessionManager
 from kernel_mcp.units import KIB
 
 PIECE_BYTES = 128 * KIB

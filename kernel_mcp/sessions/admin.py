@@ -55,7 +55,7 @@ async def summary_of(session: Session, now: float) -> dict[str, Any]:
     return {
         "session": session.handle,
         "name": session.name,
-        "kept": "" if session.persisted is None else session.persisted.entry.key.id,
+        "kept": "" if (entry := session.persistence.entry) is None else entry.key.id,
         "principal": session.owner,
         "state": session.state,
         "memory_bytes": used,

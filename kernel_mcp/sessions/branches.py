@@ -2,104 +2,150 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import AbstractContextManager
-from dataclasses import field
-from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
+from collections.abc import Awaitable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Protocol
 
 import anyio
 
-from kernel_mcp.errors import BranchError, KernelMcpError, SessionNotFound
+from kernel_mcp.barriers import Barrier, run_in_thread
+from kernel_mcp.errors import BranchError, InputError, KernelMcpError, SessionNotFound
 from kernel_mcp.launch.checkpoint import Checkpoint
-from kernel_mcp.records import dataclass
+from kernel_mcp.sessions.factory import SessionFactory
+from kernel_mcp.sessions.family import (
+    MOST,
+    BranchOrigin,
+    BranchStart,
+    Family,
+    FamilyMember,
+    folder_of,
+)
+from kernel_mcp.sessions.quota import SessionQuota
+from kernel_mcp.sessions.registry import SessionRegistry
+from kernel_mcp.sessions.session import Session
 
 if TYPE_CHECKING:
     from kernel_mcp.kernels.kernel import Kernel
-    from kernel_mcp.sessions.kernel_state import KernelState
-    from kernel_mcp.sessions.lifecycle import KernelLifecycle
-
-MOST = 16
-"""Maximum number of branches that a session has at a time."""
-FOLDER = ".branches"
-"""Folder in the workspace that holds a private folder for each branch."""
 
 
-@dataclass(frozen=True, slots=True)
-class BranchStart:
-    """The start of a branch: its kernel, the checkpoint that was restored, and its own folder."""
+class Host(Protocol):
+    """The part of a session manager that branches use."""
 
-    kernel: Kernel
-    checkpoint: Checkpoint
-    folder: str
+    def start(self, session: Session) -> Awaitable[None]:
+        """Start the task of a session."""
 
-
-@dataclass(frozen=True, slots=True)
-class BranchOrigin:
-    """Origin of a branch: the handle of the session or branch from which it was made.
-
-    `folder` is the branch's own folder, relative to the workspace. `worked` are the cells of the
-    family's root whose effects the branch had at its start.
-    """
-
-    handle: str
-    folder: str
-    worked: tuple[int, ...]
+    def close(self, session: Session, why: str) -> Awaitable[None]:
+        """End a session; `why` is reported to its owner."""
 
 
-class FamilyMember(Protocol):
-    """The part of a session that this module uses."""
+class Branches:
+    """Makes and adopts branches of one manager's sessions."""
 
-    handle: str
-    origin: BranchOrigin | None
-    turn: anyio.Lock
-    kernel_state: KernelState
-    lifecycle: KernelLifecycle
+    def __init__(
+        self, host: Host, factory: SessionFactory, registry: SessionRegistry, quota: SessionQuota
+    ) -> None:
+        self._host = host
+        self._factory = factory
+        self._registry = registry
+        self._quota = quota
 
-    @property
-    def state(self) -> str:
-        """One of new, idle, busy, hibernated, closed."""
+    async def make(self, session: Session, count: int) -> list[tuple[Session, str]]:
+        """Open `count` sessions that continue from the current state of `session`.
 
-    def needed(self) -> AbstractContextManager[None]:
-        """Prevent hibernation inside this block."""
-
-    @property
-    def kernel(self) -> Kernel | None:
-        """The live kernel; None without one."""
-
-
-S = TypeVar("S", bound=FamilyMember)
-
-
-@dataclass(slots=True)
-class Family(Generic[S]):
-    """A session and its branches, which have one sandbox, working folder and memory limit.
-
-    Quotas count them as one session. `last_used` is the time of the last use of any of them, in
-    seconds. `root` is the session from which the branches were made, None once it has ended. It
-    alone can outlive the server. `adopting` is True while a branch is being adopted.
-    """
-
-    last_used: float
-    members: list[S] = field(default_factory=list)
-    root: S | None = None
-    ended: list[S] = field(default_factory=list)
-    adopting: bool = False
-
-    def leave(self, session: S) -> list[S]:
-        """Remove a session that has ended, and return sessions whose files are no longer needed.
-
-        The result is empty until the last member has ended. Then it is all former members.
+        Returns each with its own folder, relative to the workspace. Raises InputError, BranchError,
+        SessionLimitReached.
         """
-        self.members.remove(session)
-        self.ended.append(session)
-        if self.root is session:
-            self.root = None
-        return [] if self.members else self.ended
+        if not 1 <= count <= MOST:
+            raise InputError(f"n={count} is not usable: pass 1 to {MOST} branches.")
+        self._quota.check_branches(count, session)
+        handles = [self._registry.new_handle() for _ in range(count)]
+        made = []
+        try:
+            starts = await begin(session, handles)
+        except BaseException:
+            for handle in handles:
+                await _remove_folder(session, folder_of(handle))
+            raise
+        with anyio.CancelScope(shield=True):  # no kernel is left without a session
+            for handle, (start, origin) in zip(handles, starts, strict=True):
+                branch = self._factory.branch(session, handle, start, origin)
+                await self._host.start(branch)
+                made.append((branch, start.folder))
+        session.journal.branched(handles)
+        await _note_branches(session.family)
+        return made
+
+    async def adopt(self, branch: Session) -> tuple[Session, list[int]]:
+        """Replace the kernel of the family's root by that of a branch, and close the other members.
+
+        Returns the root and its cells that were undone. If the root has ended, the branch becomes
+        the root. Raises BranchError.
+        """
+        family = branch.family
+        root = family.root
+        others = [each for each in family.members if each not in (branch, root)]
+        if branch is root or (not others and root is None):
+            raise BranchError(
+                "This is no branch: pass the handle of one that branch has given, or go on here "
+                "and close the branches with close_session."
+            )
+        if family.adopting:
+            raise BranchError("Another branch is being adopted, and this one is closed with that.")
+        family.adopting = True
+        try:
+            return await self._adopt(branch, root, others)
+        finally:
+            family.adopting = False
+
+    async def _adopt(
+        self, branch: Session, root: Session | None, others: list[Session]
+    ) -> tuple[Session, list[int]]:
+        gone: list[int] = []
+        origin = branch.origin
+        if root is None or origin is None:
+            branch.family.root = root = branch
+        else:
+            gone = await adopt(branch, root, origin)
+            root.cells.undone.update(gone)
+            root.notifications.take_over(branch.notifications, f"branch {branch.handle}")
+            others.append(branch)
+        branch.origin = None  # its folder stays
+        with anyio.CancelScope(shield=True):
+            for each in others:
+                adopted = "it was adopted" if each is branch else "another branch was adopted"
+                await self._host.close(each, f"was closed, as {adopted}")
+        root.journal.adopted(branch.handle)
+        await root.persistence.mark_undone()
+        await root.persistence.note_adoption()
+        root.persistence.touch()
+        return root, gone
+
+    async def leave(self, session: Session) -> None:
+        """Remove a session that has ended from its family, with its own folder if it is a branch.
+
+        The end of the last member releases the files of all.
+        """
+        if session.origin is not None:
+            await _remove_folder(session, session.origin.folder)
+        left = session.family.leave(session)
+        await _note_branches(session.family)
+        for each in left:
+            await self._factory.release(each)
 
 
-def folder_of(handle: str) -> str:
-    """Return the folder of the branch with this handle, relative to the workspace."""
-    return f"{FOLDER}/{handle}"
+async def _note_branches(family: Family[Session]) -> None:
+    """Note in the store whether a family has branches, which a later server does not have."""
+    for each in (*family.members, *family.ended):
+        there = len(family.members) > 1
+        if (entry := each.persistence.entry) is not None and entry.branched != there:
+            with Barrier("noting branches", each.handle):
+                await run_in_thread(partial(entry.set_branched, there))
+
+
+async def _remove_folder(session: Session, folder: str) -> None:
+    """Remove a branch's own folder."""
+    with Barrier("removing a branch's folder", session.handle):
+        await run_in_thread(partial(session.workspace.remove_folder, folder))
 
 
 async def begin(

@@ -7,9 +7,11 @@ one principal together, and its share of the processors.
 from __future__ import annotations
 
 import logging
+import sys
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import fields, replace
+from weakref import WeakValueDictionary
 
 import anyio
 
@@ -29,6 +31,9 @@ CHECK_S = 0.25
 REST_S = 1.0
 """The same while no code runs."""
 MOST_KNOWN = 10_000
+AT_WORK = 1
+"""Maximum number of concurrent calls of one principal that the server computes itself, if there are
+several principals."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +131,7 @@ class Principals:
             most, asleep = (most + 1) // 2, (asleep + 1) // 2
         self._default = settings.quotas.over(Quotas(sessions=most, asleep=asleep))
         self.several = settings.several
+        self._call_limiters: WeakValueDictionary[str, anyio.CapacityLimiter] = WeakValueDictionary()
 
     def seen(self, who: Principal) -> None:
         """Note a call of a principal; its present quotas apply from now on."""
@@ -157,6 +163,14 @@ class Principals:
             cpus = min(cpus or quotas.cpu, quotas.cpu)
         limits = replace(limits, memory_bytes=memory, cpus=cpus)
         return None if limits == own else limits
+
+    def call_limiter(self, name: str) -> anyio.CapacityLimiter:
+        """Return the limiter of a principal for calls that the server computes itself.
+
+        With several principals at most `AT_WORK` calls of each run at a time.
+        """
+        most = AT_WORK if self.several else sys.maxsize
+        return self._call_limiters.setdefault(name, anyio.CapacityLimiter(most))
 
     def check_cells(self, name: str, sessions: Iterable[Session]) -> None:
         """Raise SessionLimitReached if one more cell would exceed a principal's quota."""

@@ -12,25 +12,25 @@ from collections.abc import (
     Awaitable,
     Callable,
     Coroutine,
-    Iterable,
     Iterator,
     Sequence,
 )
 from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 from typing import Any
-from weakref import WeakValueDictionary
+from weakref import WeakKeyDictionary, WeakValueDictionary
 
 import anyio
 
 from kernel_mcp.barriers import Barrier
+from kernel_mcp.config.quotas import Quotas
 from kernel_mcp.config.settings import Settings
 from kernel_mcp.errors import HibernationError, QuotaReached, SessionLimitReached
-from kernel_mcp.sessions.branches import MOST as MOST_BRANCHES
-from kernel_mcp.sessions.capacity import Capacity
+from kernel_mcp.sessions.directory import SessionDirectory
+from kernel_mcp.sessions.family import MOST as MOST_BRANCHES
 from kernel_mcp.sessions.hibernation import MAKE_ROOM
 from kernel_mcp.sessions.principals import Principals, Use, cells_of, disk_of, is_running, memory_of
-from kernel_mcp.sessions.session import Clock, Session
+from kernel_mcp.sessions.session import Session, SharedContext
 
 logger = logging.getLogger(__name__)
 
@@ -38,6 +38,9 @@ ROOM_S = 30.0
 """Maximum wait of a new session for the hibernation of others, in seconds."""
 SLOW_S = 10.0
 """Maximum wait for one hibernation, in seconds, before the next session is hibernated as well."""
+RETRY_S = 60.0
+"""Pause after a failed hibernation; each further failure doubles it up to `RETRY_MOST_S`."""
+RETRY_MOST_S = 3600.0
 AWAKE, ASLEEP = "sessions", "asleep"
 """Kinds of sessions that are counted on all servers together; see `Others`."""
 
@@ -48,33 +51,32 @@ class SessionQuota:
     def __init__(
         self,
         settings: Settings,
+        directory: SessionDirectory,
+        shared: SharedContext,
+        principals: Principals,
         *,
-        sessions: Callable[[], Iterable[Session]],
-        everyone: Callable[[], Iterable[Session]],
         drop: Callable[[Session], Awaitable[None]],
         spawn: Callable[[Callable[[], Coroutine[Any, Any, None]]], None],
-        clock: Clock,
-        capacity: Capacity,
-        principals: Principals,
     ) -> None:
-        """`everyone` returns all sessions of the server, `sessions` those of one manager.
+        """`directory` has the sessions of one manager, `shared` those of the whole server.
 
         `spawn` starts a task in the manager's task group.
         """
         self._settings = settings
-        self._capacity = capacity
+        self._directory = directory
+        self._shared = shared
         self._principals = principals
-        self._sessions = sessions
-        self._everyone = everyone
         self._drop = drop
         self._spawn = spawn
         self._leaving: defaultdict[str, list[anyio.Event]] = defaultdict(list)
         """Hibernations in progress, by owner; each event is set at its end."""
         self._coming: Counter[str] = Counter()
         """Number of sessions for which `reserve` makes room, by owner."""
-        self._clock = clock
+        self._clock = shared.clock
         self._turns: WeakValueDictionary[str, anyio.Lock] = WeakValueDictionary()
         self._one_at_a_time = anyio.Lock()
+        self._retries: WeakKeyDictionary[Session, tuple[float, float]] = WeakKeyDictionary()
+        """Time of the next attempt after a failed hibernation, and the pause before it."""
 
     @asynccontextmanager
     async def reserve(self, owner: str) -> AsyncIterator[None]:
@@ -107,7 +109,7 @@ class SessionQuota:
                 f"of at most {MOST_BRANCHES}. Adopt one, or end those that are not needed with "
                 "close_session."
             )
-        if shortage := self._capacity.shortage(count):
+        if shortage := self._shared.capacity.shortage(count):
             raise SessionLimitReached(
                 f"The system has no room for {count} branches: {shortage}. Ask for fewer, or end a "
                 "session with close_session."
@@ -142,13 +144,27 @@ class SessionQuota:
                 asleep = await session.hibernate(purpose)
             except HibernationError as error:
                 logger.info("session %s keeps its kernel: %s", session.handle, error)
-                session.postpone_hibernation()
+                self._postpone(session)
         if barrier.failure is not None:
-            session.postpone_hibernation()
+            self._postpone(session)
         if asleep:
             with Barrier("dropping hibernated sessions"):
                 await self._drop_surplus(session.owner)
         return asleep
+
+    def retry_at(self, session: Session) -> float:
+        """Return the time of the next attempt after a failed hibernation; 0 without a failure."""
+        return self._retries.get(session, (0.0, 0.0))[0]
+
+    def _postpone(self, session: Session) -> None:
+        """Postpone the next hibernation after a failed one.
+
+        The pause doubles with each failure, as long as the session is not used.
+        """
+        retry_at, pause_s = self._retries.get(session, (0.0, 0.0))
+        unused = session.family.last_used < retry_at
+        pause_s = min(2 * pause_s, RETRY_MOST_S) if unused else RETRY_S
+        self._retries[session] = (self._clock() + pause_s, pause_s)
 
     @contextmanager
     def _leaves(self, owner: str) -> Iterator[None]:
@@ -179,8 +195,8 @@ class SessionQuota:
 
     async def _freed(self, owner: str) -> bool:
         """Wait for a save, checkpoint or the like of an idle session; False if none was running."""
-        for session in self._of(owner):
-            if session.lifecycle.awake and await session.wait_until_free():
+        for session in self._directory.owned_by(owner):
+            if session.lifecycle.awake and await session.family.wait_until_free():
                 return True
         return False
 
@@ -221,17 +237,23 @@ class SessionQuota:
     def _count(self, owner: str, kind: str) -> int:
         if kind == ASLEEP:
             return len(self._asleep(owner))
-        awake = {id(each.family) for each in self._of(owner) if each.lifecycle.awake}
-        return len(awake) + self._coming[owner]
+        awake = [each for each in self._directory.owned_by(owner) if each.lifecycle.awake]
+        return len({id(each.family) for each in awake}) + self._coming[owner]
 
-    @property
-    def awaited(self) -> set[str]:
-        """Principals for which room is made or reserved; they need not have a session yet."""
-        return set(self._coming)
+    def most_sessions(self, principal: str) -> int:
+        """Return the maximum number of sessions with a kernel that a principal may have at once."""
+        most, all_most = self._principals.quotas(principal).sessions, self._settings.max_sessions
+        return min(most or all_most, all_most)
+
+    def uses(self) -> dict[str, Use]:
+        """Return the use, on this server, of principals whose quotas span all servers."""
+        owners = {each.owner for each in self._directory.sessions} | set(self._coming)
+        shared = self._principals.shared
+        return {each: self.use(each) for each in owners if shared(each) != Quotas()}
 
     def use(self, owner: str) -> Use:
         """Return a principal's use on this server, including sessions that are being opened."""
-        own = self._of(owner)
+        own = self._directory.owned_by(owner)
         kernels = [each for each in own if each.kernel is not None]
         running = [each for each in kernels if is_running(each)]
         _, largest, memory = memory_of(running)
@@ -253,7 +275,7 @@ class SessionQuota:
             found = min(self._asleep(owner), key=_first_to_drop, default=None)
         else:
             found = self._longest_idle(owner, without=set())
-        return None if found is None else self._clock() - found.last_used
+        return None if found is None else self._clock() - found.family.last_used
 
     async def give_up(self, owner: str, kind: str) -> bool:
         """Hibernate the principal's longest idle session, or close its oldest hibernated one.
@@ -274,16 +296,13 @@ class SessionQuota:
         return False
 
     def _asleep(self, owner: str) -> list[Session]:
-        return [session for session in self._of(owner) if session.stays_hibernated]
+        return [session for session in self._directory.owned_by(owner) if session.stays_hibernated]
 
     async def _force(self, session: Session, started: anyio.Event) -> None:
         """Hibernate a session, even after the caller has stopped waiting."""
         with self._leaves(session.owner):
             started.set()
             await self.hibernate(session, MAKE_ROOM)
-
-    def _of(self, owner: str) -> list[Session]:
-        return [session for session in self._sessions() if session.owner == owner]
 
     def _longest_idle(self, owner: str, without: set[str]) -> Session | None:
         """Return the session of `owner` to hibernate first; blank ones come before others.
@@ -292,8 +311,9 @@ class SessionQuota:
         """
         if not self._settings.hibernate_sessions:
             return None
-        found = [s for s in self._of(owner) if s.can_hibernate and s.handle not in without]
-        return min(found, key=lambda s: (not s.blank, s.last_used), default=None)
+        own = self._directory.owned_by(owner)
+        found = [s for s in own if s.can_hibernate and s.handle not in without]
+        return min(found, key=lambda s: (not s.blank, s.family.last_used), default=None)
 
     async def _drop_surplus(self, owner: str) -> None:
         for session in surplus(
@@ -315,12 +335,12 @@ class SessionQuota:
 
     def _lack(self, owner: str) -> str:
         """Return the reason why `owner` may have no further kernel; empty if allowed."""
-        awake = [session for session in self._sessions() if session.lifecycle.awake]
+        awake = [session for session in self._directory.sessions if session.lifecycle.awake]
         most, all_most = self._principals.quotas(owner).sessions or 0, self._settings.max_sessions
         own = len({id(session.family) for session in awake if session.owner == owner})
         if most and own >= min(most, all_most):
             return self._too_many(owner, min(most, all_most))
-        running = {id(each.family) for each in self._everyone() if each.lifecycle.awake}
+        running = {id(each.family) for each in self._shared.sessions if each.lifecycle.awake}
         if len(running) >= all_most:
             return (
                 f"This server runs {all_most} sessions at once (--max-sessions), and has no room "
@@ -335,11 +355,11 @@ class SessionQuota:
         Without any session there is room, as was checked at the server's start. A shortage is then
         temporary, such as by the threads of uv while it builds the environment.
         """
-        if not any(session.lifecycle.awake for session in self._everyone()):
+        if not any(session.lifecycle.awake for session in self._shared.sessions):
             return ""
-        awake = (session for session in self._sessions() if session.lifecycle.awake)
+        awake = (session for session in self._directory.sessions if session.lifecycle.awake)
         coming = sum(session.kernel is None for session in awake)
-        if shortage := self._capacity.shortage(coming + 1):
+        if shortage := self._shared.capacity.shortage(coming + 1):
             return (
                 f"The system has no room for one more session of this server: {shortage}. End a "
                 "session that is not needed with close_session; list_sessions shows yours."
@@ -369,7 +389,8 @@ async def _one_of(leaving: Sequence[anyio.Event]) -> None:
 
 
 def _first_to_drop(session: Session) -> tuple[bool, float]:
-    return not session.blank, session.hibernated.since if session.hibernated else 0.0
+    hibernated = session.kernel_state.hibernated
+    return not session.blank, hibernated.since if hibernated else 0.0
 
 
 def surplus(
@@ -386,9 +407,11 @@ def surplus(
     left = oldest_first[len(dropped) :]
     for bound, lasts in ((most_bytes, False), (kept_bytes, True)):
         sizes = {
-            session.handle: session.hibernated.size if session.hibernated else 0
+            session.handle: hibernated.size
+            if (hibernated := session.kernel_state.hibernated)
+            else 0
             for session in left
-            if (session.persisted is not None) is lasts
+            if (session.persistence.entry is not None) is lasts
         }
         excess = sum(sizes.values()) - bound if bound else 0
         for session in left:

@@ -35,10 +35,10 @@ class Reaper:
             session
             for session in self._manager.sessions
             if session.can_hibernate
-            and session.last_used <= now - self._idle_timeout_s
-            and session.postponed_until <= now
+            and session.family.last_used <= now - self._idle_timeout_s
+            and self._manager.quota.retry_at(session) <= now
         ]
-        return sorted(found, key=lambda session: session.last_used)
+        return sorted(found, key=lambda session: session.family.last_used)
 
     async def collect(self) -> None:
         """Retire expired sessions, by `SessionManager.retire`."""
@@ -49,7 +49,7 @@ class Reaper:
 
     async def _retire(self, session: Session, limiter: anyio.CapacityLimiter) -> None:
         async with limiter:
-            idle = self._clock() - session.last_used
+            idle = self._clock() - session.family.last_used
             if session.can_hibernate and idle >= self._idle_timeout_s:
                 logger.info("retiring a session idle for %.0f s", idle)
                 with Barrier("retiring an idle session", session.handle):

@@ -33,7 +33,10 @@ class Saveable(Protocol):
     """The part of a session that the saver uses. Times are seconds of the session's clock."""
 
     handle: str
-    last_used: float
+
+    @property
+    def last_used(self) -> float:
+        """Time of its last use."""
 
     @property
     def state(self) -> str:

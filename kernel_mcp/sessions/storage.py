@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import stat
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
 from kernel_mcp.barriers import Barrier, run_in_thread
 from kernel_mcp.environments.layer import Layer
 from kernel_mcp.errors import InputError
+from kernel_mcp.files.workspace import Workspace
 from kernel_mcp.identity import LOCAL, folder_name
 from kernel_mcp.linux.folders import hold_name
 from kernel_mcp.linux.safe_tree import make_private, remove_tree
@@ -28,6 +30,7 @@ class SessionFolders:
     `layers` are for installed packages. With `keep`, workspaces outlive their sessions and have
     their names; that of the default session is `default`. Those of scripts are removed, as no later
     session could find them. With `by_principal`, kept workspaces are in a folder of their owner.
+    `workspace` returns the workspace in a folder.
     """
 
     workspaces: Path
@@ -35,6 +38,7 @@ class SessionFolders:
     layers: Path
     keep: bool
     by_principal: bool = False
+    workspace: Callable[[Path], Workspace] = Workspace
 
     def place(
         self, handle: str, name: str, undo: ExitStack, *, default: bool, principal: str = LOCAL

@@ -26,7 +26,8 @@ from kernel_mcp.config.values import hosts, memory
 from kernel_mcp.environments.uv import ProgressCallback
 from kernel_mcp.errors import KernelMcpError, SessionLimitReached, WorkspaceError
 from kernel_mcp.packages.requirements import listed
-from kernel_mcp.sessions.manager import Caller, SessionManager
+from kernel_mcp.sessions.directory import Caller
+from kernel_mcp.sessions.manager import SessionManager
 from kernel_mcp.sessions.session import Session
 from kernel_mcp.telemetry import Meters
 from kernel_mcp.telemetry.origin import in_session, of_call
@@ -189,7 +190,7 @@ class Toolbox:
 
     def _not_called(self, result: CallToolResult, ctx: AnyContext, handle: str) -> BaseModel:
         """Complete the answer of a call whose arguments were refused."""
-        session = self._manager.find(ctx.caller, handle)
+        session = self._manager.directory.find(ctx.caller, handle)
         return finished(result, session, ctx.caller.response, about=False)
 
     def _finished(
@@ -210,7 +211,8 @@ class Toolbox:
             try:
                 async with AsyncExitStack() as stack:
                     if computes:
-                        await stack.enter_async_context(self._manager.call_limiter(caller))
+                        limiter = self._manager.principals.call_limiter(caller.principal)
+                        await stack.enter_async_context(limiter)
                     with OriginContext(origin):
                         result = await tool(*args, **kwargs)
             except KernelMcpError as error:
@@ -225,7 +227,7 @@ class Toolbox:
                 result = refusal(explained(error, doing))
             finally:
                 self._meters.call(tool.__name__, time.perf_counter() - began)
-            session = self._manager.find(caller, handle)
+            session = self._manager.directory.find(caller, handle)
             done = finished(result, session, caller.response, about=about)
             if self._links is not None and session is not None:
                 done = linked(done, session.handle, self._links(session.handle))

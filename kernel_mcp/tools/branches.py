@@ -9,6 +9,7 @@ from pydantic import Field
 
 from kernel_mcp.errors import InputError
 from kernel_mcp.sessions.losses import Rollback, cells_in_words
+from kernel_mcp.sessions.own_kernel import require_own
 from kernel_mcp.tool_context import ToolContext
 from kernel_mcp.tools import AnyContext, SessionArg, Toolbox, Whole
 from kernel_mcp.tools.hints import CHANGES, DESTROYS
@@ -34,7 +35,7 @@ def register(box: Toolbox, services: ToolContext) -> None:
         if cells < 1:
             raise InputError(f"cells={cells} is not usable: pass 1 or more.")
         _, found = await box.resolve(ctx, session)
-        found.require_own("undo")
+        require_own(found.request, "undo")
         back = await found.undo(cells)
         tagged = await found.notebooks.undone(back.undone)
         return Undone(
@@ -57,8 +58,8 @@ def register(box: Toolbox, services: ToolContext) -> None:
         memory limit and the working folder; os.environ['BRANCH_DIR'] is a private one.
         """
         _, found = await box.resolve(ctx, session)
-        found.require_own("branch")
-        made = await manager.branch(found, n)
+        require_own(found.request, "branch")
+        made = await manager.branches.make(found, n)
         return Branched(
             session=found.handle,
             branches=[BranchHandle(session=each.handle, folder=path) for each, path in made],
@@ -82,7 +83,7 @@ def register(box: Toolbox, services: ToolContext) -> None:
             raise InputError("Pass the handle of a branch, as branch has given it.")
         caller, found = await box.resolve(ctx, branch)
         handle = found.handle
-        root, gone = await manager.adopt(found)
+        root, gone = await manager.branches.adopt(found)
         lost = f" What {cells_in_words(gone)} did there since then is gone." if gone else ""
         on = f"Session {root.handle} goes on with all that branch {handle} has"
         if root is found:

@@ -15,7 +15,7 @@ from mcp_types import Tool as Definition
 
 from kernel_mcp.environments.uv import ProgressCallback
 from kernel_mcp.records import dataclass
-from kernel_mcp.sessions.manager import Caller
+from kernel_mcp.sessions.directory import Caller
 
 OF_VIEW = "kernel-mcp/view"
 """Key in the `_meta` of a call that a view makes."""

@@ -31,6 +31,7 @@ from kernel_mcp.policy.check import own_modules
 from kernel_mcp.policy.source import line_of_key
 from kernel_mcp.sessions.cell import Cell, Phase, Status
 from kernel_mcp.sessions.history import KEPT_S
+from kernel_mcp.sessions.introspection import variables_of
 from kernel_mcp.sessions.losses import lost_names
 from kernel_mcp.sessions.notifications import ResponseContext
 from kernel_mcp.sessions.session import Session
@@ -109,7 +110,7 @@ def register(box: Toolbox, services: ToolContext) -> None:
         cell.who = caller.who
         with found.queue.attending(cell):
             try:
-                await found.follow(cell, wait, progress_of(ctx))
+                await found.scheduler.follow(cell, wait, progress_of(ctx))
             except anyio.get_cancelled_exc_class():
                 found.queue.abandon(cell)
                 raise
@@ -133,7 +134,7 @@ def register(box: Toolbox, services: ToolContext) -> None:
         if chosen is None:
             return await _said_again(found, caller.response, settings)
         with found.queue.attending(chosen):
-            await found.follow(chosen, wait, progress_of(ctx))
+            await found.scheduler.follow(chosen, wait, progress_of(ctx))
             since = Position() if chosen.end_reported else chosen.reported
             result = await told(found, chosen, caller.response, since=since)
         if not cell and chosen is not _last(found):
@@ -150,7 +151,8 @@ def register(box: Toolbox, services: ToolContext) -> None:
         """
         caller, found = await box.resolve(ctx, session)
         chosen = cell_of(found.cells, cell) if cell else found.queue.of_agent
-        if chosen is None and found.stop_installation():
+        if chosen is None and found.installation is not None:
+            found.installation.set()
             return say("The installation is being stopped; its call says what came of it.")
         if chosen is None:
             return say(_nothing_runs(found))
@@ -159,7 +161,7 @@ def register(box: Toolbox, services: ToolContext) -> None:
         with found.queue.attending(chosen):
             running = found.queue.current
             theirs = running is not None and running is not chosen
-            stopped = await found.interrupt(chosen if cell or theirs else None)
+            stopped = await found.scheduler.interrupt(chosen if cell or theirs else None)
             if stopped is None:
                 return say(_nothing_runs(found))
             if ctx.of_view:
@@ -253,7 +255,7 @@ async def _run_once(
         await expect_script(opened, report)
         cell = opened.submit(script, opened.timeout_s)
         with opened.queue.attending(cell):
-            await opened.follow(cell, float("inf"), report)
+            await opened.scheduler.follow(cell, float("inf"), report)
         cell.state_as_of = None
         result = await answer(
             opened,
@@ -268,7 +270,7 @@ async def _run_once(
     finally:
         with anyio.CancelScope(shield=True):
             await services.manager.close(opened, keep_record=True)
-            services.manager.end_delivered(opened.handle)
+            services.manager.tombstones.mark_delivered(opened.handle)
     assert result.meta is not None
     outcome = {**result.meta[CELL_KEY], **streams}
     return _closed(result.model_copy(update={"meta": {CELL_KEY: outcome}}), files)
@@ -379,7 +381,7 @@ async def _judged(
 async def _known_names(session: Session) -> frozenset[str] | None:
     """Return the names of the session's variables; None if they cannot all be listed."""
     try:
-        found = await session.variables()
+        found = await variables_of(session)
     except LaunchError:
         return None
     if found["omitted"]:

@@ -19,6 +19,7 @@ from kernel_mcp.output.render import PICTURE_BYTES
 from kernel_mcp.output.text import visible
 from kernel_mcp.sessions.losses import cells_in_words
 from kernel_mcp.sessions.notebook_export import NOTEBOOK_MIME, notebook
+from kernel_mcp.sessions.own_kernel import require_own
 from kernel_mcp.sessions.session import Session
 from kernel_mcp.tool_context import ToolContext
 from kernel_mcp.tools import AnyContext, PathArg, SessionArg, Toolbox, Whole
@@ -40,7 +41,7 @@ def register(box: Toolbox, services: ToolContext) -> None:
     ) -> FileList:
         """List a folder of the session's workspace."""
         _, found = await box.resolve(ctx, session)
-        found.require_own("list_files")
+        require_own(found.request, "list_files")
         listing = await anyio.to_thread.run_sync(found.workspace.list_files, path)
         return FileList(
             session=found.handle,
@@ -88,7 +89,7 @@ def register(box: Toolbox, services: ToolContext) -> None:
     ) -> Written:
         """Write a file into the workspace, where code finds it under the same path."""
         _, found = await box.resolve(ctx, session)
-        found.require_own("write_file")
+        require_own(found.request, "write_file")
         size = await anyio.to_thread.run_sync(_write, found, path, content, encoding)
         note = f"Written. Code opens it as {path!r}."
         return Written(session=found.handle, path=path, size=size, note=note)

@@ -13,7 +13,7 @@ from mcp_types import Tool as Definition
 from kernel_mcp.environments.uv import ProgressCallback
 from kernel_mcp.output.terminal import clean
 from kernel_mcp.output.text import Masks, escaped, escaped_lines
-from kernel_mcp.sessions.manager import Caller
+from kernel_mcp.sessions.directory import Caller
 from kernel_mcp.sessions.notebook_export import NOTEBOOK_MIME
 from kernel_mcp.tool_context import ToolContext
 from kernel_mcp.tools import Toolbox
@@ -77,7 +77,7 @@ class LocalCalls:
 
     async def read(self, uri: str, caller: Caller) -> tuple[str | bytes, str]:
         """See `SessionCalls`."""
-        async with self._services.manager.call_limiter(caller):
+        async with self._services.manager.principals.call_limiter(caller.principal):
             content, mime = await self._documents.read(caller, uri)
         if isinstance(content, str) and mime != NOTEBOOK_MIME:
             content = escaped_lines(content)

@@ -371,7 +371,7 @@ class _Run:
         settings = replace(self._services.settings, max_output=room)
         with session.queue.attending(cell):
             try:
-                await session.follow(cell, max(0.0, end - time.monotonic()), report)
+                await session.scheduler.follow(cell, max(0.0, end - time.monotonic()), report)
             except anyio.get_cancelled_exc_class():
                 session.queue.abandon(cell)
                 raise

@@ -13,6 +13,7 @@ from kernel_mcp.environments.layer import versions
 from kernel_mcp.environments.uv import silence
 from kernel_mcp.identity import INSTALL
 from kernel_mcp.packages.result import InstallOutcome, all_versions
+from kernel_mcp.sessions.own_kernel import require_own
 from kernel_mcp.sessions.session import Session
 from kernel_mcp.tool_context import ToolContext
 from kernel_mcp.tools import AnyContext, PackagesArg, SessionArg, Toolbox, progress_of
@@ -41,7 +42,7 @@ def register(box: Toolbox, services: ToolContext) -> None:
         The answer says what works in the live session; list_packages what may be added.
         """
         caller, found = await box.resolve(ctx, session)
-        found.require_own("install")
+        require_own(found.request, "install")
         caller.who.require(INSTALL, "Adding packages")
         started = time.monotonic()
         outcome = await installer.install(found, packages, progress_of(ctx) or silence)
@@ -56,7 +57,7 @@ def register(box: Toolbox, services: ToolContext) -> None:
     async def list_packages(ctx: AnyContext, session: SessionArg = "") -> PackageList:
         """List the packages of a session with their versions, and what install may add."""
         _, found = await box.resolve(ctx, session)
-        found.require_own("list_packages")
+        require_own(found.request, "list_packages")
         request = found.request
         environment, _ = await services.factory.environment(request, progress_of(ctx) or silence)
         there = await anyio.to_thread.run_sync(all_versions, environment, request.layer)

@@ -36,8 +36,9 @@ from kernel_mcp.output.terminal import clean
 from kernel_mcp.output.text import escaped
 from kernel_mcp.records import dataclass
 from kernel_mcp.sessions.cell import Cell
+from kernel_mcp.sessions.directory import Caller
 from kernel_mcp.sessions.history import History
-from kernel_mcp.sessions.manager import Caller, SessionManager
+from kernel_mcp.sessions.manager import SessionManager
 from kernel_mcp.sessions.notebook_export import NOTEBOOK_MIME, RESOURCE_BYTES, notebook
 from kernel_mcp.sessions.notifications import ResponseContext
 from kernel_mcp.tools.calls import OF_VIEW, Call, SessionCalls

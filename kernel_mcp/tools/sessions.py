@@ -27,7 +27,8 @@ from kernel_mcp.linux.gpu_load import gpu_load
 from kernel_mcp.packages.requirements import Needs
 from kernel_mcp.packages.result import all_versions
 from kernel_mcp.policy import profile_in_words
-from kernel_mcp.sessions.manager import Caller
+from kernel_mcp.sessions.directory import Caller
+from kernel_mcp.sessions.introspection import variables_of
 from kernel_mcp.sessions.session import Session
 from kernel_mcp.sessions.words import duration
 from kernel_mcp.tool_context import ToolContext
@@ -118,9 +119,9 @@ def register(box: Toolbox, services: ToolContext) -> None:
             resume=resume,
         )
         if services.factory.prepared(opened.request):
-            opened.begin()
+            opened.scheduler.begin()
             with anyio.move_on_after(HEAD_START_S):
-                await opened.begun.wait()
+                await opened.scheduler.begun.wait()
         if name and not opened.name:
             note = "This is your default session: leave `session` empty."
         else:
@@ -141,11 +142,11 @@ def register(box: Toolbox, services: ToolContext) -> None:
     async def list_sessions(ctx: AnyContext) -> SessionList:
         """List your sessions: state, what runs and for how long, idle time, memory."""
         caller, now = box.caller(ctx), services.clock()
-        sessions = manager.owned_by(caller)
+        sessions = manager.directory.owned_by(caller.principal)
         states = [_state(session, now) for session in sessions]
         for session in sessions:
             caller.response.attach(session.notifications, session.notifications.pending)
-        return SessionList(sessions=states, limit=manager.most_sessions(caller.principal))
+        return SessionList(sessions=states, limit=manager.quota.most_sessions(caller.principal))
 
     @tool(ENDS, "Close a session")
     async def close_session(
@@ -157,8 +158,8 @@ def register(box: Toolbox, services: ToolContext) -> None:
         shared = len(found.family.members) > 1
         await manager.close(found)
         caller.response.receipt.then(  # which may outlive the session
-            partial(manager.end_delivered, found.handle),
-            partial(manager.end_revoked, found.handle),
+            partial(manager.tombstones.mark_delivered, found.handle),
+            partial(manager.tombstones.mark_undelivered, found.handle),
         )
         files = "its files were removed"
         if settings.workspace or shared:
@@ -177,11 +178,11 @@ def register(box: Toolbox, services: ToolContext) -> None:
         Works while a cell is running.
         """
         caller, found = await box.resolve(ctx, session)
-        reply = await found.variables()
+        reply = await variables_of(found)
         variables = [Variable.model_validate(item) for item in reply["variables"]]
         note = "" if variables else "No variables have been defined in this session."
-        if found.hibernated is not None:
-            note = found.hibernated.remark()
+        if (hibernated := found.kernel_state.hibernated) is not None:
+            note = hibernated.remark()
         if (again := found.notifications.last_loss) is not None:
             caller.response.attach(found.notifications, [again])
             note = f"{note} Told before: {again.text}".lstrip()
@@ -223,7 +224,7 @@ async def _attached(
     except BaseException:
         with anyio.CancelScope(shield=True):
             await manager.close(opened)
-            manager.end_delivered(opened.handle)
+            manager.tombstones.mark_delivered(opened.handle)
         raise
     which = "handle or the name" if opened.name else "handle"
     note = f"Pass the {which} as `session`. {ATTACHED}{_own_words(None, limit_s)}"
@@ -356,7 +357,7 @@ def _state(session: Session, now: float) -> SessionState:
         name=session.name,
         state=session.state,
         age_s=round(now - session.created, 3),
-        idle_s=0.0 if session.state == "busy" else round(now - session.last_used, 3),
+        idle_s=0.0 if session.state == "busy" else round(now - session.family.last_used, 3),
         memory_mb=round(usage.memory_bytes / MIB, 1) if usage else 0.0,
         python=kernel.environment.version if kernel is not None else "",
         cells=len(session.cells),
@@ -434,7 +435,7 @@ async def _info(services: ToolContext, session: Session, progress: ProgressCallb
             cell_timeout_s=session.timeout_s,
             max_cell_timeout_s=settings.max_timeout_s,
             output_chars=settings.max_output,
-            max_sessions=services.manager.most_sessions(session.owner),
+            max_sessions=services.manager.quota.most_sessions(session.owner),
             idle_timeout_s=settings.idle_timeout_s,
         ),
         workspace=services.sandbox.guest_paths(request.workspace, request.workspace).workspace,
@@ -447,9 +448,9 @@ async def _info(services: ToolContext, session: Session, progress: ProgressCallb
 
 def _saving(session: Session) -> str:
     """Return what `info` adds on the persistence of one session; empty when all is well."""
-    if session.trouble:
-        return f"; not saved now: {session.trouble}"
-    if every := session.saved_every_s:
+    if session.persistence.trouble:
+        return f"; not saved now: {session.persistence.trouble}"
+    if every := session.persistence.saved_every_s:
         return f"; for its size, this one every {duration(every)} at most while cells run"
     return ""
 

@@ -22,7 +22,6 @@ import anyio
 
 from kernel_mcp.config.settings import Limits, Settings
 from kernel_mcp.environments.uv import ProgressCallback
-from kernel_mcp.files.workspace import Workspace
 from kernel_mcp.kernels.factory import KernelRequest
 from kernel_mcp.kernels.kernel import Kernel
 from kernel_mcp.launch.base import ConnectionInfo, KernelEnvironment, OnRecord
@@ -31,10 +30,10 @@ from kernel_mcp.limits.kernel import KernelLimits
 from kernel_mcp.limits.manager import ResourceManager
 from kernel_mcp.linux.proc import ExitStatus, Usage
 from kernel_mcp.policy import Policy
-from kernel_mcp.sessions.audit import Audit
 from kernel_mcp.sessions.cell import Cell
-from kernel_mcp.sessions.manager import Caller, SessionManager
-from kernel_mcp.sessions.session import Session
+from kernel_mcp.sessions.directory import Caller
+from kernel_mcp.sessions.manager import SessionManager
+from kernel_mcp.sessions.session import Session, SharedContext
 from kernel_mcp.sessions.storage import SessionFolders
 from kernel_mcp.units import MIB
 
@@ -176,12 +175,10 @@ async def court() -> AsyncIterator[Court]:
         base = Path(folder)
         source = HostileSource(base)
         manager = SessionManager(
-            settings=Settings(grace_s=GRACE_S),
-            source=source,
-            folders=SessionFolders(base / "w", base / "r", base / "l", keep=False),
-            workspace=Workspace,
-            clock=time.monotonic,
-            audit=Audit(),
+            Settings(grace_s=GRACE_S),
+            source,
+            SessionFolders(base / "w", base / "r", base / "l", keep=False),
+            SharedContext(),
         )
         async with manager.running():
             yield Court(manager, source)

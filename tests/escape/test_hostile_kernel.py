@@ -9,6 +9,7 @@ import pytest
 from kernel_mcp.errors import LaunchError
 from kernel_mcp.kernels.run import UNSURE
 from kernel_mcp.sessions.cell import CellOutcome, Status
+from kernel_mcp.sessions.introspection import variables_of
 from tests.escape.hostile_host import court, memory_growth, round_trips, text_of
 from tests.integration.agent import agent
 from tests.sampled import sampled
@@ -147,7 +148,7 @@ async def test_a_cell_that_the_kernel_drops_is_not_told_to_have_run() -> None:
 async def test_a_flood_of_answers_nobody_asked_for_changes_nothing() -> None:
     async with court() as bench:
         session = await bench.session("flood_control")
-        await session.variables()
+        await variables_of(session)
         honest = await bench.session("honest")
         with memory_growth() as grown:
             async with round_trips(bench, honest) as taken:
@@ -199,7 +200,7 @@ async def test_what_a_kernel_says_about_its_variables_is_not_believed() -> None:
     async with court() as bench:
         session = await bench.session("lie_about_variables")
         for _ in range(4):
-            found = await session.variables()
+            found = await variables_of(session)
             assert isinstance(found["omitted"], int)
             assert len(found["variables"]) <= 500
             for item in found["variables"]:

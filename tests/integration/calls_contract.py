@@ -17,7 +17,7 @@ import pytest
 from kernel_mcp.config.quotas import Quotas
 from kernel_mcp.errors import InputError, SessionNotFound
 from kernel_mcp.identity import Principal
-from kernel_mcp.sessions.manager import Caller
+from kernel_mcp.sessions.directory import Caller
 from kernel_mcp.sessions.notifications import PendingReceipt, ResponseContext
 from kernel_mcp.tools.calls import Call, SessionCalls
 from tests.integration.agent import Answer

@@ -22,7 +22,7 @@ from kernel_mcp.fleet.signed import Signed
 from kernel_mcp.fleet.storage import FolderStorage
 from kernel_mcp.sandbox.select import proven_sandbox
 from kernel_mcp.server import AppContext, app_context
-from kernel_mcp.sessions.manager import Caller
+from kernel_mcp.sessions.directory import Caller
 from kernel_mcp.tools.local import LocalCalls
 from tests.integration.agent import Answer
 from tests.integration.calls_contract import Person

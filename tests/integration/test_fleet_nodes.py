@@ -82,7 +82,7 @@ async def test_a_node_that_was_overtaken_saves_nothing_and_its_session_ends(node
         reply = await one.ask(ada.caller, "execute", code="x = 2", session=handle)
         if reply != {"moved": "two"}:  # a save in the background has not noticed it before
             with pytest.raises(Overtaken):
-                await session.save()
+                await session.persistence.save()
         with anyio.fail_after(60):
             await session.ended.wait()
         assert await two.run(ada, "x", session=handle) == "1"

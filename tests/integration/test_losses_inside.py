@@ -69,7 +69,7 @@ async def failed(session: Session, patch: pytest.MonkeyPatch) -> None:
     async def fail() -> NoReturn:
         raise RuntimeError("tested")
 
-    patch.setattr(session, "_run_next", fail)
+    patch.setattr(session.scheduler, "_run_next", fail)
     session.submit("1", 0.0)
     await session.ended.wait()
 
@@ -129,7 +129,7 @@ async def test_a_close_whose_answer_nobody_has_read_is_told_again() -> None:
         await notebook.call("close_session", session=session.handle)
         answer = await notebook.call("execute", code="x", session=session.handle)
         assert "never yours" in answer.text
-        manager.end_revoked(session.handle)
+        manager.tombstones.mark_undelivered(session.handle)
         answer = await notebook.call("execute", code="x", session=session.handle)
         assert lost(answer) == ["x"]
         assert "was closed: its variables" in answer.text

@@ -15,7 +15,6 @@ from kernel_mcp.environments.build import Terms
 from kernel_mcp.environments.metadata import EnvironmentSpec, note_file
 from kernel_mcp.environments.uv import ProgressCallback
 from kernel_mcp.errors import EnvironmentBuildError, LaunchError
-from kernel_mcp.files.workspace import Workspace
 from kernel_mcp.kernels.factory import KernelRequest
 from kernel_mcp.kernels.kernel import Kernel, PendingReply
 from kernel_mcp.kernels.known_names import KnownNames
@@ -29,11 +28,13 @@ from kernel_mcp.output.items import Failure, Stream
 from kernel_mcp.policy import Policy
 from kernel_mcp.sessions.capacity import Bound, Capacity
 from kernel_mcp.sessions.cell import Cell
-from kernel_mcp.sessions.manager import Caller, SessionManager
+from kernel_mcp.sessions.directory import Caller
+from kernel_mcp.sessions.manager import SessionManager
 from kernel_mcp.sessions.notifications import ResponseContext
 from kernel_mcp.sessions.persistence import Persistence
 from kernel_mcp.sessions.principals import Others
-from kernel_mcp.sessions.session import Preparation, Session
+from kernel_mcp.sessions.scheduler import Preparation
+from kernel_mcp.sessions.session import Session, SharedContext
 from kernel_mcp.sessions.storage import SessionFolders
 
 IN_CELL = "Cell In[1], line 1"
@@ -57,7 +58,8 @@ class FakeKernel:
         self.rests = 0
         self.handle = self
         self.sandbox_group = None
-        self.pid = 1
+        self.pid = 2**22
+        """Above the highest pid of Linux: threads of a real process would count as its own."""
         self.egress = NetworkAccess(Network())
         self.names = KnownNames()
         self.limits = KernelLimits(
@@ -374,23 +376,21 @@ def new_manager(
     capacity: Capacity | None = None,
     keep: bool = False,
     by_principal: bool = False,
-    preparation: Preparation | None = None,
+    preparation: Preparation[Session] | None = None,
     persistence: Persistence | None = None,
     others: Others | None = None,
     **settings: Any,
 ) -> SessionManager:
     """A manager of sessions with fake kernels."""
     return SessionManager(
-        settings=Settings(**settings),
-        source=source,
-        folders=SessionFolders(
+        Settings(**settings),
+        source,
+        SessionFolders(
             folder / "w", folder / "r", folder / "p", keep=keep, by_principal=by_principal
         ),
-        workspace=Workspace,
-        clock=clock,
-        capacity=capacity,
-        preparation=preparation,
-        persistence=persistence,
+        SharedContext(capacity=capacity or Capacity(), clock=clock),
+        preparation,
+        persistence,
         others=others,
     )
 

@@ -14,7 +14,7 @@ from mcp_types import CallToolResult, TextContent
 
 from kernel_mcp.errors import InputError, SessionNotFound
 from kernel_mcp.fleet.front import PATIENCE_S, FleetCalls
-from kernel_mcp.sessions.manager import Caller
+from kernel_mcp.sessions.directory import Caller
 from kernel_mcp.sessions.notifications import PendingReceipt, ResponseContext
 from kernel_mcp.tools.calls import Call
 from tests.unit.fleet.fake_ray import Actor, FakeNode, FakeRay, FakeRegistry, answered

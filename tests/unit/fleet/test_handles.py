@@ -8,7 +8,7 @@ import pytest
 
 from kernel_mcp.errors import ConfigError
 from kernel_mcp.fleet.handles import check_node, new_handle, node_of, session_named
-from kernel_mcp.sessions.manager import HANDLE
+from kernel_mcp.sessions.directory import HANDLE
 
 
 def test_a_handle_names_its_node_and_is_one_for_every_server() -> None:

@@ -11,7 +11,7 @@ from kernel_mcp.errors import InputError, KernelMcpError, SessionNotFound, Works
 from kernel_mcp.fleet.messages import caller_of, caller_row, error_of, error_row
 from kernel_mcp.fleet.session_table import SavedPart, SessionRow
 from kernel_mcp.identity import Principal
-from kernel_mcp.sessions.manager import Caller
+from kernel_mcp.sessions.directory import Caller
 from kernel_mcp.sessions.notifications import ResponseContext
 
 

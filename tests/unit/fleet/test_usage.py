@@ -21,7 +21,8 @@ from kernel_mcp.fleet.members import MARGIN_S, RENEW_S, Member
 from kernel_mcp.fleet.registry import Registry
 from kernel_mcp.fleet.usage import FleetUsage, rows_of
 from kernel_mcp.identity import Principal
-from kernel_mcp.sessions.manager import Caller, SessionManager
+from kernel_mcp.sessions.directory import Caller
+from kernel_mcp.sessions.manager import SessionManager
 from kernel_mcp.sessions.principals import Overseer, Principals, Use
 from kernel_mcp.sessions.session import Session
 from tests.unit.fake_kernels import FakeClock, FakeSource, new_manager
@@ -51,17 +52,17 @@ class Node:
     async def idle_s(self, principal: str, kind: str) -> float | None:
         if self.lost:
             raise RayError("lost")
-        await self.registry.use(self.name, rows_of(self.manager.uses()))
+        await self.registry.use(self.name, rows_of(self.manager.quota.uses()))
         return self.manager.quota.idle_s(principal, kind)
 
     async def give_up(self, principal: str, kind: str) -> bool:
         done = await self.manager.quota.give_up(principal, kind)
-        await self.registry.use(self.name, rows_of(self.manager.uses()))
+        await self.registry.use(self.name, rows_of(self.manager.quota.uses()))
         return done
 
     async def renew(self) -> None:
         member = Member(self.name, f"life of {self.name}")
-        held, uses = await self.registry.renew(member.row(), rows_of(self.manager.uses()))
+        held, uses = await self.registry.renew(member.row(), rows_of(self.manager.quota.uses()))
         assert held
         self.others.update(uses)
 
@@ -245,7 +246,7 @@ async def test_a_session_that_is_about_to_be_there_counts_with_a_renewal(
         assert awake(other) == 1
         await other.opened()
         await other.renew()
-        assert one.manager.uses() == {}
+        assert one.manager.quota.uses() == {}
 
 
 class Overseen:

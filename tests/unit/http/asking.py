@@ -6,6 +6,7 @@ import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
@@ -20,7 +21,8 @@ from kernel_mcp.host_folders.exposed import ExposedMount
 from kernel_mcp.http.files import routes
 from kernel_mcp.identity import Principal
 from kernel_mcp.output.text import Masks
-from kernel_mcp.sessions.manager import Caller, SessionManager
+from kernel_mcp.sessions.directory import Caller
+from kernel_mcp.sessions.manager import SessionManager
 from kernel_mcp.sessions.session import Session
 from tests.unit.fake_kernels import FakeClock, FakeSource, new_manager
 
@@ -154,9 +156,11 @@ async def asking(
     """A client of the routes for files, of sessions with fake kernels and real folders."""
     manager = new_manager(folder, FakeSource(), FakeClock(), quotas=quotas or Quotas())
     masks = Masks(hidden)
-    manager._workspace = lambda root: Workspace(
-        root, disk_bytes=disk_bytes, opener=opener, masked=masks.pieces, mounts=mounts
+    workspace = partial(
+        Workspace, disk_bytes=disk_bytes, opener=opener, masked=masks.pieces, mounts=mounts
     )
+    factory = manager._factory
+    factory._folders = replace(factory._folders, workspace=workspace)
 
     def caller_of(request: Request) -> Caller:
         name = request.headers["x-who"]

@@ -24,7 +24,7 @@ from kernel_mcp.host_folders.exposed import ExposedMount
 from kernel_mcp.http.files import links_of
 from kernel_mcp.http.transfers import PIECE_BYTES, Transfers
 from kernel_mcp.linux.safe_tree import Opener, by_walking, with_openat2
-from kernel_mcp.sessions.manager import Caller
+from kernel_mcp.sessions.directory import Caller
 from tests.unit.http.asking import GONE, SILENT, asking
 
 pytestmark = pytest.mark.anyio

@@ -10,7 +10,7 @@ from pathlib import Path
 import anyio
 
 from kernel_mcp.sessions.cell import Cell
-from kernel_mcp.sessions.manager import Caller
+from kernel_mcp.sessions.directory import Caller
 from kernel_mcp.sessions.session import Session
 from tests.unit.fake_kernels import FakeClock, FakeSource, deliver, new_manager
 

@@ -15,7 +15,7 @@ import pytest
 
 from kernel_mcp.sessions import admin
 from kernel_mcp.sessions.admin import KEY, SOCKET, ask_all, serving_admin, summary_of
-from kernel_mcp.sessions.manager import Caller
+from kernel_mcp.sessions.directory import Caller
 from tests.unit.fake_kernels import FakeClock, FakeSource, new_manager
 
 pytestmark = [pytest.mark.anyio]

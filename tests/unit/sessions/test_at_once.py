@@ -17,7 +17,7 @@ from kernel_mcp.errors import KernelMcpError
 from kernel_mcp.kernels.factory import KernelRequest
 from kernel_mcp.kernels.kernel import Kernel
 from kernel_mcp.sessions import branches
-from kernel_mcp.sessions.branches import BranchOrigin
+from kernel_mcp.sessions.family import BranchOrigin
 from kernel_mcp.sessions.hibernation import MAKE_ROOM
 from kernel_mcp.sessions.manager import SessionManager
 from kernel_mcp.sessions.reaper import Reaper
@@ -56,7 +56,7 @@ async def test_two_hibernations_at_once_lose_nothing(
         only.source.dump = "hang"
         with slow_tidying(monkeypatch) as disk:
             async with anyio.create_task_group() as tasks:
-                tasks.start_soon(session.save)
+                tasks.start_soon(session.persistence.save)
                 await only.source.dumping.wait()
                 session.lifecycle.cancel_hibernation()  # which leaves the save with its tidying
                 only.source.dump = ""
@@ -67,8 +67,8 @@ async def test_two_hibernations_at_once_lose_nothing(
                 assert session.state == "idle"
                 disk.set()
         assert session.state == "hibernated"
-        assert session.hibernated is not None
-        assert session.hibernated.back == ["x"]
+        assert session.kernel_state.hibernated is not None
+        assert session.kernel_state.hibernated.back == ["x"]
         cell = await only.run("y = 1")
         assert only.variables == {"x": "41", "y": "1"}
         assert cell.meta("s", omitted=0, outputs=[])["lost"] == []
@@ -77,7 +77,7 @@ async def test_two_hibernations_at_once_lose_nothing(
 async def test_a_session_that_sleeps_is_not_hibernated_again(tmp_path: Path) -> None:
     async with notebook(tmp_path) as nb:
         await nb.run("x = 41")
-        await nb.session._save_lock.acquire()
+        await nb.session.persistence._lock.acquire()
         done: list[bool] = []
 
         async def hibernate(purpose: str) -> None:
@@ -87,7 +87,7 @@ async def test_a_session_that_sleeps_is_not_hibernated_again(tmp_path: Path) -> 
             for purpose in ("", MAKE_ROOM, ""):
                 tasks.start_soon(hibernate, purpose)
             await anyio.wait_all_tasks_blocked()
-            nb.session._save_lock.release()
+            nb.session.persistence._lock.release()
         assert sorted(done) == [False, False, True]
         await nb.run("y = 1")
         assert nb.source.kernels[-1].variables == {"x": "41", "y": "1"}
@@ -112,7 +112,7 @@ async def test_a_hibernation_that_waits_gives_way_to_who_uses_the_session(
 ) -> None:
     async with notebook(tmp_path) as nb:
         await nb.run("x = 41")
-        await nb.session._save_lock.acquire()
+        await nb.session.persistence._lock.acquire()
         done: list[bool] = []
 
         async def hibernate() -> None:
@@ -123,7 +123,7 @@ async def test_a_hibernation_that_waits_gives_way_to_who_uses_the_session(
             await anyio.wait_all_tasks_blocked()
             tasks.start_soon(use, nb.session)
             await anyio.wait_all_tasks_blocked()
-            nb.session._save_lock.release()
+            nb.session.persistence._lock.release()
         assert done == [False]
         assert nb.session.lifecycle.awake
         assert nb.session.state in ("idle", "new")
@@ -155,17 +155,17 @@ async def test_a_save_that_has_waited_is_of_the_kernel_of_now(tmp_path: Path) ->
     async with server(tmp_path) as only:
         await only.run("a = 1")
         session = only.manager.sessions[0]
-        await session._save_lock.acquire()
+        await session.persistence._lock.acquire()
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(session.save)
+            tasks.start_soon(session.persistence.save)
             await anyio.wait_all_tasks_blocked()
             session.kernel_state.lose("It was lost", session.kernel_state.lost_state("a test"))
             await session.lifecycle.forget(None)
             await only.run("b = 2", session)
-            session._save_lock.release()
-        assert session.persisted is not None
-        assert session.persisted.entry.saved is not None
-        assert session.persisted.entry.saved.names == ["b"]
+            session.persistence._lock.release()
+        assert session.persistence.entry is not None
+        assert session.persistence.entry.saved is not None
+        assert session.persistence.entry.saved.names == ["b"]
 
 
 async def test_a_session_that_wakes_is_not_dropped_as_surplus(tmp_path: Path) -> None:
@@ -205,7 +205,7 @@ async def test_a_sleeping_branch_of_an_awake_session_takes_no_room(tmp_path: Pat
         other.submit("wait", 0.0)
         await anyio.wait_all_tasks_blocked()
         assert not await branch.hibernate(MAKE_ROOM)  # its family is in use
-        await root.interrupt()
+        await root.scheduler.interrupt()
         assert await branch.hibernate(MAKE_ROOM)
         await run(branch, "y = 1")
         assert source.kernels[-1].variables == {"x": "1", "y": "1"}
@@ -221,7 +221,7 @@ async def test_a_sleeping_branch_of_an_awake_session_can_be_adopted(tmp_path: Pa
         other.submit("wait", 0.0)
         await anyio.wait_all_tasks_blocked()
         assert await branch.hibernate(MAKE_ROOM)
-        adopted, _ = await manager.adopt(branch)
+        adopted, _ = await manager.branches.adopt(branch)
         assert adopted is root
         await run(root, "y = 1")
         assert source.kernels[-1].variables == {"x": "1", "y": "1"}
@@ -250,7 +250,7 @@ async def test_a_session_that_was_closed_meanwhile_adopts_nothing(tmp_path: Path
     manager = new_manager(tmp_path, source, clock, max_sessions=2)
     async with manager.running():
         root, branch = await _family(manager, clock)
-        failure = await _fails_after_a_close(root, lambda: manager.adopt(branch))
+        failure = await _fails_after_a_close(root, lambda: manager.branches.adopt(branch))
         assert "closed meanwhile" in failure
         await run(branch, "y = 1")
         assert source.kernels[-1].variables == {"x": "1", "y": "1"}
@@ -287,8 +287,8 @@ async def test_a_new_session_waits_for_one_that_the_idle_timer_puts_to_sleep(
             await anyio.wait_all_tasks_blocked()
             go_on.set()
         assert states(manager.sessions) == ["hibernated", "new"]
-        assert only.hibernated is not None
-        assert only.hibernated.back == ["x"]
+        assert only.kernel_state.hibernated is not None
+        assert only.kernel_state.hibernated.back == ["x"]
 
 
 async def test_a_new_session_waits_for_one_that_saves_itself(tmp_path: Path) -> None:

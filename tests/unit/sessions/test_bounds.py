@@ -15,7 +15,7 @@ from kernel_mcp.output.items import Stream
 from kernel_mcp.sessions import bounds
 from kernel_mcp.sessions.bounds import OwnMemory, ServerBounds, relieve, size_of
 from kernel_mcp.sessions.cell import CellOutcome, Status
-from kernel_mcp.sessions.manager import Caller
+from kernel_mcp.sessions.directory import Caller
 from kernel_mcp.sessions.notifications import NotificationQueue
 from kernel_mcp.sessions.runner import CellQueue
 from kernel_mcp.units import KIB, MIB

@@ -24,7 +24,8 @@ from kernel_mcp.policy.worker import MOST_BYTES, MOST_CPU_S
 from kernel_mcp.sessions import checking
 from kernel_mcp.sessions.cell import Status
 from kernel_mcp.sessions.checking import LONG_CODE_CHARS, MOST_PROCESSES, Checks
-from kernel_mcp.sessions.manager import Caller, SessionManager
+from kernel_mcp.sessions.directory import Caller
+from kernel_mcp.sessions.manager import SessionManager
 from tests.integration.processes import children
 from tests.unit.fake_kernels import FakeClock, FakeKernel, FakeSource, new_manager
 
@@ -259,7 +260,7 @@ async def test_a_cell_is_stopped_while_it_is_checked(
         cell, after = session.submit(LONG_CELL, 0.0), session.submit("a = 1", 0.0)
         while children(os.getpid()) == before:
             await anyio.lowlevel.checkpoint()
-        assert await session.interrupt() is cell
+        assert await session.scheduler.interrupt() is cell
         assert cell.outcome is not None
         assert cell.status is Status.INTERRUPTED
         assert "being checked" in (cell.outcome.cause or "")

@@ -344,7 +344,7 @@ async def test_a_save_of_another_version_stays_as_it_is(
         assert second.variables == {"d": "4"}
         assert (sorted(lost), kept) == (["a", "b"], False)
         assert f"its format is {known!r}" in text
-        assert second.manager.sessions[0].persisted is None
+        assert second.manager.sessions[0].persistence.entry is None
     assert {path: path.read_bytes() for path in entry.rglob("*") if path.is_file()} == before
     await _as_format(entry, FORMAT, seal=True)
     third, _ = await comes_back(tmp_path)

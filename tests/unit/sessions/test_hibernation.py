@@ -167,8 +167,8 @@ async def test_changes_and_files_that_end_with_the_kernel_are_told(tmp_path: Pat
         await nb.run("a = 1")
         nb.source.changed, nb.source.files = {"a": "a copy now"}, ["/tmp/table.csv"]
         assert await nb.hibernate()
-        assert nb.session.hibernated is not None
-        assert list(nb.session.hibernated.gone) == ["/tmp/table.csv"]
+        assert nb.session.kernel_state.hibernated is not None
+        assert list(nb.session.kernel_state.hibernated.gone) == ["/tmp/table.csv"]
         (notice,) = (await nb.run("b = 1")).notices
         assert "Not as before: a (a copy now)." in notice
         assert "Files that ended with the kernel" in notice
@@ -195,7 +195,7 @@ async def test_a_busy_session_is_not_hibernated(tmp_path: Path) -> None:
         nb.session.submit("wait", 0.0)
         await anyio.wait_all_tasks_blocked()
         assert not await nb.hibernate()
-        await nb.session.interrupt()
+        await nb.session.scheduler.interrupt()
         assert nb.session.state == "idle"
 
 

@@ -14,6 +14,7 @@ from kernel_mcp.sessions.hibernation import (
     nothing_restored,
     restored,
 )
+from kernel_mcp.sessions.introspection import variables_of
 from kernel_mcp.sessions.words import duration
 from tests.unit.sessions.notebook import notebook
 
@@ -97,10 +98,10 @@ async def test_the_variables_of_a_sleeping_session_can_be_listed(tmp_path: Path)
         await nb.run("a = 1")
         await nb.run("bad = 1")
         await nb.hibernate(MAKE_ROOM)
-        found = await nb.session.variables()
+        found = await variables_of(nb.session)
         assert [item["name"] for item in found["variables"]] == ["a"]
-        assert nb.session.hibernated is not None
-        assert "bad (ValueError" in nb.session.hibernated.remark()
+        assert nb.session.kernel_state.hibernated is not None
+        assert "bad (ValueError" in nb.session.kernel_state.hibernated.remark()
         assert nb.session.state == "hibernated"
 
 
@@ -156,8 +157,8 @@ async def test_a_dump_that_comes_in_drops_is_not_waited_for(tmp_path: Path) -> N
         await nb.run("a = 1")
         nb.source.dump = "drip"
         assert await nb.hibernate(MAKE_ROOM)
-        assert nb.session.hibernated is not None
-        assert "something else than it had announced" in nb.session.hibernated.failure
+        assert nb.session.kernel_state.hibernated is not None
+        assert "something else than it had announced" in nb.session.kernel_state.hibernated.failure
         assert nb.source.living == 0
 
 
@@ -168,8 +169,8 @@ async def test_a_dump_that_takes_too_long_is_given_up(
     async with notebook(tmp_path) as nb:
         await nb.run("a = 1")
         assert await nb.hibernate(MAKE_ROOM)
-        assert nb.session.hibernated is not None
-        assert "did not hand them over" in nb.session.hibernated.failure
+        assert nb.session.kernel_state.hibernated is not None
+        assert "did not hand them over" in nb.session.kernel_state.hibernated.failure
         assert nb.source.living == 0
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,8 @@ from kernel_mcp.launch.base import KernelEnvironment
 from kernel_mcp.output.text import Masks
 from kernel_mcp.sessions import manifest
 from kernel_mcp.sessions.cell import Cell, Status
-from kernel_mcp.sessions.manager import Caller, SessionManager
+from kernel_mcp.sessions.directory import Caller
+from kernel_mcp.sessions.manager import SessionManager
 from kernel_mcp.sessions.persistence import Persistence
 from kernel_mcp.sessions.session import Session
 from kernel_mcp.sessions.store import SaveFolder
@@ -46,7 +47,7 @@ class Server:
     async def save(self) -> None:
         for session in self.manager.sessions:
             with anyio.fail_after(30):
-                while await session.save() is None:
+                while await session.persistence.save() is None:
                     await anyio.lowlevel.checkpoint()
 
     @property
@@ -68,7 +69,7 @@ async def server(
         yield Server(manager, source, kept)
         if not orderly:
             for session in manager.sessions:
-                manager._saver.forget(session)
+                manager._saver.forget(session.persistence)
 
 
 async def test_variables_and_cells_are_there_for_the_next_server(tmp_path: Path) -> None:
@@ -90,10 +91,10 @@ async def test_cells_since_the_last_save_are_named_and_their_code_is_kept(tmp_pa
         await first.save()
         session = first.manager.sessions[0]
         await first.run("b = 2")
-        assert session.persisted is not None
-        trace = session.persisted.entry.journal_path.read_bytes()
-        manifest = (session.persisted.entry.folder / "manifest.json").read_bytes()
-        folder = session.persisted.entry.folder
+        assert session.persistence.entry is not None
+        trace = session.persistence.entry.journal_path.read_bytes()
+        manifest = (session.persistence.entry.folder / "manifest.json").read_bytes()
+        folder = session.persistence.entry.folder
     (folder / "manifest.json").write_bytes(manifest)  # as a killed server leaves both
     (folder / "cells.now").write_bytes(trace)
     async with server(tmp_path) as second:
@@ -115,7 +116,7 @@ async def test_a_reset_is_for_good_even_while_a_save_goes_on(tmp_path: Path) -> 
         session = first.manager.sessions[0]
         async with anyio.create_task_group() as tasks:
             await first.run("b = 2")
-            tasks.start_soon(session.save)
+            tasks.start_soon(session.persistence.save)
             await anyio.lowlevel.checkpoint()
             await session.reset(packages=False, files=False)
     async with server(tmp_path) as second:
@@ -129,7 +130,7 @@ async def test_a_closed_session_is_gone_even_while_a_save_goes_on(tmp_path: Path
         await first.run("a = 1")
         session = first.manager.sessions[0]
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(session.save)
+            tasks.start_soon(session.persistence.save)
             await anyio.lowlevel.checkpoint()
             await first.manager.close(session)
     async with server(tmp_path) as second:
@@ -169,15 +170,15 @@ async def test_the_work_of_an_adopted_branch_is_saved_or_told_to_be_lost(tmp_pat
         await first.run("a = 1")
         await first.save()
         session = first.manager.sessions[0]
-        assert not session.changed
-        await session.note_adoption()
-        assert session.changed
-        assert session._last_save() is None
+        assert not session.persistence.changed
+        await session.persistence.note_adoption()
+        assert session.persistence.changed
+        assert session.persistence.last_save() is None
     async with server(tmp_path) as second:
         cell = await second.run("b = 2")
         assert "A branch was adopted after that was saved" in " ".join(cell.notices)
         assert not cell.meta("s", omitted=0, outputs=[])["state_kept"]
-        await second.manager.sessions[0].note_adoption()
+        await second.manager.sessions[0].persistence.note_adoption()
         await second.save()
     async with server(tmp_path) as third:
         cell = await third.run("c = 3")
@@ -191,13 +192,14 @@ async def test_what_cannot_be_used_stays_as_it_is(tmp_path: Path) -> None:
     async with server(tmp_path) as first:
         session = await first.manager.create(ME, name="named")
         await first.run("a = 1", session)
-        assert session.persisted is not None
-        session.persisted._base = _asking_for_packages(session.persisted._base)
-        await session.persisted.save_cells()
+        save = session.persistence._save
+        assert save is not None
+        save._base = _asking_for_packages(save._base)
+        await save.save_cells()
     async with server(tmp_path) as second:
         second.persistence._permits = refuse
         session = await second.manager.create(ME, name="named")
-        assert session.persisted is None
+        assert session.persistence.entry is None
         cell = await second.run("b = 2", session)
         assert "not permitted" in cell.notices[0]
         assert second.variables == {"b": "2"}
@@ -227,7 +229,8 @@ async def test_a_kernel_that_dies_goes_back_to_the_last_save(tmp_path: Path) -> 
 async def test_hidden_values_are_in_no_record_of_cells_and_no_preview(tmp_path: Path) -> None:
     value = "hunter2-hunter2"
     async with server(tmp_path, orderly=False) as first:
-        first.manager._masks = Masks([("TOKEN", value)])
+        factory = first.manager._factory
+        factory._context = replace(factory._context, masks=Masks([("TOKEN", value)]))
         await first.run(f"a = {value}")
         first.source.unpicklable["bad"] = f"ValueError: {value}"
         await first.run("bad = 1")
@@ -245,7 +248,7 @@ async def test_hibernated_sessions_outlive_the_server_too(tmp_path: Path) -> Non
         await first.run("a = 1")
         session = first.manager.sessions[0]
         assert await session.hibernate("for a test")
-        assert not session.changed
+        assert not session.persistence.changed
     async with server(tmp_path) as second:
         await second.run("b = 2")
         assert second.variables == {"a": "1", "b": "2"}
@@ -300,16 +303,16 @@ async def test_a_kernel_that_saves_itself_gives_way_to_a_cell_and_spares_its_pro
         only.source.dump = "hang"
         session = only.manager.sessions[0]
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(session.save)
+            tasks.start_soon(session.persistence.save)
             with anyio.fail_after(30):
                 await only.source.dumping.wait()
             only.source.dump = ""
             await only.run("c = 3")
         assert only.source.interrupts == [True]
-        assert session.changed
-        assert session.persisted is not None
-        assert session.persisted.entry.saved is not None
-        assert session.persisted.entry.saved.cell == 1
+        assert session.persistence.changed
+        assert session.persistence.entry is not None
+        assert session.persistence.entry.saved is not None
+        assert session.persistence.entry.saved.cell == 1
 
 
 async def test_an_urgent_save_waits_for_a_cell_and_no_cell_that_waits_ends_it(
@@ -323,11 +326,11 @@ async def test_an_urgent_save_waits_for_a_cell_and_no_cell_that_waits_ends_it(
         written: list[object] = []
 
         async def save() -> None:
-            written.append(await session.save(urgent=True))
+            written.append(await session.persistence.save(urgent=True))
 
         async with anyio.create_task_group() as tasks:
             await anyio.wait_all_tasks_blocked()
-            assert await session.save() is None
+            assert await session.persistence.save() is None
             tasks.start_soon(save)
             await anyio.wait_all_tasks_blocked()
             assert not only.source.dumping.is_set()
@@ -345,9 +348,9 @@ async def test_an_urgent_save_waits_for_a_cell_and_no_cell_that_waits_ends_it(
             with anyio.fail_after(30):
                 await next_one.finished.wait()
         assert written[0] is not None
-        assert session.persisted is not None
-        assert session.persisted.entry.saved is not None
-        assert session.persisted.entry.saved.names == ["a"]
+        assert session.persistence.entry is not None
+        assert session.persistence.entry.saved is not None
+        assert session.persistence.entry.saved.names == ["a"]
 
 
 async def test_the_last_save_waits_for_none_that_waits_for_a_cell(tmp_path: Path) -> None:
@@ -357,11 +360,11 @@ async def test_the_last_save_waits_for_none_that_waits_for_a_cell(tmp_path: Path
         session.submit("wait", 0.0)
         async with anyio.create_task_group() as tasks:
             await anyio.wait_all_tasks_blocked()
-            tasks.start_soon(lambda: session.save(urgent=True))
+            tasks.start_soon(lambda: session.persistence.save(urgent=True))
             await anyio.wait_all_tasks_blocked()
-            assert await session.save(most_bytes=9) is None
+            assert await session.persistence.save(most_bytes=9) is None
             await anyio.wait_all_tasks_blocked()
-            assert not session._save_lock.locked()
+            assert not session.persistence._lock.locked()
             only.source.kernels[-1].interrupt()
 
 
@@ -373,7 +376,7 @@ async def _killed_after_an_undo(folder: Path) -> None:
         session = first.manager.sessions[0]
         session.kernel_state.worked.remove(2)  # as `undo` does
         session._note_rollback()
-        await session.mark_save_undone()
+        await session.persistence.mark_undone()
 
 
 async def test_what_was_undone_does_not_come_back_by_itself(tmp_path: Path) -> None:
@@ -385,7 +388,7 @@ async def test_what_was_undone_does_not_come_back_by_itself(tmp_path: Path) -> N
         session = await second.manager.create(ME, name="default", resume=True)
         await second.run("d = 4", session)
         assert second.variables == {"a": "1", "b": "2", "d": "4"}
-        assert await session.save()
+        assert await session.persistence.save()
     async with server(tmp_path) as third:
         await third.run("e = 5")
         assert third.variables == {"a": "1", "b": "2", "d": "4", "e": "5"}
@@ -397,12 +400,12 @@ async def test_a_session_that_went_back_is_saved_at_once(tmp_path: Path) -> None
         await first.run("b = 2")
         await first.save()
         session = first.manager.sessions[0]
-        assert first.manager._saver.due()[session.handle] > session.last_used
+        assert first.manager._saver.due()[session.handle] > session.family.last_used
         session.kernel_state.worked.remove(2)
         first.source.kernels[-1].variables.pop("b")
         session._note_rollback()
-        await session.mark_save_undone()
-        assert first.manager._saver.due()[session.handle] <= session.last_used
+        await session.persistence.mark_undone()
+        assert first.manager._saver.due()[session.handle] <= session.family.last_used
         await first.save()
     async with server(tmp_path) as second:
         await second.run("c = 3")
@@ -416,7 +419,7 @@ async def test_whoever_asks_second_waits_until_it_is_noted_that_a_session_went_b
         await first.run("a = 1")
         await first.save()
         session = first.manager.sessions[0]
-        assert session.persisted is not None
+        assert session.persistence.entry is not None
         begun, go_on, told = anyio.Event(), anyio.Event(), []
 
         async def disown() -> bool:
@@ -426,13 +429,13 @@ async def test_whoever_asks_second_waits_until_it_is_noted_that_a_session_went_b
             return False
 
         async def second() -> None:
-            await session.mark_save_undone()
+            await session.persistence.mark_undone()
             told.append("answered")
 
-        monkeypatch.setattr(session.persisted, "mark_undone", disown)
+        monkeypatch.setattr(session.persistence._save, "mark_undone", disown)
         session._note_rollback()
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(session.mark_save_undone)
+            tasks.start_soon(session.persistence.mark_undone)
             await begun.wait()
             tasks.start_soon(second)
             await anyio.wait_all_tasks_blocked()
@@ -450,11 +453,11 @@ async def test_a_session_that_cannot_be_saved_anew_sleeps_as_of_the_save_before(
         first.source.size = 2**60  # which the server refuses
         session = first.manager.sessions[0]
         assert await session.hibernate("for a test")
-        assert session.hibernated is not None
-        assert session.hibernated.back == ["a"]
-        assert session.persisted is not None
-        folder = session.persisted.entry.folder
-        trace = session.persisted.entry.journal_path.read_bytes()
+        assert session.kernel_state.hibernated is not None
+        assert session.kernel_state.hibernated.back == ["a"]
+        assert session.persistence.entry is not None
+        folder = session.persistence.entry.folder
+        trace = session.persistence.entry.journal_path.read_bytes()
         manifest = (folder / "manifest.json").read_bytes()
         cell = await first.run("c = 3")
         assert first.variables == {"a": "1", "c": "3"}
@@ -479,16 +482,16 @@ async def test_a_kernel_that_has_no_time_to_save_itself_leaves_what_was_saved_be
         only.source.unpicklable["b"] = "took longer than 0.5 s"
         await only.run("c = 3")
         session = only.manager.sessions[0]
-        assert session.persisted is not None
+        assert session.persistence.entry is not None
         for _ in range(4):  # each with twice the time
             with pytest.raises(HibernationError, match="not enough for b, which was saved before"):
-                await session.save()
-            assert session.persisted.entry.saved is not None
-            assert session.persisted.entry.saved.names == ["a", "b"]
-            assert session.changed
-        await session.save()
-        assert session.persisted.entry.saved is not None
-        assert session.persisted.entry.saved.names == ["a", "c"]
+                await session.persistence.save()
+            assert session.persistence.entry.saved is not None
+            assert session.persistence.entry.saved.names == ["a", "b"]
+            assert session.persistence.changed
+        await session.persistence.save()
+        assert session.persistence.entry.saved is not None
+        assert session.persistence.entry.saved.names == ["a", "c"]
 
 
 async def test_a_save_that_fails_leaves_nothing_on_the_disk(tmp_path: Path) -> None:
@@ -496,13 +499,13 @@ async def test_a_save_that_fails_leaves_nothing_on_the_disk(tmp_path: Path) -> N
         await only.run("a = 1")
         await only.save()
         session = only.manager.sessions[0]
-        assert session.persisted is not None
-        before = {path.name for path in session.persisted.entry.folder.iterdir()}
+        assert session.persistence.entry is not None
+        before = {path.name for path in session.persistence.entry.folder.iterdir()}
         await only.run("b = 2")
         only.source.size = 10_000  # more than comes
         with pytest.raises(HibernationError):
-            await session.save()
-        assert {path.name for path in session.persisted.entry.folder.iterdir()} == before
+            await session.persistence.save()
+        assert {path.name for path in session.persistence.entry.folder.iterdir()} == before
 
 
 async def test_what_was_saved_of_a_dead_kernel_outlasts_a_sleep(tmp_path: Path) -> None:
@@ -543,9 +546,9 @@ async def test_a_full_disk_puts_to_sleep_what_is_saved_and_nothing_else(
         with pytest.raises(OSError, match="the disk has no room"):
             await session.hibernate("for a test")
         assert session.state == "idle"
-        assert session.persisted is not None
-        assert session.persisted.entry.saved is not None
-        assert session.persisted.entry.saved.names == ["a"]
+        assert session.persistence.entry is not None
+        assert session.persistence.entry.saved is not None
+        assert session.persistence.entry.saved.names == ["a"]
         monkeypatch.undo()
         await only.save()
         monkeypatch.setattr(SaveFolder, "free", lambda _: 10)
@@ -595,7 +598,7 @@ async def test_a_sleep_that_is_given_up_makes_no_earlier_save_that_of_the_kernel
         await only.run("a = 1")
         await only.save()
         session = only.manager.sessions[0]
-        await session.note_adoption()
+        await session.persistence.note_adoption()
         only.source.dump = "hang"
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(session.hibernate)
@@ -603,7 +606,7 @@ async def test_a_sleep_that_is_given_up_makes_no_earlier_save_that_of_the_kernel
                 await only.source.dumping.wait()
             session.lifecycle.cancel_hibernation()
         assert session.state == "idle"
-        assert session._last_save() is None
+        assert session.persistence.last_save() is None
 
 
 def environment(version: str) -> KernelEnvironment:

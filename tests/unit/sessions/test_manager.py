@@ -11,7 +11,7 @@ import pytest
 from kernel_mcp.errors import InputError, SessionGone, SessionNotFound
 from kernel_mcp.sessions import tombstones as module
 from kernel_mcp.sessions.cell import Status
-from kernel_mcp.sessions.manager import PROCESSORS, Caller
+from kernel_mcp.sessions.directory import PROCESSORS, Caller
 from kernel_mcp.sessions.reaper import Reaper
 from kernel_mcp.sessions.session import Session
 from kernel_mcp.sessions.storage import SCRIPT
@@ -28,13 +28,13 @@ async def test_a_caller_without_a_handle_has_one_session_and_others_have_their_o
 ) -> None:
     manager = new_manager(tmp_path, FakeSource(), FakeClock())
     async with manager.running():
-        assert manager.find(ME, "") is None
+        assert manager.directory.find(ME, "") is None
         mine = await manager.resolve(ME, "")
-        assert await manager.resolve(ME, "") is manager.find(ME, "") is mine
+        assert await manager.resolve(ME, "") is manager.directory.find(ME, "") is mine
         theirs = await manager.resolve(OTHER, "")
         further = await manager.create(ME, name="further")
         assert len({mine.handle, theirs.handle, further.handle}) == 3
-        assert manager.owned_by(ME) == [mine, further]
+        assert manager.directory.owned_by(ME.principal) == [mine, further]
         assert manager.sessions == [mine, theirs, further]
         nameless = Caller(default="")
         assert await manager.resolve(nameless, "") is not await manager.resolve(nameless, "")
@@ -56,14 +56,14 @@ async def test_sessions_that_begin_count_as_busy(tmp_path: Path) -> None:
             for _ in range(3):
                 tasks.start_soon(manager.create, ME)
             await anyio.wait_all_tasks_blocked()
-            assert manager._busy() == 3 / PROCESSORS
+            assert manager.directory.busy() == 3 / PROCESSORS
         await anyio.wait_all_tasks_blocked()
-        assert manager._busy() == 0
+        assert manager.directory.busy() == 0
         session = manager.sessions[0]
-        session.begin()
-        assert manager._busy() == 1 / PROCESSORS
-        await session.begun.wait()
-        assert manager._busy() == 0
+        session.scheduler.begin()
+        assert manager.directory.busy() == 1 / PROCESSORS
+        await session.scheduler.begun.wait()
+        assert manager.directory.busy() == 0
 
 
 async def test_a_foreign_handle_is_as_unknown_as_one_that_never_was(tmp_path: Path) -> None:
@@ -79,7 +79,7 @@ async def test_a_foreign_handle_is_as_unknown_as_one_that_never_was(tmp_path: Pa
                 with pytest.raises(SessionNotFound) as refused:
                     await manager.resolve(ME, handle)
                 texts.append(str(refused.value).replace(repr(handle), "HANDLE"))
-                assert manager.find(ME, handle) is None
+                assert manager.directory.find(ME, handle) is None
         assert len(set(texts)) == 1
         with pytest.raises(SessionNotFound) as refused:
             await manager.resolve(ME, "s" * 1000)
@@ -97,10 +97,10 @@ async def test_the_owner_of_a_session_that_has_ended_learns_why_until_it_is_know
         with pytest.raises(SessionGone, match="was ended by a test: its variables and") as gone:
             await manager.resolve(ME, session.handle)
         assert gone.value.lost == ("x",)
-        manager.end_delivered(session.handle)
+        manager.tombstones.mark_delivered(session.handle)
         with pytest.raises(SessionNotFound, match="never yours"):
             await manager.resolve(ME, session.handle)
-        manager.end_revoked(session.handle)
+        manager.tombstones.mark_undelivered(session.handle)
         with pytest.raises(SessionGone):
             await manager.resolve(ME, session.handle)
 
@@ -224,7 +224,7 @@ async def test_what_is_no_name_is_refused(tmp_path: Path) -> None:
         assert not manager.sessions
         for name in ("n" * 64, "a.b-c_D", "s-short", "...a", "7"):
             made = await manager.create(ME, name=name)
-            assert await manager.resolve(ME, name) is manager.find(ME, name) is made
+            assert await manager.resolve(ME, name) is manager.directory.find(ME, name) is made
 
 
 async def test_a_name_is_one_session_of_its_owner_at_a_time(tmp_path: Path) -> None:
@@ -236,7 +236,7 @@ async def test_a_name_is_one_session_of_its_owner_at_a_time(tmp_path: Path) -> N
         assert await manager.resolve(OTHER, "b") is theirs
         with pytest.raises(InputError, match=r"named 'b' already. Use it by session='b', end it"):
             await manager.create(ME, name="b")
-        assert manager.owned_by(ME) == [mine]
+        assert manager.directory.owned_by(ME.principal) == [mine]
         mine.close()
         with pytest.raises(SessionNotFound):
             mine.submit("x = 1", 1)
@@ -280,7 +280,7 @@ async def test_the_name_of_an_ended_session_gets_the_error_of_its_handle(tmp_pat
             await manager.close(session, "was ended by a test")
             texts = []
             if end == "is known":
-                manager.end_delivered(session.handle)
+                manager.tombstones.mark_delivered(session.handle)
             for known_as in ("b-7", session.handle):
                 with pytest.raises(SessionNotFound) as refused:
                     await manager.resolve(ME, known_as)
@@ -295,7 +295,7 @@ async def test_the_name_of_an_ended_session_gets_the_error_of_its_handle(tmp_pat
         assert notice.text.startswith("The session 'b-7' was ended by a test")
         assert notice.loss is not None
         await manager.close(successor)
-        manager.end_delivered(successor.handle)
+        manager.tombstones.mark_delivered(successor.handle)
         with pytest.raises(SessionNotFound, match="never yours"):
             await manager.resolve(ME, "b-7")
         with pytest.raises(SessionGone):
@@ -376,13 +376,13 @@ async def test_a_session_that_would_lose_something_is_asked_ever_more_rarely(
             assert reaper.expired() == [session]
             await reaper.collect()
             assert session.state == "idle"
-            pauses.append(session.postponed_until - clock.now)
-            clock.now = session.postponed_until
+            pauses.append(manager.quota.retry_at(session) - clock.now)
+            clock.now = manager.quota.retry_at(session)
         assert pauses == [60, 120, 240, 480, 960, 1920, 3600, 3600]
         await run(session, "y = 1")
         clock.now += 60
         await reaper.collect()
-        assert session.postponed_until - clock.now == 60
+        assert manager.quota.retry_at(session) - clock.now == 60
 
 
 async def run(session: Session, code: str) -> None:

@@ -14,7 +14,8 @@ from kernel_mcp.config.settings import Limits, Settings
 from kernel_mcp.errors import SessionLimitReached, SessionNotFound, WorkspaceError
 from kernel_mcp.identity import LOCAL, RUN, Forbidden, Principal
 from kernel_mcp.linux.proc import Usage
-from kernel_mcp.sessions.manager import Caller, SessionManager
+from kernel_mcp.sessions.directory import Caller
+from kernel_mcp.sessions.manager import SessionManager
 from kernel_mcp.sessions.notifications import ResponseContext
 from kernel_mcp.sessions.principals import Others, Overseer, Principals, Use, weights
 from kernel_mcp.units import GIB, MIB
@@ -114,7 +115,8 @@ async def test_sleepers_are_dropped_among_ones_own_alone(tmp_path: Path, clock: 
             await sessions.create(ben)
             clock.now += 1
         assert hers.state == "hibernated"
-        asleep = [each for each in sessions.owned_by(ben) if each.state == "hibernated"]
+        own = sessions.directory.owned_by(ben.principal)
+        asleep = [each for each in own if each.state == "hibernated"]
         assert len(asleep) == 1
 
 
@@ -147,7 +149,7 @@ async def test_foreign_and_unknown_sessions_have_one_answer(
             assert type(raised.value) is SessionNotFound
             texts.add(str(raised.value).replace(repr(key), "X"))
         assert len(texts) == 1
-        assert sessions.owned_by(ben) == []
+        assert sessions.directory.owned_by(ben.principal) == []
         same = await sessions.create(ben, name="hers")
         assert same is not hers
         assert await sessions.resolve(ben, "hers") is same
@@ -264,7 +266,7 @@ async def test_who_is_dismissed_has_no_session_there_until_it_comes_back(
         with pytest.raises(SessionNotFound, match="your access was changed"):
             await sessions.create(ada)  # as one that was on its way
         with anyio.fail_after(60):
-            while sessions.owned_by(ada):  # files are removed in threads
+            while sessions.directory.owned_by(ada.principal):  # files are removed in threads
                 await anyio.sleep(0.01)
         sessions.welcome("ada")
         assert (await sessions.create(ada)).state == "new"
@@ -434,9 +436,9 @@ async def test_a_kernel_that_has_ended_has_no_memory(
     async with sessions.running():
         session = await sessions.create(caller("ada", memory=1000))
         await session.submit("a = 1", 0.0).finished.wait()
-        found = sessions.uses()["ada"]
+        found = sessions.quota.uses()["ada"]
         assert (found.memory, found.largest) == (800, 800)
         assert session.kernel is not None
         session.kernel.kill()
-        found = sessions.uses()["ada"]
+        found = sessions.quota.uses()["ada"]
         assert (found.memory, found.largest) == (0, 0)

@@ -11,7 +11,8 @@ import pytest
 
 from kernel_mcp.errors import LaunchError, SessionLimitReached, SessionNotFound
 from kernel_mcp.sessions.capacity import Bound, Capacity
-from kernel_mcp.sessions.manager import Caller, SessionManager
+from kernel_mcp.sessions.directory import Caller
+from kernel_mcp.sessions.manager import SessionManager
 from kernel_mcp.sessions.quota import surplus
 from kernel_mcp.sessions.reaper import Reaper
 from kernel_mcp.sessions.session import Session
@@ -72,7 +73,7 @@ async def test_a_new_session_fails_only_when_none_is_idle(tmp_path: Path) -> Non
         await anyio.wait_all_tasks_blocked()
         with pytest.raises(SessionLimitReached, match="none of them is idle and can"):
             await manager.create(ME)
-        await busy[1].interrupt()
+        await busy[1].scheduler.interrupt()
         await manager.create(ME)
         assert states(busy) == ["busy", "hibernated"]
 
@@ -87,7 +88,7 @@ async def test_a_sleeping_session_is_told_when_there_is_no_room_to_wake(tmp_path
         with pytest.raises(SessionLimitReached):
             await run(first, "y = 1")
         assert first.state == "hibernated"
-        await second.interrupt()
+        await second.scheduler.interrupt()
         await run(first, "y = 1")
         assert states([first, second]) == ["idle", "hibernated"]
 
@@ -155,7 +156,8 @@ async def test_the_oldest_dumps_are_dropped_beyond_the_disk_they_may_take(tmp_pa
 def test_sessions_that_outlive_the_server_have_a_bound_of_their_own() -> None:
     def asleep(name: str, since: float, size: int, kept: object = None) -> Any:
         sleep = SimpleNamespace(since=since, size=size)
-        return SimpleNamespace(handle=name, blank=False, hibernated=sleep, persisted=kept)
+        state, saved = SimpleNamespace(hibernated=sleep), SimpleNamespace(entry=kept)
+        return SimpleNamespace(handle=name, blank=False, kernel_state=state, persistence=saved)
 
     sessions = [asleep("a", 1, 70), asleep("b", 2, 70), asleep("c", 3, 300, True)]
     sessions += [asleep("d", 0, 300, True)]
@@ -245,7 +247,7 @@ async def test_the_reaper_takes_what_was_idle_for_long_and_nothing_else(tmp_path
         clock.now += 100
         await reaper.collect()
         assert states([idle, recent, busy]) == ["hibernated", "hibernated", "busy"]
-        await busy.interrupt()
+        await busy.scheduler.interrupt()
 
 
 async def test_the_reaper_leaves_a_session_alone_that_could_not_be_saved(tmp_path: Path) -> None:

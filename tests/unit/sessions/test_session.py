@@ -15,7 +15,7 @@ from kernel_mcp.kernels.factory import KernelRequest
 from kernel_mcp.kernels.kernel import Kernel
 from kernel_mcp.kernels.run import Run, Sink
 from kernel_mcp.sessions.cell import Cell, Status
-from kernel_mcp.sessions.manager import Caller
+from kernel_mcp.sessions.directory import Caller
 from kernel_mcp.sessions.session import Session
 from tests.unit.fake_kernels import FakeClock, FakeSource, new_manager
 
@@ -43,7 +43,7 @@ async def begun(folder: Path, source: FakeSource) -> AsyncIterator[Session]:
     with anyio.fail_after(60):
         async with manager.running():
             session = await manager.create(Caller())
-            session.begin()
+            session.scheduler.begin()
             yield session
 
 
@@ -90,9 +90,9 @@ async def test_a_cell_is_interrupted_before_its_kernel_is_there(tmp_path: Path) 
     async with begun(tmp_path, source) as session:
         await source.asked_once.wait()
         cell = session.submit("a = 1", 0.0)
-        assert await session.interrupt() is cell
+        assert await session.scheduler.interrupt() is cell
         assert cell.status is Status.INTERRUPTED
-        assert await session.interrupt() is None
+        assert await session.scheduler.interrupt() is None
         source.go.set()
         assert (await ended(session.submit("b = 2", 0.0))).status is Status.OK
         assert source.kernels[0].variables == {"b": "2"}
@@ -104,7 +104,7 @@ async def test_a_reset_does_not_wait_for_the_start(tmp_path: Path) -> None:
         await source.asked_once.wait()
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(lambda: session.reset(packages=False, files=False))
-            await session.begun.wait()
+            await session.scheduler.begun.wait()
             assert source.kernels == []
             source.go.set()
         assert len(source.kernels) == 1
@@ -207,7 +207,7 @@ async def test_a_reset_that_was_cancelled_early_has_cost_nothing(tmp_path: Path)
         assert running.outcome is None
         assert source.living == 1
         assert session.notifications.pending == ()
-        await session.interrupt()
+        await session.scheduler.interrupt()
         assert source.kernels[-1].variables == {"a": "1"}
 
 
@@ -224,7 +224,7 @@ async def test_a_reset_that_was_cancelled_late_has_cost_what_it_tells(tmp_path: 
             with scope:
                 await session.reset(packages=False, files=False)
 
-        async with session._turn:
+        async with session.turn:
             tasks.start_soon(reset)
             await anyio.wait_all_tasks_blocked()
             (notice,) = session.notifications.pending
@@ -292,7 +292,7 @@ async def test_the_preparation_of_a_cell_can_be_stopped(tmp_path: Path, way: str
         cell = session.submit("%", 0.0)
         await work.begun.wait()
         if way == "interrupt":
-            assert await session.interrupt() is cell
+            assert await session.scheduler.interrupt() is cell
         elif way == "cancel":
             session.queue.abandon(cell)
         elif way == "reset":

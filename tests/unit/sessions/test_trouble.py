@@ -20,7 +20,8 @@ from kernel_mcp.kernels.kernel import Kernel
 from kernel_mcp.kernels.run import Run, Sink
 from kernel_mcp.linux.safe_tree import remove_tree
 from kernel_mcp.sessions.cell import Cell, Status
-from kernel_mcp.sessions.manager import Caller, SessionManager
+from kernel_mcp.sessions.directory import Caller
+from kernel_mcp.sessions.manager import SessionManager
 from kernel_mcp.sessions.reaper import Reaper
 from kernel_mcp.sessions.session import Session
 from tests.unit.fake_kernels import FakeClock, FakeKernel, FakeSource, deliver, new_manager
@@ -100,8 +101,8 @@ async def test_a_start_ahead_that_fails_costs_nothing(
         other = await with_data(manager)
         session = await manager.create(Caller())
         source.failure = failure()
-        session.begin()
-        await session.begun.wait()
+        session.scheduler.begin()
+        await session.scheduler.begun.wait()
         assert (await ended(session.submit("x = 1", 0.0))).status is Status.OK
         await unharmed(other)
 
@@ -201,7 +202,7 @@ async def test_idle_sessions_that_cannot_be_hibernated_stay(
         with monkeypatch.context() as patched:
             patched.setattr(session, "hibernate", hibernate)
             await Reaper(manager, 10.0, clock).collect()
-        assert session.postponed_until > clock.now
+        assert manager.quota.retry_at(session) > clock.now
         await unharmed(session)
 
 

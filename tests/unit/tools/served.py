@@ -27,7 +27,8 @@ from kernel_mcp.protocol import Callers, build_mcp
 from kernel_mcp.sandbox.select import NoSandbox
 from kernel_mcp.sessions.audit import Audit
 from kernel_mcp.sessions.cell import Cell
-from kernel_mcp.sessions.manager import Caller, SessionManager
+from kernel_mcp.sessions.directory import Caller
+from kernel_mcp.sessions.manager import SessionManager
 from kernel_mcp.sessions.persistence import Persistence
 from kernel_mcp.sessions.session import Session
 from kernel_mcp.telemetry import Meters

@@ -94,7 +94,7 @@ async def test_a_kernel_is_started_ahead_where_its_environment_is_there(tmp_path
         assert not server.source.kernels
         await server.call("list_packages")  # which has the environment built
         await server.call("create_session")
-        await server.session.begun.wait()
+        await server.session.scheduler.begun.wait()
         assert len(server.source.kernels) == 1
         assert not server.session.cells
 

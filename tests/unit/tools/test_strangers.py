@@ -19,7 +19,7 @@ import kernel_mcp
 from kernel_mcp.errors import SessionNotFound
 from kernel_mcp.identity import Principal
 from kernel_mcp.sessions import history
-from kernel_mcp.sessions.manager import Caller
+from kernel_mcp.sessions.directory import Caller
 from kernel_mcp.sessions.notifications import ResponseContext
 from kernel_mcp.sessions.session import Session
 from kernel_mcp.tools.app import VIEW
@@ -84,7 +84,7 @@ async def theirs(folder: Path) -> AsyncIterator[tuple[Served, Turns, dict[str, s
         await server.manager.close(script, keep_record=True)
         before = await opened("kept")
         with anyio.fail_after(30):
-            while await before.save() is None:
+            while await before.persistence.save() is None:
                 await anyio.lowlevel.checkpoint()
         before.close()
         await before.ended.wait()
@@ -141,7 +141,7 @@ def state(session: Session) -> tuple[object, ...]:
         session.state,
         len(session.cells),
         len(session.queue),
-        session.last_used,
+        session.family.last_used,
         len(session.notifications.pending),
         session.closing.is_set(),
         session.origin,
@@ -263,7 +263,7 @@ async def test_calls_that_compute_in_the_server_take_turns_among_those_of_a_prin
         for name in ("ada", "ben"):
             turns.name = name
             await server.call("execute", code="a = 1")
-        his = server.manager.call_limiter(turns.caller)
+        his = server.manager.principals.call_limiter(turns.caller.principal)
         handle = server.session.handle
         answers: list[Any] = []
 
