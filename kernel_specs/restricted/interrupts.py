@@ -6,12 +6,13 @@ import asyncio
 import contextlib
 import os
 import selectors
-import signal
 import threading
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import FrameType
+
+from kernel_specs.restricted.originals import signal
 
 REST_SECONDS = 0.1
 """Least seconds between two KeyboardInterrupts, so that the first is reported whole."""

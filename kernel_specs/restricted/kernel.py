@@ -10,7 +10,6 @@ import contextlib
 import inspect
 import os
 import selectors
-import signal
 import sys
 import threading
 from collections.abc import Callable, Coroutine, Iterable, Iterator
@@ -32,6 +31,7 @@ from kernel_specs.restricted.console.streams import Console, CStdout
 from kernel_specs.restricted.console.tracebacks import forgetting
 from kernel_specs.restricted.hibernation.requests import SnapshotRequests
 from kernel_specs.restricted.interrupts import InterruptGate
+from kernel_specs.restricted.originals import signal
 from kernel_specs.restricted.service import ServiceThread
 from kernel_specs.restricted.shell import Shell
 

@@ -5,17 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import fcntl
-import gc
-import io
-import os
 import random
 import selectors
-import signal
 import stat
 import subprocess
 import sys
-import threading
-import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -23,6 +17,7 @@ from weakref import WeakSet
 
 from kernel_specs.restricted.checkpoints.blockers import SharedMemory
 from kernel_specs.restricted.checkpoints.suspended import FIRST_FD
+from kernel_specs.restricted.originals import gc, io, os, signal, threading, time
 
 _MADE = os.O_CREAT | os.O_EXCL | os.O_TRUNC
 _getstate, _setstate, _seed = random.getstate, random.setstate, random.seed
@@ -71,7 +66,7 @@ class File:
     @property
     def name(self) -> str:
         """Path of the file; empty for shared memory."""
-        path = os.readlink(f"/proc/self/fd/{self.fd}")  # noqa: PTH115
+        path = os.readlink(f"/proc/self/fd/{self.fd}")
         return "" if path.startswith(_MEMORY) else path
 
     def doubtful(self, *, beside: bool) -> bool:
@@ -110,7 +105,7 @@ class File:
 def open_files() -> list[File]:
     """Return the open regular files, standard streams excluded."""
     found = []
-    for fd in [int(name) for name in os.listdir("/proc/self/fd")]:  # noqa: PTH208
+    for fd in [int(name) for name in os.listdir("/proc/self/fd")]:
         with contextlib.suppress(OSError):
             if fd >= FIRST_FD and (file := File.of(fd)) is not None:
                 found.append(file)

@@ -9,14 +9,13 @@ from __future__ import annotations
 import bisect
 import contextlib
 import ctypes
-import os
 import re
 import sys
-import threading
-import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+from kernel_specs.restricted.originals import os, threading, time
 
 MOST_SHARED_BYTES = 4 * 1024 * 1024
 OMP_PAUSE_HARD = 2  # omp_pause_resource_t of OpenMP 5.0
@@ -93,9 +92,9 @@ def look(own: Iterable[threading.Thread]) -> HindranceReport:
 def _uses_gpu(maps: Sequence[str]) -> bool:
     """Return True if a GPU's device is open or mapped."""
     opened = []
-    for name in os.listdir("/proc/self/fd"):  # noqa: PTH208
+    for name in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):  # the listing itself, or closed since
-            opened.append(os.readlink(f"/proc/self/fd/{name}"))  # noqa: PTH115
+            opened.append(os.readlink(f"/proc/self/fd/{name}"))
     return any(map(_GPU.match, opened)) or any(_GPU.search(line) for line in maps)
 
 
@@ -204,7 +203,7 @@ def _count() -> int:
 
 
 def _tasks() -> set[str]:
-    return set(os.listdir("/proc/self/task"))  # noqa: PTH208
+    return set(os.listdir("/proc/self/task"))
 
 
 def _pause(path: str) -> None:

@@ -7,15 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
-import resource
-import socket
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from kernel_specs.restricted.checkpoints import after_fork, blockers, suspended
 from kernel_specs.restricted.config import ENDS
 from kernel_specs.restricted.console.iopub import OutputRingWriter
+from kernel_specs.restricted.originals import os, resource, socket
 from kernel_specs.restricted.service import Channel, ServiceThread
 from kernel_specs.restricted.wire.sockets import RouterSocket, XPubSocket
 
@@ -136,9 +134,9 @@ def _give_up(wake: socket.socket, error: BaseException) -> None:
 
 def _settle(kernel: Any, order: dict[str, Any]) -> None:
     """Make the folder of a branch, and name it in `BRANCH_DIR`. Raises OSError."""
-    folder = os.path.join(kernel.boot.workspace or ".", str(order.get("folder", "")))  # noqa: PTH118
+    folder = os.path.join(kernel.boot.workspace or ".", str(order.get("folder", "")))
     os.environ["BRANCH_DIR"] = folder
-    os.makedirs(folder, exist_ok=True)  # noqa: PTH103
+    os.makedirs(folder, exist_ok=True)
 
 
 def _close_own(kernel: Any, fds: Sequence[int]) -> None:

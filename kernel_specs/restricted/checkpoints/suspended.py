@@ -18,17 +18,12 @@ from __future__ import annotations
 import array
 import contextlib
 import fcntl
-import json
-import os
-import select
-import signal
-import socket
 import stat
-import warnings
 from collections.abc import Container, Iterator
 from typing import Any
 
 from kernel_specs import linux
+from kernel_specs.restricted.originals import json, os, select, signal, socket, warnings
 
 PACKET_BYTES = 64 * 1024
 MOST_FDS = 8
@@ -175,7 +170,7 @@ def let_go(kept: Container[int]) -> None:
     os.close(pipe_writer)
     os.close(pipe_reader)
     dead = (socket_end.fileno(), reader, writer)
-    for fd in [int(name) for name in os.listdir("/proc/self/fd")]:  # noqa: PTH208
+    for fd in [int(name) for name in os.listdir("/proc/self/fd")]:
         if fd < FIRST_FD or fd in kept or fd in dead:
             continue
         with contextlib.suppress(OSError):

@@ -13,7 +13,6 @@ import contextlib
 import ctypes
 import fcntl
 import io
-import os
 import select
 import signal
 import sys
@@ -23,6 +22,7 @@ from contextlib import suppress
 from typing import Any, cast
 
 from kernel_specs.restricted.console.iopub import IOPubPublisher
+from kernel_specs.restricted.originals import os
 
 CHUNK_BYTES = 64 * 1024
 SLICE_BYTES = 16 * CHUNK_BYTES

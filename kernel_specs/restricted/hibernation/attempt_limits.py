@@ -7,13 +7,13 @@ long without a check: then the exception is raised in it, but never between two 
 from __future__ import annotations
 
 import re
-import signal
 import sys
-import time
 import types
 from collections.abc import Callable
 from types import TracebackType
 from typing import Any, TypeVar
+
+from kernel_specs.restricted.originals import signal, time
 
 MAX_REASON_CHARS = 160
 GPU_ARRAY = "an array in a GPU's memory"

@@ -9,9 +9,6 @@ from __future__ import annotations
 
 import ctypes
 import enum
-import io
-import json
-import os
 import re
 import struct
 import types
@@ -22,6 +19,7 @@ from typing import IO, TYPE_CHECKING, Any
 from kernel_specs.restricted.hibernation.attempt_limits import TooLargeError
 from kernel_specs.restricted.hibernation.homes import Foreign, registered
 from kernel_specs.restricted.hibernation.object_reducer import BY_IDENTITY
+from kernel_specs.restricted.originals import io, json, os
 
 if TYPE_CHECKING:
     from kernel_specs.restricted.hibernation.notebook_pickler import NotebookPickler

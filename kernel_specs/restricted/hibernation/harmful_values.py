@@ -8,17 +8,13 @@ nothing: the thread that it waits for may be missing in a fork.
 from __future__ import annotations
 
 import contextlib
-import os
-import select
-import signal
 import struct
 import sys
-import time
-import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from kernel_specs.restricted.hibernation.attempt_limits import TimeUpError
+from kernel_specs.restricted.originals import io, os, select, signal, time, warnings
 
 SECONDS = 4.0
 """CPU seconds of a child for all values."""
@@ -138,7 +134,7 @@ def _work(names: Sequence[str], work: Callable[[Sequence[str], Say], None], writ
         nowhere = os.open(os.devnull, os.O_RDWR)
         for fd in (0, 1, 2):
             os.dup2(nowhere, fd)
-        sys.stdout = sys.stderr = open(os.devnull, "w")  # noqa: SIM115
+        sys.stdout = sys.stderr = io.open(os.devnull, "w")
 
         def say(name: str) -> None:
             os.write(writer, _PLACE.pack(places[name]))

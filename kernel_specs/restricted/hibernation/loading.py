@@ -9,9 +9,7 @@ Every variable succeeds or fails by itself; a failed one is named with a reason.
 from __future__ import annotations
 
 import linecache
-import os
 import sys
-import warnings
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
@@ -21,6 +19,7 @@ from kernel_specs.restricted.hibernation.dumps import RESULT, Arrival
 from kernel_specs.restricted.hibernation.notebook_pickler import NotebookUnpickler
 from kernel_specs.restricted.hibernation.objects import import_module
 from kernel_specs.restricted.hibernation.process_state import NAME as SETTING
+from kernel_specs.restricted.originals import os, warnings
 
 
 class Loading:

@@ -12,7 +12,6 @@ from __future__ import annotations
 import builtins
 import contextlib
 import enum
-import gc
 import logging
 import operator
 import sys
@@ -24,6 +23,7 @@ from typing import Any
 import cloudpickle
 
 from kernel_specs.restricted.hibernation.arrays import set_attributes
+from kernel_specs.restricted.originals import gc
 from kernel_specs.restricted.policy.guard import CELL_PREFIX
 
 _IMPORT = compile("__import__(name)", f"{CELL_PREFIX}hibernation>", "eval")

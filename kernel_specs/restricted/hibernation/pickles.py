@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
-import marshal
 import sys
 import types
 import typing
@@ -20,6 +19,7 @@ from typing import Any
 from IPython.core.getipython import get_ipython
 
 from kernel_specs.restricted.hibernation import objects
+from kernel_specs.restricted.originals import marshal
 
 _DISPATCH = ("registry", "dispatch", "register", "_clear_cache")
 """The attributes of a function of `functools.singledispatch`."""

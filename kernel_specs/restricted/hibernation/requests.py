@@ -6,10 +6,6 @@
 from __future__ import annotations
 
 import asyncio
-import io
-import os
-import socket
-import threading
 from collections.abc import Callable, Container, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -19,6 +15,7 @@ from kernel_specs.restricted.hibernation.attempt_limits import StoppedError
 from kernel_specs.restricted.hibernation.dumps import Arrival, DumpBytes, Pieces
 from kernel_specs.restricted.hibernation.loading import Loading
 from kernel_specs.restricted.hibernation.snapshot import take
+from kernel_specs.restricted.originals import io, os, socket, threading
 
 if TYPE_CHECKING:
     from kernel_specs.restricted.config import BootConfig

@@ -14,16 +14,8 @@ child writes blocks: a tag, the length of the content, the content.
 from __future__ import annotations
 
 import contextlib
-import json
-import math
-import os
-import resource
-import signal
-import socket
 import struct
 import sys
-import threading
-import time
 from collections.abc import Callable, Iterable, Mapping
 from resource import RLIMIT_CPU
 from typing import Any, NoReturn
@@ -36,6 +28,17 @@ from kernel_specs.restricted.hibernation.attempt_limits import (
     SHARE,
 )
 from kernel_specs.restricted.hibernation.dumps import TOO_LARGE, DumpBytes
+from kernel_specs.restricted.originals import (
+    io,
+    json,
+    math,
+    os,
+    resource,
+    signal,
+    socket,
+    threading,
+    time,
+)
 
 BLOCK = struct.Struct("<cQ")
 NICENESS = 19
@@ -95,13 +98,16 @@ def _alone_with(host: socket.socket) -> int:
     fd = host.detach()
     os.closerange(3, fd)
     os.closerange(fd + 1, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
-    sys.stdout = sys.stderr = open(os.devnull, "w")  # noqa: SIM115
+    sys.stdout = sys.stderr = io.open(os.devnull, "w")
     return fd
 
 
 def _end_after(seconds: float) -> None:
     """Set RLIMIT_CPU: Linux kills this process once it has used `seconds` more of CPU time."""
-    limit, most = math.ceil(time.process_time() + seconds), resource.getrlimit(RLIMIT_CPU)[1]
+    limit, most = (
+        math.ceil(time.process_time() + seconds),
+        resource.getrlimit(RLIMIT_CPU)[1],
+    )
     if most != resource.RLIM_INFINITY:
         limit = min(limit, most)
     with contextlib.suppress(OSError, ValueError):

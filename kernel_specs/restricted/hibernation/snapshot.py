@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import linecache
 import re
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -41,6 +40,7 @@ from kernel_specs.restricted.hibernation.notebook_pickler import (
 )
 from kernel_specs.restricted.hibernation.object_reducer import held_by_modules, will_be_another
 from kernel_specs.restricted.hibernation.process_state import NAME as SETTING
+from kernel_specs.restricted.originals import warnings
 from kernel_specs.restricted.policy.guard import CELL_PREFIX
 
 MAX_NAMES = 2000

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import os
 from datetime import datetime, timezone
 from hmac import compare_digest
@@ -13,6 +12,8 @@ from jupyter_client._version import protocol_version
 from jupyter_client.adapter import adapt
 from jupyter_client.jsonutil import json_default
 from jupyter_client.session import DELIM, Message, Session, json_packer
+
+from kernel_specs.restricted.originals import json
 
 _encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False, default=json_default).encode
 _PARTS = 5  # signature, header, parent header, metadata, content

@@ -10,6 +10,7 @@ import time
 
 import pytest
 
+from kernel_specs.restricted import originals
 from kernel_specs.restricted.hibernation.attempt_limits import (
     PATIENCE,
     Attempts,
@@ -89,10 +90,12 @@ def test_what_cannot_be_raised_is_not_printed(capsys: pytest.CaptureFixture[str]
 
 
 def test_time_that_only_passes_counts_a_tenth(monkeypatch: pytest.MonkeyPatch) -> None:
-    budget, now = TimeBudget(10), time.monotonic()
-    monkeypatch.setattr(time, "monotonic", lambda: now + 20)  # without a processor for this
+    budget, now = TimeBudget(10), time.monotonic()  # without a processor from now on
+    monkeypatch.setattr(
+        originals.time, "monotonic", lambda: now + 20
+    )  # without a processor for this
     assert 7.9 < budget.left <= 8
-    monkeypatch.setattr(time, "monotonic", lambda: now + 101)
+    monkeypatch.setattr(originals.time, "monotonic", lambda: now + 101)
     assert budget.left < 0
 
 

@@ -2,6 +2,16 @@
 
 from __future__ import annotations
 
+import builtins
+import gc
+import io
+import json
+import marshal
+import os
+import select
+import signal
+import time
+import warnings
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,7 +22,10 @@ from kernel_specs.restricted.hibernation.dumps import Segment
 
 
 def taken(
-    variables: dict[Any, Any], seconds: float = 20.0, hidden: dict[str, Any] | None = None
+    variables: dict[Any, Any],
+    seconds: float = 20.0,
+    hidden: dict[str, Any] | None = None,
+    ahead: bool = False,
 ) -> dict[str, Any]:
     """The reply to a dump request of a shell with these variables, some of them `hidden`."""
     shell: Any = SimpleNamespace(
@@ -26,7 +39,7 @@ def taken(
         execution_count=1,
     )
     content = {"max_bytes": 10**8, "seconds": seconds, "leave": []}
-    return snapshot.take(shell, content, ahead=False)[1]
+    return snapshot.take(shell, content, ahead=ahead)[1]
 
 
 class Endless:
@@ -78,3 +91,21 @@ def test_what_is_no_name_is_told_key_by_key() -> None:
     many = taken(dict.fromkeys(range(1000), 0))["lost"]
     assert len(many) == snapshot.MAX_ODD + 1
     assert "900 more keys of globals()" in many
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+def test_library_functions_that_code_has_replaced_cost_no_variable(
+    monkeypatch: pytest.MonkeyPatch, ahead: bool
+) -> None:
+    for module, name in (
+        *((json, "dumps"), (json, "loads"), (os, "write"), (os, "read"), (os, "fork")),
+        *((os, "open"), (os, "pipe"), (os, "waitpid"), (os, "kill"), (select, "select")),
+        *((signal, "signal"), (signal, "setitimer"), (time, "monotonic"), (time, "thread_time")),
+        *((warnings, "catch_warnings"), (io, "BufferedReader"), (gc, "get_referents")),
+        *((marshal, "dumps"), (builtins, "open")),
+    ):
+        monkeypatch.setattr(module, name, lambda *_, **__: 0)
+    reply = taken({"code": taken.__code__, "number": 1, "items": {}.items()}, ahead=ahead)
+    monkeypatch.undo()
+    assert (reply["names"], reply["lost"]) == (["code", "number", "items"], {})
+    assert reply["size"] > 500
