@@ -1,4 +1,4 @@
-"""What hibernation finds beside variables: files, threads and tasks."""
+"""State that hibernation finds beside variables: files, threads and tasks."""
 
 from __future__ import annotations
 
