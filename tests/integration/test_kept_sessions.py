@@ -141,10 +141,8 @@ slow = Slow()
 """
 
 
-@pytest.mark.parametrize("first", [signal.SIGINT, None], ids=["SIGINT", "end of input"])
-async def test_a_signal_while_the_server_ends_cuts_no_save_short(
-    place: Place, first: signal.Signals | None
-) -> None:
+@pytest.mark.parametrize("first", sampled(["SIGINT", "end of input"], "SIGINT"))
+async def test_a_signal_while_the_server_ends_cuts_no_save_short(place: Place, first: str) -> None:
     """Claude Code sends SIGINT, and SIGTERM a tenth of a second later."""
 
     async def terminate(pid: int) -> None:
@@ -157,8 +155,8 @@ async def test_a_signal_while_the_server_ends_cuts_no_save_short(
         await place.saved(1)  # the next save in the background is a minute away
         await life.run(SLOW)
         tasks.start_soon(terminate, life.pid)
-        if first is not None:
-            os.kill(life.pid, first)
+        if first == "SIGINT":
+            os.kill(life.pid, signal.SIGINT)
     async with place.life() as life:
         assert (await life.run("slow")).text.startswith("7")
 
@@ -184,7 +182,7 @@ ENDS = {
         pytest.param(30, id="in a call"),
     ],
 )
-@pytest.mark.parametrize("end", sampled(ENDS, "end of input", "SIGTERM"))
+@pytest.mark.parametrize("end", sampled(ENDS, "end of input"))
 def test_a_server_that_ends_while_a_cell_runs_keeps_its_work_and_what_was_there_before(
     tmp_path: Path, end: str, wait: float
 ) -> None:
@@ -265,12 +263,25 @@ async def test_one_of_two_servers_in_a_folder_has_the_session_and_the_other_says
         assert (await after.run("a")).text.startswith("1\n")
 
 
+THREAD = """
+import threading
+end = threading.Event()
+thread = threading.Thread(target=end.wait, daemon=True); thread.start(); a = 1
+"""
+
+
 async def test_sessions_come_back_by_their_names_and_not_after_their_end(place: Place) -> None:
+    """One has a thread: its own kernel saves it."""
     async with place.life() as first:
         for name in ("kept", "closed", "emptied"):
             await first.call("create_session", name=name)
             await first.run("value = 7", session=name)
             await place.saved(1, name)
+        await first.call("create_session", name="threaded")
+        await first.run(THREAD, session="threaded")
+        await place.saved(1, "threaded")
+        await first.run("x = 1")
+        await place.saved(1)
         await first.call("close_session", session="closed")
         await first.call("reset", session="emptied")
         first.kill()
@@ -281,33 +292,29 @@ async def test_sessions_come_back_by_their_names_and_not_after_their_end(place: 
             "execute", code="value", session="closed"
         )
         await second.call("close_session", session="emptied")
+        answer = await second.run("a", session="threaded")
+        assert answer.text.startswith("1\n")
+        assert "thread (thread)" in answer.text
+        # a reset leaves no word of variables that come back
+        answer = await second.call("reset")
+        assert "Lost: x." in answer.text
+        assert "brings back" not in answer.text
+        assert (await second.run("'x' in globals()")).text == "False"
     async with place.life() as third:
         await third.call("create_session", name="kept", fresh=True)
         answer = await third.run("'value' in globals()", session="kept")
         assert (answer.text, answer.cell["cell"]) == ("False", 1)
 
 
-async def test_nothing_is_loaded_by_itself_where_more_is_open_than_at_the_save(
-    place: Place,
-) -> None:
-    async with place.life() as first:
-        await first.run("class Spy:\n    def __reduce__(self): return (print, ('loaded',))")
-        await first.run("spy = Spy(); a = 1")
-    async with place.life("--env", "TOKEN=value-of-it") as second:
-        answer = await second.run("'a' in globals()")
-        (notice,) = notices(answer)
-        assert "env TOKEN" in notice
-        assert "create_session(name='default', resume=true)" in notice
-        assert answer.text.startswith("False")
-        opened = await second.call("create_session", name="default", resume=True)
-        answer = await second.run("a", session=opened.data["session"])
-        assert answer.text.startswith("1\n")
-    async with place.life() as third:  # less is open: it comes back
-        assert (await third.run("a")).text.startswith("1\n")
+SPY = """
+class Spy:
+    def __reduce__(self): return (print, ('loaded',))
+spy = Spy(); a = 1
+"""
 
 
 @pytest.mark.parametrize("name", sampled(["named", "default"], "default"))
-async def test_what_was_held_back_takes_the_place_of_what_began_instead(
+async def test_nothing_is_loaded_by_itself_where_more_is_open_and_takes_its_place_when_asked_for(
     name: str, place: Place
 ) -> None:
     handle = "" if name == "default" else name
@@ -315,11 +322,25 @@ async def test_what_was_held_back_takes_the_place_of_what_began_instead(
         if handle:
             await first.call("create_session", name=name)
         await first.run("a = 1", session=handle)
+        await first.call("create_session", name="spied")
+        await first.run(SPY, session="spied")
     async with place.life("--env", "TOKEN=value-of-it") as second:
+        answer = await second.run("'a' in globals()", session="spied")
+        (notice,) = notices(answer)
+        assert "env TOKEN" in notice
+        assert "create_session(name='spied', resume=true)" in notice
+        assert answer.text.startswith("False")
+        resumed = await second.call("create_session", name="spied", resume=True)
+        answer = await second.run("a", session=resumed.data["session"])
+        assert answer.text.startswith("1\n")
         if handle:
             begun = await second.call("create_session", name=name)
             assert any("env TOKEN" in each for each in begun.data["notices"])
-        await second.run("b = 2", session=handle)
+        answer = await second.run("b = 2", session=handle)
+        if not handle:
+            (notice,) = notices(answer)
+            assert "env TOKEN" in notice
+            assert "create_session(name='default', resume=true)" in notice
         taken = await second.call("create_session", name=name, resume=True)
         assert not taken.failed
         assert "Lost: b." in taken.text
@@ -338,9 +359,10 @@ async def test_what_was_held_back_takes_the_place_of_what_began_instead(
         assert answer.text.startswith("False")
         assert len((await third.call("list_sessions")).data["sessions"]) == 1
         await third.run("c = 3", session=name)
-    async with place.life() as fourth:
+    async with place.life() as fourth:  # less is open: they come back
         assert (await fourth.run("c", session=name)).text.startswith("3")
         assert len((await fourth.call("list_sessions")).data["sessions"]) == 1
+        assert (await fourth.run("a", session="spied")).text.startswith("1\n")
 
 
 async def test_what_is_asked_of_a_past_that_is_not_there_is_answered(place: Place) -> None:
@@ -401,20 +423,6 @@ async def test_variables_that_kill_kernels_or_never_end_cost_themselves_and_what
         assert "unstorable (ended the process that stored it" in answer.text
 
 
-async def test_a_session_with_a_thread_is_saved_by_its_own_kernel(place: Place) -> None:
-    async with place.life() as first:
-        await first.run(
-            "import threading\nend = threading.Event()\n"
-            "thread = threading.Thread(target=end.wait, daemon=True); thread.start(); a = 1"
-        )
-        await place.saved(1)
-        first.kill()
-    async with place.life() as second:
-        answer = await second.run("a")
-        assert answer.text.startswith("1\n")
-        assert "thread (thread)" in answer.text
-
-
 async def test_what_threads_and_tasks_have_changed_since_the_last_save_is_there_after_the_end(
     place: Place,
 ) -> None:
@@ -458,17 +466,6 @@ async def test_a_session_whose_state_was_removed_is_told_why_and_what_it_was(pla
         assert answer.cell["lost"] == ["precious"]
     async with place.life() as third:
         assert "removed" not in (await third.run("1")).text
-
-
-async def test_a_reset_leaves_no_word_of_variables_that_come_back(place: Place) -> None:
-    async with place.life() as first:
-        await first.run("x = 1")
-        await place.saved(1)
-    async with place.life() as second:
-        answer = await second.call("reset")
-        assert "Lost: x." in answer.text
-        assert "brings back" not in answer.text
-        assert (await second.run("'x' in globals()")).text == "False"
 
 
 async def shows(life: Life, name: str, preview: str) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Awaitable, Callable
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 
 from tests.integration.agent import ERAS, PREFIX, Agent, Answer, losses, lost, notices
 from tests.integration.servers import Servers
+from tests.sampled import sampled
 
 pytestmark = [pytest.mark.anyio]
 
@@ -283,7 +285,7 @@ async def dropped(notebook: Agent) -> str:
     return handle
 
 
-CAUSES = {
+CAUSES: dict[str, tuple[Callable[[Agent], Awaitable[str]], tuple[str, ...]]] = {
     "a cell killed its kernel unseen": (killed_unseen, ()),
     "a cancelled cell was killed": (cancelled, ("--grace", "0.3")),
     "a cell was killed at its limit": (too_long, ("--grace", "0.3")),
@@ -299,19 +301,25 @@ FIRST: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize(("cause", "flags"), CAUSES.values(), ids=CAUSES.keys())
-async def test_what_is_asked_first_after_a_loss_tells_it(
-    cause: Callable[[Agent], Awaitable[str]], flags: tuple[str, ...], servers: Servers
-) -> None:
+LOSSES = [f"{cause}, {tool}" for cause in CAUSES for tool in FIRST]
+ALWAYS = [f"{cause}, execute" for cause in CAUSES]
+ALWAYS += [f"{cause}, {tool}" for cause, tool in zip(CAUSES, cycle(list(FIRST)[1:]), strict=False)]
+"""Each cause with two tools, and each tool with a cause."""
+
+
+@pytest.mark.parametrize("loss", sampled(LOSSES, *ALWAYS))
+async def test_what_is_asked_first_after_a_loss_tells_it(loss: str, servers: Servers) -> None:
+    name, tool = loss.split(", ")
+    cause, flags = CAUSES[name]
+    arguments = FIRST[tool]
     async with servers.agent(
         "--allow", "*", "--warm", "0", "--checkpoints", "off", *flags
     ) as notebook:
-        for tool, arguments in FIRST.items():
-            handle = await cause(notebook)
-            with anyio.fail_after(60):
-                answer = await notebook.call(tool, **arguments, session=handle)
-                while "x" not in lost(answer) and tool in ("wait", "list_files", "list_variables"):
-                    answer = await notebook.call(tool, **arguments, session=handle)  # not yet dead
-            assert "x" in lost(answer), (tool, answer.text)
-            assert answer.failed or notices(answer), (tool, answer.text)
-            assert "ost: x" in answer.text or "x (" in answer.text, (tool, answer.text)
+        handle = await cause(notebook)
+        with anyio.fail_after(60):
+            answer = await notebook.call(tool, **arguments, session=handle)
+            while "x" not in lost(answer) and tool in ("wait", "list_files", "list_variables"):
+                answer = await notebook.call(tool, **arguments, session=handle)  # not yet dead
+        assert "x" in lost(answer), answer.text
+        assert answer.failed or notices(answer), answer.text
+        assert "ost: x" in answer.text or "x (" in answer.text, answer.text
