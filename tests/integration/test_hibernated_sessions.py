@@ -80,8 +80,8 @@ async def test_the_longest_idle_session_makes_room_for_a_new_one() -> None:
         assert (await state_of(notebook, second))["state"] == "hibernated"
 
 
-async def test_no_session_is_opened_while_all_are_busy() -> None:
-    async with agent("--max-sessions", "1") as notebook:
+async def test_no_session_is_opened_while_all_are_busy(servers: Servers) -> None:
+    async with servers.agent("--max-sessions", "1") as notebook:
         await notebook.run("import threading; threading.Event().wait(60)", wait=0.2)
         assert "none of them is idle and can" in await notebook.refused("create_session")
         await notebook.call("interrupt")
@@ -146,8 +146,8 @@ print(sum(large.view()[::4096]) == total, len(text), both[0] is large,
 """
 
 
-async def test_large_variables_go_through_pipes_of_which_nothing_stays() -> None:
-    async with agent("--allow", "os,pickle", *IDLE) as notebook:
+async def test_large_variables_go_through_pipes_of_which_nothing_stays(servers: Servers) -> None:
+    async with servers.agent("--allow", "os,pickle", *IDLE) as notebook:
         await notebook.run(LARGE)
         for _ in range(2):
             answer = await woken(notebook, STILL_LARGE)
@@ -156,7 +156,7 @@ async def test_large_variables_go_through_pipes_of_which_nothing_stays() -> None
 
 async def test_other_sessions_cannot_read_what_was_saved(tmp_path: Path) -> None:
     state = tmp_path / "s"
-    flags = ("--allow", "os", "--max-sessions", "1", "--state-dir", str(state))
+    flags = ("--allow", "os", "--max-sessions", "1", "--state-dir", str(state), "--warm", "0")
     async with agent(*flags) as notebook:
         await notebook.run("secret = 'hidden'")
         other = (await notebook.call("create_session")).data["session"]

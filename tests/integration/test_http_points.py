@@ -55,6 +55,13 @@ def server(folder: Path) -> Iterator[HttpServer]:
         yield running
 
 
+@pytest.fixture(scope="module")
+def of_nobody() -> Iterator[HttpServer]:
+    """One that asks nobody who they are."""
+    with http_server("--no-auth") as running:
+        yield running
+
+
 async def new_session(client: Wire, name: str) -> str:
     return str((await client.call("create_session", name=name)).data["session"])
 
@@ -88,26 +95,28 @@ async def test_all_clients_of_a_principal_have_one_default_session_in_both_eras(
             assert len((await second.call("list_sessions")).data["sessions"]) == 1
 
 
-async def test_who_is_nobody_gets_the_handle_first_and_goes_on_with_it() -> None:
-    with http_server("--no-auth") as server:
-        async with http_agent(server, "auto") as client:
-            answer = await client.run("x = 41\nx")
-            found = HANDLE.match(answer.text)
-            assert found, answer.text
-            assert found[1] == found[2]
-            assert (await client.run("x + 1", session=found[1])).text == "42"
-            other = await client.run("'x' in globals()")
-            assert "False" in other.text
-            listed = (await client.call("list_sessions")).data["sessions"]
-            assert found[1] in {each["session"] for each in listed}
+async def test_who_is_nobody_gets_the_handle_first_and_goes_on_with_it(
+    of_nobody: HttpServer,
+) -> None:
+    async with http_agent(of_nobody, "auto") as client:
+        answer = await client.run("x = 41\nx")
+        found = HANDLE.match(answer.text)
+        assert found, answer.text
+        assert found[1] == found[2]
+        assert (await client.run("x + 1", session=found[1])).text == "42"
+        other = await client.run("'x' in globals()")
+        assert "False" in other.text
+        listed = (await client.call("list_sessions")).data["sessions"]
+        assert found[1] in {each["session"] for each in listed}
 
 
-async def test_a_handshake_without_a_token_is_a_client_with_a_default_session() -> None:
-    with http_server("--no-auth") as server:
-        async with wire(server, handshake=True) as one, wire(server, handshake=True) as other:
-            await one.call("execute", code="x = 1")
-            assert (await one.call("execute", code="x")).text == "1"
-            assert "NameError" in (await other.call("execute", code="x")).text
+async def test_a_handshake_without_a_token_is_a_client_with_a_default_session(
+    of_nobody: HttpServer,
+) -> None:
+    async with wire(of_nobody, handshake=True) as one, wire(of_nobody, handshake=True) as other:
+        await one.call("execute", code="x = 1")
+        assert (await one.call("execute", code="x")).text == "1"
+        assert "NameError" in (await other.call("execute", code="x")).text
 
 
 # 2. What others have

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import anyio
@@ -18,10 +19,14 @@ from tests.unit.packages.wheels import sdist, wheel
 pytestmark = [pytest.mark.anyio]
 
 
-@pytest.fixture
-def links(tmp_path: Path) -> Path:
-    """A folder with wheels that nobody else has."""
-    folder = tmp_path / "links"
+@pytest.fixture(scope="module")
+def links(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with wheels that nobody else has; one server has it for most tests."""
+    return with_wheels(tmp_path_factory.mktemp("links"))
+
+
+def with_wheels(folder: Path) -> Path:
+    """Fill a folder."""
     wheel(folder, "kmtest-good", "1.0")
     wheel(folder, "kmtest-good", "2.0")
     wheel(
@@ -134,8 +139,9 @@ async def test_an_older_version_in_use_is_told_and_a_reset_changes_over(
 
 
 async def test_what_is_there_stays_unless_something_needs_another_version(
-    links: Path, servers: Servers
+    tmp_path: Path, servers: Servers
 ) -> None:
+    links = with_wheels(tmp_path / "links")
     newer = wheel(links, "kmtest-good", "2.0").rename(links.parent / "newer")
     async with servers.agent(*local(links)) as notebook:
         await add(notebook, "kmtest-needs-good")
@@ -324,11 +330,20 @@ async def test_without_network_cached_packages_install_and_missing_ones_are_name
         assert "--offline" in text
 
 
-@pytest.fixture
-def silent_index() -> Iterator[socket.socket]:
-    """An index that takes connections and never answers: it becomes readable with the first."""
+@pytest.fixture(scope="module")
+def index() -> Iterator[socket.socket]:
     with socket.create_server(("127.0.0.1", 0)) as server:
+        server.setblocking(False)
         yield server
+
+
+@pytest.fixture
+def silent_index(index: socket.socket) -> socket.socket:
+    """An index that takes connections and never answers: it becomes readable with the first."""
+    with suppress(BlockingIOError):
+        while True:
+            index.accept()[0].close()  # what the test before has left
+    return index
 
 
 def waiting_on(index: socket.socket, *flags: str) -> tuple[str, ...]:
@@ -336,7 +351,7 @@ def waiting_on(index: socket.socket, *flags: str) -> tuple[str, ...]:
     return ("--allow-install", "*", "--index-url", url, *flags)
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 async def environment() -> None:
     """See to it that the environment without packages is there."""
     async with agent() as notebook:
