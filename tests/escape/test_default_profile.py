@@ -45,9 +45,13 @@ async def outcomes(notebook: Agent, names: list[str]) -> dict[str, str]:
     return found
 
 
+@pytest.mark.parametrize(
+    "part", [pytest.param(slice(0, None, 4)), pytest.param(slice(None), marks=pytest.mark.full)]
+)
 @pytest.mark.parametrize("start", sampled(["cold", "forked"], "forked"))
-async def test_cells_attack_in_vain(start: str, servers: Servers) -> None:
-    names = [attack.name for attack in ATTACKS]
+async def test_cells_attack_in_vain(start: str, part: slice, servers: Servers) -> None:
+    """Each attack alone is tried in a forked kernel by `test_template_escapes`."""
+    names = [attack.name for attack in ATTACKS][part]
     forked = start == "forked"
     async with ready(servers, *FLAGS, "--warm", "0") if forked else agent(*FLAGS) as notebook:
         assert (await notebook.call("info")).data["policy"].startswith("default: ")

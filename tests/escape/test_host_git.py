@@ -19,6 +19,7 @@ from tests.escape.test_mounted_folders import (
     where_owners_write,
 )
 from tests.integration.unprivileged import USER
+from tests.sampled import sampled
 
 __all__ = ("project", "way")
 
@@ -187,7 +188,12 @@ async def test_what_git_settings_name_cannot_be_made_to_run_code(
     assert not host.marker.exists(), told
 
 
-some = pytest.mark.parametrize("way", ["root forked", "ordinary cold"], indirect=True)
+some = pytest.mark.parametrize(
+    "way",
+    sampled(["root forked", "ordinary cold", "ordinary forked"], "ordinary forked"),
+    indirect=True,
+)
+"""What a server does about changes of a folder, however its kernels have been started."""
 
 
 def begun(host: Host, cwd: str = "") -> None:

@@ -11,7 +11,7 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -109,14 +109,18 @@ ALWAYS = ("root cold", "ordinary forked")
 """Each user, and each way to start a kernel, once."""
 
 
-def in_these(*ways: str) -> pytest.MarkDecorator:
-    """Run a test in these ways, with most changes in `ALWAYS` alone."""
-    return pytest.mark.parametrize("way", sampled(ways, *ALWAYS), indirect=True)
+def in_these(*ways: str, always: Sequence[str] = ALWAYS) -> pytest.MarkDecorator:
+    """Run a test in these ways, with most changes in those of `always` alone."""
+    return pytest.mark.parametrize("way", sampled(ways, *always), indirect=True)
 
 
 in_every_sandbox = in_these(*WAYS, *UNSPACED, CONTAINER)
 where_owners_write = in_these(*WAYS, "ordinary landlock", CONTAINER)
 with_mounts = in_these(*WAYS, CONTAINER)
+of_the_host = in_these(*WAYS, CONTAINER, always=ALWAYS[1:])
+"""The host changes a folder and a server follows; `ALWAYS` runs in the tests of rapid saves."""
+by_file_tools = in_these(*WAYS, *UNSPACED, CONTAINER, always=ALWAYS[1:])
+"""The server reads and writes, however its kernels have been started."""
 
 
 @pytest.fixture(params=sampled(WAYS, *ALWAYS))
@@ -309,7 +313,7 @@ async def test_a_folder_shows_its_data_and_none_of_its_secrets(way: str, project
         assert (project.root.stat().st_mode & 0o777) == mode
 
 
-@with_mounts
+@of_the_host
 async def test_what_the_host_replaces_or_adds_is_covered_again(way: str, project: Project) -> None:
     project.write("edited/.git/config", "[core]\n")
     project.own()
@@ -351,6 +355,7 @@ def mounted(folder: Path, *, shared: bool = False) -> Iterator[None]:
         subprocess.run(["umount", "-l", str(folder)], check=True)
 
 
+@in_these(*WAYS, always=ALWAYS[:1])
 async def test_what_the_host_mounts_in_a_folder_is_not_shown(way: str, project: Project) -> None:
     if os.geteuid() != 0:
         pytest.skip("takes root")
@@ -549,7 +554,7 @@ async def test_one_file_is_shown_when_it_is_mounted_by_name(way: str, project: P
         assert SECRET not in json.dumps({**found, "hard": ""})
 
 
-@in_every_sandbox
+@by_file_tools
 async def test_file_tools_see_the_same_covers(way: str, project: Project) -> None:
     with closing(project.listener("before")):
         async with opened(way, "--mount", str(project.root)) as notebook:
@@ -1028,6 +1033,7 @@ async def test_who_holds_open_what_is_covered_later_is_ended_and_links_to_it_are
             assert f"room/{name}: a process of a session held that open" in said, said
 
 
+@in_these(*WAYS, always=ALWAYS[1:])
 async def test_file_tools_write_into_writable_mounts_alone(way: str, project: Project) -> None:
     async with opened(way, "--mount", f"{project.root}:rw") as notebook:
         agent, root = notebook.agent, str(project.root)
@@ -1040,6 +1046,7 @@ async def test_file_tools_write_into_writable_mounts_alone(way: str, project: Pr
         assert not (project.root / ".mcp.json").exists()
 
 
+@in_these(*WAYS, always=ALWAYS[1:])
 async def test_a_folder_made_anew_is_what_later_sessions_see(way: str, project: Project) -> None:
     async with opened(way, "--mount", str(project.root)) as notebook:
         project.root.rename(project.root.with_name("old"))

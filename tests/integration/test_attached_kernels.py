@@ -17,6 +17,7 @@ import pytest
 from tests.integration.agent import Agent, Answer, agent, lost, notices
 from tests.integration.jupyter_kernels import JupyterServer, Opened, by_file, jupyter_server
 from tests.integration.servers import Servers
+from tests.sampled import sampled
 
 pytestmark = pytest.mark.anyio
 
@@ -66,7 +67,12 @@ class Way:
             yield notebook, theirs
 
 
-@pytest.fixture(params=["file", "server"])
+WAYS = ("file", "server")
+however_reached = pytest.mark.parametrize("way", sampled(WAYS, "file"), indirect=True)
+"""What is the same once a kernel's messages have come, by whichever channels."""
+
+
+@pytest.fixture(params=WAYS)
 def way(
     request: pytest.FixtureRequest, jupyter: JupyterServer, connection: Path, servers: Servers
 ) -> Way:
@@ -101,6 +107,7 @@ async def test_both_work_with_the_same_variables(way: Way) -> None:
         assert "ZeroDivisionError" in failed.text
 
 
+@however_reached
 async def test_pictures_and_long_output_come_as_from_any_kernel(way: Way) -> None:
     async with way.joined() as (notebook, _):
         code = "from IPython.display import Image, display\nimport base64\n"
@@ -204,6 +211,7 @@ async def test_a_cell_waits_for_one_that_ran_before_the_session(
         assert (await cell(notebook, "x")).text.startswith("1\n")
 
 
+@however_reached
 async def test_what_a_thread_prints_later_is_no_cell_that_runs(folder: Path, way: Way) -> None:
     thread = (
         "import pathlib, threading, time\ndef tell():\n"
@@ -222,6 +230,7 @@ async def test_what_a_thread_prints_later_is_no_cell_that_runs(folder: Path, way
         assert "Another client's cell" not in answer.text
 
 
+@however_reached
 async def test_names_of_builtins_hide_no_loss(way: Way) -> None:
     async with way.joined() as (notebook, theirs):
         await theirs.run("list, type, len, str, globals, getattr, exec = range(7)")
@@ -244,6 +253,7 @@ async def test_a_name_of_megabytes_costs_no_connection(way: Way) -> None:
         assert lost(await cell(notebook, "y")) == []
 
 
+@however_reached
 async def test_what_others_made_after_the_last_cell_is_named_when_lost(way: Way) -> None:
     async with way.joined() as (notebook, theirs):
         await cell(notebook, "ours = 1")
@@ -284,6 +294,7 @@ async def test_a_kernel_that_dies_in_a_cell_is_told(way: Way) -> None:
         assert "x" in lost(answer)
 
 
+@however_reached
 async def test_what_takes_a_kernel_of_this_server_says_so(way: Way) -> None:
     calls: dict[str, dict[str, object]] = {
         "reset": {},

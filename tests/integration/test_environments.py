@@ -72,7 +72,7 @@ async def test_modules_with_another_name_than_their_package_are_found(cache: Pat
     _run(env, f"import {', '.join(RENAMED)}")
 
 
-@pytest.mark.parametrize("version", sampled(["3.10", "3.12", "3.13", "3.14"], "3.13"))
+@pytest.mark.parametrize("version", sampled(["3.10", "3.12", "3.13", "3.14"]))
 async def test_any_python_that_is_installed_makes_an_environment(cache: Path, version: str) -> None:
     environ = {**os.environ, "UV_PYTHON_DOWNLOADS": "never"}
     store = EnvironmentStore(cache, uv=Uv(uv.find_uv_bin(), environ, cache))

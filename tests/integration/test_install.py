@@ -14,6 +14,7 @@ from mcp.client import Client
 
 from tests.integration.agent import Agent, Answer, agent, command
 from tests.integration.servers import Servers
+from tests.sampled import sampled
 from tests.unit.packages.wheels import sdist, wheel
 
 pytestmark = [pytest.mark.anyio]
@@ -185,8 +186,8 @@ async def test_the_operator_decides_what_may_be_installed(servers: Servers) -> N
         assert (await notebook.call("list_packages")).data["installable"] == "nothing"
 
 
-async def test_what_is_not_the_name_of_a_package_is_refused(servers: Servers) -> None:
-    async with servers.agent("--allow-install", "*") as notebook:
+async def test_what_is_not_the_name_of_a_package_is_refused(links: Path, servers: Servers) -> None:
+    async with servers.agent(*local(links)) as notebook:
         for text in ("-r /etc/passwd", "git+https://x.org/x.git", "x @ file:///x.whl", "../x"):
             assert "by name" in await notebook.refused("install", packages=[text])
         assert "part of Python" in await notebook.refused("install", packages=["os"])
@@ -259,7 +260,7 @@ async def test_child_processes_find_new_packages_and_programs_after_a_reset_too(
         assert "No module named" in (await notebook.run(CHILDREN)).text
 
 
-@pytest.mark.parametrize("sandbox", ["landlock", "none"])
+@pytest.mark.parametrize("sandbox", sampled(["landlock", "none"], "none"))
 async def test_other_sandboxes_show_new_packages_too_which_bubblewrap_unpacks(
     links: Path, sandbox: str, servers: Servers
 ) -> None:
@@ -273,10 +274,9 @@ async def test_other_sandboxes_show_new_packages_too_which_bubblewrap_unpacks(
 
 
 async def test_a_source_distribution_runs_nothing_unless_that_is_allowed(
-    tmp_path: Path, servers: Servers
+    links: Path, servers: Servers
 ) -> None:
     mark = Path.home() / f".kmtest-hostile-{os.getpid()}"
-    links = tmp_path / "links"
     sdist(links, "kmtest-hostile", f"open({str(mark)!r}, 'w').close()\n")
     async with servers.agent(*local(links)) as notebook:
         text = await notebook.refused("install", packages=["kmtest-hostile"])
@@ -319,9 +319,9 @@ async def test_too_many_bytes_are_not_installed(servers: Servers) -> None:
 
 
 async def test_without_network_cached_packages_install_and_missing_ones_are_named(
-    servers: Servers,
+    links: Path, servers: Servers
 ) -> None:
-    async with servers.agent("--allow-install", "*") as notebook:
+    async with servers.agent(*local(links)) as notebook:
         await add(notebook, "tabulate")
     async with servers.agent("--allow-install", "*", "--offline") as notebook:
         await add(notebook, "tabulate")

@@ -86,6 +86,7 @@ def test_a_server_killed_during_a_build_leaves_an_environment_that_can_be_built(
 
 
 @pytest.mark.anyio
+@pytest.mark.full  # `test_two_processes_build_one_environment_once` runs with every change
 async def test_two_servers_that_need_the_same_environment_build_it_once(tmp_path: Path) -> None:
     flags = ("--cache-dir", str(tmp_path), "--allow", "tabulate", "--warm", "0")
     texts: list[str] = []

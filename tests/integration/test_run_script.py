@@ -6,6 +6,7 @@ import pytest
 
 from tests.integration.ordinary_scripts import SCRIPTS
 from tests.integration.servers import Servers
+from tests.sampled import sampled
 
 pytestmark = [pytest.mark.anyio]
 
@@ -79,17 +80,17 @@ async def test_requires_python_chooses_the_interpreter(servers: Servers) -> None
     block = "# /// script\n# requires-python = '{}'\n# dependencies = ['tabulate']\n# ///\n"
     code = "import sys\nprint('%d.%d' % sys.version_info[:2])"
     async with servers.agent("--allow", "sys", "--allow-install", "tabulate") as notebook:
-        answer = await notebook.call("run_script", script=block.format("==3.12.*") + code)
-        if "no Python 3.12" in answer.text:
-            pytest.skip("Python 3.12 is not installed here")
-        assert answer.text == "3.12"
+        answer = await notebook.call("run_script", script=block.format("==3.13.*") + code)
+        if "no Python 3.13" in answer.text:
+            pytest.skip("Python 3.13 is not installed here")
+        assert answer.text == "3.13"
         text = await notebook.refused(
             "run_script", script=block.format(">=3.12") + code, python="3.11"
         )
         assert "requires-python" in text
 
 
-@pytest.mark.parametrize("python", ["3.10", "3.11", "3.12", "3.13"])
+@pytest.mark.parametrize("python", sampled(["3.10", "3.11", "3.12", "3.13"], "3.13"))
 async def test_a_session_has_the_python_and_the_packages_it_asks_for(
     python: str, servers: Servers
 ) -> None:
@@ -145,10 +146,9 @@ async def test_check_syntax_validates_metadata_and_names(servers: Servers) -> No
         assert {item["name"]: item["allowed"] for item in report["imports"]} == {"pandas": False}
 
 
-@pytest.mark.parametrize("flags", [(), ("--warm", "1")], ids=["cold", "forked"])
-async def test_ordinary_scripts_run_as_with_python(
-    flags: tuple[str, ...], servers: Servers
-) -> None:
+@pytest.mark.parametrize("start", sampled(["cold", "forked"], "forked"))
+async def test_ordinary_scripts_run_as_with_python(start: str, servers: Servers) -> None:
+    flags = ("--warm", "1") if start == "forked" else ("--warm", "0", "--no-template")
     async with servers.agent("--allow", "*", *flags) as notebook:
         for name, (script, status, text) in SCRIPTS.items():
             answer = await notebook.call("run_script", script=script)

@@ -64,6 +64,7 @@ async def test_a_restarted_server_brings_each_kind_back_or_names_it(tmp_path: Pa
     assert size < 8_000_000  # what is repeated in memory is not in the file
 
 
+@pytest.mark.full
 async def test_hibernation_brings_each_kind_back(tmp_path: Path) -> None:
     every = cases()
     async with agent("--allow", ANALYSIS, *ONE) as notebook:

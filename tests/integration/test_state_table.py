@@ -1,8 +1,8 @@
 """Ways to end times contents: every variable is kept as it was, or reported. See `state`.
 
-A row is one test. It runs on the server's own Python; a sample of rows also on 3.12, in an
-environment of the operator's with a package of its own. `--full` adds every other Python of the
-machine, a machine that is busy and a disk that is slow.
+A row is one test. It runs on the server's own Python; `test_every_python` has a session on another
+with every change. `--full` adds every other Python of the machine, in an environment of the
+operator's with a package of its own, a machine that is busy and a disk that is slow.
 """
 
 from __future__ import annotations
@@ -35,9 +35,6 @@ from tests.integration.state import (
     table,
 )
 
-SAMPLE = ("the_kernel", "the_server_ends", "undo")
-"""Rows that run on Python 3.12 by default, by words of their names."""
-SAMPLE_PYTHON = "python3.12"
 ONLY_OWN = ("disk", "other_python")
 """Rows that say on which Python they run."""
 NOT_SAVABLE = {"conn", "lines", "lock"}
@@ -55,10 +52,10 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     own = sys.executable if "environment" in name else ""
     params = [pytest.param((own, ""), id="own")]
     if not any(word in name for word in ONLY_OWN):
-        for path in interpreters():
-            sample = path.name == SAMPLE_PYTHON and any(word in name for word in SAMPLE)
-            marks = () if sample else (pytest.mark.full,)
-            params.append(pytest.param((str(path), ""), id=path.name, marks=marks))
+        params += [
+            pytest.param((str(path), ""), id=path.name, marks=pytest.mark.full)
+            for path in interpreters()
+        ]
         params += [
             pytest.param((own, condition), id=condition, marks=pytest.mark.full)
             for condition in ("busy", "slow disk")

@@ -340,5 +340,6 @@ async def test_branches_go_on_side_by_side_and_draw_different_numbers() -> None:
 
 
 @pytest.mark.full
+@pytest.mark.full
 def test_all_of_it_holds_for_an_ordinary_user() -> None:
     holds_for_an_ordinary_user(__file__)

@@ -274,5 +274,6 @@ def commands() -> set[bytes]:
     return found
 
 
+@pytest.mark.full
 def test_all_of_it_holds_for_an_ordinary_user() -> None:
     holds_for_an_ordinary_user(__file__)
