@@ -18,9 +18,9 @@ from tests.fleet.machines import Machines, connected
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """A cluster is much to start, and Ray is not part of the locked tools."""
-    here = Path(__file__).parent
+    here = f"{Path(__file__).parent}{os.sep}"
     for item in items:
-        if here in item.path.parents:
+        if str(item.path).startswith(here):
             item.add_marker(pytest.mark.full)
 
 
