@@ -45,7 +45,8 @@ from kernel_mcp.sandbox.select import builder_for
 from kernel_mcp.sessions.audit import Audit, open_audit
 from kernel_mcp.sessions.capacity import Capacity
 from kernel_mcp.sessions.measuring import Measured
-from kernel_mcp.sessions.persistence import Persistence, persistence_of
+from kernel_mcp.sessions.persistence import Persistence
+from kernel_mcp.sessions.persistence_setup import persistence_of
 from kernel_mcp.sessions.pool import pool_folder_in, sweep_pools
 from kernel_mcp.sessions.session import SharedContext
 from kernel_mcp.sessions.storage import SessionFolders

@@ -35,7 +35,7 @@ from kernel_mcp.sandbox.base import Sandbox
 from kernel_mcp.sessions.admin import serving_admin, summary_of
 from kernel_mcp.sessions.bounds import OwnMemory, ServerBounds, memory_bound
 from kernel_mcp.sessions.manager import SessionManager
-from kernel_mcp.sessions.persistence import persistence_in_words, persistence_of
+from kernel_mcp.sessions.persistence_setup import persistence_in_words, persistence_of
 from kernel_mcp.sessions.pool import WarmPool
 from kernel_mcp.sessions.principals import Others
 from kernel_mcp.sessions.reaper import Reaper

@@ -241,7 +241,7 @@ def run_sessions(argv: Sequence[str]) -> int:
     names = [str(name) for name in flags.pop("names", None) or ()]
     folder, every = flags.pop("folder", None) or ".", bool(flags.pop("all", False))
     joined = str(flags.pop("session", ""))
-    from kernel_mcp.sessions.persistence import store_of
+    from kernel_mcp.sessions.persistence_setup import store_of
 
     settings = settings_from(flags)
     state = _state(settings)
@@ -257,7 +257,7 @@ def run_sessions(argv: Sequence[str]) -> int:
 
 
 def _list_sessions(store: SessionStore) -> None:
-    from kernel_mcp.sessions.persistence import moment
+    from kernel_mcp.sessions.words import moment
 
     store.collect()
     found = store.entries()

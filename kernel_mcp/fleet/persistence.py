@@ -12,9 +12,10 @@ from kernel_mcp.config.settings import Settings
 from kernel_mcp.errors import KernelMcpError
 from kernel_mcp.fleet.session_table import SessionRow
 from kernel_mcp.fleet.shared_store import SharedStore
+from kernel_mcp.sessions.grants import granted
 from kernel_mcp.sessions.manifest import OF_PRINCIPAL, SessionKey
 from kernel_mcp.sessions.notifications import Loss, together
-from kernel_mcp.sessions.persistence import DEFAULT_NAME, LookupResult, Persistence, granted
+from kernel_mcp.sessions.persistence import DEFAULT_NAME, LookupResult, Persistence
 from kernel_mcp.units import GIB
 
 if TYPE_CHECKING:
@@ -101,7 +102,7 @@ def key_of(principal: str, handle: str) -> SessionKey:
 def factory_with(
     make: Callable[[Path], SharedStore], kept: list[FleetPersistence]
 ) -> Callable[..., tuple[Persistence | None, str]]:
-    """Return a function like `sessions.persistence.persistence_of` for a node of a fleet.
+    """Return a function like `sessions.persistence_setup.persistence_of` for a node of a fleet.
 
     `make` makes its store in the state folder. The persistence object is appended to `kept`.
     """

@@ -36,7 +36,8 @@ from kernel_mcp.sessions import manifest
 from kernel_mcp.sessions.cell_journal import CellJournal
 from kernel_mcp.sessions.manifest import Saved, SessionKey
 from kernel_mcp.sessions.notifications import Notice, together
-from kernel_mcp.sessions.store import JOURNAL_FILE, MOST_ENTRIES, SessionStore, Stored, StoreEntry
+from kernel_mcp.sessions.store import SessionStore, Stored
+from kernel_mcp.sessions.store_entry import JOURNAL_FILE, MOST_ENTRIES, StoreEntry
 
 FOLDERS = ("workspace", "layer", "records")
 DUMP = "dump"

@@ -31,7 +31,7 @@ from kernel_mcp.sessions.principals import Principals
 from kernel_mcp.sessions.session import Session, SessionContext
 from kernel_mcp.sessions.session_save import PersistedSave, SessionSave
 from kernel_mcp.sessions.storage import SCRIPT, SessionFolders
-from kernel_mcp.sessions.store import SaveFolder
+from kernel_mcp.sessions.store_entry import SaveFolder
 
 
 class SessionFactory:

@@ -8,44 +8,35 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-import math
-import os
 import platform
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field
-from datetime import datetime, timezone
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 from kernel_mcp.config.narrowing import no_more_or_unlimited
-from kernel_mcp.config.persist import Persist
 from kernel_mcp.config.settings import Limits, Settings
 from kernel_mcp.environments.own import own_version
 from kernel_mcp.errors import EnvironmentBuildError, HibernationError, InputError
-from kernel_mcp.launch.rundir import default_base
 from kernel_mcp.records import dataclass
 from kernel_mcp.sessions.cell_journal import is_intact, read_journal
+from kernel_mcp.sessions.compatibility import IMPLEMENTATION, minor
+from kernel_mcp.sessions.grants import wider_grants
 from kernel_mcp.sessions.manifest import OF_PRINCIPAL, Saved, SessionKey
 from kernel_mcp.sessions.notifications import Loss
 from kernel_mcp.sessions.snapshot import Dump, missing
-from kernel_mcp.sessions.store import SessionStore, StoreEntry
-from kernel_mcp.sessions.words import listing
-from kernel_mcp.units import format_bytes
+from kernel_mcp.sessions.store import SessionStore
+from kernel_mcp.sessions.store_entry import StoreEntry
+from kernel_mcp.sessions.words import listing, moment
 
 if TYPE_CHECKING:
     from packaging.requirements import Requirement
 
     from kernel_mcp.kernels.factory import KernelRequest
-    from kernel_mcp.kernels.kernel import Kernel
 
 logger = logging.getLogger(__name__)
 
-KEPT = "kept"
-"""Name of the store's folder in the state folder."""
 DEFAULT_NAME = "default"
 """Name of the default session in the store."""
-_FULL = ("bwrap", "container")
-"""Sandboxes that isolate fully: a change to one of these grants nothing more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,8 +188,8 @@ class Persistence:
         Hosts and limits that are no longer allowed are left out. Raises KernelMcpError for packages
         that are not allowed, and for a Python that cannot load the variables. Blocking.
         """
-        asked, then = saved.asked, _minor(saved.python[0])
-        if saved.dump and request.python[:1].isdigit() and _minor(request.python) != then:
+        asked, then = saved.asked, minor(saved.python[0])
+        if saved.dump and request.python[:1].isdigit() and minor(request.python) != then:
             raise HibernationError(
                 f"its variables are those of Python {then}, and this session is to have "
                 f"{request.python}"
@@ -207,7 +198,7 @@ class Persistence:
         here = self._own_python() if python or saved.dump else ""
         if python and f"{here}.".startswith(f"{python}."):
             python = ""  # the server's own environment fits, and has the operator's packages
-        if not python and saved.dump and here and then != _minor(here):
+        if not python and saved.dump and here and then != minor(here):
             python = then
         packages = request.packages
         if not packages and asked.get("packages"):
@@ -252,9 +243,9 @@ class Persistence:
             own = self._own_python()
         except EnvironmentBuildError:
             return ""  # the start of a kernel reports it
-        if not own or _minor(own) == _minor(saved.python[0]):
+        if not own or minor(own) == minor(saved.python[0]):
             return ""
-        return _MOVED.format(_minor(saved.python[0]), self._settings.python, own)
+        return _MOVED.format(minor(saved.python[0]), self._settings.python, own)
 
     def _to_restore(self, entry: StoreEntry, *, resume: bool) -> LookupResult:
         saved = entry.saved
@@ -286,7 +277,7 @@ class Persistence:
         if saved.dump and not resume and (why := self._why_held_back(saved)):
             note = _held_back(saved, when, why, entry.key)
             return LookupResult(note=note, held_back=True, loss=Loss.of(note, saved.names))
-        if saved.dump and saved.python[1:] != (_IMPLEMENTATION, platform.machine()):
+        if saved.dump and saved.python[1:] != (IMPLEMENTATION, platform.machine()):
             of = f"{saved.python[1]} on {saved.python[2]}"
             note = f"{UNUSED}: its variables are those of {of}"
             return LookupResult(note=note, held_back=True, loss=Loss.of(note, saved.names))
@@ -320,28 +311,13 @@ class Persistence:
 
     def _why_held_back(self, saved: Saved) -> str:
         """Return the reason why variables are restored only on request; empty without one."""
-        if wider := self._wider_grants(saved):
+        network = saved.asked.get("network")
+        now = self.doors(None if network is None else tuple(map(str, network)))
+        if wider := wider_grants(now, saved.doors):
             return _OPENED.format("; ".join(wider))
         return _UNDONE.format(saved.cell) if saved.undone else self._python_changed(saved)
 
-    def _wider_grants(self, saved: Saved) -> list[str]:
-        """Return, in words, the grants of now that were not given at the save."""
-        found = []
-        network = saved.asked.get("network")
-        now = self.doors(None if network is None else tuple(map(str, network)))
-        for kind, opened in now.items():
-            before = saved.doors.get(kind, ())
-            if kind == "sandbox":
-                if opened != before and not set(opened) <= set(_FULL):
-                    found.append(f"sandbox {', '.join(opened)}")
-                continue
-            more = [] if "*" in before else [each for each in opened if each not in before]
-            if more:
-                found.append(f"{kind} {', '.join(more)}")
-        return found
 
-
-_IMPLEMENTATION = "cpython"
 NOTHING_KEPT = "Nothing was kept of a session of this name: this one begins fresh"
 UNUSED = "What was kept of this session cannot be used, and stays as it is; this one is not kept"
 _NEWER = (
@@ -385,25 +361,6 @@ _HELD = (
 )
 
 
-def granted(settings: Settings, sandbox: str) -> dict[str, tuple[str, ...]]:
-    """Return the grants of a server's sessions, by kind; `*` stands for all of a kind."""
-    mounts = []
-    for each in settings.mounts if sandbox != "none" else ():
-        place = str(each.host) if str(each.host) == each.guest else f"{each.host} at {each.guest}"
-        mounts.append(place)
-        mounts += [f"{place} to write"] * each.writable
-        mounts += [f"{place} not strict"] * (not each.strict)
-    hosts = dict.fromkeys((*settings.network, *(each.host for each in settings.secrets)))
-    return {
-        "sandbox": (sandbox,),
-        "mount": tuple(mounts),
-        "network": tuple(hosts) if sandbox != "none" else ("*",),
-        "secret": tuple(map(str, settings.secrets)),
-        "env": tuple(each.name for each in settings.variables),
-        "device": tuple(map(str, settings.devices)),
-    }
-
-
 def saved_of(
     entry: StoreEntry,
     request: KernelRequest,
@@ -422,44 +379,6 @@ def saved_of(
     return Saved(entry.key.folder, entry.key.name, doors=doors, asked=asked)
 
 
-def python_of(version: str) -> tuple[str, str, str]:
-    """Return the Python version, implementation and machine that a dump made here requires."""
-    return version, _IMPLEMENTATION, platform.machine()
-
-
-def other_python(version: str, saved: Saved) -> str:
-    """Return the reason why a kernel of this Python cannot load the save; empty if it can."""
-    if not version or _minor(version) == _minor(saved.python[0]):
-        return ""
-    return f"they were saved by Python {_minor(saved.python[0])} and cannot be read by {version}"
-
-
-CompatibilityCheck: TypeAlias = "Callable[[Kernel], tuple[str, str]]"
-"""Returns the reason why a kernel cannot load a save, and the changed packages; empty for none."""
-
-
-def compatibility_check(saved: Saved) -> CompatibilityCheck:
-    """Return a function that compares kernels with the environment of the save."""
-
-    def judge(kernel: Kernel) -> tuple[str, str]:
-        environment = kernel.environment
-        return other_python(environment.version, saved), changed(environment.packages, saved)
-
-    return judge
-
-
-def changed(packages: Sequence[str], saved: Saved) -> str:
-    """Return packages that have other versions than at the save, in words; up to 10."""
-    then = dict(each.partition("==")[::2] for each in saved.environment)
-    now = dict(each.partition("==")[::2] for each in packages)
-    found = [
-        f"{name} {before} is {now.get(name, 'not there')} now"
-        for name, before in then.items()
-        if now.get(name) != before
-    ]
-    return ", ".join(found[:10])
-
-
 def lost_with(saved: Saved, ran: Sequence[int]) -> str:
     """Return a sentence on the cells that ran after the save; empty without any."""
     since = [number for number in ran if number > saved.through]
@@ -472,16 +391,6 @@ def lost_with(saved: Saved, ran: Sequence[int]) -> str:
         f"{which} ran after that was saved, and what {they} did to variables is lost: run {them} "
         "again (read the code in the notebook, or as kernel://…/cells/N)."
     )
-
-
-def moment(then: float, now: float) -> str:
-    """Return a local time in words: `today 17:40`, `yesterday 17:40`, `Friday 17:40`, or a date."""
-    at, today = (datetime.fromtimestamp(each, timezone.utc).astimezone() for each in (then, now))
-    days = (today.date() - at.date()).days
-    day = {0: "today", 1: "yesterday"}.get(days, at.strftime("%A"))
-    if not 0 <= days < 7:
-        day = at.strftime("%Y-%m-%d")
-    return f"{day} {at:%H:%M}"
 
 
 _OPENED = "since then more was opened ({}), and loading runs what the session left"
@@ -508,10 +417,6 @@ def _held_back(saved: Saved, when: str, why: str, key: SessionKey) -> str:
     )
 
 
-def _minor(version: str) -> str:
-    return ".".join(version.split(".")[:2])
-
-
 def _within(asked: Mapping[str, Any], own: Limits) -> Limits | None:
     """Return limits that a session had requested; None if the operator now permits less."""
     try:
@@ -531,75 +436,3 @@ def _within(asked: Mapping[str, Any], own: Limits) -> Limits | None:
         cpu_seconds=wanted.cpu_seconds,
     )
     return rest if fits else None
-
-
-def store_of(settings: Settings) -> SessionStore:
-    """Return the store of servers with these settings; its folder may not exist."""
-    persist = settings.persist or Persist(0, math.inf)
-    state = settings.state_dir or default_base()
-    return SessionStore(
-        Path(os.path.realpath(state / KEPT)), most_bytes=persist.bytes, most_s=persist.seconds
-    )
-
-
-def persistence_in_words(persistence: Persistence | None, why: str) -> str:
-    """Return, for `info`, which sessions are persisted and how long; `why` if none are."""
-    if persistence is None:
-        return why
-    size = (
-        format_bytes(persistence.store.most_bytes) if persistence.store.most_bytes else "no bound"
-    )
-    time = f"{persistence.store.most_s / 86400:.3g} days"
-    which = (
-        "sessions with names" if persistence.bare else "the default session and those with names"
-    )
-    if persistence.by_principal:
-        return f"{which}, for the principal: {size} of all, {time} after their last use"
-    return (
-        f"{which}, for a server in {persistence.folder}: {size} of all, {time} after their last use"
-    )
-
-
-def persistence_of(
-    settings: Settings,
-    state: Path,
-    sandbox: str,
-    permits: Callable[[Sequence[str]], tuple[Requirement, ...]],
-) -> tuple[Persistence | None, str]:
-    """Return the persistence of a server with the state folder `state`, and an empty reason.
-
-    If nothing is persisted, return None and the reason.
-    """
-    if settings.persist is None:
-        return None, "off (--persist off)"
-    by_principal = settings.http is not None
-    place = Path(os.path.realpath(state / KEPT))
-    folder, bare = "", settings.no_auth  # without authentication nobody owns a default session
-    if not by_principal:
-        try:
-            folder = os.path.realpath(Path.cwd())
-        except OSError:
-            return None, "off: the folder that the server works in was removed"
-        bare = folder in ("/", os.path.realpath(os.environ.get("HOME") or "/"))
-        if not bare and place.is_relative_to(folder):
-            return (
-                None,
-                f"off: {place} is in the folder that the server works in, where others put files",
-            )
-    store = SessionStore(place, most_bytes=settings.persist.bytes, most_s=settings.persist.seconds)
-    try:
-        store.make()
-    except OSError as reason:
-        logger.warning("sessions are not kept: %s", reason)
-        return None, f"off: {reason}"
-    doors = granted(settings, sandbox)
-    persistence = Persistence(
-        store,
-        folder=folder,
-        bare=bare,
-        by_principal=by_principal,
-        doors=doors,
-        settings=settings,
-        permits=permits,
-    )
-    return persistence, ""

@@ -11,17 +11,13 @@ import anyio
 
 from kernel_mcp.barriers import Barrier, reason_of, run_in_thread
 from kernel_mcp.linux.proc import thread_times, waits_for_machine
+from kernel_mcp.sessions.compatibility import compatibility_check
 from kernel_mcp.sessions.family import Family, FamilyMember
 from kernel_mcp.sessions.forked_save import UnfitToFork
 from kernel_mcp.sessions.hibernation import HibernatedState
 from kernel_mcp.sessions.notebook_sinks import NotebookSinks
 from kernel_mcp.sessions.notifications import NotificationQueue
-from kernel_mcp.sessions.persistence import (
-    LookupResult,
-    PreviousSession,
-    compatibility_check,
-    lost_with,
-)
+from kernel_mcp.sessions.persistence import LookupResult, PreviousSession, lost_with
 from kernel_mcp.sessions.saver import SaveCost, Saver
 from kernel_mcp.sessions.session_save import NOTEBOOK, PersistedSave, SessionSave
 from kernel_mcp.sessions.snapshot import SECONDS, Dump
@@ -31,7 +27,7 @@ from kernel_mcp.sessions.writer import HERE_S, TOO_LARGE, write_forked, write_he
 if TYPE_CHECKING:
     from kernel_mcp.kernels.kernel import Kernel
     from kernel_mcp.sessions.cell import Cell
-    from kernel_mcp.sessions.store import StoreEntry
+    from kernel_mcp.sessions.store_entry import StoreEntry
 
 RARELY = (
     "For its size this session is saved in the background every {} at most: what cells do "

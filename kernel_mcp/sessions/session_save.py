@@ -17,19 +17,13 @@ from kernel_mcp.linux.folders import private_folder
 from kernel_mcp.output.text import Masks
 from kernel_mcp.records import dataclass
 from kernel_mcp.sessions.cell_journal import CellJournal
+from kernel_mcp.sessions.compatibility import CompatibilityCheck, compatibility_check, python_of
 from kernel_mcp.sessions.history import History
 from kernel_mcp.sessions.manifest import Saved, sync
-from kernel_mcp.sessions.persistence import (
-    CompatibilityCheck,
-    Persistence,
-    PreviousSession,
-    compatibility_check,
-    moment,
-    python_of,
-    saved_of,
-)
+from kernel_mcp.sessions.persistence import Persistence, PreviousSession, saved_of
 from kernel_mcp.sessions.snapshot import Dump
-from kernel_mcp.sessions.store import SaveFolder, StoreEntry
+from kernel_mcp.sessions.store_entry import SaveFolder, StoreEntry
+from kernel_mcp.sessions.words import moment
 
 if TYPE_CHECKING:
     from kernel_mcp.kernels.kernel import Kernel

@@ -11,20 +11,16 @@ Versions that support only format 1 keep records in `k`, and overwrite those tha
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import json
 import logging
 import os
 import re
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from kernel_mcp.linux.folders import private_folder, try_lock
-from kernel_mcp.linux.safe_tree import remove_tree
-from kernel_mcp.linux.walk import measure
 from kernel_mcp.records import dataclass
 from kernel_mcp.sessions import manifest
 from kernel_mcp.sessions.cell_journal import read_journal
@@ -33,33 +29,20 @@ from kernel_mcp.sessions.manifest import (
     ID_CHARS,
     MANIFEST,
     OF_PRINCIPAL,
-    OtherSession,
     Saved,
     SessionKey,
-    UnknownFormat,
 )
 from kernel_mcp.sessions.notifications import MOST_NAMES
-from kernel_mcp.sessions.snapshot import Dump
+from kernel_mcp.sessions.store_entry import GONE, JOURNAL_FILE, WORD, StoreEntry, bytes_in, last_use
 from kernel_mcp.sessions.words import duration
-from kernel_mcp.units import MIB
 
-MOST_ENTRIES = 200_000
-"""Maximum number of files that are counted in each folder of an entry."""
 _ID = re.compile(rf"[0-9a-f]{{{ID_CHARS}}}")
 ENDING_S = 5.0
 """Maximum wait, in seconds, for a server that is ending: clients may start the next one before."""
 LOOKING_S = 0.1
 PAUSE_S = 0.01
-_DUMP = "variables-"
-_BRANCHED = "branched"
-_ADOPTED = "adopted"
-JOURNAL_FILE = "cells.now"
-_GONE = ".gone"
-"""Suffix of the record folder of an entry whose removal has begun."""
 _WAS = ".was"
 """Suffix of the file that lists, for the next session of an entry, what was removed, and why."""
-WORD = b'{"format": 2}'
-"""A manifest for older versions. They report its format as the reason why a session is missing."""
 
 ROOM = "others took the room that kept sessions have (--persist)"
 
@@ -84,215 +67,6 @@ class Stored:
         """The principal of its session; empty for sessions of no principal."""
         folder = self.saved.folder if self.saved is not None else ""
         return folder if folder.startswith(OF_PRINCIPAL) else ""
-
-
-BESIDE_BYTES = 2 * MIB
-"""Bytes of the disk that variables must leave free, for the manifest and the history of cells,
-which are written after them."""
-
-
-class SaveFolder:
-    """The saved variables of one session: the newest dump, and manifests that name it.
-
-    `saved` is None if nothing was saved. All methods are blocking and raise OSError.
-    """
-
-    def __init__(self, folder: Path, most_bytes: int) -> None:
-        """Variables may take `most_bytes`; 0 is no limit."""
-        self.folder = folder
-        self.saved: Saved | None = None
-        self._most_bytes = most_bytes
-
-    def dump(self) -> Dump | None:
-        """Return the saved dump; None for none. Raises HibernationError if malformed."""
-        saved = self.saved
-        if saved is None or not saved.dump:
-            return None
-        path = self.folder / Path(saved.dump).name
-        return Dump.of(path, saved.size, saved.variables, saved.checksum)
-
-    def new_dump_path(self) -> Path:
-        """Return the path for the next dump, which may have a file of a failed one."""
-        return self.folder / (
-            _DUMP + ("b" if self.saved and self.saved.dump == _DUMP + "a" else "a")
-        )
-
-    def bound(self) -> int:
-        """Return the maximum bytes of the variables."""
-        if not self._most_bytes:
-            return sys.maxsize
-        return max(0, self._most_bytes - self._beside())
-
-    def free(self) -> int:
-        """Return the bytes of the disk that are free for the variables."""
-        disk = os.statvfs(self.folder)
-        return max(0, disk.f_bavail * disk.f_frsize - BESIDE_BYTES)
-
-    def _beside(self) -> int:
-        """Return the bytes of other files that count towards the same bound."""
-        return 0
-
-    def commit(self, saved: Saved) -> None:
-        """Replace the manifest by `saved`, and remove older dumps.
-
-        If that fails, the former save stays.
-        """
-        manifest.write(self.folder, saved.data())
-        self.saved = saved
-        self.tidy()
-
-    def tidy(self) -> None:
-        """Remove dumps that the manifest does not name."""
-        there = self.saved.dump if self.saved is not None else ""
-        for old in self.folder.glob(f"{_DUMP}*"):
-            if old.name != there:
-                old.unlink(missing_ok=True)
-
-    def clear(self) -> None:
-        """Remove the folder."""
-        self.saved = None
-        remove_tree(self.folder)
-
-
-class StoreEntry(SaveFolder):
-    """The entry of one session in a store, for the server that has locked it.
-
-    All methods are blocking.
-
-    saved      content of the manifest; None if nothing was saved or it cannot be read
-    problem    reason why the manifest cannot be read; empty for none
-    unknown    set if the entry has an unknown format; nothing may be written to it
-    other      set if the entry has the save of another session; nothing may be written to it
-    repaired   reason why the copy of the manifest was read; empty if it was not
-    overtaken  variables that an older version has saved since the last save; None if it has not
-    removed    reason why the store removed an earlier save, and its variables; None if it did not
-    branched   True if the session has branches, or had some when its last server was killed
-    adopted    True if the session has adopted a branch since its variables were saved
-    """
-
-    def __init__(self, store: SessionStore, key: SessionKey, lock: int, id: str = "") -> None:  # noqa: A002  # what it is
-        """`id` is by default that of the `key`."""
-        id = id or key.id  # noqa: A001
-        super().__init__(store.records / id, store.most_bytes)
-        self.key = key
-        self.workspace = store.workspaces / id
-        self.layer = store.layers / id
-        self.former = store.former / id
-        self.records = self.folder / "r"
-        self.problem = self.repaired = ""
-        self.unknown: UnknownFormat | None = None
-        self.other: OtherSession | None = None
-        self.overtaken: tuple[str, ...] | None = None
-        self.removed: tuple[str, tuple[str, ...]] | None = None
-        self.branched = self.adopted = False
-        self._lock = lock
-
-    @property
-    def used(self) -> float:
-        """Time of the last write to it, in seconds since 1970."""
-        return _used(self.folder)
-
-    @property
-    def leftover(self) -> bool:
-        """True if there is a dump of variables."""
-        return any(self.folder.glob(f"{_DUMP}*"))
-
-    @property
-    def journal_path(self) -> Path:
-        """Path of the journal of cells since the last save."""
-        return self.folder / JOURNAL_FILE
-
-    def make(self) -> None:
-        """Create its missing folders, and read what was saved. Raises OSError."""
-        self.saved, self.problem, self.repaired = None, "", ""
-        self.unknown = self.other = None
-        for folder in (self.folder, self.records):
-            private_folder(folder)
-        self.branched = (self.folder / _BRANCHED).exists()
-        self.adopted = (self.folder / _ADOPTED).exists()
-        try:
-            self.saved, self.repaired = manifest.read(self.folder, self.folder.name)
-        except UnknownFormat as reason:
-            self.unknown = reason
-        except OtherSession as reason:
-            self.other = reason
-        except ValueError as reason:
-            self.problem = str(reason)
-        self.overtaken = self._overtaken()
-
-    def _overtaken(self) -> tuple[str, ...] | None:
-        """Return the names of variables that an older version has saved since the last save.
-
-        None if it has saved nothing. Unless it has ever saved something, `WORD` is written for it.
-        """
-        place = self.former / MANIFEST
-        try:
-            private_folder(self.former)
-            if not place.exists() or place.read_bytes() == WORD:
-                place.write_bytes(WORD)
-                return None
-            saved, _ = manifest.read(self.former, self.former.name)
-            mine = self.folder / MANIFEST
-            if mine.exists() and mine.stat().st_mtime > place.stat().st_mtime:
-                return None
-            return () if saved is None else tuple(saved.names)
-        except UnknownFormat as reason:
-            return reason.names
-        except (OSError, ValueError) as error:
-            logger.warning("no word can be left for older versions: %s", error)
-            return None
-
-    def set_branched(self, branched: bool) -> None:
-        """Record, for the next server, if there are branches. Raises OSError."""
-        mark = self.folder / _BRANCHED
-        mark.touch() if branched else mark.unlink(missing_ok=True)
-        self.branched = branched
-
-    def set_adopted(self, adopted: bool) -> None:
-        """Record, for the next server, if an adopted branch is unsaved. Raises OSError."""
-        mark = self.folder / _ADOPTED
-        mark.touch() if adopted else mark.unlink(missing_ok=True)
-        self.adopted = adopted
-
-    def _beside(self) -> int:
-        return _holds(self.workspace) + _holds(self.layer) + _holds(self.records)
-
-    def drop_variables(self, cell: int) -> None:
-        """Remove the saved variables: after `cell` there are none."""
-        if self.saved is not None:
-            none = dataclasses.replace(
-                self.saved, dump="", size=0, checksum="", variables={}, moment=0.0
-            )
-            self.commit(dataclasses.replace(none, cell=cell, through=cell, undone=False))
-
-    def remove(self) -> None:
-        """Remove the entry. Raises OSError if a part of it remains.
-
-        After the first step nothing can be restored, and `finish_removal` can remove the rest.
-        """
-        with contextlib.suppress(FileNotFoundError):
-            self.folder.rename(self._gone)
-        self.finish_removal()
-
-    def finish_removal(self) -> None:
-        """Remove the rest of an entry whose removal has begun. Raises OSError."""
-        for each in (self.layer, self.workspace, self.former, self._gone):
-            remove_tree(each)
-
-    @property
-    def _gone(self) -> Path:
-        return self.folder.with_name(self.folder.name + _GONE)
-
-    def mark_closing(self) -> None:
-        """Mark the entry as about to be unlocked, so that other servers wait for it."""
-        if self._lock >= 0:
-            os.pwrite(self._lock, b"ends", 0)
-
-    def close(self) -> None:
-        """Release the lock of the entry."""
-        if self._lock >= 0:
-            os.close(self._lock)
-            self._lock = -1
 
 
 class SessionStore:
@@ -374,7 +148,7 @@ class SessionStore:
         Raises OSError.
         """
         former, place = self.former / id, self.records / id
-        if not former.is_dir() or place.exists() or place.with_name(id + _GONE).exists():
+        if not former.is_dir() or place.exists() or place.with_name(id + GONE).exists():
             return
         with contextlib.suppress(OSError):
             if (former / MANIFEST).read_bytes() == WORD:
@@ -513,11 +287,11 @@ class SessionStore:
             if lock is not None:
                 os.close(lock)
             parts = (folder, self.workspaces / folder.name, self.layers / folder.name)
-            held = sum(_holds(each) for each in parts)
-            yield Stored(folder.name, saved, held, _used(folder), lock is None)
+            held = sum(bytes_in(each) for each in parts)
+            yield Stored(folder.name, saved, held, last_use(folder), lock is None)
 
     def _expired(self, folder: Path) -> bool:
-        used = _used(folder)
+        used = last_use(folder)
         return bool(used) and self.now() - used > self.most_s
 
     def _hold_in_time(self, name: str) -> int | None:
@@ -550,28 +324,7 @@ class SessionStore:
 def _names(folder: Path) -> set[str]:
     """Return the ids of entries that have a file or folder in `folder`."""
     try:
-        found = {path.name.removesuffix(_GONE) for path in folder.iterdir()}
+        found = {path.name.removesuffix(GONE) for path in folder.iterdir()}
     except FileNotFoundError:
         return set()
     return {name for name in found if _ID.fullmatch(name)}
-
-
-def _used(folder: Path) -> float:
-    """Return the time of the last write to an entry, in seconds since 1970; 0 without one."""
-    times = [0.0]
-    for path in (folder, folder / MANIFEST, folder / JOURNAL_FILE):
-        with contextlib.suppress(OSError):
-            times.append(path.stat().st_mtime)
-    return max(times)
-
-
-def _holds(folder: Path) -> int:
-    """Return the bytes in a folder; 0 if it does not exist."""
-    try:
-        fd = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    except OSError:
-        return 0
-    try:
-        return measure(fd, most_entries=MOST_ENTRIES, most_bytes=2**62).bytes
-    finally:
-        os.close(fd)

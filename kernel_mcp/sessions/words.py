@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime, timezone
 from typing import Any
 
 from kernel_mcp.output.text import one_line
@@ -89,3 +90,13 @@ def _joined(items: Sequence[str]) -> str:
             break
         shown.append(item)
     return ", ".join(shown)
+
+
+def moment(then: float, now: float) -> str:
+    """Return a local time in words: `today 17:40`, `yesterday 17:40`, `Friday 17:40`, or a date."""
+    at, today = (datetime.fromtimestamp(each, timezone.utc).astimezone() for each in (then, now))
+    days = (today.date() - at.date()).days
+    day = {0: "today", 1: "yesterday"}.get(days, at.strftime("%A"))
+    if not 0 <= days < 7:
+        day = at.strftime("%Y-%m-%d")
+    return f"{day} {at:%H:%M}"

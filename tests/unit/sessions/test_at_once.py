@@ -22,7 +22,7 @@ from kernel_mcp.sessions.hibernation import MAKE_ROOM
 from kernel_mcp.sessions.manager import SessionManager
 from kernel_mcp.sessions.reaper import Reaper
 from kernel_mcp.sessions.session import Session
-from kernel_mcp.sessions.store import StoreEntry
+from kernel_mcp.sessions.store_entry import StoreEntry
 from tests.unit.fake_kernels import FakeClock, FakeSource, new_manager
 from tests.unit.sessions.notebook import notebook
 from tests.unit.sessions.test_kept import ME, server

@@ -20,7 +20,7 @@ from kernel_mcp.sessions.directory import Caller
 from kernel_mcp.sessions.manager import SessionManager
 from kernel_mcp.sessions.persistence import Persistence
 from kernel_mcp.sessions.session import Session
-from kernel_mcp.sessions.store import SaveFolder
+from kernel_mcp.sessions.store_entry import SaveFolder
 from tests.unit.fake_kernels import FakeClock, FakeKernel, FakeSource, deliver, new_manager
 from tests.unit.sessions.test_persistence import persistence
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import platform
 import sys
 from dataclasses import replace
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -17,16 +16,10 @@ from kernel_mcp.config.settings import Settings
 from kernel_mcp.errors import HibernationError, InstallError
 from kernel_mcp.kernels.factory import KernelRequest
 from kernel_mcp.sessions.cell_journal import DAMAGED, CellJournal, read_journal
+from kernel_mcp.sessions.compatibility import other_python
+from kernel_mcp.sessions.grants import granted
 from kernel_mcp.sessions.manifest import Saved, SessionKey
-from kernel_mcp.sessions.persistence import (
-    Persistence,
-    changed,
-    granted,
-    lost_with,
-    moment,
-    other_python,
-    persistence_of,
-)
+from kernel_mcp.sessions.persistence import Persistence, lost_with
 from kernel_mcp.sessions.store import SessionStore
 from tests.unit.sessions.test_store import save
 
@@ -208,27 +201,11 @@ def test_packages_that_are_not_permitted_any_more_are_an_error(tmp_path: Path) -
         made.request(KernelRequest("s", Path("/w")), saved)
 
 
-def test_packages_of_other_versions_are_named() -> None:
-    saved = Saved("/p", "default", environment=("numpy==1.26", "rich==13", "same==1"))
-    assert changed(("numpy==2.0", "same==1"), saved) == (
-        "numpy 1.26 is 2.0 now, rich 13 is not there now"
-    )
-
-
 def test_cells_after_the_save_are_named() -> None:
     saved = Saved("/p", "default", cell=10, through=12)
     assert lost_with(saved, [11, 12]) == ""
     assert lost_with(saved, [12, 13]).startswith("Cell 13 ran after that was saved")
     assert lost_with(saved, [13, 14]).startswith("Cells 13–14 ran")  # noqa: RUF001
-
-
-def test_a_moment_is_told_as_people_do() -> None:
-    now = datetime(2026, 3, 11, 12, 0).astimezone(timezone.utc).timestamp()
-    day = 24 * 3600.0
-    assert moment(now - 3600, now) == "today 11:00"
-    assert moment(now - day, now) == "yesterday 12:00"
-    assert moment(now - 2 * day, now) == "Monday 12:00"
-    assert moment(now - 9 * day, now) == "2026-03-02 12:00"
 
 
 def test_a_trace_names_the_cells_that_were_not_saved(tmp_path: Path) -> None:
@@ -251,19 +228,6 @@ def test_a_trace_names_the_cells_that_were_not_saved(tmp_path: Path) -> None:
     assert read_journal(tmp_path / "none") == {}
     path.write_bytes(b'[1, "a"]\n[2, "half of\0\0')
     assert read_journal(path) == {1: "a", 2: DAMAGED}
-
-
-def test_a_store_inside_the_working_folder_is_not_used(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "work").mkdir()
-    monkeypatch.chdir(tmp_path / "work")
-    made, why = persistence_of(Settings(), tmp_path / "work" / "s", "bwrap", lambda names: ())
-    assert made is None
-    assert "is in the folder" in why
-    made, why = persistence_of(Settings(), tmp_path / "s", "bwrap", lambda names: ())
-    assert made is not None
-    assert made.folder == str(tmp_path / "work")
 
 
 def test_what_another_machine_or_python_saved_stays_for_it(tmp_path: Path) -> None:

@@ -15,7 +15,8 @@ from kernel_mcp.linux.pipes import checksum
 from kernel_mcp.linux.safe_tree import remove_tree
 from kernel_mcp.sessions.manifest import OF_PRINCIPAL, Saved, SessionKey
 from kernel_mcp.sessions.snapshot import CHANGED, CUT, damage, missing
-from kernel_mcp.sessions.store import ROOM, SessionStore, StoreEntry
+from kernel_mcp.sessions.store import ROOM, SessionStore
+from kernel_mcp.sessions.store_entry import StoreEntry
 
 pytestmark = [pytest.mark.anyio]
 
@@ -179,7 +180,7 @@ def test_a_removal_that_was_cut_short_is_finished(
         remove_tree(path)
 
     with monkeypatch.context() as patch:
-        patch.setattr("kernel_mcp.sessions.store.remove_tree", interrupted)
+        patch.setattr("kernel_mcp.sessions.store_entry.remove_tree", interrupted)
         with pytest.raises(_Killed) if step < 4 else contextlib.nullcontext():
             made.forget(KEY.id)
     assert not made.has(KEY)

@@ -1,0 +1,46 @@
+"""Grants of a server's sessions, compared with those at a save."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from kernel_mcp.config.settings import Settings
+
+_FULL = ("bwrap", "container")
+"""Sandboxes that isolate fully: a change to one of these grants nothing more."""
+
+
+def granted(settings: Settings, sandbox: str) -> dict[str, tuple[str, ...]]:
+    """Return the grants of a server's sessions, by kind; `*` stands for all of a kind."""
+    mounts = []
+    for each in settings.mounts if sandbox != "none" else ():
+        place = str(each.host) if str(each.host) == each.guest else f"{each.host} at {each.guest}"
+        mounts.append(place)
+        mounts += [f"{place} to write"] * each.writable
+        mounts += [f"{place} not strict"] * (not each.strict)
+    hosts = dict.fromkeys((*settings.network, *(each.host for each in settings.secrets)))
+    return {
+        "sandbox": (sandbox,),
+        "mount": tuple(mounts),
+        "network": tuple(hosts) if sandbox != "none" else ("*",),
+        "secret": tuple(map(str, settings.secrets)),
+        "env": tuple(each.name for each in settings.variables),
+        "device": tuple(map(str, settings.devices)),
+    }
+
+
+def wider_grants(
+    now: Mapping[str, tuple[str, ...]], then: Mapping[str, tuple[str, ...]]
+) -> list[str]:
+    """Return, in words, the grants of now that were not given at the save."""
+    found = []
+    for kind, opened in now.items():
+        before = then.get(kind, ())
+        if kind == "sandbox":
+            if opened != before and not set(opened) <= set(_FULL):
+                found.append(f"sandbox {', '.join(opened)}")
+            continue
+        more = [] if "*" in before else [each for each in opened if each not in before]
+        if more:
+            found.append(f"{kind} {', '.join(more)}")
+    return found
