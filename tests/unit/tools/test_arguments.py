@@ -46,7 +46,11 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
     ("write_file", {"path": 1}, "needs `content`: The content, in the given encoding.\n`path` has"),
     ("write_file", {"path": 1, "content": ""}, "`path` has to be a string, not the number 1."),
     ("execute", {"code": None}, "`code` has to be a string, not null. Nothing"),
-    ("edit_notebook", {"path": "a", "op": "x"}, "one of insert, replace, delete, not the string"),
+    (
+        "edit_notebook",
+        {"path": "a", "op": "x"},
+        "one of insert, replace, delete, move, not the string",
+    ),
     (
         "edit_notebook",
         {"path": "a", "op": "insert", "kind": "md"},
