@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import ipaddress
-from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
+from kernel_mcp.config.settings import GRANTS, OPTIONS, Settings
 from kernel_mcp.errors import ConfigError
-
-if TYPE_CHECKING:
-    from kernel_mcp.config.settings import Settings
 
 
 def check_serving(settings: Settings) -> None:
@@ -79,17 +76,9 @@ def _check_open(settings: Settings, host: str) -> None:
             f"--no-auth: whoever reaches {host} could run code here. Listen on 127.0.0.1, or leave "
             "--no-auth out: the server then makes a token and prints it"
         )
-    doors = {
-        "--mount": settings.mounts,
-        "--network": settings.network,
-        "--gpu": settings.gpu,
-        "--device": settings.devices,
-        "--env": settings.variables,
-        "--secret": settings.secrets,
-        "--attach": settings.attach,
-    }
-    for flag, value in doors.items():
-        if value:
+    for option in OPTIONS:
+        if option.group == GRANTS and getattr(settings, option.field):
+            flag = "--gpu" if settings.gpu and option.field == "devices" else option.flag
             raise ConfigError(
                 f"{flag}: with --no-auth every program of this machine and every user of it could "
                 "use that. Leave --no-auth out: the server then makes a token and prints it"

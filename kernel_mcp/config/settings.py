@@ -65,7 +65,8 @@ _IMPORTS = "What code may import"
 _INSTALLS = "What agents may install"
 _USE = "What a session may use"
 _TIMES = "How long things take"
-_DOORS = "What code sees of your world"
+GRANTS = "What code sees of your world"
+"""Group of the settings that let code use what is outside its sandbox."""
 _PLACES = "Where things live"
 _SERVER = "Running the server"
 _HTTP = "Serving over HTTP"
@@ -215,7 +216,7 @@ class Settings:
         narrows=no_more,
     )
     mounts: tuple[Mount, ...] = flag(
-        "mount", mounts, _DOORS, "HOST[:GUEST][:ro|rw][:strict]", "none",
+        "mount", mounts, GRANTS, "HOST[:GUEST][:ro|rw][:strict]", "none",
         "show this folder or file of the host to all sessions, at the same path or at GUEST; `rw` "
         "lets them change it. Known secrets in it are covered (SECURITY.md has the list), with "
         "`strict` so that nothing that appears beside one is readable in running sessions; "
@@ -223,38 +224,38 @@ class Settings:
         value=(),
     )
     network: tuple[str, ...] = flag(
-        "network", hosts, _DOORS, "none|LIST|'*'", "none",
+        "network", hosts, GRANTS, "none|LIST|'*'", "none",
         "where code may connect, by HTTP and TLS: names, `*.example.com`, or '*' for all public "
         "addresses, on ports 80 and 443; `HOST:PORT` for any protocol, as of a database; a comma "
         "list, repeatable. A session may ask for less",
         narrows=fewer_hosts,
     )
     devices: tuple[Path, ...] = flag(
-        "device", devices, _DOORS, "PATH", "none",
+        "device", devices, GRANTS, "PATH", "none",
         "let code use this character device of the host, such as a GPU's; memory is limited by the "
         "control group alone then; repeatable",
         value=(),
     )
     gpu: bool = flag(
-        "gpu", switch, _DOORS, "", "off",
+        "gpu", switch, GRANTS, "", "off",
         "let code use the NVIDIA GPUs of this machine: their devices, as by `--device`, and their "
         "driver's libraries; the server does not start where there are none",
     )
     variables: tuple[EnvVariable, ...] = flag(
-        "env", variables, _DOORS, "NAME[=VALUE]", "none",
+        "env", variables, GRANTS, "NAME[=VALUE]", "none",
         "let code find this variable in `os.environ`, without VALUE as the server has it; its "
         "value is masked in outputs, which is a courtesy and no boundary; repeatable",
         value=(),
     )
     secrets: tuple[HeaderSecret, ...] = flag(
-        "secret", header_secrets, _DOORS, "NAME@HOST[:HEADER]", "none",
+        "secret", header_secrets, GRANTS, "NAME@HOST[:HEADER]", "none",
         "let code use the server's environment variable NAME in that header (`Authorization`) of "
         "HTTPS requests to HOST, which it may then connect to, and never read it: it sees a "
         "placeholder, which a proxy replaces; a comma list, repeatable",
         value=(),
     )
     attach: tuple[Attachment, ...] = flag(
-        "attach", attachments, _DOORS, "FILE|URL", "none",
+        "attach", attachments, GRANTS, "FILE|URL", "none",
         "let `create_session(attach=...)` join this running kernel (its connection file), or those "
         "of this Jupyter server (`http://localhost:8888/?token=...`): what runs there runs outside "
         "the sandbox, with all rights of that kernel's user; repeatable",

@@ -36,6 +36,7 @@ def test_the_file_of_tokens_can_be_named_for_the_command_that_writes_it(tmp_path
         ({"no-auth": "true", "mount": ["/srv"]}, "--mount: with --no-auth"),
         ({"no-auth": "true", "network": ["*"]}, "--network: with --no-auth"),
         ({"no-auth": "true", "env": ["A=b"]}, "--env: with --no-auth"),
+        ({"no-auth": "true", "attach": ["http://localhost:8888"]}, "--attach: with --no-auth"),
         ({"no-auth": "true", "device": ["/dev/null"]}, "--device: with --no-auth"),
         ({"no-auth": "true", "secret": ["A@b.example"]}, "--secret: with --no-auth"),
         ({"tokens": "t", "sandbox": "none"}, "can read the files of all"),
