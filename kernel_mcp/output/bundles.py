@@ -81,6 +81,8 @@ _PLACEHOLDER = re.compile(r"<[\w.]+ object>|<[\w.<>]+(?: object)? at 0x[0-9a-f]+
 """The plain text of an object that has a better representation, such as `<Axes object>`."""
 _NAMED = re.compile(r"<[^\n]*>")
 """Plain text that may be no more than a name, such as `<Table>`; other words are shown instead."""
+_PAGE = "<IPython.core.display.HTML object>"
+"""The plain text of a page that code displays: the kernel gives it one of its own pictures."""
 ENDLESS_CHARS = 4000
 """Characters of plain text beyond which a much shorter table is shown instead."""
 MOST_EMBEDDED = 8
@@ -286,9 +288,9 @@ def readable(parts: tuple[Representation, ...], limit: int) -> Truncation:
         is_placeholder = len(parts) > 1 and _PLACEHOLDER.fullmatch(plain.strip())
         text = next(filter(str.strip, others), "" if is_placeholder else plain)
     elif len(plain) > ENDLESS_CHARS and "text/html" in by_type:
-        words = _words("text/html", by_type, pictured)
-        is_table = " | " in words and len(words) < len(plain) // 4
-        text = words if is_table else plain
+        page = by_type["text/html"].read()
+        words = html_to_text(page, HTML_CHARS) if "<table" in page.lower() else ""
+        text = words if words and len(words) < len(plain) // 2 else plain
     if text.strip():
         ends = cut(text, limit // 2, limit - limit // 2)
         return Truncation(clean(ends.head), clean(ends.tail), ends.omitted)
@@ -315,15 +317,19 @@ def _words(mime: str, by_type: Mapping[str, Representation], pictured: bool) -> 
 def embedded(parts: Sequence[Representation]) -> tuple[list[Representation], str]:
     """Return the pictures that only the page of a bundle has, and a remark on those beyond a bound.
 
-    If the bundle has a picture that is not the first of the page, the page is another form of it.
+    If an object has a picture that is not the first of its page, the page is another form of it.
     """
     page = next((part.read() for part in parts if part.mime == "text/html"), "")
     own = next((part for mime in INLINE_IMAGES for part in parts if part.mime == mime), None)
     found = pictures_in(page) if "data:image/" in page else []
     if own is not None and found:
-        found = found[1:] if "".join(own.read().split()) == found[0][1] else []
-    shown = [each for each in found if each[0] in INLINE_IMAGES][:MOST_EMBEDDED]
-    rest = [each for each in found if each not in shown]
+        shown_data = "".join(own.read().split())
+        same = next((n for n, each in enumerate(found) if each[1] == shown_data), len(found))
+        is_page = any(part.mime == "text/plain" and part.text == _PAGE for part in parts)
+        found = found[:same] + found[same + 1 :] if same == 0 or is_page else []
+    inline = [each for each in found if each[0] in INLINE_IMAGES]
+    shown = inline[:MOST_EMBEDDED]
+    rest = inline[MOST_EMBEDDED:] + [each for each in found if each[0] not in INLINE_IMAGES]
     remark = ""
     if rest:
         names = [f"{alt[:60] or mime} ({len(data):,} characters)" for mime, data, alt in rest]

@@ -165,6 +165,7 @@ def test_hostile_bundles_are_bounded(tmp_path: Path) -> None:
         ({"text/plain": "<class 'a.SimpleTable'>", "text/html": "<p>R2"}, "R2"),
         ({"text/plain": " \n", "text/html": "<p>words"}, "words"),
         ({"text/plain": "x " * 8500, "text/html": "<table><tr><td>1<td>2</table>"}, "1 | 2"),
+        ({"text/plain": "x " * 8500, "text/html": "<TABLE><tr><td>one"}, "one"),
         ({"text/plain": "<Own: 3 rows>", "application/x-own": "abc"}, "<Own: 3 rows>"),
         ({"text/plain": "<Own>\nrows", "text/html": "<p>x"}, "<Own>\nrows"),
         ({"application/x-own": "abc"}, "[application/x-own, 3 characters]"),
@@ -200,6 +201,9 @@ def test_pictures_of_a_page_are_no_others_than_that_of_its_bundle(tmp_path: Path
     found, _ = embedded(shelf.put(1, {"text/html": page, "image/png": PNG}))
     assert [part.text for part in found] == ["AAAA"]
     assert embedded(shelf.put(2, {"text/html": page, "image/png": "BBBB"})) == ([], "")
+    words = "<IPython.core.display.HTML object>"
+    scaled = {"text/html": page, "image/png": "BBBB", "text/plain": words}
+    assert [part.text for part in embedded(shelf.put(3, scaled))[0]] == [PNG, "AAAA"]
 
 
 def test_a_long_readable_form_keeps_both_ends(tmp_path: Path) -> None:
