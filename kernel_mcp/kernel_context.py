@@ -242,8 +242,7 @@ async def kernel_context(
             launcher=launcher,
             templates=templates,
             requests=lambda: [each.request for manager in managers for each in manager.sessions],
-            variables=network.variables,
-            vault=network.vault,
+            network=network,
             pinned=await environments.read_pinned(settings),
         )
         pool_size = _pool_size(settings, sandbox, run.path)

@@ -10,7 +10,6 @@ from dataclasses import field, replace
 from importlib import import_module
 from itertools import chain
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Protocol
 
 import anyio
@@ -28,6 +27,7 @@ from kernel_mcp.environments.uv import ProgressCallback
 from kernel_mcp.errors import EnvironmentBuildError
 from kernel_mcp.kernels.channels import Floods
 from kernel_mcp.launch.base import START_TIMEOUT_S, KernelEnvironment, LaunchRequest
+from kernel_mcp.launch.network import Network
 from kernel_mcp.launch.process import KernelProcess, Launcher
 from kernel_mcp.launch.rundir import compile_guest
 from kernel_mcp.network.secrets import Vault
@@ -152,19 +152,18 @@ class KernelFactory:
         launcher: Launcher,
         templates: Templates | None = None,
         requests: Callable[[], Iterable[KernelRequest]] = tuple,
-        variables: Mapping[str, str] = MappingProxyType({}),
-        vault: Vault | None = None,
+        network: Network | None = None,
         pinned: PinnedRequirements = NOTHING,
     ) -> None:
         """`templates` prepares a template for the server's own environment; `launcher` forks it.
 
         `requests` returns the requests of all sessions; environments of no request may be removed.
-        `variables` are environment variables of every kernel. `vault` has the certificates that
-        kernels trust. `pinned` are the packages that the operator's files list.
+        Kernels have the variables of `network`, and trust its certificates. `pinned` are the
+        packages that the operator's files list.
         """
         self._listed = pinned
-        self._variables = tuple(variables.items())
-        self._vault = vault or Vault()
+        self._variables = tuple(network.variables.items()) if network is not None else ()
+        self._vault = network.vault if network is not None else Vault()
         self._settings = settings
         self._policy = policy
         self._environments = environments
