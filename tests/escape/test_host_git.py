@@ -193,7 +193,7 @@ some = pytest.mark.parametrize(
     sampled(["root forked", "ordinary cold", "ordinary forked"], "ordinary forked"),
     indirect=True,
 )
-"""What a server does about changes of a folder, however its kernels have been started."""
+"""Tests of what a server does about changes of a folder, however its kernels were started."""
 
 
 def begun(host: Host, cwd: str = "") -> None:

@@ -69,7 +69,7 @@ class Way:
 
 WAYS = ("file", "server")
 however_reached = pytest.mark.parametrize("way", sampled(WAYS, "file"), indirect=True)
-"""What is the same once a kernel's messages have come, by whichever channels."""
+"""Tests of what is the same once a kernel's messages have come, by whichever channels."""
 
 
 @pytest.fixture(params=WAYS)
