@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Iterator
 from kernel_mcp.errors import WorkspaceError
 from kernel_mcp.files import folders
 from kernel_mcp.output.images import sniff
+from kernel_mcp.output.text import within
 from kernel_mcp.records import dataclass
 from kernel_mcp.units import KIB, MIB
 
@@ -39,6 +40,11 @@ _BOMS = (
     (codecs.BOM_UTF16_LE, "utf-16"),
     (codecs.BOM_UTF16_BE, "utf-16"),
 )
+ENCODINGS = frozenset(
+    {"cp1250", "cp1251", "cp1252", "iso8859-1", "iso8859-2", "iso8859-15", "utf-16", "utf-32"}
+    | {"cp437", "cp850", "koi8-r", "shift_jis", "euc_jp", "gbk", "gb18030", "big5", "euc_kr"}
+)
+"""Names of encodings in which texts are read on request, as `codecs` has them."""
 _TEXT_CONTROLS = frozenset(b"\t\n\r\f\b\x1b")
 
 
@@ -51,7 +57,47 @@ def foreign_encoding(head: bytes) -> str | None:
         return None
     odd = sum(byte < 32 and byte not in _TEXT_CONTROLS for byte in head)
     high = sum(byte >= 128 for byte in head)
-    return "latin-1" if odd == 0 and high * 3 <= len(head) else None
+    if odd or high * 3 > len(head):
+        return None
+    if _is_central_european(head):
+        return "cp1250"
+    return "cp1252" if any(0x80 <= byte < 0xA0 for byte in head) else "latin-1"
+
+
+_ONLY_1250 = frozenset(b"\x8d\x8f\x9d")
+"""Letters of cp1250 at bytes that cp1252 does not have."""
+_SYMBOLS_1252 = frozenset(b"\xa3\xa5\xaa\xaf\xb3\xb9\xba\xbc\xbe\xbf")
+"""Letters of cp1250 at bytes of symbols in cp1252, which do not stand beside letters."""
+_CARONS = frozenset(b"\x8a\x8e\x9a\x9e")
+"""S and Z with caron in both, rare in texts of Western Europe."""
+_BESIDE_CARONS = frozenset(b"\xc8\xcf\xd8\xe6\xe8\xec\xef\xf0\xf2\xf8\xf9")
+_DOUBLE_ACUTES = frozenset(b"\xd5\xdb\xf5\xfb")
+_HUNGARIAN = frozenset(b"\xd6\xdc\xe1\xe9\xed\xf3\xf6\xfa\xfc")
+
+
+def _is_central_european(head: bytes) -> bool:
+    """Return True if text is rather cp1250 than cp1252, by letters that only the former has."""
+    there = frozenset(head)
+    if there & _ONLY_1250:
+        return True
+    beside = sum(
+        byte in _SYMBOLS_1252 and _is_letter(before) and _is_letter(after)
+        for before, byte, after in zip(head, head[1:], head[2:], strict=False)
+    )
+    fractions = any(
+        byte in b"\xbc\xbe" and (_is_letter(before) or _is_letter(after))
+        for before, byte, after in zip(head, head[1:], head[2:], strict=False)
+    )
+    if fractions or beside > 1 or (beside and not there & frozenset(b"\x91\x92\x93\x94")):
+        return True
+    if there & _CARONS and there & _BESIDE_CARONS:
+        return True
+    tilde = there & frozenset(b"\xc3\xe3")  # of Portuguese
+    return bool(there & _DOUBLE_ACUTES and there & _HUNGARIAN and not tilde and b"\xea" not in head)
+
+
+def _is_letter(byte: int) -> bool:
+    return 0x41 <= byte <= 0x5A or 0x61 <= byte <= 0x7A or byte >= 0xC0
 
 
 def is_text(head: bytes) -> bool:
@@ -106,8 +152,8 @@ class Page:
 def page_of(pieces: Iterable[str], *, offset: int, limit: int, characters: int) -> Page:
     """Return at most `limit` lines from line `offset` on; 0 for as many as fit.
 
-    The page has at most `characters` characters and whole lines only, except a single line that is
-    too long. All pieces are read to count the lines.
+    The page has at most `characters` characters, as `weight` counts them, and whole lines only,
+    except a single line that is too long. All pieces are read to count the lines.
     """
     window: list[str] = []
     size = skipped = found = total = after = 0
@@ -135,6 +181,7 @@ def page_of(pieces: Iterable[str], *, offset: int, limit: int, characters: int) 
     if limit:
         text = text[: _after_breaks(text, limit)]
     cut = 0
+    characters = within(text, characters) if len(text) > characters // 2 else characters
     if len(text) > characters:
         line_end = text.find("\n")
         whole = text.rfind("\n", 0, characters) + 1
@@ -168,17 +215,20 @@ def lines_of(
     limit: int,
     characters: int,
     masked: Callable[[Iterator[str]], Iterable[str]] = iter,
+    encoding: str = "utf-8-sig",
 ) -> Page:
-    """Return lines of a UTF-8 text, `masked`, as `page_of` does. Raises WorkspaceError."""
+    """Return lines of a text, `masked`, as `page_of` does. Raises WorkspaceError."""
     if info.st_size > SCAN_BYTES:
         raise WorkspaceError(
             f"{path!r} has {info.st_size:,} bytes, too many to page through. Read the part "
             "you need with code."
         )
     try:
-        pieces = masked(_text_pieces(fd, SCAN_BYTES))
+        pieces = masked(_text_pieces(fd, SCAN_BYTES, encoding))
         page = page_of(pieces, offset=offset, limit=limit, characters=characters)
     except UnicodeDecodeError as error:
+        if encoding != "utf-8-sig":
+            raise WorkspaceError(f"{path!r} is not {encoding} text: {error.reason}.") from error
         raise folders.not_utf8(path, "") from error
     if offset and offset >= page.total:
         raise WorkspaceError(f"{path!r} has {page.total:,} lines; offset {offset:,} is after it.")
@@ -199,6 +249,38 @@ def bytes_of(fd: int, info: os.stat_result, path: str, most: int, resource: int)
         f"{path!r} has {info.st_size:,} bytes; at most {most:,} can be returned here. Read it "
         f"with {'code or as the resource ' if where != 'code' else ''}{where}."
     )
+
+
+def bytes_from(fd: int, offset: int, most: int) -> bytes:
+    """Return at most `most` bytes of a file from `offset` on."""
+    data = b""
+    while len(data) < most and (more := os.pread(fd, most - len(data), offset + len(data))):
+        data += more
+    return data
+
+
+def base64_room(limit: int, characters: int) -> int:
+    """Return how many bytes of base64 an answer shows, of `limit` that were asked for, 0 for all.
+
+    Pages of them can be joined as base64: their size is a multiple of three.
+    """
+    room = max(3, characters * 3 // 4 // 3 * 3)
+    return min(limit or room, room)
+
+
+def any_encoding(name: str) -> str:
+    """Return utf-8, base64 or the name of another encoding of texts. Raises WorkspaceError."""
+    plain = name.lower().replace("_", "-").strip()
+    if plain in ("utf8", "utf-8", "base64"):
+        return encoding_of(plain)
+    try:
+        found = codecs.lookup(plain)
+    except (LookupError, ValueError):
+        found = None
+    if found is None or found.name not in ENCODINGS:
+        known = ", ".join(sorted(ENCODINGS))
+        raise WorkspaceError(f"encoding {name!r} is not known: use utf-8, base64, or {known}.")
+    return found.name
 
 
 def decoded(content: str, encoding: str) -> bytes:
@@ -233,8 +315,8 @@ def _blocks(fd: int, most: int) -> Iterator[bytes]:
         offset += len(data)
 
 
-def _text_pieces(fd: int, most: int) -> Iterator[str]:
-    decoder = codecs.getincrementaldecoder("utf-8-sig")()
+def _text_pieces(fd: int, most: int, encoding: str) -> Iterator[str]:
+    decoder = codecs.getincrementaldecoder(encoding)()
     for data in _blocks(fd, most):
         yield decoder.decode(data)
     yield decoder.decode(b"", final=True)

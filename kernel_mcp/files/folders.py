@@ -11,8 +11,8 @@ import heapq
 import os
 import secrets
 import stat
-from collections.abc import Iterator, Sequence
-from typing import Literal
+from collections.abc import Callable, Iterator, Sequence
+from typing import Literal, TypeAlias
 
 from kernel_mcp.barriers import reason_of
 from kernel_mcp.config.values import close_to
@@ -45,18 +45,31 @@ class Listing:
     omitted: int = 0
 
 
-def listing_of(path: str, fd: int) -> Listing:
-    """Return the entries of an open folder whose path is `path`."""
+Chosen: TypeAlias = Callable[[str], bool]
+
+
+def any_name(_name: str) -> bool:
+    """Return True: the default of `listing_of`."""
+    return True
+
+
+def listing_of(path: str, fd: int, chosen: Chosen = any_name, offset: int = 0) -> Listing:
+    """Return the entries of an open folder whose path is `path`, from number `offset` on.
+
+    Only names for which `chosen` returns True count.
+    """
     count = 0
 
     def names() -> Iterator[str]:
         nonlocal count
         with os.scandir(fd) as entries:
             for entry in entries:
-                count += 1
-                yield entry.name
+                if chosen(entry.name):
+                    count += 1
+                    yield entry.name
 
-    first = heapq.nsmallest(MAX_LISTED, names())
+    found = heapq.nsmallest(offset + MAX_LISTED, names())
+    first = found[offset:]
     entries: list[FolderEntry] = []
     unknown = 0
     for name in first:
@@ -68,7 +81,7 @@ def listing_of(path: str, fd: int) -> Listing:
             unknown += 1
             continue
         entries.append(entry_of(f"{path}/{name}" if path else name, info))
-    return Listing(path, tuple(entries), count - len(first) + unknown)
+    return Listing(path, tuple(entries), count - len(found) + unknown)
 
 
 def entry_of(path: str, info: os.stat_result) -> FolderEntry:
@@ -182,7 +195,8 @@ def not_utf8(path: str, encoding: str) -> WorkspaceError:
     """Return the error for a file that is not UTF-8; `encoding` is the likely one, or empty."""
     how = f"; its encoding looks like {encoding}" if encoding else ""
     return WorkspaceError(
-        f"{path!r} is not UTF-8 text{how}. Read it with code, for example "
+        f"{path!r} is not UTF-8 text{how}. Read it with read_file and encoding="
+        f"{encoding or 'latin-1'!r}, with code, for example "
         f"open({path!r}, encoding={encoding or 'latin-1'!r}), or as base64."
     )
 

@@ -28,7 +28,9 @@ from kernel_mcp.files.contents import (
 )
 from kernel_mcp.files.folders import (
     FOLDER,
+    Chosen,
     Listing,
+    any_name,
     entry_of,
     listing_of,
     make_folders,
@@ -49,22 +51,26 @@ from kernel_mcp.linux.safe_tree import Opener, empty_tree, open_beneath, remove_
 from kernel_mcp.linux.walk import TreeSize, entries_within, measure
 from kernel_mcp.output.images import sniff
 from kernel_mcp.records import dataclass
-from kernel_mcp.units import KIB, MIB
+from kernel_mcp.units import MIB
 
 PAGE_CHARS = 30_000
-BINARY_BYTES = 48 * KIB
-"""Largest binary file that is returned whole in an answer; pictures have the limit of files."""
 
 
 @dataclass(frozen=True, slots=True)
 class FileContent:
-    """The part of a file of `size` bytes that was read: a page of text, or all bytes in `data`."""
+    """The part of a file of `size` bytes that was read: a page of text, or bytes in `data`.
+
+    Of a binary file nothing is read, and `kind` describes it, unless it was asked for as base64:
+    it is `encoded` then.
+    """
 
     path: str
     mime: str
     size: int
     page: Page | None = None
     data: bytes = b""
+    kind: str = ""
+    encoded: bool = False
 
 
 class DiskShare:
@@ -125,15 +131,15 @@ class Workspace:
         with self._resolve(path) as place:
             return place.name
 
-    def list_files(self, path: str = "") -> Listing:
-        """Return the entries of a folder, or the one file that `path` names."""
+    def list_files(self, path: str = "", chosen: Chosen = any_name, offset: int = 0) -> Listing:
+        """Return the entries of a folder as `listing_of`, or the one file that `path` names."""
         with self._resolve(path) as place:
             with self._opened(place, os.O_PATH | os.O_NOFOLLOW) as found:
                 info = os.fstat(found)
             if not stat.S_ISDIR(info.st_mode):
                 return Listing(place.name, (entry_of(place.name, info),))
             with self._opened(place, FOLDER) as folder, place.acting():
-                return listing_of(place.name, folder)
+                return listing_of(place.name, folder, chosen, offset)
 
     def read_file(
         self,
@@ -147,26 +153,36 @@ class Workspace:
         """Return lines of a UTF-8 text, a whole picture, or the bytes of another small file.
 
         `offset` is the first line, from 0; `limit` the number of lines, 0 for as many as fit into
-        `characters`. `encoding` utf-8 accepts text only, base64 returns bytes.
+        `characters`. `encoding` utf-8 accepts text only, base64 returns bytes: `limit` of them
+        from byte `offset` on. Any other is that of a text.
         """
-        encoding = contents.encoding_of(encoding) if encoding else ""
+        encoding = contents.any_encoding(encoding) if encoding else ""
         with self._resolve(path) as place, self._file(place) as (fd, info):
             head = os.pread(fd, PROBE_BYTES, 0)
             name = place.name
             mime = mime_of(name, head)
             picture = sniff(head) is not None
-            if encoding != "base64" and is_text(head) and not picture:
+            if encoding not in ("", "utf-8", "base64"):
+                page = contents.lines_of(
+                    fd, info, path, offset, limit, characters, self._masked, encoding
+                )
+                return FileContent(name, "text/plain", info.st_size, page)
+            if encoding == "base64":
+                data = contents.bytes_from(fd, offset, contents.base64_room(limit, characters))
+                return FileContent(name, mime, info.st_size, data=data, encoded=True)
+            if is_text(head) and not picture:
                 page = contents.lines_of(fd, info, path, offset, limit, characters, self._masked)
                 return FileContent(name, mime, info.st_size, page)
-            if encoding != "base64" and (reason := foreign_encoding(head)):
+            if reason := foreign_encoding(head):
                 raise folders.not_utf8(path, reason)
             if encoding == "utf-8":
                 kind = binary_kind(head) or ("a picture" if picture else "binary data")
                 raise WorkspaceError(
                     f"{path!r} is {kind}, not text. Read it with code, or as base64."
                 )
-            most = self._file_bytes if picture else BINARY_BYTES
-            data = contents.bytes_of(fd, info, path, most, self._file_bytes)
+            if not picture:
+                return FileContent(name, mime, info.st_size, kind=binary_kind(head) or "")
+            data = contents.bytes_of(fd, info, path, self._file_bytes, self._file_bytes)
             return FileContent(name, mime, info.st_size, data=data)
 
     def read_resource(self, path: str) -> tuple[str | bytes, str]:

@@ -20,7 +20,7 @@ from kernel_mcp.output.images import ImageError, Picture, fit
 from kernel_mcp.output.items import READABLE_CHARS
 from kernel_mcp.output.render import PICTURE_BYTES
 from kernel_mcp.output.terminal import clean
-from kernel_mcp.output.text import cut, one_line
+from kernel_mcp.output.text import cut, one_line, weight
 from kernel_mcp.records import dataclass
 
 LINE_CHARS = 72
@@ -50,7 +50,7 @@ def outline(cells: Sequence[NotebookCell], first: int, characters: int) -> Outli
     left = characters
     for cell in cells[first - 1 :]:
         line = _line(cell)
-        left -= len(line) + 1
+        left -= weight(line) + 1
         if left < 0 and found:
             break
         found.append(line)
@@ -71,8 +71,10 @@ class AnswerBudget:
         `least` characters are shown in any case.
         """
         most = max(least, min(TEXT_CHARS, self.characters))
+        if (heavy := weight(text)) > most:
+            most = most * len(text) // heavy
         found = cut(text, most // 2, most - most // 2).joined()
-        self.characters -= len(found)
+        self.characters -= weight(found)
         return found
 
     def picture(self, data: bytes) -> Picture:

@@ -31,7 +31,7 @@ from kernel_mcp.output.items import (
     TextItem,
 )
 from kernel_mcp.output.terminal import clean
-from kernel_mcp.output.text import Truncation, cut, head_of, tail_of
+from kernel_mcp.output.text import Truncation, cut, head_of, tail_of, weight
 from kernel_mcp.records import dataclass
 from kernel_mcp.units import KIB
 
@@ -169,6 +169,8 @@ def _counted(frames: list[_Frame]) -> list[str]:
 
 MAX_PICTURES = 12
 MAX_LINKS = 24
+_TRIES = 4
+"""Attempts to cut text that is not of ASCII characters alone, each from the result before."""
 READ_CHARS = 64 * KIB
 """Most characters kept of one display's text, from both ends; the middle counts as left out."""
 _UNLINKED = (
@@ -254,9 +256,22 @@ def lay_out(items: Sequence[Item], *, cell: int, uri: str, characters: int) -> L
         layout.units.append(Remark(f"[… {len(layout.links) - MAX_LINKS} more links left out …]"))
         del layout.links[MAX_LINKS:]
     layout.units = _fewer_pictures(layout.units)
-    if _length(layout.units) > characters:
-        layout.units = _ends(_shorter_blocks(layout.units, characters), characters)
+    layout.units = _fitting(layout.units, characters)
     return layout
+
+
+def _fitting(units: list[Unit], characters: int) -> list[Unit]:
+    """Return `units` with their text cut to `characters`, counted as `weight` does."""
+    limit = characters
+    for _ in range(_TRIES):
+        fitting = units
+        if (length := _length(units)) > limit:
+            fitting = _ends(_shorter_blocks(units, limit), limit)
+        heavy = sum(weight(unit.text) for unit in fitting if isinstance(unit, Text))
+        if heavy <= characters:
+            break
+        limit = min(limit, length) * characters // heavy
+    return fitting
 
 
 def _laid_out(item: Item, cell: int, uri: str) -> Layout:

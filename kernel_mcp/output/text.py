@@ -451,6 +451,24 @@ def omission(characters: int, note: str = "") -> str:
     return f"[… {characters:,} character{plural} left out{'; ' + note if note else ''} …]"
 
 
+def weight(text: str) -> int:
+    """Return the number of characters of a text, of which those outside ASCII count double.
+
+    Limits of answers count so: such a character is about one token of a model, and three to four
+    ASCII characters are one.
+    """
+    if text.isascii():
+        return len(text)
+    return 2 * len(text) - len(text.encode("ascii", "ignore"))
+
+
+def within(text: str, most: int) -> int:
+    """Return how many characters of the start have a `weight` of at most `most`."""
+    if text[:most].isascii():
+        return min(len(text), max(0, most))
+    return bisect_right(range(min(len(text), most)), most, key=lambda end: weight(text[: end + 1]))
+
+
 def cut(text: str, head: int, tail: int) -> Truncation:
     """Keep at most `head` characters of the start and `tail` of the end, at line ends if near."""
     if len(text) <= head + tail:

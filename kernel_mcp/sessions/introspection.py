@@ -15,9 +15,10 @@ INQUIRY_S = 2.0
 """Seconds after which a kernel that has not answered a front end's request is interrupted."""
 
 
-async def variables_of(session: Session) -> dict[str, Any]:
+async def variables_of(session: Session, match: str = "", offset: int = 0) -> dict[str, Any]:
     """Return descriptions of the user's variables, and in `omitted` the number of others.
 
+    `match` and `offset` choose some of a live kernel's own. An external kernel ignores them.
     There are none without a kernel. Those of a hibernated session are described as saved. Raises
     LaunchError if the kernel cannot answer because the running cell blocks it.
     """
@@ -27,14 +28,15 @@ async def variables_of(session: Session) -> dict[str, Any]:
     if kernel is None:
         return {"variables": [], "omitted": 0}
     try:
-        reply = await kernel.ask("kernel_mcp_variables_request", {}, timeout=VARIABLES_TIMEOUT_S)
+        asked = {"match": match, "offset": offset}
+        reply = await kernel.ask("kernel_mcp_variables_request", asked, timeout=VARIABLES_TIMEOUT_S)
     except LaunchError:
         if kernel.exit is None:
             raise
         async with session.turn:  # wait for the report of the running cell, if it died in one
             await session.recovery.note_death()
         if session.kernel not in (None, kernel):
-            return await variables_of(session)
+            return await variables_of(session, match, offset)
         return {"variables": [], "omitted": 0}
     return {
         "variables": descriptions(reply.get("variables")),

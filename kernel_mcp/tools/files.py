@@ -6,13 +6,14 @@ import base64
 from datetime import datetime, timezone
 from functools import partial
 from typing import Annotated, TypedDict
+from urllib.parse import quote
 
 import anyio
 from mcp_types import CallToolResult, ImageContent, ResourceLink, TextContent
 from pydantic import Field
 
 from kernel_mcp.errors import InputError
-from kernel_mcp.files.contents import Page, page_of
+from kernel_mcp.files.contents import Page, base64_room, binary_kind, page_of
 from kernel_mcp.files.workspace import FileContent
 from kernel_mcp.output.images import ImageError, fit
 from kernel_mcp.output.render import PICTURE_BYTES
@@ -27,6 +28,7 @@ from kernel_mcp.tools.hints import READS, WRITES
 from kernel_mcp.tools.models import FileEntry, FileList, Written
 from kernel_mcp.tools.resources import Document, Documents, file_of
 from kernel_mcp.tools.results import said, say
+from kernel_mcp.tools.tables import FirstArg, MatchArg, fitting, matches, more, told
 
 
 def register(box: Toolbox, services: ToolContext) -> None:
@@ -37,23 +39,39 @@ def register(box: Toolbox, services: ToolContext) -> None:
 
     @tool(READS, "List files", computes=True)
     async def list_files(
-        ctx: AnyContext, session: SessionArg = "", path: PathArg = "."
-    ) -> FileList:
+        ctx: AnyContext,
+        session: SessionArg = "",
+        path: PathArg = ".",
+        match: MatchArg = "",
+        offset: FirstArg = 0,
+    ) -> Annotated[CallToolResult, FileList]:
         """List a folder of the session's workspace."""
+        if offset < 0:
+            raise InputError(f"offset={offset} is not usable: files count from 0.")
         _, found = await box.resolve(ctx, session)
         require_own(found.request, "list_files")
-        listing = await anyio.to_thread.run_sync(found.workspace.list_files, path)
-        return FileList(
+        chosen = partial(matches, match=match)
+        read = partial(found.workspace.list_files, path, chosen, offset)
+        listing = await anyio.to_thread.run_sync(read)
+        entries = [
+            FileEntry(
+                path=entry.path, kind=entry.kind, size=entry.size, modified=_iso(entry.modified)
+            )
+            for entry in listing.entries
+        ]
+        shown = fitting(entries, _row_of, services.settings.max_output)
+        omitted = listing.omitted + len(entries) - len(shown)
+        note = more(omitted, offset + len(shown))
+        if not shown and not offset:
+            note = f"No name here is like {match!r}." if match else "The folder is empty."
+        listed = FileList(
             session=found.handle,
             path=listing.path or ".",
-            entries=[
-                FileEntry(
-                    path=entry.path, kind=entry.kind, size=entry.size, modified=_iso(entry.modified)
-                )
-                for entry in listing.entries
-            ],
-            omitted=listing.omitted,
+            entries=shown,
+            omitted=omitted,
+            note=note,
         )
+        return told(list(map(_row_of, shown)), listed, note)
 
     @tool(READS, "Read a file", structured_output=False, computes=True)
     async def read_file(
@@ -62,22 +80,29 @@ def register(box: Toolbox, services: ToolContext) -> None:
         session: SessionArg = "",
         offset: Annotated[Whole, Field(description="First line to return, from 0")] = 0,
         limit: Annotated[Whole, Field(description="Number of lines; 0 for as many as fit")] = 0,
+        encoding: Annotated[
+            str, Field(description="Of a text, such as cp1252; base64 for bytes, counted as lines")
+        ] = "",
     ) -> CallToolResult:
-        """Read a file from the workspace: text by lines, images as images, other files as base64.
+        """Read a file from the workspace: text by lines, images as images.
 
         `kernel://` addresses that answers name are read in the same way.
         """
         if offset < 0 or limit < 0:
             raise InputError("offset and limit count lines from 0 and cannot be negative.")
-        part = _Part(offset=offset, limit=limit, characters=services.settings.max_output)
+        most = services.settings.max_output
+        part = _Part(offset=offset, limit=limit, characters=most)
         named = file_of(path)
         if path.startswith("kernel://") and named is None:
             document = await documents.find(box.caller(ctx), path)
-            return await anyio.to_thread.run_sync(lambda: _file(_opened(path, document, part)))
+            opened = partial(_opened, path, document, part, encoding)
+            return await anyio.to_thread.run_sync(lambda: _file(opened(), offset, path))
         handle, place = named or (session, path)
         _, found = await box.resolve(ctx, handle)
-        read = found.workspace.read_file
-        return await anyio.to_thread.run_sync(lambda: _file(read(place, **part)))
+        read, address = found.workspace.read_file, f"kernel://{found.handle}/files/{quote(place)}"
+        return await anyio.to_thread.run_sync(
+            lambda: _file(read(place, encoding=encoding, **part), offset, address)
+        )
 
     @tool(WRITES, "Write a file", computes=True)
     async def write_file(
@@ -126,10 +151,16 @@ class _Part(TypedDict):
     characters: int
 
 
-def _opened(path: str, document: Document, part: _Part) -> FileContent:
-    """Return a document as a file; of a text only the page that is asked for."""
+def _opened(path: str, document: Document, part: _Part, encoding: str) -> FileContent:
+    """Return a document as a file; only the page that is asked for."""
     if document.text is None:
-        return FileContent(path, document.mime, len(document.data), data=document.data)
+        data, size = document.data, len(document.data)
+        if encoding == "base64":
+            data = data[part["offset"] :][: base64_room(part["limit"], part["characters"])]
+            return FileContent(path, document.mime, size, data=data, encoded=True)
+        if not document.mime.startswith("image/"):
+            return FileContent(path, document.mime, size, kind=binary_kind(data) or "")
+        return FileContent(path, document.mime, size, data=data)
     return FileContent(path, document.mime, 0, page=page_of(document.text, **part))
 
 
@@ -164,11 +195,25 @@ def _page(page: Page) -> CallToolResult:
     )
 
 
-def _file(found: FileContent) -> CallToolResult:
-    """Return a file as text, image or base64. Takes seconds for a large image."""
+def _row_of(entry: FileEntry) -> str:
+    kind = "" if entry.kind in ("file", "folder") else f"  ({entry.kind})"
+    size = f"  {entry.size:,} bytes" if entry.kind == "file" else ""
+    return f"{entry.path}{'/' if entry.kind == 'folder' else ''}{kind}{size}  {entry.modified}"
+
+
+def _file(found: FileContent, offset: int, address: str) -> CallToolResult:
+    """Return a file as text, image, base64 or a link. Takes seconds for a large image."""
     if found.page is not None:
         return _page(found.page)
     about = f"{found.path}: {found.mime}, {found.size:,} bytes"
+    if found.encoded:
+        after = offset + len(found.data)
+        part = f", bytes {offset:,} to {after - 1:,}" if offset or after < found.size else ""
+        rest = f"; read on with offset={after}" if after < found.size else ""
+        encoded = base64.b64encode(found.data).decode()
+        return CallToolResult(
+            content=[said(f"{about}, as base64{part}{rest}"), TextContent(text=encoded)]
+        )
     if found.mime.startswith("image/"):
         try:
             picture = fit(found.data, PICTURE_BYTES)
@@ -180,8 +225,13 @@ def _file(found: FileContent) -> CallToolResult:
         change = f", {picture.change}" if picture.change else ""
         image = ImageContent(data=encoded, mime_type=picture.mime)
         return CallToolResult(content=[image, said(f"{about}{change}")])
-    encoded = base64.b64encode(found.data).decode()
-    return CallToolResult(content=[said(f"{about}, as base64"), TextContent(text=encoded)])
+    kind = f", {found.kind}" if found.kind else ""
+    words = (
+        f"{about}{kind}: no text to show. Read it with code, with a package for this format, or "
+        "as bytes with encoding='base64'"
+    )
+    link = ResourceLink(uri=address, name=found.path, mime_type=found.mime, size=found.size)
+    return CallToolResult(content=[said(words), link])
 
 
 def _iso(seconds: float) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, cast
 
 from mcp.server.mcpserver.tools import Tool
@@ -22,12 +23,15 @@ from kernel_mcp.tools.calls import Call
 from kernel_mcp.tools.resources import Documents, is_own
 from kernel_mcp.tools.results import masked, masked_document, refusal, with_remarks
 
+MOST_TOLD = 10_000
+"""Maximum number of sessions for which delivered remarks are remembered."""
+
 
 class LocalCalls:
     """Implements `SessionCalls`; `links` as in `Toolbox`. Tools are made at their first use.
 
-    Every answer has the remarks of the kernels' factory. Values that the settings hide are masked
-    in answers, resources and progress.
+    The first answer of each session has the remarks of the kernels' factory. Values that the
+    settings hide are masked in answers, resources and progress.
     """
 
     def __init__(self, services: ToolContext, links: Callable[[str], str] | None = None) -> None:
@@ -35,6 +39,8 @@ class LocalCalls:
         self._links = links
         self._masks = Masks(services.settings.masked_values)
         self._made: dict[str, Tool] = {}
+        self._remarked: dict[str, tuple[str, ...]] = {}
+        """Remarks by the session that they were delivered to."""
         files = "files" in services.settings.tools
         self._documents = Documents(services.manager, files=files)
 
@@ -72,8 +78,23 @@ class LocalCalls:
             call = replace(call, progress=self._told(call.progress))
             # what the SDK calls a context is whatever the tool is to be given besides
             answer = await known.run(dict(arguments), cast(Any, call), convert_result=True)
-        answer = with_remarks(answer, self._services.factory.remarks)
+        answer = with_remarks(answer, self._remarks(arguments, call))
         return masked(answer, self._masks) if self._masks else answer
+
+    def _remarks(self, arguments: Mapping[str, Any], call: Call) -> Sequence[str]:
+        """Return the remarks that no delivered answer of the call's session has had."""
+        remarks = tuple(self._services.factory.remarks)
+        if not remarks or call.of_view:
+            return ()
+        named = arguments.get("session")
+        found = self._services.manager.find(call.caller, named if isinstance(named, str) else "")
+        key = found.handle if found is not None else f"of {call.caller.principal}"
+        if self._remarked.get(key) == remarks:
+            return ()
+        if len(self._remarked) >= MOST_TOLD:
+            self._remarked.clear()
+        call.caller.response.receipt.then(partial(self._remarked.__setitem__, key, remarks))
+        return remarks
 
     async def read(self, uri: str, caller: Caller) -> tuple[str | bytes, str]:
         """See `SessionCalls`."""

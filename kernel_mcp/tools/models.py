@@ -37,8 +37,8 @@ class SessionState(Told):
     python: str
     cells: int
     queued: int
-    running_cell: int | None = Field(description="Number of the running cell")
-    running_s: float | None = Field(description="How long it has been running")
+    running_cell: int | None = Field(default=None, description="Number of the running cell")
+    running_s: float | None = Field(default=None, description="How long it has been running")
     last_cell: str = Field(description="First line and status of the last cell")
     branch_of: str = Field(default="", description="Of a branch, the session it came of")
     lost: list[str] = Field(default=[], description="Variables that `notices` call lost")
@@ -62,7 +62,9 @@ class Undone(Told):
     """Where a session went back to."""
 
     session: str
-    state_as_of: int | None = Field(description="The last cell whose work the variables hold")
+    state_as_of: int | None = Field(
+        default=None, description="The last cell whose work the variables hold"
+    )
     gone: list[int] = Field(description="Cells whose work is gone")
     lost: list[str] = Field(description="Names that are defined no more")
     note: str
@@ -135,7 +137,8 @@ class FileList(Told):
     session: str
     path: str
     entries: list[FileEntry]
-    omitted: int = 0
+    omitted: int = Field(default=0, description="Number of entries that are not in `entries`")
+    note: str = ""
 
 
 class Written(Told):
@@ -172,7 +175,8 @@ class ServerInfo(Told):
     uv_version: str = Field(description="Of the uv that builds environments and installs")
     platform: str
     environment: list[str] = Field(description="Of the operator's own environment, if it is one")
-    packages: list[str]
+    packages: list[str] = Field(description="What was asked for; list_packages has all")
+    packages_more: int = Field(default=0, description="Number of those that came with them")
     listed_by: list[str] = Field(
         description="Files of the operator that list packages, as they were at the server's start"
     )
@@ -261,4 +265,6 @@ class PackageList(Told):
     session: str
     python: str
     packages: list[PackageEntry]
+    omitted: int = Field(default=0, description="Number of packages that are not in `packages`")
+    note: str = ""
     installable: str = Field(description="What install may add")

@@ -23,6 +23,7 @@ from kernel_mcp.notebooks.views import AnswerBudget, Outline, full_cell, outline
 from kernel_mcp.output.images import Picture
 from kernel_mcp.output.outputs import Position
 from kernel_mcp.output.render import PICTURE_BYTES
+from kernel_mcp.output.text import weight
 from kernel_mcp.sessions.cell import Cell, Status
 from kernel_mcp.sessions.notebook_sinks import NotebookTarget
 from kernel_mcp.sessions.notifications import ResponseContext
@@ -350,7 +351,7 @@ class _Run:
             else:
                 fits = isinstance(block, NoticeContent) or not crowded
             if isinstance(block, TextContent):
-                self._characters -= len(block.text)
+                self._characters -= weight(block.text)
             hidden = hidden or not fits
             if fits:
                 yield block

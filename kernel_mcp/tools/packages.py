@@ -11,6 +11,7 @@ from pydantic import Field, WithJsonSchema
 
 from kernel_mcp.environments.layer import versions
 from kernel_mcp.environments.uv import silence
+from kernel_mcp.errors import InputError
 from kernel_mcp.identity import INSTALL
 from kernel_mcp.packages.result import InstallOutcome, all_versions
 from kernel_mcp.sessions.own_kernel import require_own
@@ -19,6 +20,7 @@ from kernel_mcp.tool_context import ToolContext
 from kernel_mcp.tools import AnyContext, PackagesArg, SessionArg, Toolbox, progress_of
 from kernel_mcp.tools.hints import INSTALLS, READS
 from kernel_mcp.tools.models import Installed, PackageEntry, PackageList, PackageState
+from kernel_mcp.tools.tables import FirstArg, MatchArg, fitting, matches, more, told
 
 
 def register(box: Toolbox, services: ToolContext) -> None:
@@ -49,13 +51,17 @@ def register(box: Toolbox, services: ToolContext) -> None:
         result = _installed(found, outcome, time.monotonic() - started)
         return CallToolResult(
             content=[TextContent(text=result.summary)],
-            structured_content=result.model_dump(),
+            structured_content=result.model_dump(exclude_none=True),
             is_error=outcome.failed,
         )
 
     @tool(READS, "List packages", computes=True)
-    async def list_packages(ctx: AnyContext, session: SessionArg = "") -> PackageList:
+    async def list_packages(
+        ctx: AnyContext, session: SessionArg = "", match: MatchArg = "", offset: FirstArg = 0
+    ) -> Annotated[CallToolResult, PackageList]:
         """List the packages of a session with their versions, and what install may add."""
+        if offset < 0:
+            raise InputError(f"offset={offset} is not usable: packages count from 0.")
         _, found = await box.resolve(ctx, session)
         require_own(found.request, "list_packages")
         request = found.request
@@ -69,13 +75,24 @@ def register(box: Toolbox, services: ToolContext) -> None:
                 source="environment" if base.get(name) == version else "installed",
             )
             for name, version in there.items()
-        ]
-        return PackageList(
+            if matches(name, match)
+        ][offset:]
+        shown = fitting(entries, _row_of, services.settings.max_output)
+        omitted = len(entries) - len(shown)
+        listed = PackageList(
             session=found.handle,
             python=environment.version,
-            packages=entries,
+            packages=shown,
+            omitted=omitted,
+            note=more(omitted, offset + len(shown)),
             installable=installer.rules.describe() or "nothing",
         )
+        head = f"Python {listed.python}. install may add: {listed.installable}."
+        return told([head, *map(_row_of, shown)], listed, listed.note)
+
+
+def _row_of(entry: PackageEntry) -> str:
+    return f"{entry.name} {entry.version}{' (installed)' if entry.source == 'installed' else ''}"
 
 
 def _installed(session: Session, outcome: InstallOutcome, duration_s: float) -> Installed:

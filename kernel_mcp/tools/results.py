@@ -394,12 +394,12 @@ def with_pending(
 def _told(result: BaseModel, texts: Sequence[str]) -> CallToolResult:
     """Return `result` with notices, once in its text and once in its structured part."""
     if not isinstance(result, CallToolResult):
-        text = result.model_dump_json(indent=2, exclude={"notices"})
+        text = result.model_dump_json(indent=2, exclude={"notices"}, exclude_none=True)
         if "notices" in type(result).model_fields:
             result = result.model_copy(update={"notices": [spoken(text) for text in texts]})
         result = CallToolResult(
             content=[TextContent(text=text)],
-            structured_content=result.model_dump(mode="json"),
+            structured_content=result.model_dump(mode="json", exclude_none=True),
         )
     elif (structured := result.structured_content) is not None and "notices" in structured:
         told = [*structured["notices"], *map(spoken, texts)]

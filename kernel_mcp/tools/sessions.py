@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Annotated
@@ -18,12 +18,15 @@ from kernel_mcp.attached.targets import target_of
 from kernel_mcp.config.narrowing import no_more_or_unlimited
 from kernel_mcp.config.settings import Limits, Settings
 from kernel_mcp.config.values import hosts
+from kernel_mcp.environments.layer import Layer
 from kernel_mcp.environments.own import remarks
 from kernel_mcp.environments.uv import ProgressCallback, silence
 from kernel_mcp.errors import EnvironmentBuildError, InputError
 from kernel_mcp.host_folders import NO_EFFECT
 from kernel_mcp.identity import INSTALL
+from kernel_mcp.kernels.factory import KernelRequest
 from kernel_mcp.linux.gpu_load import gpu_load
+from kernel_mcp.output.text import one_line
 from kernel_mcp.packages.requirements import Needs
 from kernel_mcp.packages.result import all_versions
 from kernel_mcp.policy import profile_in_words
@@ -57,9 +60,11 @@ from kernel_mcp.tools.models import (
     VariableList,
 )
 from kernel_mcp.tools.results import names_of, spoken, with_pending
+from kernel_mcp.tools.tables import FirstArg, MatchArg, fitting, matches, more, told
 from kernel_mcp.units import MIB, format_bytes
 
 FIRST_LINE_CHARS = 80
+NO_VARIABLES = "No variables have been defined in this session."
 UNLIMITED = "no sandbox limits it: whatever the server's user may reach"
 ATTACHED = (
     "It runs in an external kernel, outside the sandbox, with the rights of that kernel's user, "
@@ -172,29 +177,55 @@ def register(box: Toolbox, services: ToolContext) -> None:
         return with_pending(Closed(session=found.handle, note=note), found, pending)
 
     @tool(READS, "List variables")
-    async def list_variables(ctx: AnyContext, session: SessionArg = "") -> VariableList:
+    async def list_variables(
+        ctx: AnyContext, session: SessionArg = "", match: MatchArg = "", offset: FirstArg = 0
+    ) -> Annotated[CallToolResult, VariableList]:
         """List the session's variables with type, shape or length, size and a short preview.
 
         Works while a cell is running.
         """
+        if offset < 0:
+            raise InputError(f"offset={offset} is not usable: variables count from 0.")
         caller, found = await box.resolve(ctx, session)
-        reply = await variables_of(found)
-        variables = [Variable.model_validate(item) for item in reply["variables"]]
-        note = "" if variables else "No variables have been defined in this session."
-        if (hibernated := found.kernel_state.hibernated) is not None:
-            note = hibernated.remark()
+        reply = await variables_of(found, match, offset)
+        hibernated = found.kernel_state.hibernated
+        known = [Variable.model_validate(item) for item in reply["variables"]]
+        if hibernated is not None or found.request.attach:
+            known = [each for each in known if matches(each.name, match)][offset:]
+        variables = fitting(known, _row_of, settings.max_output)
+        omitted = reply["omitted"] + len(known) - len(variables)
+        note = more(omitted, offset + len(variables))
+        if not variables and not offset:
+            note = f"No variable is named like {match!r}." if match else NO_VARIABLES
+        if hibernated is not None:
+            note = f"{note} {hibernated.remark()}".lstrip()
         if (again := found.notifications.last_loss) is not None:
             caller.response.attach(found.notifications, [again])
             note = f"{note} Told before: {again.text}".lstrip()
-        return VariableList(
-            session=found.handle, variables=variables, omitted=reply["omitted"], note=note
-        )
+        listed = VariableList(session=found.handle, variables=variables, omitted=omitted, note=note)
+        return told([_row_of(each) for each in variables], listed, note)
 
     @tool(READS, "Describe the environment")
     async def info(ctx: AnyContext, session: SessionArg = "") -> ServerInfo:
         """Describe the environment: Python, packages, allowed imports, sandbox and limits."""
         _, found = await box.resolve(ctx, session)
         return await _info(services, found, progress_of(ctx) or silence)
+
+
+def _row_of(variable: Variable) -> str:
+    """Return a line about a variable: name, type, shape or length, size, preview."""
+    shape = f"({', '.join(map(str, variable.shape))})" if variable.shape else ""
+    length = f"{variable.length:,} long" if variable.length is not None and not shape else ""
+    size = f"{variable.size:,} bytes" if variable.size is not None else ""
+    words = (
+        variable.name,
+        variable.type,
+        f"({shape})" if shape else "",
+        length,
+        size,
+        one_line(variable.preview),
+    )
+    return "  ".join(filter(None, words))
 
 
 async def _attached(
@@ -401,6 +432,7 @@ async def _info(services: ToolContext, session: Session, progress: ProgressCallb
         own = remarks(environment, settings.mounts)
         if refusal := factory.refusal(environment):
             found.append(f"kernels are not forked, as their template was refused: {refusal}")
+    asked = _asked_for(services, request, packages)
     refused = [str(settings.ignored_keys)] if settings.ignored_keys is not None else []
     described = ServerInfo(
         session=session.handle,
@@ -410,7 +442,8 @@ async def _info(services: ToolContext, session: Session, progress: ProgressCallb
         uv_version=await factory.uv_version(),
         platform=f"{platform.system()} {platform.machine()}",
         environment=own,
-        packages=[f"{name}=={version}" for name, version in packages.items()],
+        packages=[f"{name}=={packages[name]}" for name in asked],
+        packages_more=len(packages) - len(asked),
         listed_by=list(factory.origins),
         policy=profile_in_words(settings, report.backend),
         allowed_imports=["*"] if policy.allow_all else sorted(policy.modules),
@@ -444,6 +477,24 @@ async def _info(services: ToolContext, session: Session, progress: ProgressCallb
         problem=problem,
     )
     return _of_attached(described, session) if request.attach else described
+
+
+def _asked_for(
+    services: ToolContext, request: KernelRequest, packages: Mapping[str, str]
+) -> list[str]:
+    """Return the packages that somebody asked for: the operator, the session, or `install`.
+
+    All of them, if they are an environment of the operator's own.
+    """
+    spec = services.factory.spec(request)
+    wanted = {_folded(each.name) for each in spec.packages}
+    if request.layer is not None:
+        wanted |= set(map(_folded, Layer(request.layer).packages()))
+    return [name for name in packages if _folded(name) in wanted] or list(packages)
+
+
+def _folded(package: str) -> str:
+    return package.lower().replace("_", "-").replace(".", "-")
 
 
 def _saving(session: Session) -> str:

@@ -377,7 +377,10 @@ class SandboxKernel(CheckpointRequests, SnapshotRequests, IPythonKernel):
 
     async def kernel_mcp_variables_request(self, stream: Any, ident: Any, parent: Any) -> None:
         """Describe the names of the session; answered while a cell runs."""
-        content = variables.describe(self.shell.user_ns, self.shell.user_ns_hidden)
+        asked = parent["content"]
+        match, offset = asked.get("match", ""), asked.get("offset", 0)
+        shell = self.shell
+        content = variables.describe(shell.user_ns, shell.user_ns_hidden, match, offset)
         self.session.send(stream, "kernel_mcp_variables_reply", content, parent, ident)
 
     async def kernel_mcp_state_request(self, stream: Any, ident: Any, parent: Any) -> None:

@@ -12,6 +12,7 @@ import sys
 import types
 from collections.abc import Callable, Container
 from dataclasses import asdict, dataclass
+from fnmatch import fnmatchcase
 from typing import Any
 
 MAX_NAMES = 500
@@ -55,20 +56,26 @@ class VariableSummary:
     preview: str
 
 
-def describe(namespace: dict[str, Any], hidden: Container[str] = ()) -> dict[str, Any]:
+def describe(
+    namespace: dict[str, Any], hidden: Container[str] = (), match: str = "", offset: int = 0
+) -> dict[str, Any]:
     """Return the content of a `kernel_mcp_variables_reply`.
 
-    The kernel's own names, `hidden`, are left out. Names of more than `NAME_CHARS` characters are
-    only counted.
+    Only names that contain `match`, or fit it as a pattern, are described, those from number
+    `offset` on. The kernel's own names, `hidden`, are left out. Names of more than `NAME_CHARS`
+    characters are only counted.
     """
     names = [
         (name, value)
         for name, value in list(namespace.items())
         if type(name) is str and not name.startswith("_") and name not in hidden
+        if match in name or fnmatchcase(name, match)
     ]
-    shown = [pair for pair in names if len(pair[0]) <= NAME_CHARS][:MAX_NAMES]
+    short = [pair for pair in names if len(pair[0]) <= NAME_CHARS]
+    shown = short[offset : offset + MAX_NAMES]
     variables = [asdict(_variable(name, value)) for name, value in shown]
-    return {"status": "ok", "variables": variables, "omitted": len(names) - len(shown)}
+    omitted = len(names) - len(shown) - len(short[:offset])
+    return {"status": "ok", "variables": variables, "omitted": omitted}
 
 
 class NameTracker:

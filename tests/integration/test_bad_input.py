@@ -46,7 +46,7 @@ async def test_a_binary_write_and_read_keep_every_byte(servers: Servers) -> None
         assert (
             await notebook.run("open('raw.bin','rb').read() == bytes(range(256))")
         ).text == "True"
-        answer = await notebook.call("read_file", path="raw.bin")
+        answer = await notebook.call("read_file", path="raw.bin", encoding="base64")
         assert not answer.failed
         assert base64.b64encode(raw).decode() in answer.text
 

@@ -11,7 +11,7 @@ import pytest
 
 from kernel_mcp.errors import WorkspaceError
 from kernel_mcp.files import folders
-from kernel_mcp.files.workspace import BINARY_BYTES, Workspace
+from kernel_mcp.files.workspace import Workspace
 from kernel_mcp.linux.safe_tree import Opener
 
 PNG = base64.b64decode(
@@ -147,14 +147,24 @@ def test_pictures_come_as_bytes_and_svg_as_text(workspace: Workspace, root: Path
     assert text_of(workspace, "drawing.svg") == "<svg/>"
 
 
-def test_small_binary_files_come_whole_and_large_ones_are_named(
+def test_bytes_are_read_in_pages_that_can_be_joined_and_only_on_request(
     workspace: Workspace, root: Path
 ) -> None:
-    (root / "small.bin").write_bytes(b"\0\1\2")
-    (root / "large.zip").write_bytes(b"PK\x03\x04" + bytes(BINARY_BYTES))
-    assert workspace.read_file("small.bin").data == b"\0\1\2"
-    with pytest.raises(WorkspaceError, match="at most"):
-        workspace.read_file("large.zip")
+    data = b"PK\x03\x04" + os.urandom(100_000)
+    (root / "large.zip").write_bytes(data)
+    unread = workspace.read_file("large.zip")
+    assert (unread.data, unread.size) == (b"", len(data))
+    assert "ZIP archive" in unread.kind
+    pages = b""
+    while len(pages) < len(data):
+        page = workspace.read_file(
+            "large.zip", encoding="base64", offset=len(pages), characters=30_000
+        ).data
+        assert len(base64.b64encode(page)) <= 30_000
+        pages += page
+    assert pages == data
+    few = workspace.read_file("large.zip", encoding="base64", offset=1, limit=2)
+    assert few.data == data[1:3]
     with pytest.raises(WorkspaceError, match="ZIP archive"):
         workspace.read_file("large.zip", encoding="utf-8")
 
@@ -175,8 +185,65 @@ def test_text_in_another_encoding_is_refused_with_the_way_to_read_it(
         workspace.read_file("old.csv")
     with pytest.raises(WorkspaceError, match="not UTF-8"):
         workspace.read_file("old.csv", encoding="utf-8")
-    if len(data) <= BINARY_BYTES:
-        assert workspace.read_file("old.csv", encoding="base64").data == data
+    page = workspace.read_file("old.csv", encoding=encoding, characters=100_000).page
+    assert page is not None
+    assert page.text == data.decode(encoding)
+    assert workspace.read_file("old.csv", encoding="base64", characters=100_000).data == data
+
+
+@pytest.mark.parametrize(
+    ("text", "encoding"),
+    [
+        ("prix : 5 €, l\u2019été", "cp1252"),
+        ("“quoted” \u2013 dashes…", "cp1252"),
+        ("Œuvre, cœur, naïve", "cp1252"),
+        ("Übergröße, Straße", "latin-1"),
+        ("garçon, élève, où", "latin-1"),
+        ("São Paulo, ações", "latin-1"),
+        ("Zażółć gęślą jaźń", "cp1250"),
+        ("Łódź;Kraków;Gdańsk;Wałbrzych", "cp1250"),
+        ("Příliš žluťoučký kůň úpěl ďábelské ódy", "cp1250"),
+        ("Žilina, Košice, Nové Zámky, ľudia", "cp1250"),
+        ("Győr, Székesfehérvár, fűtés", "cp1250"),
+        ("Šibenik, Čačak, Žužemberk", "cp1250"),
+    ],
+)
+def test_encodings_of_windows_are_told_apart(
+    workspace: Workspace, root: Path, text: str, encoding: str
+) -> None:
+    (root / "old.csv").write_bytes(f"id;name\n1;{text}\n".encode(encoding))
+    with pytest.raises(WorkspaceError, match=f"looks like {encoding}.*encoding='{encoding}'"):
+        workspace.read_file("old.csv")
+
+
+@pytest.mark.parametrize("encoding", ["rot13", "hex", "idna", "x", "unicode_escape", "\0"])
+def test_other_encodings_are_refused_with_those_there_are(
+    workspace: Workspace, encoding: str
+) -> None:
+    workspace.write_file("a", "a")
+    with pytest.raises(WorkspaceError, match="use utf-8, base64, or big5, cp1250"):
+        workspace.read_file("a", encoding=encoding)
+
+
+def test_characters_outside_ascii_count_double_in_a_page(workspace: Workspace) -> None:
+    workspace.write_file("a", "中文字符\n" * 1000)
+    page = workspace.read_file("a", characters=900).page
+    assert page is not None
+    assert (page.lines, page.next) == (100, 100)
+    workspace.write_file("a", "中" * 1000)
+    page = workspace.read_file("a", characters=900).page
+    assert page is not None
+    assert (len(page.text), page.cut) == (450, 550)
+
+
+def test_a_folder_is_listed_in_part_by_name_and_number(workspace: Workspace) -> None:
+    for number in range(30):
+        workspace.write_file(f"{number:02}.{'csv' if number % 3 else 'txt'}", "")
+    listing = workspace.list_files("", lambda name: name.endswith(".txt"), 4)
+    assert [each.path for each in listing.entries] == [
+        f"{n:02}.txt" for n in (12, 15, 18, 21, 24, 27)
+    ]
+    assert listing.omitted == 0
 
 
 def test_a_character_cut_by_the_probe_does_not_matter(workspace: Workspace) -> None:

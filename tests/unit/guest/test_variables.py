@@ -135,9 +135,15 @@ def test_names_of_the_kernel_are_hidden() -> None:
 
 
 def test_size_of_the_answer_is_bounded() -> None:
-    reply = describe({f"name{i}": "x" * 1000 for i in range(MAX_NAMES + 7)})
+    names = {f"name{i}": "x" * 1000 for i in range(MAX_NAMES + 7)}
+    reply = describe(names)
     assert len(reply["variables"]) == MAX_NAMES
     assert reply["omitted"] == 7
+    rest = describe(names, (), "", MAX_NAMES)
+    assert (len(rest["variables"]), rest["omitted"]) == (7, 0)
+    some = describe(names, (), "name5?", 3)
+    assert [each["name"] for each in some["variables"]] == [f"name5{n}" for n in range(3, 10)]
+    assert describe(names, (), "e50")["omitted"] == 0
     assert all(len(found["preview"]) <= PREVIEW_CHARS for found in reply["variables"])
 
 

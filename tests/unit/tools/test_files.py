@@ -84,7 +84,9 @@ async def test_a_file_that_hides_text_is_shown_with_escapes(tmp_path: Path) -> N
         assert notice.startswith("[kernel-mcp] characters that hide text")
 
 
-async def test_pictures_come_as_pictures_and_other_bytes_as_base64(tmp_path: Path) -> None:
+async def test_pictures_are_shown_and_other_bytes_come_on_request(
+    tmp_path: Path,
+) -> None:
     async with served(tmp_path) as server:
         made = io.BytesIO()
         Image.new("RGB", (8, 8), "red").save(made, "PNG")
@@ -97,7 +99,38 @@ async def test_pictures_come_as_pictures_and_other_bytes_as_base64(tmp_path: Pat
         assert (broken.images, "10 bytes and not shown" in broken.text) == ([], True)
         assert (await written(server, "a.bin", b"\0\1\2"))["size"] == 3
         other = await server.call("read_file", path="a.bin")
+        assert "a.bin: application/octet-stream, 3 bytes: no text to show. Read" in other.text
+        assert "with encoding='base64'" in other.text
+        other = await server.call("read_file", path="a.bin", encoding="base64")
         assert other.text.endswith(", 3 bytes, as base64\nAAEC")
+        other = await server.call("read_file", path="a.bin", encoding="base64", limit=2)
+        assert other.text.endswith("as base64, bytes 0 to 1; read on with offset=2\nAAE=")
+
+
+async def test_a_long_list_of_files_comes_in_pages_within_the_limit(tmp_path: Path) -> None:
+    async with served(tmp_path, max_output=5000) as server:
+        await server.opened()
+        for number in range(300):
+            name = f"{number:03}-{'名' * (number % 3)}.{'csv' if number % 2 else 'txt'}"
+            (server.session.workspace.root / name).write_text("")
+        seen: list[str] = []
+        while len(seen) < 300:
+            answer = await server.call("list_files", offset=len(seen))
+            page = [each["path"] for each in answer.data["entries"]]
+            assert len(answer.text) + len(json.dumps(answer.data, ensure_ascii=False)) <= 5000
+            assert answer.data["omitted"] == 300 - len(seen) - len(page)
+            assert answer.text.splitlines()[0].startswith(f"{page[0]}  0 bytes  20")
+            seen += page
+            assert answer.data["omitted"] == 0 or f"offset={len(seen)}" in answer.text
+        assert seen == sorted(seen)
+        some = await server.call("list_files", match="*7-*.csv")
+        assert {each["path"][2] for each in some.data["entries"]} == {"7"}
+        assert (await server.call("list_files", match="298")).data["entries"][0]["path"][
+            :3
+        ] == "298"
+        none = await server.call("list_files", match="zzz")
+        assert none.data["note"] == none.text == "No name here is like 'zzz'."
+        assert "count from 0" in await server.agent.refused("list_files", offset=-1)
 
 
 async def test_the_whole_output_of_a_cell_is_read_by_its_address(tmp_path: Path) -> None:

@@ -66,5 +66,8 @@ async def test_packages_are_listed_with_where_they_come_from(tmp_path: Path) -> 
             {"name": "ipykernel", "version": "7.0", "source": "environment"}
         ]
         assert found["installable"] == "beside, kmtest"
+        table = (await server.call("list_packages", match="ipy")).text
+        assert table.endswith("install may add: beside, kmtest.\nipykernel 7.0")
+        assert (await server.call("list_packages", match="other")).data["packages"] == []
     async with served(tmp_path / "other", allow_install=()) as server:
         assert (await server.call("list_packages")).data["installable"] == "nothing"

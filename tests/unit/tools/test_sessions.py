@@ -193,9 +193,25 @@ async def test_variables_are_listed_and_said_to_be_none(tmp_path: Path) -> None:
         some = (await server.call("list_variables")).data
         (x,) = some["variables"]
         assert (x["name"], x["type"], x["preview"]) == ("x", "str", "1")
-        assert (some["omitted"], some["note"]) == (7, "")
+        assert (some["omitted"], some["note"][:7]) == (7, "7 more:")
+        assert None not in x.values()
         server.source.mute = True
         assert "did not answer" in await server.agent.refused("list_variables")
+
+
+async def test_many_variables_are_listed_in_pages_of_lines(tmp_path: Path) -> None:
+    async with served(tmp_path, max_output=3000) as server:
+        for number in range(60):
+            await server.call("execute", code=f"x{number} = 1")
+        first = await server.call("list_variables")
+        shown = len(first.data["variables"])
+        assert len(first.text) + len(json.dumps(first.data)) <= 3000
+        assert first.text.startswith("x0  str  1\nx1  str  1\n")
+        assert f"{60 - shown} more: read on with offset={shown}" in first.data["note"]
+        assert first.data["note"] in first.text
+        none = await server.call("list_variables", match="y*")
+        assert none.text == "No variable is named like 'y*'."
+        assert "count from 0" in await server.agent.refused("list_variables", offset=-1)
 
 
 async def test_the_list_of_variables_repeats_a_loss_once_and_remarks_on_hibernation(

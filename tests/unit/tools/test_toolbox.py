@@ -241,8 +241,8 @@ async def test_answers_that_name_resources_name_their_address_by_http_once(tmp_p
         assert cut.text.count(words) == 1
         assert (await server.call("export_notebook")).text.count(words) == 1
         session.workspace.write_file("large.bin", bytes(100_000))
-        refused = await server.call("read_file", path="large.bin")
-        assert refused.result.is_error
-        assert refused.text.count(words) == 1
+        binary = await server.call("read_file", path="large.bin")
+        assert [link.uri for link in binary.links] == [f"kernel://{session.handle}/files/large.bin"]
+        assert binary.text.count(words) == 1
         assert words not in (await server.call("execute", code="say kernel://x")).text
         assert words not in (await server.call("list_files")).text
