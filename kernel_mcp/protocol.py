@@ -79,7 +79,7 @@ def _tell_when_given_up(deliveries: DeliveryTracker) -> ServerMiddleware[Any]:
         if ctx.method == "notifications/cancelled":
             request = (ctx.params or {}).get("requestId")
             if isinstance(request, (str, int)):
-                deliveries.given_up(request)
+                deliveries.cancelled(request)
         return await call_next(ctx)
 
     return pass_on

@@ -391,7 +391,7 @@ def cancellation_middleware(
 ) -> ServerMiddleware[Any]:
     """Return middleware that handles cancellation by clients of the handshake era.
 
-    The response to a cancelled request counts as not delivered: its notices become pending again.
+    See `DeliveryTracker.cancelled`.
     """
 
     async def pass_on(ctx: ServerRequestContext[Any], call_next: CallNext) -> HandlerResult:
@@ -399,7 +399,7 @@ def cancellation_middleware(
             request = (ctx.params or {}).get("requestId")
             deliveries = deliveries_of(ctx.request.headers.get("mcp-session-id", ""))
             if deliveries is not None and isinstance(request, (str, int)):
-                deliveries.given_up(request)
+                deliveries.cancelled(request)
         return await call_next(ctx)
 
     return pass_on

@@ -28,16 +28,25 @@ class Receipt(Protocol):
     """A delivery receipt of one answer."""
 
     def then(
-        self, delivered: Callable[[], object], revoked: Callable[[], object] | None = None
+        self,
+        delivered: Callable[[], object],
+        revoked: Callable[[], object] | None = None,
+        cancelled: Callable[[], object] | None = None,
     ) -> None:
-        """Call `delivered` once the answer is written, and `revoked` if the client cancelled."""
+        """Call `delivered` once the answer is written, and `revoked` if it never arrived.
+
+        `cancelled` is called instead if the client cancels a call whose answer was written.
+        """
 
 
 class NoReceipt:
     """A receipt without a transport: nothing is ever confirmed."""
 
     def then(
-        self, delivered: Callable[[], object], revoked: Callable[[], object] | None = None
+        self,
+        delivered: Callable[[], object],
+        revoked: Callable[[], object] | None = None,
+        cancelled: Callable[[], object] | None = None,
     ) -> None:
         """Do nothing."""
 
@@ -51,10 +60,14 @@ class PendingReceipt:
     def __init__(self) -> None:
         self._delivered: list[Callable[[], object]] = []
         self._revoked: list[Callable[[], object]] = []
+        self._cancelled: list[Callable[[], object]] = []
         self._lost = False
 
     def then(
-        self, delivered: Callable[[], object], revoked: Callable[[], object] | None = None
+        self,
+        delivered: Callable[[], object],
+        revoked: Callable[[], object] | None = None,
+        cancelled: Callable[[], object] | None = None,
     ) -> None:
         """See `Receipt`."""
         if self._lost:
@@ -64,6 +77,8 @@ class PendingReceipt:
         self._delivered.append(delivered)
         if revoked is not None:
             self._revoked.append(revoked)
+        if cancelled is not None:
+            self._cancelled.append(cancelled)
 
     def confirm(self) -> None:
         """Call the `delivered` callbacks, once."""
@@ -79,6 +94,11 @@ class PendingReceipt:
     def revoke(self) -> None:
         """Call the `revoked` callbacks."""
         for call in self._revoked:
+            call()
+
+    def cancel(self) -> None:
+        """Call the `cancelled` callbacks."""
+        for call in self._cancelled:
             call()
 
     def lose(self) -> None:
@@ -132,11 +152,21 @@ class DeliveryTracker:
             receipt.lose()
 
     def given_up(self, request: RequestId | None) -> None:
-        """Revoke the receipt of a request that the client cancelled."""
+        """Revoke the receipt of a request whose answer cannot have arrived."""
         self._open.pop(str(request), None)
         receipt = self._recent.pop(str(request), None)
         if receipt is not None:
             receipt.revoke()
+
+    def cancelled(self, request: RequestId | None) -> None:
+        """Note that the client cancelled a request, perhaps after its answer has arrived.
+
+        Clients cancel answered requests too, so only losses of variables are reported again.
+        """
+        self._open.pop(str(request), None)
+        receipt = self._recent.pop(str(request), None)
+        if receipt is not None:
+            receipt.cancel()
 
 
 MOST_NAMES = 500
@@ -292,9 +322,11 @@ class ResponseContext:
         """Attach notices of a session; they count as delivered once this answer is."""
         if notices:
             self._attached += notices
+            losses = [each for each in notices if each.loss is not None]
             self.receipt.then(
                 lambda: notifications.mark_delivered(notices),
                 lambda: notifications.mark_undelivered(notices),
+                lambda: notifications.mark_undelivered(losses),
             )
 
     def includes(self, notice: Notice) -> bool:

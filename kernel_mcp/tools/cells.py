@@ -304,10 +304,14 @@ def _earlier(session: Session, cell: Cell) -> str:
 
 
 def _next_to_tell(session: Session) -> Cell | None:
-    """Return the running cell, else the next one, else the first whose end was not reported."""
+    """Return the running cell, else the next one, else the last whose end was not reported.
+
+    A cell whose call was cancelled comes after those that a call has left running.
+    """
     unreported = session.cells.unreported
     going = (cell for cell in unreported if not cell.finished.is_set())
-    return next(going, None) or next(iter(unreported), None)
+    followed = (cell for cell in reversed(unreported) if not cell.abandoned)
+    return next(going, None) or next(followed, None) or next(reversed(unreported), None)
 
 
 async def _said_again(

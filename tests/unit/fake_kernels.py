@@ -346,7 +346,10 @@ class Handed:
         return Caller(response=ResponseContext(self))
 
     def then(
-        self, delivered: Callable[[], object], revoked: Callable[[], object] | None = None
+        self,
+        delivered: Callable[[], object],
+        revoked: Callable[[], object] | None = None,
+        cancelled: Callable[[], object] | None = None,
     ) -> None:
         delivered()
 

@@ -16,6 +16,7 @@ from kernel_mcp.sessions.notifications import (
     Loss,
     NotificationQueue,
     RequestId,
+    ResponseContext,
 )
 
 
@@ -139,6 +140,23 @@ def test_an_id_that_is_used_again_takes_back_nothing_older() -> None:
     deliveries.written(response(1))
     deliveries.given_up(1)
     assert told == []
+
+
+def test_the_cancellation_of_an_answered_request_makes_only_losses_pending_again() -> None:
+    deliveries, notifications = DeliveryTracker(), NotificationQueue()
+    notifications.add("Continued from 5 min ago")
+    loss = notifications.add("x is lost", Loss("died", ("x",)))
+    told = list[str]()
+    receipt = deliveries.expect(1)
+    ResponseContext(receipt).attach(notifications, notifications.pending)
+    receipt.then(lambda: None, lambda: told.append("not delivered"))
+    deliveries.written(response(1))
+    assert len(notifications.pending) == 0
+    deliveries.cancelled(1)
+    deliveries.cancelled(1)
+    pending = notifications.pending
+    assert list(pending) == [loss]
+    assert not told
 
 
 def test_an_error_in_its_place_confirms_nothing() -> None:

@@ -95,6 +95,21 @@ async def test_a_cell_that_takes_longer_is_followed_and_interrupted(tmp_path: Pa
         assert (last.status, last.cell["cell"]) == ("ok", 2)
 
 
+async def test_wait_shows_the_cell_that_is_followed_and_not_an_older_one(tmp_path: Path) -> None:
+    async with served(tmp_path) as server:
+        await server.hanging()
+        await server.call("execute", code="raise old", wait=0)
+        await server.call("execute", code="say new", wait=0)
+        await server.call("interrupt")
+        for cell in server.session.cells:
+            await cell.finished.wait()
+        answer = await server.call("wait")
+        assert (answer.cell["cell"], answer.failed) == (3, False)
+        assert answer.text.startswith("new")
+        earlier = await server.call("wait")
+        assert (earlier.cell["cell"], earlier.failed) == (2, True)
+
+
 async def test_there_is_nothing_to_follow_or_stop_where_nothing_runs(tmp_path: Path) -> None:
     async with served(tmp_path) as server:
         for tool in ("wait", "interrupt"):
