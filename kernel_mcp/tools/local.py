@@ -87,7 +87,8 @@ class LocalCalls:
         if not remarks or call.of_view:
             return ()
         named = arguments.get("session")
-        found = self._services.manager.find(call.caller, named if isinstance(named, str) else "")
+        named = named if isinstance(named, str) else ""
+        found = self._services.manager.directory.find(call.caller, named)
         key = found.handle if found is not None else f"of {call.caller.principal}"
         if self._remarked.get(key) == remarks:
             return ()
