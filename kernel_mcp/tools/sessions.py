@@ -190,8 +190,9 @@ def register(box: Toolbox, services: ToolContext) -> None:
         reply = await variables_of(found, match, offset)
         hibernated = found.kernel_state.hibernated
         known = [Variable.model_validate(item) for item in reply["variables"]]
+        known = [each for each in known if matches(each.name, match)]
         if hibernated is not None or found.request.attach:
-            known = [each for each in known if matches(each.name, match)][offset:]
+            known = known[offset:]
         variables = fitting(known, _row_of, settings.max_output)
         omitted = reply["omitted"] + len(known) - len(variables)
         note = more(omitted, offset + len(variables))
