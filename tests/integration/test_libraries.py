@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from tests.integration.agent import agent
+from tests.integration.agent import PREFIX, Answer, agent
 
 pytestmark = [pytest.mark.anyio, pytest.mark.full, pytest.mark.timeout(900)]
 
@@ -80,6 +80,11 @@ CELLS = (
 )  # fmt: skip
 
 
+def own_lines(answer: Answer) -> list[str]:
+    """Return the lines of an answer without the server's notices, which a slow machine causes."""
+    return [line for line in answer.text.splitlines() if not line.startswith(PREFIX)]
+
+
 @pytest.mark.parametrize("start", ["cold", "forked"])
 async def test_every_library_shows_a_picture_or_says_what_it_holds(start: str) -> None:
     flags = ("--warm", "1") if start == "forked" else ()
@@ -92,7 +97,7 @@ async def test_every_library_shows_a_picture_or_says_what_it_holds(start: str) -
             if "Error" not in cell.said and "lxml" not in cell.said:
                 assert answer.status == "ok", answer.text
             if "tqdm" in cell.code or "trange" in cell.code:
-                assert len(answer.text.splitlines()) == 1, answer.text
+                assert len(own_lines(answer)) == 1, answer.text
         book = await notebook.call("export_notebook", path="out.ipynb")
         content = (await notebook.client.read_resource(book.links[0].uri)).contents[0]
         cells = json.loads(content.text)["cells"]  # type: ignore[union-attr]
