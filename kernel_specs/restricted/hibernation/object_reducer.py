@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import array
 import builtins
 import copyreg
 import enum
@@ -12,9 +13,10 @@ import logging
 import pickle
 import sys
 import types
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
+from itertools import islice
 from typing import Any
 
 from kernel_specs.restricted.console.streams import standard_name
@@ -48,6 +50,13 @@ _LOGGER = frozenset(vars(logging.getLogger(__name__)))
 """The attributes of every logger."""
 BY_IDENTITY: tuple[Any, ...] = (None, object.__hash__)
 """Values of `__hash__` of classes whose objects are compared by identity."""
+_WITH_IDENTITY = (
+    *(list, dict, set, bytearray, deque, array.array, partial, types.SimpleNamespace),
+    BaseException,
+)
+"""Classes of objects that code can tell from their copies, with classes derived from them."""
+_MOST_ELEMENTS = 1000
+"""Elements of a tuple among which such objects are searched."""
 _DICT_OF = vars(types.ModuleType)["__dict__"].__get__
 """`vars` of a module, even if its class overrides `__dict__`."""
 _SCALARS = (str, int, float, bool, bytes, type(None))
@@ -368,15 +377,30 @@ def held_by_modules(values: Mapping[str, Any], namespace: dict[str, Any]) -> dic
     return found
 
 
-def will_be_another(value: Any) -> bool:
-    """Return True for a value that code can tell from its copy and that is not pickled by name."""
+def will_be_another(value: Any, depth: int = 2) -> bool:
+    """Return True for a value that code can tell from its copy and that is not pickled by name.
+
+    So is a tuple that holds one, at most `depth` tuples deep.
+    """
     kind = type(value)
-    if kind in (list, dict, set, bytearray):
-        return not any(value is each for each in vars(sys).values())
+    if kind in (tuple, frozenset):
+        some = islice(value, _MOST_ELEMENTS) if depth else ()
+        return any(will_be_another(each, depth - 1) for each in some)
     if kind is types.FunctionType or issubclass(kind, type) or standard_name(value):
         return False
-    by_identity: bool = kind.__hash__ in BY_IDENTITY
-    return by_identity and _has_usual_dict(kind) and id(value) not in _held_by_module(kind)
+    if kind is not object and not issubclass(kind, _WITH_IDENTITY):
+        if kind.__hash__ not in BY_IDENTITY:
+            return False
+        if not _has_usual_dict(kind) and (_is_of_library(kind) or _reduces_itself(kind)):
+            return False
+    is_in_sys = any(value is each for each in vars(sys).values())
+    return not is_in_sys and id(value) not in _held_by_module(kind)
+
+
+def _is_of_library(kind: type) -> bool:
+    """Return True if no code of this session has made a class."""
+    module = sys.modules.get(module_of(kind))
+    return module is None or _is_library(module)
 
 
 def _is_plain_attribute(name: str, value: object) -> bool:

@@ -17,6 +17,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from IPython.core.getipython import get_ipython
+
+from kernel_specs.restricted.originals import io, signal
 from kernel_specs.restricted.policy import imports
 
 NAME = re.compile(r"setting .+")
@@ -49,18 +52,21 @@ class ProcessState:
         """Read the settings; `layers` are folders of the session's packages, which are excluded."""
         paths = _Paths(layers)
         self._random: Any = None
+        self._handlers: dict[str, Any] = {}
         self._settings = (
             Setting("os.environ", "os", paths.environment, paths.set_environment, early=True),
             Setting("sys.path", "sys", paths.search_path, paths.set_search_path, early=True),
             Setting("random", "random", self._random_state, lambda random, x: random.setstate(x)),
+            Setting("handlers of signals", "signal", lambda _: self._handlers, _set_handlers),
             *_SETTINGS,
         )
         self.hold()
         self._start = {setting.name: _at_start(setting) for setting in self._settings}
 
     def hold(self) -> None:
-        """Record the state of `random`, which Python reseeds in a forked child."""
+        """Record the state of `random`, and signal handlers, before saving changes them."""
         self._random = _random_state()
+        self._handlers = _handlers()
 
     def changes(self) -> Iterator[tuple[str, Callable[[], dict[str, Any]]]]:
         """Yield each setting's name, and a function that returns the parts of it that have changed.
@@ -255,7 +261,211 @@ def _set_parameters(matplotlib: Any, parameters: dict[str, Any]) -> None:
                 matplotlib.rcParams[name] = value
 
 
+def _handlers() -> dict[str, Any]:
+    """Return the handlers of signals, by name; without SIGINT, which is the kernel's."""
+    found = {each.name: signal.getsignal(each) for each in signal.Signals}
+    del found["SIGINT"]
+    return {
+        name: int(handler) if isinstance(handler, signal.Handlers) else handler
+        for name, handler in found.items()
+    }
+
+
+def _set_handlers(_: Any, handlers: dict[str, Any]) -> None:
+    for name, handler in handlers.items():
+        if handler is not None:  # one that Python has not set
+            signal.signal(signal.Signals[name], handler)
+
+
+def _umask(_: Any) -> int:
+    """Return the mask without setting it, as os.umask would."""
+    with io.open("/proc/self/status") as status:
+        return next(int(line.split()[1], 8) for line in status if line.startswith("Umask:"))
+
+
+def _stack_size(threading: Any) -> int:
+    """Return the size, which reading it resets to 0."""
+    size: int = threading.stack_size()
+    threading.stack_size(size)
+    return size
+
+
+def _set_collection(gc: Any, settings: tuple[bool, tuple[int, int, int]]) -> None:
+    is_enabled, thresholds = settings
+    gc.set_threshold(*thresholds)
+    (gc.enable if is_enabled else gc.disable)()
+
+
+def _text_formatter() -> Any:
+    shell: Any = get_ipython()
+    return shell.display_formatter.formatters["text/plain"]
+
+
+def _set_precision(_: Any, both: tuple[str, str]) -> None:
+    """Set `float_precision`, which sets `float_format`, then that if it was set by itself."""
+    formatter = _text_formatter()
+    formatter.float_precision, form = both
+    formatter.float_format = form
+
+
+def _of_cells(function: object) -> bool:
+    return getattr(function, "__module__", None) == "__main__"
+
+
+def _extensions(_: Any) -> tuple[str, ...]:
+    shell: Any = get_ipython()
+    return tuple(sorted(shell.extension_manager.loaded))
+
+
+def _load_extensions(_: Any, names: tuple[str, ...]) -> None:
+    from kernel_specs.restricted.hibernation.objects import import_module  # takes a while
+
+    shell: Any = get_ipython()
+    for name in names:
+        if name not in shell.extension_manager.loaded:
+            import_module(name if name in sys.modules or "." in name else _full_name(name), [])
+            shell.extension_manager.load_extension(name)
+
+
+def _full_name(name: str) -> str:
+    """Return the name of the module of an extension, which IPython has under a short one."""
+    return f"IPython.extensions.{name}" if name in ("autoreload", "storemagic") else name
+
+
+def _reloader() -> Any:
+    shell: Any = get_ipython()
+    return shell.magics_manager.registry["AutoreloadMagics"]._reloader
+
+
+def _set_reloader(_: Any, both: tuple[bool, bool]) -> None:
+    made = _reloader()
+    made.enabled, made.check_all = both
+
+
+def _aliases(_: Any) -> dict[str, str]:
+    shell: Any = get_ipython()
+    return dict(shell.alias_manager.aliases)
+
+
+def _set_aliases(_: Any, aliases: dict[str, str | None]) -> None:
+    shell: Any = get_ipython()
+    for name, command in aliases.items():
+        if command is None:
+            shell.alias_manager.undefine_alias(name)
+        else:
+            shell.alias_manager.define_alias(name, command)
+
+
+def _magics(_: Any) -> dict[str, Any]:
+    """Return magics that code has defined, by `line` or `cell` and their name."""
+    shell: Any = get_ipython()
+    return {
+        f"{kind} {name}": function
+        for kind, magics in shell.magics_manager.magics.items()
+        for name, function in magics.items()
+        if _of_cells(function)
+    }
+
+
+def _set_magics(_: Any, magics: dict[str, Any]) -> None:
+    shell: Any = get_ipython()
+    for place, function in magics.items():
+        kind, _sep, name = place.partition(" ")
+        if function is not None:
+            shell.magics_manager.register_function(function, kind, name)
+
+
+def _callbacks(_: Any) -> dict[str, Any]:
+    """Return callbacks of events that code has registered, by event and number."""
+    shell: Any = get_ipython()
+    return {
+        f"{event} {number}": function
+        for event, functions in shell.events.callbacks.items()
+        for number, function in enumerate(functions)
+        if _of_cells(function)
+    }
+
+
+def _set_callbacks(_: Any, callbacks: dict[str, Any]) -> None:
+    shell: Any = get_ipython()
+    for place, function in callbacks.items():
+        if function is not None:
+            shell.events.register(place.partition(" ")[0], function)
+
+
+def _formatters(_: Any) -> dict[str, Any]:
+    """Return class and function by MIME type and class, of formatters that code has set."""
+    shell: Any = get_ipython()
+    return {
+        f"{kind} {each.__module__}.{each.__qualname__}": (each, function)
+        for kind, formatter in shell.display_formatter.formatters.items()
+        for each, function in formatter.type_printers.items()
+        if _of_cells(function)
+    }
+
+
+def _set_formatters(_: Any, formatters: dict[str, Any]) -> None:
+    shell: Any = get_ipython()
+    for place, both in formatters.items():
+        if both is not None:
+            shell.display_formatter.formatters[place.partition(" ")[0]].for_type(*both)
+
+
 _SETTINGS = (
+    Setting("os.umask", "os", _umask, lambda os, mask: os.umask(mask)),
+    Setting(
+        "gc.get_threshold",
+        "gc",
+        lambda gc: (gc.isenabled(), gc.get_threshold()),
+        _set_collection,
+    ),
+    Setting(
+        "sys.getswitchinterval",
+        "sys",
+        lambda sys: sys.getswitchinterval(),
+        lambda sys, seconds: sys.setswitchinterval(seconds),
+    ),
+    Setting(
+        "threading.stack_size",
+        "threading",
+        _stack_size,
+        lambda threading, size: threading.stack_size(size),
+    ),
+    Setting(
+        "locale.setlocale",
+        "locale",
+        lambda locale: locale.setlocale(locale.LC_ALL),
+        lambda locale, name: locale.setlocale(locale.LC_ALL, name),
+    ),
+    Setting("extensions of IPython", "IPython", _extensions, _load_extensions),
+    Setting(
+        "%autoreload",
+        "IPython.extensions.autoreload",
+        lambda _: (_reloader().enabled, _reloader().check_all),
+        _set_reloader,
+    ),
+    Setting(
+        "%precision",
+        "IPython",
+        lambda _: (_text_formatter().float_precision, _text_formatter().float_format),
+        _set_precision,
+    ),
+    Setting(
+        "%pprint",
+        "IPython",
+        lambda _: _text_formatter().pprint,
+        lambda _, is_on: setattr(_text_formatter(), "pprint", is_on),
+    ),
+    Setting(
+        "ast_node_interactivity",
+        "IPython",
+        lambda _: getattr(get_ipython(), "ast_node_interactivity"),  # noqa: B009
+        lambda _, kind: setattr(get_ipython(), "ast_node_interactivity", kind),
+    ),
+    Setting("aliases of IPython", "IPython", _aliases, _set_aliases),
+    Setting("magics of IPython", "IPython", _magics, _set_magics),
+    Setting("events of IPython", "IPython", _callbacks, _set_callbacks),
+    Setting("formatters of IPython", "IPython", _formatters, _set_formatters),
     Setting("time.tzname", "time", lambda time: time.tzname, lambda time, _: time.tzset()),
     Setting("os.getcwd", "os", lambda _: _getcwd(), lambda os, path: os.chdir(path)),
     Setting(

@@ -2,8 +2,17 @@
 
 from __future__ import annotations
 
+import array
 import io
-from collections import OrderedDict
+import logging
+import os
+import random
+import re
+import sys
+from collections import Counter, OrderedDict, UserDict, defaultdict, deque
+from decimal import Decimal
+from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -97,3 +106,35 @@ def test_a_value_that_a_module_holds_too_will_be_a_copy(monkeypatch: pytest.Monk
     assert will_be_another(value)
     reasons = held_by_modules({"mine": value, "other": [1]}, {})
     assert reasons == {"mine": f"a copy now: the module {object_reducer.__name__} has the other"}
+
+
+class Slotted:
+    """Has slots and nothing else."""
+
+    __slots__ = ("a",)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        *(object(), OrderedDict(), defaultdict(list), deque(), Counter(), array.array("i")),
+        *(Slotted(), SimpleNamespace(), partial(print), ValueError("x"), (1, [2]), {"a": 1}),
+        *(frozenset([object()]), UserDict(), Plain(), Counting()),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_what_code_can_tell_from_its_copy_will_be_another(value: object) -> None:
+    assert will_be_another(value)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        *(1, "a", None, ..., (1, "a"), frozenset([1]), print, len, Plain, int, Any, random.randint),
+        *(os.environ, sys.path, sys.modules, re.compile("a"), re.I, Decimal(1), random.random),
+        *(random._inst, logging.getLogger("a")),
+    ],
+    ids=repr,
+)
+def test_what_is_equal_or_found_by_name_will_not_be_another(value: object) -> None:
+    assert not will_be_another(value)

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import decimal
+import gc
+import locale
 import logging
 import os
 import random
+import signal
 import sys
+import threading
 import time
 import warnings
 from collections.abc import Iterator
@@ -15,7 +19,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from IPython.core.interactiveshell import InteractiveShell
 
+from kernel_specs.restricted.hibernation import process_state
 from kernel_specs.restricted.hibernation.process_state import NAME, ProcessState
 
 LAYER = "/packages/session"
@@ -171,3 +177,80 @@ def test_one_that_cannot_be_read_or_is_not_known_fails_alone(tmp_path: Path) -> 
     os.chdir(tmp_path)
     with pytest.raises(LookupError, match="this version does not know it"):
         state.write("setting of.tomorrow", 1)
+
+
+@pytest.fixture
+def ipython(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A shell, whose settings are those of IPython."""
+    shell: Any = InteractiveShell()  # type: ignore[no-untyped-call]
+    monkeypatch.setattr(process_state, "get_ipython", lambda: shell)
+    return shell
+
+
+def test_settings_of_the_interpreter_are_written_as_they_were() -> None:
+    mask, switch, thresholds = os.umask(0o077), sys.getswitchinterval(), gc.get_threshold()
+    try:
+        state = ProcessState([])
+        os.umask(0o027)
+        gc.disable()
+        gc.set_threshold(5, 6, 7)
+        sys.setswitchinterval(0.25)
+        threading.stack_size(2**20)
+        locale.setlocale(locale.LC_NUMERIC, "C.UTF-8")
+        signal.signal(signal.SIGUSR1, print)
+        changes(state)
+        saved = changes(state)  # the second time, too
+        os.umask(0o077)
+        gc.enable()
+        gc.set_threshold(*thresholds)
+        sys.setswitchinterval(switch)
+        threading.stack_size(0)
+        locale.setlocale(locale.LC_ALL, "C")
+        signal.signal(signal.SIGUSR1, signal.SIG_DFL)
+        assert saved["setting handlers of signals: SIGUSR1"] is print
+        write(state, saved)
+        assert (os.umask(0o077), gc.isenabled(), gc.get_threshold()) == (0o027, False, (5, 6, 7))
+        assert (sys.getswitchinterval(), threading.stack_size()) == (0.25, 2**20)
+        assert locale.setlocale(locale.LC_NUMERIC) == "C.UTF-8"
+        assert signal.getsignal(signal.SIGUSR1) is print
+    finally:
+        gc.enable()
+        gc.set_threshold(*thresholds)
+        sys.setswitchinterval(switch)
+        threading.stack_size(0)
+        locale.setlocale(locale.LC_ALL, "C.UTF-8")
+        signal.signal(signal.SIGUSR1, signal.SIG_DFL)
+        os.umask(mask)
+
+
+def test_settings_of_ipython_are_written_as_they_were(
+    ipython: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state = ProcessState([])
+
+    def mine(*_: object) -> str:
+        return "mine"
+
+    mine.__module__ = "__main__"
+    ipython.run_line_magic("precision", "3")
+    ipython.run_line_magic("alias", "hello echo hello")
+    ipython.run_line_magic("load_ext", "autoreload")
+    ipython.run_line_magic("autoreload", "2")
+    ipython.display_formatter.formatters["text/plain"].pprint = False
+    ipython.ast_node_interactivity = "all"
+    ipython.magics_manager.register_function(mine, "line", "shout")
+    ipython.events.register("post_run_cell", mine)
+    ipython.display_formatter.formatters["text/html"].for_type(int, mine)
+    saved = changes(state)
+    other: Any = InteractiveShell()  # type: ignore[no-untyped-call]
+    monkeypatch.setattr(process_state, "get_ipython", lambda: other)
+    write(state, saved)
+    formatters = other.display_formatter.formatters
+    assert formatters["text/plain"].float_format == "%.3f"
+    assert (formatters["text/plain"].pprint, formatters["text/html"](5)) == (False, "mine")
+    assert other.alias_manager.is_alias("hello")
+    assert other.ast_node_interactivity == "all"
+    assert (other.run_line_magic("shout", ""), mine in other.events.callbacks["post_run_cell"]) == (
+        *("mine", True),
+    )
+    assert other.magics_manager.registry["AutoreloadMagics"]._reloader.check_all
