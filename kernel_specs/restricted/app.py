@@ -13,13 +13,11 @@ import socket
 import sys
 import warnings
 from pathlib import Path
-from typing import Any, TypeAlias, cast
+from typing import Any, TypeAlias
 
 from ipykernel.kernelapp import IPKernelApp
 from IPython.core import release
 from IPython.core.profiledir import ProfileDir
-from tornado.ioloop import IOLoop
-from tornado.platform.asyncio import BaseAsyncIOLoop
 from traitlets.config import Config
 
 from kernel_specs.restricted import interrupts, service
@@ -88,7 +86,7 @@ class KernelApp(IPKernelApp):
         if "curve_secretkey" in info:
             raise BootError("this kernel does not encrypt its sockets: take a private folder (ipc)")
         self.session.renew(info.get("key", "").encode(), info.get("signature_scheme"))
-        loop = cast(BaseAsyncIOLoop, IOLoop.current())
+        loop = self.shell.loop
         if boot.sealed:
             _let_processes_meet_over_tcp()
         ends, opened, ports = _sockets(info, boot)
@@ -106,7 +104,7 @@ class KernelApp(IPKernelApp):
         shell = RouterSocket(opened.get("shell"), takes_descriptors=True)
         control = RouterSocket(opened.get("control"))
         self.kernel.shell_stream = Channel(shell, loop, collects=True)
-        self.kernel.control_stream = Channel(control, self.service.io_loop)
+        self.kernel.control_stream = Channel(control, self.service.io_loop, watched=True)
         self.kernel.stdin_socket = Channel(RouterSocket(opened.get("stdin")), loop)
         self.console.on_fork = self._leave_requests
         takers = (shell.take_in, control.take_in, publisher.take_in)
@@ -123,21 +121,10 @@ class KernelApp(IPKernelApp):
         self.kernel.start()
         self.service.start()
         try:
-            while self._interrupted_loop():
-                if self.gate.cancel is not None:
-                    self.gate.cancel()
+            self.kernel.serve()
         finally:
             self.kernel.end_child()  # a forked child skips the exit steps of its parent
         self.service.main_ended.set()
-
-    def _interrupted_loop(self) -> bool:
-        """Run the loop; return True if a task of user code ended it."""
-        try:
-            self.kernel.io_loop.asyncio_loop.run_forever()
-        except (KeyboardInterrupt, SystemExit):
-            self.kernel.end_child()
-            return True
-        return False
 
     def _leave_requests(self) -> None:
         """Close the request channels in a forked child: further requests are for its parent."""

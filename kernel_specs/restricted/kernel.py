@@ -18,7 +18,6 @@ from typing import Any, ClassVar, NoReturn
 from ipykernel.ipkernel import IPythonKernel
 from IPython.core.compilerop import CachingCompiler
 from IPython.core.error import StdinNotImplementedError
-from tornado.ioloop import IOLoop
 from traitlets import Any as AnyTrait
 from traitlets import Type
 
@@ -33,6 +32,7 @@ from kernel_specs.restricted.hibernation.requests import SnapshotRequests
 from kernel_specs.restricted.interrupts import InterruptGate
 from kernel_specs.restricted.originals import signal
 from kernel_specs.restricted.service import ServiceThread
+from kernel_specs.restricted.session_loop import SessionLoop, run_to_end
 from kernel_specs.restricted.shell import Shell
 
 RETRY_SECONDS = 0.05
@@ -65,6 +65,7 @@ class SandboxKernel(CheckpointRequests, SnapshotRequests, IPythonKernel):
     console: Console = AnyTrait()
     iopub: IOPubPublisher = AnyTrait()
     service: ServiceThread = AnyTrait()
+    io_loop: SessionLoop = AnyTrait()
     lifeline: Lifeline = AnyTrait()
     boot: BootConfig = AnyTrait()
     allow_imports: Callable[[Iterable[str]], None] = AnyTrait(default_value=frozenset)
@@ -72,6 +73,7 @@ class SandboxKernel(CheckpointRequests, SnapshotRequests, IPythonKernel):
 
     _execute_sleep = 0.0
     """Output is sent before the reply by construction: there is nothing to wait for."""
+    _ended = False
 
     msg_types: ClassVar = [
         *IPythonKernel.msg_types,
@@ -88,8 +90,10 @@ class SandboxKernel(CheckpointRequests, SnapshotRequests, IPythonKernel):
     ]
 
     def start(self) -> None:
-        """Create the serving tasks; the caller starts the loops of both threads."""
-        self.io_loop = IOLoop.current()
+        """Create the task that serves control; the caller starts the thread of its loop."""
+        self.io_loop = self.shell.loop
+        self.io_loop.escaped = self.end_child
+        self.io_loop.interrupted = self.shell.interrupted
         self._control_lock = asyncio.Lock()
         self.shell.exit_now = False
         self._pid = os.getpid()
@@ -101,37 +105,41 @@ class SandboxKernel(CheckpointRequests, SnapshotRequests, IPythonKernel):
             name: self._answered(handler) for name, handler in self.shell_handlers.items()
         }
         self._answers: set[asyncio.Task[None]] = set()
-        self._tasks = [
-            self.io_loop.asyncio_loop.create_task(self._serve_shell()),
-            self.service.io_loop.asyncio_loop.create_task(self._serve_control()),
-        ]
+        self._control = self.service.io_loop.asyncio_loop.create_task(self._serve_control())
         self._publish_status("starting", "shell")
         self.iopub.pump()
 
-    async def _serve_shell(self) -> None:
-        """Handle shell requests in one task, so that context variables persist."""
-        while True:
-            self._unanswered = None
-            try:
-                if not self.shell_stream.held:
-                    self._aborting = False  # all requests queued when a cell failed are answered
-                    await asyncio.sleep(0)  # run callbacks that the last cell has left in the loop
+    def serve(self) -> None:
+        """Handle shell requests until shutdown, one after the other, outside of the loop."""
+        while not self._ended:
+            self._serve_next()
+            self.shell.reserve.close()
+
+    def _serve_next(self) -> None:
+        """Wait for the next request, and handle it."""
+        self._unanswered = None
+        try:
+            if not self.shell_stream.held:
+                self._aborting = False  # all requests queued when a cell failed are answered
+            message = self.shell_stream.receive()
+            if message is not None:
+                self.io_loop.turn()  # run callbacks that the last cell has left in the loop
+            while message is None and not self._ended:
+                self.io_loop.wait(self.shell_stream, self.stdin_socket)
                 message = self.shell_stream.receive()
-                if message is None:
-                    await self.shell_stream.readable()
-                    continue
-                await self.dispatch_shell(message)
+            if message is not None:
+                run_to_end(self.dispatch_shell(message))
                 self._send()
-            except Exception as error:
-                self.shell.reserve.open()
-                with contextlib.suppress(Exception):
-                    self._answer_failure(error)
-                    self._publish_status("idle", "shell")
-                    self.log.error("request could not be handled", exc_info=error)
-                    self._send()
-                await asyncio.sleep(RETRY_SECONDS)  # no busy loop if it fails again
-            finally:
-                self.shell.reserve.close()
+        except Exception as error:
+            self.shell.reserve.open()
+            with contextlib.suppress(Exception):
+                self._answer_failure(error)
+                self._publish_status("idle", "shell")
+                self.log.error("request could not be handled", exc_info=error)
+                self._send()
+            with contextlib.suppress(Exception):
+                self.shell_stream.hold()  # requests that are read show the server that this runs
+                self.io_loop.turn(RETRY_SECONDS)  # no busy loop if it fails again
 
     def _send(self) -> None:
         self.iopub.pump()
@@ -271,7 +279,7 @@ class SandboxKernel(CheckpointRequests, SnapshotRequests, IPythonKernel):
         shell = self.shell
         self._forward_input(allow_stdin)
         try:
-            result = await shell.run_request(
+            result = shell.run_request(
                 code, silent=silent, store_history=store_history, cell_id=cell_id
             )
         finally:
@@ -317,6 +325,11 @@ class SandboxKernel(CheckpointRequests, SnapshotRequests, IPythonKernel):
                 stream.flush()
         os._exit(0)
 
+    async def do_shutdown(self, restart: bool) -> dict[str, Any]:
+        """End `serve` once the current request is answered."""
+        self._ended = True
+        return {"status": "ok", "restart": restart}
+
     async def do_complete(self, code: str, cursor_pos: int) -> dict[str, Any]:
         """Return completions. Methods of values may run for that; SIGINT interrupts them."""
         with self._asking_values():
@@ -354,22 +367,6 @@ class SandboxKernel(CheckpointRequests, SnapshotRequests, IPythonKernel):
             return _refuse_input("getpass()")
         return str(super().getpass(prompt, stream, **options))
 
-    async def run_task(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
-        """Run an awaiting cell as a task that SIGINT cancels at once."""
-        loop = asyncio.get_running_loop()
-        task = loop.create_task(coroutine)
-
-        def cancel() -> None:
-            # From the signal handler: the loop sleeps, only a threadsafe call wakes it.
-            self.shell.interrupted()
-            loop.call_soon_threadsafe(task.cancel)
-
-        self.gate.cancel = cancel
-        try:
-            return await task
-        finally:
-            self.gate.cancel = None
-
     async def kernel_mcp_prewarm_request(self, stream: Any, ident: Any, parent: Any) -> None:
         """Run a cell with all its messages, which allocates their memory, and drop its traces."""
         with forgetting(self.shell):
@@ -395,7 +392,7 @@ class SandboxKernel(CheckpointRequests, SnapshotRequests, IPythonKernel):
         """Add new packages to sys.path and import them; other requests are answered meanwhile."""
         from kernel_specs.restricted.policy.imports import LiveImports
 
-        live = LiveImports(self.boot, self.allow_imports, self.gate, self.io_loop.asyncio_loop)
+        live = LiveImports(self.boot, self.allow_imports, self.gate, self.io_loop.add_callback)
         wanted = parent["content"]
 
         async def answer() -> None:

@@ -25,12 +25,12 @@ from kernel_specs.restricted.wire.sockets import RouterSocket, XPubSocket
 
 
 class Channel:
-    """A ROUTER socket on an asyncio loop: what ipykernel calls a stream."""
+    """A ROUTER socket: what ipykernel calls a stream."""
 
     def __init__(
-        self, router: RouterSocket, io_loop: BaseAsyncIOLoop, *, collects: bool = False
+        self, router: RouterSocket, io_loop: Any, *, collects: bool = False, watched: bool = False
     ) -> None:
-        """Watch a socket from `io_loop`; with `collects`, replies are kept until `push`."""
+        """With `collects`, replies are kept until `push`. With `watched`, `io_loop` reads it."""
         self.io_loop = io_loop
         self._collects = collects
         self.held: deque[list[bytes]] = deque()
@@ -40,7 +40,8 @@ class Channel:
         self._lock = threading.RLock()
         """A thread of user code may wait for input while the loop runs."""
         self._always_readable = -1
-        io_loop.asyncio_loop.add_reader(router, self._on_event)
+        if watched:
+            io_loop.asyncio_loop.add_reader(router, self.attend)
 
     def leave(self) -> None:
         """Close the descriptors in a forked process."""
@@ -67,7 +68,7 @@ class Channel:
             self.held.append(message)
 
     async def readable(self) -> None:
-        """Return when a message may have arrived, after `receive` found none."""
+        """Return when a message may have arrived, after `receive` found none; if watched."""
         self._waiter = asyncio.get_running_loop().create_future()
         await self._waiter
 
@@ -102,7 +103,8 @@ class Channel:
     def flush(self, *_: Any) -> None:
         """Do nothing; ipykernel calls it after each reply."""
 
-    def _on_event(self) -> None:
+    def attend(self) -> None:
+        """Read what has arrived; `receive` returns it."""
         with contextlib.suppress(MemoryError), self._lock:  # the waiting task reads it later
             message = self._router.receive()
             if message is None:

@@ -5,18 +5,18 @@
 
 from __future__ import annotations
 
+import ast
 import asyncio
 import codeop
 import contextlib
 import gc
+import inspect
 import subprocess
 import sys
-import threading
 import traceback
-from asyncio import _set_running_loop
-from asyncio.tasks import _enter_task, _leave_task  # as they are: user code may replace them
-from collections.abc import Coroutine, Iterator, Mapping
-from types import MappingProxyType, ModuleType
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from types import CodeType, MappingProxyType, ModuleType
 from typing import Any
 
 from ipykernel.jsonutil import json_clean
@@ -37,61 +37,7 @@ from kernel_specs.restricted.console import tracebacks
 from kernel_specs.restricted.console.lacks import lacking
 from kernel_specs.restricted.display import bundles
 from kernel_specs.restricted.hibernation.process_state import ProcessState
-
-
-class HiddenLoop:
-    """Hides the kernel's event loop while a cell runs that awaits nothing itself.
-
-    So `asyncio.run` works there, as does other code that requires that no loop is running.
-    `get_event_loop` returns an idle loop, the same in each cell. `create_task` schedules on the
-    kernel's loop, which goes on between cells.
-    """
-
-    def __init__(self) -> None:
-        self._kernel: asyncio.AbstractEventLoop | None = None
-        self._task: asyncio.Task[Any] | None = None
-        self._idle: asyncio.AbstractEventLoop | None = None
-        self._create_task = asyncio.create_task
-        asyncio.create_task = asyncio.tasks.create_task = self.create_task  # type: ignore[assignment]
-
-    def hide(self) -> None:
-        """Hide the kernel's running loop: code then finds no running loop in this thread."""
-        self._kernel, self._task = asyncio.get_running_loop(), asyncio.current_task()
-        if self._idle is None or self._idle.is_closed():
-            self._idle = asyncio.new_event_loop()
-        if self._task is not None:
-            _leave_task(self._kernel, self._task)
-        _set_running_loop(None)
-        asyncio.set_event_loop(self._idle)
-
-    def show(self) -> None:
-        """Undo `hide`: the kernel's loop is the running one again."""
-        loop, self._kernel = self._kernel, None
-        if loop is None:
-            return
-        _set_running_loop(loop)  # first: user code may have replaced what the rest needs
-        if self._task is not None:
-            _enter_task(loop, self._task)
-        asyncio.set_event_loop(loop)
-
-    def close(self) -> None:
-        """Close the idle loop that code sees; the next cell makes another."""
-        if self._idle is not None:
-            self._idle.close()
-
-    def cancel_tasks(self) -> None:
-        """Cancel the tasks that an interrupt has left in the idle loop."""
-        if self._idle is not None and not self._idle.is_closed():
-            for task in asyncio.all_tasks(self._idle):
-                task.cancel()
-
-    def create_task(self, coro: Coroutine[Any, Any, Any], **options: Any) -> asyncio.Task[Any]:
-        """Schedule a coroutine, as asyncio.create_task."""
-        hidden = self._kernel is not None and asyncio._get_running_loop() is None
-        if hidden and threading.current_thread() is threading.main_thread():
-            return self._kernel.create_task(coro, **options)
-        return self._create_task(coro, **options)
-
+from kernel_specs.restricted.session_loop import SessionLoop, run_to_end
 
 GOES_ON = (
     "the session goes on and keeps its variables; the tool reset starts it afresh, "
@@ -111,7 +57,7 @@ class Shell(ZMQInteractiveShell):
     reserve = Instance(Reserve, ())
     process_state = Instance(ProcessState)
     """The kernel closes it once the request is answered."""
-    loops = Instance(HiddenLoop, ())
+    loop = Instance(SessionLoop, ())
 
     commands_allowed = Bool(True)
     takes_packages = Bool(False)
@@ -126,7 +72,7 @@ class Shell(ZMQInteractiveShell):
     """Content of the cell's last error message; None without one."""
     _interrupted = False
 
-    async def run_request(
+    def run_request(
         self, code: str, *, silent: bool, store_history: bool, cell_id: str | None
     ) -> ExecutionResult:
         """Run one cell as `run_cell` does, transforming it once and without the tee."""
@@ -134,6 +80,7 @@ class Shell(ZMQInteractiveShell):
         self._last_traceback_during_displayhook = False
         self.last_error = None
         self._interrupted = False
+        self.loop.begin_cell()
         self.reserve.renew()
         if "_oh" not in self.user_ns:  # `globals().clear()`: results could not be shown any more
             self.init_user_ns()
@@ -159,10 +106,9 @@ class Shell(ZMQInteractiveShell):
             if _may_await(cell) and self.should_run_async(
                 code, transformed_cell=cell, preprocessing_exc_tuple=failure
             ):
-                result = await self.kernel.run_task(coroutine)
+                result = self.loop.run(coroutine, self._interruptible)
             else:
-                self.loops.hide()
-                result = _run_to_end(coroutine)
+                result = run_to_end(coroutine)
         except BaseException as error:  # noqa: BLE001  # an interrupt between two steps of IPython
             if isinstance(error, MemoryError):
                 self.reserve.open()
@@ -175,9 +121,9 @@ class Shell(ZMQInteractiveShell):
             if not silent:
                 self.events.trigger("post_run_cell", result)
             self.gate.close()
-            self.loops.show()
+            self.gate.cancel = None
         if isinstance(result.error_in_exec, KeyboardInterrupt):
-            self.loops.cancel_tasks()
+            self.loop.cancel_tasks()
         if self._interrupted and isinstance(result.error_in_exec, asyncio.CancelledError):
             result.error_in_exec = KeyboardInterrupt()
         return result
@@ -205,6 +151,9 @@ class Shell(ZMQInteractiveShell):
     def interrupted(self) -> None:
         """Note that the task of an awaiting cell is being cancelled because of a SIGINT."""
         self._interrupted = True
+
+    def _interruptible(self, cancel: Callable[[], None]) -> None:
+        self.gate.cancel = cancel
 
     def showtraceback(
         self,
@@ -316,6 +265,8 @@ class Shell(ZMQInteractiveShell):
             return self.system_piped(f"{magic_name} {line}")
         if not is_harmless(magic_name, line):
             self._require_commands(f"%{magic_name}")
+        if magic_name == "time" and (awaiting := self._awaiting(line)):
+            return self._time(awaiting)
         if magic_name == "store" and self.find_line_magic("store") is None:
             self.extension_manager.load_extension("storemagic")
         return super().run_line_magic(magic_name, line, _stack_depth + 1)
@@ -324,7 +275,37 @@ class Shell(ZMQInteractiveShell):
         """Run a cell magic that the policy permits."""
         if not is_harmless(magic_name):
             self._require_commands(f"%%{magic_name}")
+        if magic_name == "time" and not line and (awaiting := self._awaiting(cell)):
+            return self._time(awaiting)
         return super().run_cell_magic(magic_name, line, cell)
+
+    def _awaiting(self, text: str) -> list[CodeType]:
+        """Compile code that awaits at top level: statements, last value; empty if it does not."""
+        if not _may_await(text) or text.lstrip().startswith("-"):  # an option of the magic
+            return []
+        tree = ast.parse(self.transform_cell(text))
+        value = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
+        parts: list[tuple[ast.Module | ast.Expression, str]] = [(tree, "exec")]
+        if isinstance(value, ast.Expr):
+            parts.append((ast.Expression(value.value), "eval"))
+        found = [
+            compile(part, "<timed>", mode, ast.PyCF_ALLOW_TOP_LEVEL_AWAIT) for part, mode in parts
+        ]
+        return found if any(code.co_flags & inspect.CO_COROUTINE for code in found) else []
+
+    def _time(self, parts: list[CodeType]) -> Any:
+        """Run code as `%time` does, which awaits nothing itself."""
+
+        async def run() -> Any:
+            value = None
+            for code in parts:
+                value = eval(code, self.user_ns)
+                if code.co_flags & inspect.CO_COROUTINE:
+                    value = await value
+            return value
+
+        timed = partial(self.loop.run, run(), self._interruptible)  # noqa: F841  # named below
+        return super().run_line_magic("time", "timed()")
 
     def take_builtins(self, own: ModuleType) -> None:
         """Run cells with these builtins from now on."""
@@ -415,11 +396,3 @@ def _may_await(cell: str) -> bool:
     A cheap test; IPython's `should_run_async` compiles the cell.
     """
     return "await" in cell or "async" in cell
-
-
-def _run_to_end(coroutine: Any) -> ExecutionResult:
-    try:
-        coroutine.send(None)
-    except StopIteration as end:
-        return end.value  # type: ignore[no-any-return]
-    raise RuntimeError("a cell without await has waited")

@@ -117,17 +117,14 @@ def rehearse(app: Any) -> None:
 
 
 def _run_cells(app: Any, cells: Sequence[str]) -> list[Any]:
-    """Run cells in an event loop, as in a kernel, and return their results; no loop is left."""
+    """Run cells as in a kernel, and return their results; no event loop is left."""
     shell = app.shell
     with forgetting(shell), _disconnected(shell):
-        with contextlib.closing(asyncio.new_event_loop()) as loop:
-            results = [
-                loop.run_until_complete(
-                    shell.run_request(cell, silent=False, store_history=False, cell_id=None)
-                )
-                for cell in cells
-            ]
-        shell.loops.close()
+        results = [
+            shell.run_request(cell, silent=False, store_history=False, cell_id=None)
+            for cell in cells
+        ]
+        shell.loop.close()
         asyncio.set_event_loop(None)
     return results
 

@@ -39,6 +39,18 @@ TOGETHER = """
 loop = asyncio.get_event_loop()
 loop.run_until_complete(asyncio.gather(main(7), main(8)))
 """
+LEFT = """
+loop = asyncio.get_event_loop()
+late = [asyncio.ensure_future(main(12)), asyncio.gather(main(13), main(14)), loop.create_future()]
+late.append(loop.run_in_executor(None, lambda: 15))
+timer = loop.call_later(0.01, late[2].set_result, 16)
+"""
+SETS = """
+import contextvars
+number = contextvars.ContextVar("number", default=0)
+await asyncio.sleep(0)
+token = number.set(17)
+"""
 STUCK = "async def stuck():\n    await asyncio.sleep(600)\n"
 EVERY = {
     WAYS: "[1, 2, 3, 4]",
@@ -48,6 +60,12 @@ EVERY = {
     TOGETHER: "[7, 8]",
     "async with contextlib.AsyncExitStack(): print(await main(10))": "10",
     "asyncio.run(main(11))": "11",
+    LEFT: "(no output)",
+    "[await each for each in late]": "[12, [13, 14], 16, 15]",
+    SETS: "(no output)",
+    "number.get()": "17",
+    "_ = loop.call_later(0, loop.stop)": "(no output)",
+    "await main(18)": "18",
 }
 
 
@@ -84,6 +102,33 @@ async def test_a_cell_in_which_a_loop_runs_can_be_stopped(servers: Servers) -> N
         await notebook.run("asyncio.get_event_loop().run_until_complete(main(1))")
         assert (await notebook.run(left)).text == "0"
         assert (await notebook.run("asyncio.run(main(kept))")).text == "1"
+
+
+async def test_tasks_that_block_are_all_stopped_and_variables_stay(servers: Servers) -> None:
+    blocking = """
+import time
+async def block():
+    time.sleep(0.5)
+kept = 1
+before = asyncio.create_task(asyncio.sleep(3600))
+await asyncio.gather(*(block() for _ in range(40)))
+"""
+    async with servers.agent() as notebook:
+        answer = await notebook.call("execute", code=f"{DEFINITIONS}{blocking}", timeout=1)
+        assert (answer.status, answer.cell["state_kept"]) == ("timeout", True)
+        assert (await notebook.run("kept, before.done()")).text == "(1, True)"
+
+
+async def test_a_coroutine_is_timed(servers: Servers) -> None:
+    async with servers.agent() as notebook:
+        await notebook.run(DEFINITIONS)
+        for code in ("%time await main(5)", "%%time\nx = await main(4)\nx + 1", "%time 2 + 3"):
+            text = (await notebook.run(code)).text
+            assert text.startswith("CPU times: "), code
+            assert text.endswith("\n5"), code
+        refused = await notebook.call("execute", code="await main(1)\n%time await main(5)")
+        assert "needs a cell of its own" in refused.text
+        assert (await notebook.run("await main(x)")).text == "4"
 
 
 async def test_a_script_may_run_loops_until_its_very_end(servers: Servers) -> None:

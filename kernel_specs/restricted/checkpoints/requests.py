@@ -158,12 +158,10 @@ def _connect(kernel: Any, lifeline: Lifeline, order: dict[str, Any], fds: list[i
     """
     ends = {name: socket.socket(fileno=fd) for name, fd in zip(ENDS, fds, strict=False)}
     lifeline.fd, ring = fds[len(ENDS) :]
-    loop, before = kernel.io_loop.asyncio_loop, kernel.service
-    asyncio.events._set_running_loop(loop)
-    asyncio.set_event_loop(loop)
+    before = kernel.service
     after_fork.close_loop(before.io_loop.asyncio_loop)
     assert lifeline.loops is not None
-    lifeline.loops.renew([loop])
+    lifeline.loops.renew([kernel.io_loop.asyncio_loop])
     kernel.session.renew(str(order["key"]).encode())
     kernel._pid = os.getpid()
     kernel._control_lock = asyncio.Lock()
@@ -181,8 +179,8 @@ def _connect(kernel: Any, lifeline: Lifeline, order: dict[str, Any], fds: list[i
     service.watch_output(publisher)
     shell, control = RouterSocket(None, takes_descriptors=True), RouterSocket(None)
     kernel.shell_stream = Channel(shell, kernel.io_loop, collects=True)
-    kernel.control_stream = Channel(control, service.io_loop)
+    kernel.control_stream = Channel(control, service.io_loop, watched=True)
     kernel.stdin_socket = Channel(RouterSocket(None), kernel.io_loop)
     shell.take_in(ends["shell"])
     control.take_in(ends["control"])
-    kernel._tasks[1] = service.io_loop.asyncio_loop.create_task(kernel._serve_control())
+    kernel._control = service.io_loop.asyncio_loop.create_task(kernel._serve_control())

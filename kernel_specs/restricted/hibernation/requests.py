@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -54,8 +54,6 @@ class SnapshotRequests:
     boot: BootConfig
     service: Any
     io_loop: Any
-    _tasks: Any
-    _answers: Any
     shell_stream: Any
     _dump: DumpBytes | None = None
     _parts: Pieces | None = None
@@ -163,7 +161,7 @@ class SnapshotRequests:
     def _whole(self, reply: dict[str, Any]) -> dict[str, Any]:
         """Return the report with other state that is lost: threads, tasks, files."""
         namespace = self.shell.user_ns
-        work = running(self.service, self.io_loop.asyncio_loop, {*self._tasks, *self._answers})
+        work = running(self.service, self.io_loop.asyncio_loop)
         known = {id(value) for value in namespace.copy().values()}
         lost = {name: why for each, name, why in work if id(each) not in known}
         return {
@@ -191,11 +189,11 @@ def _attempted(action: Callable[[Any], Any], argument: Any) -> dict[str, Any]:
 
 
 def running(
-    service: threading.Thread, loop: asyncio.AbstractEventLoop, own: Container[object]
+    service: threading.Thread, loop: asyncio.AbstractEventLoop
 ) -> list[tuple[object, str, str]]:
     """Return running threads of code and tasks of `loop`, each with its name and its kind.
 
-    `service` and the `own` tasks are the kernel's. Daemon threads of libraries are left out.
+    The kernel's own thread `service` and daemon threads of libraries are left out.
     """
     found: list[tuple[object, str, str]] = []
     for thread in threading.enumerate():
@@ -207,9 +205,8 @@ def running(
         if not apart and (of_a_cell or not thread.daemon):
             found.append((thread, str(thread.name), "a running thread"))
     for task in asyncio.all_tasks(loop):
-        if task not in own:
-            code = task.get_coro()
-            found.append((task, str(getattr(code, "__qualname__", code)), "a running task"))
+        code = task.get_coro()
+        found.append((task, str(getattr(code, "__qualname__", code)), "a running task"))
     return found
 
 

@@ -133,13 +133,14 @@ class LiveImports:
         boot: BootConfig,
         allow: Callable[[Iterable[str]], None],
         gate: InterruptGate,
-        main_loop: asyncio.AbstractEventLoop,
+        in_main_loop: Callable[[Callable[[], None]], object],
     ) -> None:
+        """`in_main_loop` has a function called in the loop of the main thread."""
         self._layers = boot.layers
         self._workspace = f"{boot.workspace}/" if boot.workspace else "\0"
         self._allow = allow
         self._gate = gate
-        self._main_loop = main_loop
+        self._in_main_loop = in_main_loop
 
     async def take(self, allowed: Iterable[str], modules: Sequence[str]) -> Report:
         """Allow names, then import modules; return the state of each.
@@ -170,7 +171,7 @@ class LiveImports:
                 with self._interruptible(), _silence():
                     run()
 
-        self._main_loop.call_soon_threadsafe(in_main_thread)
+        self._in_main_loop(in_main_thread)
         with contextlib.suppress(asyncio.TimeoutError):
             await asyncio.wait_for(started.wait(), MAIN_THREAD_WAIT_S)
         if once.acquire(blocking=False):

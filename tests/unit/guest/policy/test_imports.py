@@ -126,7 +126,7 @@ async def take(
         BootConfig(layers=(str(layer),), workspace=workspace),
         allowed.extend,
         gate or InterruptGate(),
-        asyncio.get_running_loop(),
+        asyncio.get_running_loop().call_soon_threadsafe,
     )
     return await live.take(["thing"], modules), allowed
 
