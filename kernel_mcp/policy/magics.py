@@ -123,6 +123,8 @@ def _without(source: Source, prompt: Callable[[str], re.Match[str] | None]) -> S
 def _cell_magics(source: Source) -> tuple[Source, list[Command]]:
     """Remove the `%%` lines at the top, and everything below one that is not for Python.
 
+    Comments may precede them: kernels remove those.
+
     Returns the source, and the commands found.
     """
     found: list[Command] = []
@@ -130,7 +132,7 @@ def _cell_magics(source: Source) -> tuple[Source, list[Command]]:
     for number, line in enumerate(source.lines, start=1):
         match = _CELL.match(line)
         if match is None:
-            if line.strip():
+            if line.strip() and not line.startswith("#"):
                 break
             continue
         rest = (match["rest"] or "").strip()

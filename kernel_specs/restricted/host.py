@@ -68,6 +68,7 @@ class KernelHost:
             self._guard(boot)
         self._app.kernel.boot = boot
         self._app.shell.takes_packages = bool(boot.layers)
+        self._app.shell.user_ns["_dh"][:] = [os.getcwd()]  # noqa: PTH109  # where `%cd -` returns
         self._app.connect(boot, connection_file)
         self._app.service.at_work = at_work
         self._app.shell.process_state = ProcessState(boot.layers)
@@ -108,13 +109,13 @@ def _send_ready(fd: int) -> None:
 
 
 def _extend_path(boot: BootConfig) -> None:
-    """Put workspace and layers between the standard library and site-packages, as IPython does.
+    """Put current folder, workspace and layers before site-packages, as IPython does.
 
     Child processes get the layers through the environment.
     """
     place = imports.before_sites(sys.path)
-    workspace = [boot.workspace] if boot.workspace else [""]
-    sys.path[place:place] = [*workspace, *imports.entries(boot.layers)]
+    workspace = [boot.workspace] if boot.workspace else []
+    sys.path[place:place] = ["", *workspace, *imports.entries(boot.layers)]
     imports.export(boot.layers)
 
 

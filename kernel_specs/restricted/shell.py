@@ -45,6 +45,7 @@ GOES_ON = (
 )
 
 
+_OWN_TRANSFORMERS = ("IPython.", "kernel_specs.")
 DROPPED = "A transformer of cells has failed. All are removed now: run the cell again."
 
 
@@ -129,7 +130,7 @@ class Shell(ZMQInteractiveShell):
         return result
 
     def _drop_transformers(self) -> None:
-        """Remove cell transformers other than IPython's own: a broken one fails on every cell."""
+        """Remove cell transformers of user code: a broken one fails on every cell."""
         manager = self.input_transformer_manager
         for each in (
             manager.cleanup_transforms,
@@ -137,7 +138,7 @@ class Shell(ZMQInteractiveShell):
             manager.token_transformers,
             self.input_transformers_post,
         ):
-            own = [one for one in each if str(one.__module__).startswith("IPython.")]
+            own = [one for one in each if str(one.__module__).startswith(_OWN_TRANSFORMERS)]
             if len(own) < len(each):
                 each[:] = own
                 print(DROPPED, file=sys.stderr)
@@ -277,7 +278,21 @@ class Shell(ZMQInteractiveShell):
             self._require_commands(f"%%{magic_name}")
         if magic_name == "time" and not line and (awaiting := self._awaiting(cell)):
             return self._time(awaiting)
-        return super().run_cell_magic(magic_name, line, cell)
+        try:
+            return super().run_cell_magic(magic_name, line, cell)
+        finally:
+            self._end_script_thread(line)
+
+    def _end_script_thread(self, line: str) -> None:
+        """End the thread of `%%bash` and its kin, which would prevent checkpoints from then on."""
+        scripts = self.magics_manager.registry.get("ScriptMagics")
+        if scripts is None or scripts.event_loop is None or "--bg" in line.split():
+            return
+        if hasattr(scripts, "stop_event_loop"):
+            scripts.stop_event_loop()
+        else:  # before IPython 9
+            scripts.event_loop.call_soon_threadsafe(scripts.event_loop.stop)
+            scripts.event_loop = None
 
     def _awaiting(self, text: str) -> list[CodeType]:
         """Compile code that awaits at top level: statements, last value; empty if it does not."""
@@ -340,6 +355,7 @@ class Shell(ZMQInteractiveShell):
     def init_instance_attrs(self) -> None:
         """Keep Python's own messages for unfinished cells, which codeop's flag would replace."""
         super().init_instance_attrs()
+        self.input_transformer_manager.cleanup_transforms.append(_without_leading_comments)
         self.compile.flags &= ~getattr(codeop, "PyCF_ALLOW_INCOMPLETE_INPUT", 0)
 
     def init_environment(self) -> None:
@@ -388,6 +404,16 @@ def _first(error: BaseException) -> BaseException:
     while isinstance(error.__context__, MemoryError) and not error.args:
         error = error.__context__
     return error
+
+
+def _without_leading_comments(lines: list[str]) -> list[str]:
+    """Remove comments before a cell magic, which IPython finds in the first line alone."""
+    for number, line in enumerate(lines):
+        if line.startswith("%%"):
+            return lines[number:]
+        if line.strip() and not line.startswith("#"):
+            break
+    return lines
 
 
 def _may_await(cell: str) -> bool:

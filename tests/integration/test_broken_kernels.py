@@ -47,11 +47,11 @@ async def test_broken_kernels_are_recognised_and_mended_and_none_that_waits() ->
 async def _breaks(notebook: Agent, code: str) -> None:
     session = (await notebook.call("create_session")).data["session"]
     await notebook.run("kept = [42]", session=session)
-    answers = [await notebook.call("execute", session=session, code=c) for c in (code, "kept")]
+    answers = [await notebook.run(each, session=session, wait=60) for each in (code, "kept")]
     assert answers[1].status == "error", code
     assert "Call reset" in answers[1].text, f"{code}: {answers[1].text}"
     assert answers[1].cell["state_kept"], code
-    again = await notebook.call("execute", session=session, code="open('ran', 'w')")
+    again = await notebook.run("open('ran', 'w')", session=session, wait=60)
     assert "Call reset" in again.text, f"{code}: {again.text}"
     assert again.cell["duration_s"] < answers[1].cell["duration_s"] / 2 + 2, code
     await notebook.call("reset", session=session)

@@ -87,6 +87,18 @@ HARMLESS = (
     "!nohup sleep 1000 >/dev/null 2>&1 &",
     "import multiprocessing; multiprocessing.set_start_method('spawn', force=True)",
 )
+FOUND = {
+    "import os; os.mkdir('sub'); _ = open('sub/inner.py', 'w').write('v = 3')": "(no output)",
+    "os.chdir('sub')\nimport inner\nprint(inner.v)\nos.chdir('..')": "3",
+    "%cd sub\n%cd -": "/workspace/sub\n/workspace",
+    "# a comment\n\n%%bash\necho $((2 + 3))": "5",
+    "class Kind:\n    value = 1\nimport inspect": "(no output)",
+    "print(inspect.getsource(Kind))": "class Kind:\n    value = 1",
+    "import multiprocessing\ndef double(n): return 2 * n": "(no output)",
+    "with multiprocessing.get_context('spawn').Pool(1) as p: print(p.map(double, [4]))": "[8]",
+    "import threading; [each.name for each in threading.enumerate() if 'run_' in each.name]": "[]",
+}
+"""Cells one after the other, each with its output: names that only a notebook has are found."""
 GONE = ("get_ipython().user_ns.clear()", "globals().clear()", "%reset -f")
 FATAL = (
     "import os; os._exit(5)",
@@ -129,3 +141,9 @@ async def test_a_cell_may_do_to_its_kernel_what_it_likes(servers: Servers) -> No
                 first, second = await tried(code)
                 assert "23" in first, code
                 assert "NameError" in second, code
+
+
+async def test_what_cells_define_and_where_they_are_is_found(servers: Servers) -> None:
+    async with servers.agent() as notebook:
+        for code, shown in FOUND.items():
+            assert (await notebook.run(code)).text == shown, code

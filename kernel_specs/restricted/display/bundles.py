@@ -19,6 +19,7 @@ from ipykernel.displayhook import ZMQShellDisplayHook
 from ipykernel.zmqshell import ZMQDisplayPublisher
 from IPython.core.formatters import DisplayFormatter
 
+from kernel_specs.restricted import definitions
 from kernel_specs.restricted.config import OutputSettings
 from kernel_specs.restricted.display import charts, figures, libraries, pictures, rows
 
@@ -449,9 +450,10 @@ _ROWS: Mapping[str, Callable[[Any], dict[str, Any]]] = {
 
 
 def prepare(shell: Any) -> None:
-    """Set up a shell: PNG of figures, figures shown after cells, actions after imports."""
+    """Set up a shell: figures after cells, as PNG; actions after imports; sources of classes."""
     shell.display_formatter.formatters["image/png"].for_type_by_name(
         "matplotlib.figure", "Figure", libraries.figure_picture
     )
     shell.events.register("post_execute", libraries.show_figures)
     libraries.AfterImport(libraries.ACTIONS).install()
+    definitions.find_sources()

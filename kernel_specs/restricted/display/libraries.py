@@ -18,6 +18,8 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
+from kernel_specs.restricted import definitions
+
 Action = Callable[[Any], object]
 
 TEXT_WIDTH = 200
@@ -194,6 +196,7 @@ ACTIONS: Mapping[str, Action] = {
     "PIL.ImageShow": _follow_pillow,
     "bokeh.io.showing": _follow_bokeh,
     "matplotlib.pyplot": _follow_pyplot,
+    "multiprocessing.spawn": definitions.follow_spawn,
     "pandas": _follow_pandas,
     "plotly.io._renderers": _follow_plotly,
     "polars": _precede_polars,

@@ -24,6 +24,7 @@ POLICY = Policy.for_allow(["numpy", "pandas", "matplotlib"])
         ("for i in y:\n    %run a.py", "line", 2, 5),
         ("%%bash\necho 'unclosed", "cell", 1, 1),
         ("\n\n%%bash\nls", "cell", 3, 1),
+        ("# what for\n\n# and how\n%%bash\nls 'unclosed", "cell", 4, 1),
         ("np.mean?", "help", 1, 1),
         ("np.mean??", "help", 1, 1),
         ("?np.mean", "help", 1, 1),
