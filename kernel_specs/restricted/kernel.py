@@ -21,7 +21,7 @@ from IPython.core.error import StdinNotImplementedError
 from traitlets import Any as AnyTrait
 from traitlets import Type
 
-from kernel_specs.restricted import variables
+from kernel_specs.restricted import service, variables
 from kernel_specs.restricted.checkpoints.requests import CheckpointRequests, Lifeline
 from kernel_specs.restricted.config import BootConfig
 from kernel_specs.restricted.console import tracebacks
@@ -36,6 +36,8 @@ from kernel_specs.restricted.session_loop import SessionLoop, run_to_end
 from kernel_specs.restricted.shell import Shell
 
 RETRY_SECONDS = 0.05
+MOST_RETRY_SECONDS = 1.0
+"""Pauses double from one to the other while code of the kernel is broken."""
 MAIN_THREAD_REQUESTS = frozenset(
     {"execute_request", "complete_request", "inspect_request", "history_request"}
 )
@@ -74,6 +76,7 @@ class SandboxKernel(CheckpointRequests, SnapshotRequests, IPythonKernel):
     _execute_sleep = 0.0
     """Output is sent before the reply by construction: there is nothing to wait for."""
     _ended = False
+    _retry_seconds = RETRY_SECONDS
 
     msg_types: ClassVar = [
         *IPythonKernel.msg_types,
@@ -130,6 +133,7 @@ class SandboxKernel(CheckpointRequests, SnapshotRequests, IPythonKernel):
             if message is not None:
                 run_to_end(self.dispatch_shell(message))
                 self._send()
+            self._retry_seconds = RETRY_SECONDS
         except Exception as error:
             self.shell.reserve.open()
             with contextlib.suppress(Exception):
@@ -138,8 +142,8 @@ class SandboxKernel(CheckpointRequests, SnapshotRequests, IPythonKernel):
                 self.log.error("request could not be handled", exc_info=error)
                 self._send()
             with contextlib.suppress(Exception):
-                self.shell_stream.hold()  # requests that are read show the server that this runs
-                self.io_loop.turn(RETRY_SECONDS)  # no busy loop if it fails again
+                self.shell_stream.pause(self._retry_seconds)
+            self._retry_seconds = min(2 * self._retry_seconds, MOST_RETRY_SECONDS)
 
     def _send(self) -> None:
         self.iopub.pump()
@@ -384,7 +388,7 @@ class SandboxKernel(CheckpointRequests, SnapshotRequests, IPythonKernel):
         """Reply with `idle`, True if the main thread waits for requests (service thread)."""
         main = threading.main_thread().ident
         frame = sys._current_frames().get(main or 0)
-        waits = frame is not None and frame.f_code.co_filename == selectors.__file__
+        waits = frame is not None and frame.f_code.co_filename in _WAITING_FILES
         content = {"idle": waits and not self.gate.busy}
         self.session.send(stream, "kernel_mcp_state_reply", content, parent, ident)
 
@@ -417,6 +421,8 @@ class SandboxKernel(CheckpointRequests, SnapshotRequests, IPythonKernel):
         self._aborting = True
 
 
+_WAITING_FILES = (selectors.__file__, service.__file__)
+"""Files of the functions in which the main thread waits for requests."""
 _INTERRUPTED = {
     "status": "error", "ename": "KeyboardInterrupt", "evalue": "", "traceback": []
 }  # fmt: skip

@@ -69,13 +69,10 @@ class SessionLoop:
             for fd in fds:
                 loop.remove_reader(fd)
 
-    def turn(self, seconds: float = 0.0) -> None:
-        """Run the callbacks that are due, and those of the next `seconds`."""
+    def turn(self) -> None:
+        """Run the callbacks that are due."""
         loop = self.enter()
-        if seconds:
-            loop.call_later(seconds, loop.stop)
-        else:
-            loop.call_soon(loop.stop)
+        loop.call_soon(loop.stop)
         self._run(loop)
 
     def begin_cell(self) -> None:

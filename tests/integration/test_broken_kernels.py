@@ -12,7 +12,6 @@ pytestmark = [pytest.mark.anyio]
 BROKEN = {
     "a builtin": "import builtins; builtins.isinstance = None",
     "an import": "import builtins; builtins.__import__ = None",
-    "json": "import json; json.dumps = None; json.loads = None; json.JSONEncoder = None",
     "the session": "get_ipython().kernel.session.send = None",
     "handlers": "get_ipython().kernel.shell_handlers.clear()",
     "a handler": "type(get_ipython().kernel).do_execute = None",
@@ -22,6 +21,7 @@ BROKEN = {
 }
 HELD = "holds Python's lock"
 HARMLESS = {
+    "json": "import json; json.dumps = None; json.loads = None; json.JSONEncoder = None",
     "streams": "import sys; sys.stdout = None; sys.stderr = None",
     "print": "import builtins; builtins.print = None",
     "a failing cell": "1/0",
