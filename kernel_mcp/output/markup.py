@@ -222,7 +222,9 @@ class HtmlReader:
     def tag(self, tag: Tag) -> None:
         """Process one tag."""
         name, is_end, _ = tag
-        if name in _BREAKS:
+        if name in ("td", "th"):
+            self._start_cell(tag)
+        elif name in _BREAKS:
             self._end_line()
             if name == "pre":
                 self._verbatim = not is_end
@@ -231,8 +233,6 @@ class HtmlReader:
         elif name == "table":
             self._end_line()
             self._end_table() if is_end else self._start_table()
-        elif name in ("td", "th"):
-            self._start_cell(tag)
         elif name == "tr" or name in _GROUPS:
             self._end_row()
             if self._open and name == "tr" and not is_end:
@@ -255,7 +255,7 @@ class HtmlReader:
             if self._line:
                 self._line.append(" ")
         elif text:
-            self._line.append(re.sub(r"\s+", " ", unescaped(text)))
+            self._line.append(unescaped(text))
 
     def end(self, unread: int) -> None:
         """End the document: all that is still open ends. `unread` characters follow."""
@@ -309,6 +309,8 @@ class HtmlReader:
             table.cell, self.lines = None, table.outer
 
     def _end_line(self) -> None:
+        if not self._line:
+            return
         line = "".join(self._line)
         self._line.clear()
         if not self._verbatim:

@@ -30,8 +30,9 @@ def span(tag: Tag, name: str) -> int:
 
 @dataclass(slots=True, eq=False)
 class _Cell:
-    """A cell from column `start` to before `end`, which covers `rows` more rows, its own first."""
+    """A cell from column `start` to before `end`, which covers `rows` more rows from `top` on."""
 
+    top: int
     start: int
     end: int
     rows: int
@@ -63,7 +64,7 @@ class Grid:
         """Add a cell to the current row; with `is_block` its lines must stay apart."""
         self._is_head = self._is_head and tag.name == "th"
         wide = high = 1
-        if "span" in tag.text.lower():
+        if tag.text and "span" in tag.text.lower():
             wide, high = span(tag, "colspan"), span(tag, "rowspan")
         self._new.append((wide, high, lines, is_block))
 
@@ -100,7 +101,6 @@ class Grid:
         if self._texts:
             return self._texts
         columns = sorted({cell.start for row in self._rows for cell in row})
-        seen: set[_Cell] = set()
         found: list[list[str]] = []
         room = MOST_FILLED
         for number, row in enumerate(self._rows):
@@ -109,7 +109,7 @@ class Grid:
             for cell in row:
                 first, after = bisect_left(columns, cell.start), bisect_left(columns, cell.end)
                 filled = max(0, first - len(texts))
-                text = " ".join(" ".join(cell.lines).split())
+                text = " ".join(cell.lines)
                 short = text if len(text) <= REPEATED_CHARS else f"{text[:REPEATED_CHARS]}…"
                 more = 0 if is_alone else max(0, after - len(texts) - filled - 1)
                 room -= filled + more
@@ -117,8 +117,7 @@ class Grid:
                     break
                 texts += [""] * filled
                 if len(texts) < after:
-                    texts += [short if cell in seen else text, *[short] * more]
-                seen.add(cell)
+                    texts += [text if cell.top == number else short, *[short] * more]
             if room < 0:
                 self.omitted += len(self._rows) - len(found)
                 break
@@ -129,14 +128,12 @@ class Grid:
     def lines(self) -> list[str]:
         """Return a line for each row, ` | ` between cells; blocks have lines of their own."""
         found: list[str] = []
-        before: set[_Cell] = set()
-        for row, texts in zip(self._rows, self.rows(), strict=False):
-            new = [cell for cell in row if cell not in before]
-            if any(cell.is_block for cell in new):
+        for number, (row, texts) in enumerate(zip(self._rows, self.rows(), strict=False)):
+            if any(cell.is_block for cell in row if cell.top == number):
+                new = (cell for cell in row if cell.top == number)
                 found += [line for cell in new for line in cell.lines if line.strip()]
             elif any(texts):
                 found.append(" ".join(" | ".join(texts).split()))
-            before = set(row)
         if self.omitted:
             found.append(f"[… {self.omitted:,} more rows, whose cells span too much …]")
         return found
@@ -149,6 +146,6 @@ class Grid:
             while above < len(self._held) and self._held[above].start <= column:
                 column = max(column, self._held[above].end)
                 above += 1
-            row.append(_Cell(column, column + wide, high, lines, is_block))
+            row.append(_Cell(len(self._rows), column, column + wide, high, lines, is_block))
             column += wide
-        return sorted(row, key=attrgetter("start"))
+        return sorted(row, key=attrgetter("start")) if self._held else row

@@ -16,7 +16,7 @@ from kernel_mcp.units import KIB
 LONG_CHARS = KIB
 """Characters of an attribute value from which on it is skipped at once, and counts as nothing."""
 
-_NAME = re.compile(r"[^\s/>]*")
+_OPEN = re.compile(r"<(?:(/?)([a-zA-Z][^\s/>]*)(>)?|[!?])")
 _ATTRIBUTE = re.compile(r"[\s/]*([^\s/>][^\s/>=]*)(\s*=\s*)?")
 _VALUE = re.compile(r"[^\s>]*")
 _LONG_REFERENCE = re.compile("&#(?:[0-9]{20,}|[xX][0-9a-fA-F]{20,});?")
@@ -54,29 +54,25 @@ def tags(source: str, limit: int, unread: frozenset[str] = UNREAD) -> Iterator[t
     attributes.
     """
     start = at = 0
-    while 0 <= (opened := source.find("<", at)) < limit:
-        first = source[opened + 1 : opened + 2]
-        is_end = first == "/"
-        place = opened + 1 + is_end
-        if first in ("!", "?") and first:
-            is_comment = source.startswith("!--", place)
-            at = _after(source, "-->", place + 3) if is_comment else _after(source, ">", place)
+    while (found := _OPEN.search(source, at)) and (opened := found.start()) < limit:
+        at = found.end()
+        slash, name, end = found.groups()
+        if name is None:
+            is_comment = source.startswith("<!--", opened)
+            at = _after(source, "-->", opened + 4) if is_comment else _after(source, ">", at)
             yield source[start:opened], _NONE
-        elif (letter := source[place : place + 1]).isascii() and letter.isalpha():
-            found = _NAME.match(source, place)
-            name = found[0].lower() if found else ""
-            place += len(name)
-            at, skipped = _end(source, place, limit)
-            limit += skipped
-            tag = Tag(name, is_end, source[place : at - 1])
-            yield source[start:opened], tag
-            is_empty = name in _FOREIGN and tag.text.endswith("/")
-            if name in unread and not is_end and not is_empty:
+        else:
+            name, text = name.lower(), ""
+            if not end:
+                place = at
+                at, skipped = _end(source, place, limit)
+                limit += skipped
+                text = source[place : at - 1]
+            yield source[start:opened], Tag(name, slash == "/", text)
+            is_empty = name in _FOREIGN and text.endswith("/")
+            if name in unread and not slash and not is_empty:
                 ended = _ENDS[name].search(source, at)
                 at = ended.start() if ended else len(source)
-        else:
-            at = opened + 1
-            continue
         start = at
     yield source[start:limit], Tag("", True, source[max(start, limit) :])
 
