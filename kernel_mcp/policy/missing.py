@@ -10,7 +10,7 @@ from types import MappingProxyType
 from kernel_mcp.config.values import close_to
 from kernel_mcp.output.items import Failure
 from kernel_mcp.policy import Policy, words
-from kernel_specs.restricted.config import FILE, HOST, INSTALLERS, NETWORK, READ_ONLY
+from kernel_specs.restricted.config import FILE, HOST, INSTALLERS, NETWORK, READ_ONLY, TOO_LARGE
 
 GONE: Mapping[str, str] = MappingProxyType(
     dict.fromkeys(words("binhex"), "3.10")
@@ -55,12 +55,12 @@ EXTENSIONS: Mapping[str, str] = MappingProxyType(
 
 
 def missing(failure: Failure) -> str:
-    """Return the missing module for which a cell failed, or READ_ONLY, FILE, NETWORK or HOST.
+    """Return the missing module for which a cell failed, or a constant such as READ_ONLY.
 
     Empty if nothing was missing. The kernel reports it from the exception's objects. The report is
     trusted only if it is one of these constants, or a module that the traceback names.
     """
-    if failure.lacks in (READ_ONLY, FILE, NETWORK, HOST):
+    if failure.lacks in (READ_ONLY, FILE, TOO_LARGE, NETWORK, HOST):
         return failure.lacks
     if not _NAME.fullmatch(failure.lacks):
         return ""
@@ -85,6 +85,8 @@ def advice(missing: str, code: str, policy: Policy, python: str) -> str:
     """
     if missing == READ_ONLY:
         return _WRITE_STEP
+    if missing == TOO_LARGE:
+        return _SIZE_STEP
     if missing == FILE:
         others = "come by write_file, or " * ("files" in policy.tools)
         return f"{_FILE_STEP} Others {others}are made in the workspace." if policy.confined else ""
@@ -118,6 +120,11 @@ _WRITE_STEP = (
     "Files can be written in the workspace, which is the current folder, and in /tmp; of the host "
     "only in folders that info shows as mounted and changeable, which the operator names with "
     "--mount DIR:rw."
+)
+_SIZE_STEP = (
+    "One file has reached --disk, the limit of a session's files, which info shows as "
+    "limits.disk_mb. Remove it, and write less: in a compressed or columnar format, or fewer rows. "
+    "The operator can start the server with a larger --disk."
 )
 _FILE_STEP = (
     "Sessions see files of the host only where the operator has mounted them (--mount DIR); info "

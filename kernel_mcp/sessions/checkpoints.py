@@ -461,9 +461,9 @@ class Checkpoints:
 
 OFF = "off (--checkpoints off)"
 NONE_HERE = (
-    "there are no checkpoints: this kernel was not forked from a template, which requires "
-    "bubblewrap and no --no-template; where other sessions have checkpoints, reset gives this one "
-    "a kernel that has"
+    "there are no checkpoints of this kernel: it was not forked from a template. The first kernel "
+    "after an installation begins before the template is ready, and reset gives the session one "
+    "that has checkpoints; without bubblewrap, or with --no-template, no kernel has any"
 )
 NONE_ATTACHED = "an external kernel has no checkpoints"
 

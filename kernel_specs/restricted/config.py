@@ -43,6 +43,8 @@ INSTALLERS = ("pip", "uv", "conda", "mamba", "micromamba")
 """Magics that start a program of the same name."""
 READ_ONLY, FILE = "/", "file:///"
 """Values of `lacks` in an error message: writing to a path of the host failed, or opening one."""
+TOO_LARGE = "/large"
+"""Value of `lacks` in an error message: a file would have been larger than --disk permits."""
 NETWORK, HOST = "://", "://host"
 """Values of `lacks`: another machine could not be reached, or the proxy refused it."""
 _CHANGE = re.compile(

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from types import CodeType, TracebackType
 from typing import Any
 
-from kernel_specs.restricted.config import FILE, HOST, NETWORK, READ_ONLY
+from kernel_specs.restricted.config import FILE, HOST, NETWORK, READ_ONLY, TOO_LARGE
 from kernel_specs.restricted.console.tracebacks import IMPORT_GUARD
 
 MOST_ERRORS = 100
@@ -41,7 +41,7 @@ _REFUSED = "the operator's --network does not permit"
 
 
 def lacking(error: BaseException) -> str:
-    """Return the module that is missing, or READ_ONLY, FILE, NETWORK, HOST, or "".
+    """Return the module that is missing, or READ_ONLY, FILE, TOO_LARGE, NETWORK, HOST, or "".
 
     The causes of `error` count, too: libraries raise errors of their own for missing modules.
     """
@@ -121,6 +121,8 @@ def _spells(code: CodeType, name: str) -> bool:
 
 
 def _path(error: BaseException) -> str:
+    if isinstance(error, OSError) and error.errno == errno.EFBIG and not _by_hand(error):
+        return TOO_LARGE
     if not isinstance(error, OSError) or type(error.filename) is not str or _by_hand(error):
         return ""
     if error.errno == errno.EROFS:

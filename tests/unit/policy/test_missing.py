@@ -9,7 +9,7 @@ import pytest
 from kernel_mcp.output.items import Failure
 from kernel_mcp.policy import Policy
 from kernel_mcp.policy.missing import advice, missing, missing_magic
-from kernel_specs.restricted.config import FILE, HOST, NETWORK, READ_ONLY
+from kernel_specs.restricted.config import FILE, HOST, NETWORK, READ_ONLY, TOO_LARGE
 
 NOT_FOUND = "ModuleNotFoundError: No module named 'seaborn'"
 
@@ -45,6 +45,7 @@ def test_who_opens_a_path_of_the_host_is_told_what_shows_it() -> None:
     assert "info shows which" in said(FILE, "x")
     assert "--mount DIR" in said(FILE, "x")
     assert "--mount DIR:rw" in said(READ_ONLY, "x")
+    assert "limits.disk_mb" in said(TOO_LARGE, "x")
     unconfined = replace(Policy.for_allow([], "guarded", get), confined=False)
     assert advice(FILE, "x", unconfined, "3.13.1") == ""
 

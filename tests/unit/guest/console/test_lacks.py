@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
 import pytest
 
-from kernel_specs.restricted.config import FILE, HOST, NETWORK, READ_ONLY
+from kernel_specs.restricted.config import FILE, HOST, NETWORK, READ_ONLY, TOO_LARGE
 from kernel_specs.restricted.console.lacks import lacking
 
 SAID = "\"No module named 'evil'\", name='evil'"
@@ -54,6 +55,23 @@ def found(code: str) -> str:
 )
 def test_an_import_that_fails_shows_its_module(code: str) -> None:
     assert found(code) == "missing_one"
+
+
+def test_a_file_that_reaches_the_limit_is_told_from_one_that_code_says_so(tmp_path: Path) -> None:
+    code = f"""
+import resource
+before = resource.getrlimit(resource.RLIMIT_FSIZE)
+file = open({str(tmp_path / "large")!r}, "wb", buffering=0)
+resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
+try:
+    file.write(b"x" * 1000)
+    file.write(b"x")
+finally:
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    file.close()
+"""
+    assert found(code) == TOO_LARGE
+    assert found("raise OSError(27, 'File too large')") == ""
 
 
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="exception groups came with Python 3.11")
