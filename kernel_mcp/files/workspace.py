@@ -126,6 +126,41 @@ class Workspace:
         self._reserved = 0
         """Bytes reserved for uploads, including those already written."""
 
+    @property
+    def mounted(self) -> list[str]:
+        """Paths of the folders of the host that code sees."""
+        return [each.mount.guest for each in self._mounts]
+
+    def in_mount(self, path: str) -> str:
+        """Return the absolute path of a file that only one mount has under this relative path.
+
+        Empty if the workspace has it, if none has it, or several.
+        """
+        if not self._mounts or path.startswith(("/", "~")) or "\0" in path:
+            return ""
+        if self._is_there(path):
+            return ""
+        parts = [part for part in path.split("/") if part not in ("", ".")]
+        if not parts or ".." in parts:
+            return ""
+        places = [
+            each.mount.guest if each.single else "/".join([each.mount.guest, *parts])
+            for each in self._mounts
+            if not each.single or parts == [each.mount.guest.rpartition("/")[2]]
+        ]
+        found = [place for place in dict.fromkeys(places) if self._is_there(place)]
+        return found[0] if len(found) == 1 else ""
+
+    def _is_there(self, path: str) -> bool:
+        flags = os.O_PATH | os.O_NOFOLLOW
+        with (
+            contextlib.suppress(WorkspaceError),
+            self._resolve(path) as place,
+            self._opened(place, flags),
+        ):
+            return True
+        return False
+
     def name_of(self, path: str) -> str:
         """Return the name that answers use for the file or folder at `path`, existing or not."""
         with self._resolve(path) as place:
@@ -157,6 +192,7 @@ class Workspace:
         from byte `offset` on. Any other is that of a text.
         """
         encoding = contents.any_encoding(encoding) if encoding else ""
+        path = self.in_mount(path) or path
         with self._resolve(path) as place, self._file(place) as (fd, info):
             head = os.pread(fd, PROBE_BYTES, 0)
             name = place.name

@@ -64,6 +64,8 @@ def register(box: Toolbox, services: ToolContext) -> None:
         note = more(omitted, offset + len(shown))
         if not shown and not offset:
             note = f"No name here is like {match!r}." if match else "The folder is empty."
+        if path in (".", "", "/workspace") and not match and (mounted := found.workspace.mounted):
+            note = f"{note} Folders of the host: {', '.join(mounted)}.".lstrip()
         listed = FileList(
             session=found.handle,
             path=listing.path or ".",
@@ -101,7 +103,9 @@ def register(box: Toolbox, services: ToolContext) -> None:
         _, found = await box.resolve(ctx, handle)
         read, address = found.workspace.read_file, f"kernel://{found.handle}/files/{quote(place)}"
         return await anyio.to_thread.run_sync(
-            lambda: _file(read(place, encoding=encoding, **part), offset, address)
+            lambda: _named(
+                _file(read(place, encoding=encoding, **part), offset, address), found, place
+            )
         )
 
     @tool(WRITES, "Write a file", computes=True)
@@ -193,6 +197,15 @@ def _page(page: Page) -> CallToolResult:
     return CallToolResult(
         content=[TextContent(text=safe.removesuffix("\n")), said("; ".join(notes))]
     )
+
+
+def _named(result: CallToolResult, session: Session, path: str) -> CallToolResult:
+    """Add the path of a file that was found in a mounted folder. Reads folders."""
+    if place := session.workspace.in_mount(path):
+        result.content.append(
+            said(f"this is {place}, in a mounted folder; code opens it by this path")
+        )
+    return result
 
 
 def _row_of(entry: FileEntry) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import operator
+import re
 import weakref
 from collections.abc import Container, Iterable, Sequence
 from dataclasses import replace
@@ -15,6 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
+import anyio
 from mcp_types import CallToolResult, ContentBlock, ImageContent, ResourceLink, TextContent
 from pydantic import BaseModel
 
@@ -88,6 +90,8 @@ async def answer(
     items, position = cell.log.since(since), cell.log.position()
     if closing is None:
         closing = closing_line(session, cell, settings.max_timeout_s)
+        if cell.status is Status.ERROR and not closing and session.workspace.mounted:
+            closing = await anyio.to_thread.run_sync(_in_mount, session, cell)
     remarks = len(cell.notices)
     notices = [*(each.text for each in unsaid), *cell.notices, *([closing] if closing else [])]
     said = [*unsaid, *([cell.own] if cell.own is not None and cell.error is None else [])]
@@ -120,6 +124,20 @@ async def answer(
         is_error=failed,
         _meta={CELL_KEY: meta},
     )
+
+
+# bound: 400 characters
+_NO_FILE = re.compile(r"No such file or directory: '([^'\n]{1,300})'")
+
+
+def _in_mount(session: Session, cell: Cell) -> str:
+    """Return where the file is that a cell did not find, if only one mount has it. Blocking."""
+    failure = next(iter(reversed(cell.log.failures)), None)
+    if failure is None or failure.name != "FileNotFoundError":
+        return ""
+    asked = _NO_FILE.search(failure.value[:400])
+    place = session.workspace.in_mount(asked[1]) if asked is not None else ""
+    return f"There is {place}, in a mounted folder: open it by this path" if place else ""
 
 
 def _untold(answered: weakref.ref[Session], number: int) -> None:

@@ -9,6 +9,7 @@ import pytest
 from kernel_mcp.config.mounts import Mount
 from kernel_mcp.errors import WorkspaceError
 from kernel_mcp.files.paths import ResolvedPath, check_writable, parts_of
+from kernel_mcp.files.workspace import Workspace
 from kernel_mcp.host_folders.exposed import ExposedMount
 
 WORKSPACE = Path("/var/lib/kernel-mcp/w1")
@@ -44,6 +45,25 @@ def test_paths_are_relative_to_the_workspace(path: str, parts: tuple[str, ...]) 
 def test_other_paths_are_refused_in_words(path: str, words: str) -> None:
     with pytest.raises(WorkspaceError, match=words):
         parts_of(path, WORKSPACE)
+
+
+def test_a_relative_name_is_found_in_the_only_mount_that_has_it(tmp_path: Path) -> None:
+    for name in ("work", "one", "two"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "work" / "own.csv").write_text("own")
+    for name, files in (("one", ("own.csv", "a.csv", "both.csv")), ("two", ("both.csv",))):
+        for file in files:
+            (tmp_path / name / file).write_text(f"{name}/{file}")
+    mounts = [ExposedMount(Mount(tmp_path / name, f"/{name}", "ro")) for name in ("one", "two")]
+    workspace = Workspace(tmp_path / "work", mounts=mounts)
+    assert workspace.mounted == ["/one", "/two"]
+    names = ("own.csv", "a.csv", "./a.csv", "both.csv", "none.csv", "../a.csv", "/one/a.csv", "")
+    found = [workspace.in_mount(name) for name in names]
+    assert found == ["", "/one/a.csv", "/one/a.csv", "", "", "", "", ""]
+    page = workspace.read_file("a.csv")
+    assert (page.path, page.page and page.page.text) == ("/one/a.csv", "one/a.csv")
+    with pytest.raises(WorkspaceError, match=r"no file .both\.csv"):
+        workspace.read_file("both.csv")
 
 
 def test_only_files_of_writable_mounts_may_be_written(tmp_path: Path) -> None:
