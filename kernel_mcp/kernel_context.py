@@ -48,7 +48,7 @@ from kernel_mcp.sessions.measuring import Measured
 from kernel_mcp.sessions.persistence import Persistence
 from kernel_mcp.sessions.persistence_setup import persistence_of
 from kernel_mcp.sessions.pool import pool_folder_in, sweep_pools
-from kernel_mcp.sessions.session import SharedContext
+from kernel_mcp.sessions.shared_context import SharedContext
 from kernel_mcp.sessions.storage import SessionFolders
 from kernel_mcp.telemetry import Meters, Readiness
 
@@ -56,6 +56,7 @@ if TYPE_CHECKING:
     from packaging.requirements import Requirement
 
     from kernel_mcp.sessions.manager import SessionManager
+    from kernel_mcp.sessions.session import Session
 
 logger = logging.getLogger(__name__)
 
@@ -65,14 +66,14 @@ TEMPLATE_KERNELS = 1
 """Number of kernels that a template counts for in the system's limits."""
 
 
-def shared_context(settings: Settings, sandbox: Sandbox) -> SharedContext:
+def shared_context(settings: Settings, sandbox: Sandbox) -> SharedContext[Session]:
     """Open the meters and the audit trail of a server. Raises ConfigError."""
     meters = meters_of(settings)
     audit = Measured(_audit(settings, sandbox, Masks(settings.masked_values)), meters)
     return SharedContext(audit, meters, _capacity(settings))
 
 
-def close_shared(shared: SharedContext) -> None:
+def close_shared(shared: SharedContext[Session]) -> None:
     """Record the end of a server in its audit trail, and close the trail."""
     shared.audit.note("server_end", {})
     shared.audit.close()
@@ -103,7 +104,7 @@ class KernelContext:
 
     settings: Settings
     sandbox: Sandbox
-    shared: SharedContext
+    shared: SharedContext[Session]
     run: RunDirectory
     resources: ResourceManager
     folders: SessionFolders
@@ -142,7 +143,7 @@ class KernelContext:
 async def kernel_context(
     settings: Settings,
     sandbox: Sandbox,
-    shared: SharedContext | None = None,
+    shared: SharedContext[Session] | None = None,
     *,
     persistence_factory: PersistenceFactory = persistence_of,
 ) -> AsyncIterator[KernelContext]:

@@ -40,7 +40,8 @@ from kernel_mcp.sessions.pool import WarmPool
 from kernel_mcp.sessions.principals import Others
 from kernel_mcp.sessions.reaper import Reaper
 from kernel_mcp.sessions.registry import SessionRegistry
-from kernel_mcp.sessions.session import Session, SharedContext
+from kernel_mcp.sessions.session import Session
+from kernel_mcp.sessions.shared_context import SharedContext
 from kernel_mcp.telemetry import Levels, Readiness
 from kernel_mcp.tool_context import ToolContext
 
@@ -84,7 +85,7 @@ class AppContext(ToolContext):
 async def app_context(
     settings: Settings,
     sandbox: Sandbox,
-    shared: SharedContext | None = None,
+    shared: SharedContext[Session] | None = None,
     *,
     persistence_factory: PersistenceFactory = persistence_of,
     registry: SessionRegistry | None = None,

@@ -14,7 +14,7 @@ from kernel_mcp.records import dataclass
 from kernel_mcp.sandbox.base import Sandbox, SandboxReport
 from kernel_mcp.sessions.audit import Audit
 from kernel_mcp.sessions.manager import SessionManager
-from kernel_mcp.sessions.session import Clock
+from kernel_mcp.sessions.shared_context import Clock
 from kernel_mcp.telemetry import Meters
 
 

@@ -24,7 +24,7 @@ from kernel_mcp.fleet.session_table import (
     data_of,
 )
 from kernel_mcp.fleet.signed import NOTHING, NotOurs, Overtaken, StoredVersion
-from kernel_mcp.sessions.session import Clock
+from kernel_mcp.sessions.shared_context import Clock
 
 logger = logging.getLogger(__name__)
 

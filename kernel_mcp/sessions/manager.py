@@ -29,7 +29,8 @@ from kernel_mcp.sessions.quota import SessionQuota
 from kernel_mcp.sessions.registry import LocalRegistry, SessionRegistry
 from kernel_mcp.sessions.saver import Saver
 from kernel_mcp.sessions.scheduler import Preparation
-from kernel_mcp.sessions.session import Session, SessionContext, SharedContext
+from kernel_mcp.sessions.session import Session, SessionContext
+from kernel_mcp.sessions.shared_context import SharedContext
 from kernel_mcp.sessions.storage import SessionFolders
 from kernel_mcp.sessions.tombstones import Tombstones
 
@@ -49,7 +50,7 @@ class SessionManager:
         settings: Settings,
         source: KernelSource,
         folders: SessionFolders,
-        shared: SharedContext,
+        shared: SharedContext[Session],
         preparation: Preparation[Session] | None = None,
         persistence: Persistence | None = None,
         registry: SessionRegistry | None = None,

@@ -30,7 +30,8 @@ from kernel_mcp.sessions.directory import SessionDirectory
 from kernel_mcp.sessions.family import MOST as MOST_BRANCHES
 from kernel_mcp.sessions.hibernation import MAKE_ROOM
 from kernel_mcp.sessions.principals import Principals, Use, cells_of, disk_of, is_running, memory_of
-from kernel_mcp.sessions.session import Session, SharedContext
+from kernel_mcp.sessions.session import Session
+from kernel_mcp.sessions.shared_context import SharedContext
 
 logger = logging.getLogger(__name__)
 
@@ -52,7 +53,7 @@ class SessionQuota:
         self,
         settings: Settings,
         directory: SessionDirectory,
-        shared: SharedContext,
+        shared: SharedContext[Session],
         principals: Principals,
         *,
         drop: Callable[[Session], Awaitable[None]],

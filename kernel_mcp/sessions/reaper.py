@@ -9,7 +9,8 @@ import anyio
 
 from kernel_mcp.barriers import Barrier
 from kernel_mcp.sessions.manager import SessionManager
-from kernel_mcp.sessions.session import Clock, Session
+from kernel_mcp.sessions.session import Session
+from kernel_mcp.sessions.shared_context import Clock
 
 logger = logging.getLogger(__name__)
 

@@ -7,13 +7,12 @@ its cells one after the other, so a cell continues when its call stops waiting.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack, ExitStack, contextmanager
-from dataclasses import field, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import anyio
 import anyio.abc
@@ -33,10 +32,7 @@ from kernel_mcp.kernels.factory import KernelRequest, KernelSource
 from kernel_mcp.linux.process import free_descriptors
 from kernel_mcp.output.text import Masks
 from kernel_mcp.records import dataclass
-from kernel_mcp.sessions.audit import Audit
-from kernel_mcp.sessions.capacity import Capacity
 from kernel_mcp.sessions.cell import Ahead, Cell, StopReason
-from kernel_mcp.sessions.checking import Checks
 from kernel_mcp.sessions.checkpoints import Checkpoints, IdleCheckpoints
 from kernel_mcp.sessions.family import BranchOrigin, BranchStart, Family
 from kernel_mcp.sessions.hibernation import HibernatedState
@@ -52,9 +48,8 @@ from kernel_mcp.sessions.saver import Saver
 from kernel_mcp.sessions.scheduler import CellScheduler, Preparation
 from kernel_mcp.sessions.session_persistence import SessionPersistence
 from kernel_mcp.sessions.session_save import SessionSave
-from kernel_mcp.sessions.start_queue import CellStartQueue
+from kernel_mcp.sessions.shared_context import SharedContext
 from kernel_mcp.sessions.starter import KernelStarter
-from kernel_mcp.telemetry import Meters
 from kernel_mcp.telemetry.spans import OriginContext, caught, of_session
 
 if TYPE_CHECKING:
@@ -62,40 +57,8 @@ if TYPE_CHECKING:
     from kernel_mcp.notebooks.notebook_file import NotebookFile
 
 
-Clock = Callable[[], float]
-
-
 RESTORE_DESCRIPTORS = 24
 """Maximum number of files that the server opens to start a kernel which loads a save."""
-
-
-class OpenSessions(Protocol):
-    """The open sessions of one tenant pool."""
-
-    @property
-    def sessions(self) -> list[Session]:
-        """Every open session, oldest first."""
-
-
-@dataclass(frozen=True, slots=True)
-class SharedContext:
-    """The objects that all tenant pools of a server share; see `web`.
-
-    By default only the settings limit the number of sessions. `clock` returns seconds.
-    """
-
-    audit: Audit = field(default_factory=Audit)
-    meters: Meters = field(default_factory=Meters)
-    capacity: Capacity = field(default_factory=Capacity)
-    checks: Checks = field(default_factory=Checks)
-    start_queue: CellStartQueue = field(default_factory=CellStartQueue)
-    clock: Clock = time.monotonic
-    pools: list[OpenSessions] = field(default_factory=list)
-
-    @property
-    def sessions(self) -> list[Session]:
-        """All open sessions of the server."""
-        return [session for pool in self.pools for session in pool.sessions]
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +72,7 @@ class SessionContext:
 
     settings: Settings
     source: KernelSource
-    shared: SharedContext
+    shared: SharedContext[Session]
     preparation: Preparation[Session] | None
     masks: Masks
     admit: Callable[[Session], Awaitable[None]]

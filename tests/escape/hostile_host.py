@@ -33,7 +33,8 @@ from kernel_mcp.policy import Policy
 from kernel_mcp.sessions.cell import Cell
 from kernel_mcp.sessions.directory import Caller
 from kernel_mcp.sessions.manager import SessionManager
-from kernel_mcp.sessions.session import Session, SharedContext
+from kernel_mcp.sessions.session import Session
+from kernel_mcp.sessions.shared_context import SharedContext
 from kernel_mcp.sessions.storage import SessionFolders
 from kernel_mcp.units import MIB
 

@@ -34,7 +34,8 @@ from kernel_mcp.sessions.notifications import ResponseContext
 from kernel_mcp.sessions.persistence import Persistence
 from kernel_mcp.sessions.principals import Others
 from kernel_mcp.sessions.scheduler import Preparation
-from kernel_mcp.sessions.session import Session, SharedContext
+from kernel_mcp.sessions.session import Session
+from kernel_mcp.sessions.shared_context import SharedContext
 from kernel_mcp.sessions.storage import SessionFolders
 
 IN_CELL = "Cell In[1], line 1"
