@@ -5,9 +5,11 @@ They are installed beside the server by its operator, and run with its rights.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
-from kernel_mcp.errors import ConfigError
+from kernel_mcp.errors import ConfigError, KernelMcpError
 
 SANDBOXES = "kernel_mcp.sandboxes"
 """Group of callables that return a `Sandbox`, by its name for `--sandbox`.
@@ -24,17 +26,35 @@ def offered(group: str) -> tuple[str, ...]:
     return tuple(sorted({each.name for each in entry_points(group=group)}))
 
 
-def load(group: str, name: str) -> Any:
-    """Import the object that a distribution offers under a name. Raises ConfigError."""
+def load(group: str, name: str) -> Callable[..., Any]:
+    """Import the callable that a distribution offers under a name. Raises ConfigError."""
     from importlib.metadata import entry_points
 
     found = next(iter(entry_points(group=group, name=name)), None)
     if found is None:
         raise ConfigError(f"no installed distribution offers {name!r} in {group}")
+    whose = f" of {found.dist.name}" if found.dist else ""
     try:
-        return found.load()
-    except Exception as error:  # third-party code raises anything
-        whose = f" of {found.dist.name}" if found.dist else ""
+        loaded = found.load()
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # noqa: BLE001  # third-party code raises anything
         raise ConfigError(
             f"{name!r}{whose} cannot be loaded ({found.value}): {type(error).__name__}: {error}"
-        ) from error
+        ) from None  # the command line passes on a SystemExit that is the cause
+    if not callable(loaded):
+        raise ConfigError(
+            f"{name!r}{whose} cannot be used ({found.value}): it is "
+            f"{type(loaded).__name__}, not a function or class"
+        )
+    return partial(_called, f"{name!r}{whose}", loaded)
+
+
+def _called(what: str, function: Callable[..., Any], *arguments: Any) -> Any:
+    """Call a function of a distribution. Raises ConfigError, SandboxUnavailable."""
+    try:
+        return function(*arguments)
+    except (KeyboardInterrupt, KernelMcpError):
+        raise
+    except BaseException as error:  # noqa: BLE001  # SystemExit, too
+        raise ConfigError(f"{what} fails: {type(error).__name__}: {error}") from None

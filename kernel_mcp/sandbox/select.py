@@ -206,8 +206,15 @@ def _of_extension(name: str) -> Callable[[], Sandbox]:
     if name not in extensions.offered(extensions.SANDBOXES):
         known = ", ".join(["auto", *BACKENDS])
         raise ConfigError(f"there is no sandbox {name!r}; choose one of {known}")
-    detect: Callable[[], Sandbox] = extensions.load(extensions.SANDBOXES, name)
-    return detect
+    detect = extensions.load(extensions.SANDBOXES, name)
+
+    def checked() -> Sandbox:
+        found: Sandbox = detect()
+        if not hasattr(found, "report"):
+            raise ConfigError(f"the sandbox {name!r} is of {type(found).__name__}, not a sandbox")
+        return found
+
+    return checked
 
 
 def _start(sandbox: Sandbox, prove: Callable[[Sandbox], None]) -> None:

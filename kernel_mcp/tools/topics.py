@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import logging
+
 from kernel_mcp import extensions
+from kernel_mcp.errors import ConfigError
 from kernel_mcp.tool_context import ToolContext
 from kernel_mcp.tools import Toolbox, branches, cells, files, notebooks, packages, sessions, views
+
+_logger = logging.getLogger(__name__)
 
 TOPICS = {
     "core": (cells, sessions),
@@ -18,7 +23,7 @@ TOPICS = {
 def register(box: Toolbox, services: ToolContext) -> None:
     """Add the tools of the groups that the settings name to `box`, those of extensions last.
 
-    Raises ConfigError for an extension that cannot be loaded.
+    One that fails is logged, and its tools are missing.
     """
     wanted = services.settings.tools
     for group, topics in TOPICS.items():
@@ -27,4 +32,7 @@ def register(box: Toolbox, services: ToolContext) -> None:
                 topic.register(box, services)
     for group in wanted:
         if group not in TOPICS:
-            extensions.load(extensions.TOOLS, group)(box, services)
+            try:
+                extensions.load(extensions.TOOLS, group)(box, services)
+            except ConfigError as error:
+                _logger.error("%s; its tools are missing", error)

@@ -20,10 +20,15 @@ OFFERED = """\
 [kernel_mcp.sandboxes]
 logging = tests.contracts.logging_sandbox:LoggingSandbox.detect
 broken = tests.contracts.logging_sandbox:NoSuchThing
+number = builtins:int
+exits = sys:exit
 
 [kernel_mcp.tools]
 words = tests.contracts.word_tools:register
 broken = tests.contracts.no_such_module:register
+no_function = sys:maxsize
+ends = ends_tools:register
+exits = sys:exit
 """
 
 
@@ -34,6 +39,7 @@ def beside(tmp_path: Path) -> dict[str, str]:
     info.mkdir(parents=True)
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: words-and-logs\nVersion: 1\n")
     (info / "entry_points.txt").write_text(OFFERED)
+    (info.parent / "ends_tools.py").write_text("raise SystemExit(3)")
     return {
         "PYTHONPATH": os.pathsep.join([str(info.parent), str(ROOT)]),
         logging_sandbox.LOG: str(tmp_path / "log"),
@@ -57,6 +63,14 @@ async def test_a_server_uses_them_where_flags_name_them(
     assert any(line.endswith(" in workspace") for line in log), log
 
 
+async def test_a_server_goes_on_without_tools_that_fail(
+    beside: dict[str, str], tmp_path: Path
+) -> None:
+    async with Client(command("--tools", "core,exits,words", env=beside)) as client:
+        assert (await client.list_tools()).tools[-1].name == "count_words"
+        assert (await Agent(client).run("6 * 7")).text == "42"
+
+
 def test_nothing_is_used_that_no_flag_names(beside: dict[str, str]) -> None:
     told = started(beside, "--tools", "core,files")
     assert (told.returncode, told.stderr) == (0, "")
@@ -67,6 +81,10 @@ def test_nothing_is_used_that_no_flag_names(beside: dict[str, str]) -> None:
     [
         (("--sandbox", "broken"), "'broken' of words-and-logs cannot be loaded"),
         (("--tools", "core,broken"), "'broken' of words-and-logs cannot be loaded"),
+        (("--sandbox", "number"), "the sandbox 'number' is of int, not a sandbox"),
+        (("--sandbox", "exits"), "'exits' of words-and-logs fails: SystemExit"),
+        (("--tools", "core,no_function"), "it is int, not a function or class"),
+        (("--tools", "core,ends"), "'ends' of words-and-logs cannot be loaded"),
         (("--tools", "core,wrods"), "--tools core,wrods: expected core, packages, files"),
         (("--sandbox", "loging"), "--sandbox loging: expected auto, bwrap, landlock"),
         (("--sandbox", "logging,bwrap"), "logging stands alone"),
