@@ -131,7 +131,9 @@ EXECUTED = AGENTS | frozenset(
         # interpreters, debuggers and editors that read a file of the current folder
         *(".pdbrc", ".gdbinit", ".lldbinit", ".rprofile", ".renviron", ".rdata", ".irbrc"),
         *(".pryrc", ".octaverc", ".sqliterc", ".psqlrc", ".vimrc", ".exrc", ".nvimrc", ".nvim.lua"),
-        *(".lvimrc", ".dir-locals.el", ".dir-locals-2.el"),
+        *(".lvimrc", ".dir-locals.el", ".dir-locals-2.el", ".emacs", ".emacs.el", ".emacs.d"),
+        # package managers and build tools, whose settings name programs to run
+        *(".yarnrc", ".yarnrc.yml", ".pnpmfile.cjs", ".pnpmfile.mjs", ".bazelrc"),
         # agents and this program
         *(".mcp.json", "opencode.json", "opencode.jsonc", "crush.json", ".crush.json"),
         *(".aider.conf.yml", ".roomodes", ".devcontainer.json", "kernel-mcp.toml"),
@@ -149,6 +151,9 @@ EXECUTED_BELOW = frozenset(
         *((".config", name) for name in ("mise.toml", "mise.local.toml", "lefthook.yml", "zsh")),
         ("mise", "config.toml"),
         ("mise", "config.local.toml"),
+        *((".cargo", name) for name in ("config", "config.toml")),
+        *((".mvn", name) for name in ("jvm.config", "maven.config", "extensions.xml", "wrapper")),
+        (".bundle", "config"),
     )
 )
 OF_SETTINGS = (".yml", ".yaml", ".json", ".jsonc", ".toml")

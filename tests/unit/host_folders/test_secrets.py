@@ -141,6 +141,17 @@ def test_what_was_set_aside_is_executed_by_nothing() -> None:
         assert not secrets.executed((".config", f"{name}.set-aside-1")), name
 
 
+@pytest.mark.parametrize(
+    "path",
+    [
+        *(".yarnrc.yml", "a/.pnpmfile.cjs", ".bazelrc", ".emacs", ".cargo/config.toml"),
+        *("a/.mvn/jvm.config", ".bundle/config"),
+    ],
+)
+def test_settings_of_build_tools_that_name_programs_are_executed(path: str) -> None:
+    assert secrets.executed(path.split("/"))
+
+
 def test_doors_are_covered(tmp_path: Path, root: int) -> None:
     os.mkfifo(tmp_path / "pipe")
     with closing(socket.socket(socket.AF_UNIX)) as one:
