@@ -275,7 +275,8 @@ class SessionManager:
         """
         directory = self.directory
         if session and not directory.is_default(caller, session):
-            if (found := directory.own(caller, session)) is not None:
+            found = directory.own(caller, session)
+            if found is not None and not found.closing.is_set():
                 return found
             if (
                 self._persistence

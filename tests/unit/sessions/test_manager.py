@@ -105,6 +105,17 @@ async def test_the_owner_of_a_session_that_has_ended_learns_why_until_it_is_know
             await manager.resolve(ME, session.handle)
 
 
+async def test_the_reason_is_told_while_a_session_is_still_ending(tmp_path: Path) -> None:
+    manager = new_manager(tmp_path, FakeSource(), FakeClock())
+    async with manager.running():
+        session = await manager.create(ME)
+        async with session.turn:
+            manager.directory.note_end(session, "has expired by a test")
+            session.close()
+            with pytest.raises(SessionGone, match="has expired by a test"):
+                await manager.resolve(ME, session.handle)
+
+
 async def test_a_new_default_session_tells_what_went_with_the_former(tmp_path: Path) -> None:
     manager = new_manager(tmp_path, FakeSource(), FakeClock())
     async with manager.running():
