@@ -433,7 +433,7 @@ async def _info(services: ToolContext, session: Session, progress: ProgressCallb
         own = remarks(environment, settings.mounts)
         if refusal := factory.refusal(environment):
             found.append(f"kernels are not forked, as their template was refused: {refusal}")
-    asked = _asked_for(services, request, packages)
+    asked = list(packages) if own else _asked_for(services, request, packages)
     refused = [str(settings.ignored_keys)] if settings.ignored_keys is not None else []
     described = ServerInfo(
         session=session.handle,
@@ -483,15 +483,12 @@ async def _info(services: ToolContext, session: Session, progress: ProgressCallb
 def _asked_for(
     services: ToolContext, request: KernelRequest, packages: Mapping[str, str]
 ) -> list[str]:
-    """Return the packages that somebody asked for: the operator, the session, or `install`.
-
-    All of them, if they are an environment of the operator's own.
-    """
+    """Return the packages that somebody asked for: the operator, the session, or `install`."""
     spec = services.factory.spec(request)
     wanted = {_folded(each.name) for each in spec.packages}
     if request.layer is not None:
         wanted |= set(map(_folded, Layer(request.layer).packages()))
-    return [name for name in packages if _folded(name) in wanted] or list(packages)
+    return [name for name in packages if _folded(name) in wanted]
 
 
 def _folded(package: str) -> str:
