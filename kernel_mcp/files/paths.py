@@ -11,7 +11,7 @@ from pathlib import Path
 
 from kernel_mcp.errors import WorkspaceError
 from kernel_mcp.files import folders
-from kernel_mcp.files.folders import FOLDER
+from kernel_mcp.files.folders import FOLDER, listing_of
 from kernel_mcp.host_folders.exposed import ExposedMount, acting_as_owner
 from kernel_mcp.linux.safe_tree import Opener, open_beneath
 from kernel_mcp.output.text import escaped, one_line
@@ -161,3 +161,18 @@ def _on_disk(place: ResolvedPath, above: Sequence[str], shown: str, opener: Open
         return shown
     found = [each for each in names if shown in (one_line(each), escaped(one_line(each)))]
     return found[0] if len(found) == 1 else shown
+
+
+def not_found(place: ResolvedPath, opener: Opener | None) -> WorkspaceError:
+    """Return the error for a path at which nothing is, with similar names beside it."""
+    parts = place.on_disk
+    for depth in range(len(parts) - 1, -1, -1):
+        with contextlib.suppress(OSError), place.acting():
+            fd = open_beneath(place.root, parts[:depth], FOLDER, opener=opener)
+            try:
+                listing = listing_of("", fd)
+            finally:
+                os.close(fd)
+            folder = place.prefix + "/".join(parts[:depth])
+            return folders.not_found(place.path, folder, parts[depth], listing)
+    return WorkspaceError(f"There is no file {place.path!r}.", errno.ENOENT)

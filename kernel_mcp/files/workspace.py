@@ -43,6 +43,7 @@ from kernel_mcp.files.paths import (
     entered,
     exact,
     hidden_error,
+    not_found,
     parts_of,
 )
 from kernel_mcp.files.streams import Condition, OpenFile, Upload, check, nearest, require
@@ -471,7 +472,7 @@ class Workspace:
             with place.acting():
                 fd = open_beneath(place.root, place.on_disk, flags, opener=self._opener)
         except FileNotFoundError:
-            raise self._not_found(place) from None
+            raise not_found(place, self._opener) from None
         except OSError as error:
             raise folders.explanation(error, place.path) from None
         try:
@@ -491,16 +492,3 @@ class Workspace:
                 raise folders.not_regular(place.path, info.st_mode)
             with folders.explained(place.path):
                 yield fd, info
-
-    def _not_found(self, place: ResolvedPath) -> WorkspaceError:
-        parts = place.on_disk
-        for depth in range(len(parts) - 1, -1, -1):
-            with contextlib.suppress(OSError), place.acting():
-                fd = open_beneath(place.root, parts[:depth], FOLDER, opener=self._opener)
-                try:
-                    listing = listing_of("", fd)
-                finally:
-                    os.close(fd)
-                folder = place.prefix + "/".join(parts[:depth])
-                return folders.not_found(place.path, folder, parts[depth], listing)
-        return WorkspaceError(f"There is no file {place.path!r}.", errno.ENOENT)

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import array
-import builtins
 import copyreg
 import enum
 import logging
@@ -59,8 +58,7 @@ _MOST_ELEMENTS = 1000
 """Elements of a tuple among which such objects are searched."""
 _DICT_OF = vars(types.ModuleType)["__dict__"].__get__
 """`vars` of a module, even if its class overrides `__dict__`."""
-_SCALARS = (str, int, float, bool, bytes, type(None))
-_PLAIN = (*_SCALARS, list, tuple, dict, set, frozenset)
+_PLAIN = (*objects.SCALARS, list, tuple, dict, set, frozenset)
 """Types of attributes that are saved although a library's own pickling drops them."""
 
 
@@ -234,11 +232,11 @@ class ObjectReducer:
             self._changed(NO_TRACEBACK)
         if self._has_shared_dict(error):
             self._changed(ALIASED)
-        if own := _has_own_arguments(kind):
+        if own := objects.has_own_arguments(kind):
             usual: Any = (objects.make_exception, (kind, error.args), vars(error) or None)
         else:
             usual = error.__reduce_ex__(5)
-        members = _members(error)
+        members = objects.members_of(error)
         if isinstance(error, AttributeError) and None is not error.obj is not members.get("obj"):
             self._changed(NO_OBJECT)
         if isinstance(usual, str) or (not members and not own):
@@ -318,36 +316,6 @@ def _way(kind: type) -> Way | None:
     if _reduces_itself(kind):
         return ObjectReducer._by_value
     return ObjectReducer._owner if not kind.__flags__ & _HEAP_TYPE else None
-
-
-def _members(error: BaseException) -> dict[str, Any]:
-    """Return an exception's chain, its members of builtin classes besides `args`, its slots."""
-    found: dict[str, Any] = {
-        name: value
-        for base in type(error).__mro__
-        if base.__module__ == builtins.__name__
-        for name, member in vars(base).items()
-        if type(member) is types.MemberDescriptorType
-        and name != "__suppress_context__"
-        and (value := getattr(error, name, None)) is not None
-        and (name != "obj" or type(value) in _SCALARS)
-    }
-    if isinstance(error, OSError):
-        found.clear()  # all of them are arguments
-    for name in ("__context__", "__cause__"):
-        if getattr(error, name) is not None:
-            found[name] = getattr(error, name)
-    if error.__suppress_context__:
-        found["__suppress_context__"] = True
-    below = next(base for base in type(error).__mro__ if base.__module__ == builtins.__name__)
-    own = vars(error)
-    return found | {k: v for k, v in attributes_of(error, below).items() if k not in own}
-
-
-def _has_own_arguments(kind: Any) -> bool:
-    """Return True if an exception has the default `__reduce__` and a Python `__init__`."""
-    usual = kind.__reduce__ is BaseException.__reduce__
-    return usual and type(kind.__init__) is types.FunctionType
 
 
 def _held_by_module(kind: type) -> dict[int, str]:

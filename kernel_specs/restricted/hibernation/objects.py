@@ -22,7 +22,7 @@ from typing import Any
 
 import cloudpickle
 
-from kernel_specs.restricted.hibernation.arrays import set_attributes
+from kernel_specs.restricted.hibernation.arrays import attributes_of, set_attributes
 from kernel_specs.restricted.originals import gc
 from kernel_specs.restricted.policy.guard import CELL_PREFIX
 
@@ -50,6 +50,7 @@ _DATA: dict[type, Callable[[Any], Any] | None] = {
     object: None,
 }
 """Classes of data of which members of enumerations are rebuilt, and functions that read it."""
+SCALARS = (str, int, float, bool, bytes, type(None))
 _BUILT_HOOKS = ("__prepare__", "__new__", "__init__", "__call__")
 CONTAINERS: dict[type, tuple[tuple[str, ...], Callable[..., Any], Callable[..., Any]]] = {
     OrderedDict: (("__setitem__", "items"), OrderedDict.items, OrderedDict.__setitem__),
@@ -403,6 +404,36 @@ def is_held(obj: Any, name: str) -> bool:
     home = getattr(obj, "__module__", None)
     module = sys.modules.get(home) if type(home) is str and home != "__main__" else None
     return module is not None and getattr(module, name, None) is obj
+
+
+def members_of(error: BaseException) -> dict[str, Any]:
+    """Return an exception's chain, its members of builtin classes besides `args`, its slots."""
+    found: dict[str, Any] = {
+        name: value
+        for base in type(error).__mro__
+        if base.__module__ == builtins.__name__
+        for name, member in vars(base).items()
+        if type(member) is types.MemberDescriptorType
+        and name != "__suppress_context__"
+        and (value := getattr(error, name, None)) is not None
+        and (name != "obj" or type(value) in SCALARS)
+    }
+    if isinstance(error, OSError):
+        found.clear()  # all of them are arguments
+    for name in ("__context__", "__cause__"):
+        if getattr(error, name) is not None:
+            found[name] = getattr(error, name)
+    if error.__suppress_context__:
+        found["__suppress_context__"] = True
+    below = next(base for base in type(error).__mro__ if base.__module__ == builtins.__name__)
+    own = vars(error)
+    return found | {k: v for k, v in attributes_of(error, below).items() if k not in own}
+
+
+def has_own_arguments(kind: Any) -> bool:
+    """Return True if an exception has the default `__reduce__` and a Python `__init__`."""
+    usual = kind.__reduce__ is BaseException.__reduce__
+    return usual and type(kind.__init__) is types.FunctionType
 
 
 REDUCTIONS: dict[type, Callable[[Any], Any]] = {
