@@ -75,8 +75,13 @@ def _tree(text: str) -> ast.Module:
 
 
 def _code(tree: ast.Module) -> CodeType:
+    """Compile a cell. IPython compiles each statement alone: any may import from `__future__`."""
     flags = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
-    code = compile(tree, FILE_NAME, "exec", flags=flags, dont_inherit=True)
+    body = sorted(
+        tree.body,
+        key=lambda node: not (isinstance(node, ast.ImportFrom) and node.module == "__future__"),
+    )
+    code = compile(ast.Module(body, []), FILE_NAME, "exec", flags=flags, dont_inherit=True)
     assert isinstance(code, CodeType)
     return code
 

@@ -338,3 +338,10 @@ def test_options_of_a_timing_command_are_read_once() -> None:
     start = time.process_time()
     check("%timeit " + "-a11 " * 5000 + "\\\n x", POLICIES[0])
     assert time.process_time() - start < 1
+
+
+def test_a_later_statement_may_import_from_the_future_as_in_a_cell() -> None:
+    policy = Policy.for_allow(["*"])
+    assert check("x = 1\nfrom __future__ import annotations", policy).valid
+    assert not check("x = 1\nfrom __future__ import nothing", policy).valid
+    assert not check("def f():\n    from __future__ import annotations", policy).valid
