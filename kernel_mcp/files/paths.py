@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from kernel_mcp.barriers import shortage
 from kernel_mcp.errors import WorkspaceError
 from kernel_mcp.files import folders
 from kernel_mcp.files.folders import FOLDER, listing_of
@@ -54,6 +55,26 @@ class ResolvedPath:
     def name(self) -> str:
         """Name of the file or folder in answers."""
         return (self.prefix + "/".join(self.parts)).rstrip("/")
+
+
+@contextlib.contextmanager
+def opened_root(workspace: Path) -> Iterator[int]:
+    """Yield a descriptor of a session's folder, closed at the end. Raises WorkspaceError."""
+    try:
+        fd = os.open(workspace, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except FileNotFoundError:
+        raise WorkspaceError(
+            "The workspace folder of this session has been removed from outside: its files are "
+            "gone. Call reset for a new one.",
+            errno.ENOENT,
+        ) from None
+    except OSError as error:
+        why = shortage(error) or f"{error.strerror}."
+        raise WorkspaceError(f"The workspace cannot be opened: {why}") from None
+    try:
+        yield fd
+    finally:
+        os.close(fd)
 
 
 @contextlib.contextmanager

@@ -10,12 +10,9 @@ import contextlib
 import errno
 import os
 import stat
-import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from threading import Lock
 
-from kernel_mcp.barriers import shortage
 from kernel_mcp.errors import WorkspaceError
 from kernel_mcp.files import contents, folders
 from kernel_mcp.files.contents import (
@@ -44,12 +41,14 @@ from kernel_mcp.files.paths import (
     exact,
     hidden_error,
     not_found,
+    opened_root,
     parts_of,
 )
+from kernel_mcp.files.quota import DiskQuota
 from kernel_mcp.files.streams import Condition, OpenFile, Upload, check, nearest, require
 from kernel_mcp.host_folders.exposed import ExposedMount
 from kernel_mcp.linux.safe_tree import Opener, empty_tree, open_beneath, remove_tree
-from kernel_mcp.linux.walk import TreeSize, entries_within, measure
+from kernel_mcp.linux.walk import TreeSize
 from kernel_mcp.output.images import sniff
 from kernel_mcp.records import dataclass
 from kernel_mcp.units import MIB
@@ -72,24 +71,6 @@ class FileContent:
     data: bytes = b""
     kind: str = ""
     encoded: bool = False
-
-
-class DiskShare:
-    """Disk quota shared by several workspaces; `lock` is held while one of them grows."""
-
-    def __init__(
-        self, most: Callable[[], int | None], workspaces: Callable[[], Iterable[Workspace]]
-    ) -> None:
-        """`most` returns bytes, 0 and None for no limit."""
-        self.lock = Lock()
-        self._most = most
-        self._workspaces = workspaces
-
-    def left(self, mine: Workspace) -> int:
-        """Return the bytes that `mine` may use, uploads included: what the others do not use."""
-        if not (most := self._most()):
-            return sys.maxsize
-        return most - sum(each.claimed for each in self._workspaces() if each is not mine)
 
 
 class Workspace:
@@ -119,13 +100,8 @@ class Workspace:
         self._mounts = mounts
         self._owner = owner
         self._file_bytes = file_bytes
-        self._disk_bytes = disk_bytes
         self._opener = opener
-        self._writing = Lock()
-        self.share = DiskShare(lambda: None, tuple)
-        """Quota of the session's principal."""
-        self._reserved = 0
-        """Bytes reserved for uploads, including those already written."""
+        self.quota = DiskQuota(root, disk_bytes, opener)
 
     @property
     def mounted(self) -> list[str]:
@@ -242,10 +218,10 @@ class Workspace:
             raise WorkspaceError(
                 f"The content is {len(data):,} bytes; one file may have {self._file_bytes:,}."
             )
-        with self._resolve(path) as place, self._writing, self.share.lock:  # one check at a time
+        with self._resolve(path) as place, self.quota.growing():
             self._check_target(path, place)
-            if place.mount is None and self._disk_bytes:
-                self._check_room(place.root, len(data), len(place.parts))
+            if place.mount is None:
+                self.quota.check_room(place.root, len(data), len(place.parts))
             with folders.explained(path), place.acting():
                 owner = self._owner if place.mount is None else None
                 owner = owner or owner_of(place.root)
@@ -279,8 +255,8 @@ class Workspace:
                         check(folder.fd, place.parts[-1], allowed)
                     else:
                         require(allowed(""))
-                    bounded = self._disk_bytes and place.mount is None
-                    room = self._reserve if bounded else None
+                    bounded = self.quota.most and place.mount is None
+                    room = self.quota.reserve if bounded else None
                     return Upload(path, folder.fd, size, room, place.acting)
                 finally:
                     os.close(folder.fd)
@@ -288,10 +264,11 @@ class Workspace:
     def finish_upload(self, upload: Upload, allowed: Condition) -> bool:
         """Move a complete upload to its path, in one step; return True if no file was there."""
         path = upload.path
-        with self._resolve(path) as place, self._writing, self.share.lock:
+        with self._resolve(path) as place, self.quota.growing():
             self._check_target(path, place)
-            if place.mount is None and self._disk_bytes:
-                self._check_room(place.root, upload.size - upload.reserved_bytes, len(place.parts))
+            if place.mount is None:
+                more = upload.size - upload.reserved_bytes
+                self.quota.check_room(place.root, more, len(place.parts))
             with folders.explained(path), place.acting():
                 owner = self._owner if place.mount is None else None
                 owner = owner or owner_of(place.root)
@@ -305,7 +282,7 @@ class Workspace:
 
     def remove_entry(self, path: str, allowed: Condition) -> None:
         """Remove a file, a link or an empty folder."""
-        with self._resolve(path) as place, self._writing:
+        with self._resolve(path) as place, self.quota.lock:
             if not place.parts:
                 raise WorkspaceError(f"{path!r} is a folder that stays.", errno.EACCES)
             if place.mount is not None:
@@ -330,37 +307,9 @@ class Workspace:
         if place.mount is not None:
             check_writable(place.mount, place)
 
-    def _reserve(self, more: int, some: int) -> int:
-        """Reserve `more` bytes for an upload, up to `some` if available; return the number.
-
-        A negative number releases bytes.
-        """
-        with self._writing, self.share.lock:
-            granted = more
-            if more > self._disk_bytes:
-                raise WorkspaceError(
-                    f"A file of {more:,} bytes is more than the workspace may hold: "
-                    f"{self._disk_bytes:,} bytes.",
-                    errno.EFBIG,
-                )
-            if more > 0:
-                with self._root() as root:
-                    left = self._check_room(root, more, 1)
-                granted = max(more, min(some, left))
-            self._reserved += granted
-            return granted
-
     def usage(self) -> TreeSize:
         """Return the disk space that the folder uses; the count ends once past `disk_bytes`."""
-        with self._root() as root:
-            return self._measured(root)
-
-    @property
-    def claimed(self) -> int:
-        """Bytes of disk that it uses or has reserved; 0 if it no longer exists."""
-        with contextlib.suppress(WorkspaceError):
-            return self.usage().bytes + self._reserved
-        return 0
+        return self.quota.usage()
 
     def clear(self) -> None:
         """Remove all files and folders in it, but not itself; a missing folder is no error."""
@@ -378,7 +327,8 @@ class Workspace:
         A missing folder is no error.
         """
         above, name = path.split("/")
-        with folders.explained(path), contextlib.suppress(FileNotFoundError), self._root() as root:
+        missing = contextlib.suppress(FileNotFoundError)
+        with folders.explained(path), missing, opened_root(self.root) as root:
             parent = open_beneath(root, (above,), FOLDER, opener=self._opener)
             try:
                 remove_tree(Path(f"/proc/self/fd/{parent}/{name}"))
@@ -386,69 +336,6 @@ class Workspace:
                 os.close(parent)
             with contextlib.suppress(OSError):
                 os.rmdir(above, dir_fd=root)
-
-    def _check_room(self, root: int, size: int, names: int) -> int:
-        """Raise WorkspaceError unless `size` bytes and `names` more files and folders fit.
-
-        Return the bytes that are left, without those reserved for uploads.
-        """
-        held, entries = self._measured(root), entries_within(self._disk_bytes)
-        left = self._disk_bytes - held.bytes - self._reserved
-        shared = self.share.left(self) - held.bytes - self._reserved
-        if size > shared and shared < left:
-            raise WorkspaceError(
-                f"There is no room for {size:,} bytes more: your sessions together may hold only "
-                f"{max(0, shared):,} more (your quota `disk`). Remove files, or close sessions "
-                "that are not needed.",
-                errno.EDQUOT,
-            )
-        left = min(left, shared)
-        if size > left or not held.complete:
-            more = "" if held.complete else "more than "
-            coming = f", and {self._reserved:,} are being uploaded" if self._reserved else ""
-            raise WorkspaceError(
-                f"The workspace is full: it holds {more}{held.bytes:,} of {self._disk_bytes:,} "
-                f"bytes{coming}. Remove files first.",
-                errno.EDQUOT,
-            )
-        if held.entries + names > entries:
-            raise WorkspaceError(
-                f"The workspace is full: it holds {held.entries:,} of {entries:,} files and "
-                "folders. Remove some first.",
-                errno.EDQUOT,
-            )
-        return left
-
-    def _measured(self, root: int) -> TreeSize:
-        most = self._disk_bytes or sys.maxsize
-        try:
-            return measure(
-                root,
-                most_entries=entries_within(most),
-                most_bytes=most,
-                opener=self._opener,
-            )
-        except (OSError, MemoryError) as error:
-            raise folders.unmeasured(error) from None
-
-    @contextlib.contextmanager
-    def _root(self) -> Iterator[int]:
-        """Yield a descriptor of the folder itself, closed at the end. Raises WorkspaceError."""
-        try:
-            fd = os.open(self.root, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-        except FileNotFoundError:
-            raise WorkspaceError(
-                "The workspace folder of this session has been removed from outside: its files are "
-                "gone. Call reset for a new one.",
-                errno.ENOENT,
-            ) from None
-        except OSError as error:
-            why = shortage(error) or f"{error.strerror}."
-            raise WorkspaceError(f"The workspace cannot be opened: {why}") from None
-        try:
-            yield fd
-        finally:
-            os.close(fd)
 
     @contextlib.contextmanager
     def _resolve(self, path: str) -> Iterator[ResolvedPath]:
@@ -461,7 +348,7 @@ class Workspace:
                     yield exact(ResolvedPath(path, root, parts, shown), self._opener)
                 return
         parts = parts_of(path, self.root)
-        with self._root() as root:
+        with opened_root(self.root) as root:
             yield exact(ResolvedPath(path, root, parts), self._opener)
 
     @contextlib.contextmanager

@@ -11,7 +11,7 @@ import anyio
 
 from kernel_mcp.barriers import Barrier, reason_of
 from kernel_mcp.errors import KernelMcpError
-from kernel_mcp.files.workspace import DiskShare, Workspace
+from kernel_mcp.files.quota import DiskQuota, DiskShare
 from kernel_mcp.kernels.factory import KernelRequest
 from kernel_mcp.linux.safe_tree import make_private
 from kernel_mcp.sessions.directory import Caller, SessionDirectory
@@ -132,7 +132,7 @@ class SessionFactory:
     ) -> Session:
         handle, folder, entry = request.session, request.workspace, found.entry
         workspace = self._folders.workspace(folder)
-        workspace.share = self._share_of(caller.principal)
+        workspace.quota.share = self._share_of(caller.principal)
         records = self._folders.records / handle if entry is None else entry.records
         assert request.layer is not None
         self._folders.make(folder, request.layer, records)
@@ -204,13 +204,12 @@ class SessionFactory:
     def _share_of(self, principal: str) -> DiskShare:
         """Return the disk quota that the workspaces of a principal share."""
 
-        def workspaces() -> list[Workspace]:
-            own = self._directory.owned_by(principal)
-            return list({id(each.workspace): each.workspace for each in own}.values())
+        def quotas() -> set[DiskQuota]:
+            return {each.workspace.quota for each in self._directory.owned_by(principal)}
 
         found = self._shares.get(principal)
         if found is None:
-            found = DiskShare(lambda: self._disk_of(principal), workspaces)
+            found = DiskShare(lambda: self._disk_of(principal), quotas)
             self._shares[principal] = found
         return found
 

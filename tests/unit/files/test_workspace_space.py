@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from kernel_mcp.errors import WorkspaceError
-from kernel_mcp.files import workspace as workspace_module
+from kernel_mcp.files import quota
 from kernel_mcp.files.workspace import Workspace
 from kernel_mcp.linux import walk
 from kernel_mcp.linux.safe_tree import Opener
@@ -66,7 +66,7 @@ def test_a_workspace_that_cannot_be_measured_takes_no_file(
         raise OSError(errno.EMFILE, "Too many open files")
 
     limited = Workspace(root, disk_bytes=MIB)
-    monkeypatch.setattr(workspace_module, "measure", failing)
+    monkeypatch.setattr(quota, "measure", failing)
     with pytest.raises(WorkspaceError, match=r"could not measure .* left .*\. Try again"):
         limited.write_file("a", "x")
     assert not list(root.iterdir())

@@ -162,7 +162,7 @@ async def test_a_body_that_breaks_off_changes_nothing(
                 assert failed.status in (400, 408)
         assert names(client.workspace) == ["a"]
         assert (client.workspace / "a").read_bytes() == b"old"
-        assert client.mine.workspace._reserved == 0
+        assert client.mine.workspace.quota.reserved_bytes == 0
         assert (await client.put("folder/b", b"whole")).status == 201
         assert (client.workspace / "folder/b").read_bytes() == b"whole"
         assert names(client.workspace / "folder") == ["b"]
@@ -213,7 +213,7 @@ async def test_the_sessions_of_a_principal_have_one_quota(tmp_path: Path) -> Non
         assert (full.status, "quota `disk`" in full.json["error"]) == (507, True)
         endless = await client.ask("PUT", target, {}, [bytes(50_000)] * 50)
         assert endless.status == 507
-        assert other.workspace._reserved == 0
+        assert other.workspace.quota.reserved_bytes == 0
         assert (await client.ask("PUT", target, {}, [bytes(300_000)])).status == 201
         theirs = await client.manager.create(Caller(principal="bob"), name="own")
         target = f"/sessions/{theirs.handle}/files/b"

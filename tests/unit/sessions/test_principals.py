@@ -211,7 +211,7 @@ async def test_workspaces_of_one_principal_share_its_disk(tmp_path: Path, clock:
     sessions = manager(tmp_path, clock)
     async with sessions.running():
         one, two = await sessions.create(ada), await sessions.create(ada)
-        one.workspace._disk_bytes = two.workspace._disk_bytes = 64 * MIB
+        one.workspace.quota.most = two.workspace.quota.most = 64 * MIB
         work = anyio.to_thread.run_sync
         await work(one.workspace.write_file, "a", "x" * MIB)
         with pytest.raises(WorkspaceError, match="quota `disk`"):
