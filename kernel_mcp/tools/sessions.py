@@ -433,7 +433,8 @@ async def _info(services: ToolContext, session: Session, progress: ProgressCallb
         own = remarks(environment, settings.mounts)
         if refusal := factory.refusal(environment):
             found.append(f"kernels are not forked, as their template was refused: {refusal}")
-    asked = list(packages) if own else _asked_for(services, request, packages)
+    listed = bool(own or factory.origins)
+    asked = list(packages) if listed else _asked_for(services, request, packages)
     refused = [str(settings.ignored_keys)] if settings.ignored_keys is not None else []
     described = ServerInfo(
         session=session.handle,
