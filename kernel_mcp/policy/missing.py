@@ -10,7 +10,15 @@ from types import MappingProxyType
 from kernel_mcp.config.values import close_to
 from kernel_mcp.output.items import Failure
 from kernel_mcp.policy import Policy, words
-from kernel_specs.restricted.config import FILE, HOST, INSTALLERS, NETWORK, READ_ONLY, TOO_LARGE
+from kernel_specs.restricted.config import (
+    FILE,
+    HOST,
+    INSTALLERS,
+    NETWORK,
+    NO_LOOP,
+    READ_ONLY,
+    TOO_LARGE,
+)
 
 GONE: Mapping[str, str] = MappingProxyType(
     dict.fromkeys(words("binhex"), "3.10")
@@ -60,7 +68,7 @@ def missing(failure: Failure) -> str:
     Empty if nothing was missing. The kernel reports it from the exception's objects. The report is
     trusted only if it is one of these constants, or a module that the traceback names.
     """
-    if failure.lacks in (READ_ONLY, FILE, TOO_LARGE, NETWORK, HOST):
+    if failure.lacks in (READ_ONLY, FILE, TOO_LARGE, NO_LOOP, NETWORK, HOST):
         return failure.lacks
     if not _NAME.fullmatch(failure.lacks):
         return ""
@@ -87,6 +95,8 @@ def advice(missing: str, code: str, policy: Policy, python: str) -> str:
         return _WRITE_STEP
     if missing == TOO_LARGE:
         return _SIZE_STEP
+    if missing == NO_LOOP:
+        return _LOOP_STEP
     if missing == FILE:
         others = "come by write_file, or " * ("files" in policy.tools)
         return f"{_FILE_STEP} Others {others}are made in the workspace." if policy.confined else ""
@@ -125,6 +135,10 @@ _SIZE_STEP = (
     "One file has reached --disk, the limit of a session's files, which info shows as "
     "limits.disk_mb. Remove it, and write less: in a compressed or columnar format, or fewer rows. "
     "The operator can start the server with a larger --disk."
+)
+_LOOP_STEP = (
+    "No event loop runs while a cell awaits nothing: write `await main()` at top level, or call "
+    "asyncio.run(main()). asyncio.create_task works in every cell."
 )
 _FILE_STEP = (
     "Sessions see files of the host only where the operator has mounted them (--mount DIR); info "

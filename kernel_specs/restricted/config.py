@@ -45,6 +45,8 @@ READ_ONLY, FILE = "/", "file:///"
 """Values of `lacks` in an error message: writing to a path of the host failed, or opening one."""
 TOO_LARGE = "/large"
 """Value of `lacks` in an error message: a file would have been larger than --disk permits."""
+NO_LOOP = "/loop"
+"""Value of `lacks`: code asked for the running event loop in a cell that awaits nothing."""
 NETWORK, HOST = "://", "://host"
 """Values of `lacks`: another machine could not be reached, or the proxy refused it."""
 _CHANGE = re.compile(

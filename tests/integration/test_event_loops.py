@@ -131,6 +131,16 @@ async def test_a_coroutine_is_timed(servers: Servers) -> None:
         assert (await notebook.run("await main(x)")).text == "4"
 
 
+async def test_code_that_wants_a_running_loop_is_told_what_has_one(servers: Servers) -> None:
+    async with servers.agent() as notebook:
+        answer = await notebook.run(f"{DEFINITIONS}asyncio.get_running_loop()")
+        assert "RuntimeError: no running event loop" in answer.text
+        assert "[kernel-mcp] No event loop runs while a cell awaits nothing" in answer.text
+        assert (
+            await notebook.run("await main(asyncio.get_running_loop() is None)")
+        ).text == "False"
+
+
 async def test_a_script_may_run_loops_until_its_very_end(servers: Servers) -> None:
     script = f"""
 import atexit

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from types import CodeType, TracebackType
 from typing import Any
 
-from kernel_specs.restricted.config import FILE, HOST, NETWORK, READ_ONLY, TOO_LARGE
+from kernel_specs.restricted.config import FILE, HOST, NETWORK, NO_LOOP, READ_ONLY, TOO_LARGE
 from kernel_specs.restricted.console.tracebacks import IMPORT_GUARD
 
 MOST_ERRORS = 100
@@ -36,12 +36,14 @@ _OWN_FOLDERS = (
 _UNREACHED = (errno.ENETUNREACH,)
 _UNKNOWN_HOST = (-2, -3, -5)
 """`EAI_NONAME`, `EAI_AGAIN` and `EAI_NODATA` of netdb.h."""
+_NO_LOOP = "no running event loop"
+"""Text of `asyncio.get_running_loop`."""
 _REFUSED = "the operator's --network does not permit"
 """Part of the proxy's message for a host that it refuses."""
 
 
 def lacking(error: BaseException) -> str:
-    """Return the module that is missing, or READ_ONLY, FILE, TOO_LARGE, NETWORK, HOST, or "".
+    """Return the module that is missing, or READ_ONLY, FILE or another constant, or "".
 
     The causes of `error` count, too: libraries raise errors of their own for missing modules.
     """
@@ -137,6 +139,8 @@ def _machine(error: BaseException) -> str:
         return ""
     if _REFUSED in _text(error):
         return HOST
+    if type(error) is RuntimeError and _text(error) == _NO_LOOP:
+        return NO_LOOP
     sockets: Any = sys.modules.get("_socket")
     unknown = sockets is not None and isinstance(error, sockets.gaierror)
     number = error.errno if isinstance(error, OSError) else None

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from kernel_specs.restricted.config import FILE, HOST, NETWORK, READ_ONLY, TOO_LARGE
+from kernel_specs.restricted.config import FILE, HOST, NETWORK, NO_LOOP, READ_ONLY, TOO_LARGE
 from kernel_specs.restricted.console.lacks import lacking
 
 SAID = "\"No module named 'evil'\", name='evil'"
@@ -128,6 +128,8 @@ def test_what_only_says_so_shows_nothing(code: str) -> None:
         ("import socket\nsocket.getaddrinfo('no', 80, flags=socket.AI_NUMERICHOST)", NETWORK),
         ("import socket\nraise socket.gaierror(-2, 'Name or service not known')", ""),
         ("raise OSError(101, 'Network is unreachable')", ""),
+        ("import asyncio\nasyncio.get_running_loop()", NO_LOOP),
+        ("raise RuntimeError('no running event loop')", ""),
         ('raise OSError("the operator\'s --network does not permit x")', ""),
         (
             (
