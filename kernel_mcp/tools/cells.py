@@ -54,6 +54,7 @@ from kernel_mcp.tools import (
     Whole,
     progress_of,
 )
+from kernel_mcp.tools.closing import next_step
 from kernel_mcp.tools.hints import ENDS, READS, REPEATS, RUNS, RUNS_SCRIPTS
 from kernel_mcp.tools.models import DiagnosticModel, ImportModel, SyntaxReport
 from kernel_mcp.tools.resources import cell_of
@@ -62,7 +63,6 @@ from kernel_mcp.tools.results import (
     LOST_KEY,
     answer,
     lost_meta,
-    next_step,
     not_begun,
     said,
     say,

@@ -39,9 +39,10 @@ from kernel_mcp.tool_context import ToolContext
 from kernel_mcp.tools import AnyContext, SessionArg, Toolbox
 from kernel_mcp.tools.app import VIEW
 from kernel_mcp.tools.cells import NumberArg
+from kernel_mcp.tools.closing import closing_line
 from kernel_mcp.tools.hints import READS
 from kernel_mcp.tools.resources import cell_of
-from kernel_mcp.tools.results import closing_line, with_notices
+from kernel_mcp.tools.results import with_notices
 from kernel_mcp.tools.scenes import scene
 
 _MISSING = ("", "nan", "none", "nat", "<na>", "null")

@@ -1,0 +1,129 @@
+"""The sentence that closes an answer about a cell: its status, what was lost, what to do next."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Container
+from dataclasses import replace
+
+from kernel_mcp.policy.missing import advice
+from kernel_mcp.sessions.cell import Cell, Phase, Status, StopReason
+from kernel_mcp.sessions.losses import FILES_KEPT, lost_names
+from kernel_mcp.sessions.session import Session
+
+# bound: 400 characters
+_NO_FILE = re.compile(r"No such file or directory: '([^'\n]{1,300})'")
+
+
+def closing_line(session: Session, cell: Cell, most_s: float) -> str:
+    """Return the sentence on the status of a cell; empty when its output says enough.
+
+    `most_s` is the longest timeout, in seconds, that a call may ask for.
+    """
+    match cell.status:
+        case Status.QUEUED:
+            before, running = session.queue.place(cell), session.queue.current
+            others = f"{before} other {'cell' if before == 1 else 'cells'}"
+            stops = "stop the cell that is running"
+            if running is not None and running.author:
+                others, stops = f"{others}, of which a {running.author} runs one", "give it up"
+            return (
+                f"queued: cell {cell.number} begins after {others}. Call wait to follow, interrupt "
+                f"to {stops}"
+            )
+        case Status.RUNNING if not cell.listens:
+            step = f" ({cell.steps[-1]})" if cell.steps else ""
+            installs = cell.phase is Phase.INSTALL
+            doing = "its packages are being installed" if installs else "kernels are being prepared"
+            return (
+                f"running: {doing}{step}; cell {cell.number} begins then. Call wait to follow, "
+                "interrupt to give it up"
+            )
+        case Status.RUNNING:
+            return (
+                f"running: cell {cell.number} goes on. Call wait for more output, interrupt to "
+                "stop it"
+            )
+        case Status.INTERRUPTED:
+            return f"interrupted: {_cause(cell)}.{_kept(cell)}"
+        case Status.TIMEOUT:
+            longer = _longer(cell, most_s)
+            return f"timeout: {_cause(cell)} and was interrupted.{_kept(cell)}{longer}"
+        case Status.KILLED if cell.back:
+            return f"killed: {_cause(cell)}. {cell.back}"
+        case Status.KILLED if cell.stop_reason in (StopReason.RESET, StopReason.CLOSE):
+            return f"killed: {_cause(cell)}, and its variables, imports and definitions are lost"
+        case Status.KILLED if _run_since(session, cell):
+            return (
+                f"killed: {_cause(cell)}. All variables, imports and definitions made before are "
+                f"lost; {FILES_KEPT}. Later cells have run on a fresh kernel."
+                f"{_lost(cell, made_anew(session, cell))}"
+            )
+        case Status.KILLED if session.request.attach:
+            return (
+                f"killed: {_cause(cell)}. The variables that were there are lost to this session; "
+                f"the next cell joins what is there then.{_lost(cell)}"
+            )
+        case Status.KILLED:
+            fresh = "is ready" if session.kernel is not None else "starts with the next cell"
+            return (
+                f"killed: {_cause(cell)}. All variables, imports and definitions of this session "
+                f"are lost; {FILES_KEPT}. A fresh kernel {fresh}.{_lost(cell)}"
+            )
+        case Status.ERROR | Status.OK:
+            return next_step(session, cell)
+        case _:
+            return ""
+
+
+def next_step(session: Session, cell: Cell) -> str:
+    """Return advice on a module or program that `cell` lacked; empty if it lacked none."""
+    kernel = session.kernel
+    if not cell.missing or kernel is None:
+        return ""
+    return advice(cell.missing, cell.code, kernel.policy, kernel.environment.version)
+
+
+def place_in_mount(session: Session, cell: Cell) -> str:
+    """Return where the file is that a cell did not find, if only one mount has it. Blocking."""
+    failure = next(iter(reversed(cell.log.failures)), None)
+    if failure is None or failure.name != "FileNotFoundError":
+        return ""
+    asked = _NO_FILE.search(failure.value[:400])
+    place = session.workspace.in_mount(asked[1]) if asked is not None else ""
+    return f"There is {place}, in a mounted folder: open it by this path" if place else ""
+
+
+def _longer(cell: Cell, most_s: float) -> str:
+    if cell.stop_reason is StopReason.CPU:
+        return ""
+    if cell.timeout_s >= most_s:
+        return " No call may ask for more (--max-timeout): do it in several cells"
+    return f" Pass a larger timeout if it needs longer, at most {most_s:g}"
+
+
+def _cause(cell: Cell) -> str:
+    return (cell.outcome.cause if cell.outcome else None) or "stopped"
+
+
+def _kept(cell: Cell) -> str:
+    return "" if cell.losses else " Variables are kept."
+
+
+def _lost(cell: Cell, but: Container[str] = ()) -> str:
+    if cell.own is None or cell.own.loss is None:
+        return ""
+    loss = cell.own.loss
+    return lost_names(replace(loss, names=tuple(name for name in loss.names if name not in but)))
+
+
+def _run_since(session: Session, cell: Cell) -> bool:
+    last = session.cells[-1]
+    return last.number > cell.number and last.status is not Status.QUEUED
+
+
+def made_anew(session: Session, cell: Cell) -> frozenset[str]:
+    """Return variables that are defined on the fresh kernel after the cell that lost them."""
+    if session.kernel is None or not cell.losses or not _run_since(session, cell):
+        return frozenset()
+    return frozenset(session.kernel.names)
