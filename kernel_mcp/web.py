@@ -28,6 +28,7 @@ from kernel_mcp.config.settings import Settings
 from kernel_mcp.errors import KernelMcpError
 from kernel_mcp.http import files as file_routes
 from kernel_mcp.http.addresses import Addresses
+from kernel_mcp.http.admission import Admission
 from kernel_mcp.http.callers import HttpCallers
 from kernel_mcp.http.connections import state_of
 from kernel_mcp.http.gate import MCP, METRICS_PATH, OPEN_PATHS, Gate, Rates
@@ -359,15 +360,14 @@ async def _serve(
         asked = scope["path"] in (*OPEN_PATHS, METRICS_PATH)
         await (operations if asked else app)(scope, receive, send)
 
+    document = metadata(url, settings.issuer) if settings.issuer else None
     gate = Gate(
         RequestIds(dispatch),
         addresses=Addresses.of(settings.http[0], settings.public_url),
-        verifier=verifier,
+        admission=Admission(verifier, document, metadata_url(url)),
         quotas=settings.quotas,
         clock=time.monotonic,
         deliveries_of=app.deliveries,
-        metadata=metadata(url, settings.issuer) if settings.issuer else None,
-        metadata_url=metadata_url(url),
         observer=observer,
     )
     async with (

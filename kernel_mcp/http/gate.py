@@ -37,12 +37,7 @@ from kernel_mcp.http.connections import ClientConnection, state_of
 from kernel_mcp.http.delivery import Delivery
 from kernel_mcp.http.fair_queue import BYTES_S, CALLS_S, FairQueue, TokenBucket
 from kernel_mcp.http.refusals import RequestRefused, respond, respond_json
-from kernel_mcp.identity import (
-    METRICS,
-    RUN,
-    Principal,
-    Verifier,
-)
+from kernel_mcp.identity import METRICS, RUN, Principal
 from kernel_mcp.records import dataclass
 from kernel_mcp.sessions.notifications import DeliveryTracker
 from kernel_mcp.units import MIB, format_bytes
@@ -123,23 +118,17 @@ class Gate:
         app: ASGIApp,
         *,
         addresses: Addresses,
-        verifier: Verifier | None,
+        admission: Admission,
         quotas: Quotas,
         clock: Callable[[], float],
         deliveries_of: Callable[[str], DeliveryTracker | None],
-        metadata: Mapping[str, Any] | None = None,
-        metadata_url: str = "",
         observer: GateObserver | None = None,
         sleep: Callable[[float], Awaitable[None]] = anyio.sleep,
     ) -> None:
-        """Wrap `app`. Without a `verifier`, all requests have the same principal.
-
-        `deliveries_of` returns the delivery tracker of an MCP session, or None. `metadata` is the
-        protected resource metadata, which clients reach at `metadata_url`.
-        """
+        """Wrap `app`. `deliveries_of` returns the delivery tracker of an MCP session, or None."""
         self._app = app
         self._addresses = addresses
-        self._admission = Admission(verifier, metadata, metadata_url)
+        self._admission = admission
         self._quotas = quotas
         self._clock = clock
         self._deliveries_of = deliveries_of

@@ -14,6 +14,7 @@ from starlette.types import Receive, Scope, Send
 from kernel_mcp.config.quotas import Quotas
 from kernel_mcp.errors import ServerFailure
 from kernel_mcp.http.addresses import Addresses
+from kernel_mcp.http.admission import Admission
 from kernel_mcp.http.bodies import MOST_BODY, MOST_VALUES
 from kernel_mcp.http.connections import ClientConnection
 from kernel_mcp.http.gate import PRINCIPAL_BODY, REFUSED_S, Gate
@@ -81,11 +82,13 @@ class Behind:
         await respond_json(send, 200, found)
 
 
-def made(bell: Doorbell | None = None, **changes: Any) -> tuple[Gate, Behind]:
+def made(
+    bell: Doorbell | None = None, *, admission: Admission | None = None, **changes: Any
+) -> tuple[Gate, Behind]:
     behind = Behind()
     options: dict[str, Any] = {
         "addresses": Addresses.of("127.0.0.1", ""),
-        "verifier": bell,
+        "admission": admission or Admission(bell, None, ""),
         "quotas": Quotas(),
         "clock": FakeClock(),
         "deliveries_of": lambda _: None,
@@ -152,7 +155,7 @@ async def test_metrics_take_a_scope_of_their_own(token: str, path: str, status: 
 
 async def test_the_token_that_the_server_has_made_reads_metrics() -> None:
     made_at_start = OneToken()
-    gate, _ = made(None, verifier=made_at_start)
+    gate, _ = made(admission=Admission(made_at_start, None, ""))
     headers = {"authorization": f"Bearer {made_at_start.token}"}
     assert (await ask(gate, method="GET", path="/metrics", headers=headers)).status == 200
 
@@ -232,7 +235,7 @@ async def test_probes_need_no_token(path: str) -> None:
 async def test_the_metadata_is_at_both_addresses(suffix: str) -> None:
     document = {"resource": "https://notebook.example/mcp"}
     where = "https://notebook.example/.well-known/oauth-protected-resource/mcp"
-    gate, _ = made(Doorbell(), metadata=document, metadata_url=where)
+    gate, _ = made(admission=Admission(Doorbell(), document, where))
     path = "/.well-known/oauth-protected-resource" + suffix
     assert (await ask(gate, "GET", path)).json == document
     challenge = (await ask(gate)).headers["www-authenticate"]
@@ -561,7 +564,7 @@ async def test_an_answer_that_is_an_event_has_arrived_before_its_stream_ends() -
 async def test_an_issuers_token_is_to_be_another_for_an_install(
     token: str, body: bytes, status: int
 ) -> None:
-    gate, _ = made(Doorbell(), metadata={}, metadata_url="https://x.example/about")
+    gate, _ = made(admission=Admission(Doorbell(), {}, "https://x.example/about"))
     answer = await ask(gate, headers={"authorization": f"Bearer {token}"}, body=[body])
     assert answer.status == status
     challenge = 'error="insufficient_scope", scope="kernel:run kernel:install"'
