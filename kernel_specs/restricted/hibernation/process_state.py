@@ -272,9 +272,12 @@ def _handlers() -> dict[str, Any]:
 
 
 def _set_handlers(_: Any, handlers: dict[str, Any]) -> None:
-    for name, handler in handlers.items():
-        if handler is not None:  # one that Python has not set
-            signal.signal(signal.Signals[name], handler)
+    """Set handlers. Raises ValueError for SIGALRM, by which loading limits its time."""
+    for name in handlers.keys() - {"SIGALRM"}:
+        if handlers[name] is not None:  # one that Python has not set
+            signal.signal(signal.Signals[name], handlers[name])
+    if "SIGALRM" in handlers:
+        raise ValueError("the kernel uses SIGALRM while it restores variables: set it again")
 
 
 def _umask(_: Any) -> int:

@@ -134,7 +134,7 @@ def test_what_code_can_tell_from_its_copy_will_be_another(value: object) -> None
         *(os.environ, sys.path, sys.modules, re.compile("a"), re.I, Decimal(1), random.random),
         *(random._inst, logging.getLogger("a")),
     ],
-    ids=repr,
+    ids=lambda value: type(value).__name__,
 )
 def test_what_is_equal_or_found_by_name_will_not_be_another(value: object) -> None:
     assert not will_be_another(value)

@@ -223,6 +223,17 @@ def test_settings_of_the_interpreter_are_written_as_they_were() -> None:
         os.umask(mask)
 
 
+def test_the_handler_of_the_signal_that_loading_uses_is_refused_and_others_are_written() -> None:
+    before = signal.getsignal(signal.SIGUSR1)
+    try:
+        state = ProcessState([])
+        with pytest.raises(ValueError, match="SIGALRM"):
+            state.write("setting handlers of signals", {"SIGALRM": 1, "SIGUSR1": 1})
+        assert signal.getsignal(signal.SIGUSR1) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+
+
 def test_settings_of_ipython_are_written_as_they_were(
     ipython: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
