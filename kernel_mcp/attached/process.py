@@ -15,7 +15,14 @@ from kernel_mcp.attached.targets import AttachTarget
 from kernel_mcp.config.settings import Limits
 from kernel_mcp.launch.base import ConnectionInfo
 from kernel_mcp.launch.network import Network, NetworkAccess
-from kernel_mcp.launch.process import ConfinedProcess, KernelProcess, OnEnd, OutputRingReader
+from kernel_mcp.launch.process import (
+    ConfinedProcess,
+    KernelProcess,
+    KernelSockets,
+    OnEnd,
+    OutputRingReader,
+    StartReport,
+)
 from kernel_mcp.launch.readiness import StderrTail
 from kernel_mcp.limits.kernel import KernelLimits
 from kernel_mcp.linux.proc import ExitStatus, WatchedProcess
@@ -95,13 +102,11 @@ def attached_process(
         forget=lambda _: None,
     )
     return KernelProcess(
-        connection=connection,
-        boundary=(f"{OUTSIDE}: {place}",),
+        sockets=KernelSockets(connection, ends),
+        report=StartReport((f"{OUTSIDE}: {place}",), kind=KIND),
         process=process,
         limits=limits,
         ring=ring,
         egress=NetworkAccess(Network()),
         resources=resources,
-        channels=ends,
-        kind=KIND,
     )

@@ -107,10 +107,10 @@ class Kernel:
         self._channels = self._open(Hearer(self._on_message, self._on_refused, self._on_broken))
 
     def _open(self, hearer: Hearer) -> KernelChannels:
-        handle = self.handle
-        ends = handle.channels
+        sockets = self.handle.sockets
+        ends = sockets.channels
         return Channels(
-            handle.connection, hearer, ends=ends, opened=bool(ends), floods=self._floods
+            sockets.connection, hearer, ends=ends, opened=bool(ends), floods=self._floods
         )
 
     async def ready(self, timeout: float) -> None:
@@ -322,7 +322,7 @@ class Kernel:
             floods=self._floods,
         )
         kernel.known = dict(self.known)
-        kernel.closed_files = _words(handle.closed)
+        kernel.closed_files = _words(handle.report.closed)
         kernel.names = KnownNames(self.known.get(checkpoint, self.names))
         try:
             why = await kernel._answer_to(kernel._channels.greeted, CHECKPOINT_S)

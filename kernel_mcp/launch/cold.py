@@ -11,7 +11,7 @@ from kernel_mcp.launch import rundir
 from kernel_mcp.launch.assembly import KernelAssembly, PreparedKernel
 from kernel_mcp.launch.base import START_TIMEOUT_S, ConnectionInfo, LaunchRequest
 from kernel_mcp.launch.mounts import ALL, as_folder
-from kernel_mcp.launch.process import ConfinedProcess, KernelProcess
+from kernel_mcp.launch.process import ConfinedProcess, KernelProcess, KernelSockets, StartReport
 from kernel_mcp.launch.spawn import Spawned
 from kernel_mcp.linux.folders import Identity
 from kernel_mcp.sandbox.base import SandboxRequest
@@ -65,8 +65,8 @@ class LocalLauncher:
             resources.push_async_callback(kernel.of_sandbox.pop_all().aclose)
             resources.push_async_callback(kernel.of_kernel.pop_all().aclose)
             return KernelProcess(
-                connection=kernel.connection,
-                boundary=("started cold", *inspected.words),
+                sockets=KernelSockets(kernel.connection),
+                report=StartReport(("started cold", *inspected.words)),
                 process=process,
                 limits=kernel.limits,
                 ring=kernel.ring,

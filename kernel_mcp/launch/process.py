@@ -31,6 +31,7 @@ from kernel_mcp.launch.checkpoint import Checkpoint
 from kernel_mcp.launch.readiness import ReadinessChannel, StderrTail
 from kernel_mcp.limits.kernel import KernelLimits
 from kernel_mcp.linux.proc import ExitStatus, Usage, WatchedProcess
+from kernel_mcp.records import dataclass
 
 HEADER_BYTES = 64
 RING_BYTES = 64 * 1024 - HEADER_BYTES
@@ -314,45 +315,59 @@ class SandboxGroup(Protocol):
         """
 
 
-class KernelProcess:
-    """One running kernel in its sandbox, as sessions see it, however it was started.
+@dataclass(frozen=True, slots=True)
+class KernelSockets:
+    """Sockets between a kernel and the server.
 
     connection  where its channels listen, in host paths
     channels    server's ends of shell, control and iopub; empty if the kernel listens
-    control_socket  socket that carries requests for checkpoints to it; None if it supports none
+    control     carries requests for checkpoints to the kernel; None if it supports none
+    """
+
+    connection: ConnectionInfo
+    channels: Sequence[socket.socket] = ()
+    control: socket.socket | None = None
+
+
+@dataclass(slots=True)
+class StartReport:
+    """How a kernel was started, and what was found then.
+
+    boundary  readable lines: how it was started, and the result of its inspection
+    kind      cold, forked, or pooled if it waited in the pool first
+    closed    its own report of files that only its checkpoint has open: hostile data
+    """
+
+    boundary: tuple[str, ...]
+    kind: str = "cold"
+    closed: object = None
+
+
+class KernelProcess:
+    """One running kernel in its sandbox, as sessions see it, however it was started.
+
     sandbox_group  its sandbox; None if there can be no checkpoints of it
-    closed      its own report of files that only its checkpoint has open: hostile data
-    kind        how it was started: cold, forked, or pooled if it waited in the pool first
-    boundary    readable lines: how it was started, and the result of its inspection
-    limits      its resource limits
-    egress      its network access
-    resources   closed by `aclose`, which undoes the start
+    limits         its resource limits
+    egress         its network access
+    resources      closed by `aclose`, which undoes the start
     """
 
     def __init__(
         self,
         *,
-        connection: ConnectionInfo,
-        boundary: tuple[str, ...],
+        sockets: KernelSockets,
+        report: StartReport,
         process: ConfinedProcess,
         limits: KernelLimits,
         ring: OutputRingReader,
         egress: Egress,
         resources: AsyncExitStack,
-        channels: Sequence[socket.socket] = (),
-        control_socket: socket.socket | None = None,
         sandbox_group: SandboxGroup | None = None,
-        closed: object = None,
-        kind: str = "cold",
     ) -> None:
-        self.kind = kind
-        self.channels = channels
-        self.closed = closed
-        self.control_socket = control_socket
+        self.sockets = sockets
+        self.report = report
         self.sandbox_group = sandbox_group
         self.process = process
-        self.connection = connection
-        self.boundary = boundary
         self.limits = limits
         self.egress = egress
         self._ring = ring

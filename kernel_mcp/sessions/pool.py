@@ -212,7 +212,7 @@ class WarmPool:
                     await self._drop(pooled)
             if fits:
                 pooled.kernel.handle.limits.session = request.session
-                pooled.kernel.handle.kind = "pooled"
+                pooled.kernel.handle.report.kind = "pooled"
                 return pooled.kernel
         return await self._source.start(request, progress)
 

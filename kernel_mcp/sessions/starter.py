@@ -101,7 +101,7 @@ class KernelStarter:
             except Exception:
                 self._journal.not_started()
                 raise
-            kind = kernel.handle.kind
+            kind = kernel.handle.report.kind
             span.note(kind=kind)
         self._journal.started(kind, time.monotonic() - began)
         return kernel

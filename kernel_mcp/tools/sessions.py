@@ -418,7 +418,7 @@ async def _info(services: ToolContext, session: Session, progress: ProgressCallb
     if request.limits is not None:
         opened = services.doors.opened(network=bool(services.network))
         report = services.resources.report(services.sandbox.report(opened), limits)
-    found = list(session.kernel.handle.boundary) if session.kernel is not None else []
+    found = list(session.kernel.handle.report.boundary) if session.kernel is not None else []
     python, interpreter, problem = factory.spec(request).python or platform.python_version(), "", ""
     packages: dict[str, str] = {}
     own: list[str] = []

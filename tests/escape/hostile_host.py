@@ -7,7 +7,6 @@ import contextlib
 import os
 import re
 import secrets
-import socket
 import statistics
 import subprocess
 import sys
@@ -25,7 +24,7 @@ from kernel_mcp.environments.uv import ProgressCallback
 from kernel_mcp.kernels.factory import KernelRequest
 from kernel_mcp.kernels.kernel import Kernel
 from kernel_mcp.launch.base import ConnectionInfo, KernelEnvironment, OnRecord
-from kernel_mcp.launch.process import Egress, KernelProcess
+from kernel_mcp.launch.process import Egress, KernelProcess, KernelSockets, StartReport
 from kernel_mcp.limits.kernel import KernelLimits
 from kernel_mcp.limits.manager import ResourceManager
 from kernel_mcp.linux.proc import ExitStatus, Usage
@@ -58,16 +57,16 @@ class HostileHandle:
     """A hostile program in the place of a kernel's process; it ignores interrupts."""
 
     def __init__(self, mode: str, folder: Path) -> None:
-        self.connection = ConnectionInfo(ip=str(folder / "k"), key=secrets.token_hex(16))
-        arguments = [mode, self.connection.ip, self.connection.key]
+        connection = ConnectionInfo(ip=str(folder / "k"), key=secrets.token_hex(16))
+        self.sockets = KernelSockets(connection)
+        arguments = [mode, connection.ip, connection.key]
         self._process = subprocess.Popen(
             [sys.executable, "-I", str(PROGRAM), *arguments], stdout=subprocess.PIPE
         )
-        self.pid, self.kind = self._process.pid, "cold"
-        self.boundary: tuple[str, ...] = ()
+        self.pid = self._process.pid
+        self.report = StartReport(())
         self.egress: Egress = NoEgress()
-        self.channels: tuple[socket.socket, ...] = ()
-        self.control_socket = self.sandbox_group = None
+        self.sandbox_group = None
         self.exit: ExitStatus | None = None
         self.limits: KernelLimits = ResourceManager().open(NO_LIMITS, folder, folder)
         self._ended = anyio.Event()

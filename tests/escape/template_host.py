@@ -175,7 +175,7 @@ async def against(attacker: Kernel, victim: Kernel, *, confined: bool) -> dict[s
     place = (await run(victim, "print(os.getcwd())")).strip()
     handle = victim.handle
     process = handle.process
-    sockets = Path(handle.connection.ip).parent
+    sockets = Path(handle.sockets.connection.ip).parent
     neighbour = Neighbour(
         marker=marker,
         name=name,
@@ -185,7 +185,7 @@ async def against(attacker: Kernel, victim: Kernel, *, confined: bool) -> dict[s
         templates=_ancestors(handle.pid),
         workspace=(place if place != "/workspace" else str(sockets.parents[1] / "w" / "session-1")),
         sockets=str(sockets),
-        key_digest=hashlib.sha256(handle.connection.key.encode()).hexdigest(),
+        key_digest=hashlib.sha256(handle.sockets.connection.key.encode()).hexdigest(),
         **told,
     )
     code = (

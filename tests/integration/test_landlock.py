@@ -281,7 +281,7 @@ async def test_kernels_do_not_reach_each_other(runs: RunDirectory) -> None:
     sandbox = LandlockSandbox.detect()
     async with notebook(runs, sandbox=sandbox) as one, notebook(runs, sandbox=sandbox) as other:
         await other.run("open('private', 'w').write('x')")
-        ip = other.handle.connection.ip
+        ip = other.handle.sockets.connection.ip
         for attempt in (
             f"open({str(other.workspace / 'private')!r})",
             f"open({str(Path(ip).parent / 'connection.json')!r})",

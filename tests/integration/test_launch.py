@@ -144,8 +144,8 @@ async def test_a_ready_kernel_has_its_host_pid_and_ends_as_killed(
 ) -> None:
     kernel = await launch("ready(); forever()")
     assert running(kernel.pid)
-    assert Path(kernel.connection.ip).parent.is_dir()
-    assert kernel.connection.ip.startswith(f"{runs.path}/k/")
+    assert Path(kernel.sockets.connection.ip).parent.is_dir()
+    assert kernel.sockets.connection.ip.startswith(f"{runs.path}/k/")
     assert kernel.exit is None
     kernel.kill()
     with anyio.fail_after(60):

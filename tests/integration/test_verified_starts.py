@@ -121,7 +121,7 @@ async def test_a_template_whose_kernels_are_not_confined_is_refused(
         assert not is_forked(first)
         assert await run(first, "print(6 * 7)") == "42\n"
         assert words in b.launcher.refusal(ENVIRONMENT)
-        assert first.handle.boundary[0] == "started cold"
+        assert first.handle.report.boundary[0] == "started cold"
     assert any(words in record.message for record in caplog.records if record.levelname == "ERROR")
 
 

@@ -22,6 +22,7 @@ from kernel_mcp.kernels.message_codec import Message
 from kernel_mcp.kernels.run import Run, Sink
 from kernel_mcp.launch.base import KernelEnvironment
 from kernel_mcp.launch.network import Network, NetworkAccess
+from kernel_mcp.launch.process import StartReport
 from kernel_mcp.limits.kernel import KernelLimits
 from kernel_mcp.linux.proc import ExitStatus, Usage
 from kernel_mcp.output.items import Failure, Stream
@@ -46,8 +47,6 @@ class FakeKernel:
 
     attached = False
     place = ""
-    boundary = ("the kernel is a fake",)
-    kind = "cold"
     environment = KernelEnvironment(Path("python"), ())
     policy = Policy(frozenset(), allow_all=True)
 
@@ -58,6 +57,7 @@ class FakeKernel:
         self.stopped = False
         self.rests = 0
         self.handle = self
+        self.report = StartReport(("the kernel is a fake",))
         self.sandbox_group = None
         self.pid = 2**22
         """Above the highest pid of Linux: threads of a real process would count as its own."""

@@ -207,7 +207,7 @@ async def identity(target: TrialKernel) -> list[Check]:
         Check(
             "the kernel is under a system call filter",
             found.status.get("Seccomp") == FILTER_MODE,
-            "; ".join(target.kernel.handle.boundary),
+            "; ".join(target.kernel.handle.report.boundary),
         ),
     ]
 

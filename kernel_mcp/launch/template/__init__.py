@@ -20,7 +20,13 @@ from kernel_mcp.launch.assembly import KernelAssembly
 from kernel_mcp.launch.base import KernelEnvironment, LaunchRequest
 from kernel_mcp.launch.mounts import ALL, as_folder
 from kernel_mcp.launch.network import NetworkAccess
-from kernel_mcp.launch.process import ConfinedProcess, KernelProcess, Launcher
+from kernel_mcp.launch.process import (
+    ConfinedProcess,
+    KernelProcess,
+    KernelSockets,
+    Launcher,
+    StartReport,
+)
 from kernel_mcp.launch.readiness import StderrTail
 from kernel_mcp.launch.template import outer
 from kernel_mcp.launch.template.forked import Forked
@@ -278,17 +284,15 @@ class TemplateLauncher:
                 egress=kernel.access,
                 resources=kernel.of_sandbox.pop_all(),
             )
+            words = "forked from a template that was tried"
             forked = KernelProcess(
-                connection=kernel.connection,
-                boundary=("forked from a template that was tried", *inspected.words),
+                sockets=KernelSockets(kernel.connection, channels, control_socket),
+                report=StartReport((words, *inspected.words), kind="forked"),
                 process=process,
                 limits=kernel.limits,
                 ring=kernel.ring,
                 egress=kernel.access,
                 resources=AsyncExitStack(),
-                channels=channels,
-                control_socket=control_socket,
-                kind="forked",
                 sandbox_group=group if self._checkpoints else None,
             )
             group.join(forked, kernel.of_kernel.pop_all())

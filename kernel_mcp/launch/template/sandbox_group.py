@@ -25,8 +25,10 @@ from kernel_mcp.launch.process import (
     ConfinedProcess,
     Egress,
     KernelProcess,
+    KernelSockets,
     OutputRingReader,
     SandboxProcesses,
+    StartReport,
 )
 from kernel_mcp.launch.readiness import Inspection
 from kernel_mcp.launch.template.forked import LOOK_S, Forked, ResumedProcess
@@ -150,7 +152,7 @@ class ForkedSandboxGroup:
     async def new_checkpoint(self, kernel: KernelProcess) -> Checkpoint:
         """See `SandboxGroup`."""
         await self._cleared()
-        if kernel.control_socket is None or kernel.exit is not None:
+        if kernel.sockets.control is None or kernel.exit is not None:
             raise LaunchError("the kernel takes no checkpoints")
         try:
             namespace, size = namespace_of(kernel.pid), private_bytes(kernel.pid)
@@ -162,7 +164,7 @@ class ForkedSandboxGroup:
         made.size = size
         self._pending.add(made)
         try:
-            made.send_park_socket(kernel.control_socket)
+            made.send_park_socket(kernel.sockets.control)
         except BaseException:
             self.drop(made)
             raise
@@ -271,18 +273,17 @@ class ForkedSandboxGroup:
             inspected = self._inspect(resumed.pid, resumed.pidfd, kin=kin)
             own.callback(inspected.forget)
             self.tail.forget()
+            connection = ConnectionInfo(ip=self._connection.ip, key=resumed.key)
+            boundary = ("forked from a checkpoint of its session", *inspected.words)
             kernel = KernelProcess(
-                connection=ConnectionInfo(ip=self._connection.ip, key=resumed.key),
-                boundary=("forked from a checkpoint of its session", *inspected.words),
+                sockets=KernelSockets(connection, channels, control_socket),
+                report=StartReport(boundary, closed=resumed.closed),
                 process=process,
                 limits=self._limits,
                 ring=ring,
                 egress=self._egress,
                 resources=AsyncExitStack(),
-                channels=channels,
-                control_socket=control_socket,
                 sandbox_group=self,
-                closed=resumed.closed,
             )
             self.join(kernel, own.pop_all())
             return kernel

@@ -158,7 +158,7 @@ async def test_a_stage_that_does_not_confine_is_refused_though_the_one_before_pa
             assert not await b.launcher.ready(library.environment)
         assert "system call filters" in b.launcher.refusal(library.environment)
         cold = await b.kernel(environment=library.environment)
-        assert cold.handle.boundary[0] == "started cold"
+        assert cold.handle.report.boundary[0] == "started cold"
         assert await run(confined, "print(1)") == "1\n"
 
 

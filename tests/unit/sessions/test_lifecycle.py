@@ -16,6 +16,7 @@ from kernel_mcp.errors import KernelGone, LaunchError, UndoError
 from kernel_mcp.kernels.factory import KernelRequest
 from kernel_mcp.kernels.kernel import Kernel
 from kernel_mcp.launch.checkpoint import Checkpoint
+from kernel_mcp.launch.process import StartReport
 from kernel_mcp.sessions.audit import Journal
 from kernel_mcp.sessions.checkpoints import Checkpoints
 from kernel_mcp.sessions.hibernation import HibernatedState
@@ -50,7 +51,7 @@ class CopiedKernel(FakeKernel):
         self.folder = ""
         self.handle = SimpleNamespace(  # type: ignore[assignment]
             pid=1,
-            kind="forked",
+            report=StartReport((), kind="forked"),
             egress=self.egress,
             sandbox_group=group or SimpleNamespace(drop=self.dropped.append, clear=_nothing),
         )
