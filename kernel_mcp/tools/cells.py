@@ -57,6 +57,7 @@ from kernel_mcp.tools import (
 from kernel_mcp.tools.closing import next_step
 from kernel_mcp.tools.hints import ENDS, READS, REPEATS, RUNS, RUNS_SCRIPTS
 from kernel_mcp.tools.models import DiagnosticModel, ImportModel, SyntaxReport
+from kernel_mcp.tools.own_limits import own_limits, own_timeout
 from kernel_mcp.tools.resources import cell_of
 from kernel_mcp.tools.results import (
     CELL_KEY,
@@ -68,7 +69,7 @@ from kernel_mcp.tools.results import (
     say,
     with_notices,
 )
-from kernel_mcp.tools.sessions import open_session, own_limits, own_timeout
+from kernel_mcp.tools.sessions import open_session
 
 NumberArg = Annotated[Whole, Field(description="Number of a cell; 0 for the running one")]
 MAX_CODE_CHARS = 1_000_000
