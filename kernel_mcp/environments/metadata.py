@@ -277,7 +277,7 @@ def note_file(root: Path) -> Path:
 
 
 def noted_modules(root: Path) -> Mapping[str, Iterable[str]] | None:
-    """Return the modules by package from the note; None without a usable note."""
+    """Return the modules by package that the note of an environment lists; None if unreadable."""
     try:
         content = json.loads(note_file(root).read_text(encoding="utf-8"))
         modules = content["modules"]

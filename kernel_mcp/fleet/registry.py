@@ -58,7 +58,7 @@ class Registry:
         return done, self._members.others(member.name)
 
     async def use(self, name: str, uses: Mapping[str, Mapping[str, int]]) -> None:
-        """See `Members`."""
+        """Record what a node's principals use, by `Members.use`."""
         self._members.use(name, uses)
 
     async def claim(self, name: str, principal: str, kind: str, own: int, most: int) -> bool:

@@ -160,7 +160,7 @@ def find_hierarchies(process: Path = Path("/proc/self")) -> tuple[Hierarchy, ...
 
 
 def is_group(folder: Path, process: Path = Path("/proc/self")) -> bool:
-    """Return True if a folder is a control group: in a mounted tree, by a path without symlinks."""
+    """Return True if a folder is a control group of a mounted tree, and its path has no symlink."""
     try:
         mounts = (process / "mountinfo").read_text()
         device = folder.lstat().st_dev

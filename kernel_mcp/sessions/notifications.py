@@ -255,8 +255,8 @@ class NotificationQueue:
         """Return the losses that the answer to a cell which begins now must report.
 
         `since` is the number of the last notice when the cell was submitted. All later losses are
-        included. Earlier ones are included if no cell has run since and the cell that caused them
-        has not reported them.
+        included. Earlier ones are included too, unless a cell has begun since or the answer of the
+        cell that caused them has reported them.
         """
         first = min(since, max(self._taken, self._settled))
         self._taken = self.number

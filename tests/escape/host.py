@@ -206,8 +206,15 @@ def _own_address() -> str:
     return address
 
 
+def refuse_unconfined(sandbox: Sandbox) -> None:
+    """Exit if a sandbox enforces nothing: the attacks would do their harm to this machine."""
+    if not sandbox.report().enforced:
+        sys.exit(f"{sandbox.name} confines nothing: the attacks would hit this machine")
+
+
 def main(backend: str = "auto", form: str = "table") -> None:
-    """Print the outcomes under a backend."""
+    """Print the outcomes under a backend. Exits for one that confines nothing: see `refuse`."""
+    refuse_unconfined(select_sandbox(backend))
     outcomes = run_attacks(backend, [attack.name for attack in ATTACKS])
     if form == "json":
         json.dump(outcomes, sys.stdout)
