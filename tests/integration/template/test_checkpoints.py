@@ -180,7 +180,10 @@ line = next(ends())[1]
 """
 HOSTILE = {
     "never parks": "[os.close(number) for number, s in ends()]",
-    "has nobody fork": "os.fork = lambda: 1 / 0",
+    "has nobody fork": (
+        "from kernel_specs.restricted.checkpoints import suspended\n"
+        "suspended.os.fork = lambda: 1 / 0"
+    ),
     "parks itself": (
         "from kernel_specs.restricted.checkpoints import suspended\n"
         "def lie():\n"
