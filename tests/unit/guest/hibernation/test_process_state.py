@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 from IPython.core.interactiveshell import InteractiveShell
 
-from kernel_specs.restricted.hibernation import process_state
+from kernel_specs.restricted.hibernation import settings
 from kernel_specs.restricted.hibernation.process_state import NAME, ProcessState
 
 LAYER = "/packages/session"
@@ -183,7 +183,7 @@ def test_one_that_cannot_be_read_or_is_not_known_fails_alone(tmp_path: Path) -> 
 def ipython(monkeypatch: pytest.MonkeyPatch) -> Any:
     """A shell, whose settings are those of IPython."""
     shell: Any = InteractiveShell()  # type: ignore[no-untyped-call]
-    monkeypatch.setattr(process_state, "get_ipython", lambda: shell)
+    monkeypatch.setattr(settings, "get_ipython", lambda: shell)
     return shell
 
 
@@ -254,7 +254,7 @@ def test_settings_of_ipython_are_written_as_they_were(
     ipython.display_formatter.formatters["text/html"].for_type(int, mine)
     saved = changes(state)
     other: Any = InteractiveShell()  # type: ignore[no-untyped-call]
-    monkeypatch.setattr(process_state, "get_ipython", lambda: other)
+    monkeypatch.setattr(settings, "get_ipython", lambda: other)
     write(state, saved)
     formatters = other.display_formatter.formatters
     assert formatters["text/plain"].float_format == "%.3f"
