@@ -388,7 +388,7 @@ async def test_where_memory_is_short_the_checkpoint_goes_and_not_the_cell() -> N
 async def test_without_templates_it_is_said_that_there_are_none() -> None:
     async with serving("--allow", "*", "--warm", "0", "--no-template") as agent:
         await agent.run(f"x = 5\n{AT_WORK}")
-        none = "there are no checkpoints: this kernel was not forked"
+        none = "there are no checkpoints of this kernel: it was not forked from a template"
         assert none in (await agent.call("info")).data["checkpoints"]
         asked = await agent.run("1", checkpoint=True)
         assert f"No checkpoint was made before this cell: {none}" in told(asked)

@@ -202,15 +202,15 @@ async def examine(
             wanted = settings.checkpoints != "off"
             forks = sandbox.forks and not settings.no_template
             if forks:
-                folder = runs.path / "f"
+                forks_in = runs.path / "f"
                 again = (Trial(CHECKPOINTS, coming_back),) if wanted else ()
                 forking = TemplateLauncher(
                     assembly,
                     cold=_ForkedOnly(),
-                    shared=(folder,),
+                    shared=(forks_in,),
                     checkpoints=wanted,
                 )
-                forked = runner(forking, folder, trials=(*trials, *again))
+                forked = runner(forking, forks_in, trials=(*trials, *again))
                 parts.append(partial(_through_template, forking, environment, forked))
             orphan = partial(killed_server, name, environment, folder, options)
             parts.append(partial(anyio.to_thread.run_sync, orphan))
