@@ -131,7 +131,7 @@ SAID = {
     "Video('https://example.org/x.mp4')": "video https://example.org/x.mp4",
     "GeoJSON({'type': 'Point'})": '{"type": "Point"}',
     "JSON({'a': 1})": '{"a": 1}',
-    "Javascript('alert(1)')": "alert(1)",
+    "Javascript('alert(1)')": "[JavaScript, 8 characters, which is not run here]",
     "Markdown('# T')": "# T",
     "Math('x')": "x",
     "Code('def f(): pass', language='python')": "def f(): pass",
