@@ -9,7 +9,7 @@ from typing import Annotated, TypeVar
 from mcp_types import CallToolResult, TextContent
 from pydantic import BaseModel, Field
 
-from kernel_mcp.output.text import one_line, weight
+from kernel_mcp.output.text import escaped, one_line, weight
 from kernel_mcp.tools import Whole
 
 MatchArg = Annotated[str, Field(description="Only names like this, such as df* or *.csv")]
@@ -51,7 +51,8 @@ def more(omitted: int, after: int) -> str:
 
 def told(lines: Sequence[str], result: BaseModel, note: str) -> CallToolResult:
     """Return an answer with a table as text, and `result` as its structured part."""
-    text = "\n".join([*(one_line(each, 2000) for each in lines), *([note] if note else [])])
+    rows = (escaped(one_line(each, 2000)) for each in lines)
+    text = "\n".join([*rows, *([note] if note else [])])
     return CallToolResult(
         content=[TextContent(text=text or "(none)")],
         structured_content=result.model_dump(mode="json", exclude_none=True),
