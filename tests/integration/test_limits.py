@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import select
+import signal
 import subprocess
 import sys
 import uuid
@@ -325,7 +326,7 @@ def test_groups_of_a_killed_server_go_with_the_next_one(
     may_have_groups: None, tmp_path: Path
 ) -> None:
     killed = """
-import os, signal, subprocess, sys
+import subprocess, sys
 from pathlib import Path
 from kernel_mcp.limits.manager import ResourceManager
 from kernel_mcp.config.settings import Limits
@@ -335,14 +336,18 @@ argv = [*limits.group.entry(), "/bin/sh", "-c", "echo; exec sleep 600"]
 with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as child:
     child.stdout.readline()
     print(child.pid, flush=True)
-    os.kill(os.getpid(), signal.SIGKILL)
+    sys.stdin.read()
 """
     (tmp_path / "s-1").mkdir()
     argv = [sys.executable, "-c", killed, str(tmp_path / "s-1")]
-    done = subprocess.run(argv, stdout=subprocess.PIPE, text=True, check=False)
-    assert done.returncode == -9
-    left = os.pidfd_open(int(done.stdout))
-    assert "kernel-mcp-" in Path(f"/proc/{int(done.stdout)}/cgroup").read_text()
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdout is not None
+        pid = int(server.stdout.readline())
+        # Before the kill: any server that starts after it may be the next one.
+        left = os.pidfd_open(pid)
+        assert "kernel-mcp-" in Path(f"/proc/{pid}/cgroup").read_text()
+        server.kill()
+        assert server.wait() == -signal.SIGKILL
     (tmp_path / "s-2").mkdir()
     ResourceManager.create(tmp_path / "s-2").close()
     assert select.select([left], [], [], 10)[0] == [left]
