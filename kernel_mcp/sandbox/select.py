@@ -212,6 +212,11 @@ def _of_extension(name: str) -> Callable[[], Sandbox]:
         found: Sandbox = detect()
         if not hasattr(found, "report"):
             raise ConfigError(f"the sandbox {name!r} is of {type(found).__name__}, not a sandbox")
+        if not found.report().enforced:
+            raise SandboxUnavailable(
+                f"the sandbox {name!r} enforces nothing, as its report() says. If code may run "
+                "with all rights of the server's user, use --sandbox none."
+            )
         return found
 
     return checked

@@ -22,6 +22,7 @@ logging = tests.contracts.logging_sandbox:LoggingSandbox.detect
 broken = tests.contracts.logging_sandbox:NoSuchThing
 number = builtins:int
 exits = sys:exit
+open = kernel_mcp.sandbox.select:NoSandbox
 
 [kernel_mcp.tools]
 words = tests.contracts.word_tools:register
@@ -83,6 +84,7 @@ def test_nothing_is_used_that_no_flag_names(beside: dict[str, str]) -> None:
         (("--tools", "core,broken"), "'broken' of words-and-logs cannot be loaded"),
         (("--sandbox", "number"), "the sandbox 'number' is of int, not a sandbox"),
         (("--sandbox", "exits"), "'exits' of words-and-logs fails: SystemExit"),
+        (("--sandbox", "open"), "the sandbox 'open' enforces nothing"),
         (("--tools", "core,no_function"), "it is int, not a function or class"),
         (("--tools", "core,ends"), "'ends' of words-and-logs cannot be loaded"),
         (("--tools", "core,wrods"), "--tools core,wrods: expected core, packages, files"),
