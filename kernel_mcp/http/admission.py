@@ -44,27 +44,16 @@ class Admission:
             return Principal(scopes=OPERATOR, doors=())
         scheme, _, token = authorization.partition(" ")
         if scheme.lower() != "bearer" or not token.strip():
-            raise RequestRefused(
-                401, "unauthenticated", _NO_TOKEN, {"www-authenticate": self._challenge("", needed)}
-            )
+            raise self._refused(401, INVALID_TOKEN, _NO_TOKEN, needed, told=False)
         try:
             who = await self.verifier.verify(token.strip())
         except Unauthenticated as error:
-            challenge = self._challenge("invalid_token", needed)
-            raise RequestRefused(
-                401, "unauthenticated", str(error), {"www-authenticate": challenge}
-            ) from None
+            raise self._refused(401, INVALID_TOKEN, str(error), needed) from None
         except KernelMcpError as error:
             raise RequestRefused(503, "verifier", str(error), {"retry-after": "10"}) from None
         if needed not in who.scopes:
-            challenge = self._challenge("insufficient_scope", needed)
-            raise RequestRefused(
-                403,
-                "forbidden",
-                f"This token lacks the scope {needed}. Ask for one that has it.",
-                {"www-authenticate": challenge},
-                who.name,
-            )
+            text = f"This token lacks the scope {needed}. Ask for one that has it."
+            raise self._refused(403, INSUFFICIENT_SCOPE, text, needed, who.name)
         return who
 
     def require_scopes(self, who: Principal, authorization: str, body: bytes) -> None:
@@ -77,27 +66,33 @@ class Admission:
             return
         if authorization.partition(" ")[2].strip().startswith(TOKEN_PREFIX):
             return
-        raise RequestRefused(
-            403,
-            "forbidden",
-            f"This token lacks the scope {INSTALL}, which `install` takes.",
-            {"www-authenticate": self._challenge("insufficient_scope", f"{RUN} {INSTALL}")},
-            who.name,
-        )
+        text = f"This token lacks the scope {INSTALL}, which `install` takes."
+        raise self._refused(403, INSUFFICIENT_SCOPE, text, f"{RUN} {INSTALL}", who.name)
 
-    def _challenge(self, error: str, scope: str) -> str:
-        parts = ['realm="kernel-mcp"']
-        if error:
-            parts.append(f'error="{error}"')
-        if self.metadata is not None and scope == RUN and error != "insufficient_scope":
+    def _refused(
+        self, status: int, code: str, text: str, scope: str, principal: str = "", told: bool = True
+    ) -> RequestRefused:
+        """Return a refusal whose challenge and body have the error `code` of RFC 6750.
+
+        The challenge has none unless `told`: a request without a token gets none (section 3.1).
+        """
+        fields = {"realm": "kernel-mcp"}
+        if told:
+            fields["error"] = code
+        if self.metadata is not None and scope == RUN and code != INSUFFICIENT_SCOPE:
             # clients register for the scopes of the first challenge, so it lists all of them
             scope = " ".join(SCOPES)
-        parts.append(f'scope="{scope}"')
+        fields["scope"] = scope
         if self.metadata is not None:
-            parts.append(f'resource_metadata="{self._metadata_url}"')
-        return "Bearer " + ", ".join(parts)
+            fields["resource_metadata"] = self._metadata_url
+        challenge = "Bearer " + ", ".join(f'{name}="{value}"' for name, value in fields.items())
+        reason = "unauthenticated" if status == 401 else "forbidden"
+        return RequestRefused(
+            status, reason, text, {"www-authenticate": challenge}, principal, code
+        )
 
 
+INVALID_TOKEN, INSUFFICIENT_SCOPE = "invalid_token", "insufficient_scope"
 _NO_TOKEN = (
     "A token is missing: send `Authorization: Bearer TOKEN`. `kernel-mcp token add NAME` makes one."
 )

@@ -69,10 +69,10 @@ class BufferedBytes:
         self._bytes = 0
 
 
-_ANSWER = b'data: {"jsonrpc":"2.0","id":'
+ANSWER = b'data: {"jsonrpc":"2.0","id":'
 """Beginning of an event that is a JSON-RPC response: only the end of the stream follows it."""
 MOST_FIELDS = 200
-"""Bytes searched for `_ANSWER` at the start of an event: other SSE fields may precede the data."""
+"""Bytes searched for `ANSWER` at the start of an event: other SSE fields may precede the data."""
 
 
 class TrafficMeter:
@@ -107,7 +107,7 @@ class TrafficMeter:
                 return
             body = message.get("body", b"")
             self.sent += len(body)
-            if self.at_end is not None and _ANSWER in body[:MOST_FIELDS]:
+            if self.at_end is not None and ANSWER in body[:MOST_FIELDS]:
                 # send the end of the body with it: a client that closes with unread data resets
                 message = {**message, "more_body": False}
             self._ended = not message.get("more_body", False)

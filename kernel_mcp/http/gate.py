@@ -53,7 +53,11 @@ LATELY_S = 60.0
 OPEN_PATHS = frozenset({"/healthz", "/readyz"})
 MCP = "/mcp"
 METRICS_PATH = "/metrics"
-_METADATA = "/.well-known/oauth-protected-resource"
+NOTHING = f"There is nothing here. MCP is served at {MCP}."
+_WELL_KNOWN = "/.well-known/"
+_METADATA = f"{_WELL_KNOWN}oauth-protected-resource"
+_WITHOUT_SLASH = {f"{MCP}/": MCP, "/sse/": "/sse"}
+"""Paths that are served as another, without a redirect, which would lose or leak the token."""
 
 
 class GateObserver(Protocol):
@@ -193,10 +197,12 @@ class Gate:
             if refused.status in (408, 413, 503):  # the rest of the request is not read
                 headers["connection"] = "close"
             await skip_body(scope["headers"], meter)
-            await respond(send, refused.status, str(refused), headers)
+            await respond_json(send, refused.status, refused.body, headers)
 
     async def _pass(self, scope: Scope, meter: TrafficMeter, send: Send, peer: str) -> None:
         path, method = scope["path"], scope["method"]
+        if path in _WITHOUT_SLASH:
+            path = scope["path"] = _WITHOUT_SLASH[path]
         headers = _needed(scope["headers"])
         if path in OPEN_PATHS:
             await self._app(scope, meter.receive, send)
@@ -210,6 +216,11 @@ class Gate:
         if metadata is not None and path in (_METADATA, _METADATA + MCP):
             await respond_json(send, 200, metadata)
             return
+        if path.startswith(_WELL_KNOWN):  # clients look here for an issuer before they have a token
+            await respond(send, 404, NOTHING, {})
+            return
+        if method == "OPTIONS":
+            raise RequestRefused(405, "origin", _NO_PAGES, {"allow": "GET, POST, PUT, DELETE"})
         if self.draining:
             raise RequestRefused(503, "draining", _STOPPING, {"retry-after": "5"})
         state = state_of(scope)
@@ -406,6 +417,10 @@ _OTHERS_CALL = (
 _NOT_HERE = (
     "This server is not known by the host that the request names. Behind a proxy it takes "
     "--public-url."
+)
+_NO_PAGES = (
+    "Pages in a browser may not call this server: it answers no preflight and sends no CORS "
+    "headers (docs/http.md)."
 )
 _STOPPING = "The server is stopping. Call again when it is back."
 _GIVEN_UP = (

@@ -13,6 +13,7 @@ class RequestRefused(Exception):
     """A request is refused with an HTTP status; the message is for the client.
 
     reason  a short label for meters and the audit trail; see `gate.GateObserver.refused`
+    code    the error code of RFC 6750 that the body names; empty for refusals of other kinds
     """
 
     def __init__(
@@ -22,6 +23,7 @@ class RequestRefused(Exception):
         text: str,
         headers: Mapping[str, str] | None = None,
         principal: str = "",
+        code: str = "",
     ) -> None:
         """`principal` names the principal if the request's state does not have it yet."""
         super().__init__(text)
@@ -29,6 +31,14 @@ class RequestRefused(Exception):
         self.reason = reason
         self.headers = dict(headers or {})
         self.principal = principal
+        self.code = code
+
+    @property
+    def body(self) -> dict[str, str]:
+        """The JSON object of the response."""
+        if self.code:
+            return {"error": self.code, "error_description": str(self)}
+        return {"error": str(self)}
 
 
 async def respond(send: Send, status: int, text: str, headers: Mapping[str, str]) -> None:

@@ -22,7 +22,7 @@ from starlette.routing import BaseRoute, Route
 from kernel_mcp.config.settings import Settings
 from kernel_mcp.errors import ConfigError
 from kernel_mcp.http.connections import CHECK_S, SILENT_S, Connections, HttpProtocol
-from kernel_mcp.http.gate import MCP, Gate
+from kernel_mcp.http.gate import MCP, NOTHING, Gate
 
 logger = logging.getLogger(__name__)
 
@@ -58,10 +58,12 @@ def application(routes: Sequence[BaseRoute], mcp: Any, old: Any = None) -> Starl
         assert isinstance(error, HTTPException)
         text = error.detail
         if error.status_code == 404:
-            text = f"There is nothing here. MCP is served at {MCP}."
+            text = NOTHING
         return JSONResponse({"error": text}, error.status_code, error.headers)
 
-    return Starlette(routes=[*found, *routes], exception_handlers={HTTPException: explain})
+    served = Starlette(routes=[*found, *routes], exception_handlers={HTTPException: explain})
+    served.router.redirect_slashes = False  # behind TLS it would redirect to plain http
+    return served
 
 
 class _AnyMethod:

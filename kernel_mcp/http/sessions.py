@@ -27,6 +27,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from kernel_mcp.barriers import Barrier
+from kernel_mcp.http.accept import acceptable
 from kernel_mcp.http.bodies import MOST_BODY
 from kernel_mcp.http.callers import SESSION_HEADER
 from kernel_mcp.http.connections import state_of
@@ -87,6 +88,7 @@ class McpSessions(StreamableHTTPSessionManager):
         if scope["method"] == "GET":  # events have no ids: begin a new stream
             kept = [each for each in scope["headers"] if each[0] != _LAST_EVENT]
             scope = {**scope, "headers": kept}
+        scope, send = acceptable(scope, send)
         await self.handle_request(scope, receive, send)
 
     def _is_of(self, session: str, user: object) -> bool:

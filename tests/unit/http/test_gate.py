@@ -129,13 +129,66 @@ async def test_the_scheme_of_a_token_may_have_any_case() -> None:
     assert (await ask(gate, headers={"authorization": "bEARER anna"})).status == 200
 
 
+@pytest.mark.parametrize(("given", "told"), [("", False), ("Bearer wrong", True)])
+async def test_a_refused_token_has_the_body_of_rfc_6750(given: str, told: bool) -> None:
+    gate, _ = made(Doorbell())
+    answer = await ask(gate, headers={"authorization": given} if given else {})
+    assert set(answer.json) == {"error", "error_description"}
+    assert answer.json["error"] == "invalid_token"
+    assert ('error="invalid_token"' in answer.headers["www-authenticate"]) is told
+
+
+@pytest.mark.parametrize("issuer", [False, True])
+@pytest.mark.parametrize("path", ["oauth-authorization-server", "openid-configuration/mcp", "x"])
+async def test_addresses_where_clients_look_for_an_issuer_need_no_token(
+    path: str, issuer: bool
+) -> None:
+    gate, behind = made(admission=Admission(Doorbell(), {} if issuer else None, ""))
+    assert (await ask(gate, "GET", f"/.well-known/{path}")).status == 404
+    assert behind.reached == 0
+
+
+async def test_without_an_issuer_there_is_no_metadata() -> None:
+    gate, _ = made(Doorbell())
+    for suffix in ("", "/mcp"):
+        answer = await ask(gate, "GET", f"/.well-known/oauth-protected-resource{suffix}")
+        assert answer.status == 404
+
+
+async def test_a_preflight_is_refused_and_no_answer_lets_a_page_read_it() -> None:
+    gate, behind = made(Doorbell())
+    page = {"origin": "http://localhost:6274", "access-control-request-method": "POST"}
+    refused = await ask(gate, "OPTIONS", headers=page)
+    assert refused.status == 405
+    assert "CORS" in refused.json["error"]
+    assert behind.reached == 0
+    for answer in (refused, await ask(gate, headers={**ANNA, **page})):
+        assert not [name for name in answer.headers if name.startswith("access-control")]
+
+
+@pytest.mark.parametrize(("path", "served"), [("/mcp/", "/mcp"), ("/sse/", "/sse")])
+async def test_a_slash_at_the_end_is_no_other_address(path: str, served: str) -> None:
+    gate, _ = made(Doorbell())
+    seen: list[str] = []
+
+    async def behind(scope: Scope, receive: Receive, send: Send) -> None:
+        seen.append(scope["path"])
+        await respond_json(send, 200, {})
+
+    gate._app = behind
+    assert (await ask(gate, path=path)).status == 401
+    assert (await ask(gate, path=path, headers=ANNA)).status == 200
+    assert seen == [served]
+
+
 async def test_a_token_without_the_scope_is_told_which_one_it_lacks() -> None:
     bell = Doorbell()
     gate, behind = made(bell)
     answer = await ask(gate, headers={"authorization": "Bearer eve"})
     assert answer.status == 403
     assert 'error="insufficient_scope", scope="kernel:run"' in answer.headers["www-authenticate"]
-    assert RUN in answer.json["error"]
+    assert answer.json["error"] == "insufficient_scope"
+    assert RUN in answer.json["error_description"]
     assert behind.reached == 0
     assert bell.refusals == [("forbidden", PEER, "eve")]
 
