@@ -8,17 +8,20 @@ from __future__ import annotations
 
 import re
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 import anyio
-from mcp_types import ResourceTemplate
+from mcp_types import CallToolResult, ResourceTemplate
 from mcp_types import Tool as Definition
 
 from kernel_mcp.config.options import Option
 from kernel_mcp.config.settings import OPTIONS
+from kernel_mcp.telemetry import Meters
+from kernel_mcp.tools import Toolbox
+from kernel_mcp.tools.topics import register
 from tests import proof
 from tests.unit.tools.served import served
 
@@ -52,25 +55,38 @@ def _flag(option: Option) -> str:
     return f"| `{flag}` | {default} | {option.help} |\n"
 
 
-async def definitions() -> tuple[list[Definition], list[ResourceTemplate]]:
-    """Return the tools and resource templates that a client of the default server is shown."""
+async def definitions() -> tuple[list[Definition], dict[str, Schema], list[ResourceTemplate]]:
+    """Return the tools and resource templates that a client of the default server is shown.
+
+    Between them are the schemas of structured results by tool, which no client is shown.
+    """
     with tempfile.TemporaryDirectory() as folder:
         async with served(Path(folder)) as server:
             client = server.agent.client
             tools = (await client.list_tools()).tools
-            return tools, (await client.list_resource_templates()).resource_templates
+            box = Toolbox(server.manager, Meters(), server.services.settings)
+            register(box, server.services)
+            results = {each.name: _result(each.fn) for each in box.tools}
+            return tools, results, (await client.list_resource_templates()).resource_templates
 
 
-def tool(definition: Definition) -> str:
+def _result(function: Callable[..., Any]) -> Schema:
+    """Return the schema of the model that a tool returns; empty for content alone."""
+    returned = get_type_hints(function, include_extras=True)["return"]
+    model = get_args(returned)[-1] if get_origin(returned) is Annotated else returned
+    return {} if model is CallToolResult else model.model_json_schema()
+
+
+def tool(definition: Definition, result: Schema) -> str:
     """Return the section of a tool: its description, arguments and result."""
     parts = [f"### {definition.name}\n", f"{definition.description}\n", _hints(definition)]
     rows = list(_arguments(definition.input_schema))
     if rows:
         head = ["| argument | type | default | |", "|---|---|---|---|"]
         parts.append("\n".join([*head, *rows]) + "\n")
-    if definition.output_schema is not None:
+    if result:
         head = ["| result | type | |", "|---|---|---|"]
-        found = _fields(definition.output_schema, definition.output_schema.get("$defs", {}))
+        found = _fields(result, result.get("$defs", {}))
         parts.append("\n".join([*head, *found]) + "\n")
     return "\n".join(parts) + "\n"
 
@@ -126,10 +142,10 @@ def resources(templates: list[ResourceTemplate]) -> str:
 
 async def parts() -> dict[str, str]:
     """Return the text of every generated part by its name."""
-    tools, templates = await definitions()
+    tools, results, templates = await definitions()
     return {
         "flags": flags(),
-        "tools": "".join(map(tool, tools)),
+        "tools": "".join(tool(each, results[each.name]) for each in tools),
         "resources": resources(templates),
         "proof": proof.tables(proof.loaded()),
     }

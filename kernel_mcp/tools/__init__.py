@@ -48,32 +48,33 @@ P = ParamSpec("P")
 AnyContext: TypeAlias = Call
 """Type of the parameter `ctx` of tools, by which they are given their call."""
 
-SessionArg = Annotated[str, Field(description="Handle or name, if not the default")]
-CodeArg = Annotated[str, Field(description="Python code, as in a notebook cell")]
-PathArg = Annotated[str, Field(description="Path in the workspace")]
+SessionArg: TypeAlias = str
+"""Handle or name of a session; empty for the default one."""
+PathArg: TypeAlias = str
+"""Path of a file in the workspace or a mounted folder."""
 TimeoutArg = Annotated[
     float | None,
     BeforeValidator(duration),
     WithJsonSchema({"type": "number"}),
-    Field(description="Hard limit of the cell in seconds"),
+    Field(description="Seconds until it is stopped"),
 ]
 LimitArg = Annotated[
     float | None,
     BeforeValidator(duration),
     WithJsonSchema({"type": "string"}),
-    Field(description="Hard limit of a cell, such as 30s"),
+    Field(description="Of a cell, such as 30s"),
 ]
 MemoryArg = Annotated[
     int | None,
     BeforeValidator(memory),
     WithJsonSchema({"type": "string"}),
-    Field(description="Memory, such as 512M or 2G"),
+    Field(description="Such as 2G"),
 ]
 CpuArg = Annotated[
     Share | None,
     BeforeValidator(share),
     WithJsonSchema({"type": "string"}),
-    Field(description="Processors, such as 1.5, or their time for a cell, such as 30s"),
+    Field(description="Processors (1.5), or their time (30s)"),
 ]
 NetworkArg = Annotated[
     list[str] | None,
@@ -91,12 +92,11 @@ def _version(given: object) -> object:
 
 
 Version = Annotated[str, BeforeValidator(_version), WithJsonSchema({"type": "string"})]
-PythonArg = Annotated[Version, Field(description="Python version, such as 3.12")]
+PythonArg = Annotated[Version, Field(description="Such as 3.12")]
 WaitArg = Annotated[
     float,
     BeforeValidator(limit_duration),
     WithJsonSchema({"type": "number"}),
-    Field(description="Seconds to wait before answering `running`"),
 ]
 
 
@@ -165,37 +165,36 @@ class Toolbox:
         title: str,
         *,
         meta: dict[str, Any] | None = None,
-        structured_output: bool | None = None,
         computes: bool = False,
     ) -> Callable[[Callable[P, Awaitable[BaseModel]]], None]:
         """Return a decorator that adds a function as a tool, described by its docstring.
 
-        `title` is shown to people. A tool that `computes` uses the server's own processor time:
+        `title` is shown to people. No schema of results is published: clients show the same
+        without one. A tool that `computes` uses the server's own processor time:
         such calls of one principal take turns.
         """
 
         def add(function: Callable[P, Awaitable[BaseModel]]) -> None:
             made = CheckedTool.from_function(
                 self._finished(function, computes=computes),
-                title=title,
-                description=inspect.getdoc(function),
+                description=" ".join((inspect.getdoc(function) or "").split()),
                 context_kwarg="ctx",
                 annotations=hints(effect, title, self._settings),
                 meta=meta,
-                structured_output=structured_output,
+                structured_output=False,
             )
             self.tools.append(made.model_copy(update={"finish": self._not_called}))
 
         return add
 
-    def _not_called(self, result: CallToolResult, ctx: AnyContext, handle: str) -> BaseModel:
+    def _not_called(self, result: CallToolResult, ctx: AnyContext, handle: str) -> CallToolResult:
         """Complete the answer of a call whose arguments were refused."""
         session = self._manager.directory.find(ctx.caller, handle)
         return finished(result, session, ctx.caller.response, about=False)
 
     def _finished(
         self, tool: Callable[P, Awaitable[BaseModel]], *, computes: bool
-    ) -> Callable[P, Awaitable[BaseModel]]:
+    ) -> Callable[P, Awaitable[CallToolResult]]:
         """Wrap a tool, so that its answers are complete and its errors become answers.
 
         KernelMcpErrors keep their text, others are logged and explained.
@@ -203,7 +202,7 @@ class Toolbox:
         about = "session" in inspect.signature(tool).parameters
 
         @functools.wraps(tool)
-        async def call(*args: P.args, **kwargs: P.kwargs) -> BaseModel:
+        async def call(*args: P.args, **kwargs: P.kwargs) -> CallToolResult:
             ctx, handle = cast(AnyContext, kwargs["ctx"]), str(kwargs.get("session", ""))
             caller = ctx.caller
             began = time.perf_counter()
@@ -214,7 +213,7 @@ class Toolbox:
                         limiter = self._manager.principals.call_limiter(caller.principal)
                         await stack.enter_async_context(limiter)
                     with OriginContext(origin):
-                        result = await tool(*args, **kwargs)
+                        result: BaseModel = await tool(*args, **kwargs)
             except KernelMcpError as error:
                 if _bounded(error):
                     self._meters.refusal("quota")

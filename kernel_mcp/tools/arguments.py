@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 from mcp.server.mcpserver.exceptions import ToolError, UnexpectedToolError
 from mcp.server.mcpserver.tools import Tool
 from mcp_types import CallToolResult
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import Field, ValidationError
 from pydantic_core import ErrorDetails
 
 from kernel_mcp.config.values import close_to
@@ -77,7 +77,7 @@ def share(given: object) -> Share:
     return Share(cpus=cpus)
 
 
-Finish: TypeAlias = Callable[[CallToolResult, Call, str], BaseModel]
+Finish: TypeAlias = Callable[[CallToolResult, Call, str], CallToolResult]
 """Adds pending notices to an answer; takes the answer, the call, and the session it named."""
 
 
@@ -90,11 +90,9 @@ class CheckedTool(Tool):
     finish: Finish = Field(default=lambda result, _context, _session: result, exclude=True)
 
     def model_post_init(self, context: Any, /) -> None:
-        """Remove the titles from both schemas, and forbid further arguments."""
+        """Shorten the schema: models read it with every request."""
         super().model_post_init(context)
-        self.parameters = {**plain_schema(self.parameters), "additionalProperties": False}
-        if (output := self.fn_metadata.output_schema) is not None:
-            self.fn_metadata.output_schema = plain_schema(output)
+        self.parameters = plain_schema(self.parameters)
 
     async def run(
         self, arguments: dict[str, Any], context: Any, convert_result: bool = False
@@ -228,13 +226,18 @@ def complaint(
     takes: Mapping[str, Any] = schema["properties"]
     missing = [str(error["loc"][0]) for error in errors if error["type"] == "missing"]
     told = []
+
+    def about(name: str, form: str) -> str:
+        words = takes[name].get("description")
+        return form.format(words) if words else ""
+
     for name in unknown[:MOST_LINES]:
         meant = nearest(name, takes) or _also(name, takes) or next(iter(missing), "")
         if meant in missing:
             missing.remove(meant)
-        hint = f"; did you mean `{meant}` ({takes[meant]['description']})?" if meant else "."
+        hint = f"; did you mean `{meant}`{about(meant, ' ({})')}?" if meant else "."
         told.append(f"{tool} has no argument `{_cut(name)}`{hint}")
-    told += [f"{tool} needs `{name}`: {takes[name]['description']}." for name in missing]
+    told += [f"{tool} needs `{name}`{about(name, ': {}')}." for name in missing]
     wrong = {_place(error["loc"]): error for error in errors if error["type"] != "missing"}
     told += [_fault(place, schema, error) for place, error in islice(wrong.items(), MOST_LINES)]
     more = len(unknown) + len(missing) + len(wrong) - MOST_LINES

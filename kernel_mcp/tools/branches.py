@@ -25,12 +25,11 @@ def register(box: Toolbox, services: ToolContext) -> None:
     async def undo(
         ctx: AnyContext,
         session: SessionArg = "",
-        cells: Annotated[Whole, Field(description="How many of the last cells to take back")] = 1,
+        cells: Whole = 1,
     ) -> Undone:
-        """Take back the last cells: variables are as before them, from a checkpoint.
+        """Take back the last cells: variables are as at a checkpoint before them, files stay.
 
-        Nothing is run again, and files stay. Where no checkpoint lies just before them more cells
-        are gone, which the answer lists; where none lies before them at all, nothing is done.
+        The answer lists the cells that are gone; there may be more.
         """
         if cells < 1:
             raise InputError(f"cells={cells} is not usable: pass 1 or more.")
@@ -50,12 +49,11 @@ def register(box: Toolbox, services: ToolContext) -> None:
     async def branch(
         ctx: AnyContext,
         session: SessionArg = "",
-        n: Annotated[Whole, Field(description="How many, at most 16 at a time")] = 2,
+        n: Whole = 2,
     ) -> Branched:
-        """Go on from this moment in several sessions, each with its own copy of all variables.
+        """Go on from here in `n` sessions with copies of all variables; then adopt one.
 
-        Pass their handles as `session` to try ideas side by side, then `adopt` one. They share the
-        memory limit and the working folder; os.environ['BRANCH_DIR'] is a private one.
+        They share the folder and the memory limit; os.environ['BRANCH_DIR'] is a private folder.
         """
         _, found = await box.resolve(ctx, session)
         require_own(found.request, "branch")
@@ -73,12 +71,9 @@ def register(box: Toolbox, services: ToolContext) -> None:
     @tool(DESTROYS, "Adopt a branch")
     async def adopt(
         ctx: AnyContext,
-        branch: Annotated[str, Field(description="Handle of the branch")],
+        branch: Annotated[str, Field(description="Its handle")],
     ) -> Annotated[CallToolResult, Adopted]:
-        """Replace the variables of a branch's original session by those of the branch.
-
-        Its own since the branching are lost, and all branches are closed.
-        """
+        """Give the variables of a branch to its original session, and close all branches."""
         if not branch:
             raise InputError("Pass the handle of a branch, as branch has given it.")
         caller, found = await box.resolve(ctx, branch)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from functools import partial
 from itertools import islice
-from typing import Annotated
+from typing import Annotated, TypeAlias
 
 import anyio
 from mcp_types import CallToolResult, ResourceLink
@@ -40,7 +40,6 @@ from kernel_mcp.tool_context import ToolContext
 from kernel_mcp.tools import (
     ALWAYS_LOADED,
     AnyContext,
-    CodeArg,
     CpuArg,
     LimitArg,
     MemoryArg,
@@ -71,7 +70,8 @@ from kernel_mcp.tools.results import (
 )
 from kernel_mcp.tools.sessions import open_session
 
-NumberArg = Annotated[Whole, Field(description="Number of a cell; 0 for the running one")]
+NumberArg: TypeAlias = Whole
+"""Number of a cell; 0 for the running one, or the last."""
 MAX_CODE_CHARS = 1_000_000
 MAX_SECONDS = 7 * 24 * 3600.0
 MOST_FILES = 10
@@ -84,23 +84,19 @@ def register(box: Toolbox, services: ToolContext) -> None:
     tool, settings = box.tool, services.settings
     told = partial(answer, settings=settings)
 
-    @tool(RUNS, "Run code", meta=ALWAYS_LOADED, structured_output=False)
+    @tool(RUNS, "Run code", meta=ALWAYS_LOADED)
     async def execute(
-        code: CodeArg,
+        code: str,
         ctx: AnyContext,
-        session: SessionArg = "",
+        session: Annotated[SessionArg, Field(description="Handle or name; empty: default")] = "",
         timeout: TimeoutArg = None,
         wait: WaitArg = settings.wait_s,
-        checkpoint: Annotated[
-            bool, Field(description="Let undo go back to before this cell")
-        ] = False,
+        checkpoint: Annotated[bool, Field(description="Let undo go back to before it")] = False,
     ) -> CallToolResult:
         """Run Python code in a persistent notebook session and return its output.
 
-        Variables, imports and functions stay for the next call. The value of the last expression
-        is shown, plots come back as pictures. If the cell takes longer than `wait` seconds the
-        answer has status `running` and the cell goes on: call `wait` to follow it, `interrupt` to
-        stop it.
+        Variables stay for the next call; the last value and plots are shown. After `wait` seconds
+        it answers `running` and the cell goes on: wait follows it, interrupt stops it.
         """
         check_code(code)
         limit_s = own_timeout(settings, timeout)
@@ -117,17 +113,16 @@ def register(box: Toolbox, services: ToolContext) -> None:
                 raise
             return await told(found, cell, caller.response, since=Position())
 
-    @tool(READS, "Wait for a cell", meta=ALWAYS_LOADED, structured_output=False)
+    @tool(READS, "Wait for a cell", meta=ALWAYS_LOADED)
     async def wait(
         ctx: AnyContext,
         session: SessionArg = "",
         wait: WaitArg = settings.wait_s,
         cell: NumberArg = 0,
     ) -> CallToolResult:
-        """Follow a running or queued cell: return the output since the last answer.
+        """Return a running cell's output since the last answer, or an ended one's result.
 
-        Answers when the cell ends, at the latest after `wait` seconds; giving up does not stop it.
-        Of one that has ended the result is shown again; without `cell` that of the last one.
+        Answers after `wait` seconds at the latest.
         """
         check_seconds("wait", wait, least=0)
         caller, found = await box.resolve(ctx, session)
@@ -142,14 +137,11 @@ def register(box: Toolbox, services: ToolContext) -> None:
             result.content.insert(0, said(_earlier(found, chosen)))
         return result
 
-    @tool(REPEATS, "Interrupt a cell", structured_output=False)
+    @tool(REPEATS, "Interrupt a cell")
     async def interrupt(
         ctx: AnyContext, session: SessionArg = "", cell: NumberArg = 0
     ) -> CallToolResult:
-        """Stop the running cell (KeyboardInterrupt) and return what it had printed.
-
-        Variables are kept, unless code does not react and is killed: the answer says so.
-        """
+        """Stop the running cell and return its output; variables stay, or the answer says so."""
         caller, found = await box.resolve(ctx, session)
         chosen = cell_of(found.cells, cell) if cell else found.queue.of_agent
         if chosen is None and found.installation is not None:
@@ -171,27 +163,27 @@ def register(box: Toolbox, services: ToolContext) -> None:
 
     @tool(READS, "Check code without running it", computes=True)
     async def check_syntax(
-        code: CodeArg,
+        code: str,
         ctx: AnyContext,
         session: SessionArg = "",
-        dependencies: Annotated[PackagesArg, Field(description="As for run_script")] = [],  # noqa: B006 - becomes the default in the JSON schema, is never changed
-        python: Annotated[Version, Field(description="As for run_script")] = "",
+        dependencies: PackagesArg = [],  # noqa: B006 - becomes the default in the JSON schema, is never changed
+        python: Version = "",
     ) -> SyntaxReport:
-        """Check code without running it: syntax errors, refused imports, unknown names.
+        """Find syntax errors, refused imports and unknown names without running the code.
 
-        With `dependencies`, `python` or a `# /// script` block it is judged as by run_script.
+        With `dependencies` or `python` it is checked as for run_script.
         """
         _, found = await box.resolve(ctx, session)
         return _syntax(found, await _judged(services, found, code, dependencies, python))
 
-    @tool(ENDS, "Reset a session", structured_output=False)
+    @tool(ENDS, "Reset a session")
     async def reset(
         ctx: AnyContext,
         session: SessionArg = "",
-        packages: Annotated[bool, Field(description="Also drop the installed packages")] = False,
-        files: Annotated[bool, Field(description="Also empty the workspace")] = False,
+        packages: Annotated[bool, Field(description="Drop installed ones too")] = False,
+        files: Annotated[bool, Field(description="Empty the workspace too")] = False,
     ) -> CallToolResult:
-        """Replace the session's kernel by a fresh one; all variables are lost."""
+        """Start a fresh kernel: all variables are lost."""
         caller, found = await box.resolve(ctx, session)
         lost = await found.reset(
             packages=packages, files=files, progress=progress_of(ctx) or silence
@@ -208,22 +200,17 @@ def register(box: Toolbox, services: ToolContext) -> None:
             meta={} if loss is None else {LOST_KEY: lost_meta(found.handle, [loss])},
         )
 
-    @tool(RUNS_SCRIPTS, "Run a script", structured_output=False)
+    @tool(RUNS_SCRIPTS, "Run a script")
     async def run_script(
-        script: Annotated[
-            str, Field(description="A whole Python script; may begin with a PEP 723 block")
-        ],
+        script: Annotated[str, Field(description="May begin with a PEP 723 block")],
         ctx: AnyContext,
-        dependencies: Annotated[PackagesArg, Field(description="Further packages (PEP 508)")] = [],  # noqa: B006 - becomes the default in the JSON schema, is never changed
+        dependencies: Annotated[PackagesArg, Field(description="Further ones (PEP 508)")] = [],  # noqa: B006 - becomes the default in the JSON schema, is never changed
         python: PythonArg = "",
         memory: MemoryArg = None,
         cpu: CpuArg = None,
         timeout: LimitArg = None,
     ) -> CallToolResult:
-        """Run a script once in a fresh session, of which nothing stays, files neither.
-
-        Dependencies are those of its `# /// script` block and of `dependencies`.
-        """
+        """Run a script once in a fresh session, of which nothing stays."""
         caller, report = box.caller(ctx), progress_of(ctx) or silence
         script = plain(script)
         try:

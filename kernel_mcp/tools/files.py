@@ -45,7 +45,7 @@ def register(box: Toolbox, services: ToolContext) -> None:
         match: MatchArg = "",
         offset: FirstArg = 0,
     ) -> Annotated[CallToolResult, FileList]:
-        """List a folder of the session's workspace."""
+        """List a folder of the workspace."""
         if offset < 0:
             raise InputError(f"offset={offset} is not usable: files count from 0.")
         _, found = await box.resolve(ctx, session)
@@ -75,21 +75,18 @@ def register(box: Toolbox, services: ToolContext) -> None:
         )
         return told(list(map(_row_of, shown)), listed, note)
 
-    @tool(READS, "Read a file", structured_output=False, computes=True)
+    @tool(READS, "Read a file", computes=True)
     async def read_file(
         path: PathArg,
         ctx: AnyContext,
         session: SessionArg = "",
-        offset: Annotated[Whole, Field(description="First line to return, from 0")] = 0,
-        limit: Annotated[Whole, Field(description="Number of lines; 0 for as many as fit")] = 0,
+        offset: Annotated[Whole, Field(description="First line, from 0")] = 0,
+        limit: Annotated[Whole, Field(description="Number of lines")] = 0,
         encoding: Annotated[
-            str, Field(description="Of a text, such as cp1252; base64 for bytes, counted as lines")
+            str, Field(description="Such as cp1252; base64: bytes, counted as lines")
         ] = "",
     ) -> CallToolResult:
-        """Read a file from the workspace: text by lines, images as images.
-
-        `kernel://` addresses that answers name are read in the same way.
-        """
+        """Read a file of the workspace or a `kernel://` address: text by lines, or an image."""
         if offset < 0 or limit < 0:
             raise InputError("offset and limit count lines from 0 and cannot be negative.")
         most = services.settings.max_output
@@ -111,23 +108,23 @@ def register(box: Toolbox, services: ToolContext) -> None:
     @tool(WRITES, "Write a file", computes=True)
     async def write_file(
         path: PathArg,
-        content: Annotated[str, Field(description="The content, in the given encoding")],
+        content: str,
         ctx: AnyContext,
         session: SessionArg = "",
-        encoding: Annotated[str, Field(description="utf-8 or base64")] = "utf-8",
+        encoding: Annotated[str, Field(description="Or base64")] = "utf-8",
     ) -> Written:
-        """Write a file into the workspace, where code finds it under the same path."""
+        """Write a file into the workspace."""
         _, found = await box.resolve(ctx, session)
         require_own(found.request, "write_file")
         size = await anyio.to_thread.run_sync(_write, found, path, content, encoding)
         note = f"Written. Code opens it as {path!r}."
         return Written(session=found.handle, path=path, size=size, note=note)
 
-    @tool(WRITES, "Export a notebook", structured_output=False, computes=True)
+    @tool(WRITES, "Export a notebook", computes=True)
     async def export_notebook(
         ctx: AnyContext, session: SessionArg = "", path: PathArg = "notebook.ipynb"
     ) -> CallToolResult:
-        """Save all cells with their outputs as a Jupyter notebook in the workspace."""
+        """Save all cells with their outputs as a notebook in the workspace."""
         _, found = await box.resolve(ctx, session)
         if not path.endswith(".ipynb"):
             raise InputError(f"{path!r} is no name for a notebook: let it end in .ipynb.")

@@ -60,10 +60,8 @@ class LocalCalls:
         return [
             Definition(
                 name=tool.name,
-                title=tool.title,
                 description=tool.description,
                 input_schema=tool.parameters,
-                output_schema=tool.output_schema,
                 annotations=tool.annotations,
                 _meta=tool.meta,
             )

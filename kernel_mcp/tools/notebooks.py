@@ -35,7 +35,6 @@ from kernel_mcp.tools.cells import check_code, check_seconds
 from kernel_mcp.tools.hints import DESTROYS, READS, REPEATS, RUNS
 from kernel_mcp.tools.results import NoticeContent, answer, said, say, with_notices
 
-BookArg = Annotated[str, Field(description="Path of an .ipynb")]
 LEAST_CHARS = 500
 """Characters that a cell's output may have, at the least, in an answer about many cells."""
 MOST_NAMED = 20
@@ -48,14 +47,9 @@ def register(box: Toolbox, services: ToolContext) -> None:
     tool, settings = box.tool, services.settings
     most = settings.max_output
 
-    @tool(REPEATS, "Open a notebook", structured_output=False, computes=True)
-    async def open_notebook(
-        path: BookArg, ctx: AnyContext, session: SessionArg = ""
-    ) -> CallToolResult:
-        """Append cells that `execute` runs from now on to a notebook, made if missing.
-
-        Answers with its outline. An empty path ends that.
-        """
+    @tool(REPEATS, "Open a notebook", computes=True)
+    async def open_notebook(path: str, ctx: AnyContext, session: SessionArg = "") -> CallToolResult:
+        """Append what execute runs from now on to an .ipynb, new or not; an empty path ends it."""
         _, found = await box.resolve(ctx, session)
         if not path:
             before = found.notebooks.path
@@ -73,38 +67,32 @@ def register(box: Toolbox, services: ToolContext) -> None:
         )
         return _outlined(shown, words, document.language)
 
-    @tool(READS, "Read a notebook", structured_output=False, computes=True)
+    @tool(READS, "Read a notebook", computes=True)
     async def read_notebook(
-        path: BookArg,
+        path: str,
         ctx: AnyContext,
         session: SessionArg = "",
         ids: Annotated[list[str], Field(description="Cells to show whole")] = [],  # noqa: B006 - becomes the default in the JSON schema, is never changed
-        first: Annotated[Whole, Field(description="Number of the outline's first cell")] = 1,
+        first: Annotated[Whole, Field(description="Outline from this number")] = 1,
     ) -> CallToolResult:
-        """Outline of a notebook: id, first line, kinds of output of each cell; or cells whole."""
+        """Outline an .ipynb, a line per cell; or show cells whole."""
         if first < 1:
             raise InputError(f"first={first} is not usable: cells count from 1.")
         _, found = await box.resolve(ctx, session)
         return await anyio.to_thread.run_sync(_read, found, path, ids, first, most)
 
-    @tool(DESTROYS, "Edit a notebook", structured_output=False, computes=True)
+    @tool(DESTROYS, "Edit a notebook", computes=True)
     async def edit_notebook(
-        path: BookArg,
-        op: Annotated[
-            Literal["insert", "replace", "delete", "move"], Field(description="What to do")
-        ],
+        path: str,
+        op: Literal["insert", "replace", "delete", "move"],
         ctx: AnyContext,
         session: SessionArg = "",
-        cell: Annotated[str, Field(description="Its id; for insert that of the one before")] = "",
-        source: Annotated[str, Field(description="Its new code or text")] = "",
-        kind: Annotated[
-            Literal["code", "markdown", "raw"], Field(description="Of a cell to insert")
-        ] = "code",
-        after: Annotated[
-            str, Field(description="Id of the cell to move it behind; none for the start")
-        ] = "",
+        cell: Annotated[str, Field(description="Its id; for insert the one before")] = "",
+        source: str = "",
+        kind: Literal["code", "markdown", "raw"] = "code",
+        after: Annotated[str, Field(description="For move; none: to the start")] = "",
     ) -> CallToolResult:
-        """Insert, replace, delete or move a cell; refused if it was changed since it was read."""
+        """Insert, replace, delete or move a cell; refused if it changed since it was read."""
         _, found = await box.resolve(ctx, session)
         if op == "move":
             return await anyio.to_thread.run_sync(_move, found, path, cell, after)
@@ -113,17 +101,15 @@ def register(box: Toolbox, services: ToolContext) -> None:
         name = cell or after
         return await anyio.to_thread.run_sync(_edit, found, path, op, name, source, kind)
 
-    @tool(RUNS, "Run cells of a notebook", structured_output=False)
+    @tool(RUNS, "Run cells of a notebook")
     async def run_cells(
-        path: BookArg,
-        cells: Annotated[
-            str | list[str], Field(description='Ids, "all", or "to ID" for it and all before')
-        ],
+        path: str,
+        cells: Annotated[str | list[str], Field(description='Ids, "all" or "to ID"')],
         ctx: AnyContext,
         session: SessionArg = "",
         wait: WaitArg = settings.wait_s,
     ) -> CallToolResult:
-        """Run code cells of a notebook in the session and its folder, write their outputs into it.
+        """Run cells of an .ipynb in its folder and write their outputs into it.
 
         Stops at the first error, or after `wait` seconds.
         """

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import anyio
 from mcp_types import CallToolResult, TextContent
-from pydantic import Field, WithJsonSchema
+from pydantic import Field
 
 from kernel_mcp.environments.layer import versions
 from kernel_mcp.environments.uv import silence
@@ -31,18 +31,12 @@ def register(box: Toolbox, services: ToolContext) -> None:
     async def install(
         packages: Annotated[
             PackagesArg,
-            WithJsonSchema(
-                {"anyOf": [{"type": "array", "items": {"type": "string"}}, {"type": "string"}]}
-            ),
-            Field(description="Names with optional versions: 'polars pandas>=2'"),
+            Field(description="Such as 'pandas>=2'"),
         ],
         ctx: AnyContext,
         session: SessionArg = "",
     ) -> Annotated[CallToolResult, Installed]:
-        """Add packages to a session without losing its variables: all of them, or none.
-
-        The answer says what works in the live session; list_packages what may be added.
-        """
+        """Add packages to the live session, all or none; variables stay."""
         caller, found = await box.resolve(ctx, session)
         require_own(found.request, "install")
         caller.who.require(INSTALL, "Adding packages")
@@ -59,7 +53,7 @@ def register(box: Toolbox, services: ToolContext) -> None:
     async def list_packages(
         ctx: AnyContext, session: SessionArg = "", match: MatchArg = "", offset: FirstArg = 0
     ) -> Annotated[CallToolResult, PackageList]:
-        """List the packages of a session with their versions, and what install may add."""
+        """List packages with versions, and what install may add."""
         if offset < 0:
             raise InputError(f"offset={offset} is not usable: packages count from 0.")
         _, found = await box.resolve(ctx, session)

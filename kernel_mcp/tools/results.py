@@ -133,7 +133,7 @@ def _untold(answered: weakref.ref[Session], number: int) -> None:
 
 def finished(
     result: BaseModel, session: Session | None, response: ResponseContext, *, about: bool = True
-) -> BaseModel:
+) -> CallToolResult:
     """Return `result` with the pending notices of its session; everything else is escaped.
 
     If the result is not `about` that session, its notices name it.
@@ -143,25 +143,23 @@ def finished(
         pending = tuple(n for n in session.notifications.pending if not response.includes(n))
         response.attach(session.notifications, pending)
     if isinstance(result, CallToolResult):
-        result = _guarded_result(result)
+        done = _guarded_result(result)
     else:
-        result = _guarded_model(result)
+        done = _told(_guarded_model(result), [])
     if session is not None and pending:
-        result = with_pending(result, session, pending, about=about)
+        done = with_pending(done, session, pending, about=about)
     remarks = [*response.remarks]
     if about and session is not None and session.request.attach:
         remarks.append(f"{OUTSIDE}: {session.request.attach}")
     if remarks:
-        result = _told(result, remarks)
+        done = _told(done, remarks)
     if response.preamble:
-        result = _led(result, response.preamble)
-    return _short(result) if isinstance(result, CallToolResult) and result.is_error else result
+        done = _led(done, response.preamble)
+    return _short(done) if done.is_error else done
 
 
-def linked(result: BaseModel, handle: str, address: str) -> BaseModel:
+def linked(result: CallToolResult, handle: str, address: str) -> CallToolResult:
     """Return `result` with the HTTP address of its session, if it names resources of that."""
-    if not isinstance(result, CallToolResult):
-        return result
     texts = (each.text for each in result.content if isinstance(each, TextContent))
     links = any(isinstance(each, ResourceLink) for each in result.content)
     if not links and not (result.is_error and any("kernel://" in text for text in texts)):
@@ -306,9 +304,8 @@ def _told(result: BaseModel, texts: Sequence[str]) -> CallToolResult:
     return result.model_copy(update={"content": content})
 
 
-def _led(result: BaseModel, preamble: str) -> CallToolResult:
+def _led(result: CallToolResult, preamble: str) -> CallToolResult:
     """Return `result` with `preamble` as the first words of its text and its structured part."""
-    result = _told(result, [])
     structured = result.structured_content
     if structured is not None and "notices" in structured:
         structured = {**structured, "notices": [preamble, *structured["notices"]]}

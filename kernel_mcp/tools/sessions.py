@@ -82,10 +82,8 @@ def register(box: Toolbox, services: ToolContext) -> None:
     @tool(OPENS, "Open a session")
     async def create_session(
         ctx: AnyContext,
-        name: Annotated[str, Field(description="A name to use like its handle")] = "",
-        packages: Annotated[
-            PackagesArg, Field(description="Further packages (PEP 508) for its environment")
-        ] = [],  # noqa: B006 - becomes the default in the JSON schema, is never changed
+        name: str = "",
+        packages: PackagesArg = [],  # noqa: B006 - becomes the default in the JSON schema, is never changed
         python: PythonArg = "",
         memory: MemoryArg = None,
         cpu: CpuArg = None,
@@ -93,14 +91,9 @@ def register(box: Toolbox, services: ToolContext) -> None:
         network: NetworkArg = None,
         fresh: Annotated[bool, Field(description="Forget its kept state")] = False,
         resume: Annotated[bool, Field(description="Bring that back all the same")] = False,
-        attach: Annotated[
-            str, Field(description="Join a person's kernel: a connection file or URL")
-        ] = "",
+        attach: Annotated[str, Field(description="A person's kernel: connection file or URL")] = "",
     ) -> Annotated[CallToolResult, SessionHandle]:
-        """Open a further session with its own kernel, variables and workspace.
-
-        Not needed for ordinary work: tools called without `session` share a default session.
-        """
+        """Open a further session with its own kernel and files; ordinary work needs none."""
         report, scripts = progress_of(ctx) or silence, services.scripts
         if attach:
             no_use = (packages, python, memory, cpu, network, fresh, resume)
@@ -142,7 +135,7 @@ def register(box: Toolbox, services: ToolContext) -> None:
 
     @tool(READS, "List sessions")
     async def list_sessions(ctx: AnyContext) -> SessionList:
-        """List your sessions: state, what runs and for how long, idle time, memory."""
+        """List your sessions: state, running cell, idle time, memory."""
         caller, now = box.caller(ctx), services.clock()
         sessions = manager.directory.owned_by(caller.principal)
         states = [_state(session, now) for session in sessions]
@@ -154,7 +147,7 @@ def register(box: Toolbox, services: ToolContext) -> None:
     async def close_session(
         ctx: AnyContext, session: SessionArg = ""
     ) -> Annotated[CallToolResult, Closed]:
-        """End a session: its kernel, its variables and its files."""
+        """End a session: its kernel, variables and files."""
         caller, found = await box.resolve(ctx, session)
         pending = found.notifications.pending  # before the end itself is one of them
         shared = len(found.family.members) > 1
@@ -177,10 +170,7 @@ def register(box: Toolbox, services: ToolContext) -> None:
     async def list_variables(
         ctx: AnyContext, session: SessionArg = "", match: MatchArg = "", offset: FirstArg = 0
     ) -> Annotated[CallToolResult, VariableList]:
-        """List the session's variables with type, shape or length, size and a short preview.
-
-        Works while a cell is running.
-        """
+        """List variables with type, shape, size and preview, also while a cell runs."""
         if offset < 0:
             raise InputError(f"offset={offset} is not usable: variables count from 0.")
         caller, found = await box.resolve(ctx, session)
@@ -205,7 +195,7 @@ def register(box: Toolbox, services: ToolContext) -> None:
 
     @tool(READS, "Describe the environment")
     async def info(ctx: AnyContext, session: SessionArg = "") -> ServerInfo:
-        """Describe the environment: Python, packages, allowed imports, sandbox and limits."""
+        """Describe Python, packages, allowed imports, sandbox and limits."""
         _, found = await box.resolve(ctx, session)
         return await _info(services, found, progress_of(ctx) or silence)
 

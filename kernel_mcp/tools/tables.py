@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from fnmatch import fnmatchcase
-from typing import Annotated, TypeVar
+from typing import Annotated, TypeAlias, TypeVar
 
 from mcp_types import CallToolResult, TextContent
 from pydantic import BaseModel, Field
@@ -12,8 +12,9 @@ from pydantic import BaseModel, Field
 from kernel_mcp.output.text import escaped, one_line, weight
 from kernel_mcp.tools import Whole
 
-MatchArg = Annotated[str, Field(description="Only names like this, such as df* or *.csv")]
-FirstArg = Annotated[Whole, Field(description="First one to return, from 0")]
+MatchArg = Annotated[str, Field(description="Such as df* or *.csv")]
+FirstArg: TypeAlias = Whole
+"""Number of the first row to return, from 0."""
 FRAME_CHARS = 600
 """Characters of an answer besides its rows."""
 FIELD_CHARS = 3

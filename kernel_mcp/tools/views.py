@@ -60,11 +60,11 @@ def register(box: Toolbox, services: ToolContext) -> None:
     """Add the tool to `box`."""
     settings = services.settings
 
-    @box.tool(READS, "Show a cell", meta={"ui": {"resourceUri": VIEW}}, structured_output=False)
+    @box.tool(READS, "Show a cell", meta={"ui": {"resourceUri": VIEW}})
     async def show(
         ctx: AnyContext, session: SessionArg = "", cell: NumberArg = 0
     ) -> CallToolResult:
-        """Show a cell, or the last one, to the person: tables to sort, charts, a stop button."""
+        """Show a cell, or the last one, to the person: charts, tables to sort."""
         _, found = await box.resolve(ctx, session)
         if not found.cells:
             raise InputError("Nothing can be shown: no cell has been executed in this session.")

@@ -103,7 +103,7 @@ async def test_generated_parts_are_up_to_date() -> None:
 
 async def test_generated_parts_have_every_flag_and_tool() -> None:
     made = await parts()
-    tools, _ = await definitions()
+    tools, _, _ = await definitions()
     assert all(f"| `{option.flag}" in made["flags"] for option in OPTIONS)
     assert re.findall(r"^### (\w+)$", made["tools"], re.MULTILINE) == [each.name for each in tools]
 
@@ -120,7 +120,7 @@ async def test_the_overview_of_tools_names_each_once_and_its_session() -> None:
     table = page.partition("## Overview")[2].partition("## Arguments")[0]
     rows = re.findall(r"^\| (`[^|]*`) \|", table, re.MULTILINE)
     named = [name for row in rows for name in re.findall(r"`(\w+)`", row)]
-    tools, _ = await definitions()
+    tools, _, _ = await definitions()
     assert sorted(named) == sorted(each.name for each in tools)
     alone = next(line for line in page.splitlines() if line.startswith("Every tool but"))
     without = {each.name for each in tools if "session" not in each.input_schema["properties"]}

@@ -73,6 +73,7 @@ class Served:
     store: FakeStore
     installer: FakeInstaller
     clock: FakeClock
+    services: ToolContext
 
     @property
     def session(self) -> Session:
@@ -150,4 +151,4 @@ async def served(
     )
     mcp = build_mcp(services, callers or Handed(), links)
     async with manager.running(), Client(mcp, mode="legacy") as client:
-        yield Served(Agent(client), manager, source, store, installer, clock)
+        yield Served(Agent(client), manager, source, store, installer, clock, services)
