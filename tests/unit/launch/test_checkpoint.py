@@ -80,7 +80,7 @@ def copy() -> Iterator[Copy]:
 
 
 async def refused(made: Checkpoint) -> str:
-    with anyio.fail_after(10):
+    with anyio.fail_after(60):
         while not made.refusal:
             await anyio.lowlevel.checkpoint()
     return made.refusal
@@ -99,20 +99,20 @@ async def test_what_was_not_asked_for_ends_a_copy(copy: Copy, content: Any, firs
     made = copy.begin()
     if not first:
         copy.say(PARKED)
-        await made.suspended(10)
+        await made.suspended(60)
     copy.say(content)
     assert await refused(made)
     assert not made.usable
     assert copy.gone == ([] if first else [made])
     assert not made.died
     if not first:
-        assert copy.process.wait(10) == -signal.SIGKILL
+        assert copy.process.wait(60) == -signal.SIGKILL
 
 
 async def test_a_copy_says_once_that_it_waits(copy: Copy) -> None:
     made = copy.begin()
     copy.say(PARKED)
-    await made.suspended(10)
+    await made.suspended(60)
     copy.say(PARKED)
     assert "what nobody had asked for" in await refused(made)
     assert copy.asked == [os.getpid()]
@@ -123,14 +123,14 @@ async def test_a_process_of_elsewhere_is_no_copy_and_is_not_touched(copy: Copy) 
     made, copy.known = copy.begin(), False
     copy.say(PARKED)
     with pytest.raises(LaunchError, match="what nobody had asked for"):
-        await made.suspended(10)
+        await made.suspended(60)
     assert copy.process.poll() is None
 
 
 async def test_a_copy_that_dies_is_told_to_have_died(copy: Copy) -> None:
     made = copy.begin()
     copy.say(PARKED)
-    await made.suspended(10)
+    await made.suspended(60)
     copy.process.kill()
     assert await refused(made) == "its process has ended"
     assert (copy.gone, made.died) == ([made], True)
@@ -139,9 +139,9 @@ async def test_a_copy_that_dies_is_told_to_have_died(copy: Copy) -> None:
 async def test_one_that_is_closed_tells_nobody(copy: Copy) -> None:
     made = copy.begin()
     copy.say(PARKED)
-    await made.suspended(10)
+    await made.suspended(60)
     made.close()
-    assert copy.process.wait(10) == -signal.SIGKILL
+    assert copy.process.wait(60) == -signal.SIGKILL
     assert copy.gone == []
 
 
@@ -152,7 +152,7 @@ async def test_an_end_that_cannot_be_is_believed_of_nobody(copy: Copy, status: A
     made = copy.begin()
     ends: list[int] = []
     copy.say(PARKED)
-    await made.suspended(10)
+    await made.suspended(60)
     made.pid = 1  # somebody else than who is woken, as Linux says
     async with anyio.create_task_group() as tasks:
 
@@ -162,7 +162,7 @@ async def test_an_end_that_cannot_be_is_believed_of_nobody(copy: Copy, status: A
             os.close(woken.pidfd)
 
         tasks.start_soon(wake)
-        with anyio.fail_after(10):
+        with anyio.fail_after(60):
             await anyio.wait_readable(copy.end or -1)
         number = copy.hear()[0]["id"]
         copy.say({"alive": number, "closed": []})
@@ -176,11 +176,11 @@ async def test_an_end_that_cannot_be_is_believed_of_nobody(copy: Copy, status: A
 async def test_who_is_woken_twice_is_no_copy_any_more(copy: Copy) -> None:
     made = copy.begin()
     copy.say(PARKED)
-    await made.suspended(10)
+    await made.suspended(60)
     made.pid = 1
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(made.resume, [])
-        with anyio.fail_after(10):
+        with anyio.fail_after(60):
             await anyio.wait_readable(copy.end or -1)
         number = copy.hear()[0]["id"]
         copy.say({"alive": number, "closed": []})
@@ -200,7 +200,7 @@ async def test_a_copy_has_to_wake_by_its_processor_time(
     monkeypatch.setattr(checkpoint, "RESUME_S", 0.3)
     made = copy.begin()
     copy.say(PARKED)
-    await made.suspended(10)
+    await made.suspended(60)
     with subprocess.Popen([sys.executable, "-S", "-c", code]) as process:
         made.pid = process.pid
         with pytest.raises(LaunchError, match=f"did not become a kernel: .*{why}"):

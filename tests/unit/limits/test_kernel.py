@@ -284,7 +284,7 @@ async def test_a_process_that_keeps_its_share_to_itself_counts_with_all_it_sees(
     Processes(monkeypatch, sees=3 * GIB, share=0)
     monkeypatch.setattr(meter, "PATIENCE_S", 0.01)
     held = threading.Event()
-    monkeypatch.setattr(meter, "closely", lambda _pid: held.wait(10) and Memory())
+    monkeypatch.setattr(meter, "closely", lambda _pid: held.wait(60) and Memory())
     await watched.limits.check_memory()
     held.set()
     assert watched.done == ["kill"]

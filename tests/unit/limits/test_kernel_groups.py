@@ -77,7 +77,7 @@ async def test_the_event_loop_goes_on_while_the_system_moves_a_process(
 
     def slowly(file: Path, value: int | str) -> None:
         if file.name == "cgroup.procs":
-            assert moving.wait(10)
+            assert moving.wait(60)
         fake(file, value)
 
     monkeypatch.setattr(cgroupfs, "write", slowly)

@@ -55,7 +55,7 @@ class FailingSource(FakeSource):
 
 
 async def ended(cell: Cell) -> Cell:
-    with anyio.fail_after(10):
+    with anyio.fail_after(60):
         await cell.finished.wait()
     return cell
 

@@ -51,7 +51,7 @@ async def test_its_status_is_that_which_its_checkpoint_reports(
     assert process.pids == [1, child.pid]
     process.kill()
     assert sandbox.killed is not needed
-    with anyio.fail_after(10):
+    with anyio.fail_after(60):
         await process.gone()
     assert ends == []
     report[0](9)
@@ -77,7 +77,7 @@ async def test_without_any_status_its_end_is_reported_after_a_while(
         ended.set()
 
     process.begin(on_end)
-    with anyio.fail_after(10):
+    with anyio.fail_after(60):
         await ended.wait()
     assert codes == [None]
     child.wait()
