@@ -90,8 +90,32 @@ def load(flags: Mapping[str, str | list[str]], environ: Mapping[str, str], cwd: 
         values = {**found, **values}
     if values.get("gpu"):
         values = _with_gpu(values)
+    values, unmounted = _without_home(values, environ.get("HOME", ""))
     named = _file_at(Path(str(file)), cwd) if file else None
-    return _checked(replace(_settings(values), ignored_keys=refusal, file=named), environ)
+    made = replace(_settings(values), ignored_keys=refusal, file=named, unmounted=unmounted)
+    return _checked(made, environ)
+
+
+def _without_home(values: Mapping[str, Any], home: str) -> tuple[dict[str, Any], str]:
+    """Return the values without a read-only `--mount .` of a folder that holds the home folder.
+
+    Clients start servers in the folder of a project, or, without one, in such a folder. The second
+    value is the reason, empty if nothing was left out.
+    """
+    real = Path(os.path.realpath(home or "/"))
+    closed = {real, *real.parents}
+    gone = [
+        each
+        for each in values.get("mounts", ())
+        if each.here and not each.writable and each.host in closed
+    ]
+    if not gone:
+        return dict(values), ""
+    left = tuple(each for each in values["mounts"] if each not in gone)
+    return {**values, "mounts": left}, (
+        f"--mount . shows nothing: {gone[0].host} is, or holds, the home folder, with keys and "
+        "settings of all kinds. Start the client in the folder of a project, or name a folder"
+    )
 
 
 def _with_gpu(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -441,6 +465,8 @@ def settings_from(flags: Mapping[str, str | list[str]]) -> Settings:
     settings = replace(settings, secrets=tuple(_valued(each, values) for each in settings.secrets))
     if settings.ignored_keys is not None:
         print(f"kernel-mcp: warning: {settings.ignored_keys}", file=sys.stderr)
+    if settings.unmounted:
+        print(f"kernel-mcp: warning: {settings.unmounted}", file=sys.stderr)
     return settings
 
 

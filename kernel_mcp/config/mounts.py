@@ -17,12 +17,14 @@ class Mount:
 
     mode    ro, or rw
     strict  in folders that hold a secret, only files that existed at a kernel's start are readable
+    here    True if it was named as `.`, the folder in which the server was started
     """
 
     host: Path
     guest: str
     mode: str = "ro"
     strict: bool = False
+    here: bool = False
 
     @property
     def writable(self) -> bool:
@@ -51,4 +53,5 @@ def _mount(text: str) -> Mount:
             "expected HOST[:GUEST][:ro|rw][:strict], such as . or /srv/data:/data:rw; GUEST is an "
             "absolute path, and neither holds a colon"
         )
-    return Mount(from_home(Path(host)), guest, mode, strict)
+    path = from_home(Path(host))
+    return Mount(path, guest, mode, strict, here=path == Path())

@@ -122,6 +122,7 @@ class Settings:
     Bytes, seconds and counts of 0 lift the limit where the help says so; an idle time of infinity
     is `never`. `file` is that of `--config`; `ignored_keys` are those of a file in the current
     folder. `driver` is the folder of GPU libraries that the loader does not find by itself.
+    `unmounted` is why `--mount .` shows nothing, if it does.
     """
 
     allow: tuple[str, ...] = flag(
@@ -439,6 +440,7 @@ class Settings:
     driver: Path | None = None
     file: Path | None = None
     ignored_keys: IgnoredKeys | None = None
+    unmounted: str = ""
 
     @property
     def patience(self) -> float:

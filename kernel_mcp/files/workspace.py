@@ -113,20 +113,27 @@ class Workspace:
 
         Empty if the workspace has it, if none has it, or several.
         """
+        found = self.in_mounts(path)
+        return found[0] if len(found) == 1 else ""
+
+    def in_mounts(self, path: str) -> list[str]:
+        """Return the absolute paths of files that mounts have under this relative path.
+
+        None if the workspace has it.
+        """
         if not self._mounts or path.startswith(("/", "~")) or "\0" in path:
-            return ""
+            return []
         if self._is_there(path):
-            return ""
+            return []
         parts = [part for part in path.split("/") if part not in ("", ".")]
         if not parts or ".." in parts:
-            return ""
+            return []
         places = [
             each.mount.guest if each.single else "/".join([each.mount.guest, *parts])
             for each in self._mounts
             if not each.single or parts == [each.mount.guest.rpartition("/")[2]]
         ]
-        found = [place for place in dict.fromkeys(places) if self._is_there(place)]
-        return found[0] if len(found) == 1 else ""
+        return [place for place in dict.fromkeys(places) if self._is_there(place)]
 
     def _is_there(self, path: str) -> bool:
         flags = os.O_PATH | os.O_NOFOLLOW
@@ -169,7 +176,12 @@ class Workspace:
         from byte `offset` on. Any other is that of a text.
         """
         encoding = contents.any_encoding(encoding) if encoding else ""
-        path = self.in_mount(path) or path
+        if len(found := self.in_mounts(path)) > 1:
+            raise WorkspaceError(
+                f"There is no file {path!r} in the workspace, and several in mounted folders: "
+                f"{' and '.join(found)}. Name the one that is meant by its path."
+            )
+        path = found[0] if found else path
         with self._resolve(path) as place, self._file(place) as (fd, info):
             head = os.pread(fd, PROBE_BYTES, 0)
             name = place.name

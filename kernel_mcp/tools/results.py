@@ -87,8 +87,8 @@ async def answer(
     items, position = cell.log.since(since), cell.log.position()
     if closing is None:
         closing = closing_line(session, cell, settings.max_timeout_s)
-        if cell.status is Status.ERROR and not closing and session.workspace.mounted:
-            closing = await anyio.to_thread.run_sync(place_in_mount, session, cell)
+        if cell.status is Status.ERROR and session.workspace.mounted:
+            closing = await anyio.to_thread.run_sync(place_in_mount, session, cell) or closing
     remarks = len(cell.notices)
     notices = [*(each.text for each in unsaid), *cell.notices, *([closing] if closing else [])]
     said = [*unsaid, *([cell.own] if cell.own is not None and cell.error is None else [])]

@@ -350,7 +350,7 @@ async def _info(services: ToolContext, session: Session, progress: ProgressCallb
             found.append(f"kernels are not forked, as their template was refused: {refusal}")
     listed = bool(own or factory.origins)
     asked = list(packages) if listed else _asked_for(services, request, packages)
-    refused = [str(settings.ignored_keys)] if settings.ignored_keys is not None else []
+    refused = [str(each) for each in (settings.ignored_keys, settings.unmounted) if each]
     described = ServerInfo(
         session=session.handle,
         server_version=__version__,

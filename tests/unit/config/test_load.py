@@ -459,6 +459,22 @@ def test_a_gpu_is_opened_with_its_devices_and_libraries(tmp_path: Path) -> None:
     assert len(again.mounts) == 1
 
 
+@pytest.mark.parametrize("where", ["/", "..", "."])
+def test_the_home_folder_is_not_shown_as_the_folder_of_a_client(where: str, tmp_path: Path) -> None:
+    home = tmp_path / "home" / "me"
+    (home / "project").mkdir(parents=True)
+    environ, started = {"HOME": str(home)}, Path(os.path.normpath(home / where))
+    found = load({"mount": [".", str(tmp_path / "data")]}, environ, started)
+    assert [str(each.host) for each in found.mounts] == [str(tmp_path / "data")]
+    assert f"--mount . shows nothing: {started} is, or holds, the home folder" in found.unmounted
+    for flags in ({"mount": [".:rw"]}, {"mount": [str(started)]}):  # asked for: a sentence at start
+        found = load(flags, environ, started)
+        assert (len(found.mounts), found.unmounted) == (1, "")
+    found = load({"mount": ["."]}, environ, home / "project")
+    assert [str(each.host) for each in found.mounts] == [str(home / "project")]
+    assert found.unmounted == ""
+
+
 def test_libraries_that_every_sandbox_shows_are_not_mounted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -12,7 +12,10 @@ from kernel_mcp.config.options import Option
 from kernel_mcp.config.settings import OPTIONS, Limits, Settings
 from kernel_mcp.errors import ConfigError
 
-FIXED = {"limits", "driver", "file", "ignored_keys", "tmp_bytes", "open_files", "address_space"}
+FIXED = {
+    *("limits", "driver", "file", "ignored_keys", "unmounted"),
+    *("tmp_bytes", "open_files", "address_space"),
+}
 """Fields that nobody sets."""
 SAMPLES = {
     "NAME@HOST[:HEADER]": "KEY@api.test:X-Key",
