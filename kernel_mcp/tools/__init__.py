@@ -62,25 +62,22 @@ LimitArg = Annotated[
     float | None,
     BeforeValidator(duration),
     WithJsonSchema({"type": "string"}),
-    Field(description="Of a cell, such as 30s"),
 ]
 MemoryArg = Annotated[
     int | None,
     BeforeValidator(memory),
     WithJsonSchema({"type": "string"}),
-    Field(description="Such as 2G"),
 ]
 CpuArg = Annotated[
     Share | None,
     BeforeValidator(share),
     WithJsonSchema({"type": "string"}),
-    Field(description="Processors (1.5), or their time (30s)"),
 ]
 NetworkArg = Annotated[
     list[str] | None,
     BeforeValidator(_one_each_host),
     WithJsonSchema({"type": "array", "items": {"type": "string"}}),
-    Field(description="Fewer hosts than info names, such as example.com"),
+    Field(description="Fewer hosts than info names"),
 ]
 
 
@@ -91,8 +88,7 @@ def _version(given: object) -> object:
     return "3.10" if given == 3.1 else str(given)  # how JSON writes 3.10
 
 
-Version = Annotated[str, BeforeValidator(_version), WithJsonSchema({"type": "string"})]
-PythonArg = Annotated[Version, Field(description="Such as 3.12")]
+PythonArg = Annotated[str, BeforeValidator(_version), WithJsonSchema({"type": "string"})]
 WaitArg = Annotated[
     float,
     BeforeValidator(limit_duration),

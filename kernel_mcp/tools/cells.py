@@ -48,7 +48,6 @@ from kernel_mcp.tools import (
     SessionArg,
     TimeoutArg,
     Toolbox,
-    Version,
     WaitArg,
     Whole,
     progress_of,
@@ -167,7 +166,7 @@ def register(box: Toolbox, services: ToolContext) -> None:
         ctx: AnyContext,
         session: SessionArg = "",
         dependencies: PackagesArg = [],  # noqa: B006 - becomes the default in the JSON schema, is never changed
-        python: Version = "",
+        python: PythonArg = "",
     ) -> SyntaxReport:
         """Find syntax errors, refused imports and unknown names without running the code.
 
@@ -205,10 +204,10 @@ def register(box: Toolbox, services: ToolContext) -> None:
         script: Annotated[str, Field(description="May begin with a PEP 723 block")],
         ctx: AnyContext,
         dependencies: Annotated[PackagesArg, Field(description="Further ones (PEP 508)")] = [],  # noqa: B006 - becomes the default in the JSON schema, is never changed
-        python: PythonArg = "",
-        memory: MemoryArg = None,
-        cpu: CpuArg = None,
-        timeout: LimitArg = None,
+        python: Annotated[PythonArg, Field(description="Such as 3.12")] = "",
+        memory: Annotated[MemoryArg, Field(description="Such as 2G")] = None,
+        cpu: Annotated[CpuArg, Field(description="Processors (1.5) or their time (30s)")] = None,
+        timeout: Annotated[LimitArg, Field(description="Such as 30s")] = None,
     ) -> CallToolResult:
         """Run a script once in a fresh session, of which nothing stays."""
         caller, report = box.caller(ctx), progress_of(ctx) or silence

@@ -93,7 +93,10 @@ def register(box: Toolbox, services: ToolContext) -> None:
         resume: Annotated[bool, Field(description="Bring that back all the same")] = False,
         attach: Annotated[str, Field(description="A person's kernel: connection file or URL")] = "",
     ) -> Annotated[CallToolResult, SessionHandle]:
-        """Open a further session with its own kernel and files; ordinary work needs none."""
+        """Open a further session with its own kernel and files; ordinary work needs none.
+
+        Packages and limits as for run_script.
+        """
         report, scripts = progress_of(ctx) or silence, services.scripts
         if attach:
             no_use = (packages, python, memory, cpu, network, fresh, resume)
