@@ -50,6 +50,8 @@ _WAITING = (
 
 _COMMANDS_HELP = """\
 other commands:
+  kernel-mcp setup CLIENT   print the entry by which an MCP client starts this server; with --write
+                            add it to the client's file
   kernel-mcp doctor         start a sandboxed kernel and report what holds and what does not
   kernel-mcp env list       kernel environments in the cache
   kernel-mcp env build      build the environment of --allow and --python now
@@ -80,6 +82,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     if words[:1] == ["help"]:
         words = [*words[1:], "--help"]
+    if words in (["version"], ["-v"], ["-V"]):
+        words = ["--version"]
     command = _COMMANDS.get(words[0]) if words else None
     try:
         if command is not None:
@@ -145,6 +149,12 @@ def _doctor(argv: Sequence[str]) -> int:
     return run_doctor(argv)
 
 
+def _setup(argv: Sequence[str]) -> int:
+    from kernel_mcp.commands.setup import run_setup
+
+    return run_setup(argv)
+
+
 def _env(argv: Sequence[str]) -> int:
     from kernel_mcp.commands import run_env
 
@@ -189,6 +199,7 @@ def _token(argv: Sequence[str]) -> int:
 
 _COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
     "serve": _serve,
+    "setup": _setup,
     "doctor": _doctor,
     "env": _env,
     "sessions": _sessions,

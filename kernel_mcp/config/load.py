@@ -54,6 +54,15 @@ _REMOVED = {
     "install-timeout": "an installation has five minutes",
 }
 """Flags of 0.1.0 that were removed, by name, with the replacement of each."""
+_HTTP = "--http 127.0.0.1:8000 serves MCP over HTTP; without it, MCP is on stdin and stdout"
+_MEANT = {
+    "port": _HTTP,
+    "host": _HTTP,
+    "transport": _HTTP,
+    "stdio": _HTTP,
+    "verbose": "--log-level debug reports more, and --version the version",
+}
+"""Flags and commands of other servers, by name, with what they do here."""
 _NEVER_MEANT = frozenset({"none"})
 """Values that remove protection: a misspelt name is never corrected to one."""
 
@@ -385,8 +394,11 @@ class _Parser(argparse.ArgumentParser):
                 flags = {flag: flag for each in self._actions for flag in each.option_strings}
                 known = spellings("--{}".format, " {}") | flags
             name = word.partition("=")[0]
-            if now := _REMOVED.get(name.removeprefix("--")):
+            plain = name.removeprefix("--")
+            if now := _REMOVED.get(plain):
                 message = f"there is no {kind} {word} any more: {now}"
+            elif does := _MEANT.get(plain):
+                message = f"there is no {kind} {word}: {does}"
             else:
                 message = f"there is no {kind} {word}{nearest(name, known)}"
         raise ConfigError(message)

@@ -6,8 +6,6 @@ import contextlib
 import fcntl
 import json
 import os
-import stat
-import tempfile
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,7 +22,7 @@ from kernel_mcp.identity.token_rows import (
     scopes_named,
 )
 from kernel_mcp.identity.tokens import read_open
-from kernel_mcp.linux.folders import require_unshared
+from kernel_mcp.linux.folders import replace_file, require_unshared
 
 LEAST_PREFIX = 4
 """Fewest hexadecimal digits of a hash that identify a token."""
@@ -77,7 +75,7 @@ def add(
                 f"{error}. Leave --quota and --door out to have those of the other rows, or revoke "
                 "those first"
             ) from None
-        _replace(place, opened, content)
+        replace_file(place, content, most_mode=0o644)
     return token
 
 
@@ -87,7 +85,8 @@ def revoke(path: Path, unwanted: Callable[[TokenRow], bool]) -> list[TokenRow]:
         content, rows = _content(opened, path)
         gone = [row for row in rows if unwanted(row)]
         if gone:
-            _replace(place, opened, _without(content, {row.line for row in gone}))
+            left = _without(content, {row.line for row in gone})
+            replace_file(place, left, most_mode=0o644)
     return gone
 
 
@@ -142,30 +141,6 @@ def _is_still(place: Path, opened: BinaryIO) -> bool:
         return os.path.samestat(os.fstat(opened.fileno()), place.stat())
     except FileNotFoundError:
         return False
-
-
-def _replace(place: Path, opened: BinaryIO, content: bytes) -> None:
-    """Replace the file atomically; the owner and a restricted mode are kept."""
-    old = os.fstat(opened.fileno())
-    fd, name = tempfile.mkstemp(prefix=f".{place.name}.", dir=place.parent)
-    fresh = Path(name)
-    try:
-        with open(fd, "wb") as written:
-            if (old.st_uid, old.st_gid) != (os.geteuid(), os.getegid()):
-                os.fchown(fd, old.st_uid, old.st_gid)
-            os.fchmod(fd, stat.S_IMODE(old.st_mode) & 0o644 | 0o600)
-            written.write(content)
-            written.flush()
-            os.fsync(fd)
-        fresh.rename(place)
-    except BaseException:
-        fresh.unlink(missing_ok=True)
-        raise
-    folder = os.open(place.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
 
 
 @contextmanager

@@ -13,6 +13,7 @@ import hashlib
 import os
 import pwd
 import stat
+import tempfile
 from pathlib import Path
 
 from kernel_mcp.errors import LaunchError, SandboxUnavailable
@@ -116,6 +117,34 @@ def runtime_folder(name: str = "") -> Path:
             f"this user's servers cannot meet in {path}: {reason}; or set XDG_RUNTIME_DIR to a "
             "folder of this user"
         ) from reason
+
+
+def replace_file(place: Path, content: bytes, *, most_mode: int = 0o777) -> None:
+    """Write a file atomically; owner and mode of the one before are kept, within `most_mode`.
+
+    A new file is for this user alone. Raises OSError.
+    """
+    old = place.stat() if place.exists() else None
+    fd, name = tempfile.mkstemp(prefix=f".{place.name}.", dir=place.parent)
+    fresh = Path(name)
+    try:
+        with open(fd, "wb") as written:
+            if old is not None:
+                if (old.st_uid, old.st_gid) != (os.geteuid(), os.getegid()):
+                    os.fchown(fd, old.st_uid, old.st_gid)
+                os.fchmod(fd, stat.S_IMODE(old.st_mode) & most_mode | 0o600)
+            written.write(content)
+            written.flush()
+            os.fsync(fd)
+        fresh.rename(place)
+    except BaseException:
+        fresh.unlink(missing_ok=True)
+        raise
+    folder = os.open(place.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
 
 
 def from_home(path: Path) -> Path:

@@ -81,12 +81,14 @@ def test_a_command_takes_the_other_flags_of_a_server_too(
         "none",
     ]
     assert cli.main(words) == 0
-    assert "0 environments" in capsys.readouterr().out
+    downloads = tmp_path / "c" / "uv-cache"
+    assert f"0 environments, 0 MiB; 0 MiB of downloads in {downloads}" in capsys.readouterr().out
 
 
-def test_version_is_the_package_version(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("words", ["--version", "version", "-v", "-V"])
+def test_version_is_the_package_version(words: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
-        cli.main(["--version"])
+        cli.main([words])
     assert capsys.readouterr().out == f"kernel-mcp {__version__}\n"
 
 
@@ -123,6 +125,10 @@ def test_help_and_version_leave_the_heavy_libraries_alone(flag: str) -> None:
         (["--strict"], "there is no flag --strict any more: --profile strict is what it was"),
         (["--allow-weaker-sandbox"], "any more: --sandbox bwrap,landlock is what it was"),
         (["--install-timeout=1m"], "--install-timeout=1m any more: an installation has five min"),
+        (["--port", "8000"], "no flag --port: --http 127.0.0.1:8000 serves MCP over HTTP"),
+        (["--transport=stdio"], "without it, MCP is on stdin and stdout"),
+        (["stdio"], "there is no command stdio: --http"),
+        (["--verbose"], "--log-level debug reports more"),
         (["--nonsense"], "there is no flag --nonsense; did you mean --tokens?\n"),
         (["--config", "/"], "--config /: it is no ordinary file"),
         (["--sandbox", "auto,landlock"], "auto stands alone; what may follow each other is bwrap,"),
