@@ -1,6 +1,7 @@
 """Sandboxes and tools of other distributions: found by entry point, loaded if a flag names them.
 
-They are installed beside the server by its operator, and run with its rights.
+They are installed beside the server by its operator, and run with its rights. Extras of this
+distribution are installed the same way.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from kernel_mcp import __version__
 from kernel_mcp.errors import ConfigError, KernelMcpError
 
 SANDBOXES = "kernel_mcp.sandboxes"
@@ -17,6 +19,11 @@ SANDBOXES = "kernel_mcp.sandboxes"
 They take no argument, and raise SandboxUnavailable with the remedy."""
 TOOLS = "kernel_mcp.tools"
 """Group of functions such as `tools.files.register`, by the name of their group in `--tools`."""
+
+
+def install_line(extra: str) -> str:
+    """Return the command that installs the wheel of this version with an extra."""
+    return f"uv tool install './dist/kernel_mcp-{__version__}-py3-none-any.whl[{extra}]'"
 
 
 def offered(group: str) -> tuple[str, ...]:

@@ -21,10 +21,12 @@ from kernel_mcp.barriers import in_full, refusal_of
 from kernel_mcp.config.load import HELP, OTHERS, read_settings, settings_from, settings_parser
 from kernel_mcp.config.settings import Settings
 from kernel_mcp.environments.build import Fitting
+from kernel_mcp.environments.folder import tree_size
 from kernel_mcp.environments.metadata import EnvironmentSpec
 from kernel_mcp.environments.store import EnvironmentStore
 from kernel_mcp.environments.uv import sources
 from kernel_mcp.errors import ConfigError, SandboxUnavailable
+from kernel_mcp.extensions import install_line
 from kernel_mcp.launch.rundir import default_base
 from kernel_mcp.linux.process import allow_many_files, foreign_environment, is_terminal
 from kernel_mcp.output.text import one_line
@@ -95,7 +97,7 @@ usage: kernel-mcp env list|build|prune [flags]
 
 The cache of kernel environments.
 
-  list     what is in it: packages, size, last use
+  list     what is in it: packages, size, last use, and downloads
   build    build the environment of --allow and --python now
   prune    remove what nobody used for 30 days, and the remains of killed builds
 
@@ -132,11 +134,14 @@ def _env_settings(name: str, about: str, argv: Sequence[str], shown: Sequence[st
 
 
 def _list(settings: Settings) -> int:
-    stored = EnvironmentStore(settings.cache_dir).stored()
+    store = EnvironmentStore(settings.cache_dir)
+    stored, downloads = store.stored(), store.downloads
     for found in stored:
         print(f"{found.path.name}  {_bytes(found.size)}  used {_ago(found.used)}")
         print(f"  {', '.join(found.requested) or 'standard library only'}")
-    print(f"{_environments(len(stored))}, {_bytes(sum(found.size for found in stored))}")
+    size = _bytes(sum(found.size for found in stored))
+    kept = f"{_bytes(tree_size(downloads))} of downloads in {downloads}"
+    print(f"{_environments(len(stored))}, {size}; {kept}")
     return 0
 
 
@@ -370,11 +375,12 @@ def _forget_sessions(store: SessionStore, folder: str, names: Sequence[str] | No
 
 # lab: running sessions as live notebooks.
 
-_LAB = """\
+_LAB = f"""\
 Start JupyterLab on loopback, with a random token, in which each running session of this user is a
 live notebook: the cells of its agent appear as they run, and cells of yours run in the session.
 JupyterLab has no terminals, no kernels and no files but those, and nothing that a session puts out
-can run in it. Needs the extra `lab`: pip install 'kernel-mcp[lab]'
+can run in it. Needs the extra `lab`:
+{install_line("lab")}
 """
 _LAB_PORT = 8888
 
@@ -388,9 +394,7 @@ def run_lab(argv: Sequence[str]) -> int:
     state = _state(settings_from(flags))
     missing = [name for name in ("jupyterlab", "jupyter_server_ydoc") if find_spec(name) is None]
     if missing:
-        raise ConfigError(
-            f"lab: {' and '.join(missing)} cannot be imported: pip install 'kernel-mcp[lab]'"
-        )
+        raise ConfigError(f"lab: {' and '.join(missing)} cannot be imported: {install_line('lab')}")
     from kernel_mcp.lab.app import run_lab as run
 
     return run(state, port)

@@ -238,6 +238,11 @@ class EnvironmentStore:
         note = folders.read_note(support.site.parents[2] if support else environment.root)
         return 0 if note is None else note.size
 
+    @property
+    def downloads(self) -> Path:
+        """Uv's cache, from which the next environments are built."""
+        return self.build_sandbox.uv.cache
+
     def stored(self) -> list[StoredEnvironment]:
         """Return the finished environments, most recently used first."""
         found = [
@@ -273,7 +278,7 @@ class EnvironmentStore:
         self.build_sandbox.tidy()
         now = time.time()
         removed = [path for path in self._remains(now) if _remove_unused(path)]
-        cached = folders.tree_size(self.build_sandbox.uv.cache)
+        cached = folders.tree_size(self.downloads)
         if 0 < most_bytes < 2 * cached and self.build_sandbox.empty_cache():
             cached = 0
         agents = [stored for stored in self.stored() if stored.agent]

@@ -16,6 +16,7 @@ from typing import Any
 
 from kernel_mcp.config.serving import is_loopback
 from kernel_mcp.errors import ConfigError, KernelMcpError
+from kernel_mcp.extensions import install_line
 from kernel_mcp.linux.folders import from_home
 from kernel_mcp.network.rules import Address, is_own, literal, split_port
 
@@ -59,8 +60,8 @@ def import_ray() -> ModuleType:
         import ray
     except ImportError:
         raise ConfigError(
-            "--fleet: Ray is not installed here: pip install 'kernel-mcp[fleet]', the same version "
-            "of both, and of Python, on all machines of the fleet"
+            f"--fleet: Ray is not installed here: {install_line('fleet')}, the same version of "
+            "both, and of Python, on all machines of the fleet"
         ) from None
     module: ModuleType = ray
     return module

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Protocol
 
 from kernel_mcp.errors import ConfigError
+from kernel_mcp.extensions import install_line
 from kernel_mcp.linux.folders import from_home, private_folder
 
 if TYPE_CHECKING:
@@ -204,7 +205,7 @@ def storage_of(address: str) -> Storage:
         from fsspec.core import url_to_fs
     except ImportError:
         raise ConfigError(
-            f"--fleet-store {address}: addresses take fsspec: pip install 'kernel-mcp[fleet]'"
+            f"--fleet-store {address}: addresses take fsspec: {install_line('fleet')}"
         ) from None
     try:
         files, root = url_to_fs(address)

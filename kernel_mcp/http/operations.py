@@ -11,6 +11,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from kernel_mcp.extensions import install_line
 from kernel_mcp.http.connections import state_of
 from kernel_mcp.http.gate import METRICS_PATH
 from kernel_mcp.telemetry import Levels, Meters, Readiness
@@ -18,8 +19,8 @@ from kernel_mcp.telemetry.origin import Origin
 from kernel_mcp.telemetry.spans import OriginContext
 
 UNINSTALLED = (
-    "Metrics take prometheus-client, which is not installed: pip install 'kernel-mcp[http]', then "
-    "start the server again."
+    f"Metrics take prometheus-client, which is not installed: {install_line('http')}, then start "
+    "the server again."
 )
 _FRESH = {"cache-control": "no-store"}
 

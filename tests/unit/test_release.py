@@ -52,7 +52,10 @@ def found(path: str, pattern: str) -> set[str]:
         ("packaging/claude-code/.claude-plugin/plugin.json", r'"version": "(.*)"'),
         ("packaging/kubernetes/kernel-mcp.yaml", r"image: \S+:(\S+)"),
         ("packaging/kubernetes/fleet.yaml", r"image: \S+:(\S+)"),
-        ("docs/deploy.md", r"kernel_mcp-(.*?)-py3-none-any"),
+        *(
+            (f"docs/{name}.md", r"kernel_mcp-(.*?)-py3-none-any")
+            for name in ("deploy", "fleet", "install", "jupyter", "notebooks", "operations")
+        ),
     ],
 )
 def test_every_file_has_the_version_of_the_server(path: str, pattern: str) -> None:

@@ -83,7 +83,7 @@ def test_without_the_package_the_answer_says_what_to_install(
     monkeypatch.setattr(builtins, "__import__", missing)
     found = Server(meters=meters_of_http()).get("/metrics")
     assert found.status_code == 501
-    assert "pip install 'kernel-mcp[http]'" in found.json()["error"]
+    assert "py3-none-any.whl[http]'" in found.json()["error"]
 
 
 @pytest.mark.parametrize(
