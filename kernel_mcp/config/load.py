@@ -15,7 +15,7 @@ import argparse
 import os
 import re
 import sys
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, NoReturn
@@ -28,7 +28,8 @@ from kernel_mcp.config.options import ENV_PREFIX, IgnoredKeys, Option, variable_
 from kernel_mcp.config.requirements import entries, python
 from kernel_mcp.config.secrets import EnvVariable, HeaderSecret, header_secrets, variables
 from kernel_mcp.config.settings import OPTIONS, TOOL_GROUPS, Limits, Settings
-from kernel_mcp.config.values import close_to, devices, hosts, parse_toml, places
+from kernel_mcp.config.spelling import explained, nearest, spellings
+from kernel_mcp.config.values import devices, hosts, parse_toml, places
 from kernel_mcp.errors import ConfigError
 from kernel_mcp.linux import gpus
 from kernel_mcp.linux.folders import from_home
@@ -47,24 +48,6 @@ _LISTS = (attachments, devices, entries, header_secrets, hosts, mounts, places, 
 """Readers of settings that may be given more than once."""
 HELP = ("-h", "--help", "help")
 OTHERS = "The other flags of the server are taken too, and change nothing here."
-
-_REMOVED = {
-    "strict": "--profile strict is what it was",
-    "allow-weaker-sandbox": "--sandbox bwrap,landlock is what it was",
-    "install-timeout": "an installation has five minutes",
-}
-"""Flags of 0.1.0 that were removed, by name, with the replacement of each."""
-_HTTP = "--http 127.0.0.1:8000 serves MCP over HTTP; without it, MCP is on stdin and stdout"
-_MEANT = {
-    "port": _HTTP,
-    "host": _HTTP,
-    "transport": _HTTP,
-    "stdio": _HTTP,
-    "verbose": "--log-level debug reports more, and --version the version",
-}
-"""Flags and commands of other servers, by name, with what they do here."""
-_NEVER_MEANT = frozenset({"none"})
-"""Values that remove protection: a misspelt name is never corrected to one."""
 
 _BY_NAME = {option.name: option for option in OPTIONS}
 _LIMITS = frozenset(entry.name for entry in fields(Limits))
@@ -152,26 +135,6 @@ def _settings(values: Mapping[str, Any]) -> Settings:
     if "timeout_s" in values and "max_timeout_s" not in values:
         most = settings.timeout_s
     return replace(settings, max_timeout_s=most, timeout_s=min(settings.timeout_s, most))
-
-
-def spellings(form: Callable[[str], str], value: str) -> dict[str, str]:
-    """Return corrections by misspelt name: `form` of each setting's name, and of fixed values.
-
-    A value, such as `strict`, is corrected to its setting with that value.
-    """
-    words = {
-        form(word): form(option.name) + value.format(word)
-        for option in OPTIONS
-        for word in option.metavar.split("|")
-        if word.islower() and word not in _NEVER_MEANT
-    }
-    return words | {form(option.name): form(option.name) for option in OPTIONS}
-
-
-def nearest(name: str, known: Mapping[str, str]) -> str:
-    """Return `; did you mean X?` for the entry of `known` with the closest name; else ""."""
-    close = close_to(name, known, cutoff=0.55)
-    return f"; did you mean {known[close[0]]}?" if close else ""
 
 
 def _checked(settings: Settings, environ: Mapping[str, str]) -> Settings:
@@ -394,13 +357,8 @@ class _Parser(argparse.ArgumentParser):
                 flags = {flag: flag for each in self._actions for flag in each.option_strings}
                 known = spellings("--{}".format, " {}") | flags
             name = word.partition("=")[0]
-            plain = name.removeprefix("--")
-            if now := _REMOVED.get(plain):
-                message = f"there is no {kind} {word} any more: {now}"
-            elif does := _MEANT.get(plain):
-                message = f"there is no {kind} {word}: {does}"
-            else:
-                message = f"there is no {kind} {word}{nearest(name, known)}"
+            instead = explained(name.removeprefix("--")) or nearest(name, known)
+            message = f"there is no {kind} {word}{instead}"
         raise ConfigError(message)
 
 
