@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import re
 import sys
 import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import TracebackType
+from types import FrameType, TracebackType
 from typing import Any
 
 import ipykernel
@@ -26,9 +27,11 @@ _CAUSE = "\nThe above exception was the direct cause of the following exception:
 _CONTEXT = "\nDuring handling of the above exception, another exception occurred:\n"
 _KERNEL = (
     *(f"{Path(file).parent}/" for file in (IPython.__file__, ipykernel.__file__)),
-    f"{Path(__file__).parent.parent}/",
+    f"{Path(__file__).parents[2]}/",
     IMPORT_GUARD,
 )
+_RUNNER = (f"{Path(IPython.__file__).parent}/core/interactiveshell.py", "run_code")
+"""File and name of the function that runs the code of cells."""
 _CELL = re.compile(r'File "(<ipython-input-[^"]*>)"')
 
 CellName = Callable[[str], "str | None"]
@@ -110,6 +113,40 @@ def _frames(stack: traceback.StackSummary) -> list[str]:
 
 def _label_cells(text: str, cell_name: CellName) -> str:
     return _CELL.sub(lambda match: cell_name(match[1]) or match[0], text)
+
+
+def hide_callers() -> None:
+    """Let printed stacks end at the cell, without the frames that run it."""
+    original = traceback.walk_stack
+
+    def walk_stack(f: FrameType | None) -> Iterator[tuple[FrameType, int]]:
+        """Return the frames from `f` to the outermost, with their lines, as in `traceback`."""
+        return original(f) if f is None else _below_cells(original(f))
+
+    traceback.walk_stack = walk_stack
+
+
+def _below_cells(stack: Iterator[tuple[FrameType, int]]) -> Iterator[tuple[FrameType, int]]:
+    for frame, line in stack:
+        code = frame.f_code
+        if (code.co_filename, code.co_name) == _RUNNER:
+            return
+        if not code.co_filename.startswith(_KERNEL):
+            yield frame, line
+
+
+def follow_loguru(module: Any) -> None:
+    """Leave the frames that run a cell out of loguru's tracebacks, which begin above the cell."""
+    original = module.ExceptionFormatter._extract_frames
+
+    @functools.wraps(original)
+    def extract(*args: Any, **options: Any) -> Any:
+        frames, source = original(*args, **options)
+        places = [(file, function) for file, _, function, _ in frames]
+        below = places.index(_RUNNER) if _RUNNER in places else 0
+        return [each for each in frames[below:] if not each[0].startswith(_KERNEL)], source
+
+    module.ExceptionFormatter._extract_frames = extract
 
 
 _LAST_ERROR = ("last_type", "last_value", "last_traceback", "last_exc")

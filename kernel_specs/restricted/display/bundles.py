@@ -21,6 +21,7 @@ from IPython.core.formatters import DisplayFormatter
 
 from kernel_specs.restricted import definitions
 from kernel_specs.restricted.config import OutputSettings
+from kernel_specs.restricted.console import tracebacks
 from kernel_specs.restricted.display import charts, figures, libraries, pictures, rows
 
 # Charts as text, for readers without a browser.
@@ -450,10 +451,11 @@ _ROWS: Mapping[str, Callable[[Any], dict[str, Any]]] = {
 
 
 def prepare(shell: Any) -> None:
-    """Set up a shell: figures after cells, as PNG; actions after imports; sources of classes."""
+    """Set up a shell: figures after cells, actions after imports, sources, stacks of cells."""
     shell.display_formatter.formatters["image/png"].for_type_by_name(
         "matplotlib.figure", "Figure", libraries.figure_picture
     )
     shell.events.register("post_execute", libraries.show_figures)
     libraries.AfterImport(libraries.ACTIONS).install()
     definitions.find_sources()
+    tracebacks.hide_callers()

@@ -19,6 +19,7 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 from kernel_specs.restricted import definitions
+from kernel_specs.restricted.console import tracebacks
 
 Action = Callable[[Any], object]
 
@@ -195,6 +196,7 @@ def _follow_rich(console: Any) -> None:
 ACTIONS: Mapping[str, Action] = {
     "PIL.ImageShow": _follow_pillow,
     "bokeh.io.showing": _follow_bokeh,
+    "loguru._better_exceptions": tracebacks.follow_loguru,
     "matplotlib.pyplot": _follow_pyplot,
     "multiprocessing.spawn": definitions.follow_spawn,
     "pandas": _follow_pandas,

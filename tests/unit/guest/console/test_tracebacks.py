@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import sys
+import traceback
 from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -104,3 +107,37 @@ def test_these_exit_codes_are_success(code: object) -> None:
 @pytest.mark.parametrize("error", [None, ValueError(), SystemExit(1), SystemExit("0")])
 def test_all_else_is_none(error: BaseException | None) -> None:
     assert not tracebacks.is_success(error)
+
+
+def test_printed_stacks_end_at_the_cell(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(traceback, "walk_stack", traceback.walk_stack)
+    tracebacks.hide_callers()
+    names: dict[str, Any] = {"traceback": traceback}
+    file, name = tracebacks._RUNNER
+    exec(compile(f"def {name}(code): exec(code, globals())", file, "exec"), names)
+    code = "def f(): return traceback.extract_stack()\nstack = f()"
+    names[name](compile(code, CELL, "exec"))
+    assert [(frame.filename, frame.name) for frame in names["stack"]] == [
+        (CELL, "<module>"),
+        (CELL, "f"),
+    ]
+    assert list(traceback.walk_stack(None))
+
+
+def test_frames_above_a_cell_are_left_out_of_tracebacks_of_loguru() -> None:
+    above = [("/usr/lib/runpy.py", 1, "run", ""), (tracebacks.__file__, 2, "serve", "")]
+    runner = (tracebacks._RUNNER[0], 3, tracebacks._RUNNER[1], "")
+    own = [(CELL, 4, "<module>", "f()"), ("/usr/lib/json.py", 5, "loads", "x")]
+
+    found = {"frames": [*above, runner, *own]}
+
+    class ExceptionFormatter:
+        """As loguru's."""
+
+        def _extract_frames(self) -> Any:
+            return found["frames"], "source"
+
+    tracebacks.follow_loguru(SimpleNamespace(ExceptionFormatter=ExceptionFormatter))
+    assert ExceptionFormatter()._extract_frames() == (own, "source")
+    found["frames"] = own  # in a thread
+    assert ExceptionFormatter()._extract_frames() == (own, "source")
