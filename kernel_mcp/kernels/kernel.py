@@ -24,7 +24,7 @@ from kernel_mcp.launch.base import KernelEnvironment
 from kernel_mcp.launch.checkpoint import Checkpoint
 from kernel_mcp.launch.process import KernelProcess
 from kernel_mcp.linux.proc import ExitStatus
-from kernel_mcp.output.items import Redactor, Stream
+from kernel_mcp.output.items import Event, Redactor, Stream
 from kernel_mcp.output.text import Masks, one_line
 from kernel_mcp.policy import Policy
 
@@ -100,6 +100,8 @@ class Kernel:
         self._run: Run | None = None
         self._ending: IdleWait | None = None
         self._stray: Sink | None = None
+        self._early: list[Event] = []
+        """Output between a wake and `hear`."""
         self._asked: dict[str, PendingReply] = {}
         self._closing = False
         self._received = 0
@@ -158,16 +160,7 @@ class Kernel:
     def _send_cell(
         self, kind: str, code: str, sink: Sink, number: int | None = None, notebook: str = ""
     ) -> Run:
-        if self._run is not None:
-            self._run.lift()
-        run = Run(sink)
-        if self._masks:
-            veil = Redactor(self._masks, sink)
-            run = Run(veil, veil.flush)
-        sink = run.sink
-        self._run = run
-        self._ending = None
-        self._stray = sink
+        run = self._listen(sink)
         content: dict[str, Any] = {
             "code": code,
             "silent": False,
@@ -180,6 +173,25 @@ class Kernel:
         }
         self._hand_over(run, kind, content)
         return run
+
+    def _listen(self, sink: Sink) -> Run:
+        """Return the run that takes the place of the last one; its sink hides values."""
+        if self._run is not None:
+            self._run.lift()
+        run = Run(sink)
+        if self._masks:
+            veil = Redactor(self._masks, sink)
+            run = Run(veil, veil.flush)
+        self._run, self._ending, self._stray = run, None, run.sink
+        return run
+
+    def hear(self, sink: Sink) -> None:
+        """Pass output to `sink` until the first cell: that of tasks from before a checkpoint."""
+        early, self._early = self._early, []
+        run = self._listen(sink)
+        run.finished.set()
+        for event in early:
+            run.sink(event)
 
     def _hand_over(self, run: Run, kind: str, content: dict[str, Any]) -> None:
         run.msg_id = self._channels.send("shell", kind, content)
@@ -324,11 +336,13 @@ class Kernel:
         kernel.known = dict(self.known)
         kernel.closed_files = _words(handle.report.closed)
         kernel.names = KnownNames(self.known.get(checkpoint, self.names))
+        kernel._stray = kernel._early.append
         try:
             why = await kernel._answer_to(kernel._channels.greeted, CHECKPOINT_S)
             if why:
                 raise LaunchError(f"the kernel of the checkpoint is not ready: {why}")
             await kernel.ready(0.0)
+            kernel.send_probe()  # output between cells answers the last request that was read
         except BaseException:
             await kernel.aclose()
             raise

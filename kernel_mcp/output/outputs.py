@@ -228,6 +228,7 @@ class OutputLog:
     def row(self) -> dict[str, Any]:
         """Return a closed log as a JSON value, which `restored` reads."""
         with self._lock:
+            self._streams.settle(force=True)
             return {
                 "text": self._transcript.text.row(),
                 "entries": [row_of(entry) for entry in self._transcript.entries],
@@ -259,8 +260,6 @@ class OutputLog:
             self._clear()
         if isinstance(event, Stream):
             self._streams.write(event)
-            if self._closed:
-                self._streams.settle(force=True)
         elif isinstance(event, Display):
             self._show(event)
         else:

@@ -11,6 +11,7 @@ import anyio
 from kernel_mcp.barriers import Barrier, run_in_thread
 from kernel_mcp.errors import BranchError, InputError, KernelMcpError, SessionNotFound
 from kernel_mcp.launch.checkpoint import Checkpoint
+from kernel_mcp.output.outputs import Position
 from kernel_mcp.sessions.factory import SessionFactory
 from kernel_mcp.sessions.family import (
     MOST,
@@ -26,6 +27,9 @@ from kernel_mcp.sessions.session import Session
 
 if TYPE_CHECKING:
     from kernel_mcp.kernels.kernel import Kernel
+
+LATE_CHARS = 2000
+"""Maximum characters of a branch's last output, from its end, that an adoption reports."""
 
 
 class Host(Protocol):
@@ -107,6 +111,9 @@ class Branches:
         else:
             gone = await adopt(branch, root, origin)
             root.cells.undone.update(gone)
+            for cell in branch.cells.late:
+                text = cell.log.news(cell.late_since or Position(), LATE_CHARS)
+                branch.remark(f"since its end, cell {cell.number} has put out: {text}")
             root.notifications.take_over(branch.notifications, f"branch {branch.handle}")
             others.append(branch)
         branch.origin = None  # its folder stays

@@ -120,6 +120,7 @@ class Cell:
     own           notice of the loss that it caused
     end_reported  True if a delivered answer has reported its end, or none will
     reported      position in the output up to which delivered answers have reported it
+    late_since    position of the output since its end that no answer has had; None for none
     calls         number of calls that wait for it
     called        True if a call has ever waited for it
     telling       True while an answer that reports its end is being delivered
@@ -169,6 +170,7 @@ class Cell:
         self.called = self.telling = self.abandoned = False
         self.listens = False
         self.reported = Position()
+        self.late_since: Position | None = None
         self.unsaid: list[Notice] = []
         self.stop_reason: StopReason | None = None
         self.missing = ""
@@ -251,7 +253,9 @@ class Cell:
         return self.take
 
     def take(self, event: Event) -> None:
-        """Add an output event."""
+        """Add an output event, possibly of a thread or child process after the end of the cell."""
+        if self.finished.is_set() and self.late_since is None:
+            self.late_since = self.log.position()
         if isinstance(event, Failure):
             self.missing = missing(event) or self.missing
         elif isinstance(event, Stream) and (magic := missing_magic(event.text, self.code)):
@@ -283,8 +287,14 @@ class Cell:
         self.end_reported = self.end_reported or ended
         self.abandoned = self.abandoned and not ended
         self.reported = to
+        self.tell_late(to)
         del self.notices[:notices]
         self.unsaid = [notice for notice in self.unsaid if notice not in said]
+
+    def tell_late(self, to: Position) -> None:
+        """Record a delivered answer that had the output since its end, up to `to`."""
+        if self.late_since is not None:
+            self.late_since = None if to == self.log.position() else to
 
     @property
     def losses(self) -> list[Loss]:

@@ -150,9 +150,9 @@ logger = logging.getLogger(__name__)
 class History(Sequence[Cell]):
     """The cells of a session in order, number n at index n - 1.
 
-    The newest cell stays in memory. So does one whose end was not reported, whose output may still
-    arrive, or whose displays an update can reach. Any other is a row on disk, read at each access,
-    and some 20 bytes in memory. Any thread may read.
+    The newest cell stays in memory. So does one of which something was not reported, whose output
+    may still arrive, or whose displays an update can reach. Any other is a row on disk, read at
+    each access, and some 20 bytes in memory. Any thread may read.
     """
 
     def __init__(self, folder: Path, displays: DisplayIndex[OutputLog]) -> None:
@@ -173,6 +173,15 @@ class History(Sequence[Cell]):
         self._begin = 0
         """The first place whose row has not been removed."""
         self._troubled = False
+        nothing = OutputLog(folder, 0)
+        self.before = Cell.ended(0, "", nothing, CellOutcome(Status.OK), 0.0)
+        """In place of a cell: what tasks have put out since an undo or branch, before a cell."""
+
+    def begin_again(self) -> Cell:
+        """Return `before` for a kernel from a checkpoint, without output that was reported."""
+        if self.before.late_since is None:
+            self.before.log.evict("")
+        return self.before
 
     def __len__(self) -> int:
         return len(self._places)
@@ -192,6 +201,12 @@ class History(Sequence[Cell]):
     def unreported(self) -> list[Cell]:
         """The cells whose end no delivered answer has reported, oldest first."""
         return [cell for cell in self._live.values() if not cell.end_reported]
+
+    @property
+    def late(self) -> list[Cell]:
+        """Reported cells whose output since their end no delivered answer has had, oldest first."""
+        found = [self.before, *self._live.values()]
+        return [cell for cell in found if cell.end_reported and cell.late_since is not None]
 
     @property
     def in_memory(self) -> int:
@@ -285,6 +300,7 @@ class History(Sequence[Cell]):
             cell
             for number, cell in self._live.items()
             if cell.end_reported
+            and cell.late_since is None
             and cell.finished.is_set()
             and number not in stay
             and not self._displays.holds(cell.log)

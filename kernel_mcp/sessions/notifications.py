@@ -317,6 +317,13 @@ class ResponseContext:
         self.remarks: list[str] = []
         """Sentences after the answer that are about the caller, not about the session."""
         self._attached: list[Notice] = []
+        self._claimed: list[object] = []
+
+    def claim(self, part: object) -> bool:
+        """Return True unless this answer includes `part` already."""
+        new = part not in self._claimed
+        self._claimed.append(part)
+        return new
 
     def attach(self, notifications: NotificationQueue, notices: Sequence[Notice]) -> None:
         """Attach notices of a session; they count as delivered once this answer is."""

@@ -181,8 +181,8 @@ class CellQueue:
     def file_away(self) -> list[int]:
         """Move ended cells to disk; return the numbers of those whose end was not reported."""
         ended = [cell for cell in self.cells.unreported if cell.finished.is_set()]
-        for cell in ended:
-            cell.end_reported = True
+        for cell in (*ended, *self.cells.late):
+            cell.end_reported, cell.late_since = True, None
             self.news.retract(cell)
         self.cells.settle()
         return [cell.number for cell in ended]

@@ -216,6 +216,7 @@ class Session:
         self.family, self.origin = family, origin
         family.members.append(self)
         self.kernel_state.start_as_branch(start.kernel, start.checkpoint, start.folder)
+        start.kernel.hear(self.cells.begin_again().take)
         self.touched = True
 
     @property
@@ -418,6 +419,8 @@ class Session:
 
     def _note_rollback(self) -> None:
         self.persistence.rolled_back = True
+        if self.kernel is not None:
+            self.kernel.hear(self.cells.begin_again().take)
         self.scheduler.wake()
 
     def lost_state(self, cause: str) -> Loss:

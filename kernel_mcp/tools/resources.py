@@ -279,7 +279,9 @@ def progress_of(context: Context[Any, Any]) -> ProgressCallback | None:
 
 
 def cell_of(cells: History, number: int) -> Cell:
-    """Return a cell by its number. Raises InputError where there is none."""
+    """Return a cell by its number, `History.before` for 0. Raises InputError without one."""
+    if number == 0 and cells.before.log.characters:
+        return cells.before
     if not 1 <= number <= len(cells):
         raise InputError(f"This session has no cell {number}: {_there(cells)}.")
     return cells[number - 1]

@@ -20,10 +20,19 @@ from pydantic import BaseModel
 
 from kernel_mcp.config.settings import Settings
 from kernel_mcp.errors import KernelMcpError, SessionGone
+from kernel_mcp.output.items import Item
 from kernel_mcp.output.outputs import OutputLog, Position
-from kernel_mcp.output.render import STREAMS, Budget, Rendered, mime_types, render
+from kernel_mcp.output.render import (
+    PICTURE_BYTES,
+    STREAMS,
+    Budget,
+    Rendered,
+    mime_types,
+    render,
+)
 from kernel_mcp.output.terminal import clean
 from kernel_mcp.output.text import Masks, cut, escaped, escaped_lines, notice, visible
+from kernel_mcp.records import dataclass
 from kernel_mcp.sessions.cell import Cell, CellOutcome, Phase, Status
 from kernel_mcp.sessions.notifications import Loss, Notice, ResponseContext
 from kernel_mcp.sessions.session import Session
@@ -77,9 +86,9 @@ async def answer(
 ) -> CallToolResult:
     """Return the answer about a cell: its output after `since`, its notices, and its status.
 
-    `closing` is the sentence on the status, None for the usual one, empty for none. All of it
-    counts as delivered once `response` is. It is an error if the cell has not ended well, unless
-    there are pictures.
+    Output that other cells have put out since their end follows. `closing` is the sentence on the
+    status, None for the usual one, empty for none. All of it counts as delivered once `response`
+    is. It is an error if the cell has not ended well, unless there are pictures.
     """
     ended, unsaid = cell.finished.is_set(), cell.unsaid
     if ended:
@@ -92,17 +101,26 @@ async def answer(
     remarks = len(cell.notices)
     notices = [*(each.text for each in unsaid), *cell.notices, *([closing] if closing else [])]
     said = [*unsaid, *([cell.own] if cell.own is not None and cell.error is None else [])]
-    failed = True
-    if cell.error is not None:
-        rendered = Rendered([TextContent(text=str(cell.error))], 0, mime_types(items))
-    else:
-        show = partial(render, items, session=session.handle, cell=cell.number)
-        if not ended:
-            show = partial(show, silence="")
-        rendered = await show(budget=Budget(settings.max_output))
-        failed = ended and cell.status is not Status.OK and not _has_picture(rendered.content)
-        if failed and settings.max_output > FAILED_OUTPUT_CHARS < _length(rendered.content):
-            rendered = await show(budget=Budget(FAILED_OUTPUT_CHARS))
+    late = _late_outputs(session, response, but=cell)
+
+    async def show(characters: int) -> tuple[Rendered, list[ContentBlock]]:
+        after = await _show_late(late, session.handle, characters // 2)
+        if cell.error is not None:
+            return Rendered([TextContent(text=str(cell.error))], 0, mime_types(items)), after
+        budget = Budget(characters - _length(after), PICTURE_BYTES // (2 if late else 1))
+        silence = "(no output)" if ended else ""
+        handle, number = session.handle, cell.number
+        shown = await render(items, session=handle, cell=number, budget=budget, silence=silence)
+        return shown, after
+
+    rendered, after = await show(settings.max_output)
+    content = [*rendered.content, *after]
+    failed = cell.error is not None or (ended and cell.status is not Status.OK)
+    failed = failed and not _has_picture(content)
+    if failed and settings.max_output > FAILED_OUTPUT_CHARS < _length(content):
+        rendered, after = await show(FAILED_OUTPUT_CHARS)
+        content = [*rendered.content, *after]
+    content.sort(key=lambda block: isinstance(block, ResourceLink))
     response.attach(session.notifications, said)
     if (own := cell.own) is not None and own in said:
         response.receipt.then(lambda: session.notifications.mark_reported_by_cell(own))
@@ -111,22 +129,61 @@ async def answer(
         session.queue.news.retract(cell)
     response.receipt.then(
         lambda: cell.delivered(ended=ended, to=position, notices=remarks, said=unsaid),
-        partial(_untold, weakref.ref(session), cell.number) if ended and not cell.author else None,
+        partial(_untold, weakref.ref(session), cell.number, since)
+        if ended and not cell.author
+        else None,
     )
     meta = cell.meta(session.handle, omitted=rendered.omitted, outputs=rendered.mime_types)
     anew = made_anew(session, cell)
     meta["lost"] = [name for name in meta["lost"] if name not in anew]
     return CallToolResult(
-        content=with_notices(rendered.content, notices),
+        content=with_notices(content, notices),
         is_error=failed,
         _meta={CELL_KEY: meta},
     )
 
 
-def _untold(answered: weakref.ref[Session], number: int) -> None:
-    """Note that the client cancelled the call whose answer reported the end of a cell."""
+@dataclass(frozen=True, slots=True)
+class _LateOutput:
+    """Output of a cell since its end that no delivered answer has had."""
+
+    cell: Cell
+    items: list[Item]
+
+
+def _late_outputs(session: Session, response: ResponseContext, *, but: Cell) -> list[_LateOutput]:
+    """Return the late output of all cells except `but`; it is delivered with `response`."""
+    found = []
+    for cell in session.cells.late:
+        if cell is but or not response.claim(cell):
+            continue
+        since, to = cell.late_since, cell.log.position()
+        found.append(_LateOutput(cell, cell.log.since(since)))
+        response.receipt.then(
+            partial(cell.tell_late, to), partial(setattr, cell, "late_since", since)
+        )
+    return found
+
+
+async def _show_late(
+    late: Sequence[_LateOutput], handle: str, characters: int
+) -> list[ContentBlock]:
+    """Return late output as content blocks, each cell's after a notice."""
+    blocks: list[ContentBlock] = []
+    for each in late:
+        number, budget = each.cell.number, Budget(characters // len(late), PICTURE_BYTES // 2)
+        shown = await render(each.items, session=handle, cell=number, budget=budget, silence="")
+        if shown.content:
+            who = f"Since its end, cell {number}" if number else "Background code"
+            blocks += [said(f"{who} has put out:"), *shown.content]
+    return blocks
+
+
+def _untold(answered: weakref.ref[Session], number: int, since: Position) -> None:
+    """Note that the answer never arrived which reported a cell's end and its output `since`."""
     if (session := answered()) is not None:
         cell = session.cells[number - 1]
+        cell.reported = since
         cell.end_reported, cell.telling, cell.called = False, False, True
         session.queue.news.ended(cell)
 

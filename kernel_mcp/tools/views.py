@@ -65,11 +65,12 @@ def register(box: Toolbox, services: ToolContext) -> None:
         ctx: AnyContext, session: SessionArg = "", cell: NumberArg = 0
     ) -> CallToolResult:
         """Show a cell, or the last one, to the person: charts, tables to sort."""
-        _, found = await box.resolve(ctx, session)
+        caller, found = await box.resolve(ctx, session)
         if not found.cells:
             raise InputError("Nothing can be shown: no cell has been executed in this session.")
         chosen = cell_of(found.cells, cell) if cell else found.cells[-1]
-        items = chosen.log.since(Position())
+        items, position = chosen.log.since(Position()), chosen.log.position()
+        caller.response.receipt.then(partial(chosen.tell_late, position))
         ended = chosen.finished.is_set()
         rendered = await render(
             items,

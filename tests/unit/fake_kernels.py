@@ -116,6 +116,9 @@ class FakeKernel:
         run.on_idle()
         return run
 
+    def hear(self, sink: Sink) -> None:
+        self.sink = sink
+
     def missed(self, run: Run) -> bool:
         return self.exit is not None and not run.begun
 

@@ -114,6 +114,17 @@ def test_a_progress_bar_between_prints_appears_once_in_its_last_state(tmp_path: 
     ]
 
 
+def test_a_progress_bar_after_the_cells_end_appears_once_too(tmp_path: Path) -> None:
+    log = OutputLog(tmp_path, 1)
+    log.add(out("begun\n"))
+    log.close()
+    mark = log.position()
+    for step in range(3):
+        log.add(err(f"\r{step + 1}/3"))
+    assert brief(log.since(mark)) == ["3/3"]
+    assert brief(OutputLog.restored(tmp_path, 1, log.row()).since(mark)) == ["3/3"]
+
+
 def test_a_rewritten_line_is_told_again_but_not_the_lines_before_it(tmp_path: Path) -> None:
     log = OutputLog(tmp_path, 1)
     log.add(out("begin\nmore\n\r10%"))

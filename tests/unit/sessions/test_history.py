@@ -117,6 +117,9 @@ async def test_what_may_still_change_stays_in_memory(cells: Cells) -> None:
     assert "".join(shown.log.text()) == "new\n"
     untold.end_reported = True
     cells.history.settle()
+    assert cells.history.late == [listener]
+    listener.tell_late(listener.log.position())
+    cells.history.settle()
     assert cells.history.in_memory == 2
     assert "".join(cells.history[listener.number - 1].log.text()) == "from a thread"
     cells.history.settle(kernel_gone=True)

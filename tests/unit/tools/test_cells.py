@@ -14,6 +14,7 @@ import pytest
 from kernel_mcp.environments.uv import ProgressCallback
 from kernel_mcp.kernels.factory import KernelRequest
 from kernel_mcp.kernels.kernel import Kernel
+from kernel_mcp.output.outputs import Position
 from kernel_mcp.sessions import cell as cells
 from kernel_mcp.sessions import history
 from kernel_mcp.sessions.cell import Status, StopReason
@@ -221,8 +222,9 @@ async def test_an_answer_that_was_revoked_has_told_no_end(tmp_path: Path) -> Non
     async with served(tmp_path) as server:
         await server.call("execute", code="say one")
         session = server.session
-        results._untold(weakref.ref(session), 1)
+        results._untold(weakref.ref(session), 1, Position())
         assert "cell 1, which was running, has ended: ok" in (await server.call("list_files")).text
+        assert (await server.call("wait", cell=1)).text == "one"
 
 
 async def test_wait_and_interrupt_take_the_number_of_a_cell(tmp_path: Path) -> None:
