@@ -96,6 +96,8 @@ class Build:
         self._excludes = sorted(set(LEFT_OUT) - names)
         self._implied = [each for each in implied(["", *names]) if each not in names]
         self._terms = terms
+        self._base: Sequence[str] = BASE_PACKAGES
+        """Empty if files list versions that the kernel does not work with: it has others then."""
 
     async def run(self, folder: Path, progress: ProgressCallback, lock: int) -> None:
         """Build from nothing, replacing an old folder; installers inherit the descriptor `lock`.
@@ -136,6 +138,11 @@ class Build:
             and any(name in result.output for name in self._implied)
         ):
             result = await self._install(folder, (), spending, progress, lock)
+        if result is not None and result.conflict and self._files:
+            self._base = ()
+            excludes.write_text("", encoding="utf-8")
+            apart = await self._install(folder, (), spending, progress, lock)
+            result = result if apart is not None and apart.code else apart
         if result is None:
             raise self._too_big()
         if result.code:
@@ -167,7 +174,7 @@ class Build:
                 *("--excludes", str(folder / _EXCLUDES)),
                 *("--python", self._interpreter.executable, "--prefix", str(folder)),
                 *self._files,
-                *("--", *BASE_PACKAGES, *implied, *self._packages),
+                *("--", *self._base, *implied, *self._packages),
             ],
             readonly=self._interpreter.readonly,
             writable=[folder],
@@ -188,11 +195,16 @@ class Build:
         pinned, python = self._pinned, self._interpreter.executable
         folder.mkdir()
         lines = list(pinned.lines)
-        if pinned.lock:
-            (folder / "pyproject.toml").write_text(pinned.project, encoding="utf-8")
-            (folder / "uv.lock").write_text(pinned.lock, encoding="utf-8")
-            readonly = self._interpreter.readonly
-            done = await self._build_sandbox.export(folder, python, readonly=readonly, keep=lock)
+        if pinned.project.lock:
+            (folder / "pyproject.toml").write_text(pinned.project.text, encoding="utf-8")
+            (folder / "uv.lock").write_text(pinned.project.lock, encoding="utf-8")
+            done = await self._build_sandbox.export(
+                folder,
+                python,
+                without=pinned.project.local,
+                readonly=self._interpreter.readonly,
+                keep=lock,
+            )
             if done.code:
                 raise EnvironmentBuildError(
                     f"the lock of {pinned.origins[-1]} cannot be used: run `uv lock` there with "
@@ -258,7 +270,13 @@ class Build:
     def _finish(self, folder: Path) -> None:
         folders.tidy(folder, self._interpreter)  # again: the compiler has read hostile sources
         folders.seal(folder)
-        folders.finish(folder, self._interpreter, self._wanted, agent=self._terms.agent)
+        folders.finish(
+            folder,
+            self._interpreter,
+            self._wanted,
+            agent=self._terms.agent,
+            apart=not self._base,
+        )
 
     def _too_big(self) -> EnvironmentBuildError:
         names = ", ".join(self._wanted) or "the standard library only"

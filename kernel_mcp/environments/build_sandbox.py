@@ -122,10 +122,17 @@ class BuildSandbox:
         return None if beyond else result
 
     async def export(
-        self, folder: Path, python: str, *, readonly: Sequence[Path], keep: int = -1
+        self,
+        folder: Path,
+        python: str,
+        *,
+        without: Sequence[str],
+        readonly: Sequence[Path],
+        keep: int = -1,
     ) -> UvResult:
         """Write the packages that the lock in `folder` pins for `python` to its file `EXPORTED`.
 
+        Packages in `without` are left out, their dependencies are not.
         `uv export` reads pyproject.toml and uv.lock, without network. The project's code is not in
         that folder, so none of it can run.
         """
@@ -135,6 +142,7 @@ class BuildSandbox:
             *("--no-annotate", "--no-header", "--offline", "--no-cache", "--python", python, "-q"),
             *("--no-python-downloads", "--format", "requirements.txt"),
             *("--output-file", str(folder / EXPORTED)),
+            *(f"--no-emit-package={name}" for name in without),
         ]
 
         def confined(argv: Sequence[str], env: Mapping[str, str]) -> SandboxCommand:

@@ -94,7 +94,8 @@ _LEFTOVERS = (".lock", "excludes.txt", "listed", f"bin/{_CONFIG}")
 class Note:
     """The note of a finished environment.
 
-    `size` is in bytes. `agent` is True if only agents have requested the environment.
+    `size` is in bytes. `agent` is True if only agents have requested the environment. `apart` is
+    True if it has no packages that the kernel works with.
     """
 
     version: str
@@ -102,6 +103,7 @@ class Note:
     packages: tuple[str, ...]
     size: int
     agent: bool
+    apart: bool
 
 
 def lay_out(folder: Path, interpreter: Interpreter) -> None:
@@ -133,7 +135,12 @@ def lay_out(folder: Path, interpreter: Interpreter) -> None:
 
 
 def finish(
-    folder: Path, interpreter: Interpreter, requested: tuple[str, ...], *, agent: bool
+    folder: Path,
+    interpreter: Interpreter,
+    requested: tuple[str, ...],
+    *,
+    agent: bool,
+    apart: bool = False,
 ) -> None:
     """Write the note of a finished environment: packages, modules, bytes on disk; blocks."""
     packages = site_packages(folder, interpreter)
@@ -145,6 +152,7 @@ def finish(
         "modules": installed_modules(packages),
         "size": tree_size(folder),
         "agent": agent,
+        "apart": apart,
     }
     _write(folder, content)
 
@@ -204,6 +212,7 @@ def read_note(folder: Path) -> Note | None:
             packages=_words(content["packages"]),
             size=int(content["size"]),
             agent=bool(content["agent"]),
+            apart=bool(content.get("apart")),
         )
     except (KeyError, TypeError, ValueError):
         return None

@@ -20,7 +20,8 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from kernel_mcp.config.requirements import MAX_REQUIREMENT_CHARS, parse_entry
-from kernel_mcp.environments.pinned_requirements import NOTHING, PinnedRequirements, normalised
+from kernel_mcp.environments.listed_files import normalised
+from kernel_mcp.environments.pinned_requirements import NOTHING, PinnedRequirements
 from kernel_mcp.errors import ConfigError
 from kernel_mcp.launch.base import KernelEnvironment
 from kernel_mcp.policy.missing import GONE

@@ -39,9 +39,18 @@ def unseen(environment: KernelEnvironment, mounts: Sequence[Mount]) -> dict[str,
     }
 
 
-def unseen_code(code: Mapping[str, Path], mounts: Sequence[Mount]) -> dict[str, str]:
-    """Return a sentence on how to import each module of a project; `code` is that of `code_of`."""
-    told = {}
+def unseen_code(
+    code: Mapping[str, Path], mounts: Sequence[Mount], local: Iterable[str] = ()
+) -> dict[str, str]:
+    """Return a sentence on how to import each module of a project; `code` is that of `code_of`.
+
+    `local` are names of its packages: an index may have other packages of these names.
+    """
+    told = {
+        name.replace("-", "_"): f"{name} is a package of the project (--project), which is not "
+        "installed: the operator can name an environment that has it, with --python"
+        for name in local
+    }
     for module, folder in code.items():
         mount = f"the operator can start the server with --mount {folder}, and "
         told[module] = (

@@ -25,6 +25,7 @@ from kernel_mcp.config.requirements import NEWEST_PYTHON, OLDEST_PYTHON, parse_e
 from kernel_mcp.environments.build import BASE_PACKAGES
 from kernel_mcp.environments.interpreters import Interpreter
 from kernel_mcp.environments.layer import versions
+from kernel_mcp.environments.listed_files import normalised
 from kernel_mcp.environments.metadata import (
     installed_modules,
     installed_needs,
@@ -38,7 +39,6 @@ from kernel_mcp.environments.out_of_tree import (
     small_text,
     unseen,
 )
-from kernel_mcp.environments.pinned_requirements import normalised
 from kernel_mcp.errors import ConfigError, EnvironmentBuildError
 from kernel_mcp.launch.base import KernelEnvironment, Outside, Support, mark_of
 from kernel_mcp.records import dataclass
@@ -246,12 +246,19 @@ def own_environment(given: str, *, apart: bool | None = None) -> OwnEnvironment 
     return found
 
 
-def remarks(environment: KernelEnvironment, mounts: Sequence[Mount]) -> list[str]:
-    """Return remarks for the operator on an environment of theirs; none for one built here."""
+def remarks(
+    environment: KernelEnvironment, mounts: Sequence[Mount], *, built: bool = False
+) -> list[str]:
+    """Return remarks for the operator on an environment of theirs; none for an ordinary one.
+
+    `built` is True if it was built here, of packages that the kernel does not work with.
+    """
     support = environment.support
     if support is None:
         return []
-    found = [f"packages of {environment.python.parent.parent}, read-only; nothing of it was built"]
+    found = [f"packages of {environment.root}, read-only; nothing of it was built"]
+    if built:
+        found = ["what the kernel needs comes from an environment of its own, for other versions"]
     if support.replaced:
         pinned = ", ".join(f"{name} {how}" for name, how in sorted(support.replaced.items()))
         found.append(f"the kernel needs other versions than are there; code sees {pinned}")

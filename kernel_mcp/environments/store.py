@@ -21,6 +21,7 @@ import time
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import asdict
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 
@@ -114,7 +115,7 @@ class EnvironmentStore:
         self._apart = apart
         self._leases: dict[EnvironmentSpec, Lease] = {}
         self._below: dict[EnvironmentSpec, EnvironmentSpec] = {}
-        """Environments built here that supplement the operator's own, by the operator's spec."""
+        """Environments with the kernel's packages, by the spec of the one that they supplement."""
 
     async def ensure(
         self, spec: EnvironmentSpec, progress: ProgressCallback = silence, terms: Terms = OPERATORS
@@ -122,8 +123,8 @@ class EnvironmentStore:
         """Return the environment for `spec`, built if it is not cached; leased until `release`.
 
         `progress` is awaited with short lines, also while another server builds it. An environment
-        of the operator's stays unchanged and is supplemented by one built here. Raises
-        EnvironmentBuildError.
+        of the operator's stays unchanged and is supplemented by one built here. So is one whose
+        packages the kernel does not work with. Raises EnvironmentBuildError.
         """
         own = await anyio.to_thread.run_sync(self._own, spec)
         if own is not None:
@@ -171,14 +172,20 @@ class EnvironmentStore:
                 f"the environment in {folder} could not be made: {error}. Check the free space and "
                 "the permissions of the cache folder, or choose another one with --cache-dir."
             ) from error
-        return ready
+        note = folders.read_note(folder)
+        if note is None or not note.apart:
+            return ready
+        listed = await anyio.to_thread.run_sync(partial(self._described, folder))
+        below = self._below[spec] = EnvironmentSpec(spec.python)
+        ours = await self.ensure(below, progress, terms)
+        return await anyio.to_thread.run_sync(listed.above, ours, ())
 
     def unfit(self, spec: EnvironmentSpec) -> dict[str, str]:
         """Return the packages of `spec` that were recently unavailable, with the reasons.
 
         Starts no process.
         """
-        spec = self._below.get(spec, spec)
+        spec = spec if spec.pinned else self._below.get(spec, spec)
         interpreter = self.interpreters.recalled(spec.python)
         if interpreter is None:
             return {}
@@ -208,9 +215,9 @@ class EnvironmentStore:
 
     def release(self, spec: EnvironmentSpec) -> None:
         """Release this server's lease on the environment of `spec`."""
-        below = self._below.pop(spec, spec)
-        if below not in self._below.values():
-            self._end_lease(below)
+        for each in (spec, self._below.pop(spec, spec)):
+            if each not in self._below.values():
+                self._end_lease(each)
 
     async def read_pinned(self, settings: Settings) -> PinnedRequirements:
         """Return the requirements in the files that these settings name; empty without files.
@@ -235,8 +242,8 @@ class EnvironmentStore:
     def size(self, environment: KernelEnvironment) -> int:
         """Return the bytes on disk of an environment; 0 if that is not known."""
         support = environment.support
-        note = folders.read_note(support.site.parents[2] if support else environment.root)
-        return 0 if note is None else note.size
+        roots = [environment.root, *([support.site.parents[2]] if support else [])]
+        return sum(note.size for root in roots if (note := folders.read_note(root)) is not None)
 
     @property
     def downloads(self) -> Path:
@@ -319,6 +326,15 @@ class EnvironmentStore:
 
     def _own(self, spec: EnvironmentSpec) -> OwnEnvironment | None:
         return own_environment(spec.python, apart=self._apart)
+
+    def _described(self, folder: Path) -> OwnEnvironment:
+        """Describe an environment built here as one of the operator's.
+
+        Raises EnvironmentBuildError.
+        """
+        found = own_environment(str(folder), apart=self._apart)
+        assert found is not None  # it has a pyvenv.cfg
+        return found
 
     def _interpreter(self, request: str) -> Interpreter | None:
         own = own_environment(request, apart=self._apart)

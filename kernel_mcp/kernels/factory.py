@@ -201,13 +201,15 @@ class KernelFactory:
             present = chain.from_iterable(provided.values())
             policy = self._policy.with_modules(names).with_installed(present)
             mounts = self._settings.mounts
-            if hidden := unseen(environment, mounts) or unseen_code(self._listed.code, mounts):
+            project = self._listed.project
+            own_code = unseen_code(project.code, mounts, project.local)
+            if hidden := unseen(environment, mounts) or own_code:
                 policy = replace(policy, step=_MountFirst(hidden, policy.step))
             first = self._built.get(spec) is None
             built = self._built[spec] = _Built(environment, names, policy)
             if first and spec == self._own.spec:
-                for remark in remarks(environment, self._settings.mounts)[1:]:
-                    logger.warning("--python: %s", remark)
+                for remark in remarks(environment, mounts)[1:]:
+                    logger.warning("the environment of kernels: %s", remark)
             if first and built.whole and self._templates is not None and request.at_home:
                 await progress(f"Preloading {', '.join(built.whole)}; starting a kernel")
         if self._templates is not None and request.at_home:
@@ -251,6 +253,12 @@ class KernelFactory:
         if self._templates is not None:
             await self._templates.ready(environment)
         await anyio.to_thread.run_sync(self._environments.evict)
+
+    def about(self, environment: KernelEnvironment) -> list[str]:
+        """Return remarks on an environment of the operator's, or of a project of theirs."""
+        found = remarks(environment, self._settings.mounts, built=bool(self._listed))
+        absent = self._listed.project.absent
+        return [*found, absent] if absent else found
 
     def refusal(self, environment: KernelEnvironment) -> str:
         """Return the reason if no kernels of `environment` are forked from a template, or ""."""

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
 from kernel_mcp.environments.layer import Generation, Layer, versions
+from kernel_mcp.environments.listed_files import normalised
 from kernel_mcp.environments.metadata import DISTRIBUTIONS, provided_modules
-from kernel_mcp.environments.pinned_requirements import normalised
 from kernel_mcp.launch.base import KernelEnvironment
 from kernel_mcp.records import dataclass
 

@@ -174,7 +174,7 @@ class ServerInfo(Told):
     interpreter: str = Field(description="Path of the Python that runs code")
     uv_version: str = Field(description="Of the uv that builds environments and installs")
     platform: str
-    environment: list[str] = Field(description="Of the operator's own environment, if it is one")
+    environment: list[str] = Field(description="Of the operator's own environment or project")
     packages: list[str] = Field(description="What was asked for; list_packages has all")
     packages_more: int = Field(default=0, description="Number of those that came with them")
     listed_by: list[str] = Field(

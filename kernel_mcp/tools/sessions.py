@@ -16,7 +16,6 @@ from kernel_mcp.attached.process import OUTSIDE
 from kernel_mcp.attached.targets import target_of
 from kernel_mcp.config.settings import Limits
 from kernel_mcp.environments.layer import Layer
-from kernel_mcp.environments.own import remarks
 from kernel_mcp.environments.uv import ProgressCallback, silence
 from kernel_mcp.errors import EnvironmentBuildError, InputError
 from kernel_mcp.host_folders import NO_EFFECT
@@ -348,7 +347,7 @@ async def _info(services: ToolContext, session: Session, progress: ProgressCallb
     else:
         python, interpreter = environment.version, str(environment.python)
         packages = await anyio.to_thread.run_sync(all_versions, environment, request.layer)
-        own = remarks(environment, settings.mounts)
+        own = factory.about(environment)
         if refusal := factory.refusal(environment):
             found.append(f"kernels are not forked, as their template was refused: {refusal}")
     listed = bool(own or factory.origins)

@@ -87,6 +87,66 @@ async def test_the_lock_of_a_project_makes_the_environment_of_all_kernels(
     assert not (tmp_path / "ran").exists()
 
 
+async def test_members_of_a_workspace_are_left_out_and_what_they_need_is_there(
+    project: Path, links: Path, tmp_path: Path
+) -> None:
+    for folder, name, needs in (
+        (project / "packages/part", "part", "kmtest-more"),
+        (tmp_path / "beside", "beside", "kmtest-dev"),
+    ):
+        folder.mkdir(parents=True)
+        (folder / "pyproject.toml").write_text(
+            f'[project]\nname = "{name}"\nversion = "0.1"\nrequires-python = ">=3.10"\n'
+            f'dependencies = ["{needs}"]\n'
+        )
+    text = (project / "pyproject.toml").read_text()
+    (project / "pyproject.toml").write_text(
+        text.replace('["kmtest-locked==1.0"', '["part", "beside", "kmtest-locked==1.0"')
+        + '[tool.uv.workspace]\nmembers = ["packages/*"]\n'
+        + '[tool.uv.sources]\npart = { workspace = true }\nbeside = { path = "../beside" }\n'
+    )
+    lock(project, links)
+    found = "import importlib.util as u\nprint([bool(u.find_spec(n)) for n in names])"
+    names = ["kmtest_locked", "kmtest_more", "kmtest_dev", "mine", "part", "beside"]
+    for folder, there in (
+        (project, [True, True, True, False, False, False]),
+        (project / "packages/part", [False, True, False, False, False, False]),
+    ):
+        flags = ("--project", str(folder), "--find-links", str(links))
+        async with agent(*flags) as notebook:
+            answer = await notebook.run(f"names = {names}\n{found}")
+            assert answer.text == str(there)
+            assert "part is a package of the project" in (await notebook.run("import part")).text
+            told = str((await notebook.call("info")).data["environment"])
+            assert "metadata and scripts of beside, mine, part are not installed" in told
+            assert f"--python {project / '.venv'}" in told
+    assert not (tmp_path / "ran").exists()
+
+
+async def test_a_lock_of_versions_that_the_kernel_does_not_work_with_is_used_beside_it(
+    project: Path, links: Path
+) -> None:
+    wheel(links, "ipykernel", "6.29.5", requires=["kmtest-below"])
+    text = (project / "pyproject.toml").read_text()
+    text = text.replace('["kmtest-locked==1.0"', '["ipykernel==6.29.5", "kmtest-locked==1.0"')
+    (project / "pyproject.toml").write_text(text)
+    lock(project, links)
+    flags = ("--project", str(project), "--find-links", str(links), "--allow", "kmtest-more")
+    code = (
+        "import ipykernel, kmtest_locked, kmtest_more, subprocess, sys\n"
+        "program = 'import ipykernel; print(ipykernel.__version__)'\n"
+        "theirs = subprocess.run([sys.executable, '-c', program], capture_output=True, text=True)\n"
+        "print(ipykernel.__version__.split('.')[0], kmtest_locked.__version__, theirs.stdout)"
+    )
+    for _ in range(2):  # the second server finds both environments
+        async with agent(*flags, "--warm", "1", "--allow-install", "six") as notebook:
+            assert (await notebook.run(code)).text.split() == ["7", "1.0", "6.29.5"]
+            told = str((await notebook.call("info")).data["environment"])
+            assert "in place of 6.29.5" in told
+            await notebook.call("install", packages=["six"])
+            assert (await notebook.run("import six; six.__name__")).text == "'six'"
+
+
 async def test_the_hashes_of_a_lock_are_enforced(tmp_path: Path) -> None:
     (tmp_path / "pyproject.toml").write_text(
         '[project]\nname = "mine"\nversion = "0"\ndependencies = ["tabulate==0.9.0"]\n'

@@ -128,7 +128,8 @@ async def examine_all(settings: Settings, progress: ProgressCallback) -> Diagnos
     missing = [*entrance, *(remark(name, why) for name, why in fitting.unfit.items())]
     if environment is not None:
         told = remarks(environment, settings.mounts)[1:]
-        missing += [f"--python: {remark}" for remark in told]
+        flag = "--project" if settings.project else "--python"
+        missing += [f"{flag}: {remark}" for remark in told]
     policy = profile_in_words(settings, used)
     variables, advised = tuple(map(str, settings.variables)), tuple(missing)
     examined = tuple(found[name] for name in names)

@@ -339,7 +339,8 @@ def through_doors(
     `files` are the flags whose files list packages. No trial if nothing is granted.
     """
     known = sorted(each.partition("==")[0] for each in environment.packages)
-    sources = [*files, *([f"--python {settings.python}"] if environment.support else [])]
+    own = [f"--python {settings.python}"] if environment.support and not files else []
+    sources = [*files, *own]
     wanted: dict[str, list[Any]] = {
         "folders": [(each.mount.guest, each.mount.writable) for each in doors.shown],
         "devices": [each.guest for each in doors.devices],

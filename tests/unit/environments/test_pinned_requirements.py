@@ -122,6 +122,22 @@ def test_what_is_no_requirement_is_refused_by_line(tmp_path: Path, line: str) ->
     assert "requirements.txt line 1: " in refusal(tmp_path, line)
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "name: mine\nchannels:\n  - conda-forge\ndependencies:\n  - numpy\n",
+        "dependencies: [numpy]",
+        "# platform: linux-64\n@EXPLICIT\nhttps://conda.anaconda.org/x/numpy.conda\n",
+        "# platform: linux-64\nnumpy=1.26.4=py311h64a7726_0\n",
+        "six\nnumpy=1.26\n",
+        "numpy @ file:///croot/numpy_1701/work/dist/numpy.whl",
+        "numpy @ file:///home/conda/feedstock_root/build_artifacts/numpy/work",
+    ],
+)
+def test_files_of_conda_are_told_from_those_of_pip(tmp_path: Path, text: str) -> None:
+    assert "conda's way" in refusal(tmp_path, text)
+
+
 def test_files_without_end_text_and_number_are_refused(tmp_path: Path) -> None:
     assert "not UTF-8" in refusal(tmp_path, b"\xff\xfe")
     assert "more than" in refusal(tmp_path, "# " + "x" * 9_000_000)
@@ -195,7 +211,7 @@ def project(
 
 def test_a_lock_gives_its_project_and_changes_that_matter_are_noticed(tmp_path: Path) -> None:
     found = project(tmp_path)
-    assert found.direct == found.names == ("six",)
+    assert found.project.direct == found.names == ("six",)
     assert found.origins == (f"--project {tmp_path}",)
     assert project(tmp_path, "[tool.ruff]\nline-length = 100").digest == found.digest
     assert project(tmp_path, '[dependency-groups]\ndev = ["x"]').digest != found.digest
@@ -207,7 +223,7 @@ def test_code_of_the_project_itself_is_told_to_be_imported_from_a_mount(tmp_path
     (tmp_path / "tool.py").touch()
     found = project(tmp_path)
     source = tmp_path / "src"
-    told = unseen_code(found.code, [])
+    told = unseen_code(found.project.code, [])
     assert told["mine"] == (
         "mine is code of the project (--project), which is not installed: the operator can start "
         f"the server with --mount {source}, and sys.path.insert(0, {str(source)!r}) then finds it"
@@ -216,8 +232,8 @@ def test_code_of_the_project_itself_is_told_to_be_imported_from_a_mount(tmp_path
     assert told.keys() == {"mine", "tool"}
     source.rename(tmp_path / "elsewhere")
     source.symlink_to(tmp_path / "elsewhere")
-    assert unseen_code(project(tmp_path).code, []).keys() == {"tool"}
-    there = unseen_code(found.code, [Mount(tmp_path, str(tmp_path))])["mine"]
+    assert unseen_code(project(tmp_path).project.code, []).keys() == {"tool"}
+    there = unseen_code(found.project.code, [Mount(tmp_path, str(tmp_path))])["mine"]
     assert there.endswith(f"not installed: sys.path.insert(0, {str(source)!r}) then finds it")
     assert "start the server" not in there
 
@@ -228,9 +244,8 @@ def test_code_of_the_project_itself_is_told_to_be_imported_from_a_mount(tmp_path
         '{ git = "https://host.example/x.git?rev=1#abc" }',
         '{ url = "https://host.example/x.whl" }',
         '{ path = "x.whl" }',
-        '{ directory = "x" }',
-        '{ editable = "x" }',
-        '{ virtual = "../x" }',
+        '{ editable = "x", subdirectory = 3 }',
+        "{ directory = 3 }",
         '{ registry = "https://host.example/simple" }',
         '{ registry = "wheels" }',
         "{ }",
@@ -250,9 +265,7 @@ def test_an_entry_of_a_lock_from_elsewhere_is_refused_by_name(tmp_path: Path, so
         '[tool.uv]\nextra-index-url = ["https://host.example/simple"]',
         '[tool.uv]\nfind-links = ["wheels"]',
         '[tool.uv.sources]\nx = { git = "https://host.example/x" }',
-        '[tool.uv.sources]\nx = { path = "../x", editable = true }',
         '[tool.uv.sources]\nx = [{ url = "https://host.example/x.whl" }]',
-        "[tool.uv.sources]\nx = { workspace = true }",
     ],
 )
 def test_indexes_and_sources_of_a_project_are_refused(tmp_path: Path, table: str) -> None:
@@ -274,10 +287,103 @@ def test_toml_that_takes_long_or_has_no_meaning_is_refused(tmp_path: Path, text:
         project(tmp_path, text)
 
 
+WORKSPACE = f"""
+version = 1
+requires-python = ">=3.10"
+
+[manifest]
+members = ["lib", "mine"]
+
+[[package]]
+name = "below"
+version = "1"
+source = {{ directory = "../below" }}
+dependencies = [{{ name = "idna" }}, {{ name = "lib" }}]
+
+[[package]]
+name = "idna"
+version = "1"
+source = {{ registry = "{INDEX}" }}
+
+[[package]]
+name = "lib"
+version = "0.1"
+source = {{ editable = "packages/lib" }}
+dependencies = [{{ name = "below" }}, {{ name = "tabulate" }}]
+
+[[package]]
+name = "mine"
+version = "0.1"
+source = {{ virtual = "." }}
+dependencies = [{{ name = "lib" }}, {{ name = "six" }}]
+
+[[package]]
+name = "six"
+version = "1.17.0"
+source = {{ registry = "{INDEX}" }}
+
+[[package]]
+name = "tabulate"
+version = "1"
+source = {{ registry = "{INDEX}" }}
+"""
+
+
+def test_members_and_paths_are_the_projects_own_and_their_dependencies_are_kept(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "packages/lib/src/lib").mkdir(parents=True)
+    table = '[tool.uv.workspace]\nmembers = ["packages/*"]\n[tool.uv.sources]\n'
+    table += 'lib = { workspace = true }\nbelow = { path = "../below" }\n'
+    found = project(tmp_path, table, WORKSPACE).project
+    assert found.local == ("below", "lib", "mine")
+    assert set(found.direct) == {"six", "tabulate", "idna"}
+    assert found.code["lib"] == tmp_path / "packages/lib/src"
+
+
+def test_a_member_of_a_workspace_has_the_lock_of_its_root(tmp_path: Path) -> None:
+    member = tmp_path / "packages/lib"
+    member.mkdir(parents=True)
+    (member / "pyproject.toml").write_text(PROJECT.replace("mine", "lib").replace("six", "below"))
+    with pytest.raises(ConfigError, match="run `uv lock` there"):
+        read_pinned(Settings(project=member), INDEX, {})
+    project(tmp_path, '[tool.uv.workspace]\nmembers = ["packages/*"]', WORKSPACE)
+    found = read_pinned(Settings(project=member), INDEX, {})
+    assert set(found.project.direct) == {"tabulate", "idna"}
+    assert found.project.lock == WORKSPACE
+    assert found.origins == (f"--project {member}",)
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other/pyproject.toml").write_text(PROJECT)
+    with pytest.raises(ConfigError, match="no member in other"):
+        read_pinned(Settings(project=tmp_path / "other"), INDEX, {})
+
+
+def test_a_root_without_a_project_has_all_members(tmp_path: Path) -> None:
+    (tmp_path / "pyproject.toml").write_text('[tool.uv.workspace]\nmembers = ["packages/*"]')
+    lock = WORKSPACE.replace('source = { virtual = "." }', 'source = { virtual = "packages/m" }')
+    (tmp_path / "uv.lock").write_text(lock)
+    found = read_pinned(Settings(project=tmp_path), INDEX, {})
+    assert set(found.project.direct) == {"six", "tabulate", "idna"}
+
+
+def test_code_outside_of_a_project_is_not_looked_for(tmp_path: Path) -> None:
+    (tmp_path / "below/below").mkdir(parents=True)
+    folder = tmp_path / "here"
+    folder.mkdir()
+    assert "below" not in project(folder, lock=WORKSPACE).project.code
+    lock = WORKSPACE.replace("../below", str(tmp_path / "below"))
+    assert "below" not in project(folder, lock=lock).project.code
+
+
+def test_names_of_own_packages_are_no_options(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="comes from a place"):
+        project(tmp_path, lock=WORKSPACE.replace('name = "below"', 'name = "x --y"'))
+
+
 def test_values_of_other_types_in_a_project_are_passed_over(tmp_path: Path) -> None:
     for given in ('"abc"', "[1]", "3"):
         lock = LOCK.replace('[{ name = "six" }]', given)
-        assert project(tmp_path, "[tool.uv.sources]\nx = [1]\n", lock).direct == ()
+        assert project(tmp_path, "[tool.uv.sources]\nx = [1]\n", lock).project.direct == ()
 
 
 def test_a_lock_that_lacks_what_its_project_asks_for_is_told(
