@@ -19,6 +19,7 @@ from typing import Any
 
 from kernel_specs.restricted.config import BootConfig
 from kernel_specs.restricted.console.tracebacks import IMPORT_GUARD
+from kernel_specs.restricted.originals import caller_of
 
 CELL_PREFIX = "<ipython-input-"
 """Prefix of file names of cells: user code, though they look like other generated code."""
@@ -161,7 +162,7 @@ class ImportGuard:
             verdict = self._judge(frame.f_code.co_filename)
             if verdict is not None:
                 return verdict
-            frame = frame.f_back
+            frame = caller_of(frame)
         return False
 
     def _judge(self, filename: str) -> bool | None:
