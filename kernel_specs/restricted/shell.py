@@ -35,7 +35,7 @@ from kernel_specs.restricted.config import (
 from kernel_specs.restricted.confine import Reserve
 from kernel_specs.restricted.console import tracebacks
 from kernel_specs.restricted.console.lacks import lacking
-from kernel_specs.restricted.display import bundles
+from kernel_specs.restricted.display import bundles, libraries
 from kernel_specs.restricted.hibernation.process_state import ProcessState
 from kernel_specs.restricted.session_loop import SessionLoop, run_to_end
 
@@ -346,8 +346,8 @@ class Shell(ZMQInteractiveShell):
         self.completed = bundles.Completed(self)
 
     def enable_matplotlib(self, gui: Any = None) -> Any:
-        """Set up plots; interactive ones of a browser are replaced by pictures."""
-        return super().enable_matplotlib("inline" if gui in ("ipympl", "widget") else gui)
+        """Set up plots; those of windows and of a browser are replaced by pictures."""
+        return super().enable_matplotlib("inline" if libraries.is_windowed(gui) else gui)
 
     def enable_gui(self, gui: Any = None) -> None:
         """Do nothing: there are no windows."""

@@ -321,7 +321,18 @@ def use(kernel: host.KernelHost, name: str) -> str:
         _run_cells(kernel._app, [LIBRARY_CELLS[name]])[0].raise_error()
     except Exception as error:  # noqa: BLE001  # its first use in a kernel is only slower
         return f"its first use failed: {type(error).__name__}: {error}"[:_REASON_CHARS]
+    if name == "matplotlib":
+        _unload_backend()
     return ""
+
+
+def _unload_backend() -> None:
+    """Let the first figure of a kernel load the inline backend, which undoes an earlier `ioff`."""
+    matplotlib: Any = sys.modules["matplotlib"]
+    matplotlib.pyplot._backend_mod = None
+    matplotlib.interactive(False)
+    if sys.modules.pop("matplotlib_inline.backend_inline", None) is not None:
+        del sys.modules["matplotlib_inline"].backend_inline
 
 
 def loaded(missing: dict[str, str]) -> PreloadResult:

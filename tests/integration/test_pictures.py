@@ -66,6 +66,30 @@ async def test_figures_are_shown_and_closed_under_every_backend(
             await notebook.call("close_session", session=session)
 
 
+OPEN = [  # as ipykernel shows them with its inline backend: code, pictures, open figures
+    ("import matplotlib.pyplot as plt\nplt.ioff()\nplt.plot([1, 2]);", 1, "[]"),
+    ("plt.ioff()\nplt.plot([1, 2]);", 0, "[1]"),
+    ("plt.plot([2, 1]); plt.show(close=False)", 1, "[1]"),
+    ("plt.show()", 1, "[]"),
+    ("figure = plt.figure(); plt.plot([1, 2]); figure", 1, "[1]"),
+    ("plt.ion(); plt.close('all')", 0, "[]"),
+    ("with plt.ioff():\n    plt.plot([1, 2])", 0, "[1]"),
+    ("plt.plot([2, 1]);", 0, "[1]"),
+    ("plt.figure(); plt.plot([1, 2]);", 2, "[]"),
+    ("plt.plot([1, 2]); plt.show(close=False); plt.title('t');", 2, "[]"),
+]
+
+
+@pytest.mark.parametrize("start", sampled(["cold", "forked"], "forked"))
+async def test_figures_that_code_keeps_stay_open(start: str, servers: Servers) -> None:
+    flags = ("--warm", "1") if start == "forked" else ()
+    async with servers.agent(*DATA, *flags) as notebook:
+        for code, pictures, left in OPEN:
+            answer = await run(notebook, code)
+            assert (len(answer.images), answer.status) == (pictures, "ok"), code
+            assert (await run(notebook, "print(plt.get_fignums())")).text == left, code
+
+
 async def test_an_image_is_shown_in_the_output_where_a_program_for_pictures_is_installed(
     servers: Servers,
 ) -> None:

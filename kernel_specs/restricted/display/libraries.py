@@ -27,7 +27,19 @@ TEXT_WIDTH = 200
 TEXT_COLUMNS = 50
 """Most columns of a data frame in its text."""
 INLINE = "module://matplotlib_inline.backend_inline"
-_WINDOWED = ("gtk", "macosx", "nbagg", "notebook", "qt", "tk", "webagg", "wx", "ipympl", "widget")
+_WINDOWED = (
+    "gtk",
+    "macosx",
+    "osx",
+    "nbagg",
+    "notebook",
+    "qt",
+    "tk",
+    "webagg",
+    "wx",
+    "ipympl",
+    "widget",
+)
 """Prefixes of backends that draw into a window or a browser, which a kernel does not have."""
 
 
@@ -78,9 +90,9 @@ def _follow(loader: Any, action: Action) -> None:
 
 
 def show_figures() -> None:
-    """Show every figure that pyplot holds, then close them all; nothing without matplotlib."""
+    """Show every figure that pyplot holds, then close them all; the inline backend does that."""
     helpers: Any = sys.modules.get("matplotlib._pylab_helpers")
-    if helpers is None or not helpers.Gcf.figs or _kept_open():
+    if helpers is None or not helpers.Gcf.figs or _is_inline():
         return
     from IPython.display import display
 
@@ -91,13 +103,16 @@ def show_figures() -> None:
         helpers.Gcf.destroy_all()
 
 
-def _kept_open() -> bool:
-    """Return True if figures stay open, by `%config InlineBackend.close_figures = False`."""
-    config: Any = sys.modules.get("matplotlib_inline.config")
-    if config is None or not config.InlineBackend.initialized():
-        return False
-    backend = dict.get(sys.modules["matplotlib"].rcParams, "backend")
-    return backend in ("inline", INLINE) and not config.InlineBackend.instance().close_figures
+def _is_inline() -> bool:
+    """Return True under the inline backend, which knows of `ioff` and which figures stay open."""
+    matplotlib: Any = sys.modules["matplotlib"]
+    loaded = "matplotlib_inline.backend_inline" in sys.modules
+    return loaded and dict.get(matplotlib.rcParams, "backend") in ("inline", INLINE)
+
+
+def is_windowed(backend: object) -> bool:
+    """Return True for the name of a backend that draws into a window or a browser."""
+    return isinstance(backend, str) and backend.lower().startswith(_WINDOWED)
 
 
 def figure_picture(figure: Any) -> Any:
@@ -113,12 +128,11 @@ def _follow_pyplot(pyplot: Any) -> None:
 
     @functools.wraps(show)
     def show_now(*args: Any, **options: Any) -> Any:
-        return show(*args, **options) if _kept_open() else show_figures()
+        return show(*args, **options) if _is_inline() else show_figures()
 
     @functools.wraps(switch)
     def switch_backend(newbackend: Any) -> None:
-        windowed = isinstance(newbackend, str) and newbackend.lower().startswith(_WINDOWED)
-        switch(INLINE if windowed else newbackend)
+        switch(INLINE if is_windowed(newbackend) else newbackend)
 
     pyplot.show, pyplot.switch_backend = show_now, switch_backend
 
