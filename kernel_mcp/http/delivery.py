@@ -47,8 +47,11 @@ class Delivery:
             self._receipt.confirm()
 
     def over(self) -> None:
-        """Mark the response as lost if its last byte was not sent. The request is finished."""
-        if self._sent:
+        """Mark the response as lost if its last byte was not sent. The request is finished.
+
+        Without a connection nothing is known of it.
+        """
+        if self._sent or self._connection is None:
             return
         if self._deliveries is not None:
             self._deliveries.lost(self._request)

@@ -24,7 +24,7 @@ from kernel_mcp.tools.resources import Documents, is_own
 from kernel_mcp.tools.results import masked, masked_document, refusal, with_remarks
 
 MOST_TOLD = 10_000
-"""Maximum number of sessions for which delivered remarks are remembered."""
+"""Maximum number of sessions for which remarks are remembered."""
 
 
 class LocalCalls:
@@ -40,7 +40,7 @@ class LocalCalls:
         self._masks = Masks(services.settings.masked_values)
         self._made: dict[str, Tool] = {}
         self._remarked: dict[str, tuple[str, ...]] = {}
-        """Remarks by the session that they were delivered to."""
+        """Remarks by the session of the answer that had them."""
         files = "files" in services.settings.tools
         self._documents = Documents(services.manager, files=files)
 
@@ -80,7 +80,7 @@ class LocalCalls:
         return masked(answer, self._masks) if self._masks else answer
 
     def _remarks(self, arguments: Mapping[str, Any], call: Call) -> Sequence[str]:
-        """Return the remarks that no delivered answer of the call's session has had."""
+        """Return the remarks that no answer of the call's session has had, but lost ones."""
         remarks = tuple(self._services.factory.remarks)
         if not remarks or call.of_view:
             return ()
@@ -92,7 +92,9 @@ class LocalCalls:
             return ()
         if len(self._remarked) >= MOST_TOLD:
             self._remarked.clear()
-        call.caller.response.receipt.then(partial(self._remarked.__setitem__, key, remarks))
+        self._remarked[key] = remarks  # not every transport confirms an answer
+        forget = partial(self._remarked.pop, key, None)
+        call.caller.response.receipt.then(lambda: None, forget)
         return remarks
 
     async def read(self, uri: str, caller: Caller) -> tuple[str | bytes, str]:

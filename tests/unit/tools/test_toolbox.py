@@ -9,8 +9,12 @@ from typing import Any, NoReturn
 import pytest
 from mcp.shared.exceptions import MCPError
 
+from kernel_mcp.http.delivery import Delivery
 from kernel_mcp.notebooks.document import NotebookDocument, code_cell
-from kernel_mcp.sessions.notifications import Loss
+from kernel_mcp.sessions.directory import Caller
+from kernel_mcp.sessions.notifications import NO_RECEIPT, DeliveryTracker, Loss, ResponseContext
+from kernel_mcp.tools.calls import Call
+from kernel_mcp.tools.local import LocalCalls
 from tests.integration.agent import Answer
 from tests.unit.tools.served import Served, served
 
@@ -245,3 +249,33 @@ async def test_answers_that_name_resources_name_their_address_by_http_once(tmp_p
         assert binary.text.count(words) == 1
         assert words not in (await server.call("execute", code="say kernel://x")).text
         assert words not in (await server.call("list_files")).text
+
+
+@pytest.mark.parametrize("delivery", [None, Delivery(None), Delivery(None, DeliveryTracker())])
+async def test_a_missing_package_is_told_once_where_no_transport_confirms_answers(
+    delivery: Delivery | None, tmp_path: Path
+) -> None:
+    async with served(tmp_path) as server:
+        server.services.factory._own.unfit["pandsa"] = "the index has no package 'pandsa'"
+        calls, told = LocalCalls(server.services), list[bool]()
+        for number in range(3):
+            receipt = NO_RECEIPT if delivery is None else delivery.expect(number)
+            call = Call(Caller(response=ResponseContext(receipt)))
+            answer = await calls.call("execute", {"code": "say 1"}, call)
+            told.append("pandsa" in str(answer.content))
+            if delivery is not None:
+                delivery.sent()
+                delivery.over()
+        assert told == [True, False, False]
+
+
+async def test_a_missing_package_is_told_again_if_an_answer_was_lost(tmp_path: Path) -> None:
+    async with served(tmp_path) as server:
+        server.services.factory._own.unfit["pandsa"] = "the index has no package 'pandsa'"
+        calls, deliveries, told = LocalCalls(server.services), DeliveryTracker(), list[bool]()
+        for number in range(3):
+            call = Call(Caller(response=ResponseContext(deliveries.expect(number))))
+            answer = await calls.call("execute", {"code": "say 1"}, call)
+            told.append("pandsa" in str(answer.content))
+            (deliveries.delivered if number else deliveries.lost)(number)
+        assert told == [True, True, False]
