@@ -13,6 +13,7 @@ import anyio
 from kernel_mcp.barriers import Barrier, Faults, run_in_thread
 from kernel_mcp.config.settings import Limits
 from kernel_mcp.errors import WorkspaceError
+from kernel_mcp.limits.activity import Activity
 from kernel_mcp.limits.group import BEHIND, EQUAL, SHELL, KernelGroup
 from kernel_mcp.limits.groups import Membership
 from kernel_mcp.limits.meter import Gauge, Unmeasurable, plainly
@@ -138,8 +139,13 @@ class KernelLimits:
         self._roots: list[int] = []
         self._apart: dict[int, int] = {}
         self._faults = Faults(session)
+        self._activity = Activity(self._everyone)
         self._gauge = Gauge(
-            self.group, self._processes, budget=limits.memory_bytes, faults=self._faults
+            self.group,
+            self._processes,
+            activity=self._activity,
+            budget=limits.memory_bytes,
+            faults=self._faults,
         )
         self._on_excess: list[Callable[[], None]] = []
         self._cause = ""
@@ -183,6 +189,7 @@ class KernelLimits:
         """Move processes into the group unless they are in it; later children start there."""
         fresh = [pid for pid in pids if pid > 0 and pid not in self._roots]
         self._roots += fresh
+        self._activity.changed()
         if self._membership is not None:
             self._membership.admit(fresh)
 
@@ -298,16 +305,24 @@ class KernelLimits:
         return any(quota.in_turn(others) for quota in self._stale())
 
     def at_rest(self) -> bool:
-        """Return True if a group bounds its memory and it has not computed since the last check.
+        """Return True if it has not computed since the last check.
 
-        Up to `RESTING_CPU_S` count as idle. False if CPU time is unknown. Blocks.
+        Up to `RESTING_CPU_S` count as idle if a group bounds its memory, else no time at all. False
+        if CPU time is unknown. Blocks.
         """
-        return (
-            not self.awake
-            and not self._gauge.weighs
-            and (cpu_s := self._gauge.group_cpu_s()) is not None
-            and cpu_s - self._cpu_s <= RESTING_CPU_S
-        )
+        if self.awake:
+            return False
+        if self._gauge.weighs:
+            return self._activity.since() == 0
+        cpu_s = self._gauge.group_cpu_s() if self.group is not None else self._activity.cpu_s()
+        return cpu_s is not None and cpu_s - self._cpu_s <= RESTING_CPU_S
+
+    def memory_due(self, others: int) -> bool:
+        """Return True if `check_memory` may find more than at its last call.
+
+        `others` is the number of other awake kernels.
+        """
+        return self._gauge.due(others)
 
     async def check_disk(self, others: int = 0) -> None:
         """Compare the folders with their quotas if due; called by the watchdog.
@@ -355,6 +370,7 @@ class KernelLimits:
         the bytes that they may hold. Up to that, they do not count if memory is read from /proc.
         """
         self._apart = dict(apart)
+        self._activity.changed()
         if self._membership is not None and (most := self.limits.memory_bytes):
             self._membership.make_room(most, min(size, most))
 
@@ -436,12 +452,15 @@ class KernelLimits:
         if quota.severe:
             self.give_up(quota.sentence())
 
-    def _processes(self) -> list[int]:
+    def _everyone(self) -> list[int]:
         """Return process ids of the group, or of the admitted processes and their descendants."""
-        if self.group is not None:
-            return self.group.processes()[:MOST_PROCESSES]
-        found = family(self._roots)
-        return [pid for pid in found if not self._waits(pid)][:MOST_PROCESSES]
+        found = self.group.processes() if self.group is not None else list(family(self._roots))
+        return found[:MOST_PROCESSES]
+
+    def _processes(self) -> list[int]:
+        """Return the process ids without checkpoints that wait."""
+        found = self._activity.processes()
+        return [pid for pid in found if not self._waits(pid)] if self.group is None else found
 
     def _waits(self, pid: int) -> bool:
         """Return True for a checkpoint that uses hardly more memory than when it was made."""

@@ -75,7 +75,7 @@ class Watchdog:
                         self._check(kernel, others, tasks)
                     elif everyone:
                         resting.append(kernel)
-                    elif crowded and kernel.crowded:
+                    elif crowded and kernel.crowded and kernel.memory_due(others):
                         tasks.start_soon(_guarded, kernel, kernel.check_memory)
                 if resting and not self._reading:
                     tasks.start_soon(self._check_resting, resting, others, tasks)
@@ -97,7 +97,8 @@ class Watchdog:
         """Start the checks of a kernel; `awake` is the number of awake kernels with it."""
         with Barrier("ranking a kernel", kernel.session):
             kernel.rank()
-        tasks.start_soon(_guarded, kernel, kernel.check_memory)
+        if kernel.memory_due(awake - kernel.awake):
+            tasks.start_soon(_guarded, kernel, kernel.check_memory)
         check_disk = partial(kernel.check_disk, awake - kernel.awake)
         tasks.start_soon(_guarded, kernel, check_disk)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -13,6 +14,7 @@ from pathlib import Path
 import anyio
 
 from kernel_mcp.barriers import Faults, ignore_missing
+from kernel_mcp.limits.activity import Activity
 from kernel_mcp.limits.group import KernelGroup, backstop
 from kernel_mcp.limits.quota import opened
 from kernel_mcp.linux.proc import ProcessMeter, Usage, memory_lines
@@ -118,12 +120,15 @@ class MemoryMeter:
     """Measures the memory of one kernel.
 
     `held` is the last result in bytes; shared pages count once if PSS was read. `sharing` is True
-    if much memory was shared, `crowded` if the kernel had child processes.
+    if much memory was shared, `crowded` if the kernel had child processes. `looked_at` is when the
+    last look began, `cost_s` the CPU seconds that it took.
     """
 
     def __init__(self, processes: Callable[[], Sequence[int]]) -> None:
         """`processes` returns the kernel's process ids, and blocks."""
         self.held = 0
+        self.looked_at = -math.inf
+        self.cost_s = 0.0
         self.sharing = self.crowded = False
         self._processes = processes
         self._busy = False
@@ -165,9 +170,12 @@ class MemoryMeter:
         return False
 
     def _plainly(self) -> tuple[int, dict[int, Memory]]:
+        self.looked_at, began = time.monotonic(), time.thread_time()
         processes = self._processes()
         self.crowded = len(processes) > FEW_PROCESSES
-        return files_in_memory(processes), {pid: plainly(pid) for pid in processes}
+        found = files_in_memory(processes), {pid: plainly(pid) for pid in processes}
+        self.cost_s = time.thread_time() - began
+        return found
 
     async def _closely(self, plain: dict[int, Memory]) -> dict[int, Memory]:
         """Return the PSS of each process, if the system shows it; else its plain sums.
@@ -195,6 +203,11 @@ def _ask(waiting: list[int], found: dict[int, Memory]) -> None:
             return
 
 
+HEAVY_NS = 50_000_000
+"""CPU nanoseconds after which the next look is due at once; a busy processor needs 5 ms for some
+50 MB of fresh memory."""
+LOOKS = 20
+"""Looks at kernels that compute less, together, use at most 1/`LOOKS` of a processor."""
 ALMOST = 0.95
 """Fraction of the memory limit: an OOM kill at a lower peak means that the machine ran out."""
 
@@ -210,12 +223,17 @@ class Gauge:
         group: KernelGroup | None,
         processes: Callable[[], Sequence[int]],
         *,
+        activity: Activity,
         budget: int,
         faults: Faults,
     ) -> None:
-        """`processes` returns the kernel's process ids; `budget` is in bytes, 0 for no limit."""
+        """`processes` returns the kernel's process ids; `budget` is in bytes, 0 for no limit.
+
+        `activity` is that of the same processes.
+        """
         self._group = group
         self._processes = processes
+        self._activity = activity
         self._budget = budget
         self._faults = faults
         self._meter = ProcessMeter()
@@ -246,10 +264,12 @@ class Gauge:
         return self._last
 
     async def cpu_s(self) -> float:
-        """Return the CPU seconds of all processes; for a group, without reading its memory."""
-        if (found := self.group_cpu_s()) is not None:
-            return found
-        return (await self.used()).cpu_s
+        """Return the CPU seconds of all processes, without reading their memory if possible.
+
+        Without a group, those that have run unnoticed since the last look are not in it.
+        """
+        found = self.group_cpu_s() if self._group is not None else self._activity.cpu_s()
+        return found if found is not None else (await self.used()).cpu_s
 
     def group_cpu_s(self) -> float | None:
         """Return the group's CPU seconds; None without a group, a controller or a result.
@@ -267,6 +287,19 @@ class Gauge:
         if not self._budget:
             return False
         return self._group is None or "memory" not in self._group.controllers
+
+    def due(self, others: int) -> bool:
+        """Return True if memory may have grown enough to be looked at, and no group limits it.
+
+        `others` is the number of other kernels whose memory is looked at.
+        """
+        if not self.weighs:
+            return False
+        used = self._activity.since()
+        if used is None or used > HEAVY_NS:
+            return True
+        pause_s = self._memory.cost_s * LOOKS * (1 + others)
+        return used > 0 and time.monotonic() - self._memory.looked_at >= pause_s
 
     async def too_much(self) -> bool:
         """Return True if memory exceeds its limit; False if a group enforces the limit.

@@ -8,6 +8,7 @@ import fcntl
 import os
 import signal
 import struct
+import time
 from collections.abc import Callable, Container, Iterable, Iterator
 from dataclasses import field
 from itertools import chain
@@ -175,6 +176,30 @@ def processor_seconds(pid: int) -> float:
     """
     fields = _stat(pid)
     return (int(fields[11]) + int(fields[12])) / _TICKS
+
+
+_CPUCLOCK_SCHED = 2
+"""MAKE_PROCESS_CPUCLOCK of <linux/posix-timers.h>."""
+
+
+def processor_ns(pid: int) -> int | None:
+    """Return the CPU nanoseconds of a process so far, without its children; 0 is this process.
+
+    None if it has been reaped, or if this system has no such clock. Opens no file.
+    """
+    try:
+        return time.clock_gettime_ns((~pid << 3) | _CPUCLOCK_SCHED)
+    except OSError:
+        return None
+
+
+def has_own_pids(pid: int) -> bool:
+    """Return True if a process is in another pid namespace than this one; False if it is gone."""
+    with ignore_missing:
+        for line in Path(f"/proc/{pid}/status").read_bytes().splitlines():
+            if line.startswith(b"NSpid:"):
+                return len(line.split()) > 2
+    return False
 
 
 def waits_for_machine(pid: int) -> bool:
@@ -349,10 +374,14 @@ def available_memory() -> int:
 
 
 def family(roots: Iterable[int]) -> Iterator[int]:
-    """Yield `roots`, their descendants, and the orphans of their sessions, each once."""
+    """Yield `roots`, their descendants, and the orphans of their sessions, each once.
+
+    Orphans in a pid namespace of their own are descendants of its first process.
+    """
     roots = list(roots)
     seen: set[int] = set()
-    for top in chain(roots, orphans(roots)):
+    strays = () if any(map(has_own_pids, roots)) else orphans(roots)
+    for top in chain(roots, strays):
         for pid in tree(top) if top not in seen else ():
             if pid not in seen:
                 seen.add(pid)

@@ -28,8 +28,9 @@ class Seen:
         awake: bool = False,
         pressing: bool = False,
         at_rest: bool = True,
+        computed: bool = True,
     ) -> None:
-        self.crowded, self.awake = crowded, awake
+        self.crowded, self.awake, self.computed = crowded, awake, computed
         self._pressing, self._at_rest = pressing, at_rest
         self.weighed = self.looked = self.asked = 0
 
@@ -41,6 +42,9 @@ class Seen:
     def at_rest(self) -> bool:
         self.asked += 1
         return self._at_rest
+
+    def memory_due(self, others: int) -> bool:
+        return self.computed
 
     async def check_disk(self, others: int = 0) -> None:
         self.looked += 1
@@ -79,6 +83,17 @@ async def test_a_kernel_that_waits_for_a_look_is_not_checked_until_that_is_due(
     await watch_until(lambda: runs.looked >= 9, waits, runs)
     assert (waits.looked, waits.weighed) == (0, 0)
     assert runs.weighed >= runs.looked
+
+
+async def test_the_memory_of_a_kernel_that_has_not_computed_is_not_read_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(manager, "TICK_S", 0.001)
+    monkeypatch.setattr(manager, "CROWDED_S", 0.001)
+    waits = Seen(awake=True, pressing=True, computed=False)
+    left = Seen(crowded=True, computed=False)
+    await watch_until(lambda: waits.looked >= 9, waits, left)
+    assert (waits.weighed, left.weighed) == (0, 0)
 
 
 async def test_of_kernels_at_rest_only_those_are_checked_that_have_computed(

@@ -1,0 +1,93 @@
+"""CPU clocks of a kernel's processes, which tell that none has run since the last list."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import field
+from threading import Lock
+
+from kernel_mcp.linux.proc import processor_ns
+from kernel_mcp.records import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class _Listed:
+    """The processes of one list, with the CPU nanoseconds of each before it was made.
+
+    `spent_ns` is the CPU time of all processes until then. If `settled`, only a process of the list
+    can have started another since.
+    """
+
+    clocks: Mapping[int, int] = field(default_factory=dict)
+    spent_ns: int = 0
+    settled: bool = False
+
+
+class Activity:
+    """Counts the CPU time of a kernel's processes, at some microseconds a process.
+
+    Listing processes takes a millisecond of /proc. It is of use only after one of those that are
+    known has run, as no other can have started a process or taken memory. Thread-safe.
+    """
+
+    def __init__(
+        self,
+        processes: Callable[[], Iterable[int]],
+        clock: Callable[[int], int | None] = processor_ns,
+    ) -> None:
+        """`processes` lists the process ids, and blocks. `clock` is `processor_ns`."""
+        self._processes = processes
+        self._clock = clock
+        self._listed = _Listed()
+        self._lock = Lock()
+
+    def processes(self) -> list[int]:
+        """List the process ids, and begin to count anew. Blocks."""
+        with self._lock:
+            before = self._listed
+            clocks = {pid: self._clock(pid) for pid in before.clocks}  # first: they may fork now
+            found = list(dict.fromkeys(self._processes()))
+            fresh = {pid: self._clock(pid) for pid in found if pid not in clocks}
+            spent = sum(
+                max(0, now - before.clocks.get(pid, 0))
+                for pid, now in (clocks | fresh).items()
+                if now is not None
+            )
+            now = {pid: (clocks | fresh)[pid] for pid in found}
+            self._listed = _Listed(
+                {pid: ns for pid, ns in now.items() if ns is not None},
+                before.spent_ns + spent,
+                settled=not fresh and None not in now.values(),
+            )
+            return found
+
+    def changed(self) -> None:
+        """Record that there may be processes which none of the known ones has started."""
+        with self._lock:
+            self._listed = _Listed(self._listed.clocks, self._listed.spent_ns)
+
+    def since(self) -> int | None:
+        """Return the CPU nanoseconds that the known processes have used since they were listed.
+
+        None if that does not tell whether others run: list them.
+        """
+        listed = self._listed
+        if not listed.settled:
+            return None
+        used = 0
+        for pid, then in listed.clocks.items():
+            now = self._clock(pid)
+            if now is None:
+                return None
+            used += now - then
+        return used
+
+    def cpu_s(self) -> float | None:
+        """Return the CPU seconds of all processes that were ever listed; None without clocks."""
+        if self._clock(0) is None:
+            return None
+        listed, used = self._listed, 0
+        for pid, then in listed.clocks.items():
+            now = self._clock(pid)
+            used += max(0, now - then) if now is not None else 0
+        return (listed.spent_ns + used) / 1e9
