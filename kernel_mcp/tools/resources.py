@@ -13,13 +13,13 @@ from urllib.parse import unquote
 
 import anyio
 from mcp.server import MCPServer
+from mcp.server.caching import CacheableMethod, CacheHint
 from mcp.server.lowlevel.helper_types import ReadResourceContents
 from mcp.server.mcpserver import Context
 from mcp.server.mcpserver.exceptions import ResourceError, ResourceNotFoundError
+from mcp.server.mcpserver.prompts import Prompt
 from mcp.server.request_state import InvalidRequestState, RequestStateSecurity
-from mcp.shared.exceptions import MCPError
 from mcp_types import (
-    INVALID_PARAMS,
     CallToolResult,
     InputRequiredResult,
     Resource,
@@ -32,7 +32,6 @@ from kernel_mcp.environments.uv import ProgressCallback
 from kernel_mcp.errors import InputError, ServerStops, SessionNotFound
 from kernel_mcp.output.bundles import is_binary
 from kernel_mcp.output.render import mime_types, text_by_stream
-from kernel_mcp.output.terminal import clean
 from kernel_mcp.output.text import escaped
 from kernel_mcp.records import dataclass
 from kernel_mcp.sessions.cell import Cell
@@ -46,6 +45,16 @@ from kernel_mcp.tools.results import refusal
 
 MAX_TEXT_CHARS = 8_000_000
 """Longest output sent as one resource; `read_file` reads longer ones in pages."""
+
+LISTS: tuple[CacheableMethod, ...] = (
+    "tools/list",
+    "resources/list",
+    "resources/templates/list",
+)
+"""Methods whose results stay the same until the server ends."""
+LISTED_MS = 3600 * 1000
+"""Milliseconds for which clients may keep these results."""
+PROMPTS = ("prompts/list", "prompts/get")
 
 STOPS = (
     "The server is stopping, so this call was given up before its end. Call again when the server "
@@ -186,7 +195,10 @@ class ResourceServer(MCPServer[Any]):
         """
         self._pages = pages
         state = RequestStateSecurity(codec=NoRequestState())
-        super().__init__(*args, request_state_security=state, **kwargs)
+        hints = dict.fromkeys(LISTS, CacheHint(ttl_ms=LISTED_MS))
+        super().__init__(*args, request_state_security=state, cache_hints=hints, **kwargs)
+        handlers = self._lowlevel_server._request_handlers
+        self._of_prompts = {name: handlers.pop(name) for name in PROMPTS}
         self._calls = calls
         self._caller = caller
         self._templates = templates(files=files)
@@ -223,9 +235,10 @@ class ResourceServer(MCPServer[Any]):
             scope.cancel()
         return len(self._running)
 
-    async def get_prompt(self, name: str, *_: Any, **__: Any) -> NoReturn:
-        """Raise MCPError: there are no prompts."""
-        raise MCPError(INVALID_PARAMS, escaped(clean(f"This server has no prompt {name!r}.")))
+    def add_prompt(self, prompt: Prompt) -> None:
+        """Add a prompt, and say to clients that there are some."""
+        self._lowlevel_server._request_handlers.update(self._of_prompts)
+        super().add_prompt(prompt)
 
     async def list_resources(self) -> list[Resource]:
         """Return the resources that belong to no session: the views of tools."""

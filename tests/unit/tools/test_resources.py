@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 
 import pytest
 from mcp.shared.exceptions import MCPError
 from mcp_types import (
-    INVALID_PARAMS,
+    METHOD_NOT_FOUND,
     BlobResourceContents,
     CallToolRequest,
     CallToolRequestParams,
@@ -95,14 +96,17 @@ async def test_a_failure_of_the_server_is_told_without_its_details(
             await read(server, "notebook")
 
 
-async def test_a_prompt_that_is_not_there_is_an_error_and_no_crash(
+async def test_a_server_without_prompts_has_no_methods_for_them(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with served(tmp_path) as server:
-        assert (await server.agent.client.list_prompts()).prompts == []
-        with pytest.raises(MCPError, match="This server has no prompt 'plot'") as caught:
-            await server.agent.client.get_prompt("plot")
-        assert caught.value.code == INVALID_PARAMS
+        client = server.agent.client
+        assert client.server_capabilities.prompts is None
+        assert client.server_capabilities.resources is not None
+        for asked in (client.list_prompts, partial(client.get_prompt, "plot")):
+            with pytest.raises(MCPError) as caught:
+                await asked()
+            assert caught.value.code == METHOD_NOT_FOUND
     assert not caplog.records
 
 
