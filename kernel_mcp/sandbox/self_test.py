@@ -108,12 +108,16 @@ _REPORT = "do not use this backend here; report it as a defect with the output o
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One guarantee of the boundary: if it holds here, what was found, and the remedy."""
+    """One guarantee of the boundary: if it holds here, what was found, and the remedy.
+
+    A check that was not `tried` has not passed, and says nothing about the boundary.
+    """
 
     name: str
     passed: bool
     found: str
     remedy: str = _REPORT
+    tried: bool = True
 
 
 def require_boundary(sandbox: Sandbox) -> None:

@@ -25,17 +25,28 @@ class Examination:
     report: SandboxReport | None = None
 
     def state(self, check: Check) -> str:
-        """Return `ok`, `fails`, or `gap` for a failed check that the backend does not promise."""
+        """Return `ok`, `fails`, `untried`, or `gap` for what the backend does not promise."""
         if check.passed:
             return "ok"
-        promised = self.report is None or check.name not in self.report.unpromised
-        return "fails" if promised else "gap"
+        if self.report is not None and check.name in self.report.unpromised:
+            return "gap"
+        return "fails" if check.tried else "untried"
 
     @property
     def holds(self) -> bool:
         """True if this backend enforces something, and all that it promises is in force."""
-        confines = self.report is not None and bool(self.report.enforced)
-        return confines and all(self.state(check) != "fails" for check in self.checks)
+        return self.confines and all(self.state(check) in ("ok", "gap") for check in self.checks)
+
+    @property
+    def confines(self) -> bool:
+        """True if this backend promises anything."""
+        return self.report is not None and bool(self.report.enforced)
+
+    @property
+    def untried(self) -> bool:
+        """True if it is not known whether it holds: all that is wrong could not be tried."""
+        states = {self.state(check) for check in self.checks}
+        return self.confines and "untried" in states and "fails" not in states
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,8 +87,8 @@ class Diagnosis:
         return not self.problem and any(item.holds for item in found)
 
 
-_MARKS = {"ok": "ok", "gap": "gap", "fails": "FAILS"}
-_COLOURS = {"ok": "32", "gap": "33", "fails": "31"}
+_MARKS = {"ok": "ok", "gap": "gap", "fails": "FAILS", "untried": "?"}
+_COLOURS = {"ok": "32", "gap": "33", "fails": "31", "untried": "33"}
 FOUND_CHARS = 100
 
 
@@ -104,7 +115,8 @@ def _unwell(examination: Examination, diagnosis: Diagnosis, *, colour: bool) -> 
         return []
     if examination.problem:
         return _section(examination, colour=colour)
-    failed = [each for each in examination.checks if examination.state(each) == "fails"]
+    states = ("fails", "untried")
+    failed = [each for each in examination.checks if examination.state(each) in states]
     return _section(replace(examination, checks=tuple(failed)), colour=colour) if failed else []
 
 
@@ -148,6 +160,8 @@ def _section(examination: Examination, *, colour: bool) -> list[str]:
     if examination.problem:
         return [f"{examination.backend}: cannot be used", *_indented(examination.problem)]
     verdict = "holds" if examination.holds else "does NOT hold"
+    if examination.untried:
+        verdict = "could not be tried"
     if examination.report is not None and not examination.report.enforced:
         verdict = "is no boundary"
     lines = [f"{examination.backend}: {verdict}"]
@@ -183,6 +197,8 @@ def _verdict(diagnosis: Diagnosis) -> list[str]:
     if not diagnosis.used:
         return ["A server with these flags would not start, as none of these can be used."]
     holds = "which holds" if diagnosis.holds else "which does not hold"
+    if any(each.untried for each in diagnosis.examinations if each.backend == diagnosis.used):
+        holds = "of which not everything could be tried here"
     return [f"A server with these flags uses {diagnosis.used}, {holds}."]
 
 

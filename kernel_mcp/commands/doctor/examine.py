@@ -349,7 +349,8 @@ class _TrialRunner:
                 self._target = await stack.enter_async_context(self._kernel())
             return await trial.perform(self._target)
         except (KernelMcpError, OSError) as error:
-            return [Check(trial.name, False, f"could not be tried: {error}"[:300], UNTRIED)]
+            said = f"could not be tried: {error}"[:300]
+            return [Check(trial.name, False, said, UNTRIED, tried=False)]
 
     @asynccontextmanager
     async def _kernel(self) -> AsyncIterator[TrialKernel]:

@@ -439,7 +439,8 @@ def killed_server(
                 server.kill()
                 assert server.stderr is not None
                 said = server.stderr.read()[-300:].strip()
-                return [Check(NAME, False, f"no kernel could be started: {said}", UNTRIED)]
+                told = f"no kernel could be started: {said}"
+                return [Check(NAME, False, told, UNTRIED, tried=False)]
             kernel = os.pidfd_open(int(line))
         finally:
             server.kill()

@@ -101,3 +101,14 @@ def test_the_json_form_is_complete() -> None:
     }
     assert backend["checks"][2]["remedy"] == "do this"
     assert backend["gaps"] == ["a gap"]
+
+
+def test_what_could_not_be_tried_is_no_breach() -> None:
+    untried = Check("forked: no network", False, "could not be tried: no files", tried=False)
+    found = diagnosis(GOOD, GAP, untried)
+    text = as_text(found, colour=False)
+    assert "bwrap: could not be tried\n  ?     forked: no network" in text
+    assert "what to do" not in text
+    assert text.splitlines()[-1].endswith("bwrap, of which not everything could be tried here.")
+    assert not found.holds
+    assert "bwrap, which does not hold" in as_text(diagnosis(BAD, untried), colour=False)
