@@ -21,7 +21,8 @@ from kernel_mcp.tool_context import ToolContext
 from kernel_mcp.tools.app import MIME, VIEW, Views, page
 from kernel_mcp.tools.calls import SessionCalls
 from kernel_mcp.tools.local import LocalCalls
-from kernel_mcp.tools.resources import ResourceServer
+from kernel_mcp.tools.resources import Page, ResourceServer
+from kernel_mcp.tools.skills import Skills
 
 NAME = "kernel-mcp"
 
@@ -60,13 +61,14 @@ def mcp_over(
     calls: SessionCalls, callers: Callers, words: str, *, files: bool = True
 ) -> ResourceServer:
     """Return the MCP server of sessions on any machine; `words` are its instructions."""
+    skills = Skills(calls, words)
     return ResourceServer(
         NAME,
         calls=calls,
         caller=callers.of,
         files=files,
-        pages={VIEW: (MIME, page)},
-        extensions=[Views()],
+        pages={VIEW: Page(MIME, page, "cell.html"), **skills.pages()},
+        extensions=[Views(), skills],
         title=NAME,
         version=__version__,
         instructions=words,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
@@ -74,6 +74,16 @@ TEMPLATES = {
     "kernel://{session}/cells/{n}/outputs/{k}": ("output", "One display of a cell, as it was made"),
     "kernel://{session}/notebook": ("notebook", "All cells with their outputs, as .ipynb"),
 }
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """A resource that belongs to no session, such as the view of a tool."""
+
+    mime: str
+    content: Callable[[], Awaitable[str]]
+    name: str
+    description: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,12 +196,12 @@ class ResourceServer(MCPServer[Any]):
         calls: SessionCalls,
         caller: Callable[[Context[Any, Any]], Caller],
         files: bool = True,
-        pages: Mapping[str, tuple[str, Callable[[], str]]] = MappingProxyType({}),
+        pages: Mapping[str, Page] = MappingProxyType({}),
         **kwargs: Any,
     ) -> None:
         """`caller` returns the caller of a request. Without `files` cells are the only resources.
 
-        `pages` are the views of tools, by their addresses, as MIME type and content.
+        `pages` are further resources by their addresses.
         """
         self._pages = pages
         state = RequestStateSecurity(codec=NoRequestState())
@@ -241,10 +251,10 @@ class ResourceServer(MCPServer[Any]):
         super().add_prompt(prompt)
 
     async def list_resources(self) -> list[Resource]:
-        """Return the resources that belong to no session: the views of tools."""
+        """Return the resources that belong to no session."""
         return [
-            Resource(uri=uri, name=uri.rpartition("/")[2], mime_type=mime)
-            for uri, (mime, _) in self._pages.items()
+            Resource(uri=uri, name=page.name, description=page.description, mime_type=page.mime)
+            for uri, page in self._pages.items()
         ]
 
     async def list_resource_templates(self) -> list[ResourceTemplate]:
@@ -258,9 +268,8 @@ class ResourceServer(MCPServer[Any]):
         self, uri: Any, context: Context[Any, Any] | None = None
     ) -> Iterable[ReadResourceContents]:
         """Read a resource. Raises ResourceError."""
-        if str(uri) in self._pages:
-            mime, page = self._pages[str(uri)]
-            return [ReadResourceContents(content=page(), mime_type=mime)]
+        if (page := self._pages.get(str(uri))) is not None:
+            return [ReadResourceContents(content=await page.content(), mime_type=page.mime)]
         try:
             assert context is not None  # as above
             content, mime = await self._calls.read(str(uri), self._caller(context))

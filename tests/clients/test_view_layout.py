@@ -9,6 +9,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import anyio
 import pytest
 
 from kernel_mcp.tools.app import page
@@ -31,7 +32,7 @@ def browse(
     given = json.dumps(outputs).replace("<", "\\u003c")
     script = MEASURE.read_text().replace("OUTPUTS", given).replace("THEME", theme)
     document = folder / "view.html"
-    document.write_text(page().replace("</body>", script), encoding="utf-8")
+    document.write_text(anyio.run(page).replace("</body>", script), encoding="utf-8")
     common = ["--headless", "--no-sandbox", "--disable-gpu", f"--window-size={width},900"]
     done = subprocess.run(
         [browser, *common, "--virtual-time-budget=2000", "--dump-dom", document.as_uri()],

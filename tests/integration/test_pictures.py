@@ -399,7 +399,7 @@ async def test_a_cell_is_shown_with_its_charts_and_tables(servers: Servers) -> N
         await notebook.call("interrupt", cell=2)
         tools = (await notebook.client.list_tools()).tools
         (address,) = [each.meta for each in tools if each.name == "show"]
-        (listed,) = (await notebook.client.list_resources()).resources
+        listed = (await notebook.client.list_resources()).resources[0]
         assert address == {"ui": {"resourceUri": listed.uri}}
         (page,) = (await notebook.client.read_resource(listed.uri)).contents
         assert page.mime_type == "text/html;profile=mcp-app"

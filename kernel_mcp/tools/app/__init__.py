@@ -16,7 +16,7 @@ class Views(Extension):
     identifier = "io.modelcontextprotocol/ui"
 
 
-def page() -> str:
+async def page() -> str:
     """Return the HTML of the view, without indentation and comments of its script."""
     source = Path(__file__).with_name("cell.html").read_text(encoding="utf-8")
     lines = map(str.strip, source.splitlines())
