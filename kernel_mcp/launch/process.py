@@ -336,11 +336,13 @@ class StartReport:
     boundary  readable lines: how it was started, and the result of its inspection
     kind      cold, forked, or pooled if it waited in the pool first
     closed    its own report of files that only its checkpoint has open: hostile data
+    unforked  why it was not forked as others of the server are; empty if none is, or it was
     """
 
     boundary: tuple[str, ...]
     kind: str = "cold"
     closed: object = None
+    unforked: str = ""
 
 
 class KernelProcess:

@@ -460,17 +460,16 @@ class Checkpoints:
 
 
 OFF = "off (--checkpoints off)"
-NONE_HERE = (
-    "there are no checkpoints of this kernel: it was not forked from a template. The first kernel "
-    "after an installation begins before the template is ready, and reset gives the session one "
-    "that has checkpoints; without bubblewrap, or with --no-template, no kernel has any"
-)
+NONE_HERE = "there are no checkpoints of this kernel: it was not forked from a template, as "
+NEVER = "no kernel of this server is (--no-template, or a sandbox other than bubblewrap)"
 NONE_ATTACHED = "an external kernel has no checkpoints"
 
 
 def none_of(kernel: Kernel) -> str:
     """Return why a kernel that was not forked from a template has no checkpoints."""
-    return NONE_ATTACHED if kernel.attached else NONE_HERE
+    if kernel.attached:
+        return NONE_ATTACHED
+    return NONE_HERE + (kernel.handle.report.unforked or NEVER)
 
 
 LOST = "all variables are lost. Save what took long to compute"

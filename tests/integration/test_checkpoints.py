@@ -390,11 +390,24 @@ async def test_without_templates_it_is_said_that_there_are_none() -> None:
         await agent.run(f"x = 5\n{AT_WORK}")
         none = "there are no checkpoints of this kernel: it was not forked from a template"
         assert none in (await agent.call("info")).data["checkpoints"]
+        undone = await agent.call("undo")
+        assert "as no kernel of this server is (--no-template" in undone.text
+        assert "reset gives" not in undone.text
         asked = await agent.run("1", checkpoint=True)
         assert f"No checkpoint was made before this cell: {none}" in told(asked)
         dead = await agent.run("import os\nos._exit(3)")
         assert "All variables" in told(dead)
         assert dead.cell["state_kept"] is False
+
+
+async def test_a_session_with_packages_of_its_own_is_told_that_it_has_no_template() -> None:
+    async with serving(*FLAGS, "--allow-install", "six") as agent:
+        session = (await agent.call("create_session", packages=["six"])).data["session"]
+        for code in ("x = 1", "x = 2"):
+            await agent.run(code, session=session)
+        undone = await agent.call("undo", session=session)
+        assert "this session has a Python or packages of its own" in undone.text
+        assert "--no-template" not in undone.text
 
 
 def held(server: int, state: Path) -> tuple[int, ...]:

@@ -80,6 +80,17 @@ READY_FD, RING_FD = 3, 4
 """Descriptor numbers of the readiness channel and the output ring in a forked kernel."""
 
 
+LATE = (
+    "its template was not ready, or had failed, when it was started; reset gives the session a "
+    "kernel that has checkpoints, if the template is ready then"
+)
+ELSEWHERE = (
+    "this session has a Python or packages of its own, and only the server's environment has a "
+    "template; packages that `install` adds to a session keep its checkpoints"
+)
+"""Why a kernel was started cold although others are forked."""
+
+
 class TemplateLauncher:
     """Forks kernels from templates, one for each prepared environment; `cold` starts the others."""
 
@@ -200,7 +211,9 @@ class TemplateLauncher:
                     supervisor.refuse(str(barrier.failure))
                 else:
                     supervisor.failed()
-        return await self._cold.launch(request)
+        kernel = await self._cold.launch(request)
+        kernel.report.unforked = LATE if supervisor is not None else ELSEWHERE
+        return kernel
 
     @property
     def states(self) -> list[str]:

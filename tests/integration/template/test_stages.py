@@ -16,6 +16,7 @@ import kernel_specs
 from kernel_mcp.launch.base import KernelEnvironment
 from kernel_mcp.launch.template import outer
 from kernel_mcp.launch.template.process import TemplateProcess
+from kernel_mcp.sessions.checkpoints import none_of
 from tests.integration.processes import named
 from tests.integration.template.bench import Bench, bench, clone_environment, run
 
@@ -159,6 +160,7 @@ async def test_a_stage_that_does_not_confine_is_refused_though_the_one_before_pa
         assert "system call filters" in b.launcher.refusal(library.environment)
         cold = await b.kernel(environment=library.environment)
         assert cold.handle.report.boundary[0] == "started cold"
+        assert "its template was not ready, or had failed" in none_of(cold)
         assert await run(confined, "print(1)") == "1\n"
 
 
