@@ -59,6 +59,8 @@ class Shell(ZMQInteractiveShell):
     process_state = Instance(ProcessState)
     """The kernel closes it once the request is answered."""
     loop = Instance(SessionLoop, ())
+    enable_tip = Bool(False)
+    """A tip in the banner of kernel_info is drawn by `random`, whose state belongs to cells."""
 
     commands_allowed = Bool(True)
     takes_packages = Bool(False)

@@ -57,6 +57,14 @@ def test_user_code_cannot_be_run_through_control(kernel: GuestKernel) -> None:
     assert kernel.run("'x' in globals()").outputs() == ["execute_result:False"]
 
 
+def test_a_clients_questions_draw_no_random_number_of_a_cell(kernel: GuestKernel) -> None:
+    expected = kernel.run("import random; random.seed(11); random.random()").outputs()
+    kernel.run("random.seed(11)")
+    for _ in range(3):
+        assert kernel.ask("kernel_info_request")["status"] == "ok"
+    assert kernel.run("random.random()").outputs() == expected
+
+
 def test_what_a_cell_left_to_the_loop_comes_before_the_next_cell(kernel: GuestKernel) -> None:
     begun = "import time; time.sleep(.3)\nloop = get_ipython().kernel.io_loop.asyncio_loop\n"
     leaving = kernel.begin(begun + "_ = loop.call_soon(globals().update, {'left': 1})")
