@@ -54,6 +54,8 @@ def _scene(chart: Mapping[str, Any]) -> dict[str, Any] | None:
     scales = [chart.get(scale, "linear") for scale in ("x_scale", "y_scale")]
     if not elements or scales != ["linear"] * 2 or not all(isinstance(e, dict) for e in elements):
         return None
+    if any(map(_is_formula, _texts(chart))):
+        return None
     if kind in ("bar", "hist"):
         made = _bars(chart, elements)
     elif kind in ("line", "scatter"):
@@ -67,6 +69,21 @@ def _scene(chart: Mapping[str, Any]) -> dict[str, Any] | None:
     return {"title": title, "label": label, **made}
 
 
+def _texts(chart: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the texts that the scene of a chart shows."""
+    fields = ("title", "x_label", "y_label")
+    yield from (str(chart.get(field) or "") for field in fields)
+    yield from (str(each.get("label") or "") for each in chart["elements"])
+    for axis in "xy":
+        yield from map(str, chart.get(f"{axis}_tick_labels") or ())
+
+
+def _is_formula(text: str) -> bool:
+    """Return True if matplotlib sets a text as a formula, which begins and ends with `$`."""
+    marks = text.count("$") - text.count("\\$")
+    return marks > 0 and marks % 2 == 0
+
+
 def _points(chart: Mapping[str, Any], elements: Sequence[Any]) -> dict[str, Any] | None:
     if not all(map(_in_order, elements)):
         return None
@@ -78,6 +95,9 @@ def _points(chart: Mapping[str, Any], elements: Sequence[Any]) -> dict[str, Any]
         any(isinstance(point[axis], str) for each in elements for point in each["points"])
         for axis in (0, 1)
     ]
+    for name, is_moment in zip("xy", moments, strict=True):
+        if is_moment and not all(isinstance(end, str) for end in chart.get(f"{name}_limits") or ()):
+            return None  # categories that look like dates
     shapes: list[dict[str, Any]] = []
     legend = []
     joined = chart.get("joined")
@@ -109,21 +129,21 @@ def _bars(chart: Mapping[str, Any], elements: Sequence[Any]) -> dict[str, Any] |
     is_flat = chart.get("orientation") == "horizontal"
     across, along = ("y", "x") if is_flat else ("x", "y")
     edges = all(_is_number(each.get("from")) and _is_number(each.get("to")) for _, each in found)
-    half = 0.38 if len(found) > 3 else 0.25
+    half = 0.38 if len(elements) > 3 else 0.25
     bases = chart.get("bases") or {}
     shapes, ends, sides = [], [0.0], []
-    for number, (place, each) in enumerate(found):
+    for place, each in found:
         base = bases[place] if bases and _is_number(bases[place]) else 0
         value, label = [base, base + each["value"]], str(each.get("label", ""))
-        side = [each["from"], each["to"]] if edges else [number + 0.5 - half, number + 0.5 + half]
-        told = f"{_told(side[0])} to {_told(side[1])}" if edges else label
+        side = [each["from"], each["to"]] if edges else [place + 0.5 - half, place + 0.5 + half]
+        told = f"{_told(side[0])} to {_told(side[1])}" if chart["type"] == "hist" else label
         color = _color(chart, place if chart.get("colors") else 0)
         corners = [value, side] if is_flat else [side, value]
         told = f"{told}: {_told(each['value'])}"
         shapes.append({"box": corners, "color": color, "told": told})
         ends += value
         sides += side
-    named = [(number + 0.5, str(each.get("label", ""))) for number, (_, each) in enumerate(found)]
+    named = [(place + 0.5, str(each.get("label", ""))) for place, each in enumerate(elements)]
     return {
         across: _axis(chart, across, sides, False) if edges else _names(chart, across, named),
         along: _axis(chart, along, ends, False),

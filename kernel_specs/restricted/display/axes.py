@@ -17,6 +17,7 @@ MOST_NAMES = 2000
 _NAMING = ("FixedLocator", "StrCategoryLocator")
 _WRITING = ("FixedFormatter", "FuncFormatter", "StrCategoryFormatter")
 """Locators and formatters of ticks that code has placed and labelled: these name bars and boxes."""
+_DATING = ("DateConverter", "ConciseDateConverter", "_SwitchableDateConverter")
 
 
 class Unknown(Exception):
@@ -65,18 +66,25 @@ def scale(axis: Any, name: str) -> dict[str, Any]:
         labels = [f"{place:.12g}" for place in places if place is not None]
     return {
         f"{name}_label": word(axis.get_label_text()),
-        f"{name}_limits": decoded(axis, numbers(axis.get_view_interval())),
+        f"{name}_limits": _ends(axis),
         f"{name}_ticks": places,
         f"{name}_tick_labels": list(map(word, labels)),
         f"{name}_scale": word(axis.get_scale()),
     }
 
 
+def _ends(axis: Any) -> list[Any]:
+    """Return the limits of an axis; numbers on one of categories, which they may lie between."""
+    ends = numbers(axis.get_view_interval())
+    return ends if "StrCategoryConverter" in _kinds(_converter(axis)) else decoded(axis, ends)
+
+
 def color(values: Any) -> str:
-    """Return the one color of an artist as `#rrggbb`; empty if it has none or several."""
-    to_hex = sys.modules["matplotlib.colors"].to_hex
-    found = {to_hex(each) for each in islice(values, MOST_NAMES)}
-    return found.pop() if len(found) == 1 and len(values) <= MOST_NAMES else ""
+    """Return the one color of an artist as `#rrggbb`; empty if it is transparent or has several."""
+    colors = sys.modules["matplotlib.colors"]
+    found = {colors.to_hex(each, keep_alpha=True) for each in islice(values, MOST_NAMES)}
+    one = found.pop() if len(found) == 1 and len(values) <= MOST_NAMES else ""
+    return "" if one.endswith("00", 7) else one[:7]
 
 
 def decoded(axis: Any, values: Sequence[float | None]) -> list[Any]:
@@ -95,14 +103,16 @@ def _decoder(axis: Any) -> Decode | None:
     freq = getattr(axis, "freq", None)
     if freq is not None:
         return lambda values: _periods(values, freq)
-    converter = axis.get_converter() if hasattr(axis, "get_converter") else axis.converter
-    kinds = _kinds(converter)
-    if kinds & {"DateConverter", "ConciseDateConverter", "_SwitchableDateConverter"}:
-        return _moments
-    if "StrCategoryConverter" in kinds:
+    if is_of_moments(axis):
+        return lambda values: _moments(values, axis.units)
+    if "StrCategoryConverter" in _kinds(_converter(axis)):
         names = {place: name for name, place in axis.units._mapping.items()}
         return lambda values: [word(names.get(value, value)) for value in values]
     return None
+
+
+def _converter(axis: Any) -> Any:
+    return axis.get_converter() if hasattr(axis, "get_converter") else axis.converter
 
 
 def _kinds(value: Any) -> set[str]:
@@ -110,8 +120,9 @@ def _kinds(value: Any) -> set[str]:
     return {kind.__name__ for kind in type(value).__mro__}
 
 
-def _moments(values: Sequence[float]) -> list[str]:
-    found = sys.modules["matplotlib.dates"].num2date(values)
+def _moments(values: Sequence[float], zone: Any) -> list[str]:
+    """Return moments in the time zone of an axis, which its labels show, as ISO 8601 without it."""
+    found = sys.modules["matplotlib.dates"].num2date(values, zone)
     return [each.replace(tzinfo=None).isoformat() for each in found]
 
 
@@ -124,7 +135,8 @@ def _periods(values: Sequence[float], freq: Any) -> list[str]:
 
 def is_of_moments(axis: Any) -> bool:
     """Return True if an axis shows dates of matplotlib's own converters."""
-    return _decoder(axis) is _moments
+    is_of_periods = getattr(axis, "freq", None) is not None
+    return not is_of_periods and not _kinds(_converter(axis)).isdisjoint(_DATING)
 
 
 class TickLabels:

@@ -110,3 +110,9 @@ def _is_box(line: Any) -> bool:
 def is_drawn(line: Any) -> bool:
     """Return True if a line is drawn, not only its markers."""
     return line.get_linestyle() not in ("None", "", " ")
+
+
+def is_shown(artist: Any) -> bool:
+    """Return True if an artist is neither hidden nor transparent as a whole."""
+    alpha = artist.get_alpha()
+    return bool(artist.get_visible()) and not (isinstance(alpha, int | float) and alpha == 0)

@@ -11,8 +11,9 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 from kernel_specs.restricted.display.axes import (
     WORD_CHARS,
@@ -28,7 +29,7 @@ from kernel_specs.restricted.display.axes import (
     scale,
     word,
 )
-from kernel_specs.restricted.display.boxes import boxes_of, is_drawn
+from kernel_specs.restricted.display.boxes import boxes_of, is_drawn, is_shown
 
 CHART = "application/vnd.kernel-mcp.chart+json"
 MOST_POINTS = 2000
@@ -137,10 +138,25 @@ def _frame(axes: Any, clock: _Clock) -> dict[str, Any]:
     return found
 
 
+class _Shown(NamedTuple):
+    """The artists of axes that are neither hidden nor transparent."""
+
+    lines: list[Any]
+    patches: list[Any]
+    collections: list[Any]
+    images: list[Any]
+
+    @classmethod
+    def on(cls, axes: Any) -> _Shown:
+        every = axes.get_lines(), axes.patches, axes.collections, axes.images
+        return cls(*([each for each in artists if is_shown(each)] for artists in every))
+
+
 def _lines(axes: Any, clock: _Clock) -> dict[str, Any] | None:
-    if axes.patches or axes.collections or axes.images:
+    shown = _Shown.on(axes)
+    if shown.patches or shown.collections or shown.images:
         return None
-    lines = [each for each in few(axes.get_lines()) if len(each.get_xydata())]
+    lines = [each for each in few(shown.lines) if len(each.get_xydata())]
     if all(len(each.get_xydata()) < 2 for each in lines):
         return None
     series = [
@@ -164,9 +180,10 @@ def _lines(axes: Any, clock: _Clock) -> dict[str, Any] | None:
 
 
 def _scatter(axes: Any, clock: _Clock) -> dict[str, Any] | None:
-    if not axes.collections or axes.patches or axes.images or axes.get_lines():
+    shown = _Shown.on(axes)
+    if not shown.collections or shown.patches or shown.images or shown.lines:
         return None
-    found = few(axes.collections)
+    found = few(shown.collections)
     if any(type(each).__name__ != "PathCollection" for each in found):
         return None
     series = [
@@ -212,28 +229,30 @@ def _points(axes: Any, pairs: Any, transform: Any, clock: _Clock) -> list[list[A
 
 def _bars(axes: Any, clock: _Clock) -> dict[str, Any] | None:
     bars = [each for each in axes.containers if type(each).__name__ == "BarContainer"]
-    patches = [patch for bar in bars for patch in bar.patches]
-    if not patches or len(patches) != len(axes.patches) or axes.collections or axes.images:
-        return None
-    if axes.get_lines():
+    flat = all(bar.orientation == "horizontal" for bar in bars)
+    groups = [sorted(bar.patches, key=partial(_side, flat=flat)) for bar in bars]
+    patches, shown = [patch for group in groups for patch in group], _Shown.on(axes)
+    if not patches or len(patches) != len(shown.patches) or any(shown._replace(patches=[])):
         return None
     clock.take(len(patches))
-    flat = all(bar.orientation == "horizontal" for bar in bars)
     axis = axes.get_yaxis() if flat else axes.get_xaxis()
-    edges = [(each.get_x(), each.get_width(), each.get_height()) for each in patches]
-    names = TickLabels(axis)
-    touching = len(bars) == 1 and len(edges) > 1 and not flat and not names and _touch(edges)
+    sides = [_side(each, flat=flat) for each in patches]
+    names, alone = TickLabels(axis), len(bars) == 1 and len(patches) > 1
+    touching = alone and not flat and not names and _touch(sides)
+    placed = touching or (alone and not is_of_moments(axis) and not _even(sides))
     elements = []
-    for place, bar in enumerate(few(bars)):
-        group = _label(bar, place)
+    for place, (bar, group) in enumerate(zip(few(bars), groups, strict=True)):
+        name = _label(bar, place)
         elements += [
-            {"label": label, "group": group, **values}
-            for label, values in _bar(axis, few(bar.patches, MOST_POINTS), names, flat, touching)
+            {"label": label, "group": name, **values}
+            for label, values in _bar(axis, few(group, MOST_POINTS), names, flat, placed)
         ]
     clock.take()
     kind = "hist" if touching else "bar"
     more: dict[str, Any] = {"orientation": "horizontal"} if flat else {}
     more["colors"] = [color([patch.get_facecolor()]) for patch in patches]
+    if "" in more["colors"]:
+        more["partial"] = True
     bases = numbers(patch.get_x() if flat else patch.get_y() for patch in patches)
     if any(bases):
         more["bases"] = bases
@@ -241,26 +260,35 @@ def _bars(axes: Any, clock: _Clock) -> dict[str, Any] | None:
 
 
 def _bar(
-    axis: Any, patches: Sequence[Any], names: TickLabels, flat: bool, touching: bool
+    axis: Any, patches: Sequence[Any], names: TickLabels, flat: bool, placed: bool
 ) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield label and values of each bar of one group; with `touching`, its edges, too."""
-    places, sizes, values = (
-        [getattr(each, f"get_{what}")() for each in patches]
-        for what in (("y", "height", "width") if flat else ("x", "width", "height"))
-    )
+    """Yield label and values of each bar of one group; with `placed`, its edges, too."""
+    places, sizes = zip(*(_side(each, flat=flat) for each in patches), strict=True)
+    values = [each.get_width() if flat else each.get_height() for each in patches]
     middles = numbers(at + size / 2 for at, size in zip(places, sizes, strict=True))
     shown = decoded(axis, middles) if is_of_moments(axis) else middles
     starts = decoded(axis, numbers(places))
     ends = decoded(axis, numbers(at + size for at, size in zip(places, sizes, strict=True)))
     for place, value in enumerate(values):
         label = names.at(middles[place]) or _short(shown[place])
-        edges = {"from": starts[place], "to": ends[place]} if touching else {}
+        edges = {"from": starts[place], "to": ends[place]} if placed else {}
         yield label, {"value": number(value), **edges}
 
 
-def _touch(edges: Sequence[tuple[float, float, float]]) -> bool:
+def _side(bar: Any, *, flat: bool) -> tuple[float, float]:
+    """Return where a bar begins on the axis on which bars stand side by side, and its size."""
+    return (bar.get_y(), bar.get_height()) if flat else (bar.get_x(), bar.get_width())
+
+
+def _touch(sides: Sequence[tuple[float, float]]) -> bool:
     """Return True if each bar begins where the one before ends, as in a histogram."""
-    return all(abs(a[0] + a[1] - b[0]) <= 1e-9 * max(1.0, abs(b[0])) for a, b in pairwise(edges))
+    return all(abs(a[0] + a[1] - b[0]) <= 1e-9 * max(1.0, abs(b[0])) for a, b in pairwise(sides))
+
+
+def _even(sides: Sequence[tuple[float, float]]) -> bool:
+    """Return True if all bars are as far from the next one, which lies beside it."""
+    steps = [b[0] + b[1] / 2 - a[0] - a[1] / 2 for a, b in pairwise(sides)]
+    return 0 < max(steps) <= min(steps) * (1 + 1e-6)
 
 
 def _box(axes: Any, clock: _Clock) -> dict[str, Any] | None:
@@ -288,10 +316,11 @@ def _box(axes: Any, clock: _Clock) -> dict[str, Any] | None:
 
 
 def _heatmap(axes: Any, clock: _Clock) -> dict[str, Any] | None:
-    if axes.patches or axes.get_lines():
+    shown = _Shown.on(axes)
+    if shown.patches or shown.lines:
         return None
-    found = few([*axes.images, *axes.collections])
-    if len(found) != 1 or not (axes.images or type(found[0]).__name__ == "QuadMesh"):
+    found = few([*shown.images, *shown.collections])
+    if len(found) != 1 or not (shown.images or type(found[0]).__name__ == "QuadMesh"):
         return None
     values = found[0].get_array()
     if values is None or values.ndim != 2:

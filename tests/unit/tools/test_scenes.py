@@ -113,6 +113,23 @@ def test_bars_begin_at_their_bases_and_lie_as_in_their_figure() -> None:
     assert [shape["box"] for shape in found["shapes"]] == [[[0, 1], [0, 1]], [[1, 9], [0, 2]]]
 
 
+def test_a_bar_without_a_value_leaves_its_place_empty() -> None:
+    values = {"a": 1.0, "b": None, "c": 3.0}
+    elements = [{"label": name, "group": "1", "value": value} for name, value in values.items()]
+    found = drawn({"type": "bar", "elements": elements})
+    assert found["x"]["ticks"] == [[(0.5, "a"), (1.5, "b"), (2.5, "c")]]
+    assert [sum(shape["box"][0]) / 2 for shape in found["shapes"]] == [0.5, 2.5]
+
+
+def test_bars_that_are_not_evenly_apart_lie_on_an_axis_of_numbers() -> None:
+    elements = [
+        {"label": str(at), "value": 1.0, "from": at - 0.4, "to": at + 0.4} for at in (1, 10)
+    ]
+    found = drawn({"type": "bar", "elements": elements})
+    assert not found["x"]["named"]
+    assert [shape["told"] for shape in found["shapes"]] == ["1: 1", "10: 1"]
+
+
 def test_colors_are_those_of_the_figure_and_visible() -> None:
     def color(own: str) -> str:
         return str(drawn(line(1, 2, colors=[own]))["shapes"][0]["color"])
@@ -134,6 +151,13 @@ def test_colors_are_those_of_the_figure_and_visible() -> None:
         {"type": "bar", "elements": [{"label": "a", "value": "nan"}]},
         {"type": "superchart", "elements": [line(1, 2), {"type": "pie", "elements": [{}]}]},
         line(1, 2, y_scale="log"),
+        line(1, 2, x_label="$x_1$ [m]"),
+        line(1, 2, y_tick_labels=["$1$ to $2$"]),
+        {
+            "type": "line",
+            "elements": [{"points": [["2024-01-01", 1], ["2024-03-01", 2]]}],
+            "x_limits": [0, 1],
+        },
         line(1, 2, partial=True),
         line(1, 2, y_limits=3),
         line(-1e308, 1e308),
