@@ -90,6 +90,14 @@ async def test_figures_that_code_keeps_stay_open(start: str, servers: Servers) -
             assert (await run(notebook, "print(plt.get_fignums())")).text == left, code
 
 
+async def test_warnings_of_a_figure_name_no_file_of_the_kernel(servers: Servers) -> None:
+    async with servers.agent(*DATA) as notebook:
+        code = "import matplotlib.pyplot as plt\nplt.plot([1, 2]); plt.title('\u65e5');"
+        answer = await run(notebook, code)
+    assert "missing from font" in answer.text
+    assert "kernel_specs" not in answer.text
+
+
 async def test_an_image_is_shown_in_the_output_where_a_program_for_pictures_is_installed(
     servers: Servers,
 ) -> None:

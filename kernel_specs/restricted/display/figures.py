@@ -62,9 +62,13 @@ def _agg_of(canvas: Any) -> Any:
 
 @contextmanager
 def _placed(figure: Any, agg: Any) -> Iterator[None]:
-    """Skip drawings without output, if all artists are placed without them."""
+    """Skip the first drawing if it has no output, and all artists are placed without it.
+
+    The others begin in matplotlib itself, which finds the place of a warning by their callers.
+    """
 
     def draw(renderer: Any) -> Any:
+        vars(figure).pop("draw", None)
         idle = isinstance(renderer, agg.RendererAgg) and "draw_path" in vars(renderer)
         if not (idle and _takes_places(figure, renderer)):
             return type(figure).draw(figure, renderer)
