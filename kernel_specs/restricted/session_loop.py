@@ -10,6 +10,8 @@ from asyncio import _get_running_loop, all_tasks, new_event_loop, set_event_loop
 from collections.abc import Callable, Coroutine
 from typing import Any, Protocol
 
+from kernel_specs.restricted.originals import os, signal
+
 _MISSING = object()
 
 
@@ -38,9 +40,12 @@ class SessionLoop:
         self.escaped: Callable[[], None] = lambda: None
         """Called when a task has raised SystemExit or KeyboardInterrupt, which ends no loop."""
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._process = 0
+        """Id of the process that has entered the loop; 0 without a loop."""
         self._before: frozenset[asyncio.Task[Any]] = frozenset()
         self._create_task = asyncio.create_task
         asyncio.create_task = asyncio.tasks.create_task = self.create_task  # type: ignore[assignment]
+        asyncio.set_event_loop = asyncio.events.set_event_loop = self.set_event_loop
 
     @property
     def asyncio_loop(self) -> asyncio.AbstractEventLoop:
@@ -51,10 +56,13 @@ class SessionLoop:
 
     def enter(self) -> asyncio.AbstractEventLoop:
         """Return the loop, for the main thread while no loop runs in it."""
+        self._process = os.getpid()
         loop = self.asyncio_loop
         if loop.is_closed() or loop.is_running():
             loop = self._loop = new_event_loop()
         set_event_loop(loop)
+        if getattr(loop, "_signal_handlers", None):  # requests let signals wake something else
+            signal.set_wakeup_fd(loop._csock.fileno())  # type: ignore[attr-defined]
         return loop
 
     def wait(self, first: Watched, *others: Watched) -> None:
@@ -120,6 +128,18 @@ class SessionLoop:
             return self.asyncio_loop.create_task(coro, **options)
         return self._create_task(coro, **options)
 
+    def set_event_loop(self, loop: asyncio.AbstractEventLoop | None) -> None:
+        """Set the loop of this thread; after `asyncio.run`, which sets None, it is this one.
+
+        Processes that are forked must not share its descriptors.
+        """
+        in_main_thread = threading.current_thread() is threading.main_thread()
+        own = in_main_thread and self._process == os.getpid() and _get_running_loop() is None
+        if loop is None and own:
+            self.enter()
+        else:
+            set_event_loop(loop)
+
     def add_callback(self, callback: Callable[[], object]) -> None:
         """Run `callback` in the loop, unless it is closed; safe in every thread."""
         with contextlib.suppress(RuntimeError):
@@ -137,7 +157,7 @@ class SessionLoop:
         """Close the loop; another one is made when it is needed."""
         if self._loop is not None:
             self._loop.close()
-            self._loop = None
+            self._loop, self._process = None, 0
 
     def _run(self, loop: asyncio.AbstractEventLoop) -> bool:
         """Run the loop until it is stopped; return True if KeyboardInterrupt has ended it."""

@@ -51,6 +51,11 @@ number = contextvars.ContextVar("number", default=0)
 await asyncio.sleep(0)
 token = number.set(17)
 """
+HANDLES = """
+import os, signal
+came = asyncio.Event()
+asyncio.get_event_loop().add_signal_handler(signal.SIGUSR1, came.set)
+"""
 STUCK = "async def stuck():\n    await asyncio.sleep(600)\n"
 EVERY = {
     WAYS: "[1, 2, 3, 4]",
@@ -66,6 +71,10 @@ EVERY = {
     "number.get()": "17",
     "_ = loop.call_later(0, loop.stop)": "(no output)",
     "await main(18)": "18",
+    "asyncio.run(main(0)); late = asyncio.ensure_future(main(19))": "(no output)",
+    "await late": "19",
+    HANDLES: "(no output)",
+    "os.kill(os.getpid(), signal.SIGUSR1); await came.wait()": "True",
 }
 
 

@@ -34,11 +34,12 @@ class Pipe:
 
 @pytest.fixture
 def session() -> Iterator[SessionLoop]:
-    original = asyncio.create_task
+    create, choose = asyncio.create_task, asyncio.set_event_loop
     made = SessionLoop()
     yield made
     made.close()
-    asyncio.create_task = asyncio.tasks.create_task = original
+    asyncio.create_task = asyncio.tasks.create_task = create
+    asyncio.set_event_loop = asyncio.events.set_event_loop = choose
     asyncio.set_event_loop(None)
 
 
@@ -98,6 +99,28 @@ def test_other_channels_are_read_meanwhile(session: SessionLoop, pipes: tuple[Pi
     while not other.attended:
         session.wait(first, other)
     assert os.read(first.read, 1) == b"x"
+
+
+def test_after_another_loop_the_session_has_its_own_again(session: SessionLoop) -> None:
+    session.begin_cell()
+    own = asyncio.get_event_loop()
+    asyncio.run(value())
+    assert asyncio.get_event_loop() is own
+    own.close()
+    asyncio.run(value())
+    assert not asyncio.get_event_loop().is_closed()
+    found: list[object] = []
+    thread = threading.Thread(target=lambda: found.append(asyncio.run(value())))
+    thread.start()
+    thread.join()
+    assert found == [5]
+    if (child := os.fork()) == 0:
+        asyncio.set_event_loop(None)
+        try:
+            os._exit(asyncio.get_event_loop() is session.asyncio_loop)
+        except RuntimeError:
+            os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
 
 
 def test_a_loop_that_code_has_closed_is_replaced(session: SessionLoop) -> None:
