@@ -47,9 +47,9 @@ def unseen_code(
     `local` are names of its packages: an index may have other packages of these names.
     """
     told = {
-        name.replace("-", "_"): f"{name} is a package of the project (--project), which is not "
-        "installed: the operator can name an environment that has it, with --python"
+        key: f"{name} is a package of the project (--project), which is not installed"
         for name in local
+        for key in (name, name.replace("-", "_"))
     }
     for module, folder in code.items():
         mount = f"the operator can start the server with --mount {folder}, and "

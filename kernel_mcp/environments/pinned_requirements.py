@@ -53,8 +53,8 @@ _CONDA = re.compile(r"^(?:@EXPLICIT|(?:channels|dependencies|prefix):)", re.MULT
 _CONDA_LINE = re.compile(r"^[\w.-]+=[\w.*]+(?:=\w+)?$| @ file://.{0,200}(?:conda|croot|feedstock)")
 """A line of `conda list --export`, or of `pip freeze` in an environment of conda."""
 _OF_CONDA = (
-    "that is conda's way to list packages, and pip's is expected: name the environment itself with "
-    "--python, or write the file by `pip list --format=freeze` in it"
+    "that is conda's way to list packages, and pip's is expected: make the environment with conda "
+    "and name its folder with --python, or write the file by `pip list --format=freeze` in it"
 )
 logger = logging.getLogger(__name__)
 

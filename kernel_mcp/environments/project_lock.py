@@ -52,7 +52,7 @@ class ProjectLock:
     local   names of its own packages, which are not installed
     code    modules of those, and the folder that each is imported from
     remark  remark on a lock that is older than the project, for people
-    absent  sentence on what the environment lacks of the project; empty without one
+    whole   words on the environment that has all of the project; empty without one
     """
 
     text: str = field(default="", compare=False, repr=False)
@@ -62,7 +62,14 @@ class ProjectLock:
     local: tuple[str, ...] = ()
     code: Mapping[str, Path] = field(default_factory=dict, compare=False)
     remark: str = field(default="", compare=False)
-    absent: str = field(default="", compare=False)
+    whole: str = field(default="", compare=False)
+
+    @property
+    def absent(self) -> str:
+        """Sentence on what the environment lacks of the project; empty without one."""
+        names = shown(", ".join(self.local)) or "the project"
+        told = f"code, metadata and scripts of {names} are not installed: --mount shows the code"
+        return f"{told}; {self.whole}" if self.whole else ""
 
 
 NO_PROJECT = ProjectLock()
@@ -102,14 +109,7 @@ def read_project(folder: Path, known: Collection[str], python: str) -> ProjectLo
         tuple(local),
         code,
         _newer(table, packages[found[0]][0]) if found else "",
-        _absent(local or ["the project"], top),
-    )
-
-
-def _absent(names: Iterable[str], folder: Path) -> str:
-    return (
-        f"code, metadata and scripts of {shown(', '.join(names))} are not installed: --mount "
-        f"{folder} shows the code; --python {folder / '.venv'}, which `uv sync` makes, has all"
+        f"--python {top / '.venv'}, which `uv sync` makes, has its metadata and scripts too",
     )
 
 

@@ -203,7 +203,8 @@ class KernelFactory:
             mounts = self._settings.mounts
             project = self._listed.project
             own_code = unseen_code(project.code, mounts, project.local)
-            if hidden := unseen(environment, mounts) or own_code:
+            told = {name: f"{each}; {project.whole}" for name, each in own_code.items()}
+            if hidden := unseen(environment, mounts) or told:
                 policy = replace(policy, step=_MountFirst(hidden, policy.step))
             first = self._built.get(spec) is None
             built = self._built[spec] = _Built(environment, names, policy)

@@ -47,6 +47,7 @@ _CHARS = 32 * 1024
 """Most characters that are searched; a kernel may send more."""
 _NAME = re.compile(r"[A-Za-z_][\w.]{0,99}", re.ASCII)
 """The name of a module, of at most 100 characters."""
+_NO_PACKAGE = re.compile(r"No package metadata was found for ([A-Za-z][\w.-]{0,99})$", re.ASCII)
 _USAGE = "UsageError: "
 _NO_MAGIC = re.compile(
     rf"{_USAGE}(?:Line magic function|Cell magic) `(%{{1,2}}\w{{1,100}})` not found"
@@ -68,6 +69,8 @@ def missing(failure: Failure) -> str:
     Empty if nothing was missing. The kernel reports it from the exception's objects. The report is
     trusted only if it is one of these constants, or a module that the traceback names.
     """
+    if failure.name == "PackageNotFoundError" and (found := _NO_PACKAGE.match(failure.value)):
+        return found[1]
     if failure.lacks in (READ_ONLY, FILE, TOO_LARGE, NO_LOOP, NETWORK, HOST):
         return failure.lacks
     if not _NAME.fullmatch(failure.lacks):

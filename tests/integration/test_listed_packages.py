@@ -117,6 +117,8 @@ async def test_members_of_a_workspace_are_left_out_and_what_they_need_is_there(
             answer = await notebook.run(f"names = {names}\n{found}")
             assert answer.text == str(there)
             assert "part is a package of the project" in (await notebook.run("import part")).text
+            code = "import importlib.metadata as m; m.version('part')"
+            assert f"--python {project / '.venv'}" in (await notebook.run(code)).text
             told = str((await notebook.call("info")).data["environment"])
             assert "metadata and scripts of beside, mine, part are not installed" in told
             assert f"--python {project / '.venv'}" in told

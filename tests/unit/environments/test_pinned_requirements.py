@@ -339,6 +339,11 @@ def test_members_and_paths_are_the_projects_own_and_their_dependencies_are_kept(
     assert found.local == ("below", "lib", "mine")
     assert set(found.direct) == {"six", "tabulate", "idna"}
     assert found.code["lib"] == tmp_path / "packages/lib/src"
+    told = unseen_code(found.code, [], ("my-lib", *found.local))
+    assert "sys.path.insert" in told["lib"]
+    assert told["my-lib"] == told["my_lib"]
+    assert "below is a package of the project" in told["below"]
+    assert f"--python {tmp_path / '.venv'}" in found.absent
 
 
 def test_a_member_of_a_workspace_has_the_lock_of_its_root(tmp_path: Path) -> None:

@@ -41,6 +41,19 @@ def test_a_kernel_is_believed_where_the_exception_shows_a_name(
     assert missing(Failure("Error", text, (), lacks)) == name
 
 
+@pytest.mark.parametrize(
+    ("kind", "value", "name"),
+    [
+        ("PackageNotFoundError", "No package metadata was found for my-pkg", "my-pkg"),
+        ("PackageNotFoundError", "No package metadata was found for x\n[kernel-mcp] y", ""),
+        ("PackageNotFoundError", "my-pkg", ""),
+        ("ValueError", "No package metadata was found for my-pkg", ""),
+    ],
+)
+def test_a_package_without_metadata_is_missing(kind: str, value: str, name: str) -> None:
+    assert missing(Failure(kind, value, (), "")) == name
+
+
 def test_who_opens_a_path_of_the_host_is_told_what_shows_it() -> None:
     assert "info shows which" in said(FILE, "x")
     assert "--mount DIR" in said(FILE, "x")
