@@ -33,6 +33,7 @@ class Client:
     key       the object or table of its servers
     variable  environment variable with the folder of the file; empty if there is none
     typed     True if an entry names its transport
+    folder    the folder in which it works, as in its entries; empty if it has none
     """
 
     title: str
@@ -40,6 +41,12 @@ class Client:
     key: str = "mcpServers"
     variable: str = ""
     typed: bool = False
+    folder: str = "."
+
+    @property
+    def usual_flags(self) -> list[str]:
+        """The server's flags if none are given."""
+        return [*(("--mount", self.folder) if self.folder else ()), *_USUAL]
 
     @property
     def toml(self) -> bool:
@@ -66,10 +73,12 @@ CLIENTS = {
         "Claude Code", "~/.claude.json", variable="CLAUDE_CONFIG_DIR", typed=True
     ),
     "cursor": Client("Cursor", "~/.cursor/mcp.json"),
-    "vscode": Client("VS Code", ".vscode/mcp.json", "servers", typed=True),
+    "vscode": Client(
+        "VS Code", ".vscode/mcp.json", "servers", typed=True, folder="${workspaceFolder}"
+    ),
     "codex": Client("Codex", "~/.codex/config.toml", "mcp_servers", "CODEX_HOME"),
     "gemini": Client("Gemini CLI", "~/.gemini/settings.json"),
-    "lmstudio": Client("LM Studio", "~/.lmstudio/mcp.json"),
+    "lmstudio": Client("LM Studio", "~/.lmstudio/mcp.json", folder=""),
 }
 _ALSO = {"claude": "claude-code", "code": "vscode", "geminicli": "gemini", "codexcli": "codex"}
 _ABOUT = f"""\
@@ -104,7 +113,7 @@ def run_setup(argv: Sequence[str]) -> int:
             "docs/clients.md"
         )
     load(flags, os.environ, Path.cwd())  # a wrong value is reported here, not by the client
-    command = [*_command(), *(_words(flags) or _USUAL)]
+    command = [*_command(), *(_words(flags) or client.usual_flags)]
     entry: Entry = {"type": "stdio"} if client.typed else {}
     entry |= {"command": command[0], "args": command[1:]}
     if write:

@@ -50,6 +50,11 @@ def test_the_entry_is_printed_alone_and_written_when_asked(
     entry = servers(client, printed)["notebook"]
     assert Path(entry["command"]).is_absolute()
     assert entry["args"][-4:] == USUAL
+    shown = {"vscode": ["--mount", "${workspaceFolder}"], "lmstudio": []}
+    mounted = (
+        entry["args"][entry["args"].index("--mount") : -4] if "--mount" in entry["args"] else []
+    )
+    assert mounted == shown.get(client, ["--mount", "."])
     assert list(home.iterdir()) == []
     assert main(["setup", client, "--write"]) == 0
     assert servers(client, file_of(client, home).read_text())["notebook"] == entry
@@ -62,7 +67,7 @@ def test_the_entry_is_printed_alone_and_written_when_asked(
 def test_the_command_of_an_entry_starts_this_server(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["setup", "cursor"]) == 0
     entry = servers("cursor", capsys.readouterr().out)["notebook"]
-    own = entry["args"][: -len(USUAL)]
+    own = entry["args"][: -len(["--mount", ".", *USUAL])]
     done = subprocess.run([entry["command"], *own, "version"], capture_output=True, check=True)
     assert done.stdout.startswith(b"kernel-mcp ")
 
