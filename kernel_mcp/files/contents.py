@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 from kernel_mcp.errors import WorkspaceError
 from kernel_mcp.files import folders
+from kernel_mcp.files.encodings import ENCODINGS, foreign_encodings, is_text
 from kernel_mcp.output.images import sniff
 from kernel_mcp.output.text import within
 from kernel_mcp.records import dataclass
@@ -34,81 +35,6 @@ _MAGIC = (
     (b"\x80\x04", "a pickle"),
     (b"\x80\x05", "a pickle"),
 )
-_BOMS = (
-    (codecs.BOM_UTF32_LE, "utf-32"),
-    (codecs.BOM_UTF32_BE, "utf-32"),
-    (codecs.BOM_UTF16_LE, "utf-16"),
-    (codecs.BOM_UTF16_BE, "utf-16"),
-)
-ENCODINGS = frozenset(
-    {"cp1250", "cp1251", "cp1252", "iso8859-1", "iso8859-2", "iso8859-15", "utf-16", "utf-32"}
-    | {"cp437", "cp850", "koi8-r", "shift_jis", "euc_jp", "gbk", "gb18030", "big5", "euc_kr"}
-)
-"""Names of encodings in which texts are read on request, as `codecs` has them."""
-_TEXT_CONTROLS = frozenset(b"\t\n\r\f\b\x1b")
-
-
-def foreign_encoding(head: bytes) -> str | None:
-    """Return the likely encoding of text that is not UTF-8; None for UTF-8 and for binary data."""
-    for bom, name in _BOMS:
-        if head.startswith(bom):
-            return name
-    if is_text(head) or b"\0" in head or sniff(head) or binary_kind(head):
-        return None
-    odd = sum(byte < 32 and byte not in _TEXT_CONTROLS for byte in head)
-    high = sum(byte >= 128 for byte in head)
-    if odd or high * 3 > len(head):
-        return None
-    if _is_central_european(head):
-        return "cp1250"
-    return "cp1252" if any(0x80 <= byte < 0xA0 for byte in head) else "latin-1"
-
-
-_ONLY_1250 = frozenset(b"\x8d\x8f\x9d")
-"""Letters of cp1250 at bytes that cp1252 does not have."""
-_SYMBOLS_1252 = frozenset(b"\xa3\xa5\xaa\xaf\xb3\xb9\xba\xbc\xbe\xbf")
-"""Letters of cp1250 at bytes of symbols in cp1252, which do not stand beside letters."""
-_CARONS = frozenset(b"\x8a\x8e\x9a\x9e")
-"""S and Z with caron in both, rare in texts of Western Europe."""
-_BESIDE_CARONS = frozenset(b"\xc8\xcf\xd8\xe6\xe8\xec\xef\xf0\xf2\xf8\xf9")
-_DOUBLE_ACUTES = frozenset(b"\xd5\xdb\xf5\xfb")
-_HUNGARIAN = frozenset(b"\xd6\xdc\xe1\xe9\xed\xf3\xf6\xfa\xfc")
-
-
-def _is_central_european(head: bytes) -> bool:
-    """Return True if text is rather cp1250 than cp1252, by letters that only the former has."""
-    there = frozenset(head)
-    if there & _ONLY_1250:
-        return True
-    beside = sum(
-        byte in _SYMBOLS_1252 and _is_letter(before) and _is_letter(after)
-        for before, byte, after in zip(head, head[1:], head[2:], strict=False)
-    )
-    fractions = any(
-        byte in b"\xbc\xbe" and (_is_letter(before) or _is_letter(after))
-        for before, byte, after in zip(head, head[1:], head[2:], strict=False)
-    )
-    if fractions or beside > 1 or (beside and not there & frozenset(b"\x91\x92\x93\x94")):
-        return True
-    if there & _CARONS and there & _BESIDE_CARONS:
-        return True
-    tilde = there & frozenset(b"\xc3\xe3")  # of Portuguese
-    return bool(there & _DOUBLE_ACUTES and there & _HUNGARIAN and not tilde and b"\xea" not in head)
-
-
-def _is_letter(byte: int) -> bool:
-    return 0x41 <= byte <= 0x5A or 0x61 <= byte <= 0x7A or byte >= 0xC0
-
-
-def is_text(head: bytes) -> bool:
-    """Return True if `head` begins a UTF-8 text; an incomplete character at its end is accepted."""
-    if b"\0" in head:
-        return False
-    try:
-        codecs.getincrementaldecoder("utf-8")().decode(head)
-    except UnicodeDecodeError:
-        return False
-    return True
 
 
 def binary_kind(head: bytes) -> str | None:
@@ -229,9 +155,13 @@ def lines_of(
     except UnicodeDecodeError as error:
         if encoding != "utf-8-sig":
             raise WorkspaceError(f"{path!r} is not {encoding} text: {error.reason}.") from error
-        raise folders.not_utf8(path, "") from error
+        near = error.object[max(0, error.start - PROBE_BYTES) : error.start + PROBE_BYTES]
+        if len(near) < PROBE_BYTES:  # the file ends within a character
+            near = os.pread(fd, PROBE_BYTES, max(0, info.st_size - PROBE_BYTES)) + b"\n"
+        raise folders.not_utf8(path, foreign_encodings(near)) from error
     if offset and offset >= page.total:
-        raise WorkspaceError(f"{path!r} has {page.total:,} lines; offset {offset:,} is after it.")
+        lines = f"{page.total:,} line{'' if page.total == 1 else 's'}"
+        raise WorkspaceError(f"{path!r} has {lines}; offset {offset:,} is after it.")
     return page
 
 

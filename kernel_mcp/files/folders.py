@@ -191,13 +191,21 @@ def not_found(path: str, folder: str, missing: str, listing: Listing) -> Workspa
     return WorkspaceError(text, errno.ENOENT)
 
 
-def not_utf8(path: str, encoding: str) -> WorkspaceError:
-    """Return the error for a file that is not UTF-8; `encoding` is the likely one, or empty."""
-    how = f"; its encoding looks like {encoding}" if encoding else ""
+def not_utf8(path: str, encodings: Sequence[str]) -> WorkspaceError:
+    """Return the error for a file that is not UTF-8, with its likely encodings."""
+    if "utf-8" in encodings:
+        return WorkspaceError(
+            f"{path!r} is UTF-8 with bytes that are not: it was cut within a character, or joined "
+            f"from several encodings. Read it with code, for example open({path!r}, "
+            "errors='backslashreplace'), or as base64."
+        )
+    first, *others = encodings or ["latin-1"]
+    looks = f"; its encoding looks like {first}" if encodings else ""
+    might = f" (or {', '.join(others)})" if others else ""
     return WorkspaceError(
-        f"{path!r} is not UTF-8 text{how}. Read it with read_file and encoding="
-        f"{encoding or 'latin-1'!r}, with code, for example "
-        f"open({path!r}, encoding={encoding or 'latin-1'!r}), or as base64."
+        f"{path!r} is not UTF-8 text{looks}{might}. Read it with read_file and "
+        f"encoding={first!r}, with code, for example open({path!r}, encoding={first!r}), or as "
+        "base64."
     )
 
 

@@ -19,10 +19,9 @@ from kernel_mcp.files.contents import (
     PROBE_BYTES,
     Page,
     binary_kind,
-    foreign_encoding,
-    is_text,
     mime_of,
 )
+from kernel_mcp.files.encodings import foreign_encodings, is_text
 from kernel_mcp.files.folders import (
     FOLDER,
     Chosen,
@@ -198,8 +197,8 @@ class Workspace:
             if is_text(head) and not picture:
                 page = contents.lines_of(fd, info, path, offset, limit, characters, self._masked)
                 return FileContent(name, mime, info.st_size, page)
-            if reason := foreign_encoding(head):
-                raise folders.not_utf8(path, reason)
+            if not picture and not binary_kind(head) and (found := foreign_encodings(head)):
+                raise folders.not_utf8(path, found)
             if encoding == "utf-8":
                 kind = binary_kind(head) or ("a picture" if picture else "binary data")
                 raise WorkspaceError(

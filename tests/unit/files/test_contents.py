@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kernel_mcp.files.contents import binary_kind, foreign_encoding, is_text, mime_of, page_of
+from kernel_mcp.files.contents import binary_kind, mime_of, page_of
+from kernel_mcp.files.encodings import foreign_encodings, is_text
 
 
 @pytest.mark.parametrize(
@@ -30,15 +31,26 @@ def test_bytes_decide_about_pictures_and_names_about_the_rest(
     [
         ("Straße, Köln".encode("latin-1"), "latin-1"),
         ("text".encode("utf-16"), "utf-16"),
+        ("text".encode("utf-16-le"), "utf-16-le"),
+        ("text".encode("utf-16-be"), "utf-16-be"),
         ("text".encode("utf-32"), "utf-32"),
-        ("Köln".encode(), None),
-        (b"\x1f\x8b\x08" + bytes(range(128, 160)), None),
-        (bytes(range(256)), None),
-        (b"", None),
+        ("Zażółć gęślą jaźń".encode("cp1250"), "cp1250"),
+        ("id;имя\n1;Иванов Пётр\n2;Анна".encode("cp1251"), "cp1251"),
+        ("Привет, мир! Это тест.".encode("koi8-r"), "koi8-r"),
+        ("これは日本語のテストです。".encode("shift_jis"), "shift_jis"),
+        ("これは日本語のテストです。".encode("euc_jp"), "euc_jp"),
+        ("这是一个中文测试文件。".encode("gbk"), "gb18030"),
+        ("한국어 테스트입니다.".encode("euc_kr"), "euc_kr"),
+        ("ok é\n".encode() + b"caf\xe9\n", "utf-8"),
+        ("é".encode() * 9 + b"\xc3\n", "utf-8"),
+        ("Köln".encode(), ""),
+        (bytes(range(256)), ""),
+        (b"\0\1\0\2\0\3", ""),
+        (b"", ""),
     ],
 )
-def test_text_in_other_encodings_is_recognised(head: bytes, encoding: str | None) -> None:
-    assert foreign_encoding(head) == encoding
+def test_text_in_other_encodings_is_recognised(head: bytes, encoding: str) -> None:
+    assert [*foreign_encodings(head), ""][0] == encoding
 
 
 @given(st.text(st.characters(exclude_characters="\0", codec="utf-8")), st.integers(0, 100))

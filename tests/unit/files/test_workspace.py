@@ -216,6 +216,16 @@ def test_encodings_of_windows_are_told_apart(
         workspace.read_file("old.csv")
 
 
+def test_damaged_utf8_is_called_so_wherever_the_damage_is(workspace: Workspace, root: Path) -> None:
+    for text in ("é".encode()[:-1], b"caf\xe9", "é".encode() * 9000 + b"caf\xe9 x"):
+        (root / "a.txt").write_bytes("é".encode() * 10 + b"\n" + text)
+        with pytest.raises(WorkspaceError, match="is UTF-8 with bytes that are not"):
+            workspace.read_file("a.txt")
+    (root / "a.txt").write_bytes(b"a" * 9000 + "Straße, Köln".encode("latin-1"))
+    with pytest.raises(WorkspaceError, match="looks like latin-1"):
+        workspace.read_file("a.txt")
+
+
 @pytest.mark.parametrize("encoding", ["rot13", "hex", "idna", "x", "unicode_escape", "\0"])
 def test_other_encodings_are_refused_with_those_there_are(
     workspace: Workspace, encoding: str
