@@ -52,7 +52,8 @@ _USAGE = "UsageError: "
 _NO_MAGIC = re.compile(
     rf"{_USAGE}(?:Line magic function|Cell magic) `(%{{1,2}}\w{{1,100}})` not found"
 )
-"""The message that IPython prints for an unknown magic."""
+"""The message that IPython prints for an unknown magic, and for one of cells on a later line."""
+_BELOW = "below "
 EXTENSIONS: Mapping[str, str] = MappingProxyType(
     {"R": "rpy2.ipython", "lprun": "line_profiler", "sql": "sql", "watermark": "watermark"}
     | {"bigquery": "google.cloud.bigquery", "cython": "cython", "dotenv": "dotenv"}
@@ -81,12 +82,18 @@ def missing(failure: Failure) -> str:
 
 
 def missing_magic(text: str, code: str) -> str:
-    """Return the magic of `code` that IPython did not find, by its printed `text`; else empty."""
+    """Return the magic of `code` that IPython did not find, by its printed `text`; else empty.
+
+    One of cells that is not at the beginning of its cell has `_BELOW` before it.
+    """
     found = _NO_MAGIC.search(text[-_CHARS:]) if _USAGE in text else None
     if found is None:
         return ""
     asked = (line.rpartition("= ")[2].lstrip() for line in code.splitlines())
-    return found[1] if any(line.startswith(found[1]) for line in asked) else ""
+    if not any(line.startswith(found[1]) for line in asked):
+        return ""
+    is_below = found[1].startswith("%%") and "Line magic" in found[0]
+    return f"{_BELOW}{found[1]}" if is_below else found[1]
 
 
 def advice(missing: str, code: str, policy: Policy, python: str) -> str:
@@ -107,6 +114,9 @@ def advice(missing: str, code: str, policy: Policy, python: str) -> str:
         if not policy.confined:
             return ""
         return _OPEN_STEPS[missing] if policy.network else _NETWORK_STEP
+    if missing.startswith(_BELOW):
+        magic = missing.removeprefix(_BELOW)
+        return f"{magic} has to begin its cell: only comments may stand above it."
     if missing.startswith("%"):
         return _of_extension(missing, policy)
     if missing in INSTALLERS:

@@ -61,7 +61,7 @@ def register(box: Toolbox, services: ToolContext) -> None:
         ]
         shown = fitting(entries, _row_of, services.settings.max_output)
         omitted = listing.omitted + len(entries) - len(shown)
-        note = more(omitted, offset + len(shown))
+        note = more(omitted, offset, len(shown))
         if not shown and not offset:
             note = f"No name here is like {match!r}." if match else "The folder is empty."
         if path in (".", "", "/workspace") and not match and (mounted := found.workspace.mounted):
@@ -207,7 +207,8 @@ def _named(result: CallToolResult, session: Session, path: str) -> CallToolResul
 
 def _row_of(entry: FileEntry) -> str:
     kind = "" if entry.kind in ("file", "folder") else f"  ({entry.kind})"
-    size = f"  {entry.size:,} bytes" if entry.kind == "file" else ""
+    unit = "byte" if entry.size == 1 else "bytes"
+    size = f"  {entry.size:,} {unit}" if entry.kind == "file" else ""
     return f"{entry.path}{'/' if entry.kind == 'folder' else ''}{kind}{size}  {entry.modified}"
 
 

@@ -78,7 +78,7 @@ def register(box: Toolbox, services: ToolContext) -> None:
             python=environment.version,
             packages=shown,
             omitted=omitted,
-            note=more(omitted, offset + len(shown)),
+            note=more(omitted, offset, len(shown)),
             installable=installer.rules.describe() or "nothing",
         )
         head = f"Python {listed.python}. install may add: {listed.installable}."

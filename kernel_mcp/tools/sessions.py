@@ -184,7 +184,7 @@ def register(box: Toolbox, services: ToolContext) -> None:
             known = known[offset:]
         variables = fitting(known, _row_of, settings.max_output)
         omitted = reply["omitted"] + len(known) - len(variables)
-        note = more(omitted, offset + len(variables))
+        note = more(omitted, offset, len(variables))
         if not variables and not offset:
             note = f"No variable is named like {match!r}." if match else NO_VARIABLES
         if hibernated is not None:

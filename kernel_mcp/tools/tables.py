@@ -43,10 +43,13 @@ def fitting(rows: Sequence[R], line: Callable[[R], str], most: int) -> list[R]:
     return [*rows[:shown]]
 
 
-def more(omitted: int, after: int) -> str:
-    """Return the sentence on rows that are not shown; empty for none. `after` is the next one."""
+def more(omitted: int, offset: int, shown: int) -> str:
+    """Return the sentence on rows that are not shown; empty for none."""
+    if offset and not shown:
+        return f"Nothing is left at offset={offset}: call it again without."
     if not omitted:
         return ""
+    after = offset + shown
     return f"{omitted:,} more: read on with offset={after}, or pass a pattern as `match`."
 
 

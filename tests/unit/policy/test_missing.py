@@ -157,6 +157,8 @@ def test_a_magic_of_an_extension_comes_with_the_steps_that_load_it() -> None:
     assert missing_magic(line, "print(open('data.csv').read())") == "", "no magic of the code"
     cell = "UsageError: Cell magic `%%cython` not found.\n"
     assert missing_magic(cell, "%%cython\nint x") == "%%cython"
+    below = "UsageError: Line magic function `%%time` not found.\n"
+    assert missing_magic(below, "x = 1\n%%time\ny") == "below %%time"
     other = "UsageError: %bookmark: You must specify the bookmark name"
     assert missing_magic(other, "%bookmark") == ""
     assert said("%%sql") == (
@@ -165,3 +167,4 @@ def test_a_magic_of_an_extension_comes_with_the_steps_that_load_it() -> None:
     )
     assert said("%autoreload") == "Run `%load_ext autoreload` first: it brings %autoreload."
     assert "`%lsmagic` lists" in said("%nothing")
+    assert said("below %%time") == "%%time has to begin its cell: only comments may stand above it."

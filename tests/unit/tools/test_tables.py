@@ -33,5 +33,6 @@ def test_names_are_chosen_by_a_part_or_a_pattern() -> None:
 
 
 def test_omitted_rows_are_counted() -> None:
-    assert more(0, 5) == ""
-    assert more(1200, 5).startswith("1,200 more: read on with offset=5")
+    assert more(0, 5, 2) == ""
+    assert more(1200, 3, 2).startswith("1,200 more: read on with offset=5")
+    assert more(0, 5, 0).startswith("Nothing is left at offset=5")
