@@ -173,6 +173,7 @@ class Toolbox:
         def add(function: Callable[P, Awaitable[BaseModel]]) -> None:
             made = CheckedTool.from_function(
                 self._finished(function, computes=computes),
+                title=title,
                 description=" ".join((inspect.getdoc(function) or "").split()),
                 context_kwarg="ctx",
                 annotations=hints(effect, title, self._settings),

@@ -49,20 +49,17 @@ OPENS = replace(DESTROYS, installs=True, joins=True)
 
 
 def hints(effect: Effect, title: str, settings: Settings) -> ToolAnnotations:
-    """Return the hints about a tool with this effect on a server with these settings.
+    """Return all hints about a tool with this effect on a server with these settings.
 
-    Left out are those that are false where they are absent, and those that say nothing about a tool
-    that only reads.
+    None is left out: clients differ in what they take an absent one for, and models read none.
     """
     destroys = effect.destroys or (effect.runs and _reaches_others(settings))
     open_world = effect.runs and (_is_open(settings) or _installs_anything(settings))
     return ToolAnnotations(
         title=title,
-        read_only_hint=effect.reads or None,
-        destructive_hint=None
-        if effect.reads
-        else destroys or (effect.writes and _writes_host(settings)),
-        idempotent_hint=(effect.repeats and not effect.reads) or None,
+        read_only_hint=effect.reads,
+        destructive_hint=destroys or (effect.writes and _writes_host(settings)),
+        idempotent_hint=effect.repeats,
         open_world_hint=open_world
         or (effect.installs and _installs(settings))
         or (effect.joins and bool(settings.attach)),

@@ -62,6 +62,7 @@ class LocalCalls:
                 name=tool.name,
                 description=tool.description,
                 input_schema=tool.parameters,
+                title=tool.title,
                 annotations=tool.annotations,
                 _meta=tool.meta,
             )

@@ -51,16 +51,18 @@ READ = {
 }
 
 
-async def test_hints_are_given_where_clients_read_their_absence_in_two_ways(
-    tmp_path: Path,
-) -> None:
-    found = await told(CLOSED, tmp_path)
-    for name, each in found.items():
-        assert isinstance(each.open_world_hint, bool), name
-        assert isinstance(each.destructive_hint, bool) == (name not in READ), name
-        assert each.read_only_hint in (True, None), name
-        assert each.idempotent_hint in (True, None), name
-    assert len({each.title for each in found.values()} - {None}) == len(found)
+async def test_every_tool_has_a_title_and_all_hints(tmp_path: Path) -> None:
+    async with served(tmp_path) as server:
+        tools = (await server.agent.client.list_tools()).tools
+    for tool in tools:
+        each = tool.annotations
+        assert each is not None, tool.name
+        assert tool.title
+        assert each.title == tool.title
+        given = (each.destructive_hint, each.idempotent_hint, each.open_world_hint)
+        assert all(isinstance(hint, bool) for hint in given), tool.name
+        assert each.read_only_hint is (tool.name in READ), tool.name
+        assert not (each.read_only_hint and each.destructive_hint), tool.name
 
 
 @pytest.mark.parametrize(

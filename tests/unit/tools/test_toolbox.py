@@ -85,7 +85,7 @@ BRANCH_TOOLS = {"undo", "branch", "adopt"}
 NOTEBOOK_TOOLS = {"open_notebook", "read_notebook", "edit_notebook", "run_cells", "show"}
 MOST_CHARS = 8_500
 """Characters of what models read of the definitions of all tools, as JSON without blanks."""
-MOST_LISTED_CHARS = 10_900
+MOST_LISTED_CHARS = 13_000
 """The same with what is for clients and people: annotations and titles."""
 
 
