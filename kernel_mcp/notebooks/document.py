@@ -145,7 +145,8 @@ class NotebookDocument:
         except UnicodeDecodeError as error:
             reason = f"it is not UTF-8 at byte {error.start:,}"
         except NotJson as error:
-            reason = _conflict(data) or _by_line(str(error), data)
+            found = _conflict(data) or _by_line(str(error), data)
+            reason = found if data.strip() else "it is empty"
         raise NotebookError(f"{path!r} is no notebook that can be read: {reason}.")
 
     @classmethod

@@ -205,7 +205,8 @@ def test_half_a_surrogate_pair_stays() -> None:
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("", "'{' is missing"),
+        ("", "it is empty"),
+        (" \n", "it is empty"),
         ("[]", "'{' is missing"),
         (FOREIGN[:-3], "is missing"),
         (FOREIGN[:60], "is no JSON"),
