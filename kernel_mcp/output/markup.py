@@ -238,7 +238,7 @@ class HtmlReader:
             if self._open and name == "tr" and not is_end:
                 self._open[-1].grid.start_row()
             elif self._open and name in _GROUPS:
-                self._open[-1].grid.end_group()
+                self._open[-1].grid.end_group(begins_foot=name == "tfoot" and not is_end)
                 self._open[-1].in_head = name == "thead" and not is_end
         elif name == "img" and (words := tag.attribute("alt")):
             self._line.append(f"[{unescaped(words)}]")
@@ -279,6 +279,7 @@ class HtmlReader:
             table = self._open.pop()
             if self._open:
                 self._open[-1].is_block = True
+            table.grid.end()
             lines = table.grid.lines()
             if not self._open:
                 self.tables.append(table.grid)

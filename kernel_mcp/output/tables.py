@@ -55,6 +55,9 @@ class Grid:
         self._is_head = True
         self._in_row = False
         self._texts: list[list[str]] = []
+        self._in_foot = False
+        self._foot: list[int] = []
+        """Places of rows of the foot, which are shown below all others."""
 
     def start_row(self) -> None:
         """Begin a row, which may stay empty."""
@@ -80,17 +83,29 @@ class Grid:
             self.omitted += 1
             return
         row = self._placed(new)
-        if new and is_head and self.heads == len(self._rows):
+        if new and is_head and not self._in_foot and self.heads == len(self._rows):
             self.heads += 1
         if new:
+            self._foot += [len(self._rows)] * self._in_foot
             self._rows.append(row)
         for cell in row:
             cell.rows -= 1
         self._held = [cell for cell in row if cell.rows]
 
-    def end_group(self) -> None:
+    def end_group(self, *, begins_foot: bool) -> None:
         """End a group of rows, such as `<thead>`: no cell reaches beyond it."""
         self._held = []
+        self._in_foot = begins_foot
+
+    def end(self) -> None:
+        """End the table: its foot moves below the other rows, wherever it stood."""
+        foot = set(self._foot)
+        order = [n for n in range(len(self._rows)) if n not in foot] + self._foot
+        if self._foot and order != sorted(order):
+            places = {old: new for new, old in enumerate(order)}
+            self._rows = [self._rows[old] for old in order]
+            for cell in {id(cell): cell for row in self._rows for cell in row}.values():
+                cell.top = places[cell.top]
 
     def rows(self) -> list[list[str]]:
         """Return the text of each place; a cell that spans several is in each of them, shortened.

@@ -35,6 +35,12 @@ def test_a_name_that_spans_columns_is_over_each_of_them() -> None:
     assert grid.heads == 3
 
 
+def test_names_in_a_foot_are_no_heads() -> None:
+    page = "<table><thead><tr><th>h<tfoot><tr><th>sum<tbody><tr><td>a</table>"
+    (grid,) = read_html(page, 1000).tables
+    assert (grid.heads, grid.rows()) == (1, [["h"], ["a"], ["sum"]])
+
+
 def test_a_name_that_spans_rows_is_in_each_of_them() -> None:
     assert lines(INDEX) == ["| | n", "A | 2020 | 1", "A | 2021 | 2", "B | 2020 | 3"]
 
@@ -57,6 +63,9 @@ def test_a_name_that_spans_rows_is_in_each_of_them() -> None:
         ("<tr><td>a<td>b<tr><td colspan=2>all", ["a | b", "all"]),
         ("<tr><td>a<br>b<td><p>c</p><p>d</p>", ["a b | c d"]),
         ("<tr><td><td>b<td>", ["| b |"]),
+        ("<thead><tr><th>h<th>v<tfoot><tr><th>sum<td>3<tbody><tr><td rowspan=2>a<td>1<tr><td>2",
+         ["h | v", "a | 1", "a | 2", "sum | 3"]),
+        ("<tfoot><tr><td>sum<td>1</tfoot><tr><td>a<td>1", ["a | 1", "sum | 1"]),
     ],
 )  # fmt: skip
 def test_spans_are_those_of_browsers(rows: str, shown: list[str]) -> None:
