@@ -97,6 +97,8 @@ class Kernel:
         hostile data."""
         self.broken = False
         """True if a trial cell failed or requests are not answered: the kernel's code is broken."""
+        self.known_peak = 0
+        """Peak of its memory in bytes, where that could not be reset: a cell's may be lower."""
         self._run: Run | None = None
         self._ending: IdleWait | None = None
         self._stray: Sink | None = None
@@ -160,7 +162,7 @@ class Kernel:
     def _send_cell(
         self, kind: str, code: str, sink: Sink, number: int | None = None, notebook: str = ""
     ) -> Run:
-        run = self._listen(sink)
+        run, memory = self._listen(sink), self.handle.limits.limits.memory_bytes
         content: dict[str, Any] = {
             "code": code,
             "silent": False,
@@ -170,6 +172,7 @@ class Kernel:
             "stop_on_error": False,
             "cell_number": number,
             **({"notebook": notebook} if notebook else {}),
+            **({"memory_bytes": memory} if memory else {}),
         }
         self._hand_over(run, kind, content)
         return run

@@ -8,7 +8,8 @@ so no output of the cell can follow after the `idle` of that request.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterator
 from typing import Any, TypeAlias
 
 import anyio
@@ -18,8 +19,28 @@ from kernel_mcp.kernels.channels import Channel, KernelChannels
 from kernel_mcp.kernels.known_names import texts
 from kernel_mcp.kernels.message_codec import Message, WireError, failure_from, whole_number
 from kernel_mcp.output.items import Event, Failure
+from kernel_mcp.records import dataclass
 
 Sink: TypeAlias = Callable[[Event], None]
+MOST_HOLDERS = 5
+NAME_CHARS = 80
+
+
+@dataclass(frozen=True, slots=True)
+class CellUsage:
+    """Processor time and memory of one cell, as its kernel reports them; None where unknown.
+
+    Memory is that of the kernel's process, in bytes: its peak, what is in use after the cell, what
+    was before, and what was cleared of the frames of an error. `holders` are the largest values if
+    memory is short.
+    """
+
+    cpu_s: float | None = None
+    peak_bytes: int | None = None
+    memory_bytes: int = 0
+    before_bytes: int = 0
+    cleared_bytes: int = 0
+    holders: tuple[tuple[str, int], ...] = ()
 
 
 class Run:
@@ -40,6 +61,7 @@ class Run:
         self.compiled = True
         self.removed: tuple[int, list[str]] = (0, [])
         """Number of variables removed without a `del` that names them, and the first names."""
+        self.usage = CellUsage()
         self.failure: Failure | None = None
         self.finished = anyio.Event()
         self.begun = False
@@ -59,6 +81,7 @@ class Run:
                 self.failure = failure_from(content)
         self.status = status if status in ("ok", "error", "aborted") else "error"
         self.removed = _removed(content.get("removed"))
+        self.usage = _usage(content.get("used"))
         if self._idle:
             self.end()
 
@@ -139,3 +162,24 @@ def _removed(value: object) -> tuple[int, list[str]]:
         return 0, []
     count, names = whole_number(value[0]), texts(value[1])
     return max(count or 0, len(names)), names
+
+
+def _usage(value: object) -> CellUsage:
+    """Return the `used` of an execute reply; without figures that are malformed."""
+    found = value if isinstance(value, dict) else {}
+    cpu_s = found.get("cpu_s")
+    known = isinstance(cpu_s, float) and math.isfinite(cpu_s) and cpu_s >= 0
+    return CellUsage(
+        cpu_s if known else None,
+        whole_number(found.get("peak_bytes")),
+        whole_number(found.get("memory_bytes")) or 0,
+        whole_number(found.get("before_bytes")) or 0,
+        whole_number(found.get("cleared_bytes")) or 0,
+        tuple(_holders(found.get("holders"))),
+    )
+
+
+def _holders(value: object) -> Iterator[tuple[str, int]]:
+    for each in value[:MOST_HOLDERS] if isinstance(value, list) else ():
+        if isinstance(each, list) and len(each) == 2 and isinstance(each[0], str):
+            yield each[0][:NAME_CHARS], whole_number(each[1]) or 0

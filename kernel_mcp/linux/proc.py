@@ -343,6 +343,17 @@ def _ticks(pid: int) -> tuple[Process, int, int]:
     return (pid, int(fields[19])), own, waited
 
 
+def reset_peak_memory(pid: int) -> bool:
+    """Let the peak of a process's memory begin at its present memory; return False if it cannot.
+
+    Blocking, while the process changes its mappings.
+    """
+    with contextlib.suppress(OSError):
+        Path(f"/proc/{pid}/clear_refs").write_bytes(b"5")
+        return True
+    return False
+
+
 def memory_lines(pid: int, file: str, names: Iterable[bytes]) -> dict[bytes, int]:
     """Return bytes by name from a memory file of the first thread that has them; else empty."""
     wanted = tuple(names)

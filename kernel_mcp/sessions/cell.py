@@ -12,6 +12,7 @@ from kernel_mcp.barriers import Barrier
 from kernel_mcp.environments.progress import BEAT_S
 from kernel_mcp.environments.uv import ProgressCallback
 from kernel_mcp.identity import Principal
+from kernel_mcp.kernels.run import CellUsage
 from kernel_mcp.output.items import Event, Failure, Stream
 from kernel_mcp.output.outputs import OutputLog, Position
 from kernel_mcp.output.text import one_line
@@ -176,6 +177,7 @@ class Cell:
         self.missing = ""
         self.removed: tuple[int, list[str]] = (0, [])
         """Number of variables removed without a `del` that names them, and the first names."""
+        self.usage = CellUsage()
         self.ahead = Ahead.NO
         self.back = ""
         self.origin = NOWHERE
@@ -340,6 +342,8 @@ class Cell:
             "execution_count": self.execution_count,
             "exit_code": outcome.exit_code,
             "duration_s": round(self.duration_s, 6),
+            "cpu_s": None if self.usage.cpu_s is None else round(self.usage.cpu_s, 6),
+            "peak_memory_bytes": self.usage.peak_bytes,
             "state_kept": outcome.state_kept and all(loss.kept for loss in losses),
             "lost": list(dict.fromkeys(name for loss in losses for name in loss.names)),
             "lost_omitted": sum(loss.more for loss in losses),

@@ -11,17 +11,21 @@ from __future__ import annotations
 import signal
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from enum import Enum, auto
+from functools import partial
 from typing import TYPE_CHECKING
 
 import anyio
 
 from kernel_mcp.barriers import Barrier
 from kernel_mcp.errors import KernelGone, LaunchError
-from kernel_mcp.kernels.run import UNSURE
+from kernel_mcp.kernels.run import UNSURE, CellUsage
 from kernel_mcp.launch import silence
-from kernel_mcp.linux.proc import ExitStatus, Usage, waits_for_machine
+from kernel_mcp.linux.proc import ExitStatus, Usage, reset_peak_memory, waits_for_machine
 from kernel_mcp.sessions.cell import AT_ONCE, Cell, CellOutcome, Phase, Status, StopReason
+from kernel_mcp.sessions.words import usage_words
+from kernel_mcp.units import MIB
 
 if TYPE_CHECKING:
     from kernel_mcp.kernels.kernel import Kernel
@@ -177,6 +181,9 @@ INTERRUPT_EVERY_S = 0.5
 """Seconds between interrupts. Several are sent, as a kernel ignores one that arrives just before
 the cell begins."""
 DEATH_TIMEOUT_S = 5.0
+NOTABLE_PEAK = 4 * MIB
+"""Bytes by which a peak must exceed the memory after its cell to be reset for the next one."""
+RESET_S = 0.2
 GONE = "The kernel ended before it could take this cell. Run it again."
 
 
@@ -230,10 +237,28 @@ async def _run_to_end(kernel: Kernel, cell: Cell, *, grace_s: float, cpu_s: floa
     if killed or run.status is None:
         stubborn = f", and did not stop within {grace_s:g} s of being interrupted" if killed else ""
         return _death(kernel, run, wish, reason, stubborn)
-    cell.removed = run.removed
+    cell.removed, cell.usage = run.removed, await _usage(kernel, run)
+    most = kernel.handle.limits.limits.memory_bytes
+    cell.notices += usage_words(cell.usage, most, cpu_s if reason is None else 0)
     if not run.compiled:
         cell.phase = Phase.CHECK
     return _end(run, wish, reason)
+
+
+async def _usage(kernel: Kernel, run: Run) -> CellUsage:
+    """Return what a cell has used; a peak that may be that of an earlier cell is left out."""
+    usage = run.usage
+    if (peak := usage.peak_bytes) is None:
+        return usage
+    if peak <= kernel.known_peak:
+        return replace(usage, peak_bytes=None)
+    if peak - usage.memory_bytes >= NOTABLE_PEAK:
+        reset = False
+        with Barrier("measuring a kernel"), anyio.move_on_after(RESET_S):
+            work = partial(reset_peak_memory, kernel.handle.pid)
+            reset = await anyio.to_thread.run_sync(work, abandon_on_cancel=True)
+        kernel.known_peak = 0 if reset else peak
+    return usage
 
 
 async def _hand_over(kernel: Kernel, cell: Cell) -> Run:

@@ -15,6 +15,7 @@ from typing import Any, overload
 import anyio
 
 from kernel_mcp.barriers import Barrier, run_in_thread
+from kernel_mcp.kernels.run import CellUsage
 from kernel_mcp.linux.pipes import checksum
 from kernel_mcp.linux.safe_tree import remove_tree
 from kernel_mcp.output.displays import DisplayIndex
@@ -383,6 +384,7 @@ class History(Sequence[Cell]):
         cell = Cell.ended(number, row["code"], log, outcome, row["duration_s"])
         cell.phase, cell.numbered = Phase(row["phase"]), row["numbered"]
         cell.state_as_of, cell.author = row["state_as_of"], row.get("author", "")
+        cell.usage = CellUsage(*row.get("used", ()))
         losses = [Loss(cause, tuple(names), more) for cause, names, more in row["losses"]]
         cell.before = [Notice(0, "", loss) for loss in losses]
         return cell
@@ -401,6 +403,7 @@ def _row(cell: Cell) -> dict[str, Any]:
         "state_as_of": cell.state_as_of,
         "losses": [[loss.cause, loss.names, loss.more] for loss in cell.losses],
         "duration_s": cell.duration_s,
+        "used": [cell.usage.cpu_s, cell.usage.peak_bytes],
         "log": cell.log.row(),
     }
 

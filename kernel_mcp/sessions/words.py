@@ -7,7 +7,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timezone
 from typing import Any
 
+from kernel_mcp.kernels.run import CellUsage
 from kernel_mcp.output.text import one_line
+from kernel_mcp.units import MIB, format_bytes
 
 LISTED_CHARS = 8000
 """Maximum characters of names in one notice; further names are counted."""
@@ -17,6 +19,40 @@ MAX_RESULTS = 5
 _RESULT = re.compile(r"Out\[\d+\]")
 _PLAIN = re.compile(r"[\w/\[\]@+~-][^\s()'\"\\,;:]*|(Out\[\d+\], )+…|[\d,]+ more")
 """Names of variables, results and files, and the words that stand for many names."""
+
+
+NEAR = 0.8
+"""Fraction of a limit from which the use of it is reported."""
+NOTABLE_BYTES = 16 * MIB
+
+
+def usage_words(usage: CellUsage, memory: int, cpu_s: float) -> list[str]:
+    """Return sentences on a cell's use of limits that are near; 0 is no limit.
+
+    `memory` is in bytes, `cpu_s` in seconds.
+    """
+    told = []
+    if cpu_s and (usage.cpu_s or 0) >= NEAR * cpu_s:
+        told.append(f"This cell used {usage.cpu_s:.1f} of its {cpu_s:g} s of processor time")
+    if usage.cleared_bytes >= NOTABLE_BYTES:
+        told.append(
+            f"Local variables of the failed call held {format_bytes(usage.cleared_bytes)}; they "
+            "were cleared"
+        )
+    used, peak = usage.memory_bytes, max(usage.memory_bytes, usage.peak_bytes or 0)
+    grown = peak >= NEAR * memory and peak - usage.before_bytes >= NOTABLE_BYTES
+    if memory and (grown or usage.holders):
+        held = ", ".join(f"{shown(name)} ({format_bytes(size)})" for name, size in usage.holders)
+        told.append(
+            f"Memory: this cell needed up to {format_bytes(peak)} of {format_bytes(memory)}, "
+            f"{format_bytes(used)} are in use now"
+            + (
+                f", most by {held}: `del` what is not needed, `%reset -f out` for Out"
+                if held
+                else ""
+            )
+        )
+    return told
 
 
 def duration(seconds: float) -> str:

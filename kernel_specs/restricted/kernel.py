@@ -34,6 +34,7 @@ from kernel_specs.restricted.originals import signal
 from kernel_specs.restricted.service import ServiceThread
 from kernel_specs.restricted.session_loop import SessionLoop, run_to_end
 from kernel_specs.restricted.shell import Shell
+from kernel_specs.restricted.usage import UsageMeter
 
 RETRY_SECONDS = 0.05
 MOST_RETRY_SECONDS = 1.0
@@ -104,6 +105,8 @@ class SandboxKernel(CheckpointRequests, SnapshotRequests, IPythonKernel):
         self._unanswered: tuple[Any, Any] | None = None
         self._names = variables.NameTracker()
         self._folders: dict[str, str] = {}
+        self._usage = UsageMeter()
+        self._memory_limit = 0
         self.shell_handlers = {
             name: self._answered(handler) for name, handler in self.shell_handlers.items()
         }
@@ -221,6 +224,7 @@ class SandboxKernel(CheckpointRequests, SnapshotRequests, IPythonKernel):
         self.console.repair()
         if (number := parent["content"].get("cell_number")) is not None:
             self.shell.number_cell(number)
+        self._memory_limit = parent["content"].get("memory_bytes", 0)
         self.service.cell_started()
         try:
             with self._in_folder_of(parent["content"].get("notebook", "")):
@@ -281,6 +285,7 @@ class SandboxKernel(CheckpointRequests, SnapshotRequests, IPythonKernel):
     ) -> dict[str, Any]:
         """Run one cell and return its reply, without ipykernel's second transformation."""
         shell = self.shell
+        self._usage.begin()
         self._forward_input(allow_stdin)
         try:
             result = shell.run_request(
@@ -315,6 +320,8 @@ class SandboxKernel(CheckpointRequests, SnapshotRequests, IPythonKernel):
             reply["names"] = [come[: variables.MAX_NEWS], gone[: variables.MAX_NEWS]]
         if gone and (removed := variables.removed(gone, shell.last_cell)):
             reply["removed"] = [len(removed), removed[: variables.MAX_NEWS]]
+        with contextlib.suppress(Exception):  # of values that are measured, or of /proc
+            reply["used"] = self._usage.report(shell.user_ns, self._memory_limit, error)
         reply["payload"] = shell.payload_manager.read_payload()
         shell.payload_manager.clear_payload()
         return reply

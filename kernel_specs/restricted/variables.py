@@ -147,7 +147,7 @@ def _variable(name: str, value: object) -> VariableSummary:
         module=_text(type.__dict__["__module__"].__get__(kind)) or "",
         shape=shape,
         length=_length(value, shape),
-        size=_size(value),
+        size=size_of(value),
         preview=_cut(_preview(value)),
     )
 
@@ -178,7 +178,8 @@ def _length(value: Any, shape: list[int] | None) -> int | None:
     return shape[0] if shape else None
 
 
-def _size(value: Any) -> int | None:
+def size_of(value: Any) -> int | None:
+    """Return the bytes of a value, without those that it refers to; None if unknown."""
     library = _library_type(value)
     if library == "numpy.ndarray":
         size = _quietly(lambda: value.nbytes)

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, cast
 
+import pytest
+
 from kernel_mcp.kernels.channels import Channels
 from kernel_mcp.kernels.message_codec import Message
-from kernel_mcp.kernels.run import MOST_LOOKS, IdleWait, Run
+from kernel_mcp.kernels.run import MOST_LOOKS, CellUsage, IdleWait, Run
 
 ASKED = "asked"
 
@@ -67,3 +69,27 @@ def test_a_kernel_that_never_ends_its_output_is_not_waited_for_for_ever() -> Non
         line.pass_time()
     assert run.finished.is_set()
     assert run.unsure
+
+
+@pytest.mark.parametrize(
+    "used",
+    [
+        None,
+        [1],
+        {"cpu_s": "1", "peak_bytes": -1, "holders": {"x": 1}},
+        {"cpu_s": float("nan"), "peak_bytes": 1.5, "memory_bytes": True, "cleared_bytes": None},
+        {"cpu_s": -1.0, "holders": [["x"], "xy", 7, [7, 8]]},
+    ],
+)
+def test_usage_that_is_malformed_is_unknown(used: object) -> None:
+    run = Run(lambda _event: None)
+    run.on_reply({"status": "ok", "used": used})
+    assert run.usage == CellUsage()
+
+
+def test_usage_is_bounded() -> None:
+    run = Run(lambda _event: None)
+    holders = [["n" * 1000, 5]] * 1000
+    run.on_reply({"status": "ok", "used": {"cpu_s": 0.5, "peak_bytes": 7, "holders": holders}})
+    assert (run.usage.cpu_s, run.usage.peak_bytes) == (0.5, 7)
+    assert run.usage.holders == (("n" * 80, 5),) * 5
