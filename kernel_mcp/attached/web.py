@@ -222,7 +222,7 @@ class WebChannels(KernelChannels):
         given: int | None = None,
     ) -> str:
         """See `KernelChannels`; no descriptor can be given."""
-        msg_id, parts = self._wire.request(kind, content)
+        msg_id, parts = self.wire.request(kind, content)
         try:
             sent = self._socket.write_message(packed([channel.encode(), *parts, *buffers]), True)
         except WebSocketClosedError as error:

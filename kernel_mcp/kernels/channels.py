@@ -229,7 +229,7 @@ class KernelChannels(ABC):
     """The shell, iopub and control channels of one kernel, however it is reached."""
 
     def __init__(self, wire: MessageCodec, hearer: Hearer) -> None:
-        self._wire = wire
+        self.wire = wire
         self._hearer = hearer
         self._loop = asyncio.get_running_loop()
         self.greeted = anyio.Event()
@@ -300,7 +300,7 @@ class KernelChannels(ABC):
 
     def _take_in(self, channel: Channel, frames: Sequence[bytes]) -> None:
         try:
-            message = self._wire.decode(frames)
+            message = self.wire.decode(frames)
             if message.kind == "iopub_welcome":
                 self._welcome = True
                 self.greeted.set()
@@ -358,7 +358,7 @@ class Channels(KernelChannels):
         given: int | None = None,
     ) -> str:
         """See `KernelChannels`."""
-        msg_id, frames = self._wire.request(kind, content)
+        msg_id, frames = self.wire.request(kind, content)
         line = self._lines.get(channel)
         if line is None:
             raise LaunchError(f"The kernel's {channel} channel is closed. Call reset.")

@@ -340,12 +340,12 @@ class Kernel:
         kernel.closed_files = _words(handle.report.closed)
         kernel.names = KnownNames(self.known.get(checkpoint, self.names))
         kernel._stray = kernel._early.append
+        kernel._channels.wire.follow(self._channels.wire)
         try:
             why = await kernel._answer_to(kernel._channels.greeted, CHECKPOINT_S)
             if why:
                 raise LaunchError(f"the kernel of the checkpoint is not ready: {why}")
             await kernel.ready(0.0)
-            kernel.send_probe()  # output between cells answers the last request that was read
         except BaseException:
             await kernel.aclose()
             raise

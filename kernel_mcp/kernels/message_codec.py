@@ -123,10 +123,15 @@ class MessageCodec:
         self._sent = 0
         self._signer = Signer(key)
         self._shared = shared
+        self._former: frozenset[str] = frozenset()
         self._foreign = ""
         """Type of the last parent request if another client sent it; else empty."""
         self._parent, self._parent_id = b"{}", ""
         """Cache of the last parent header, which all messages of a cell share."""
+
+    def follow(self, former: MessageCodec) -> None:
+        """Accept late answers to requests of `former`, whose kernel goes on as this one."""
+        self._former = former._former | {former._name}
 
     def request(self, kind: str, content: dict[str, Any]) -> tuple[str, list[bytes]]:
         """Return the id and the frames of a new request."""
@@ -174,6 +179,8 @@ class MessageCodec:
         msg_id = text_of(parent, "msg_id")
         if self._shared and parent.get("session") != self._name:
             self._foreign = text_of(parent, "msg_type", "unknown")[:MAX_ID_CHARS]
+            return msg_id[:MAX_ID_CHARS]
+        if self._former and text_of(parent, "session", "") in self._former:
             return msg_id[:MAX_ID_CHARS]
         name, _, number = msg_id.rpartition("_")
         if (

@@ -198,7 +198,7 @@ class IOPubPublisher:
 
     def renew(self, publisher: XPubSocket, ring: OutputRingWriter) -> None:
         """Use a new socket and ring, in a kernel forked from a checkpoint."""
-        self._publisher, self._ring, self.parent = publisher, ring, {}
+        self._publisher, self._ring = publisher, ring
         self._stalled = self._pumping = False
 
     def forget(self) -> None:

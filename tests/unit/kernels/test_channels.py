@@ -382,7 +382,7 @@ async def test_a_message_that_would_take_too_long_is_refused_with_the_reason(
 
     async with connected() as (kernel, channels):
         with monkeypatch.context() as now:
-            now.setattr(channels._wire, "decode", decode)
+            now.setattr(channels.wire, "decode", decode)
             kernel.say("iopub", "status")
             with anyio.fail_after(60):
                 while not kernel.refused:

@@ -70,6 +70,20 @@ def test_a_message_of_the_right_shape_is_decoded() -> None:
     assert wire.decode(frames({"msg_type": "status"}, {}, {"x": 1})).parent == ""
 
 
+def test_late_answers_to_the_kernel_of_a_checkpoint_are_accepted() -> None:
+    first, second, third, other = (MessageCodec(KEY) for _ in range(4))
+    second.follow(first)
+    third.follow(second)
+    for former in (first, second):
+        msg_id, request = former.request("execute_request", {})
+        message = frames({"msg_type": "stream"}, json.loads(request[2]), {})
+        assert third.decode(message).parent == msg_id
+        with pytest.raises(WireError):
+            other.decode(message)
+    with pytest.raises(WireError):
+        third.decode(frames({"msg_type": "stream"}, {"msg_id": "1", "session": [1]}, {}))
+
+
 def test_what_answers_no_request_of_this_end_is_refused() -> None:
     wire = MessageCodec(KEY)
     msg_id, request = wire.request("execute_request", {})
