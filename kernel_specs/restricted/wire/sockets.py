@@ -140,6 +140,10 @@ class ZmtpPeer:
         self._socket.close()
         self._out.clear()
 
+    def leave(self) -> None:
+        """Close the descriptor in a forked process: a thread that is gone may hold the buffer."""
+        self._socket.close()
+
     def _settle(self) -> None:
         """Remove sent bytes; without a call in between, so that no signal handler can run."""
         if self._sent:
@@ -183,7 +187,7 @@ class ZmtpListener:
     def leave(self) -> None:
         """Close all descriptors in a forked process; nothing is sent, and no poll set changes."""
         for peer in self.peers.values():
-            peer.close()
+            peer.leave()
         self._epoll.close()
         if self._listening is not None:
             self._listening.close()

@@ -348,3 +348,18 @@ def test_a_reader_that_holds_up_another_is_hung_up_on(
         for reader in readers:
             reader.close()
         publisher.close()
+
+
+def test_a_forked_process_leaves_what_another_thread_was_sending(
+    local: Server, clients: Clients
+) -> None:
+    client = clients.connect(local.address)
+    client.send(b"")
+    local.receive()
+    (peer,) = local.router._listener.peers.values()
+    peer.keep(b"not sent yet")
+    with memoryview(peer._out):  # as while it is sent by a thread that the child does not have
+        local.router.leave()
+    assert peer.fileno() == -1
+    with pytest.raises(ValueError, match="closed"):
+        local.router.fileno()
