@@ -335,7 +335,8 @@ def embedded(parts: Sequence[Representation]) -> tuple[list[Representation], str
         names = [f"{alt[:60] or mime} ({len(data):,} characters)" for mime, data, alt in rest]
         more = ["…"] if len(names) > MOST_EMBEDDED else []
         told = ", ".join([*names[:MOST_EMBEDDED], *more])
-        remark = f"[… {len(rest)} more pictures of this page are not shown: {told} …]"
+        are = "picture of this page is" if len(rest) == 1 else "pictures of this page are"
+        remark = f"[… {len(rest)} more {are} not shown: {told} …]"
     return [Representation(mime, len(data), data) for mime, data, _ in shown], visible(remark)
 
 
