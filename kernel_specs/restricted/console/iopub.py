@@ -197,7 +197,13 @@ class IOPubPublisher:
         self._publisher.leave()
 
     def renew(self, publisher: XPubSocket, ring: OutputRingWriter) -> None:
-        """Use a new socket and ring, in a kernel forked from a checkpoint."""
+        """Use a new socket and ring, in a kernel forked from a checkpoint.
+
+        Drops text of the fork itself, such as that of hooks of packages.
+        """
+        self.flush_text()
+        self._queue.clear()
+        self._text_size = 0
         self._publisher, self._ring = publisher, ring
         self._stalled = self._pumping = False
 
