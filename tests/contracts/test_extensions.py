@@ -74,7 +74,8 @@ async def test_a_server_goes_on_without_tools_that_fail(
 
 def test_nothing_is_used_that_no_flag_names(beside: dict[str, str]) -> None:
     told = started(beside, "--tools", "core,files")
-    assert (told.returncode, told.stderr) == (0, "")
+    said = [line for line in told.stderr.splitlines() if "no cgroup limits" not in line]
+    assert (told.returncode, said) == (0, [])
 
 
 @pytest.mark.parametrize(
