@@ -64,9 +64,10 @@ class Covers:
             self.add(path, self.kinds.get(path, KEPT))
 
     def fix(self, parts: Parts) -> None:
-        """Make a path read-only and keep the folders above it in place."""
+        """Make a path read-only and keep the folders above it in place; a hidden one stays so."""
         self.keep(parts[:-1])
-        self.add(parts, FIXED)
+        if self.kinds.get(parts) not in HIDING:
+            self.add(parts, FIXED)
 
     def fix_link(self, parts: Parts) -> None:
         """Cover a further name of a read-only file; beyond half of the limit only count it."""

@@ -41,6 +41,13 @@ def test_only_hiding_covers_hide_what_is_below(covers: Covers) -> None:
     assert not covers.hides_above((".git", "config"))
 
 
+def test_what_is_hidden_is_not_shown_again_by_being_read_only(covers: Covers) -> None:
+    covers.add(("deep", ".mcp.json"), FILE)
+    covers.fix(("deep", ".mcp.json"))
+    covers.fix_link(("deep", ".mcp.json"))
+    assert covers.kinds == {("deep",): KEPT, ("deep", ".mcp.json"): FILE}
+
+
 def test_beyond_the_limit_only_a_running_walk_fails(
     covers: Covers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
