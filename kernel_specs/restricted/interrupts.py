@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import FrameType
 
-from kernel_specs.restricted.originals import caller_of, signal
+from kernel_specs.restricted.originals import signal
 
 REST_SECONDS = 0.1
 """Least seconds between two KeyboardInterrupts, so that the first is reported whole."""
@@ -172,14 +172,14 @@ class InterruptGate:
                 return False
             if frame.f_code.co_filename in self._guarded:
                 return True
-            frame = caller_of(frame)
+            frame = frame.f_back
         return False
 
     def _in_event_loop(self, frame: FrameType | None) -> bool:
         while frame is not None and frame.f_code.co_filename in self._loop_files:
             if frame.f_code.co_name == "_run_once":
                 return True
-            frame = caller_of(frame)
+            frame = frame.f_back
         return False
 
 

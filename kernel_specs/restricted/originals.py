@@ -19,13 +19,7 @@ import threading
 import time
 import types
 import warnings
-from collections.abc import Callable
 from typing import TYPE_CHECKING
-
-caller_of: Callable[[types.FrameType], types.FrameType | None] = vars(types.FrameType)[
-    "f_back"
-].__get__
-"""Returns the caller of a frame; `f_back` leaves out frames of the kernel, see `tracebacks`."""
 
 
 def _copied(module: types.ModuleType) -> types.ModuleType:
@@ -41,7 +35,6 @@ if not TYPE_CHECKING:
     time, warnings = map(_copied, (time, warnings))
 
 __all__ = [  # as above
-    "caller_of",
     "gc",
     "io",
     "json",

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import functools
-import gc
 import re
 import sys
 import traceback
@@ -27,10 +25,10 @@ warnings, and this module drops them from tracebacks."""
 
 _CAUSE = "\nThe above exception was the direct cause of the following exception:\n"
 _CONTEXT = "\nDuring handling of the above exception, another exception occurred:\n"
-_OWN = f"{Path(__file__).parents[2]}/", IMPORT_GUARD
 _KERNEL = (
     *(f"{Path(file).parent}/" for file in (IPython.__file__, ipykernel.__file__)),
-    *_OWN,
+    f"{Path(__file__).parents[2]}/",
+    IMPORT_GUARD,
 )
 _RUNNER = (f"{Path(IPython.__file__).parent}/core/interactiveshell.py", "run_code")
 """File and name of the function that runs the code of cells."""
@@ -115,31 +113,6 @@ def _frames(stack: traceback.StackSummary) -> list[str]:
 
 def _label_cells(text: str, cell_name: CellName) -> str:
     return _CELL.sub(lambda match: cell_name(match[1]) or match[0], text)
-
-
-def hide_frames() -> None:
-    """Leave frames of this kernel out of the chains that Python code follows from its frames.
-
-    They are the callers of a frame, `f_back`, and the entries of a traceback, `tb_next`.
-    """
-    _skip(FrameType, "f_back", lambda frame: frame)
-    _skip(TracebackType, "tb_next", lambda entry: entry.tb_frame)
-
-
-def _skip(kind: type, name: str, frame_of: Callable[[Any], FrameType]) -> None:
-    """Let an attribute of a builtin type pass over objects with a frame of this kernel."""
-    own = vars(kind)[name]
-
-    def following(this: Any) -> Any:
-        found = own.__get__(this)
-        while found is not None and frame_of(found).f_code.co_filename.startswith(_OWN):
-            found = own.__get__(found)
-        return found
-
-    write = own.__set__ if kind is TracebackType else None
-    for names in gc.get_referents(vars(kind)):  # the type itself accepts no other attribute
-        names[name] = property(following, write)
-    ctypes.pythonapi.PyType_Modified(ctypes.py_object(kind))
 
 
 def hide_callers() -> None:

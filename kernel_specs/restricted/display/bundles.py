@@ -459,4 +459,3 @@ def prepare(shell: Any) -> None:
     libraries.AfterImport(libraries.ACTIONS).install()
     definitions.find_sources()
     tracebacks.hide_callers()
-    tracebacks.hide_frames()

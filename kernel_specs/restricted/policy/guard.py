@@ -19,7 +19,6 @@ from typing import Any
 
 from kernel_specs.restricted.config import BootConfig
 from kernel_specs.restricted.console.tracebacks import IMPORT_GUARD
-from kernel_specs.restricted.originals import caller_of
 
 CELL_PREFIX = "<ipython-input-"
 """Prefix of file names of cells: user code, though they look like other generated code."""
@@ -162,7 +161,7 @@ class ImportGuard:
             verdict = self._judge(frame.f_code.co_filename)
             if verdict is not None:
                 return verdict
-            frame = caller_of(frame)
+            frame = frame.f_back
         return False
 
     def _judge(self, filename: str) -> bool | None:

@@ -350,38 +350,3 @@ def test_a_transformer_that_fails_fails_once(kernel: GuestKernel, place: str) ->
     assert "All are removed now: run the cell again." in outcome.text("stderr")
     outcome = kernel.run("shown = !echo 1\nshown[0]")
     assert outcome.outputs() == ["execute_result:'1'"]
-
-
-FRAMES = {
-    "the callers of a frame": "[each.filename for each in inspect.stack()]",
-    "a frame's callers by hand": "[each.f_code.co_filename for each in callers(sys._getframe())]",
-    "a traceback of a replaced function": "[each.filename for each in entries(inspect.getfile, 5)]",
-    "a printed traceback": "printed(inspect.getfile, 5).splitlines()",
-    "a task that is none": "[each.filename for each in entries(asyncio.create_task, 5)]",
-}
-WALKERS = """
-import asyncio, inspect, sys, traceback
-def callers(frame):
-    while frame is not None:
-        yield frame
-        frame = frame.f_back
-def entries(function, *arguments):
-    try:
-        function(*arguments)
-    except TypeError as error:
-        return traceback.extract_tb(error.__traceback__)
-def printed(function, *arguments):
-    try:
-        function(*arguments)
-    except TypeError:
-        return traceback.format_exc()
-"""
-
-
-@pytest.mark.parametrize("walk", FRAMES.values(), ids=FRAMES)
-def test_no_code_that_follows_frames_finds_those_of_this_kernel(
-    kernel: GuestKernel, walk: str
-) -> None:
-    found = json.loads(kernel.run(f"{WALKERS}\nimport json\nprint(json.dumps({walk}))").text())
-    assert any("ipython-input" in each for each in found)
-    assert not [each for each in found if "kernel_specs" in each]
