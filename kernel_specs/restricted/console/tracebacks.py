@@ -141,8 +141,12 @@ def follow_loguru(module: Any) -> None:
 
     @functools.wraps(original)
     def extract(*args: Any, **options: Any) -> Any:
-        frames, source = original(*args, **options)
-        places = [(file, function) for file, _, function, _ in frames]
+        found = original(*args, **options)
+        try:
+            frames, source = found
+            places = [(file, function) for file, _, function, _ in frames]
+        except (TypeError, ValueError):  # another release of loguru
+            return found
         below = places.index(_RUNNER) if _RUNNER in places else 0
         return [each for each in frames[below:] if not each[0].startswith(_KERNEL)], source
 

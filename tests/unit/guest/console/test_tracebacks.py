@@ -141,3 +141,14 @@ def test_frames_above_a_cell_are_left_out_of_tracebacks_of_loguru() -> None:
     assert ExceptionFormatter()._extract_frames() == (own, "source")
     found["frames"] = own  # in a thread
     assert ExceptionFormatter()._extract_frames() == (own, "source")
+
+
+def test_another_release_of_loguru_gets_its_own_frames_back() -> None:
+    class ExceptionFormatter:
+        """As that of a release whose method returns something else."""
+
+        def _extract_frames(self) -> list[str]:
+            return ["frame"]
+
+    tracebacks.follow_loguru(SimpleNamespace(ExceptionFormatter=ExceptionFormatter))
+    assert ExceptionFormatter()._extract_frames() == ["frame"]
