@@ -48,6 +48,8 @@ child = subprocess.Popen([sys.executable, '-c', code])
 print('begun')
 """
 FORK = f"""
+import warnings
+warnings.simplefilter('ignore')  # of Python 3.12 and later, about threads
 import os, time
 if os.fork() == 0:
     {WAITS}

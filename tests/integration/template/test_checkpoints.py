@@ -131,7 +131,8 @@ async def test_a_kernel_comes_back_many_times_without_leaving_anything() -> None
                 before = descriptors()
                 inside = await run(kernel, "print(len(os.listdir('/proc/self/fd')))")
         assert descriptors() <= before
-        assert await run(kernel, "print(len(os.listdir('/proc/self/fd')))") == inside
+        # fewer where garbage of an earlier copy has been collected meanwhile
+        assert int(await run(kernel, "print(len(os.listdir('/proc/self/fd')))")) <= int(inside)
         assert len(living(kernel)) == 3
 
 
