@@ -13,7 +13,7 @@ from kernel_mcp.config.settings import Limits
 from kernel_mcp.limits import meter
 from kernel_mcp.limits.activity import Activity
 from kernel_mcp.limits.kernel import KernelLimits
-from kernel_mcp.linux.proc import has_own_pids, processor_ns, tree
+from kernel_mcp.linux.proc import has_own_pids, processor_ns, tree, waits_for_machine
 
 COMMANDS = """
 import os, sys
@@ -51,10 +51,10 @@ def worker() -> Iterator[Worker]:
 
 
 def settled(activity: Activity) -> list[int]:
-    """List until the worker waits for its next line."""
+    """List until the worker waits for its next line: it says that it is done before that."""
     while True:
         found = activity.processes()
-        if activity.since() == 0:
+        if activity.since() == 0 and not any(map(waits_for_machine, found)):
             return found
 
 
