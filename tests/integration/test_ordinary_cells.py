@@ -146,4 +146,7 @@ async def test_a_cell_may_do_to_its_kernel_what_it_likes(servers: Servers) -> No
 async def test_what_cells_define_and_where_they_are_is_found(servers: Servers) -> None:
     async with servers.agent() as notebook:
         for code, shown in FOUND.items():
-            assert (await notebook.run(code)).text == shown, code
+            lines = (await notebook.run(code)).text.splitlines()
+            # IPython 8, on Python 3.10, warns of %cd without pickleshare
+            said = [line for line in lines if "pickleshare" not in line and "dhist" not in line]
+            assert "\n".join(said) == shown, code
