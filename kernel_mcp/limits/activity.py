@@ -15,12 +15,14 @@ class _Listed:
     """The processes of one list, with the CPU nanoseconds of each before it was made.
 
     `spent_ns` is the CPU time of all processes until then. If `settled`, only a process of the list
-    can have started another since.
+    can have started another since. `changes` counts the lists that had other processes than the one
+    before.
     """
 
     clocks: Mapping[int, int] = field(default_factory=dict)
     spent_ns: int = 0
     settled: bool = False
+    changes: int = 0
 
 
 class Activity:
@@ -58,13 +60,15 @@ class Activity:
                 {pid: ns for pid, ns in now.items() if ns is not None},
                 before.spent_ns + spent,
                 settled=not fresh and None not in now.values(),
+                changes=before.changes + (now.keys() != before.clocks.keys()),
             )
             return found
 
     def changed(self) -> None:
         """Record that there may be processes which none of the known ones has started."""
         with self._lock:
-            self._listed = _Listed(self._listed.clocks, self._listed.spent_ns)
+            before = self._listed
+            self._listed = _Listed(before.clocks, before.spent_ns, changes=before.changes + 1)
 
     def since(self) -> int | None:
         """Return the CPU nanoseconds that the known processes have used since they were listed.
@@ -81,6 +85,19 @@ class Activity:
                 return None
             used += now - then
         return used
+
+    def mark(self) -> tuple[int, int] | None:
+        """Return a value to pass to `since_mark`; None if it is not known what runs."""
+        listed, used = self._listed, self.since()
+        return None if used is None else (listed.changes, listed.spent_ns + used)
+
+    def since_mark(self, mark: tuple[int, int] | None) -> int | None:
+        """Return the CPU nanoseconds of the processes since `mark`, however often they were listed.
+
+        None if there are others now, or if it is not known.
+        """
+        now = self.mark()
+        return None if now is None or mark is None or now[0] != mark[0] else now[1] - mark[1]
 
     def cpu_s(self) -> float | None:
         """Return the CPU seconds of all processes that were ever listed; None without clocks."""

@@ -313,7 +313,7 @@ class KernelLimits:
         if self.awake:
             return False
         if self._gauge.weighs:
-            return self._activity.since() == 0
+            return self._gauge.unchanged
         cpu_s = self._gauge.group_cpu_s() if self.group is not None else self._activity.cpu_s()
         return cpu_s is not None and cpu_s - self._cpu_s <= RESTING_CPU_S
 

@@ -124,9 +124,11 @@ class MemoryMeter:
     last look began, `cost_s` the CPU seconds that it took.
     """
 
-    def __init__(self, processes: Callable[[], Sequence[int]]) -> None:
-        """`processes` returns the kernel's process ids, and blocks."""
+    def __init__(self, processes: Callable[[], Sequence[int]], activity: Activity) -> None:
+        """`processes` returns the kernel's process ids, and blocks; `activity` is theirs."""
         self.held = 0
+        self._activity = activity
+        self._mark: tuple[int, int] | None = None
         self.looked_at = -math.inf
         self.cost_s = 0.0
         self.sharing = self.crowded = False
@@ -134,6 +136,13 @@ class MemoryMeter:
         self._busy = False
         self._next = 0.0
         self._next_closely = 0.0
+
+    def since(self) -> int | None:
+        """Return the CPU nanoseconds that the processes have used since the last look.
+
+        None if that does not tell whether memory may have grown.
+        """
+        return self._activity.since_mark(self._mark)
 
     async def measure(self, most: int) -> bool:
         """Update `held`; return True if it exceeds `most` bytes.
@@ -171,6 +180,7 @@ class MemoryMeter:
 
     def _plainly(self) -> tuple[int, dict[int, Memory]]:
         self.looked_at, began = time.monotonic(), time.thread_time()
+        self._mark = self._activity.mark()  # first: what comes later is for the next look
         processes = self._processes()
         self.crowded = len(processes) > FEW_PROCESSES
         found = files_in_memory(processes), {pid: plainly(pid) for pid in processes}
@@ -237,7 +247,7 @@ class Gauge:
         self._budget = budget
         self._faults = faults
         self._meter = ProcessMeter()
-        self._memory = MemoryMeter(processes)
+        self._memory = MemoryMeter(processes, activity)
         self._last = Usage(measured=False)
         self._peak = 0
         self._starved = 0
@@ -288,6 +298,11 @@ class Gauge:
             return False
         return self._group is None or "memory" not in self._group.controllers
 
+    @property
+    def unchanged(self) -> bool:
+        """Return True if nothing has run since memory was looked at. Only known without a group."""
+        return self._memory.since() == 0
+
     def due(self, others: int) -> bool:
         """Return True if memory may have grown enough to be looked at, and no group limits it.
 
@@ -295,7 +310,7 @@ class Gauge:
         """
         if not self.weighs:
             return False
-        used = self._activity.since()
+        used = self._memory.since()
         if used is None or used > HEAVY_NS:
             return True
         pause_s = self._memory.cost_s * LOOKS * (1 + others)

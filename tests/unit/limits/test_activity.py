@@ -15,6 +15,8 @@ from kernel_mcp.limits.activity import Activity
 from kernel_mcp.limits.kernel import KernelLimits
 from kernel_mcp.linux.proc import has_own_pids, processor_ns, tree, waits_for_machine
 
+pytestmark = pytest.mark.anyio
+
 COMMANDS = """
 import os, sys
 for line in sys.stdin:
@@ -56,6 +58,23 @@ def settled(activity: Activity) -> list[int]:
         found = activity.processes()
         if activity.since() == 0 and not any(map(waits_for_machine, found)):
             return found
+
+
+def limits() -> KernelLimits:
+    return KernelLimits(
+        Limits(),
+        membership=None,
+        quotas=(),
+        wake=lambda _kernel: None,
+        forget=lambda _kernel: None,
+    )
+
+
+async def looked(kernel: KernelLimits) -> None:
+    """Look at memory until nothing has run since."""
+    settled(kernel._activity)
+    for _ in range(3):
+        await kernel.check_memory()
 
 
 def test_what_has_not_run_need_not_be_listed(worker: Worker) -> None:
@@ -121,18 +140,36 @@ def test_without_such_clocks_processes_are_always_listed() -> None:
     assert activity.cpu_s() is None
 
 
-def test_what_a_launcher_tells_makes_processes_be_listed(worker: Worker) -> None:
-    kernel = KernelLimits(
-        Limits(),
-        membership=None,
-        quotas=(),
-        wake=lambda _kernel: None,
-        forget=lambda _kernel: None,
-    )
+async def test_a_list_for_something_else_hides_no_growth_from_the_next_look(
+    worker: Worker,
+) -> None:
+    kernel = limits()
+    kernel.admit([worker.popen.pid])
+    await looked(kernel)
+    assert kernel.at_rest()
+    worker.run("kept = bytearray(10**7)")
+    settled(kernel._activity)  # as a scan of folders lists, or an answer about memory
+    kernel.usage()
+    assert not kernel.at_rest()
+    worker.run("child = os.fork() or [sum(range(10**5)), os.kill(os.getpid(), 19)]")
+    worker.run("os.waitpid(child, os.WUNTRACED)")
+    kernel.usage()
+    kernel.usage()
+    assert kernel.memory_due(10**6)
+    await looked(kernel)
+    assert not kernel.memory_due(0)
+    worker.run("os.kill(child, 9), os.waitpid(child, 0)")
+    await looked(kernel)
+    assert kernel.at_rest()
+
+
+async def test_what_a_launcher_tells_makes_processes_be_listed(worker: Worker) -> None:
+    kernel = limits()
     assert kernel.memory_due(0)
     kernel.admit([worker.popen.pid])
     activity = kernel._activity
-    assert settled(activity) == [worker.popen.pid]
+    await looked(kernel)
+    assert activity.processes() == [worker.popen.pid]
     assert not kernel.memory_due(0)
     assert kernel.at_rest()
     kernel.make_room(0, {worker.popen.pid: 10**6})  # a copy that waits may go on
@@ -140,18 +177,12 @@ def test_what_a_launcher_tells_makes_processes_be_listed(worker: Worker) -> None
     assert not kernel.at_rest()
 
 
-def test_light_work_is_looked_at_the_less_often_the_more_kernels_there_are(
+async def test_light_work_is_looked_at_the_less_often_the_more_kernels_there_are(
     worker: Worker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    kernel = KernelLimits(
-        Limits(),
-        membership=None,
-        quotas=(),
-        wake=lambda _kernel: None,
-        forget=lambda _kernel: None,
-    )
+    kernel = limits()
     kernel.admit([worker.popen.pid])
-    settled(kernel._activity)
+    await looked(kernel)
     gauge = kernel._gauge
     gauge._memory.looked_at, gauge._memory.cost_s = 100.0, 0.01
     now = 100.0 + 0.01 * meter.LOOKS * 3.5
