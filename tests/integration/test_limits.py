@@ -326,15 +326,16 @@ def test_groups_of_a_killed_server_go_with_the_next_one(
     may_have_groups: None, tmp_path: Path
 ) -> None:
     killed = """
-import subprocess, sys
+import asyncio, subprocess, sys
 from pathlib import Path
 from kernel_mcp.limits.manager import ResourceManager
 from kernel_mcp.config.settings import Limits
 folder = Path(sys.argv[1])
 limits = ResourceManager.create(folder).open(Limits(), folder, folder)
-argv = [*limits.group.entry(), "/bin/sh", "-c", "echo; exec sleep 600"]
-with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as child:
-    child.stdout.readline()
+asyncio.run(limits.ready())
+argv = [*limits.group.entry(), "/bin/sh", "-c", "echo entered; exec sleep 600"]
+with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as child:
+    assert child.stdout.readline() == "entered\\n"
     print(child.pid, flush=True)
     sys.stdin.read()
 """
