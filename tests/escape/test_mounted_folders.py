@@ -723,12 +723,13 @@ async def test_a_writable_mount_takes_files_and_plants_nothing(way: str, project
         assert {name for name, how in found.items() if how == "done"} <= pretended, found
         assert before == {name: (project.root / name).read_text() for name in before}
         assert not (project.root / ".git/hooks/pre-commit").exists()
-        # what is fixed and comes to hold credentials
+        # what is fixed and comes to hold credentials, by both of its names
         with (project.root / ".mcp.json").open("a") as file:
             file.write(f"token = {SECRET}")
-        reads = f"import json; print(json.dumps(open({str(project.root / '.mcp.json')!r}).read()))"
+        names = [str(project.root / name) for name in (".mcp.json", "deep/servers")]
+        reads = f"import json; print(json.dumps([open(name).read() for name in {names}]))"
         with anyio.fail_after(PATIENCE_S):
-            while way not in UNSPACED and SECRET in await notebook.run(reads):
+            while way not in UNSPACED and SECRET in json.dumps(await notebook.run(reads)):
                 pass
         # what it is for
         wrote = await notebook.run(
