@@ -33,6 +33,8 @@ CELL_S = 120.0
 BEGUN_S = 0.2
 """After so long a cell that was started is taken to be running."""
 _CELL = "kernel-mcp/cell"
+_UNGROUPED = ("unshare", "--mount", "sh", "-c", 'umount -R /sys/fs/cgroup && exec "$@"', "sh")
+"""Runs a command where no control groups are mounted, as most users have it; requires root."""
 
 
 class McpNotebook:
@@ -145,10 +147,13 @@ def command(*flags: str, allow: str = ALLOW) -> list[str]:
 
 
 @asynccontextmanager
-async def over_stdio(folder: Path, *flags: str, era: Era = "auto") -> AsyncIterator[McpServer]:
-    """Our server as a process of its own."""
+async def over_stdio(
+    folder: Path, *flags: str, era: Era = "auto", grouped: bool = True
+) -> AsyncIterator[McpServer]:
+    """Our server as a process of its own; unless `grouped`, one without control groups."""
     before = children(os.getpid())
-    async with connected(command(*flags), folder, era) as client:
+    words = command(*flags) if grouped else [*_UNGROUPED, *command(*flags)]
+    async with connected(words, folder, era) as client:
         (started,) = children(os.getpid()) - before
         yield McpServer(client, started)
 

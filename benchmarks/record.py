@@ -96,7 +96,8 @@ cost that HTTP adds to an idle MCP server of the same SDK. All are measured in t
         "Many sessions",
         """\
 Memory is the proportional set size of the whole process tree: server, template, reserve and every \
-process of a session. What *one session adds* leaves out all that is there before the first.""",
+process of a session. What *one session adds* leaves out all that is there before the first. \
+*no control groups*: a server that can have none, as most users' servers.""",
         (
             crowds.BURST,
             crowds.BUSY,
