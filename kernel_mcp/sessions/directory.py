@@ -152,8 +152,19 @@ class SessionDirectory:
         return found if own else self.named(caller, session)
 
     def default(self, caller: Caller) -> Session | None:
-        """Return the caller's default session; None before it is opened."""
-        return self._sessions.get(self._defaults.get((caller.principal, caller.default), ""))
+        """Return the caller's default session, unless it is being closed; None without one."""
+        found = self._sessions.get(self._defaults.get((caller.principal, caller.default), ""))
+        return None if found is None or found.closing.is_set() else found
+
+    def closing(self, caller: Caller, name: str, *, default: bool) -> list[Session]:
+        """Return the caller's sessions of this name, or the default one, that are being closed."""
+        known = self._defaults.get((caller.principal, caller.default), "")
+        return [
+            each
+            for each in self.owned_by(caller.principal)
+            if each.closing.is_set()
+            and (each.handle == known if default else name and each.name == name)
+        ]
 
     def is_default(self, caller: Caller, name: str) -> bool:
         """Return True if this is the name of the caller's default session.

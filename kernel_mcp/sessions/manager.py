@@ -38,6 +38,8 @@ if TYPE_CHECKING:
     from packaging.requirements import Requirement
 
 CLOSE_TIMEOUT_S = 2.0
+END_TIMEOUT_S = 30.0
+"""Maximum seconds that a new session waits for the end of the one that had its name."""
 PREAMBLE = '[session {0}: pass session="{0}" to keep using these variables]'
 _REPLACED = "was closed, as you asked for what was kept under its name"
 
@@ -189,6 +191,7 @@ class SessionManager:
         async with (
             self.directory.opening(),
             self._replacing(caller, wanted) as wanted,
+            self._after_namesakes(caller, wanted),
             self.quota.reserve(caller.principal),
         ):
             self.directory.check_name(caller, wanted.name)  # again: the reservation may have waited
@@ -265,6 +268,18 @@ class SessionManager:
                     )
                 await self.close(there, _REPLACED)
             yield replace(wanted, name="", default=True)
+
+    @asynccontextmanager
+    async def _after_namesakes(self, caller: Caller, wanted: SessionRequest) -> AsyncIterator[None]:
+        """Enter once the sessions of the same name that are being closed have ended.
+
+        They hold the persisted state of the name. Waits for at most `END_TIMEOUT_S` seconds.
+        """
+        ending = self.directory.closing(caller, wanted.name, default=wanted.default)
+        with anyio.move_on_after(END_TIMEOUT_S * self._settings.patience):
+            for each in ending:
+                await each.ended.wait()
+        yield
 
     async def resolve(self, caller: Caller, session: str) -> Session:
         """Return the caller's session with this handle or name; `""` is the default one.

@@ -611,3 +611,36 @@ async def test_a_sleep_that_is_given_up_makes_no_earlier_save_that_of_the_kernel
 
 def environment(version: str) -> KernelEnvironment:
     return KernelEnvironment(Path("python"), (), version=version)
+
+
+@pytest.mark.parametrize("name", ["", "mine"])
+async def test_a_session_waits_for_the_end_of_the_one_it_replaces(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setattr("kernel_mcp.sessions.manager.CLOSE_TIMEOUT_S", 0.0)  # a busy machine
+    async with server(tmp_path) as mine:
+        if name:
+            await mine.manager.create(ME, name=name)
+        old = await mine.manager.resolve(ME, name)
+        await mine.run("x = 1", old)
+        opened: list[Session] = []
+
+        async def open_again() -> None:
+            if name:
+                opened.append(await mine.manager.create(ME, name=name))
+            else:
+                opened.append(await mine.manager.resolve(ME, ""))
+
+        async with anyio.create_task_group() as tasks, old.installing:
+            await mine.manager.close(old)
+            assert not old.ended.is_set()
+            assert mine.manager.directory.find(ME, name) is None
+            tasks.start_soon(open_again)
+            await anyio.wait_all_tasks_blocked()
+            assert opened == []
+        (new,) = opened
+        assert new is not old
+        assert old.ended.is_set()
+        ran = await mine.run("y = 2", new)
+        assert new.persistence.entry is not None, "it is persisted as the old one was"
+        assert not [notice for notice in ran.notices if "Another server" in notice]
