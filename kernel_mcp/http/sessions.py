@@ -171,7 +171,12 @@ class SseTransport:
 async def _pass_on(
     given: MemoryObjectReceiveStream[SessionMessage], write: Any, deliveries: DeliveryTracker
 ) -> None:
+    """Send answers, and note which were delivered; after a disconnect none is."""
     async with given, write:
         async for said in given:
-            await write.send(said)
-            deliveries.written(said.message)
+            try:
+                await write.send(said)
+            except (anyio.BrokenResourceError, anyio.ClosedResourceError):
+                deliveries.lost(getattr(said.message, "id", None))
+            else:
+                deliveries.written(said.message)

@@ -15,7 +15,7 @@ from mcp.client import Client
 from mcp.client.sse import sse_client
 
 from tests.integration.agent import Agent
-from tests.integration.httpclient import PATIENCE_S, bearer, http_agent
+from tests.integration.httpclient import HELD, PATIENCE_S, bearer, begun, http_agent, until
 from tests.integration.httpserver import HttpServer, http_server
 from tests.integration.principals import two_principals
 
@@ -53,6 +53,22 @@ async def test_an_answer_over_sse_is_told_once(tmp_path: Path) -> None:
             assert "killed" in gone.text
             assert "x" in gone.text
             assert "lost" not in (await agent.run("1")).text
+
+
+async def test_a_call_whose_client_disconnects_is_stopped(tmp_path: Path) -> None:
+    with http_server("--sse", "--workspace", str(tmp_path)) as server:
+
+        async def hold() -> None:
+            async with sse_agent(server, server.token) as agent:
+                await agent.run(HELD)
+
+        async with anyio.create_task_group() as leaving:
+            leaving.start_soon(hold)
+            await until(lambda: bool(begun(tmp_path)))
+            leaving.cancel_scope.cancel()
+        async with http_agent(server) as agent:
+            told = await agent.run("1")
+        assert "cell 1, whose call was cancelled, has ended: interrupted" in told.text
 
 
 async def test_without_a_token_nothing_is_connected_and_nothing_posted(tmp_path: Path) -> None:
