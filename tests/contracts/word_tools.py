@@ -26,7 +26,7 @@ class Words(BaseModel):
 def register(box: Toolbox, context: ToolContext) -> None:
     """Add the tool to `box`."""
 
-    @box.tool(READS, "Count words")
+    @box.tool(READS, "Count words", computes=True)
     async def count_words(path: PathArg, ctx: AnyContext, session: SessionArg = "") -> Words:
         """Count the words of a text file in the workspace."""
         _, found = await box.resolve(ctx, session)

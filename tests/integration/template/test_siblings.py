@@ -199,7 +199,7 @@ async def test_kernels_outlive_the_zygote_and_the_next_starts_cold(
         await run(await b.forked(), "1")
 
 
-async def test_when_the_keeper_dies_its_kernels_are_reported_dead() -> None:
+async def test_when_the_init_of_a_template_dies_its_kernels_are_reported_dead() -> None:
     async with bench() as b:
         kernel = await b.forked()
         os.kill(process_named("kernel-init"), signal.SIGKILL)
