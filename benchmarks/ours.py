@@ -25,7 +25,6 @@ from kernel_mcp.sessions.cell import Status
 from kernel_mcp.sessions.directory import Caller
 from kernel_mcp.sessions.notifications import DeliveryTracker
 from kernel_mcp.sessions.session import Session
-from kernel_mcp.units import MIB
 
 ALLOW = ",".join(PACKAGES)
 MAX_SESSIONS = 512
@@ -165,7 +164,6 @@ async def in_process(
     warm: int = 0,
     no_template: bool = False,
     profile: str = "default",
-    hibernate_bytes: int = 256 * MIB,
 ) -> AsyncIterator[DirectServer]:
     """The parts of our server, with what they keep ready being kept ready."""
     settings = Settings(
@@ -174,7 +172,6 @@ async def in_process(
         no_template=no_template,
         profile=profile,
         max_sessions=MAX_SESSIONS,
-        hibernate_bytes=hibernate_bytes,
         state_dir=folder,
     )
     sandbox = await anyio.to_thread.run_sync(proven_sandbox, *settings.sandbox)

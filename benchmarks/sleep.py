@@ -15,15 +15,12 @@ from benchmarks.notebooks import Notebook
 from benchmarks.processes import settle
 from benchmarks.results import BenchmarkError, Figure, Measurement, interleave, timed
 from benchmarks.sessions import DIRECT, STDIO
-from kernel_mcp.units import GIB
 
 WAKE = Figure("wake", "Hibernated session → first result", FLOOR)
 WAKE_LARGE = Figure("wake-large", "Hibernated session with a frame of 100 MB → first result", FLOOR)
 SAVE = Figure("save", "Hibernation of a session with a frame of 100 MB", FLOOR)
 SAVE_LARGE = Figure("save-large", "Hibernation of a session with a frame of 1 GB", FLOOR)
 IDLE_S = 1
-MOST_BYTES = 2 * GIB
-"""Most bytes that a session may save."""
 ASLEEP_S = 60.0
 """How long a session that is idle may take until it is hibernated."""
 LOOK_S = 0.02
@@ -63,7 +60,7 @@ async def save(bench: Bench) -> None:
     sizes = ((SAVE, LARGE),) if bench.quick else ((SAVE, LARGE), (SAVE_LARGE, HUGE))
     async with AsyncExitStack() as stack:
         stock = await stack.enter_async_context(floor(bench.folder()))
-        served = ours.in_process(bench.folder(), hibernate_bytes=MOST_BYTES)
+        served = ours.in_process(bench.folder())
         direct = await stack.enter_async_context(served)
         for figure, code in sizes:
             awake = await stock.open()

@@ -28,7 +28,7 @@ from kernel_mcp.config.options import ENV_PREFIX, IgnoredKeys, Option, variable_
 from kernel_mcp.config.requirements import entries, python
 from kernel_mcp.config.secrets import EnvVariable, HeaderSecret, header_secrets, variables
 from kernel_mcp.config.settings import OPTIONS, TOOL_GROUPS, Limits, Settings
-from kernel_mcp.config.spelling import explained, nearest, spellings
+from kernel_mcp.config.spelling import explained, nearest, replacement, spellings
 from kernel_mcp.config.values import devices, hosts, parse_toml, places
 from kernel_mcp.errors import ConfigError
 from kernel_mcp.linux import gpus
@@ -186,9 +186,12 @@ def _variables(environ: Mapping[str, str]) -> dict[str, str]:
         if not variable.startswith(ENV_PREFIX):
             continue
         if variable not in known:
+            name = variable.removeprefix(ENV_PREFIX).lower().replace("_", "-")
             names = {name: name for name in known}
             meant = nearest(variable, spellings(variable_of, "={}") | names)
-            raise ConfigError(f"{variable}: there is no such environment variable{meant}")
+            raise ConfigError(
+                f"{variable}: there is no such environment variable{replacement(name) or meant}"
+            )
         if text.strip():
             found[known[variable]] = text
     return found
@@ -288,7 +291,7 @@ def _option(key: str, file: Path) -> Option:
     option = _BY_NAME.get(key)
     if option is None:
         name = key[:MAX_SHOWN]
-        meant = nearest(name, spellings(str, ' = "{}"'))
+        meant = replacement(name) or nearest(name, spellings(str, ' = "{}"'))
         raise ConfigError(f"{file}: there is no setting {name!r}{meant}")
     return option
 

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from kernel_mcp.config.narrowing import no_more_or_unlimited
 from kernel_mcp.records import dataclass
-from kernel_mcp.units import idle_duration, size
+from kernel_mcp.units import GIB, idle_duration, size
+
+SAVED_BYTES = 2 * GIB
+"""Bound on the variables of all hibernated sessions if none is persisted."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,7 @@ from kernel_mcp.config.narrowing import (
     only_on,
 )
 from kernel_mcp.config.options import IgnoredKeys, Option, flag
-from kernel_mcp.config.persist import Persist, persist, persists_less
+from kernel_mcp.config.persist import SAVED_BYTES, Persist, persist, persists_less
 from kernel_mcp.config.quotas import Quotas, quotas
 from kernel_mcp.config.requirements import entries, python
 from kernel_mcp.config.secrets import EnvVariable, HeaderSecret, header_secrets, variables
@@ -284,7 +284,8 @@ class Settings:
     persist: Persist | None = flag(
         "persist", persist, _PLACES, "SIZE,TIME|off", "2G,7d",
         "keep sessions in the folder for state, so that a server that starts in the same working "
-        "folder goes on with them: so much of all of them, so long after their last use",
+        "folder goes on with them: so much of all of them, so long after their last use; "
+        "hibernated sessions may have as much",
         narrows=persists_less,
     )
     sandbox: tuple[str, ...] = flag(
@@ -339,22 +340,6 @@ class Settings:
         "max-sessions", count, _SERVER, "N", "16",
         "sessions with a kernel at once; one more, and the longest idle one hibernates",
         narrows=no_more,
-    )
-    hibernate_sessions: int = flag(
-        "hibernate-sessions", count, _SERVER, "N", "64",
-        "hibernated sessions kept, the newest; 0 ends idle sessions instead", narrows=no_more,
-    )
-    hibernate_bytes: int = flag(
-        "hibernate-size", size, _SERVER, "SIZE", "256M",
-        "variables of one hibernated session, or as much as `--persist` leaves one that is kept, "
-        "if that is more; what does not fit is lost",
-        narrows=no_more_or_unlimited,
-    )
-    hibernate_total_bytes: int = flag(
-        "hibernate-disk", size, _SERVER, "SIZE", "2G",
-        "variables of all hibernated sessions; the oldest sessions are dropped beyond it. Those "
-        "that are kept have a bound of their own: this one, or `--persist`, if that is more",
-        narrows=no_more_or_unlimited,
     )
     warm: int = flag(
         "warm", count, _SERVER, "N", "2",
@@ -455,6 +440,11 @@ class Settings:
         """True if there may be several principals, as there may be behind a fleet's frontends."""
         known = self.tokens is not None or bool(self.issuer)
         return bool(self.fleet_store) or (self.http is not None and known)
+
+    @property
+    def saved_bytes(self) -> int:
+        """Bound on the variables of all hibernated sessions together; 0 is no limit."""
+        return SAVED_BYTES if self.persist is None else self.persist.bytes
 
     @property
     def trusted_paths(self) -> tuple[Path, ...]:

@@ -11,8 +11,11 @@ _REMOVED = {
     "strict": "--profile strict is what it was",
     "allow-weaker-sandbox": "--sandbox bwrap,landlock is what it was",
     "install-timeout": "an installation has five minutes",
+    "hibernate-sessions": "--quota asleep=N bounds hibernated sessions",
+    "hibernate-size": "--persist SIZE,TIME bounds what sessions save",
+    "hibernate-disk": "--persist SIZE,TIME bounds what sessions save",
 }
-"""Flags of 0.1.0 that were removed, by name, with the replacement of each."""
+"""Settings of earlier versions, by name, with the replacement of each."""
 _HTTP = "--http 127.0.0.1:8000 serves MCP over HTTP; without it, MCP is on stdin and stdout"
 _MEANT = {
     "port": _HTTP,
@@ -28,9 +31,12 @@ _NEVER_MEANT = frozenset({"none"})
 
 def explained(name: str) -> str:
     """Return what to use in place of a flag or command that does not exist; empty if unknown."""
-    if now := _REMOVED.get(name):
-        return f" any more: {now}"
-    return f": {does}" if (does := _MEANT.get(name)) else ""
+    return replacement(name) or (f": {does}" if (does := _MEANT.get(name)) else "")
+
+
+def replacement(name: str) -> str:
+    """Return what replaces a removed setting; empty for other names."""
+    return f" any more: {now}" if (now := _REMOVED.get(name)) else ""
 
 
 def spellings(form: Callable[[str], str], value: str) -> dict[str, str]:

@@ -36,7 +36,7 @@ LARGE_BYTES = 16 * MIB
 """A session that holds less is never relieved."""
 RECORD_BYTES = 2 * GIB
 """Maximum bytes of cells and outputs on disk, of all sessions together. It equals the default of
-`--hibernate-disk`."""
+`--persist`."""
 
 
 MOST_OBJECTS = 300_000

@@ -144,7 +144,6 @@ class SessionFactory:
                     self._persistence,
                     request,
                     timeout_s,
-                    hibernated_bytes=self._settings.hibernate_bytes,
                     masks=self._context.masks,
                 )
             if barrier.failure is not None:
@@ -197,9 +196,8 @@ class SessionFactory:
 
     def _temporary_save(self, handle: str) -> SessionSave:
         """Return the save of a session that is not persisted."""
-        most = self._settings.hibernate_bytes
-        folder = SaveFolder(self._folders.save_of(handle), most)
-        return SessionSave(folder, hibernated_bytes=most, masks=self._context.masks)
+        folder = SaveFolder(self._folders.save_of(handle), self._settings.saved_bytes)
+        return SessionSave(folder, masks=self._context.masks)
 
     def _share_of(self, principal: str) -> DiskShare:
         """Return the disk quota that the workspaces of a principal share."""

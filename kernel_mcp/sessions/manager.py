@@ -330,13 +330,6 @@ class SessionManager:
             self.directory.note_end(session, why)
             session.close()
 
-    async def retire(self, session: Session) -> None:
-        """Hibernate an idle session, or close it if hibernation is off."""
-        if self._settings.hibernate_sessions:
-            await self.quota.hibernate(session)
-        else:
-            await self._drop(session)
-
     async def cells_of(self, caller: Caller, handle: str) -> tuple[str, History]:
         """Return the handle and cells of a session, or of a closed one whose record still exists.
 

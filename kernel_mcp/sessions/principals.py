@@ -30,6 +30,8 @@ CHECK_S = 0.25
 """Seconds between two comparisons of use and quotas while code of any principal runs."""
 REST_S = 1.0
 """The same while no code runs."""
+MOST_ASLEEP = 64
+"""Hibernated sessions of one principal without a quota of its own."""
 MOST_KNOWN = 10_000
 AT_WORK = 1
 """Maximum number of concurrent calls of one principal that the server computes itself, if there are
@@ -126,7 +128,7 @@ class Principals:
         self.others = others or Others()
         self._given = settings.quotas
         self._known: OrderedDict[str, Principal] = OrderedDict()
-        most, asleep = settings.max_sessions, settings.hibernate_sessions
+        most, asleep = settings.max_sessions, MOST_ASLEEP
         if settings.several:
             most, asleep = (most + 1) // 2, (asleep + 1) // 2
         self._default = settings.quotas.over(Quotas(sessions=most, asleep=asleep))

@@ -6,6 +6,7 @@ The quotas of a principal and the server's own limits determine the number of ke
 from __future__ import annotations
 
 import logging
+import sys
 from collections import Counter, defaultdict
 from collections.abc import (
     AsyncIterator,
@@ -306,12 +307,7 @@ class SessionQuota:
             await self.hibernate(session, MAKE_ROOM)
 
     def _longest_idle(self, owner: str, without: set[str]) -> Session | None:
-        """Return the session of `owner` to hibernate first; blank ones come before others.
-
-        None if there is none, or if hibernation is off.
-        """
-        if not self._settings.hibernate_sessions:
-            return None
+        """Return the session of `owner` to hibernate first, blank ones before others; or None."""
         own = self._directory.owned_by(owner)
         found = [s for s in own if s.can_hibernate and s.handle not in without]
         return min(found, key=lambda s: (not s.blank, s.family.last_used), default=None)
@@ -319,20 +315,13 @@ class SessionQuota:
     async def _drop_surplus(self, owner: str) -> None:
         for session in surplus(
             self._asleep(owner),
-            most=self._principals.quotas(owner).asleep or 0,
-            most_bytes=self._settings.hibernate_total_bytes,
-            kept_bytes=self._kept_bytes,
+            most=self._principals.quotas(owner).asleep or sys.maxsize,
+            most_bytes=self._settings.saved_bytes or sys.maxsize,
         ):
             if session in self._asleep(owner):  # unless it changed while others were closed
                 logger.info("dropping a hibernated session that is one too many")
                 await self._drop(session)
         await self._fits(owner, ASLEEP, self._principals.shared(owner).asleep or 0)
-
-    @property
-    def _kept_bytes(self) -> int:
-        """Bound on the variables of hibernated, persisted sessions, in bytes; 0 is no bound."""
-        persist, most = self._settings.persist, self._settings.hibernate_total_bytes
-        return max(most, persist.bytes) if persist and persist.bytes and most else 0
 
     def _lack(self, owner: str) -> str:
         """Return the reason why `owner` may have no further kernel; empty if allowed."""
@@ -394,29 +383,24 @@ def _first_to_drop(session: Session) -> tuple[bool, float]:
     return not session.blank, hibernated.since if hibernated else 0.0
 
 
-def surplus(
-    asleep: Sequence[Session], *, most: int, most_bytes: int, kept_bytes: int
-) -> list[Session]:
+def surplus(asleep: Sequence[Session], *, most: int, most_bytes: int) -> list[Session]:
     """Return the hibernated sessions to close, so that at most `most` of them are left.
 
-    Saves of persisted sessions may have `kept_bytes` together, those of others `most_bytes`; 0 is
-    no limit. Sessions that were never used come first, then those that were hibernated first. A
-    session without a save is not closed for its size.
+    Their saves may have `most_bytes` together. Sessions that were never used come first, then those
+    that were hibernated first. A session without a save is not closed for its size.
     """
     oldest_first = sorted(asleep, key=_first_to_drop)
     dropped = oldest_first[: max(0, len(oldest_first) - most)]
     left = oldest_first[len(dropped) :]
-    for bound, lasts in ((most_bytes, False), (kept_bytes, True)):
-        sizes = {
-            session.handle: hibernated.size
-            if (hibernated := session.kernel_state.hibernated)
-            else 0
-            for session in left
-            if (session.persistence.entry is not None) is lasts
-        }
-        excess = sum(sizes.values()) - bound if bound else 0
-        for session in left:
-            if excess > 0 and sizes.get(session.handle):
-                dropped.append(session)
-                excess -= sizes[session.handle]
+    sizes = {each.handle: _saved_bytes(each) for each in left}
+    excess = sum(sizes.values()) - most_bytes
+    for session in left:
+        if excess > 0 and sizes[session.handle]:
+            dropped.append(session)
+            excess -= sizes[session.handle]
     return dropped
+
+
+def _saved_bytes(session: Session) -> int:
+    hibernated = session.kernel_state.hibernated
+    return hibernated.size if hibernated else 0

@@ -30,7 +30,7 @@ class Reaper:
         self._clock = clock
 
     def expired(self) -> list[Session]:
-        """Return the idle sessions to retire now, the longest idle first."""
+        """Return the idle sessions to hibernate now, the longest idle first."""
         now = self._clock()
         found = [
             session
@@ -42,19 +42,19 @@ class Reaper:
         return sorted(found, key=lambda session: session.family.last_used)
 
     async def collect(self) -> None:
-        """Retire expired sessions, by `SessionManager.retire`."""
+        """Hibernate expired sessions."""
         limiter = anyio.CapacityLimiter(AT_ONCE)
         async with anyio.create_task_group() as tasks:
             for session in self.expired():
-                tasks.start_soon(self._retire, session, limiter)
+                tasks.start_soon(self._hibernate, session, limiter)
 
-    async def _retire(self, session: Session, limiter: anyio.CapacityLimiter) -> None:
+    async def _hibernate(self, session: Session, limiter: anyio.CapacityLimiter) -> None:
         async with limiter:
             idle = self._clock() - session.family.last_used
             if session.can_hibernate and idle >= self._idle_timeout_s:
-                logger.info("retiring a session idle for %.0f s", idle)
-                with Barrier("retiring an idle session", session.handle):
-                    await self._manager.retire(session)
+                logger.info("hibernating a session idle for %.0f s", idle)
+                with Barrier("hibernating an idle session", session.handle):
+                    await self._manager.quota.hibernate(session)
 
     async def run(self) -> None:
         """Collect until cancelled, every twentieth of the timeout within the bounds above."""

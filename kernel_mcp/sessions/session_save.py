@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
@@ -55,29 +54,21 @@ class SessionSave:
         self,
         entry: SaveFolder,
         *,
-        hibernated_bytes: int,
         masks: Masks | None = None,
         now: Callable[[], float] = time.time,
     ) -> None:
-        """A hibernated session may use `hibernated_bytes` in any case; 0 is no limit.
-
-        `masks` hide values in previews of variables.
-        """
+        """`masks` hide values in previews of variables."""
         self.entry = entry
         self.late = 0
         """Number of consecutive saves by the kernel itself that exceeded their time."""
-        self._hibernated_bytes = hibernated_bytes
         self._masks = masks or Masks()
         self._now = now
         self._next = Saved("", "")
 
     def room(self, *, hibernating: bool = False) -> Headroom:
-        """Return the room for variables; `hibernating` allows at least `hibernated_bytes`."""
+        """Return the room for variables, see `SaveFolder.bound`."""
         private_folder(self.entry.folder)
-        bound = self.entry.bound()
-        if hibernating:
-            bound = max(bound, self._hibernated_bytes or sys.maxsize)
-        return Headroom(bound, self.entry.free())
+        return Headroom(self.entry.bound(hibernating=hibernating), self.entry.free())
 
     def new_dump_path(self, kernel: Kernel) -> Path:
         """Return the path for a dump of this kernel, and prepare the manifest for it."""
@@ -148,13 +139,10 @@ class PersistedSave(SessionSave):
         request: KernelRequest,
         timeout_s: float,
         *,
-        hibernated_bytes: int,
         masks: Masks | None = None,
     ) -> None:
         """See `SessionSave`. Raises OSError."""
-        super().__init__(
-            entry, hibernated_bytes=hibernated_bytes, masks=masks, now=persistence.store.now
-        )
+        super().__init__(entry, masks=masks, now=persistence.store.now)
         self.cells: History | None = None
         self.last_cell: Callable[[], int | None] = lambda: None
         """Returns the last cell whose effects the variables have; None for none."""

@@ -34,6 +34,9 @@ BESIDE_BYTES = 2 * MIB
 """Bytes of the disk that variables must leave free, for the manifest and the history of cells,
 which are written after them."""
 
+HIBERNATED_BYTES = 256 * MIB
+"""Bytes of variables that a session may have at its hibernation, however large its files are."""
+
 
 class SaveFolder:
     """The saved variables of one session: the newest dump, and manifests that name it.
@@ -61,11 +64,15 @@ class SaveFolder:
             _DUMP + ("b" if self.saved and self.saved.dump == _DUMP + "a" else "a")
         )
 
-    def bound(self) -> int:
-        """Return the maximum bytes of the variables."""
+    def bound(self, *, hibernating: bool) -> int:
+        """Return the maximum bytes of the variables.
+
+        With `hibernating` other files of the session leave at least `HIBERNATED_BYTES`.
+        """
         if not self._most_bytes:
             return sys.maxsize
-        return max(0, self._most_bytes - self._beside())
+        least = min(HIBERNATED_BYTES, self._most_bytes) if hibernating else 0
+        return max(least, self._most_bytes - self._beside())
 
     def free(self) -> int:
         """Return the bytes of the disk that are free for the variables."""

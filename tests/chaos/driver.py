@@ -378,7 +378,7 @@ def _children(parent: int) -> list[int]:
 async def _served(state: Path, flags: tuple[str, ...], log: Path) -> AsyncIterator[Agent]:
     wanted = command(
         *("--allow", "*", "--state-dir", str(state), "--max-sessions", "14", "--grace", "0.5"),
-        *("--idle-timeout", "3", "--hibernate-sessions", "40", *flags),
+        *("--idle-timeout", "3", "--quota", "asleep=40", *flags),
     )
     quoted = wanted.model_copy(
         update={

@@ -89,7 +89,7 @@ async def test_no_session_is_opened_while_all_are_busy(servers: Servers) -> None
 
 
 async def test_the_oldest_sleeping_session_is_dropped_and_its_handle_expires() -> None:
-    async with agent("--max-sessions", "1", "--hibernate-sessions", "1", "--warm", "1") as notebook:
+    async with agent("--max-sessions", "1", "--quota", "asleep=1", "--warm", "1") as notebook:
         handles = []
         for number in range(3):
             handles.append((await notebook.call("create_session")).data["session"])

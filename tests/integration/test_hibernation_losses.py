@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import anyio
 import pytest
 
-from tests.integration.agent import ANALYSIS, Agent, Answer
+from tests.integration.agent import ANALYSIS, Agent, Answer, agent
 from tests.integration.servers import Servers
 from tests.integration.sleepers import IDLE, has_file, state_of, woken
 
@@ -114,8 +116,8 @@ async def test_hostile_objects_cost_nothing_but_themselves(servers: Servers) -> 
             assert lost in answer.text
 
 
-async def test_a_variable_that_is_too_large_is_left_out(servers: Servers) -> None:
-    async with servers.agent("--hibernate-size", "8M", *ONE) as notebook:
+async def test_a_variable_that_is_too_large_is_left_out(tmp_path: Path) -> None:
+    async with agent("--persist", "8M,1d", "--state-dir", str(tmp_path), *ONE) as notebook:
         await notebook.run("huge = bytearray(9_000_000); big = 'x' * 7_000_000; small = [1]")
         answer = await forced(notebook, "len(big), small")
         assert "(7000000, [1])" in answer.text

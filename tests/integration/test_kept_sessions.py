@@ -571,7 +571,7 @@ async def test_a_save_that_finds_no_room_at_all_is_told(place: Place, full: Path
 
 
 async def test_a_session_that_makes_room_loses_nothing_that_was_saved(place: Place) -> None:
-    async with place.life("--max-sessions", "1", "--hibernate-size", "8M") as life:
+    async with place.life("--max-sessions", "1") as life:
         answer = await life.run("import os\nlarge = os.urandom(9_000_000)\nprint(sum(large))")
         await place.saved(answer.cell["cell"])
         await forced_out(life)

@@ -290,7 +290,7 @@ CAUSES: dict[str, tuple[Callable[[Agent], Awaitable[str]], tuple[str, ...]]] = {
     "a cancelled cell was killed": (cancelled, ("--grace", "0.3")),
     "a cell was killed at its limit": (too_long, ("--grace", "0.3")),
     "hibernated without a variable": (hibernated_in_part, ("--max-sessions", "4")),
-    "dropped": (dropped, ("--max-sessions", "4", "--hibernate-sessions", "1")),
+    "dropped": (dropped, ("--max-sessions", "4", "--quota", "asleep=1")),
 }
 FIRST: dict[str, dict[str, Any]] = {
     "execute": {"code": "'x' in globals()"},

@@ -39,7 +39,7 @@ Cause = Callable[[Session, pytest.MonkeyPatch], Awaitable[None]]
 async def served() -> AsyncIterator[tuple[Agent, SessionManager]]:
     """A client of a server in this process, and its sessions."""
     with tempfile.TemporaryDirectory(dir="/var/tmp", prefix="inside-") as folder:
-        settings = Settings(warm=0, no_template=True, hibernate_sessions=0, state_dir=Path(folder))
+        settings = Settings(warm=0, no_template=True, state_dir=Path(folder))
         async with (
             app_context(settings, proven_sandbox("auto")) as built,
             Client(build_mcp(built, Handed())) as client,
@@ -118,7 +118,7 @@ async def test_a_session_that_ends_names_what_its_dead_kernel_had_cost() -> None
                 await anyio.lowlevel.checkpoint()
         session.submit("y = 2", 0.0)
         await session.cells[-1].finished.wait()
-        await manager.retire(session)
+        await manager.quota.hibernate(session)
         answer = await notebook.call("execute", code="x", session=session.handle)
         assert lost(answer) == ["x", "y"]
 

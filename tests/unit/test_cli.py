@@ -125,6 +125,7 @@ def test_help_and_version_leave_the_heavy_libraries_alone(flag: str) -> None:
         (["--strict"], "there is no flag --strict any more: --profile strict is what it was"),
         (["--allow-weaker-sandbox"], "any more: --sandbox bwrap,landlock is what it was"),
         (["--install-timeout=1m"], "--install-timeout=1m any more: an installation has five min"),
+        (["--hibernate-sessions", "9"], "any more: --quota asleep=N bounds hibernated sessions"),
         (["--port", "8000"], "no flag --port: --http 127.0.0.1:8000 serves MCP over HTTP"),
         (["--transport=stdio"], "without it, MCP is on stdin and stdout"),
         (["stdio"], "there is no command stdio: --http"),

@@ -169,9 +169,6 @@ WIDER = {
     "grace": '"4s"',
     "idle-timeout": '"never"',
     "max-sessions": "17",
-    "hibernate-sessions": "65",
-    "hibernate-size": "0",
-    "hibernate-disk": '"3G"',
     "warm": "3",
     "tools": '"core,files"',
     "network": '"other.example.com"',
@@ -197,9 +194,6 @@ NARROWER = {
     "grace": ("1", 1),
     "idle-timeout": ('"1m"', 60),
     "max-sessions": ("1", 1),
-    "hibernate-sessions": ("0", 0),
-    "hibernate-size": ('"1M"', MIB),
-    "hibernate-disk": ('"1G"', GIB),
     "warm": ("0", 0),
     "tools": ('["core"]', ("core",)),
     "network": ('"a.example.com"', ("a.example.com",)),
@@ -307,7 +301,8 @@ def test_a_hostile_file_is_one_line(tmp_path: Path, content: str) -> None:
     ("content", "words"),
     [
         ('memry = "1G"', ["there is no setting 'memry'", "did you mean memory?"]),
-        ("strict = true", ["there is no setting 'strict'", 'did you mean profile = "strict"?']),
+        ("strict = true", ["there is no setting 'strict' any more: --profile strict is what"]),
+        ("hibernate-size = 0", ["'hibernate-size' any more: --persist SIZE,TIME bounds"]),
         ("zzz = 1", ["there is no setting 'zzz'"]),
         ('memory = "2X"', ["memory = '2X'", "512M or 2G"]),
         ("memory = [", ["not valid TOML"]),
@@ -336,7 +331,7 @@ def test_an_unknown_variable_of_ours_is_reported(tmp_path: Path) -> None:
         load({}, {"KERNEL_MCP_MEMROY": "2G"}, tmp_path)
     with pytest.raises(ConfigError, match="did you mean KERNEL_MCP_CONFIG"):
         load({}, {"KERNEL_MCP_CONFG": "x.toml"}, tmp_path)
-    with pytest.raises(ConfigError, match="did you mean KERNEL_MCP_PROFILE=strict"):
+    with pytest.raises(ConfigError, match="any more: --profile strict is what it was"):
         load({}, {"KERNEL_MCP_STRICT": "1"}, tmp_path)
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import anyio
 import pytest
 
+from kernel_mcp.config.quotas import Quotas
 from kernel_mcp.environments.uv import ProgressCallback
 from kernel_mcp.errors import KernelMcpError
 from kernel_mcp.kernels.factory import KernelRequest
@@ -170,7 +171,7 @@ async def test_a_save_that_has_waited_is_of_the_kernel_of_now(tmp_path: Path) ->
 
 async def test_a_session_that_wakes_is_not_dropped_as_surplus(tmp_path: Path) -> None:
     source, clock = FakeSource(), FakeClock()
-    manager = new_manager(tmp_path, source, clock, max_sessions=3, hibernate_sessions=1)
+    manager = new_manager(tmp_path, source, clock, max_sessions=3, quotas=Quotas(asleep=1))
     async with manager.running():
         first, woken, _ = sessions = await used_sessions(manager, clock, 3)
         for session in sessions:

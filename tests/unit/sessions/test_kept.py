@@ -56,15 +56,11 @@ class Server:
 
 
 @asynccontextmanager
-async def server(
-    folder: Path, *, orderly: bool = True, hibernate_bytes: int = 0, **given: Any
-) -> AsyncIterator[Server]:
+async def server(folder: Path, *, orderly: bool = True, **given: Any) -> AsyncIterator[Server]:
     """A server; one that does not end `orderly` saves nothing at its end."""
     source = FakeSource()
     kept = persistence(folder, **given)
-    manager = new_manager(
-        folder / "run", source, FakeClock(), persistence=kept, hibernate_bytes=hibernate_bytes
-    )
+    manager = new_manager(folder / "run", source, FakeClock(), persistence=kept)
     async with manager.running():
         yield Server(manager, source, kept)
         if not orderly:
@@ -524,7 +520,7 @@ async def test_what_was_saved_of_a_dead_kernel_outlasts_a_sleep(tmp_path: Path) 
 
 
 async def test_a_sleep_that_is_forced_loses_nothing_that_was_saved_before(tmp_path: Path) -> None:
-    async with server(tmp_path, hibernate_bytes=10) as only:
+    async with server(tmp_path) as only:
         await only.run("a = " + 100 * "1")
         await only.save()
         session = only.manager.sessions[0]

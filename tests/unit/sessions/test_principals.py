@@ -42,10 +42,10 @@ def manager(folder: Path, clock: FakeClock, **settings: Any) -> SessionManager:
 
 
 def test_no_principal_has_all_sessions_where_there_may_be_several() -> None:
-    alone = Principals(Settings(max_sessions=9, hibernate_sessions=4))
+    alone = Principals(Settings(max_sessions=9))
     assert alone.quotas(LOCAL).sessions == 9
-    several = Principals(Settings(max_sessions=9, hibernate_sessions=4, **SHARED))
-    assert (several.quotas("ada").sessions, several.quotas("ada").asleep) == (5, 2)
+    several = Principals(Settings(max_sessions=9, **SHARED))
+    assert (several.quotas("ada").sessions, several.quotas("ada").asleep) == (5, 32)
 
 
 def test_a_principals_own_quotas_are_before_those_of_the_server() -> None:
@@ -97,9 +97,10 @@ async def test_a_quota_of_sessions_is_named_with_what_to_do(
     tmp_path: Path, clock: FakeClock
 ) -> None:
     ada = caller("ada", sessions=1)
-    sessions = manager(tmp_path, clock, hibernate_sessions=0)
+    sessions = manager(tmp_path, clock)
     async with sessions.running():
-        await sessions.create(ada)
+        (await sessions.create(ada)).submit("wait", 0.0)
+        await anyio.wait_all_tasks_blocked()
         with pytest.raises(SessionLimitReached, match=r"quota `sessions`.*close_session"):
             await sessions.create(ada)
         await sessions.create(caller("ben"))
@@ -107,10 +108,10 @@ async def test_a_quota_of_sessions_is_named_with_what_to_do(
 
 async def test_sleepers_are_dropped_among_ones_own_alone(tmp_path: Path, clock: FakeClock) -> None:
     ada, ben = caller("ada"), caller("ben", sessions=1, asleep=1)
-    sessions = manager(tmp_path, clock, hibernate_sessions=2)
+    sessions = manager(tmp_path, clock, quotas=Quotas(asleep=2))
     async with sessions.running():
         hers = await sessions.create(ada)
-        await sessions.retire(hers)
+        await sessions.quota.hibernate(hers)
         for _ in range(4):
             await sessions.create(ben)
             clock.now += 1

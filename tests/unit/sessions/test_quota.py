@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import anyio
 import pytest
 
+from kernel_mcp.config.persist import Persist
+from kernel_mcp.config.quotas import Quotas
 from kernel_mcp.errors import LaunchError, SessionLimitReached, SessionNotFound
 from kernel_mcp.sessions.capacity import Bound, Capacity
 from kernel_mcp.sessions.directory import Caller
 from kernel_mcp.sessions.manager import SessionManager
-from kernel_mcp.sessions.quota import surplus
 from kernel_mcp.sessions.reaper import Reaper
 from kernel_mcp.sessions.session import Session
 from tests.unit.fake_kernels import FakeClock, FakeSource, deliver, new_manager
@@ -125,12 +124,12 @@ async def test_a_session_that_cannot_be_saved_now_makes_way_for_the_next(tmp_pat
 
 async def test_the_oldest_sleepers_are_dropped_beyond_the_number_kept(tmp_path: Path) -> None:
     source, clock = FakeSource(), FakeClock()
-    manager = new_manager(tmp_path, source, clock, hibernate_sessions=2)
+    manager = new_manager(tmp_path, source, clock, quotas=Quotas(asleep=2))
     async with manager.running():
         sessions = await used_sessions(manager, clock, 4)
         for session in sessions[:3]:
             clock.now += 1
-            await manager.retire(session)
+            await manager.quota.hibernate(session)
         assert states(sessions) == ["closed", "hibernated", "hibernated", "idle"]
         with pytest.raises(SessionNotFound, match="dropped"):
             await manager.resolve(ME, sessions[0].handle)
@@ -139,36 +138,33 @@ async def test_the_oldest_sleepers_are_dropped_beyond_the_number_kept(tmp_path: 
 
 async def test_the_oldest_dumps_are_dropped_beyond_the_disk_they_may_take(tmp_path: Path) -> None:
     source, clock = FakeSource(), FakeClock()
-    manager = new_manager(tmp_path, source, clock, hibernate_total_bytes=120)
+    manager = new_manager(tmp_path, source, clock, persist=Persist(120, 60.0))
     async with manager.running():
         empty = await manager.create(ME)
-        await manager.retire(empty)
+        await manager.quota.hibernate(empty)
         sessions = await used_sessions(manager, clock, 4)
         for session in sessions:
             clock.now += 1
-            await manager.retire(session)
+            await manager.quota.hibernate(session)
         sizes = [path.stat().st_size for path in tmp_path.rglob("variables-*")]
         assert 0 < sum(sizes) <= 120
         assert states(sessions) == ["closed"] * (4 - len(sizes)) + ["hibernated"] * len(sizes)
         assert empty.state == "hibernated"
 
 
-def test_sessions_that_outlive_the_server_have_a_bound_of_their_own() -> None:
-    def asleep(name: str, since: float, size: int, kept: object = None) -> Any:
-        sleep = SimpleNamespace(since=since, size=size)
-        state, saved = SimpleNamespace(hibernated=sleep), SimpleNamespace(entry=kept)
-        return SimpleNamespace(handle=name, blank=False, kernel_state=state, persistence=saved)
-
-    sessions = [asleep("a", 1, 70), asleep("b", 2, 70), asleep("c", 3, 300, True)]
-    sessions += [asleep("d", 0, 300, True)]
-    dropped = surplus(sessions, most=9, most_bytes=100, kept_bytes=500)
-    assert [each.handle for each in dropped] == ["a", "d"]
-    assert surplus(sessions, most=9, most_bytes=0, kept_bytes=0) == []
+@pytest.mark.parametrize("quotas", [Quotas(asleep=0), Quotas()])
+async def test_a_quota_of_nothing_is_no_limit(quotas: Quotas, tmp_path: Path) -> None:
+    manager = new_manager(tmp_path, FakeSource(), FakeClock(), quotas=quotas)
+    async with manager.running():
+        session = await manager.create(ME)
+        await run(session, "x = 1")
+        assert await manager.quota.hibernate(session)
+        assert session.state == "hibernated"
 
 
 async def test_who_loses_the_default_session_is_told_with_the_next_one(tmp_path: Path) -> None:
     source, clock = FakeSource(), FakeClock()
-    manager = new_manager(tmp_path, source, clock, hibernate_sessions=1)
+    manager = new_manager(tmp_path, source, clock, quotas=Quotas(asleep=1))
     async with manager.running():
         default = await manager.resolve(ME, "")
         await run(default, "x = 1")
@@ -176,7 +172,7 @@ async def test_who_loses_the_default_session_is_told_with_the_next_one(tmp_path:
         await run(other, "x = 1")
         for session in (default, other):
             clock.now += 1
-            await manager.retire(session)
+            await manager.quota.hibernate(session)
         assert default.state == "closed"
         fresh = await manager.resolve(ME, "")
         cell = fresh.submit("y = 1", 0.0)
@@ -192,7 +188,7 @@ async def test_closing_a_sleeping_session_removes_what_it_had_saved(tmp_path: Pa
     manager = new_manager(tmp_path, source, clock)
     async with manager.running():
         (session,) = await used_sessions(manager, clock, 1)
-        await manager.retire(session)
+        await manager.quota.hibernate(session)
         assert list(tmp_path.rglob("variables-*"))
         await manager.close(session)
         assert not list(tmp_path.rglob("variables-*"))
@@ -204,7 +200,7 @@ async def test_the_end_of_the_server_removes_everything(tmp_path: Path) -> None:
     manager = new_manager(tmp_path, source, clock)
     async with manager.running():
         for session in await used_sessions(manager, clock, 3):
-            await manager.retire(session)
+            await manager.quota.hibernate(session)
     assert not [path for path in tmp_path.rglob("*") if path.is_file()]
     assert source.living == 0
 
@@ -216,20 +212,9 @@ async def test_the_end_of_the_server_does_not_wait_for_a_dump(tmp_path: Path) ->
         async with anyio.create_task_group() as tasks, manager.running():
             (session,) = await used_sessions(manager, clock, 1)
             source.dump = "hang"
-            tasks.start_soon(manager.retire, session)
+            tasks.start_soon(manager.quota.hibernate, session)
             await source.dumping.wait()
     assert source.living == 0
-
-
-async def test_idle_sessions_are_ended_where_none_may_sleep(tmp_path: Path) -> None:
-    source, clock = FakeSource(), FakeClock()
-    manager = new_manager(tmp_path, source, clock, hibernate_sessions=0, max_sessions=1)
-    async with manager.running():
-        (session,) = await used_sessions(manager, clock, 1)
-        with pytest.raises(SessionLimitReached):
-            await manager.create(ME)
-        await manager.retire(session)
-        assert session.state == "closed"
 
 
 async def test_the_reaper_takes_what_was_idle_for_long_and_nothing_else(tmp_path: Path) -> None:
@@ -270,7 +255,7 @@ async def test_a_hundred_sessions_that_were_never_used_push_out_none_with_data(
     tmp_path: Path,
 ) -> None:
     source, clock = FakeSource(), FakeClock()
-    manager = new_manager(tmp_path, source, clock, max_sessions=3, hibernate_sessions=2)
+    manager = new_manager(tmp_path, source, clock, max_sessions=3, quotas=Quotas(asleep=2))
     async with manager.running():
         awake, asleep = await used_sessions(manager, clock, 2)
         written = await manager.create(ME)

@@ -191,7 +191,7 @@ async def test_idle_sessions_that_cannot_be_hibernated_stay(
     tmp_path: Path, failure: Callable[[], Exception], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = FakeClock()
-    manager = new_manager(tmp_path, FakeSource(), clock, hibernate_sessions=4)
+    manager = new_manager(tmp_path, FakeSource(), clock)
     async with manager.running():
         session = await with_data(manager)
         clock.now += 100
