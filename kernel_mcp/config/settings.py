@@ -56,8 +56,8 @@ CHAINED = ("bwrap", "landlock")
 ENGINES = ("auto", "podman", "docker")
 TOOL_GROUPS = ("core", "packages", "files", "branches", "notebooks")
 """Groups of tools; `core` runs code and is always available."""
-CHECKPOINTS = ("off", "auto", "always")
-"""Values of `--checkpoints`, the one with the fewest copies of kernels first."""
+CHECKPOINTS = ("off", "auto")
+"""Values of `--checkpoints`, the one without copies of kernels first."""
 LOG_LEVELS = ("debug", "info", "warning", "error")
 LOG_FORMATS = ("text", "json")
 
@@ -175,10 +175,6 @@ class Settings:
     offline: bool = flag(
         "offline", switch, _INSTALLS, "", "off",
         "download nothing: only cached packages are available", narrows=only_on,
-    )
-    uv: Path | None = flag(
-        "uv", path, _INSTALLS, "PATH", "the one installed with the server",
-        "the uv program that builds environments and installs", value=None,
     )
     allow_source_builds: bool = flag(
         "allow-source-builds", switch, _INSTALLS, "", "off",
@@ -315,7 +311,7 @@ class Settings:
         "checkpoints", choice(*CHECKPOINTS), _SERVER, "|".join(CHECKPOINTS), "auto",
         "copies of kernels by fork, to which a session goes back when its kernel dies, for `undo` "
         "and `branch`: `auto` makes one in a pause, or when it costs less than 5 % of the work it "
-        "protects; `always` makes one after every cell; requires a template",
+        "protects; requires a template",
         narrows=no_further(CHECKPOINTS),
     )
     tools: tuple[str, ...] = flag(
@@ -449,7 +445,7 @@ class Settings:
     @property
     def trusted_paths(self) -> tuple[Path, ...]:
         """The operator's files and folders that servers run, or read settings or packages from."""
-        given = [path for path in (self.file, self.uv) if path is not None]
+        given = [self.file] if self.file is not None else []
         sources = [each.removeprefix("file://") for each in (self.index_url, *self.find_links)]
         given += [Path(each) for each in sources if each.startswith("/")]
         return tuple(Path(os.path.realpath(path)) for path in given)

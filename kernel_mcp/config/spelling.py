@@ -11,6 +11,7 @@ _REMOVED = {
     "strict": "--profile strict is what it was",
     "allow-weaker-sandbox": "--sandbox bwrap,landlock is what it was",
     "install-timeout": "an installation has five minutes",
+    "uv": "the uv installed with the server builds environments",
     "hibernate-sessions": "--quota asleep=N bounds hibernated sessions",
     "hibernate-size": "--persist SIZE,TIME bounds what sessions save",
     "hibernate-disk": "--persist SIZE,TIME bounds what sessions save",

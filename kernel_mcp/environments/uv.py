@@ -29,13 +29,11 @@ class Sources:
     index_url   address of the package index; empty for uv's default index
     offline     only uv's cache and `find_links`, no network
     find_links  folders and pages with wheels, besides the index
-    program     path of uv; empty for the one installed with the server
     """
 
     index_url: str = ""
     offline: bool = False
     find_links: tuple[str, ...] = ()
-    program: str = ""
 
     def folders(self) -> list[Path]:
         """Return the local folders among the index and `find_links`, absolute."""
@@ -51,8 +49,7 @@ class Sources:
 
 def sources(settings: Settings) -> Sources:
     """Return the package sources of these settings."""
-    program = "" if settings.uv is None else str(settings.uv)
-    return Sources(settings.index_url, settings.offline, settings.find_links, program)
+    return Sources(settings.index_url, settings.offline, settings.find_links)
 
 
 _SAID_CHARS = 1500
@@ -227,18 +224,7 @@ class Uv:
 
     @classmethod
     def installed(cls, root: Path, sources: Sources | None = None) -> Uv:
-        """Return the uv of `sources`, else the installed one.
-
-        Raises EnvironmentBuildError if it is missing.
-        """
-        if sources is not None and sources.program:
-            program = os.path.realpath(sources.program)
-            if not (Path(program).is_file() and os.access(program, os.X_OK)):
-                raise EnvironmentBuildError(
-                    f"--uv {sources.program}: that is no program that can be run; give the path of "
-                    "uv, or leave the flag out for the one installed with the server"
-                )
-            return cls(program, os.environ, root, sources)
+        """Return the uv installed with the server. Raises EnvironmentBuildError if missing."""
         import uv
 
         try:

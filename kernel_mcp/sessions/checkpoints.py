@@ -265,11 +265,9 @@ class Checkpoints:
 
     async def after(self, kernel: Kernel, as_of: int) -> None:
         """Make a copy after a cell if that protects enough work."""
-        if self._mode == "always" and self._stale:
-            await self.take(kernel, as_of)
-        elif kernel.handle.sandbox_group is None:
+        if kernel.handle.sandbox_group is None:
             return
-        elif self._work_s > LEAST_WORK_S and self._work_s > PART * await self._cost_s():
+        if self._work_s > LEAST_WORK_S and self._work_s > PART * await self._cost_s():
             await self.take(kernel, as_of)
 
     async def ahead(self, kernel: Kernel, as_of: int) -> None:
@@ -402,10 +400,8 @@ class Checkpoints:
     def _trifling(self, kernel: Kernel) -> bool:
         """Return True if a copy is cheap to make again before the next cell.
 
-        Its fork then takes at most `TRIFLE_S`. In the mode `always` the result is False.
+        Its fork then takes at most `TRIFLE_S`.
         """
-        if self._mode == "always":
-            return False
         return self._fork_s <= TRIFLE_S if self._fork_s else _resident(kernel) <= SMALL
 
     async def _make(self, kernel: Kernel) -> Checkpoint:

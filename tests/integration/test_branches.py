@@ -21,10 +21,11 @@ async def value(agent: Agent, code: str, session: str = "") -> str:
 
 
 async def test_undo_takes_back_cells_and_says_what_is_gone() -> None:
-    async with serving("--allow", "*", "--warm", "0", "--checkpoints", "always") as agent:
+    async with serving("--allow", "*", "--warm", "0") as agent:
         assert "nothing to undo" in await agent.refused("undo")
         for number in range(1, 5):
-            await agent.run(f"x = {number}\ny{number} = 0\nopen('n.txt', 'w').write(str(x))")
+            code = f"x = {number}\ny{number} = 0\nopen('n.txt', 'w').write(str(x))"
+            await agent.run(code, checkpoint=True)
         back = (await agent.call("undo")).data
         assert (back["state_as_of"], back["gone"], back["lost"]) == (3, [4], ["y4"])
         assert "what cell 4 did is gone" in back["note"]
@@ -37,7 +38,8 @@ async def test_undo_takes_back_cells_and_says_what_is_gone() -> None:
         # the notebook has all cells, and says which of them the variables hold nothing of
         told = (await agent.call("export_notebook")).text
         assert "Cells 3–5: tagged `undone`" in told  # noqa: RUF001
-        book = json.loads(await value(agent, "print(open('notebook.ipynb').read())"))
+        shown = await agent.run("print(open('notebook.ipynb').read())", checkpoint=True)
+        book = json.loads(shown.text)
         tags = [each["metadata"].get("tags") for each in book["cells"]]
         assert tags == [None, None, ["undone"], ["undone"], ["undone"], None][: len(tags)]
         await agent.call("undo")

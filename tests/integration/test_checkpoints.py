@@ -434,14 +434,15 @@ def groups_of(server: int) -> list[Path]:
 
 @pytest.mark.parametrize("total", [25, pytest.param(1000, marks=pytest.mark.full)])
 async def test_deaths_in_a_row_leave_nothing_behind(total: int, tmp_path: Path) -> None:
-    flags = ("--allow", "*", "--warm", "0", "--checkpoints", "always", "--state-dir", str(tmp_path))
+    flags = ("--allow", "*", "--warm", "0", "--state-dir", str(tmp_path))
     async with serving(*flags) as agent:
         await agent.run("import os, subprocess\nn = 0")
         server = server_pid()
         seen: list[tuple[int, ...]] = []
         for number in range(total):
             assert (await agent.run(f"n += 1; f{number} = open('note', 'w')")).status == "ok"
-            dead = await agent.run("subprocess.Popen(['sleep', '999']); os.kill(os.getpid(), 9)")
+            dies = "subprocess.Popen(['sleep', '999']); os.kill(os.getpid(), 9)"
+            dead = await agent.run(dies, checkpoint=True)
             assert dead.cell["state_kept"], (number, dead.text)
             seen.append(held(server, tmp_path))
         assert (await agent.run("print(n)")).text == str(total)

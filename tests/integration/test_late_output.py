@@ -181,9 +181,9 @@ async def test_cells_that_run_in_one_call_tell_it_once(servers: Servers) -> None
 
 
 async def test_what_goes_on_after_an_undo_and_in_a_branch_is_told(servers: Servers) -> None:
-    async with servers.agent("--allow", "*", "--warm", "0", "--checkpoints", "always") as agent:
+    async with servers.agent("--allow", "*", "--warm", "0") as agent:
         root = await begun(agent, TASK)
-        await agent.run("x = 1")
+        await agent.run("x = 1", checkpoint=True)
         await agent.call("undo")
         await come(agent, root, cell=0)
         assert (await agent.run("6 * 7")).text == f"42\n{mark(0)}\nsaid late"
@@ -198,7 +198,7 @@ async def test_what_goes_on_after_an_undo_and_in_a_branch_is_told(servers: Serve
 
 
 async def test_an_adoption_tells_what_the_branch_had_not(servers: Servers) -> None:
-    async with servers.agent("--allow", "*", "--warm", "0", "--checkpoints", "always") as agent:
+    async with servers.agent("--allow", "*", "--warm", "0") as agent:
         root = (await agent.run("x = 1")).cell["session"]
         (made,) = (await agent.call("branch", n=1, session=root)).data["branches"]
         branch = made["session"]

@@ -141,7 +141,6 @@ OPERATORS_ALONE = {
     "python": '"3.12"',
     "index-url": '"https://elsewhere.example/simple"',
     "find-links": '["wheels"]',
-    "uv": '"uv"',
     "sandbox": '"bwrap,landlock"',
     "container-engine": '"docker"',
     "container-image": '"somebody/image"',
@@ -173,7 +172,7 @@ WIDER = {
     "tools": '"core,files"',
     "network": '"other.example.com"',
     "persist": '"3G,7d"',
-    "checkpoints": '"always"',
+    "checkpoints": '"auto"',
 }
 NARROWER = {
     "allow": ('["pandas"]', ("pandas",)),
@@ -205,6 +204,7 @@ PERMITTED: dict[str, str | list[str]] = {
     "cpus": "2",
     "offline": "true",
     "tools": "core",
+    "checkpoints": "off",
     "network": ["a.example.com", "b.example.com"],
 }
 """The operator's values where the default does not distinguish wider from narrower."""

@@ -21,6 +21,7 @@ SAMPLES = {
     "NAME@HOST[:HEADER]": "KEY@api.test:X-Key",
     "GROUPS": "core,files",
     "CHARS": "2000",
+    "off|auto": "off",
     "": "true",
     "DIR": "/d",
     "DIR|URL": "/w",

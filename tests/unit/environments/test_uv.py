@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 from pathlib import Path
 
 import pytest
@@ -115,16 +114,6 @@ def test_sources_become_options_and_folders() -> None:
     ]
     assert [str(folder) for folder in found.folders()] == ["/mirror", "/wheels"]
     assert Sources().options() == []
-
-
-def test_the_operators_uv_is_taken_where_it_can_be_run(tmp_path: Path) -> None:
-    own = tmp_path / "own"
-    own.symlink_to(sys.executable)
-    found = Uv.installed(tmp_path, Sources(program=str(own)))
-    assert found.executable == os.path.realpath(sys.executable)
-    for wrong in (tmp_path, tmp_path / "absent"):
-        with pytest.raises(EnvironmentBuildError, match=r"--uv .*no program"):
-            Uv.installed(tmp_path, Sources(program=str(wrong)))
 
 
 @pytest.mark.anyio

@@ -122,14 +122,14 @@ async def test_a_pause_is_used_once_and_a_long_one_gives_all_up(own: dict[int, i
 
 
 async def test_the_last_three_are_kept_while_they_share(own: dict[int, int]) -> None:
-    policy, kernel, _ = made("always")
+    policy, kernel, _ = made()
     for cell in range(1, 5):
         policy.worked(0.1)
-        await policy.after(kernel, cell)
+        await policy.take(kernel, cell)
     assert [policy.state_of(each) for each in policy._as_of] == [2, 3, 4]
     own[3] = GIB // 2
     policy.worked(0.1)
-    await policy.after(kernel, 5)
+    await policy.take(kernel, 5)
     assert [policy.state_of(each) for each in policy._as_of] == [4, 5]
     found = policy.at(4)
     assert found is not None
@@ -153,10 +153,10 @@ async def test_in_a_hurry_the_last_three_are_kept_unseen(own: dict[int, int]) ->
 
 async def test_what_is_saved_besides_is_not_called_lost(own: dict[int, int]) -> None:
     told: list[str] = []
-    policy: Checkpoints = Checkpoints("always", lambda: 0.0, told.append, lambda: True)
+    policy: Checkpoints = Checkpoints("auto", lambda: 0.0, told.append, lambda: True)
     kernel: Any = Copied()
     kernel.failure = Uncopyable(("torch",))
-    policy.worked(1.0)
+    policy.worked(2.0)
     await policy.after(kernel, 1)
     assert "goes back to the last save" in told[0]
     assert "lost" not in told[0]
@@ -393,16 +393,10 @@ async def test_copies_that_a_dead_kernel_comes_back_from_are_not_given_up(
     assert policy.newest is not None
 
 
-async def test_copies_that_cost_much_or_are_wanted_always_stay(
+async def test_copies_that_cost_much_stay(
     own: dict[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     idle_checkpoints = IdleCheckpoints(lambda: 0)
-    asked, kernel = (
-        Checkpoints("always", lambda: 0.0, print, idle_checkpoints=idle_checkpoints),
-        Copied(),
-    )
-    await rest(asked, kernel)
-    assert asked.newest is not None
     monkeypatch.setattr(checkpoints, "_resident", lambda _kernel: SMALL + 1)
     large, kernel = (
         Checkpoints("auto", lambda: 0.0, print, idle_checkpoints=idle_checkpoints),
