@@ -9,12 +9,12 @@ from __future__ import annotations
 import itertools
 import logging
 import os
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import field, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import anyio
 
@@ -42,9 +42,9 @@ from kernel_mcp.policy import Policy, profile_entries, profile_in_force
 from kernel_mcp.records import dataclass
 from kernel_mcp.sandbox.base import Sandbox, SandboxReport
 from kernel_mcp.sandbox.select import builder_for
-from kernel_mcp.sessions.audit import Audit, open_audit
+from kernel_mcp.sessions.audit import AuditLog
 from kernel_mcp.sessions.capacity import Capacity
-from kernel_mcp.sessions.measuring import Measured
+from kernel_mcp.sessions.events import Events
 from kernel_mcp.sessions.persistence import Persistence
 from kernel_mcp.sessions.persistence_setup import persistence_of
 from kernel_mcp.sessions.pool import pool_folder_in, sweep_pools
@@ -67,16 +67,35 @@ TEMPLATE_KERNELS = 1
 
 
 def shared_context(settings: Settings, sandbox: Sandbox) -> SharedContext[Session]:
-    """Open the meters and the audit trail of a server. Raises ConfigError."""
-    meters = meters_of(settings)
-    audit = Measured(_audit(settings, sandbox, Masks(settings.masked_values)), meters)
-    return SharedContext(audit, meters, _capacity(settings))
+    """Open the events of a server that has sessions. Raises ConfigError."""
+    facts = {
+        "pid": os.getpid(),
+        "sandbox": sandbox.name,
+        "profile": settings.profile,
+        "allow": list(settings.allow),
+        "python": settings.python,
+        "requirements": str(settings.requirements or ""),
+        "project": str(settings.project or ""),
+        "mounts": [str(mount) for mount in settings.mounts],
+        "network": list(settings.network),
+        "secrets": list(map(str, settings.secrets)),
+        "devices": list(map(str, settings.devices)),
+        "variables": [each.name for each in settings.variables],
+        "attach": list(map(str, settings.attach)),
+    }
+    return SharedContext(open_events(settings, facts), _capacity(settings))
 
 
-def close_shared(shared: SharedContext[Session]) -> None:
-    """Record the end of a server in its audit trail, and close the trail."""
-    shared.audit.note("server_end", {})
-    shared.audit.close()
+def open_events(settings: Settings, facts: Mapping[str, Any]) -> Events:
+    """Open the audit trail and the meters, and record a server's start. Raises ConfigError."""
+    masks, audit = Masks(settings.masked_values), None
+    if settings.audit_log is not None:
+        audit = AuditLog(settings.audit_log, masks=masks)
+    events = Events(audit, meters_of(settings))
+    http = "{}:{}".format(*settings.http) if settings.http is not None else ""
+    callers = callers_in_words(settings)
+    events.note("server_start", {"version": __version__, **facts, "http": http, "callers": callers})
+    return events
 
 
 class PersistenceFactory(Protocol):
@@ -155,8 +174,8 @@ async def kernel_context(
     async with AsyncExitStack() as stack:
         if shared is None:
             shared = shared_context(settings, sandbox)
-            stack.callback(close_shared, shared)
-        audit = shared.audit
+            stack.callback(shared.events.close)
+        events = shared.events
         masks = Masks(
             settings.masked_values
         )  # of this pool only: a masked value of another pool would confirm a guess
@@ -187,7 +206,7 @@ async def kernel_context(
         doors = MountGrants(
             shown,
             run.path,
-            audit.note,
+            events.note,
             shows=sandbox.shows,
             fixed=(*own_places(), *settings.trusted_paths, *(own.fixed if own is not None else ())),
             devices=usable_devices(settings.devices, run.path, sandbox.name),
@@ -196,7 +215,7 @@ async def kernel_context(
         stack.push_async_callback(doors.aclose)
         import_nothing_from([each.mount.host for each in doors.shown if each.mount.writable])
         await doors.open()
-        network = granted_network(settings, sandbox, run.path, partial(audit.note, "network"))
+        network = granted_network(settings, sandbox, run.path, partial(events.note, "network"))
         stack.push_async_callback(network.aclose)
         await network.open()
         opened_doors = doors.opened(network=bool(network))
@@ -292,31 +311,6 @@ def _apart(sandbox: Sandbox) -> bool:
     identity = sandbox.identity()
     sandbox.release(identity)
     return identity is not None
-
-
-def _audit(settings: Settings, sandbox: Sandbox, masks: Masks) -> Audit:
-    """Open the audit trail and record the start of this server. Raises ConfigError."""
-    audit = open_audit(settings.audit_log, masks)
-    facts = {
-        "version": __version__,
-        "pid": os.getpid(),
-        "sandbox": sandbox.name,
-        "profile": settings.profile,
-        "allow": list(settings.allow),
-        "python": settings.python,
-        "requirements": str(settings.requirements or ""),
-        "project": str(settings.project or ""),
-        "mounts": [str(mount) for mount in settings.mounts],
-        "network": list(settings.network),
-        "secrets": list(map(str, settings.secrets)),
-        "devices": list(map(str, settings.devices)),
-        "variables": [each.name for each in settings.variables],
-        "attach": list(map(str, settings.attach)),
-        "http": "{}:{}".format(*settings.http) if settings.http is not None else "",
-        "callers": callers_in_words(settings),
-    }
-    audit.note("server_start", facts)
-    return audit
 
 
 def callers_in_words(settings: Settings) -> str:

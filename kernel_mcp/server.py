@@ -113,7 +113,7 @@ async def with_sessions(
     settings, sandbox, shared, run = kernels.settings, kernels.sandbox, kernels.shared, kernels.run
     folders, factory, doors = kernels.folders, kernels.factory, kernels.doors
     rules, environments, own = kernels.rules, kernels.environments, kernels.own_environment
-    masks, audit, persistence = kernels.masks, shared.audit, kernels.persistence
+    masks, persistence = kernels.masks, kernels.persistence
     async with AsyncExitStack() as stack:
         pool = WarmPool(
             factory,
@@ -174,12 +174,11 @@ async def with_sessions(
             sandbox=sandbox,
             resources=kernels.resources,
             report=kernels.report,
-            audit=audit,
+            events=shared.events,
             clock=time.monotonic,
             doors=doors,
             network=kernels.network,
             persistence_summary=persistence_in_words(persistence, kernels.unpersisted_reason),
-            meters=shared.meters,
             readiness=kernels.readiness,
             templates=kernels.templates,
             pool=pool,

@@ -12,10 +12,9 @@ from kernel_mcp.packages.installer import Installer
 from kernel_mcp.packages.requirements import ScriptReader
 from kernel_mcp.records import dataclass
 from kernel_mcp.sandbox.base import Sandbox, SandboxReport
-from kernel_mcp.sessions.audit import Audit
+from kernel_mcp.sessions.events import Events
 from kernel_mcp.sessions.manager import SessionManager
 from kernel_mcp.sessions.shared_context import Clock
-from kernel_mcp.telemetry import Meters
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,12 +33,11 @@ class ToolContext:
     sandbox: Sandbox
     resources: ResourceManager
     report: SandboxReport
-    audit: Audit
+    events: Events
     clock: Clock
     doors: MountGrants
     network: Network
     persistence_summary: str
-    meters: Meters
 
     def instructions(self) -> str:
         """Return the present instructions for the model."""

@@ -40,18 +40,18 @@ from kernel_mcp.http.sessions import McpSessions, SseTransport
 from kernel_mcp.identity import OneToken, Principal
 from kernel_mcp.identity.issuer import metadata, metadata_url
 from kernel_mcp.identity.verifiers import Verifiers, verifier_of
-from kernel_mcp.kernel_context import close_shared, shared_context
+from kernel_mcp.kernel_context import shared_context
 from kernel_mcp.linux.shutdown import Shutdown
 from kernel_mcp.output.text import Masks
 from kernel_mcp.protocol import build_mcp
 from kernel_mcp.records import dataclass
 from kernel_mcp.sandbox.base import Sandbox
 from kernel_mcp.server import AppContext, app_context, stay_within_bounds, warm_up
-from kernel_mcp.sessions.audit import Audit
+from kernel_mcp.sessions.events import Events
 from kernel_mcp.sessions.notifications import DeliveryTracker
 from kernel_mcp.sessions.reaper import Reaper
 from kernel_mcp.start import proven
-from kernel_mcp.telemetry import Levels, Meters, Readiness
+from kernel_mcp.telemetry import Levels, Readiness
 from kernel_mcp.tools.resources import ResourceServer
 
 logger = logging.getLogger(__name__)
@@ -66,12 +66,8 @@ class HttpApp(Protocol):
     """The ASGI application behind the gate: the tenant pools of this server, or a fleet's front."""
 
     @property
-    def audit(self) -> Audit:
-        """The server's audit trail."""
-
-    @property
-    def meters(self) -> Meters:
-        """Meters that `/metrics` shows."""
+    def events(self) -> Events:
+        """The server's events, with the meters that `/metrics` shows."""
 
     @property
     def readiness(self) -> Readiness:
@@ -165,7 +161,7 @@ class TenantPools:
         self._callers = callers
         self._links = file_routes.links_of(settings, url)
         self.shared = shared_context(settings, sandbox)
-        self.audit, self.meters = self.shared.audit, self.shared.meters
+        self.events = self.shared.events
         self.pools: list[TenantPool] = []
         self._by_grants: dict[frozenset[str], TenantPool] = {}
         self._key = lru_cache(MOST_KEYS)(partial(grant_names, settings))
@@ -188,7 +184,7 @@ class TenantPools:
                     await self._stopping.wait()
                 beside.cancel_scope.cancel()
         finally:
-            close_shared(self.shared)
+            self.events.close()
 
     def end(self) -> None:
         """Shut down all pools gracefully: changes in their sessions are saved."""
@@ -346,12 +342,12 @@ async def _serve(
     """Serve until `stop` is set and the running calls have been answered."""
     assert settings.http is not None
     url = url_of(settings, listening)
-    observer = AuditObserver(app.audit.note, app.meters)
+    observer = AuditObserver(app.events)
     operations = Starlette(
         routes=routes(
             app.readiness,
             lambda: gate.draining,
-            app.meters,
+            app.events.meters,
             lambda: app.levels(gate.calls),
         )
     )

@@ -13,7 +13,6 @@ import anyio
 import anyio.abc
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from kernel_mcp import __version__
 from kernel_mcp.barriers import Barrier
 from kernel_mcp.config.settings import Settings
 from kernel_mcp.fleet.front import FleetCalls
@@ -22,11 +21,8 @@ from kernel_mcp.http.callers import HttpCallers
 from kernel_mcp.http.gate import Rates
 from kernel_mcp.http.serving import application
 from kernel_mcp.http.sessions import McpSessions, SseTransport
-from kernel_mcp.kernel_context import callers_in_words, meters_of
-from kernel_mcp.output.text import Masks
+from kernel_mcp.kernel_context import open_events
 from kernel_mcp.protocol import mcp_over
-from kernel_mcp.sessions.audit import open_audit
-from kernel_mcp.sessions.measuring import Measured
 from kernel_mcp.sessions.notifications import DeliveryTracker
 from kernel_mcp.telemetry import Levels, Readiness
 from kernel_mcp.tools.resources import ResourceServer
@@ -40,11 +36,8 @@ class FleetHttpApp:
     """See `HttpApp`. All calls go to the fleet; there are no tenant pools."""
 
     def __init__(self, settings: Settings, ray: Any, registry: Any, callers: HttpCallers) -> None:
-        """Open meters and audit trail. Raises ConfigError."""
-        self.meters = meters_of(settings)
-        self.audit = Measured(
-            open_audit(settings.audit_log, Masks(settings.masked_values)), self.meters
-        )
+        """Open the events. Raises ConfigError."""
+        self.events = open_events(settings, {"fleet": settings.fleet})
         self.readiness = Readiness()
         self._settings = settings
         self._registry = registry
@@ -58,13 +51,6 @@ class FleetHttpApp:
     async def run(self, *, task_status: anyio.abc.TaskStatus[None]) -> None:
         """See `HttpApp`."""
         settings = self._settings
-        facts = {
-            "version": __version__,
-            "fleet": settings.fleet,
-            "http": "{}:{}".format(*settings.http) if settings.http is not None else "",
-            "callers": callers_in_words(settings),
-        }
-        self.audit.note("server_start", facts)
         try:
             async with AsyncExitStack() as stack:
                 tasks = await stack.enter_async_context(anyio.create_task_group())
@@ -84,8 +70,7 @@ class FleetHttpApp:
                 await self._over.wait()
                 tasks.cancel_scope.cancel()
         finally:
-            self.audit.note("server_end", {})
-            self.audit.close()
+            self.events.close()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """See `HttpApp`."""

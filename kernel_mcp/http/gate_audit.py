@@ -3,27 +3,22 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
-from typing import Any
 
 import anyio
 
-from kernel_mcp.telemetry import Meters
+from kernel_mcp.sessions.events import Events
 
 LINES = 30
 """Most refusals of a window that are recorded one by one: a flood must not fill the disk."""
 WINDOW_S = 60.0
 
-Note = Callable[[str, Mapping[str, Any]], None]
-
 
 class AuditObserver:
     """A `GateObserver` that records each refusal; beyond `LINES` in a window only their number."""
 
-    def __init__(self, note: Note, meters: Meters) -> None:
-        """`note` is the method of an audit trail."""
-        self._note = note
-        self._meters = meters
+    def __init__(self, events: Events) -> None:
+        self._note = events.note
+        self._meters = events.meters
         self._noted = 0
         self._more: Counter[str] = Counter()
 

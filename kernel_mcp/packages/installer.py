@@ -75,9 +75,9 @@ class Installer:
             with Span("install", session=session.handle, packages=len(names)):
                 outcome = await self._install(session, packages, progress)
         except KernelMcpError as error:
-            session.journal.installed(names, str(error), done=False)
+            session.journal.note("install", packages=names, outcome=str(error), done=False)
             raise
-        session.journal.installed(names, outcome.summary())
+        session.journal.note("install", packages=names, outcome=outcome.summary(), done=True)
         return outcome
 
     async def _install(

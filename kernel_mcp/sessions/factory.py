@@ -14,6 +14,7 @@ from kernel_mcp.errors import KernelMcpError
 from kernel_mcp.files.quota import DiskQuota, DiskShare
 from kernel_mcp.kernels.factory import KernelRequest
 from kernel_mcp.linux.safe_tree import make_private
+from kernel_mcp.sessions.audit import moment_of
 from kernel_mcp.sessions.directory import Caller, SessionDirectory
 from kernel_mcp.sessions.family import BranchOrigin, BranchStart
 from kernel_mcp.sessions.history import ClosedRecords
@@ -161,14 +162,10 @@ class SessionFactory:
         session.held_back = found.held_back
         await session.persistence.restore(found)
         self._directory.add(session)
-        session.journal.opened(
-            name=name,
-            packages=map(str, request.packages),
-            python=request.python,
-            attach=request.attach,
-        )
+        _note_start(session)
         if found.previous is not None:
-            session.journal.resumed(found.previous.saved.moment, len(session.cells))
+            saved = moment_of(found.previous.saved.moment)
+            session.journal.note("resume", saved=saved, cells=len(session.cells))
         return session
 
     def branch(
@@ -191,7 +188,7 @@ class SessionFactory:
         session.installing = parent.installing
         session.join(parent.family, start, origin)
         self._directory.add(session)
-        session.journal.opened(name="", packages=map(str, request.packages), python=request.python)
+        _note_start(session)
         return session
 
     def _temporary_save(self, handle: str) -> SessionSave:
@@ -232,3 +229,15 @@ class SessionFactory:
                 session.handle, script=session.name == SCRIPT, recorded=recorded
             )
         session.locks.close()
+
+
+def _note_start(session: Session) -> None:
+    request = session.request
+    attach = {"attach": request.attach} if request.attach else {}
+    session.journal.note(
+        "session_start",
+        name=session.name,
+        packages=[str(each) for each in request.packages],
+        python=request.python,
+        **attach,
+    )

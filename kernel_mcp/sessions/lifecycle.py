@@ -13,8 +13,8 @@ import anyio
 from kernel_mcp.environments.uv import ProgressCallback, silence
 from kernel_mcp.errors import HibernationError, KernelMcpError, LaunchError
 from kernel_mcp.kernels.factory import KernelRequest
-from kernel_mcp.sessions.audit import Journal
 from kernel_mcp.sessions.cell import Ahead, Cell
+from kernel_mcp.sessions.events import Journal
 from kernel_mcp.sessions.hibernation import HibernatedState, Hibernation, RestoreResult
 from kernel_mcp.sessions.notifications import Loss
 from kernel_mcp.sessions.recovery import KernelRecovery
@@ -147,7 +147,13 @@ class KernelLifecycle:
         state.hibernated = hibernated
         self.awake = False
         count = len(hibernated.dump.names) if hibernated.dump is not None else 0
-        self._journal.hibernated(count, len(hibernated.gone), hibernated.size, hibernated.failure)
+        self._journal.note(
+            "hibernate",
+            saved=count,
+            lost=len(hibernated.gone),
+            size=hibernated.size,
+            cause=hibernated.failure,
+        )
         await state.drop()
         return True
 
@@ -237,7 +243,7 @@ class KernelLifecycle:
         with self.recovery.unreported():
             await when(kernel, state.as_of or 0)
         if state.checkpoints.newest not in (None, before):
-            self._journal.checkpointed(state.as_of or 0)
+            self._journal.note("checkpoint", cell=state.as_of or 0)
         self.recovery.check(kernel)
 
     async def take_over_kernel(self, kernel: Kernel, worked: Sequence[int]) -> list[int]:
@@ -272,7 +278,7 @@ class KernelLifecycle:
             return kernel
 
     def _note_restored(self, kernel: Kernel, result: RestoreResult) -> None:
-        self._journal.woke(len(result.back), len(result.lost))
+        self._journal.note("wake", back=len(result.back), lost=len(result.lost))
         self.state.used = result.restored
         if not result.restored:
             self.state.worked.clear()

@@ -13,8 +13,8 @@ from kernel_mcp.barriers import Barrier, reason_of
 from kernel_mcp.errors import NotebookError, WorkspaceError
 from kernel_mcp.files.workspace import Workspace
 from kernel_mcp.records import dataclass
-from kernel_mcp.sessions.audit import Journal
 from kernel_mcp.sessions.cell import Cell
+from kernel_mcp.sessions.events import Journal
 
 if TYPE_CHECKING:  # imported at the first use, as most sessions have no notebook
     from kernel_mcp.notebooks.document import NotebookCell, NotebookDocument

@@ -12,7 +12,7 @@ import anyio.abc
 
 from kernel_mcp.barriers import Barrier
 from kernel_mcp.errors import KernelGone, LaunchError, UndoError
-from kernel_mcp.sessions.audit import Journal
+from kernel_mcp.sessions.events import Journal
 from kernel_mcp.sessions.hibernation import HibernatedState
 from kernel_mcp.sessions.kernel_state import KernelState
 from kernel_mcp.sessions.losses import FILES_KEPT, Rollback, cells_in_words
@@ -164,7 +164,7 @@ class KernelRecovery:
                 "The checkpoint could not be woken, and the kernel was ended for it: all variables "
                 f"are lost, {FILES_KEPT}. A fresh kernel starts with the next cell."
             )
-        self._journal.undone(back.undone)
+        self._journal.note("undo", cells=list(back.undone))
         return back
 
     async def resume(self, not_after: int | None = None) -> Rollback | None:
@@ -199,7 +199,7 @@ class KernelRecovery:
         self.watch(fresh)
         with Barrier("ending a kernel", state.session):
             await kernel.aclose()
-        self._journal.revived(as_of)
+        self._journal.note("revival", cell=as_of)
         return Rollback(as_of, undone, tuple(gone), fresh.closed_files)
 
     async def fall_back_to_save(self) -> Rollback | None:

@@ -19,7 +19,6 @@ from kernel_mcp.output.outputs import OutputLog
 from kernel_mcp.output.text import Masks
 from kernel_mcp.policy import Policy
 from kernel_mcp.policy.check import own_modules
-from kernel_mcp.sessions.audit import Journal
 from kernel_mcp.sessions.cell import (
     AT_ONCE,
     Cell,
@@ -31,6 +30,7 @@ from kernel_mcp.sessions.cell import (
     Watcher,
 )
 from kernel_mcp.sessions.checking import Checks
+from kernel_mcp.sessions.events import Journal
 from kernel_mcp.sessions.execution import run_cell, stop
 from kernel_mcp.sessions.history import History
 from kernel_mcp.sessions.lifecycle import KernelLifecycle
@@ -377,7 +377,7 @@ class CellRunner:
             cell.notice(cell.installed)
         if refusal.name != "PolicyError":
             return CellOutcome(Status.ERROR)
-        self._journal.refused(cell, refusal.value)
+        self._journal.note("refusal", cell=cell.number, reasons=refusal.value.splitlines())
         return CellOutcome(Status.ERROR, cause="refused by the import policy; nothing was run")
 
     async def _after_kill(self, cell: Cell, outcome: CellOutcome) -> CellOutcome:

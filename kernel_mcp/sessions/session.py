@@ -108,7 +108,7 @@ class Session:
         self.owner = owner
         self.name = name
         self.workspace = workspace
-        self.journal = shared.audit.journal(owner, request.session)
+        self.journal = shared.events.journal(owner, request.session)
         self.notebooks = NotebookSinks(workspace, request.session, self.journal)
         self.ended = anyio.Event()
         self.closing = anyio.Event()

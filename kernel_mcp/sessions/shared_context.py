@@ -8,11 +8,10 @@ from dataclasses import field
 from typing import Generic, Protocol, TypeVar
 
 from kernel_mcp.records import dataclass
-from kernel_mcp.sessions.audit import Audit
 from kernel_mcp.sessions.capacity import Capacity
 from kernel_mcp.sessions.checking import Checks
+from kernel_mcp.sessions.events import Events
 from kernel_mcp.sessions.start_queue import CellStartQueue
-from kernel_mcp.telemetry import Meters
 
 S = TypeVar("S")
 S_co = TypeVar("S_co", covariant=True)
@@ -34,8 +33,7 @@ class SharedContext(Generic[S]):
     By default only the settings limit the number of sessions. `clock` returns seconds.
     """
 
-    audit: Audit = field(default_factory=Audit)
-    meters: Meters = field(default_factory=Meters)
+    events: Events = field(default_factory=Events)
     capacity: Capacity = field(default_factory=Capacity)
     checks: Checks = field(default_factory=Checks)
     start_queue: CellStartQueue = field(default_factory=CellStartQueue)

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 from kernel_mcp.environments.layer import Layer
 from kernel_mcp.environments.uv import ProgressCallback
 from kernel_mcp.kernels.factory import KernelRequest, KernelSource
 from kernel_mcp.linux.safe_tree import make_private
 from kernel_mcp.output.text import one_line
-from kernel_mcp.sessions.audit import Journal
+from kernel_mcp.sessions.events import NO_START, START, Journal
 from kernel_mcp.sessions.notifications import Notice, NotificationQueue
 from kernel_mcp.telemetry.spans import Span
 
@@ -84,7 +85,7 @@ class KernelStarter:
         """
         kernel = await self._launch(request, progress)
         kernel.tell, kernel.overheard = self._notifications.add, self._foreign_cells.ran
-        kernel.handle.egress.open(request.network, self._journal.connected)
+        kernel.handle.egress.open(request.network, self._note_connection)
         if folder:
             try:
                 await kernel.become_branch(folder)
@@ -93,15 +94,19 @@ class KernelStarter:
                 raise
         return kernel
 
+    def _note_connection(self, facts: Mapping[str, Any]) -> None:
+        """Record one connection to another machine, or several alike, that ended or was refused."""
+        self._journal.note("connection", **facts)
+
     async def _launch(self, request: KernelRequest, progress: ProgressCallback) -> Kernel:
         began = time.monotonic()
         with Span("launch", session=request.session) as span:
             try:
                 kernel = await self._source.start(request, progress)
             except Exception:
-                self._journal.not_started()
+                self._journal.note(NO_START)
                 raise
             kind = kernel.handle.report.kind
             span.note(kind=kind)
-        self._journal.started(kind, time.monotonic() - began)
+        self._journal.note(START, kind=kind, seconds=time.monotonic() - began)
         return kernel

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import field
+from typing import Any
 
 from kernel_mcp.records import dataclass
 
@@ -40,29 +41,14 @@ class Levels:
 class Meters:
     """Receiver of metrics; this one drops them. Labels come from small sets, never from users."""
 
-    def cell(self, outcome: str, seconds: float) -> None:
-        """Count a cell that ended: ok, error, interrupted, timeout, killed."""
-
-    def kill(self, cause: str) -> None:
-        """Count a kernel that was lost: memory, time, cpu, disk, asked, lost."""
-
-    def start(self, kind: str, seconds: float) -> None:
-        """Count a session that got a kernel: pooled, forked, cold."""
-
-    def failed_start(self) -> None:
-        """Count a session that got no kernel."""
-
-    def hibernation(self, way: str) -> None:
-        """Count a session that was hibernated or restored: hibernated, woke."""
-
-    def install(self, outcome: str) -> None:
-        """Count an installation of packages: ok, failed."""
+    def note(self, event: str, facts: Mapping[str, Any]) -> None:
+        """Count an event of `Events`."""
 
     def call(self, tool: str, seconds: float) -> None:
         """Count an answered tool call."""
 
     def refusal(self, reason: str) -> None:
-        """Count a refusal: policy, quota, network, or one of the HTTP gate."""
+        """Count a refusal: quota, or one of the HTTP gate."""
 
     def moved(self, received: int, sent: int) -> None:
         """Add bytes of request and response bodies."""

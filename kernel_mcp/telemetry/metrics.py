@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.exposition import choose_encoder
 
@@ -67,31 +70,29 @@ class Metrics(Meters):
         for kind in KINDS:
             self._starts.labels(kind)
 
-    def cell(self, outcome: str, seconds: float) -> None:
+    def note(self, event: str, facts: Mapping[str, Any]) -> None:
         """See `Meters`."""
-        count, running = self._cell_of[outcome]
-        count.inc()
-        running.observe(seconds)
-
-    def kill(self, cause: str) -> None:
-        """See `Meters`."""
-        self._kills.labels(cause).inc()
-
-    def start(self, kind: str, seconds: float) -> None:
-        """See `Meters`."""
-        self._starts.labels(kind).observe(seconds)
-
-    def failed_start(self) -> None:
-        """See `Meters`."""
-        self._failed.inc()
-
-    def hibernation(self, way: str) -> None:
-        """See `Meters`."""
-        self._sleeps.labels(way).inc()
-
-    def install(self, outcome: str) -> None:
-        """See `Meters`."""
-        self._installs.labels(outcome).inc()
+        match event:
+            case "cell":
+                count, running = self._cell_of[facts["status"]]
+                count.inc()
+                running.observe(facts["duration_s"])
+            case "kill":
+                self._kills.labels(facts["reason"]).inc()
+            case "kernel_start":
+                self._starts.labels(facts["kind"]).observe(facts["seconds"])
+            case "kernel_start_failure":
+                self._failed.inc()
+            case "hibernate":
+                self._sleeps.labels("hibernated").inc()
+            case "wake":
+                self._sleeps.labels("woke").inc()
+            case "install":
+                self._installs.labels("ok" if facts["done"] else "failed").inc()
+            case "refusal":
+                self.refusal("policy")
+            case "connection" if facts.get("verdict") == "refused":
+                self.refusal("network")
 
     def call(self, tool: str, seconds: float) -> None:
         """See `Meters`."""

@@ -376,7 +376,7 @@ async def _info(services: ToolContext, session: Session, progress: ProgressCallb
         sandbox_gaps=list(report.gaps),
         sandbox_found=found,
         checkpoints=session.kernel_state.checkpoints.words(session.kernel),
-        audit_log=services.audit.state,
+        audit_log=services.events.audit_state,
         kept=services.persistence_summary + _saving(session),
         limits=LimitsModel(
             memory_mb=limits.memory_bytes // MIB,

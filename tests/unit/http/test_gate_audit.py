@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from kernel_mcp.http.gate_audit import LINES, AuditObserver
+from kernel_mcp.sessions.events import Events
 from kernel_mcp.telemetry import Meters
 
 
@@ -13,6 +14,10 @@ class Counted(Meters):
     def __init__(self) -> None:
         self.reasons: list[str] = []
         self.bytes = (0, 0)
+        self.lines: list[dict[str, Any]] = []
+
+    def note(self, event: str, facts: Mapping[str, Any]) -> None:
+        self.lines.append({"event": event, **facts})
 
     def refusal(self, reason: str) -> None:
         self.reasons.append(reason)
@@ -22,13 +27,8 @@ class Counted(Meters):
 
 
 def watched() -> tuple[AuditObserver, list[dict[str, Any]], Counted]:
-    lines: list[dict[str, Any]] = []
-
-    def note(event: str, facts: Mapping[str, Any]) -> None:
-        lines.append({"event": event, **facts})
-
     meters = Counted()
-    return AuditObserver(note, meters), lines, meters
+    return AuditObserver(Events(meters=meters)), meters.lines, meters
 
 
 def test_a_refusal_is_a_line_with_reason_peer_and_principal() -> None:

@@ -60,7 +60,7 @@ def test_a_server_that_drains_is_not_ready_and_lives() -> None:
 
 def test_metrics_are_text_with_the_levels_of_the_moment() -> None:
     server = Server()
-    server.meters.cell("ok", 0.1)
+    server.meters.note("cell", {"status": "ok", "duration_s": 0.1})
     found = server.get("/metrics")
     assert found.status_code == 200
     assert found.headers["content-type"].startswith("text/plain; version=")

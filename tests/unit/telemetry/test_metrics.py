@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from kernel_mcp.sessions.events import NO_START, START
 from kernel_mcp.telemetry import Levels, Meters
 from kernel_mcp.telemetry.metrics import CAUSES, KINDS, OUTCOMES, Metrics
 
@@ -22,8 +23,8 @@ def series(metrics: Metrics, levels: Levels | None = None) -> dict[str, float]:
 def test_cells_are_counted_by_outcome_and_timed() -> None:
     metrics = Metrics()
     for outcome in OUTCOMES:
-        metrics.cell(outcome, 0.3)
-    metrics.cell("ok", 0.3)
+        metrics.note("cell", {"status": outcome, "duration_s": 0.3})
+    metrics.note("cell", {"status": "ok", "duration_s": 0.3})
     found = series(metrics)
     assert found["kernel_mcp_cells_total ok"] == 2
     assert found["kernel_mcp_cells_total killed"] == 1
@@ -39,13 +40,16 @@ def test_what_has_not_happened_is_zero() -> None:
 
 def test_every_event_has_its_series() -> None:
     metrics = Metrics()
-    metrics.kill("memory")
-    metrics.start("forked", 0.01)
-    metrics.failed_start()
-    metrics.hibernation("woke")
-    metrics.install("failed")
+    metrics.note("kill", {"reason": "memory"})
+    metrics.note(START, {"kind": "forked", "seconds": 0.01})
+    metrics.note(NO_START, {})
+    metrics.note("wake", {})
+    metrics.note("install", {"done": False})
+    metrics.note("refusal", {})
+    metrics.note("connection", {"verdict": "refused"})
+    metrics.note("connection", {"verdict": "open"})
+    metrics.note("undo", {"cells": [1]})
     metrics.call("execute", 0.002)
-    metrics.refusal("policy")
     metrics.moved(10, 2000)
     found = series(metrics)
     assert found["kernel_mcp_kills_total memory"] == 1
@@ -55,6 +59,7 @@ def test_every_event_has_its_series() -> None:
     assert found["kernel_mcp_installs_total failed"] == 1
     assert found["kernel_mcp_tool_call_seconds_bucket 0.005 execute"] == 1
     assert found["kernel_mcp_refusals_total policy"] == 1
+    assert found["kernel_mcp_refusals_total network"] == 1
     assert found["kernel_mcp_received_bytes_total"] == 10
     assert found["kernel_mcp_sent_bytes_total"] == 2000
 
@@ -94,5 +99,5 @@ def test_the_format_is_the_one_that_is_accepted(accept: str, kind: str) -> None:
 
 def test_meters_that_count_nothing_show_nothing() -> None:
     meters = Meters()
-    meters.cell("ok", 1.0)
+    meters.note("cell", {})
     assert meters.text(Levels()) is None

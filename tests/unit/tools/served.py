@@ -25,13 +25,12 @@ from kernel_mcp.packages.result import InstallOutcome, PackageOutcome, PackageSt
 from kernel_mcp.policy import Policy
 from kernel_mcp.protocol import Callers, build_mcp
 from kernel_mcp.sandbox.select import NoSandbox
-from kernel_mcp.sessions.audit import Audit
 from kernel_mcp.sessions.cell import Cell
 from kernel_mcp.sessions.directory import Caller
+from kernel_mcp.sessions.events import Events
 from kernel_mcp.sessions.manager import SessionManager
 from kernel_mcp.sessions.persistence import Persistence
 from kernel_mcp.sessions.session import Session
-from kernel_mcp.telemetry import Meters
 from kernel_mcp.tool_context import ToolContext
 from tests.integration.agent import Agent, Answer
 from tests.unit.fake_kernels import FakeClock, FakeSource, FakeStore, Handed, new_manager
@@ -143,11 +142,10 @@ async def served(
         resources=ResourceManager(refusal="this is a test", grouped=True),
         report=sandbox.report(),
         persistence_summary="off",
-        audit=Audit(),
+        events=Events(),
         clock=clock,
         doors=MountGrants(),
         network=Network(),
-        meters=Meters(),
     )
     mcp = build_mcp(services, callers or Handed(), links)
     async with manager.running(), Client(mcp, mode="legacy") as client:
