@@ -58,6 +58,8 @@ TOOL_GROUPS = ("core", "packages", "files", "branches", "notebooks")
 """Groups of tools; `core` runs code and is always available."""
 CHECKPOINTS = ("off", "auto")
 """Values of `--checkpoints`, the one without copies of kernels first."""
+MAX_OUTPUT = 30_000
+"""Default of `--max-output`, in characters."""
 LOG_LEVELS = ("debug", "info", "warning", "error")
 LOG_FORMATS = ("text", "json")
 
@@ -323,7 +325,7 @@ class Settings:
         narrows=among,
     )
     max_output: int = flag(
-        "max-output", characters, _SERVER, "CHARS", "30000",
+        "max-output", characters, _SERVER, "CHARS", str(MAX_OUTPUT),
         "text of one answer; what is left out is counted and can be read on", narrows=no_more,
     )
     audit_log: Path | None = flag(

@@ -13,6 +13,7 @@ import stat
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
+from kernel_mcp.config.settings import MAX_OUTPUT
 from kernel_mcp.errors import WorkspaceError
 from kernel_mcp.files import contents, folders
 from kernel_mcp.files.contents import (
@@ -51,8 +52,6 @@ from kernel_mcp.linux.walk import TreeSize
 from kernel_mcp.output.images import sniff
 from kernel_mcp.records import dataclass
 from kernel_mcp.units import MIB
-
-PAGE_CHARS = 30_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +165,7 @@ class Workspace:
         offset: int = 0,
         limit: int = 0,
         encoding: str = "",
-        characters: int = PAGE_CHARS,
+        characters: int = MAX_OUTPUT,
     ) -> FileContent:
         """Return lines of a UTF-8 text, a whole picture, or the bytes of another small file.
 

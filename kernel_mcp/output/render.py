@@ -11,6 +11,7 @@ from functools import partial
 import anyio.to_thread
 from mcp_types import ContentBlock, ImageContent, ResourceLink, TextContent
 
+from kernel_mcp.config.settings import MAX_OUTPUT
 from kernel_mcp.output.bundles import INLINE_IMAGES, Representation, primary
 from kernel_mcp.output.fallback import or_fallback
 from kernel_mcp.output.images import ImageError, Picture, fit, shares
@@ -21,14 +22,12 @@ from kernel_mcp.output.text import cut, escaped_lines, omission
 from kernel_mcp.records import dataclass
 from kernel_mcp.units import KIB
 
-OUTPUT_CHARS = 30_000
 PICTURE_BYTES = 650_000
 """All pictures of one answer before base64: the SDK's client refuses HTTP events over 1 MiB."""
 PICTURES_S = 5.0
 """Processor seconds after which the remaining pictures of an answer are linked instead of shown."""
 MAX_TYPES = 100
 STREAMS: tuple[StreamName, ...] = ("stdout", "stderr")
-STREAM_CHARS = 30_000
 FAILURE_CHARS = 4000
 INLINE_CHARS = 32 * KIB
 """Displays and tracebacks up to this size are laid out on the event loop, others in a thread."""
@@ -49,7 +48,7 @@ class Rendered:
 class Budget:
     """Limits of one answer: characters of text, bytes of pictures."""
 
-    characters: int = OUTPUT_CHARS
+    characters: int = MAX_OUTPUT
     picture_bytes: int = PICTURE_BYTES
 
 
@@ -89,13 +88,13 @@ async def render(
 def text_by_stream(log: OutputLog) -> tuple[dict[str, str], int]:
     """Return the text of each stream, and the number of characters left out of both.
 
-    stderr ends with the exceptions that ended the cell. Each text has about `STREAM_CHARS` at
-    most. Blocks.
+    stderr ends with the exceptions that ended the cell. Each text has at most some
+    `MAX_OUTPUT`. Blocks.
     """
     streams: dict[str, str] = {}
     omitted = 0
     for name in STREAMS:
-        found = log.stream(name, STREAM_CHARS)
+        found = log.stream(name, MAX_OUTPUT)
         text = found.joined()
         omitted += found.omitted
         if name == "stderr":

@@ -35,7 +35,7 @@ from kernel_mcp.telemetry.spans import OriginContext
 from kernel_mcp.tools.arguments import CheckedTool, Share, share
 from kernel_mcp.tools.calls import Call
 from kernel_mcp.tools.hints import Effect, hints
-from kernel_mcp.tools.results import finished, linked, refusal
+from kernel_mcp.tools.results import bounded, finished, linked, refusal
 from kernel_mcp.units import duration, limit_duration
 
 
@@ -129,7 +129,11 @@ def _bounded(error: KernelMcpError) -> bool:
 
 
 class Toolbox:
-    """Collects `tools` and completes their answers."""
+    """Collects `tools` and completes their answers.
+
+    While it is `bounded`, tools that are added have answers cut to `--max-output`. Tools of this
+    server need not be: they show what fits, and say how to read on.
+    """
 
     def __init__(
         self,
@@ -141,6 +145,7 @@ class Toolbox:
         """`links` returns the HTTP address of a session by its handle; None without HTTP."""
         self._settings = settings
         self.tools: list[Tool] = []
+        self.bounded = False
         self._links = links
         self._meters = meters
         self._manager = manager
@@ -197,6 +202,7 @@ class Toolbox:
         KernelMcpErrors keep their text, others are logged and explained.
         """
         about = "session" in inspect.signature(tool).parameters
+        most = self._settings.max_output if self.bounded else 0
 
         @functools.wraps(tool)
         async def call(*args: P.args, **kwargs: P.kwargs) -> CallToolResult:
@@ -225,6 +231,7 @@ class Toolbox:
                 self._meters.call(tool.__name__, time.perf_counter() - began)
             session = self._manager.directory.find(caller, handle)
             done = finished(result, session, caller.response, about=about)
+            done = bounded(done, most) if most else done
             if self._links is not None and session is not None:
                 done = linked(done, session.handle, self._links(session.handle))
             return done

@@ -212,7 +212,7 @@ def finished(
         done = _told(done, remarks)
     if response.preamble:
         done = _led(done, response.preamble)
-    return _short(done) if done.is_error else done
+    return shortened(done) if done.is_error else done
 
 
 def linked(result: CallToolResult, handle: str, address: str) -> CallToolResult:
@@ -241,7 +241,7 @@ def with_remarks(result: CallToolResult, remarks: Sequence[str]) -> CallToolResu
     if not remarks:
         return result
     result = _told(result, remarks)
-    return _short(result) if result.is_error else result
+    return shortened(result) if result.is_error else result
 
 
 def masked(result: CallToolResult, masks: Masks) -> CallToolResult:
@@ -291,19 +291,31 @@ def refusal(error: KernelMcpError) -> CallToolResult:
     return result
 
 
-def _short(error: CallToolResult) -> CallToolResult:
-    """Return an error cut to `ERROR_CHARS`: the longest texts are cut first, notices never."""
-    content = list(error.content)
-    surplus = _length(content) - ERROR_CHARS
+def shortened(result: CallToolResult, most: int = ERROR_CHARS) -> CallToolResult:
+    """Return an answer cut to `most` characters: the longest texts are cut first, notices never."""
+    content = list(result.content)
+    surplus = _length(content) - most
     texts = [block for block in content if isinstance(block, TextContent)]
     texts = [block for block in texts if not isinstance(block, NoticeContent)]
     for block in sorted(texts, key=lambda block: -len(block.text)):
         if surplus > 0:
-            most = max(0, len(block.text) - surplus - OMISSION_CHARS)
-            shorter = cut(block.text, most // 2, most - most // 2).joined()
+            room = max(0, len(block.text) - surplus - OMISSION_CHARS)
+            shorter = cut(block.text, room // 2, room - room // 2).joined()
             surplus -= len(block.text) - len(shorter)
             content[content.index(block)] = block.model_copy(update={"text": shorter})
-    return error.model_copy(update={"content": content})
+    return result.model_copy(update={"content": content})
+
+
+def bounded(result: CallToolResult, most: int) -> CallToolResult:
+    """Return an answer of at most `most` characters, without a structured part if it was longer."""
+    structured = result.structured_content
+    if _length(result.content) + (len(json.dumps(structured)) if structured else 0) <= most:
+        return result
+    if structured:
+        longer = f"This answer was longer than {most:,} characters: its structured part is left out"
+        content = with_notices(result.content, [longer])
+        result = result.model_copy(update={"content": content, "structured_content": None})
+    return shortened(result, most)
 
 
 def _has_picture(content: Iterable[ContentBlock]) -> bool:

@@ -30,6 +30,7 @@ def register(box: Toolbox, services: ToolContext) -> None:
         if group in wanted:
             for topic in topics:
                 topic.register(box, services)
+    box.bounded = True
     for group in wanted:
         if group not in TOPICS:
             try:

@@ -53,7 +53,7 @@ async def test_a_server_uses_them_where_flags_name_them(
     flags = ("--sandbox", "logging", "--tools", "core,files,words")
     async with Client(command(*flags, env=beside)) as client:
         notebook = Agent(client)
-        assert (await client.list_tools()).tools[-1].name == "count_words"
+        assert (await client.list_tools()).tools[-2].name == "count_words"
         made = await notebook.call("write_file", path="a.txt", content="one two\nthree")
         counted = await notebook.call("count_words", path="a.txt")
         assert counted.data == {"session": made.data["session"], "path": "a.txt", "words": 3}
@@ -64,11 +64,28 @@ async def test_a_server_uses_them_where_flags_name_them(
     assert any(line.endswith(" in workspace") for line in log), log
 
 
+async def test_an_answer_of_such_a_tool_is_cut_to_max_output(beside: dict[str, str]) -> None:
+    flags = ("--tools", "core,files,words", "--max-output", "1000")
+    async with Client(command(*flags, env=beside)) as client:
+        notebook = Agent(client)
+        await notebook.call("write_file", path="a.txt", content="few words")
+        assert (await notebook.call("list_words", path="a.txt")).data == {"words": ["few", "words"]}
+        await notebook.call("write_file", path="a.txt", content="word " * 10_000)
+        long = await notebook.call("list_words", path="a.txt")
+    assert long.result.structured_content is None
+    text, notice = (block.text for block in long.result.content if block.type == "text")
+    assert len(text) <= 1000
+    assert "characters left out" in text
+    assert notice == (
+        "[kernel-mcp] This answer was longer than 1,000 characters: its structured part is left out"
+    )
+
+
 async def test_a_server_goes_on_without_tools_that_fail(
     beside: dict[str, str], tmp_path: Path
 ) -> None:
     async with Client(command("--tools", "core,exits,words", env=beside)) as client:
-        assert (await client.list_tools()).tools[-1].name == "count_words"
+        assert (await client.list_tools()).tools[-2].name == "count_words"
         assert (await Agent(client).run("6 * 7")).text == "42"
 
 

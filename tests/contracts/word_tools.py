@@ -1,4 +1,4 @@
-"""Tools of a third party: one that counts the words of a file in the workspace."""
+"""Tools of a third party: they count and list the words of a file in the workspace."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import anyio
 from pydantic import BaseModel
 
 from kernel_mcp.errors import InputError
+from kernel_mcp.sessions.session import Session
 from kernel_mcp.tool_context import ToolContext
 from kernel_mcp.tools import AnyContext, PathArg, SessionArg, Toolbox
 from kernel_mcp.tools.hints import READS
@@ -23,15 +24,33 @@ class Words(BaseModel):
     words: int
 
 
+class WordList(BaseModel):
+    """The words of a file."""
+
+    words: list[str]
+
+
 def register(box: Toolbox, context: ToolContext) -> None:
-    """Add the tool to `box`."""
+    """Add the tools to `box`."""
 
     @box.tool(READS, "Count words", computes=True)
     async def count_words(path: PathArg, ctx: AnyContext, session: SessionArg = "") -> Words:
         """Count the words of a text file in the workspace."""
         _, found = await box.resolve(ctx, session)
-        read = partial(found.workspace.read_file, path, encoding="utf-8", characters=MOST_CHARS)
-        content = await anyio.to_thread.run_sync(read)
-        if content.page is None or content.page.next is not None:
-            raise InputError(f"{path} has more than {MOST_CHARS:,} characters: count in a cell.")
-        return Words(session=found.handle, path=path, words=len(content.page.text.split()))
+        words = await words_in(found, path)
+        return Words(session=found.handle, path=path, words=len(words))
+
+    @box.tool(READS, "List words", computes=True)
+    async def list_words(path: PathArg, ctx: AnyContext, session: SessionArg = "") -> WordList:
+        """List the words of a text file in the workspace."""
+        _, found = await box.resolve(ctx, session)
+        return WordList(words=await words_in(found, path))
+
+
+async def words_in(session: Session, path: str) -> list[str]:
+    """Return the words of a file. Raises KernelMcpError."""
+    read = partial(session.workspace.read_file, path, encoding="utf-8", characters=MOST_CHARS)
+    content = await anyio.to_thread.run_sync(read)
+    if content.page is None or content.page.next is not None:
+        raise InputError(f"{path} has more than {MOST_CHARS:,} characters: read it in a cell.")
+    return content.page.text.split()
