@@ -39,7 +39,9 @@ if TYPE_CHECKING:
     from kernel_mcp.kernels.kernel import Kernel
     from kernel_mcp.sessions.session_save import SessionSave
 
-MAKE_ROOM = "to make room for another session"
+IDLE, MAKE_ROOM, QUOTA = "idle", "make_room", "quota"
+"""Reasons of a hibernation: idle for `--idle-timeout`; room for another session on this server; the
+principal's quota over all servers. The last two force it."""
 ROUNDS = 4
 """Maximum number of dumps in one save, each without the variables that the last trial lost."""
 TRIALS = 24
@@ -56,7 +58,7 @@ class HibernatedState:
 
     since       time of the hibernation, in seconds of the session's clock
     idle_s      seconds for which the session had been idle
-    purpose     purpose of a forced hibernation, in words
+    reason      one of the reasons above
     dump        the saved variables; None if nothing was saved
     lost        lost variables, name to reason
     failure     reason why nothing can be restored; empty for none
@@ -69,7 +71,7 @@ class HibernatedState:
 
     since: float
     idle_s: float
-    purpose: str = ""
+    reason: str = IDLE
     dump: Dump | None = None
     lost: Mapping[str, str] = field(default_factory=dict)
     failure: str = ""
@@ -78,6 +80,11 @@ class HibernatedState:
     saved_when: str = ""
     after: str = ""
     judge: Callable[[Kernel], tuple[str, str]] = lambda _kernel: ("", "")
+
+    @property
+    def forced(self) -> bool:
+        """True if the session is hibernated even if variables are lost."""
+        return self.reason != IDLE
 
     @property
     def gone(self) -> dict[str, str]:
@@ -129,8 +136,8 @@ class HibernatedState:
         """Return the words with which every notice begins."""
         if self.saved_when:
             return f"Continued from {self.saved_when}"
-        purpose = f" {self.purpose}" if self.purpose else ""
-        return f"This session had been hibernated after {duration(self.idle_s)} idle{purpose}"
+        why = " to make room for another session" if self.forced else ""
+        return f"This session had been hibernated after {duration(self.idle_s)} idle{why}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,44 +170,34 @@ class Hibernation:
         self._start = start
 
     async def prepare(
-        self,
-        kernel: Kernel,
-        hibernated: HibernatedState,
-        *,
-        forced: bool,
-        saved: HibernatedState | None = None,
+        self, kernel: Kernel, asked: HibernatedState, saved: HibernatedState | None = None
     ) -> HibernatedState:
-        """Save the variables of `kernel` without ending it; return `hibernated` with the result.
+        """Save the variables of `kernel` without ending it; return `asked` with the result.
 
-        `saved` is an earlier save of the same state. It is used instead if a `forced` save would
+        `saved` is an earlier save of the same state. It is used instead if a forced save would
         lose variables that it holds, or fails with OSError.
 
         Raises HibernationError if nothing can be saved, or if something would be lost and the save
-        is not `forced`. Raises KernelMcpError or OSError if the server cannot save.
+        is not forced. Raises KernelMcpError or OSError if the server cannot save.
         """
         try:
-            return await self._prepare(kernel, hibernated, forced=forced, saved=saved)
+            return await self._prepare(kernel, asked, saved)
         except OSError:
-            if saved is None or not forced:
+            if saved is None or not asked.forced:
                 raise
-            return _instead(saved, hibernated)
+            return _instead(saved, asked)
         finally:
             with anyio.CancelScope(shield=True):
                 await anyio.to_thread.run_sync(self._session_save.entry.tidy)
 
     async def _prepare(
-        self,
-        kernel: Kernel,
-        hibernated: HibernatedState,
-        *,
-        forced: bool,
-        saved: HibernatedState | None,
+        self, kernel: Kernel, asked: HibernatedState, saved: HibernatedState | None
     ) -> HibernatedState:
-        dump = await self._save(kernel, forced=forced)
+        dump = await self._save(kernel, forced=asked.forced)
         if saved is not None and not dump.lost.keys().isdisjoint(saved.back):
-            return _instead(saved, hibernated)
+            return _instead(saved, asked)
         return replace(
-            hibernated,
+            asked,
             dump=dump if dump.stored else None,
             lost=dump.lost,
             changed=dump.changed,
@@ -385,13 +382,13 @@ async def _at_once() -> AsyncIterator[bool]:
     yield True
 
 
-def _instead(saved: HibernatedState, hibernated: HibernatedState) -> HibernatedState:
-    """Return `hibernated` with the earlier save `saved` as its result."""
+def _instead(saved: HibernatedState, asked: HibernatedState) -> HibernatedState:
+    """Return `asked` with the earlier save `saved` as its result."""
     return replace(
         saved,
-        since=hibernated.since,
-        idle_s=hibernated.idle_s,
-        purpose=hibernated.purpose,
+        since=asked.since,
+        idle_s=asked.idle_s,
+        reason=asked.reason,
         saved_when="",
     )
 

@@ -116,13 +116,14 @@ class KernelLifecycle:
         self.state.notifications.accept_losses()
 
     async def hibernate(
-        self, hibernated: HibernatedState, *, forced: bool, saved: HibernatedState | None = None
+        self, asked: HibernatedState, *, saved: HibernatedState | None = None
     ) -> bool:
         """Save the variables and end the kernel; return False if `cancel_hibernation` was called.
 
-        `saved` is the last save of the kernel if nothing has changed since, else None. Raises
-        HibernationError if something would be lost and it is not `forced`. Raises KernelMcpError or
-        OSError if the server cannot save. The kernel continues in these cases.
+        `asked` has the reason and the idle time. `saved` is the last save of the kernel if nothing
+        has changed since, else None. Raises HibernationError if something would be lost and it is
+        not forced. Raises KernelMcpError or OSError if the server cannot save. The kernel continues
+        in these cases.
         """
         state = self.state
         with Span("hibernate", session=self.request.session) as span, self.preemptible() as scope:
@@ -132,7 +133,7 @@ class KernelLifecycle:
                     await self.recovery.note_death()
                 with self.recovery.unreported():
                     left = state.hibernated  # the save of a kernel that has died, if any
-                    hibernated = left or await self._prepare(hibernated, forced=forced, saved=saved)
+                    hibernated = left or await self._prepare(asked, saved)
                 told = not scope.cancel_called
             finally:
                 if not told and state.kernel is not None:
@@ -153,29 +154,31 @@ class KernelLifecycle:
             lost=len(hibernated.gone),
             size=hibernated.size,
             cause=hibernated.failure,
+            reason=asked.reason,
+            idle_s=round(asked.idle_s, 1),
         )
         await state.drop()
         return True
 
     async def _prepare(
-        self, hibernated: HibernatedState, *, forced: bool, saved: HibernatedState | None
+        self, asked: HibernatedState, saved: HibernatedState | None
     ) -> HibernatedState:
-        """Save the variables; if `forced`, use a checkpoint or the last save of a lost kernel."""
+        """Save the variables; if forced, use a checkpoint or the last save of a lost kernel."""
         kernel = self.state.kernel if self.state.used else None
         if kernel is None:
-            return hibernated
+            return asked
         try:
-            return await self._hibernation.prepare(kernel, hibernated, forced=forced, saved=saved)
+            return await self._hibernation.prepare(kernel, asked, saved)
         except HibernationError as error:
             well = kernel.exit is None
-            if not forced or (well and isinstance(error, UnsavableError)):
+            if not asked.forced or (well and isinstance(error, UnsavableError)):
                 raise
             with anyio.CancelScope(shield=True):
                 back = None if well else await self.recovery.resume()
                 if back is None:
                     back = await self.recovery.fall_back_to_save()
                 if back is None:
-                    return replace(hibernated, failure=str(error))
+                    return replace(asked, failure=str(error))
                 self.recovery.report(f"the session could not be saved anew: {error}", back)
             if self.state.hibernated is None:  # restored from a checkpoint: its kernel runs
                 raise

@@ -29,7 +29,7 @@ from kernel_mcp.config.settings import Settings
 from kernel_mcp.errors import HibernationError, QuotaReached, SessionLimitReached
 from kernel_mcp.sessions.directory import SessionDirectory
 from kernel_mcp.sessions.family import MOST as MOST_BRANCHES
-from kernel_mcp.sessions.hibernation import MAKE_ROOM
+from kernel_mcp.sessions.hibernation import IDLE, MAKE_ROOM, QUOTA
 from kernel_mcp.sessions.principals import Principals, Use, cells_of, disk_of, is_running, memory_of
 from kernel_mcp.sessions.session import Session
 from kernel_mcp.sessions.shared_context import SharedContext
@@ -131,11 +131,11 @@ class SessionQuota:
         async with self.reserve(session.owner):
             session.lifecycle.awake = True
 
-    async def hibernate(self, session: Session, purpose: str = "") -> bool:
+    async def hibernate(self, session: Session, reason: str = IDLE) -> bool:
         """Hibernate a session unless it is in use; return True if it is hibernated now.
 
-        A `purpose` forces it, see `Session.hibernate`. A failure postpones the next attempt. A
-        success closes surplus hibernated sessions.
+        See `Session.hibernate` for `reason`. A failure postpones the next attempt. A success closes
+        surplus hibernated sessions.
         """
         asleep = False
         with (
@@ -143,13 +143,14 @@ class SessionQuota:
             Barrier("hibernating a session, which stays as it is", session.handle) as barrier,
         ):
             try:
-                asleep = await session.hibernate(purpose)
+                asleep = await session.hibernate(reason)
             except HibernationError as error:
                 logger.info("session %s keeps its kernel: %s", session.handle, error)
                 self._postpone(session)
         if barrier.failure is not None:
             self._postpone(session)
         if asleep:
+            logger.info("session %s is hibernated: %s", session.handle, reason)
             with Barrier("dropping hibernated sessions"):
                 await self._drop_surplus(session.owner)
         return asleep
@@ -292,7 +293,7 @@ class SessionQuota:
             return asleep is not None
         tried: set[str] = set()
         while (session := self._longest_idle(owner, without=tried)) is not None:
-            if await self.hibernate(session, MAKE_ROOM):
+            if await self.hibernate(session, QUOTA):
                 return True
             tried.add(session.handle)
         return False

@@ -52,7 +52,6 @@ class Reaper:
         async with limiter:
             idle = self._clock() - session.family.last_used
             if session.can_hibernate and idle >= self._idle_timeout_s:
-                logger.info("hibernating a session idle for %.0f s", idle)
                 with Barrier("hibernating an idle session", session.handle):
                     await self._manager.quota.hibernate(session)
 

@@ -35,7 +35,7 @@ from kernel_mcp.records import dataclass
 from kernel_mcp.sessions.cell import Ahead, Cell, StopReason
 from kernel_mcp.sessions.checkpoints import Checkpoints, IdleCheckpoints
 from kernel_mcp.sessions.family import BranchOrigin, BranchStart, Family
-from kernel_mcp.sessions.hibernation import HibernatedState
+from kernel_mcp.sessions.hibernation import IDLE, HibernatedState
 from kernel_mcp.sessions.kernel_state import KernelState
 from kernel_mcp.sessions.lifecycle import KernelLifecycle
 from kernel_mcp.sessions.losses import Rollback
@@ -367,12 +367,12 @@ class Session:
         with Barrier("noting the notebook of a session", self.handle):
             await self.persistence.save_cells()
 
-    async def hibernate(self, purpose: str = "") -> bool:
+    async def hibernate(self, reason: str = IDLE) -> bool:
         """Save the variables and end the kernel; return False if the session is in use.
 
-        A `purpose` forces it, whatever is lost. Without one, HibernationError is raised if
-        something would be lost. Raises KernelMcpError or OSError if the server cannot save. The
-        session is unchanged then.
+        Any `reason` but `IDLE` forces it, whatever is lost. Raises HibernationError if something
+        would be lost and it is not forced. Raises KernelMcpError or OSError if the server cannot
+        save. The session is unchanged then.
         """
         if not self.can_hibernate:
             return False
@@ -386,14 +386,12 @@ class Session:
             with self.lifecycle.preemptible() as waiting:
                 await held.enter_async_context(self.persistence.paused())
                 await held.enter_async_context(self.turn)
-            used_since = self.family.last_used != used and not purpose
+            used_since = self.family.last_used != used and reason == IDLE
             if waiting.cancel_called or used_since or not self._can_hibernate_now:
                 return False
-            hibernated = HibernatedState(now, now - self.family.last_used, purpose)
+            hibernated = HibernatedState(now, now - self.family.last_used, reason)
             last = None if self.persistence.changed else self.persistence.last_save()
-            done = await self.lifecycle.hibernate(
-                hibernated, forced=bool(purpose), saved=last and last[0]
-            )
+            done = await self.lifecycle.hibernate(hibernated, saved=last and last[0])
             if done:
                 self.persistence.trim_journal()
             return done

@@ -30,6 +30,7 @@ from kernel_mcp.policy import Policy
 from kernel_mcp.sessions.capacity import Bound, Capacity
 from kernel_mcp.sessions.cell import Cell
 from kernel_mcp.sessions.directory import Caller
+from kernel_mcp.sessions.events import Events
 from kernel_mcp.sessions.manager import SessionManager
 from kernel_mcp.sessions.notifications import ResponseContext
 from kernel_mcp.sessions.persistence import Persistence
@@ -386,6 +387,7 @@ def new_manager(
     preparation: Preparation[Session] | None = None,
     persistence: Persistence | None = None,
     others: Others | None = None,
+    events: Events | None = None,
     **settings: Any,
 ) -> SessionManager:
     """A manager of sessions with fake kernels."""
@@ -395,7 +397,7 @@ def new_manager(
         SessionFolders(
             folder / "w", folder / "r", folder / "p", keep=keep, by_principal=by_principal
         ),
-        SharedContext(capacity=capacity or Capacity(), clock=clock),
+        SharedContext(events or Events(), capacity=capacity or Capacity(), clock=clock),
         preparation,
         persistence,
         others=others,

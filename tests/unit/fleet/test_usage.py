@@ -22,6 +22,7 @@ from kernel_mcp.fleet.registry import Registry
 from kernel_mcp.fleet.usage import FleetUsage, rows_of
 from kernel_mcp.identity import Principal
 from kernel_mcp.sessions.directory import Caller
+from kernel_mcp.sessions.hibernation import IDLE
 from kernel_mcp.sessions.manager import SessionManager
 from kernel_mcp.sessions.principals import Overseer, Principals, Use
 from kernel_mcp.sessions.session import Session
@@ -195,10 +196,10 @@ async def test_one_that_cannot_be_put_away_has_the_next_idle_one_give_way(
 ) -> None:
     hibernate = Session.hibernate
 
-    async def fails(session: Session, purpose: str = "") -> bool:
+    async def fails(session: Session, reason: str = IDLE) -> bool:
         if session is stuck:
             raise HibernationError("there is no room for its variables")
-        return await hibernate(session, purpose)
+        return await hibernate(session, reason)
 
     monkeypatch.setattr(Session, "hibernate", fails)
     async with two(tmp_path, clock) as nodes:
@@ -214,10 +215,10 @@ async def test_where_none_can_be_put_away_one_of_another_node_is(
 ) -> None:
     hibernate = Session.hibernate
 
-    async def fails(session: Session, purpose: str = "") -> bool:
+    async def fails(session: Session, reason: str = IDLE) -> bool:
         if session in stuck:
             raise HibernationError("there is no room for its variables")
-        return await hibernate(session, purpose)
+        return await hibernate(session, reason)
 
     stuck: list[Session] = []
     monkeypatch.setattr(Session, "hibernate", fails)

@@ -11,6 +11,7 @@ import anyio
 
 from kernel_mcp.sessions.cell import Cell
 from kernel_mcp.sessions.directory import Caller
+from kernel_mcp.sessions.hibernation import IDLE
 from kernel_mcp.sessions.session import Session
 from tests.unit.fake_kernels import FakeClock, FakeSource, deliver, new_manager
 
@@ -31,10 +32,10 @@ class Notebook:
         deliver(self.session, cell)
         return cell
 
-    async def hibernate(self, purpose: str = "", after_s: float = 3600.0) -> bool:
+    async def hibernate(self, reason: str = IDLE, after_s: float = 3600.0) -> bool:
         self.clock.now += after_s
         with anyio.fail_after(60):
-            return await self.session.hibernate(purpose)
+            return await self.session.hibernate(reason)
 
     @property
     def dumps(self) -> list[Path]:

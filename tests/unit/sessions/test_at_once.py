@@ -19,7 +19,7 @@ from kernel_mcp.kernels.factory import KernelRequest
 from kernel_mcp.kernels.kernel import Kernel
 from kernel_mcp.sessions import branches
 from kernel_mcp.sessions.family import BranchOrigin
-from kernel_mcp.sessions.hibernation import MAKE_ROOM
+from kernel_mcp.sessions.hibernation import IDLE, MAKE_ROOM
 from kernel_mcp.sessions.manager import SessionManager
 from kernel_mcp.sessions.reaper import Reaper
 from kernel_mcp.sessions.session import Session
@@ -81,12 +81,12 @@ async def test_a_session_that_sleeps_is_not_hibernated_again(tmp_path: Path) -> 
         await nb.session.persistence._lock.acquire()
         done: list[bool] = []
 
-        async def hibernate(purpose: str) -> None:
-            done.append(await nb.session.hibernate(purpose))
+        async def hibernate(reason: str) -> None:
+            done.append(await nb.session.hibernate(reason))
 
         async with anyio.create_task_group() as tasks:
-            for purpose in ("", MAKE_ROOM, ""):
-                tasks.start_soon(hibernate, purpose)
+            for reason in (IDLE, MAKE_ROOM, IDLE):
+                tasks.start_soon(hibernate, reason)
             await anyio.wait_all_tasks_blocked()
             nb.session.persistence._lock.release()
         assert sorted(done) == [False, False, True]

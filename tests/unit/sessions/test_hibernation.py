@@ -11,6 +11,7 @@ import pytest
 from kernel_mcp.errors import HibernationError
 from kernel_mcp.sessions import snapshot
 from kernel_mcp.sessions.hibernation import (
+    IDLE,
     MAKE_ROOM,
     START_ANEW,
     TRIALS,
@@ -46,9 +47,9 @@ async def test_variables_come_back_and_the_answer_names_them(tmp_path: Path) -> 
         assert (await nb.run("d = 4")).notices == []
 
 
-@pytest.mark.parametrize("purpose", ["", MAKE_ROOM])
+@pytest.mark.parametrize("reason", [IDLE, MAKE_ROOM])
 async def test_no_session_is_put_to_sleep_that_lacks_descriptors_to_wake(
-    tmp_path: Path, purpose: str
+    tmp_path: Path, reason: str
 ) -> None:
     async with notebook(tmp_path) as nb:
         await nb.run("a = 1")
@@ -57,13 +58,13 @@ async def test_no_session_is_put_to_sleep_that_lacks_descriptors_to_wake(
         resource.setrlimit(resource.RLIMIT_NOFILE, (held + RESTORE_DESCRIPTORS - 4, hard))
         try:
             with pytest.raises(HibernationError, match="too few to bring the session back"):
-                await nb.hibernate(purpose)
+                await nb.hibernate(reason)
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
         assert nb.session.state == "idle"
         await nb.run("b = 2")
         assert nb.source.kernels[0].variables == {"a": "1", "b": "2"}
-        assert await nb.hibernate(purpose)
+        assert await nb.hibernate(reason)
 
 
 async def test_a_dump_is_proven_in_a_kernel_beside_the_old_one(tmp_path: Path) -> None:

@@ -12,10 +12,13 @@ from kernel_mcp.config.quotas import Quotas
 from kernel_mcp.errors import LaunchError, SessionLimitReached, SessionNotFound
 from kernel_mcp.sessions.capacity import Bound, Capacity
 from kernel_mcp.sessions.directory import Caller
+from kernel_mcp.sessions.events import Events
 from kernel_mcp.sessions.manager import SessionManager
+from kernel_mcp.sessions.quota import AWAKE
 from kernel_mcp.sessions.reaper import Reaper
 from kernel_mcp.sessions.session import Session
 from tests.unit.fake_kernels import FakeClock, FakeSource, deliver, new_manager
+from tests.unit.sessions.test_events import Heard
 
 pytestmark = [pytest.mark.anyio]
 
@@ -233,6 +236,24 @@ async def test_the_reaper_takes_what_was_idle_for_long_and_nothing_else(tmp_path
         await reaper.collect()
         assert states([idle, recent, busy]) == ["hibernated", "hibernated", "busy"]
         await busy.scheduler.interrupt()
+
+
+async def test_the_trail_says_why_a_session_was_hibernated(tmp_path: Path) -> None:
+    heard, clock = Heard(), FakeClock()
+    events = Events(meters=heard)
+    manager = new_manager(tmp_path, FakeSource(), clock, events=events, max_sessions=3)
+    async with manager.running():
+        first, second, third = await used_sessions(manager, clock, 3)
+        await manager.create(ME)
+        await manager.quota.give_up(ME.principal, AWAKE)  # this one, as it is empty
+        await Reaper(manager, 15, clock).collect()
+    facts = [facts for event, facts in heard.events if event == "hibernate"]
+    assert [(each["reason"], each["idle_s"]) for each in facts] == [
+        ("make_room", 30.0),
+        ("quota", 0.0),
+        ("idle", 20.0),
+    ]
+    assert states([first, second, third]) == ["closed"] * 3
 
 
 async def test_the_reaper_leaves_a_session_alone_that_could_not_be_saved(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from kernel_mcp.kernels.run import Run, Sink
 from kernel_mcp.linux.safe_tree import remove_tree
 from kernel_mcp.sessions.cell import Cell, Status
 from kernel_mcp.sessions.directory import Caller
+from kernel_mcp.sessions.hibernation import IDLE
 from kernel_mcp.sessions.manager import SessionManager
 from kernel_mcp.sessions.reaper import Reaper
 from kernel_mcp.sessions.session import Session
@@ -196,7 +197,7 @@ async def test_idle_sessions_that_cannot_be_hibernated_stay(
         session = await with_data(manager)
         clock.now += 100
 
-        async def hibernate(purpose: str = "") -> bool:
+        async def hibernate(reason: str = IDLE) -> bool:
             raise failure()
 
         with monkeypatch.context() as patched:
