@@ -345,13 +345,10 @@ class NotebookUnpickler(pickle.Unpickler):
         moved = module == pickles.__name__ and _MOVED.get(name)
         found = moved or super().find_class(module, name)
         if found is objects.make_class or found is objects.make_enum:
-            return functools.partial(self._make_class, found)
+            # Without a reference to this object: its memo, which the garbage collection of Python
+            # 3.10 and 3.11.2 does not see, would keep all that was loaded.
+            return functools.partial(_make_class, self._classes, found)
         return found
-
-    def _make_class(self, make: Callable[..., type], *arguments: Any) -> type:
-        made = make(*arguments)
-        self._classes.append(made)
-        return made
 
     def persistent_load(self, pid: Any) -> Any:
         """Return the object that `IdentityPickler` has given this id."""
@@ -360,6 +357,13 @@ class NotebookUnpickler(pickle.Unpickler):
         if isinstance(pid[0], str):
             return objects.import_module(pid[0], []).nan
         return self._nans.setdefault(pid[0], *_FLOAT.unpack(pid[1]))
+
+
+def _make_class(classes: list[type], make: Callable[..., type], *arguments: Any) -> type:
+    """Make a class and add it to `classes`."""
+    made = make(*arguments)
+    classes.append(made)
+    return made
 
 
 _MOVED: dict[str, Callable[..., Any]] = {

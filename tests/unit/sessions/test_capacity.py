@@ -64,6 +64,8 @@ def test_the_limits_of_this_process_are_known(limit: int, said: str) -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=os.environ
     )
     kernels, text = ran.stdout.strip().split("\n")
-    assert 1 <= int(kernels) <= 9
+    # the processes of an ordinary user's other tests count, too
+    alone = limit == resource.RLIMIT_NOFILE or os.geteuid() == 0
+    assert alone <= int(kernels) <= 9
     assert f"({said}) is 64" in text
     assert f"{said} 1024" in text

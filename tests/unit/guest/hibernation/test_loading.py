@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from types import SimpleNamespace
 from typing import Any
 
@@ -101,3 +103,18 @@ def test_of_a_dump_that_ends_early_no_variable_stays() -> None:
     with pytest.raises(ValueError, match=NOT_WHOLE):
         load.step(content())
     assert "a" not in second.user_ns
+
+
+def test_what_was_loaded_is_held_by_its_variables_alone() -> None:
+    names: dict[str, Any] = {"__name__": "__main__"}
+    exec("class Point: pass\npoint, data = Point(), {1, 2}", names)  # pickled by value
+    second = Shell()
+    load = loading(second, dumped(Shell(Point=names["Point"], point=names["point"], data={1, 2})))
+    assert load.step(content())["lost"] == {}
+    kept = weakref.ref(second.user_ns.pop("point"))
+    gc.disable()  # that of Python 3.10 and 3.11.2 does not see what a memo holds
+    try:
+        load.close()
+        assert kept() is None
+    finally:
+        gc.enable()
