@@ -30,8 +30,7 @@ from kernel_mcp.kernels.factory import KernelFactory
 from kernel_mcp.launch.assembly import KernelAssembly
 from kernel_mcp.launch.cold import LocalLauncher
 from kernel_mcp.launch.mounts import MountGrants
-from kernel_mcp.launch.network import Network, granted_network
-from kernel_mcp.launch.readiness import Inspector
+from kernel_mcp.launch.network import granted_network
 from kernel_mcp.launch.rundir import RunDirectory
 from kernel_mcp.launch.template import TemplateLauncher
 from kernel_mcp.limits.manager import ResourceManager
@@ -40,7 +39,7 @@ from kernel_mcp.output.text import Masks
 from kernel_mcp.packages.requirements import InstallRules
 from kernel_mcp.policy import Policy, profile_entries, profile_in_force
 from kernel_mcp.records import dataclass
-from kernel_mcp.sandbox.base import Sandbox, SandboxReport
+from kernel_mcp.sandbox.base import Sandbox
 from kernel_mcp.sandbox.select import builder_for
 from kernel_mcp.sessions.audit import AuditLog
 from kernel_mcp.sessions.capacity import Capacity
@@ -122,19 +121,14 @@ class KernelContext:
     """
 
     settings: Settings
-    sandbox: Sandbox
     shared: SharedContext[Session]
-    run: RunDirectory
-    resources: ResourceManager
+    assembly: KernelAssembly
     folders: SessionFolders
     masks: Masks
     rules: InstallRules
     persistence: Persistence | None
     unpersisted_reason: str
     own_environment: OwnEnvironment | None
-    doors: MountGrants
-    network: Network
-    report: SandboxReport
     templates: TemplateLauncher | None
     environments: EnvironmentStore
     factory: KernelFactory
@@ -159,6 +153,48 @@ class KernelContext:
 
 
 @asynccontextmanager
+async def kernel_assembly(
+    settings: Settings,
+    sandbox: Sandbox,
+    own: OwnEnvironment | None,
+    note: Callable[[str, Mapping[str, Any]], None] = lambda _event, _facts: None,
+) -> AsyncIterator[KernelAssembly]:
+    """Build what every start of a kernel needs, with all grants of the operator opened.
+
+    `own` is the operator's environment; `note` writes audit events. Raises KernelMcpError.
+    """
+    async with AsyncExitStack() as stack:
+        runs = stack.enter_context(RunDirectory.create(settings.state_dir))
+        resources = ResourceManager.create(runs.path, sandbox.report())
+        await stack.enter_async_context(resources.running())
+        shown = exposed_mounts(settings, sandbox.name, runs.path.parent, default_cache())
+        if own is not None:
+            own.require_steady(shown)
+        mounts = MountGrants(
+            shown,
+            runs.path,
+            note,
+            shows=sandbox.shows,
+            fixed=(*own_places(), *settings.trusted_paths, *(own.fixed if own is not None else ())),
+            devices=usable_devices(settings.devices, runs.path, sandbox.name),
+            builder=partial(builder_for, sandbox),
+        )
+        stack.push_async_callback(mounts.aclose)
+        import_nothing_from([each.mount.host for each in mounts.shown if each.mount.writable])
+        await mounts.open()
+        network = granted_network(settings, sandbox, runs.path, partial(note, "network"))
+        stack.push_async_callback(network.aclose)
+        await network.open()
+        yield KernelAssembly(sandbox, runs, resources=resources, mounts=mounts, network=network)
+
+
+async def own_environment_of(settings: Settings, sandbox: Sandbox) -> OwnEnvironment | None:
+    """Return the environment that `--python` names, or None. Raises KernelMcpError."""
+    work = partial(own_environment, settings.python, apart=_apart(sandbox))
+    return await anyio.to_thread.run_sync(work)
+
+
+@asynccontextmanager
 async def kernel_context(
     settings: Settings,
     sandbox: Sandbox,
@@ -175,14 +211,17 @@ async def kernel_context(
         if shared is None:
             shared = shared_context(settings, sandbox)
             stack.callback(shared.events.close)
-        events = shared.events
         masks = Masks(
             settings.masked_values
         )  # of this pool only: a masked value of another pool would confirm a guess
-        run = stack.enter_context(RunDirectory.create(settings.state_dir))
-        resources = ResourceManager.create(run.path, sandbox.report())
-        await stack.enter_async_context(resources.running())
-        resources.warn(settings.limits)
+        if settings.workspace is not None:
+            _make(settings.workspace)
+        own = await own_environment_of(settings, sandbox)
+        assembly = await stack.enter_async_context(
+            kernel_assembly(settings, sandbox, own, shared.events.note)
+        )
+        assembly.resources.warn(settings.limits)
+        run = assembly.runs
         folders = SessionFolders(
             workspaces=settings.workspace or run.path / "w",
             records=run.path / "r",
@@ -191,37 +230,9 @@ async def kernel_context(
             by_principal=settings.http is not None,
         )
         _make(folders.workspaces)
-        inspector = Inspector(sandbox)
         rules = InstallRules.of(settings)
-        state = run.path.parent
         persistence, unpersisted_reason = persistence_factory(
-            settings, state, sandbox.name, rules.admit
-        )
-        own = await anyio.to_thread.run_sync(
-            partial(own_environment, settings.python, apart=_apart(sandbox))
-        )
-        shown = exposed_mounts(settings, sandbox.name, state, default_cache())
-        if own is not None:
-            own.require_steady(shown)
-        doors = MountGrants(
-            shown,
-            run.path,
-            events.note,
-            shows=sandbox.shows,
-            fixed=(*own_places(), *settings.trusted_paths, *(own.fixed if own is not None else ())),
-            devices=usable_devices(settings.devices, run.path, sandbox.name),
-            builder=partial(builder_for, sandbox),
-        )
-        stack.push_async_callback(doors.aclose)
-        import_nothing_from([each.mount.host for each in doors.shown if each.mount.writable])
-        await doors.open()
-        network = granted_network(settings, sandbox, run.path, partial(events.note, "network"))
-        stack.push_async_callback(network.aclose)
-        await network.open()
-        opened_doors = doors.opened(network=bool(network))
-        report = resources.report(sandbox.report(opened_doors), settings.limits)
-        assembly = KernelAssembly(
-            sandbox, run, resources=resources, inspector=inspector, mounts=doors, network=network
+            settings, run.path.parent, sandbox.name, rules.admit
         )
         cold = LocalLauncher(assembly)
         templates = None
@@ -256,13 +267,13 @@ async def kernel_context(
                     settings.tools,
                 ),
                 confined=settings.confined,
-                network=bool(network),
+                network=bool(assembly.network),
             ),
             environments=environments,
             launcher=launcher,
             templates=templates,
             requests=lambda: [each.request for manager in managers for each in manager.sessions],
-            network=network,
+            network=assembly.network,
             pinned=await environments.read_pinned(settings),
         )
         pool_size = _pool_size(settings, sandbox, run.path)
@@ -273,19 +284,14 @@ async def kernel_context(
             sweep_pools(pool_folder)
         yield KernelContext(
             settings=settings,
-            sandbox=sandbox,
             shared=shared,
-            run=run,
-            resources=resources,
+            assembly=assembly,
             folders=folders,
             masks=masks,
             rules=rules,
             persistence=persistence,
             unpersisted_reason=unpersisted_reason,
             own_environment=own,
-            doors=doors,
-            network=network,
-            report=report,
             templates=templates,
             environments=environments,
             factory=factory,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from functools import partial
@@ -25,7 +25,6 @@ from kernel_mcp.kernel_context import (
     kernel_context,
 )
 from kernel_mcp.launch.base import mark_of
-from kernel_mcp.launch.template import TemplateLauncher
 from kernel_mcp.linux.proc import resident_bytes
 from kernel_mcp.packages.installer import Installer
 from kernel_mcp.packages.lines import CellInstallations
@@ -42,7 +41,7 @@ from kernel_mcp.sessions.reaper import Reaper
 from kernel_mcp.sessions.registry import SessionRegistry
 from kernel_mcp.sessions.session import Session
 from kernel_mcp.sessions.shared_context import SharedContext
-from kernel_mcp.telemetry import Levels, Readiness
+from kernel_mcp.telemetry import Levels
 from kernel_mcp.tool_context import ToolContext
 
 SPARES_AT_FIRST = 1
@@ -55,14 +54,11 @@ class AppContext(ToolContext):
     """The parts of a running server."""
 
     pool: WarmPool
-    readiness: Readiness
-    templates: TemplateLauncher | None
-    prepare: Callable[[], Awaitable[None]]
-    """Builds the environment and the template, see `KernelContext.prepare`."""
+    kernels: KernelContext
 
     async def levels(self, calls: int) -> Levels:
         """Return the server's gauges; `calls` is the number of calls in progress."""
-        sessions = self.manager.sessions
+        sessions, templates = self.manager.sessions, self.kernels.templates
         used = resident = 0
         with Barrier("measuring the server"):
             resident = resident_bytes()
@@ -73,7 +69,7 @@ class AppContext(ToolContext):
                     used += (await kernel.handle.limits.used()).memory_bytes
         return Levels(
             sessions=Counter(each.state for each in sessions),
-            templates=Counter(self.templates.states if self.templates is not None else ()),
+            templates=Counter(templates.states if templates is not None else ()),
             spares=self.pool.ready,
             calls=calls,
             server_bytes=resident,
@@ -110,10 +106,10 @@ async def with_sessions(
     kernels: KernelContext, *, registry: SessionRegistry | None = None, others: Others | None = None
 ) -> AsyncIterator[AppContext]:
     """Build the parts that serve sessions, see `app_context`."""
-    settings, sandbox, shared, run = kernels.settings, kernels.sandbox, kernels.shared, kernels.run
-    folders, factory, doors = kernels.folders, kernels.factory, kernels.doors
+    settings, shared, assembly = kernels.settings, kernels.shared, kernels.assembly
+    folders, factory, doors = kernels.folders, kernels.factory, assembly.mounts
     rules, environments, own = kernels.rules, kernels.environments, kernels.own_environment
-    masks, persistence = kernels.masks, kernels.persistence
+    masks, persistence, run = kernels.masks, kernels.persistence, assembly.runs
     async with AsyncExitStack() as stack:
         pool = WarmPool(
             factory,
@@ -129,7 +125,7 @@ async def with_sessions(
             settings=settings,
             rules=rules,
             build_sandbox=environments.build_sandbox,
-            sandbox=sandbox,
+            sandbox=assembly.sandbox,
             factory=factory,
             scratch=run.path / "i",
         )
@@ -156,7 +152,7 @@ async def with_sessions(
         doors.new_files.running_sessions = lambda: [
             each for each in manager.sessions if each.kernel is not None
         ]
-        kernels.network.remark = doors.remark = directory.remark
+        assembly.network.remark = doors.remark = directory.remark
         if kernels.templates is not None:
             kernels.templates.remark = directory.remark
         await stack.enter_async_context(manager.running())
@@ -167,22 +163,15 @@ async def with_sessions(
         )
         yield AppContext(
             settings=settings,
+            shared=shared,
+            assembly=assembly,
             manager=manager,
             factory=factory,
             installer=installer,
             scripts=ScriptReader(settings, rules, environments.interpreters),
-            sandbox=sandbox,
-            resources=kernels.resources,
-            report=kernels.report,
-            events=shared.events,
-            clock=time.monotonic,
-            doors=doors,
-            network=kernels.network,
             persistence_summary=persistence_in_words(persistence, kernels.unpersisted_reason),
-            readiness=kernels.readiness,
-            templates=kernels.templates,
             pool=pool,
-            prepare=kernels.prepare,
+            kernels=kernels,
         )
 
 
@@ -231,5 +220,5 @@ async def attend(app: AppContext) -> None:
 
 async def warm_up(app: AppContext) -> None:
     """Prepare for kernels, then fill the pool."""
-    await app.prepare()
+    await app.kernels.prepare()
     await app.pool.fill()

@@ -274,7 +274,7 @@ class TenantPools:
     @property
     def readiness(self) -> Readiness:
         """Readiness of the first pool."""
-        return self.pools[0].context.readiness
+        return self.pools[0].context.kernels.readiness
 
     async def levels(self, calls: int) -> Levels:
         """Return the sums over all pools; `calls` is the number of calls in progress."""

@@ -288,7 +288,7 @@ class Node:
                 self._local, app.manager, kept[0], session_registry, until_over, admits
             )
             tasks = await stack.enter_async_context(anyio.create_task_group())
-            tasks.start_soon(Reaper(app.manager, settings.idle_timeout_s, app.clock).run)
+            tasks.start_soon(Reaper(app.manager, settings.idle_timeout_s, app.shared.clock).run)
             tasks.start_soon(stay_within_bounds, settings, lambda: app.manager.sessions)
             tasks.start_soon(warm_up, app)
             collector = Collector(table, is_over, most_s=persist.seconds)

@@ -17,6 +17,7 @@ from pathlib import Path
 import anyio
 
 from kernel_mcp.barriers import Barrier, run_in_thread
+from kernel_mcp.config.settings import Limits
 from kernel_mcp.launch import rundir
 from kernel_mcp.launch.base import ConnectionInfo, LaunchRequest
 from kernel_mcp.launch.mounts import MountGrants
@@ -29,7 +30,7 @@ from kernel_mcp.limits.manager import ResourceManager
 from kernel_mcp.linux.folders import Identity
 from kernel_mcp.linux.safe_tree import give_tree, remove_tree
 from kernel_mcp.records import dataclass
-from kernel_mcp.sandbox.base import GuestPaths, Sandbox
+from kernel_mcp.sandbox.base import GuestPaths, Sandbox, SandboxReport
 
 
 class KernelAssembly:
@@ -52,6 +53,11 @@ class KernelAssembly:
         self.inspector = inspector or Inspector(sandbox)
         self.mounts = MountGrants() if mounts is None else mounts
         self.network = network or Network()
+
+    def report(self, limits: Limits) -> SandboxReport:
+        """Return the protections and limits in force for kernels with these limits."""
+        opened = self.mounts.opened(network=bool(self.network))
+        return self.resources.report(self.sandbox.report(opened), limits)
 
     @asynccontextmanager
     async def prepare(

@@ -50,7 +50,9 @@ class LocalCalls:
             from kernel_mcp.tools.topics import register  # they take a tenth of a start
 
             services = self._services
-            box = Toolbox(services.manager, services.events.meters, services.settings, self._links)
+            box = Toolbox(
+                services.manager, services.shared.events.meters, services.settings, self._links
+            )
             register(box, services)
             self._made = {tool.name: tool for tool in box.tools}
         return self._made

@@ -45,7 +45,7 @@ def own_network(services: ToolContext, network: list[str] | None) -> tuple[str, 
             "network: there is no sandbox here (--sandbox none) that could limit it. Leave it out."
         )
     wanted = hosts(network)
-    services.network.rules_for(wanted)
+    services.assembly.network.rules_for(wanted)
     return wanted
 
 
@@ -70,7 +70,7 @@ def own_limits(services: ToolContext, memory: int | None, cpu: Share | None) -> 
         raise _too_much("cpu", f"{cpu.cpus:g} processors", f"{own.cpus:g}", "cpus")
     if not no_more_or_unlimited(wanted.cpu_seconds, own.cpu_seconds):
         raise _too_much("cpu", f"{cpu.seconds:g} s", f"{own.cpu_seconds:g} s", "cpu")
-    if cpu.cpus and not services.resources.limits_processors:
+    if cpu.cpus and not services.assembly.resources.limits_processors:
         raise InputError(
             f"cpu={cpu.cpus:g} cannot be enforced: no control group limits processors here. Leave "
             "it out, or limit the processor time of a cell, such as cpu='30s'."

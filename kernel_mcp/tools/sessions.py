@@ -129,7 +129,7 @@ def register(box: Toolbox, services: ToolContext) -> None:
                 note += f" Its files are kept: {kept}."
         note += own_words(limits, limit_s)
         if reached is not None:
-            note += f" Network: {services.network.rules_for(reached)}."
+            note += f" Network: {services.assembly.network.rules_for(reached)}."
         result = SessionHandle(session=opened.handle, name=opened.name, note=note)
         # every answer tells those of the default session; others are told with the first cell, too
         pending = opened.notifications.pending if opened.name or not name else ()
@@ -138,7 +138,7 @@ def register(box: Toolbox, services: ToolContext) -> None:
     @tool(READS, "List sessions")
     async def list_sessions(ctx: AnyContext) -> SessionList:
         """List your sessions: state, running cell, idle time, memory."""
-        caller, now = box.caller(ctx), services.clock()
+        caller, now = box.caller(ctx), services.shared.clock()
         sessions = manager.directory.owned_by(caller.principal)
         states = [_state(session, now) for session in sessions]
         for session in sessions:
@@ -330,11 +330,9 @@ def _last_cell(session: Session) -> str:
 
 
 async def _info(services: ToolContext, session: Session, progress: ProgressCallback) -> ServerInfo:
-    factory, report, settings = services.factory, services.report, services.settings
+    factory, assembly, settings = services.factory, services.assembly, services.settings
     request, limits = session.request, session.request.limits or settings.limits
-    if request.limits is not None:
-        opened = services.doors.opened(network=bool(services.network))
-        report = services.resources.report(services.sandbox.report(opened), limits)
+    report, mounts = assembly.report(limits), assembly.mounts
     found = list(session.kernel.handle.report.boundary) if session.kernel is not None else []
     python, interpreter, problem = factory.spec(request).python or platform.python_version(), "", ""
     packages: dict[str, str] = {}
@@ -368,15 +366,15 @@ async def _info(services: ToolContext, session: Session, progress: ProgressCallb
         allowed_imports=["*"] if policy.allow_all else sorted(policy.modules),
         sandbox=report.backend,
         sandbox_enforces=list(report.enforced),
-        mounts=services.doors.words or ([NO_EFFECT] if settings.mounts else []),
-        network=services.network.words(request.network) if settings.confined else UNLIMITED,
-        devices=list(map(str, services.doors.devices)),
-        gpus=await gpu_load() if any(each.names_threads for each in services.doors.devices) else [],
+        mounts=mounts.words or ([NO_EFFECT] if settings.mounts else []),
+        network=assembly.network.words(request.network) if settings.confined else UNLIMITED,
+        devices=list(map(str, mounts.devices)),
+        gpus=await gpu_load() if any(each.names_threads for each in mounts.devices) else [],
         variables=[str(each) for each in settings.variables],
         sandbox_gaps=list(report.gaps),
         sandbox_found=found,
         checkpoints=session.kernel_state.checkpoints.words(session.kernel),
-        audit_log=services.events.audit_state,
+        audit_log=services.shared.events.audit_state,
         kept=services.persistence_summary + _saving(session),
         limits=LimitsModel(
             memory_mb=limits.memory_bytes // MIB,
@@ -390,7 +388,7 @@ async def _info(services: ToolContext, session: Session, progress: ProgressCallb
             max_sessions=services.manager.quota.most_sessions(session.owner),
             idle_timeout_s=settings.idle_timeout_s,
         ),
-        workspace=services.sandbox.guest_paths(request.workspace, request.workspace).workspace,
+        workspace=assembly.sandbox.guest_paths(request.workspace, request.workspace).workspace,
         attach=[str(each) for each in settings.attach],
         ignored_settings="\n".join([*refused, *factory.remarks]),
         problem=problem,

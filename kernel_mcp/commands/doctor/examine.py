@@ -33,8 +33,8 @@ from kernel_mcp.commands.doctor.trials import (
 from kernel_mcp.config.settings import Settings
 from kernel_mcp.environments.build import Fitting, remark
 from kernel_mcp.environments.metadata import EnvironmentSpec
-from kernel_mcp.environments.own import own_environment, remarks
-from kernel_mcp.environments.store import EnvironmentStore, default_cache
+from kernel_mcp.environments.own import remarks
+from kernel_mcp.environments.store import EnvironmentStore
 from kernel_mcp.environments.uv import ProgressCallback, sources
 from kernel_mcp.errors import (
     ConfigError,
@@ -43,20 +43,16 @@ from kernel_mcp.errors import (
     LaunchError,
     SandboxUnavailable,
 )
-from kernel_mcp.host_folders import exposed_mounts, usable_devices
 from kernel_mcp.http.serving import bound
 from kernel_mcp.identity.tokens import TokenFile
+from kernel_mcp.kernel_context import kernel_assembly, own_environment_of
 from kernel_mcp.kernels.kernel import Kernel
 from kernel_mcp.launch.assembly import KernelAssembly
 from kernel_mcp.launch.base import KernelEnvironment, LaunchRequest
 from kernel_mcp.launch.cold import LocalLauncher
-from kernel_mcp.launch.mounts import MountGrants
-from kernel_mcp.launch.network import Network, granted_network
 from kernel_mcp.launch.process import KernelProcess, Launcher
-from kernel_mcp.launch.rundir import RunDirectory
 from kernel_mcp.launch.template import TemplateLauncher
-from kernel_mcp.limits.manager import ResourceManager
-from kernel_mcp.linux.process import find_program, own_places
+from kernel_mcp.linux.process import find_program
 from kernel_mcp.linux.safe_tree import remove_tree
 from kernel_mcp.policy import Policy, profile_entries, profile_in_words
 from kernel_mcp.sandbox.base import ContainerOptions, Sandbox
@@ -65,7 +61,6 @@ from kernel_mcp.sandbox.select import (
     AUTOMATIC,
     BACKENDS,
     WEAKER,
-    builder_for,
     proven_sandbox,
     select_sandbox,
 )
@@ -177,23 +172,15 @@ async def examine(
     async with AsyncExitStack() as stack:
         folder = Path(tempfile.mkdtemp(prefix="kernel-mcp-", dir=SHORT_FOLDER))
         stack.callback(remove_tree, folder)
-        runs = stack.enter_context(RunDirectory.create(folder))
-        resources = ResourceManager.create(runs.path, sandbox.report())
-        await stack.enter_async_context(resources.running())
         found = _summed_up(checks)
-        doors, refused = await _opened(settings, sandbox, runs)
-        stack.push_async_callback(doors.aclose)
+        assembly, refused = await _opened(replace(settings, state_dir=folder), sandbox, stack)
         found += refused
-        network, problems = await _network(settings, sandbox, runs.path)
-        stack.push_async_callback(network.aclose)
-        found += problems
-        told = sandbox.report(doors.opened(network=bool(network)))
-        report = resources.report(told, settings.limits)
+        runs, doors, network = assembly.runs, assembly.mounts, assembly.network
+        if network:
+            found.append(Check("network", True, f"open to {network.rules}"))
+        report = assembly.report(settings.limits)
         report = replace(report, gaps=(*report.gaps, *doors.gaps))
         if environment is not None:
-            assembly = KernelAssembly(
-                sandbox, runs, resources=resources, mounts=doors, network=network
-            )
             cold = LocalLauncher(assembly)
             opened = through_doors(doors, settings, environment, files)
             trials = (*TRIALS, *opened, *through_proxy(network))
@@ -222,44 +209,16 @@ async def examine(
 
 
 async def _opened(
-    settings: Settings, sandbox: Sandbox, runs: RunDirectory
-) -> tuple[MountGrants, list[Check]]:
-    """Open folders and devices as a server would; return them, and a failed check if it cannot."""
-    doors = MountGrants()
+    settings: Settings, sandbox: Sandbox, stack: AsyncExitStack
+) -> tuple[KernelAssembly, list[Check]]:
+    """Open what code is granted as a server would; if it cannot, nothing, with a failed check."""
     try:
-        shown = exposed_mounts(settings, sandbox.name, runs.path, default_cache())
-        own = await anyio.to_thread.run_sync(own_environment, settings.python)
-        if own is not None:
-            own.require_steady(shown)
-        fixed = (*own_places(), *settings.trusted_paths, *(own.fixed if own is not None else ()))
-        devices = usable_devices(settings.devices, runs.path, sandbox.name)
-        doors = MountGrants(
-            shown,
-            runs.path,
-            shows=sandbox.shows,
-            fixed=fixed,
-            devices=devices,
-            builder=partial(builder_for, sandbox),
-        )
-        await doors.open()
+        own = await own_environment_of(settings, sandbox)
+        return await stack.enter_async_context(kernel_assembly(settings, sandbox, own)), []
     except (ConfigError, EnvironmentBuildError, LaunchError) as refusal:
-        await doors.aclose()
-        return MountGrants(), [Check("folders and devices", False, _NO_START, str(refusal))]
-    return doors, []
-
-
-async def _network(
-    settings: Settings, sandbox: Sandbox, folder: Path
-) -> tuple[Network, list[Check]]:
-    """Open the network as a server would; return it and a check, which failed if it cannot."""
-    network = Network()
-    try:
-        network = granted_network(settings, sandbox, folder)
-        await network.open()
-    except (ConfigError, LaunchError) as refusal:
-        await network.aclose()
-        return Network(), [Check("network", False, _NO_START, str(refusal))]
-    return network, [Check("network", True, f"open to {network.rules}")] if network else []
+        closed = replace(settings, mounts=(), devices=(), network=(), secrets=())
+        assembly = await stack.enter_async_context(kernel_assembly(closed, sandbox, None))
+        return assembly, [Check("what code is granted", False, _NO_START, str(refusal))]
 
 
 async def _beside_each_other(

@@ -16,8 +16,7 @@ from kernel_mcp.config.settings import Settings
 from kernel_mcp.environments.store import EnvironmentStore
 from kernel_mcp.environments.uv import ProgressCallback
 from kernel_mcp.kernels.factory import KernelFactory
-from kernel_mcp.launch.mounts import MountGrants
-from kernel_mcp.launch.network import Network
+from kernel_mcp.launch.assembly import KernelAssembly
 from kernel_mcp.limits.manager import ResourceManager
 from kernel_mcp.packages.installer import Installer
 from kernel_mcp.packages.requirements import InstallRules, ScriptReader
@@ -27,10 +26,10 @@ from kernel_mcp.protocol import Callers, build_mcp
 from kernel_mcp.sandbox.select import NoSandbox
 from kernel_mcp.sessions.cell import Cell
 from kernel_mcp.sessions.directory import Caller
-from kernel_mcp.sessions.events import Events
 from kernel_mcp.sessions.manager import SessionManager
 from kernel_mcp.sessions.persistence import Persistence
 from kernel_mcp.sessions.session import Session
+from kernel_mcp.sessions.shared_context import SharedContext
 from kernel_mcp.tool_context import ToolContext
 from tests.integration.agent import Agent, Answer
 from tests.unit.fake_kernels import FakeClock, FakeSource, FakeStore, Handed, new_manager
@@ -126,9 +125,11 @@ async def served(
     source, clock, store = source or FakeSource(), FakeClock(), FakeStore(folder / "environment")
     manager = new_manager(folder, source, clock, persistence=persistence, **options)
     installer = FakeInstaller(settings)
-    sandbox = NoSandbox()
+    resources = ResourceManager(refusal="this is a test", grouped=True)
     services = ToolContext(
         settings=settings,
+        shared=SharedContext(clock=clock),
+        assembly=KernelAssembly(NoSandbox(), NOWHERE, resources=resources),
         manager=manager,
         factory=KernelFactory(
             settings=settings,
@@ -138,14 +139,7 @@ async def served(
         ),
         installer=cast(Installer, installer),
         scripts=ScriptReader(settings, installer.rules, NOWHERE),
-        sandbox=sandbox,
-        resources=ResourceManager(refusal="this is a test", grouped=True),
-        report=sandbox.report(),
         persistence_summary="off",
-        events=Events(),
-        clock=clock,
-        doors=MountGrants(),
-        network=Network(),
     )
     mcp = build_mcp(services, callers or Handed(), links)
     async with manager.running(), Client(mcp, mode="legacy") as client:
