@@ -20,6 +20,7 @@ import anyio
 
 from kernel_mcp import __version__
 from kernel_mcp.barriers import Barrier
+from kernel_mcp.config.grants import KINDS
 from kernel_mcp.config.settings import Settings
 from kernel_mcp.environments.own import OwnEnvironment, own_environment
 from kernel_mcp.environments.store import EnvironmentStore, default_cache
@@ -75,12 +76,7 @@ def shared_context(settings: Settings, sandbox: Sandbox) -> SharedContext[Sessio
         "python": settings.python,
         "requirements": str(settings.requirements or ""),
         "project": str(settings.project or ""),
-        "mounts": [str(mount) for mount in settings.mounts],
-        "network": list(settings.network),
-        "secrets": list(map(str, settings.secrets)),
-        "devices": list(map(str, settings.devices)),
-        "variables": [each.name for each in settings.variables],
-        "attach": list(map(str, settings.attach)),
+        **{kind.field: kind.texts(settings) for kind in KINDS},
     }
     return SharedContext(open_events(settings, facts), _capacity(settings))
 

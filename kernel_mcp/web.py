@@ -11,7 +11,7 @@ import logging
 import socket
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import Future
 from contextlib import AsyncExitStack
 from dataclasses import replace
@@ -24,6 +24,7 @@ from mcp.server.context import CallNext, HandlerResult, ServerMiddleware, Server
 from starlette.applications import Starlette
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from kernel_mcp.config.grants import grant_names, granted
 from kernel_mcp.config.settings import Settings
 from kernel_mcp.errors import KernelMcpError
 from kernel_mcp.http import files as file_routes
@@ -93,34 +94,6 @@ class HttpApp(Protocol):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request."""
-
-
-def _grants(settings: Settings) -> dict[str, list[tuple[str, Any]]]:
-    """Return the name and value of each grant, by field of the settings."""
-    return {
-        "mounts": [(f"mount:{each.guest}", each) for each in settings.mounts],
-        "network": [("network", each) for each in settings.network],
-        "devices": [(f"device:{each}", each) for each in settings.devices],
-        "variables": [(f"env:{each.name}", each) for each in settings.variables],
-        "secrets": [(f"secret:{each.name}", each) for each in settings.secrets],
-        "attach": [("attach", each) for each in settings.attach],
-    }
-
-
-def grant_names(settings: Settings, doors: Sequence[str] = ("*",)) -> frozenset[str]:
-    """Return the names of the grants of a principal that this server has; see `Principal.doors`."""
-    names = frozenset(name for pairs in _grants(settings).values() for name, _ in pairs)
-    return names if "*" in doors else names.intersection(doors)
-
-
-def granted(settings: Settings, doors: Sequence[str]) -> Settings:
-    """Return the settings restricted to the grants of a principal; see `Principal.doors`."""
-    named = grant_names(settings, doors)
-    kept: dict[str, Any] = {
-        field: tuple(value for name, value in pairs if name in named)
-        for field, pairs in _grants(settings).items()
-    }
-    return replace(settings, **kept)
 
 
 def warn_of_unknown_grants(settings: Settings, named: Mapping[str, str]) -> None:

@@ -19,6 +19,7 @@ import anyio
 
 from kernel_mcp import __version__
 from kernel_mcp.barriers import Barrier, reason_of
+from kernel_mcp.config.grants import grant_names
 from kernel_mcp.config.settings import Settings
 from kernel_mcp.environments.uv import ProgressCallback
 from kernel_mcp.errors import KernelMcpError
@@ -45,7 +46,6 @@ from kernel_mcp.sessions.reaper import Reaper
 from kernel_mcp.start import prepare_process, proven
 from kernel_mcp.telemetry.logs import log_to_stderr
 from kernel_mcp.tools.local import LocalCalls
-from kernel_mcp.web import grant_names
 
 logger = logging.getLogger(__name__)
 

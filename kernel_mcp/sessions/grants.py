@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from kernel_mcp.config.grants import KINDS
 from kernel_mcp.config.settings import Settings
 
 _FULL = ("bwrap", "container")
 """Sandboxes that isolate fully: a change to one of these grants nothing more."""
+_ATTACH = "attach"
+"""External kernels are joined by a call; no saved session gets one unasked."""
 
 
 def granted(settings: Settings, sandbox: str) -> dict[str, tuple[str, ...]]:
@@ -20,12 +23,10 @@ def granted(settings: Settings, sandbox: str) -> dict[str, tuple[str, ...]]:
         mounts += [f"{place} not strict"] * (not each.strict)
     hosts = dict.fromkeys((*settings.network, *(each.host for each in settings.secrets)))
     return {
+        **{each.kind: tuple(each.texts(settings)) for each in KINDS if each.kind != _ATTACH},
         "sandbox": (sandbox,),
         "mount": tuple(mounts),
         "network": tuple(hosts) if sandbox != "none" else ("*",),
-        "secret": tuple(map(str, settings.secrets)),
-        "env": tuple(each.name for each in settings.variables),
-        "device": tuple(map(str, settings.devices)),
     }
 
 

@@ -30,6 +30,7 @@ from kernel_mcp.commands.doctor.trials import (
     through_doors,
     through_proxy,
 )
+from kernel_mcp.config.grants import granted
 from kernel_mcp.config.settings import Settings
 from kernel_mcp.environments.build import Fitting, remark
 from kernel_mcp.environments.metadata import EnvironmentSpec
@@ -216,7 +217,7 @@ async def _opened(
         own = await own_environment_of(settings, sandbox)
         return await stack.enter_async_context(kernel_assembly(settings, sandbox, own)), []
     except (ConfigError, EnvironmentBuildError, LaunchError) as refusal:
-        closed = replace(settings, mounts=(), devices=(), network=(), secrets=())
+        closed = granted(settings, ())
         assembly = await stack.enter_async_context(kernel_assembly(closed, sandbox, None))
         return assembly, [Check("what code is granted", False, _NO_START, str(refusal))]
 

@@ -9,10 +9,10 @@ import pytest
 from mcp_types import ToolAnnotations
 
 from kernel_mcp.config.attachments import attachments
+from kernel_mcp.config.grants import granted
 from kernel_mcp.config.mounts import Mount
 from kernel_mcp.config.secrets import HeaderSecret
 from kernel_mcp.config.settings import Settings
-from kernel_mcp.web import granted
 from tests.unit.tools.served import served
 
 CLOSED = Settings()

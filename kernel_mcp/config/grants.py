@@ -1,0 +1,65 @@
+"""Kinds of grants: what of the operator's world code may use, as the settings say."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+from kernel_mcp.config.settings import Settings
+from kernel_mcp.records import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class GrantKind:
+    """One kind of grant.
+
+    kind   its word, for people and in names of grants
+    field  field of the settings with its values
+    name   returns the name of a value; None if all values of the kind are one grant
+    text   returns a value as text, without anything secret
+    """
+
+    kind: str
+    field: str
+    name: Callable[[Any], str] | None = None
+    text: Callable[[Any], str] = str
+
+    def texts(self, settings: Settings) -> list[str]:
+        """Return the values of the settings as texts."""
+        return [self.text(value) for value in getattr(settings, self.field)]
+
+    def named(self, settings: Settings) -> Iterator[tuple[str, Any]]:
+        """Yield each value of the settings with the name of its grant, such as `mount:/data`."""
+        for value in getattr(settings, self.field):
+            yield (self.kind if self.name is None else f"{self.kind}:{self.name(value)}"), value
+
+
+def _name(value: Any) -> str:
+    return str(value.name)
+
+
+KINDS = (
+    GrantKind("mount", "mounts", lambda mount: str(mount.guest)),
+    GrantKind("network", "network"),
+    GrantKind("device", "devices", str),
+    GrantKind("env", "variables", _name, _name),
+    GrantKind("secret", "secrets", _name),
+    GrantKind("attach", "attach"),
+)
+
+
+def grant_names(settings: Settings, doors: Sequence[str] = ("*",)) -> frozenset[str]:
+    """Return the names of the grants of a principal that this server has; see `Principal.doors`."""
+    names = frozenset(name for kind in KINDS for name, _ in kind.named(settings))
+    return names if "*" in doors else names.intersection(doors)
+
+
+def granted(settings: Settings, doors: Sequence[str]) -> Settings:
+    """Return the settings restricted to the grants of a principal; see `Principal.doors`."""
+    known = grant_names(settings, doors)
+    kept: dict[str, Any] = {
+        kind.field: tuple(value for name, value in kind.named(settings) if name in known)
+        for kind in KINDS
+    }
+    return replace(settings, **kept)

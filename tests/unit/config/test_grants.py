@@ -1,0 +1,61 @@
+"""The grants of a server that its principals have, by name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from kernel_mcp.config.attachments import Attachment
+from kernel_mcp.config.grants import KINDS, grant_names, granted
+from kernel_mcp.config.mounts import Mount
+from kernel_mcp.config.secrets import EnvVariable, HeaderSecret
+from kernel_mcp.config.settings import GRANTS, OPTIONS, Settings
+
+ALL = Settings(
+    mounts=(Mount(Path("/srv/a"), "/a"), Mount(Path("/srv/b"), "/b", "rw")),
+    network=("example.com", "example.org"),
+    devices=(Path("/dev/kvm"),),
+    variables=(EnvVariable("TOKEN", "12345678"),),
+    secrets=(HeaderSecret("KEY", "api.test"), HeaderSecret("KEY", "other.test")),
+    attach=(Attachment("/run/kernel.json"),),
+)
+NAMES = {
+    *("mount:/a", "mount:/b", "network", "device:/dev/kvm", "env:TOKEN", "secret:KEY", "attach"),
+}
+
+
+def test_every_grant_has_a_name() -> None:
+    assert grant_names(ALL) == NAMES
+    assert grant_names(Settings()) == frozenset()
+    assert grant_names(ALL, ["network", "mount:/c", "env:TOKEN"]) == {"network", "env:TOKEN"}
+    assert grant_names(ALL, ["network", "*"]) == NAMES
+
+
+@pytest.mark.parametrize(
+    ("name", "field", "values"),
+    [
+        ("mount:/b", "mounts", ALL.mounts[1:]),
+        ("network", "network", ALL.network),
+        ("device:/dev/kvm", "devices", ALL.devices),
+        ("env:TOKEN", "variables", ALL.variables),
+        ("secret:KEY", "secrets", ALL.secrets),
+        ("attach", "attach", ALL.attach),
+    ],
+)
+def test_a_principal_has_what_its_row_names_and_nothing_else(
+    name: str, field: str, values: tuple[object, ...]
+) -> None:
+    found = granted(ALL, [name])
+    for other in ("mounts", "network", "devices", "variables", "secrets", "attach"):
+        assert getattr(found, other) == (values if other == field else ())
+
+
+def test_a_star_grants_all_and_no_name_nothing() -> None:
+    assert granted(ALL, ["*"]) == granted(ALL, sorted(NAMES)) == ALL
+    assert granted(ALL, []) == granted(ALL, ["mount:/c", "mount", "secret"]) == Settings()
+
+
+def test_every_setting_that_grants_something_is_of_a_kind() -> None:
+    fields = {option.field for option in OPTIONS if option.group == GRANTS}
+    assert {each.field for each in KINDS} == fields - {"gpu"}  # which adds devices and mounts
