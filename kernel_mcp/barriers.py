@@ -266,7 +266,7 @@ class Faults:
             self._tell(what, text)
 
     def unseen(self, folders: int) -> None:
-        """Log the number of folders whose content could not be measured, unless it is 0."""
+        """Warn once that `folders` folders could not be measured; 0 for none."""
         if folders:
             text = f"is not all: {folders} folders belong to others, who have closed them"
             self._tell("measured disk space", text)

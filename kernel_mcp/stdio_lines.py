@@ -103,7 +103,7 @@ class LineReader:
 
 
 class Writer(Protocol):
-    """Destination of answers."""
+    """Writes lines to the client."""
 
     async def write(self, text: str) -> None:
         """Write a line; return when the pipe has room for more."""

@@ -63,16 +63,17 @@ _DRAWN_BY = {
     "": "resvg-py",  # SVG, in every environment
     "altair": "vl-convert-python",  # its charts; 35 MB, with a JavaScript engine
 }
-"""Packages that draw pictures which otherwise need a browser, by the package they accompany."""
+"""Packages that render outputs of others which otherwise need a browser, by those others."""
 TRIALS_AT_ONCE = 4
 _EXCLUDES = "excludes.txt"
 MOST_PLACES = 5
 
 
 def implied(names: Iterable[str]) -> list[str]:
-    """Return the optional packages that accompany `names`, sorted; `""` stands for the kernel.
+    """Return the optional packages that render outputs of `names`, such as vl-convert for altair.
 
-    They are left out where the index has none for this Python.
+    `""` gives those of every environment. A package that the index lacks for this Python is left
+    out later.
     """
     return sorted({_DRAWN_BY[name] for name in names if name in _DRAWN_BY})
 

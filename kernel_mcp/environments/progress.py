@@ -56,7 +56,7 @@ async def cancel_on(
 
 
 class Milestones:
-    """Turns uv's lines into reports, with those of `beat` in between.
+    """Reports progress from the lines of uv, and repeats it during silence by `beat`.
 
     uv reports downloads above 1 MiB only, with their sizes; smaller ones are not counted.
     """
@@ -76,7 +76,7 @@ class Milestones:
         self._fetched: set[str] = set()
 
     async def take(self, line: str) -> None:
-        """Report one line of uv."""
+        """Parse one line of uv's output, and report progress."""
         if match := _DOWNLOAD.match(line):
             self._sizes[match[1]] = _bytes(match[2])
         elif match := _DOWNLOADED.match(line):
@@ -149,7 +149,7 @@ class Bulletin:
         return tell
 
     async def read(self) -> None:
-        """Report the line of another builder if it has changed; an unreadable file has none."""
+        """Report the line of another builder if it has changed; ignore an unreadable file."""
         line = b""
         with suppress(OSError):
             line = self._file.read_bytes().rstrip(b"\0")
@@ -158,7 +158,7 @@ class Bulletin:
             await self._report(line.decode(errors="replace"))
 
     def clear(self, descriptor: int) -> None:
-        """Erase the line, so that it is not reported when the lock is held for another purpose."""
+        """Erase the line: whoever holds the lock for another purpose has no progress."""
         _write(descriptor, "")
 
 

@@ -33,7 +33,7 @@ SHARE_S = 0.25
 
 
 class FleetHttpApp:
-    """See `HttpApp`. All calls go to the fleet; there are no tenant pools."""
+    """The ASGI application of a front: all calls go to the fleet, and there are no tenant pools."""
 
     def __init__(self, settings: Settings, ray: Any, registry: Any, callers: HttpCallers) -> None:
         """Open the events. Raises ConfigError."""
@@ -49,7 +49,7 @@ class FleetHttpApp:
         self._app: ASGIApp | None = None
 
     async def run(self, *, task_status: anyio.abc.TaskStatus[None]) -> None:
-        """See `HttpApp`."""
+        """Serve until `end` is called. Raises KernelMcpError if it cannot start."""
         settings = self._settings
         try:
             async with AsyncExitStack() as stack:
@@ -73,24 +73,24 @@ class FleetHttpApp:
             self.events.close()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """See `HttpApp`."""
+        """Answer a request."""
         assert self._app is not None
         await self._app(scope, receive, send)
 
     def end(self) -> None:
-        """See `HttpApp`."""
+        """Shut down gracefully."""
         self._over.set()
 
     def end_calls(self) -> int:
-        """See `HttpApp`."""
+        """Answer all running calls now, as the server stops. Returns their number."""
         return self._mcp.end_calls() if self._mcp is not None else 0
 
     def deliveries(self, session: str) -> DeliveryTracker | None:
-        """See `HttpApp`."""
+        """Return the delivery tracker of an MCP session; None if there is no such session."""
         return self._sessions.deliveries(session) if self._sessions is not None else None
 
     async def share(self, rates: Rates) -> None:
-        """See `HttpApp`. The counters are shared with the other fronts of the fleet."""
+        """Share rate-limit counters with the other fronts of the fleet, until cancelled."""
         shared = SharedRates(self._registry)
         while True:
             await anyio.sleep(SHARE_S)
@@ -98,7 +98,7 @@ class FleetHttpApp:
                 await shared.share(rates)
 
     async def levels(self, calls: int) -> Levels:
-        """See `HttpApp`. A front has no gauges except the number of calls."""
+        """Return the number of calls in progress; a front has no other gauges."""
         return Levels(calls=calls)
 
 

@@ -69,7 +69,7 @@ def exposed_mounts(settings: Settings, sandbox: str, state: Path, cache: Path) -
 def checked(mounts: Iterable[Mount], own: Iterable[tuple[str, Path]]) -> tuple[Mount, ...]:
     """Return these mounts, outer ones first. Raises ConfigError for one that is not permitted.
 
-    `own` are the server's paths, each after a name for it.
+    `own`: (description, path) pairs of the server's own folders.
     """
     found: dict[str, Mount] = {}
     for mount in mounts:

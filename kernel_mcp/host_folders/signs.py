@@ -12,9 +12,10 @@ _OWN_OBJECTS = frozenset(("objects", "refs"))
 
 
 def signs_in(root: int, folder: Parts) -> list[str]:
-    """Return the names in a folder that may make an environment or a repository of it.
+    """Return the marker files in a folder, such as `pyvenv.cfg` and `HEAD`.
 
-    `root` is an open folder above it.
+    By these it may be a virtual environment or a Git repository. `root` is a descriptor of a folder
+    above it, `folder` its path below that.
     """
     top = "/".join((f"/proc/self/fd/{root}", *folder))
     return [name for name in sorted(names.SIGNS) if os.path.lexists(f"{top}/{name}")]

@@ -99,7 +99,7 @@ class CoalescingTransport:
 
 
 class ClientConnection:
-    """State of one connection; `unread` marks the response last sent on it as not delivered."""
+    """State of one connection; `unread` marks the last response on it as not delivered."""
 
     def __init__(self, transport: asyncio.Transport) -> None:
         self._transport = transport
@@ -143,16 +143,16 @@ class TrackedConnection(Protocol):
 
 
 class Connections:
-    """All connections of a server. Beyond `most`, the one silent for longest is cut."""
+    """All connections of a server. Beyond `most`, the longest silent one is closed."""
 
     def __init__(self, most: int, now: Callable[[], float]) -> None:
         self._most = most
         self._now = now
         self._silent: OrderedDict[TrackedConnection, float] = OrderedDict()
-        """Connections without a request, and since when; the longest silent one first."""
+        """Connections without a request, with the time since then; the longest silent one first."""
         self._open: set[TrackedConnection] = set()
         self._stalled: dict[TrackedConnection, tuple[int, float]] = {}
-        """Connections with unsent bytes: their number, and since when it has not changed."""
+        """Connections with unsent bytes: number of bytes, and time of its last change."""
         self._none = asyncio.Event()
         self._none.set()
 
@@ -166,7 +166,7 @@ class Connections:
         await self._none.wait()
 
     def opened(self, wire: TrackedConnection) -> None:
-        """Add a connection; cut the one silent for longest if there are too many."""
+        """Add a connection; close the longest silent one if there are too many."""
         self._open.add(wire)
         self._none.clear()
         self._silent[wire] = self._now()
@@ -202,7 +202,7 @@ class Connections:
         self._stalled.pop(wire, None)
 
     def sweep(self) -> None:
-        """Cut connections that have been silent for too long, or do not read their response."""
+        """Close connections that have been silent for too long, or do not read their response."""
         now = self._now()
         late = [each for each, since in self._silent.items() if now - since > each.patience_s]
         for wire in self._open.difference(self._silent):

@@ -93,13 +93,13 @@ class OneToken:
         self._principal = Principal(scopes=OPERATOR)
 
     async def verify(self, token: str) -> Principal:
-        """See `Verifier`."""
+        """Return the principal LOCAL for this token. Raises Unauthenticated."""
         if not hmac.compare_digest(digest(token), digest(self.token)):
             raise Unauthenticated(INVALID)
         return self._principal
 
     async def aclose(self) -> None:
-        """See `Verifier`."""
+        """Do nothing: there is nothing to release."""
 
 
 INVALID = "The token is not valid here: it is wrong, was revoked, or has expired."

@@ -102,7 +102,7 @@ class Issuer:
         self._known: OrderedDict[bytes, tuple[float, Mapping[str, Any]]] = OrderedDict()
 
     async def verify(self, token: str) -> Principal:
-        """See `Verifier`."""
+        """Return the principal of an access token. Raises Unauthenticated, VerifierUnavailable."""
         return await self._principal(await self._claims(token))
 
     async def prepare(self) -> None:
@@ -110,7 +110,7 @@ class Issuer:
         await self._keys.prepare()
 
     async def aclose(self) -> None:
-        """See `Verifier`."""
+        """Forget the verified tokens."""
         self._known.clear()
 
     async def _claims(self, token: str) -> Mapping[str, Any]:

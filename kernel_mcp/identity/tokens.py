@@ -131,7 +131,7 @@ class TokenFile:
         return self._rows
 
     async def verify(self, token: str) -> Principal:
-        """See `Verifier`."""
+        """Return the principal of the row with this token. Raises Unauthenticated."""
         await self.refresh()
         wanted = digest(token)
         found = None
@@ -148,7 +148,7 @@ class TokenFile:
         return next((row for row in self._rows if row.claim and row.claim.holds(claims)), None)
 
     async def aclose(self) -> None:
-        """See `Verifier`."""
+        """Do nothing: the file is open only while it is read."""
 
     async def refresh(self) -> None:
         """Read the file again if it has changed."""

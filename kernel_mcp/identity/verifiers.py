@@ -25,7 +25,7 @@ class Verifiers:
         self._issuer = issuer
 
     async def verify(self, token: str) -> Principal:
-        """See `Verifier`."""
+        """Return the principal by the file or by the issuer. Raises as these do."""
         ours = token.startswith(TOKEN_PREFIX)
         asked: Verifier | None = self._tokens if ours else self._issuer
         if asked is None:
@@ -52,7 +52,7 @@ class Verifiers:
             await self._issuer.prepare()
 
     async def aclose(self) -> None:
-        """See `Verifier`."""
+        """Release the resources of both."""
         for each in (self._tokens, self._issuer):
             if each is not None:
                 await each.aclose()

@@ -56,7 +56,7 @@ class Sessions:
         for server in await self._ask({}):
             for each in server.get("sessions", ()):
                 handle, name = str(each["session"]), str(each["name"])
-                kept = str(each["kept"])
+                kept = str(each["persisted_id"])
                 path = self._path(kept or handle, handle, name)
                 found[path] = LabSession(handle, path, bool(kept))
         self._listed = time.monotonic(), found

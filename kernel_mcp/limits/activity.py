@@ -1,4 +1,4 @@
-"""CPU clocks of a kernel's processes, which tell that none has run since the last list."""
+"""Detect by CPU clocks if processes of a kernel have run since they were last listed."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from kernel_mcp.records import dataclass
 
 @dataclass(frozen=True, slots=True)
 class _Listed:
-    """The processes of one list, with the CPU nanoseconds of each before it was made.
+    """One list of processes, with the CPU time of each before it was made, in nanoseconds.
 
-    `spent_ns` is the CPU time of all processes until then. If `settled`, only a process of the list
-    can have started another since. `changes` counts the lists that had other processes than the one
-    before.
+    `spent_ns` is the CPU time of all processes until then. If `settled`, any process that is not in
+    the list was started by one of the list. `changes` counts the lists that differed from the one
+    before them.
     """
 
     clocks: Mapping[int, int] = field(default_factory=dict)
@@ -26,10 +26,10 @@ class _Listed:
 
 
 class Activity:
-    """Counts the CPU time of a kernel's processes, at some microseconds a process.
+    """CPU time of a kernel's processes, measured in some microseconds for each. Thread-safe.
 
-    Listing processes takes a millisecond of /proc. It is of use only after one of those that are
-    known has run, as no other can have started a process or taken memory. Thread-safe.
+    Listing processes takes a millisecond in /proc. That is necessary only after a known process has
+    run: no other one can have started a process or allocated memory.
     """
 
     def __init__(
@@ -37,14 +37,14 @@ class Activity:
         processes: Callable[[], Iterable[int]],
         clock: Callable[[int], int | None] = processor_ns,
     ) -> None:
-        """`processes` lists the process ids, and blocks. `clock` is `processor_ns`."""
+        """`processes` returns the process ids, and blocks. `clock` returns the CPU time of one."""
         self._processes = processes
         self._clock = clock
         self._listed = _Listed()
         self._lock = Lock()
 
     def processes(self) -> list[int]:
-        """List the process ids, and begin to count anew. Blocks."""
+        """Return the process ids, and measure from now on. Blocks."""
         with self._lock:
             before = self._listed
             clocks = {pid: self._clock(pid) for pid in before.clocks}  # first: they may fork now
@@ -65,15 +65,15 @@ class Activity:
             return found
 
     def changed(self) -> None:
-        """Record that there may be processes which none of the known ones has started."""
+        """Note that there may be processes which no known process has started."""
         with self._lock:
             before = self._listed
             self._listed = _Listed(before.clocks, before.spent_ns, changes=before.changes + 1)
 
     def since(self) -> int | None:
-        """Return the CPU nanoseconds that the known processes have used since they were listed.
+        """Return the CPU time of the listed processes since the list, in nanoseconds.
 
-        None if that does not tell whether others run: list them.
+        None if processes may run that are not in the list: call `processes`.
         """
         listed = self._listed
         if not listed.settled:
@@ -87,7 +87,7 @@ class Activity:
         return used
 
     def mark(self) -> tuple[int, int] | None:
-        """Return a value to pass to `since_mark`; None if it is not known what runs."""
+        """Return a value for `since_mark`; None if processes may run that are not in the list."""
         listed, used = self._listed, self.since()
         return None if used is None else (listed.changes, listed.spent_ns + used)
 

@@ -276,7 +276,8 @@ class Gauge:
     async def cpu_s(self) -> float:
         """Return the CPU seconds of all processes, without reading their memory if possible.
 
-        Without a group, those that have run unnoticed since the last look are not in it.
+        Without a control group, processes that started and ended between two measurements are not
+        counted.
         """
         found = self.group_cpu_s() if self._group is not None else self._activity.cpu_s()
         return found if found is not None else (await self.used()).cpu_s

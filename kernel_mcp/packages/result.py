@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Present:
-    """Versions and modules by package, and the session's installations so far.
+    """Packages of a session: the versions and modules of each, and the installs so far.
 
     requested  requirements of earlier installs
     permitted  modules that may be imported because of them
@@ -34,7 +34,7 @@ class Present:
 
     @classmethod
     def of(cls, environment: KernelEnvironment, layer: Layer) -> Present:
-        """Read versions, modules and installations from disk."""
+        """Read the packages, modules and requirements of an environment and its session layer."""
         modules = {name: tuple(found) for name, found in provided_modules(environment).items()}
         return cls(
             versions={**versions(environment.packages), **layer.packages()},
@@ -52,7 +52,7 @@ class Present:
         return requirement.specifier.contains(version, prereleases=True)
 
     def lacks(self, generation: Generation) -> bool:
-        """Return True if a generation would add a package, a requirement or a permitted module."""
+        """Return True if a generation adds a package, a requirement or a permitted module."""
         return bool(
             generation.packages
             or not set(generation.requested) <= set(self.requested)

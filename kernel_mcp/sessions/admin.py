@@ -46,7 +46,8 @@ Facts = Callable[[Mapping[str, Any]], Awaitable[Mapping[str, Any]]]
 async def summary_of(session: Session, now: float) -> dict[str, Any]:
     """Return a summary of a session; `now` is the time by the clock of sessions, in seconds.
 
-    Its field `kept` is the id of the persisted entry, which later servers use too; empty for none.
+    Its field `persisted_id` is that of the persisted entry, the same on later servers; empty for
+    none.
     """
     kernel, used = session.kernel, 0
     if kernel is not None and kernel.exit is None:
@@ -55,7 +56,7 @@ async def summary_of(session: Session, now: float) -> dict[str, Any]:
     return {
         "session": session.handle,
         "name": session.name,
-        "kept": "" if (entry := session.persistence.entry) is None else entry.key.id,
+        "persisted_id": "" if (entry := session.persistence.entry) is None else entry.key.id,
         "principal": session.owner,
         "state": session.state,
         "memory_bytes": used,

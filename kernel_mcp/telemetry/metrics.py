@@ -71,7 +71,7 @@ class Metrics(Meters):
             self._starts.labels(kind)
 
     def note(self, event: str, facts: Mapping[str, Any]) -> None:
-        """See `Meters`."""
+        """Count an event, see `events`; those without a series are ignored."""
         match event:
             case "cell":
                 count, running = self._cell_of[facts["status"]]
@@ -95,23 +95,23 @@ class Metrics(Meters):
                 self.refusal("network")
 
     def call(self, tool: str, seconds: float) -> None:
-        """See `Meters`."""
+        """Count a tool call that took `seconds`."""
         series = self._call_of.get(tool)
         if series is None:
             series = self._call_of[tool] = self._calls.labels(tool)
         series.observe(seconds)
 
     def refusal(self, reason: str) -> None:
-        """See `Meters`."""
+        """Count a refused request or action, by reason."""
         self._refusals.labels(reason).inc()
 
     def moved(self, received: int, sent: int) -> None:
-        """See `Meters`."""
+        """Count the bytes of a request's and a response's body."""
         self._received.inc(received)
         self._sent.inc(sent)
 
     def text(self, levels: Levels, accept: str = "") -> tuple[bytes, str]:
-        """See `Meters`."""
+        """Return the metrics in the format that `accept` prefers, and its MIME type."""
         for state in STATES:
             self._sessions.labels(state).set(levels.sessions.get(state, 0))
         for state in TEMPLATES:

@@ -31,7 +31,7 @@ def subscribe():
     client.sendall(opening(b'SUB'))
     publisher.take_in(end)
     deadline = time.monotonic() + 30
-    while not all(peer.subscriptions for peer in publisher._readers()):
+    while not all(peer.subscriptions for peer in publisher._subscribers()):
         assert time.monotonic() < deadline
     return client
 """

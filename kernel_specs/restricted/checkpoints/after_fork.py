@@ -56,7 +56,7 @@ class File:
 
     @property
     def there(self) -> bool:
-        """Return True if the descriptor still is that file: packages close some after a fork."""
+        """Return True if the descriptor is still this file: packages close some after a fork."""
         try:
             found = os.fstat(self.fd)
         except OSError:
@@ -113,10 +113,11 @@ def open_files() -> list[File]:
 
 
 def close_doubtful(files: Iterable[File], *, beside: bool) -> tuple[list[File], list[str]]:
-    """Close the files that are `doubtful`; return the others, and the paths of those closed.
+    """Close writable files that have changed since the checkpoint; see `File.doubtful`.
 
-    A library, such as that of a database, could write outdated pages over a file that has changed.
-    Python's own file objects depend on nothing but an offset, so they stay open.
+    Return the other files, and the paths of those closed. A library, such as that of a database,
+    could overwrite a changed file with outdated pages. Python's own file objects depend on nothing
+    but an offset, so they stay open.
     """
     doubtful = {file.fd for file in files if file.name and file.doubtful(beside=beside)}
     if doubtful:
@@ -194,7 +195,7 @@ def vary(values: Iterable[Any]) -> None:
 
 
 class _Lost:
-    """State of `lose_children`: pids below `before` may belong to an earlier kernel."""
+    """State of `lose_children`: pids below `before` may be those of an earlier kernel."""
 
     before = 0
     installed = False

@@ -319,16 +319,16 @@ def _way(kind: type) -> Way | None:
 
 
 def _held_by_module(kind: type) -> dict[int, str]:
-    """Return names by id of a library class's instances that its module holds."""
+    """Return the instances of a library class that its module holds: name by id."""
     module = sys.modules.get(module_of(kind))
     found = dict(vars(module)) if module is not None and _is_library(module) else {}
     return {id(each): name for name, each in found.items() if type(each) is kind}
 
 
 def held_by_modules(values: Mapping[str, Any], namespace: dict[str, Any]) -> dict[str, str]:
-    """Return reasons by name for values that other modules hold, too: they will be copies.
+    """Return the values that other modules hold, too, and that loading copies: reason by name.
 
-    Modules without a leading underscore are named in preference.
+    The reason names a module without a leading underscore if there is one.
     """
     names: dict[int, list[str]] = {}
     for name, value in values.items():
@@ -346,9 +346,10 @@ def held_by_modules(values: Mapping[str, Any], namespace: dict[str, Any]) -> dic
 
 
 def will_be_another(value: Any, depth: int = 2) -> bool:
-    """Return True for a value that code can tell from its copy and that is not pickled by name.
+    """Return True if code can tell a value from its copy, by identity or by its hash.
 
-    So is a tuple that holds one, at most `depth` tuples deep.
+    Values that are pickled by reference have no copy. Tuples and frozensets count if they contain
+    such a value, at most `depth` levels deep.
     """
     kind = type(value)
     if kind in (tuple, frozenset):
@@ -366,13 +367,13 @@ def will_be_another(value: Any, depth: int = 2) -> bool:
 
 
 def _is_of_library(kind: type) -> bool:
-    """Return True if no code of this session has made a class."""
+    """Return True if a class was not defined by code of this session."""
     module = sys.modules.get(module_of(kind))
     return module is None or _is_library(module)
 
 
 def _is_plain_attribute(name: str, value: object) -> bool:
-    """Return True for an attribute that code of cells may have set."""
+    """Return True if code of cells may have set this attribute."""
     kind = type(value)
     return not name.startswith("_") and (kind in _PLAIN or module_of(kind) == "__main__")
 

@@ -262,11 +262,11 @@ class ZmtpListener:
 
 BACKLOG = 64
 LINGER_SECONDS = 1.0
-"""Longest wait in seconds for a reader at the end of a kernel."""
+"""Longest wait in seconds for a subscriber at the end of a kernel."""
 STALL_SECONDS = 30.0
 """Seconds after which a client that reads nothing is dropped."""
 BEHIND_SECONDS = 0.5
-"""Longest time in seconds that one reader may hold up another."""
+"""Longest time in seconds that one subscriber may keep others waiting."""
 
 
 class RouterSocket:
@@ -319,15 +319,15 @@ class RouterSocket:
 
 
 class XPubSocket:
-    """An XPUB socket that drops nothing: a reader that has fallen behind makes it full."""
+    """An XPUB socket that drops no message: it is full while a subscriber is behind."""
 
     def __init__(self, listening: socket.socket | None, high_water: int) -> None:
-        """`high_water` is the bytes waiting for one reader at which it is full."""
+        """It is full when `high_water` bytes wait for one subscriber."""
         self._listener = ZmtpListener(b"XPUB", listening)
         self.take_in, self.leave = self._listener.take_in, self._listener.leave
         self._high_water = high_water
         self._behind: dict[ZmtpPeer, float] = {}
-        """Time (monotonic) since which each of these readers has held up others."""
+        """Subscribers that keep others waiting, and since when (monotonic seconds)."""
 
     def fileno(self) -> int:
         """Return a descriptor that is readable when `subscribed` or `flush` has something to do."""
@@ -335,29 +335,29 @@ class XPubSocket:
 
     @property
     def waiting(self) -> int:
-        """Number of bytes that are not sent to readers yet."""
-        return sum(peer.waiting for peer in self._readers())
+        """Number of bytes that are not sent to subscribers yet."""
+        return sum(peer.waiting for peer in self._subscribers())
 
     @property
     def full(self) -> bool:
-        """Return True if a reader is so far behind that nothing more should be sent."""
-        return any(peer.waiting >= self._high_water for peer in self._readers())
+        """Return True if a subscriber is so far behind that nothing more should be sent."""
+        return any(peer.waiting >= self._high_water for peer in self._subscribers())
 
     def put(self, frames: list[Any]) -> None:
-        """Queue a message for the next `flush`, to the readers that subscribed to its topic."""
+        """Queue a message for the next `flush`, to the subscribers of its topic."""
         data = encode(frames)
-        for peer in self._readers():
+        for peer in self._subscribers():
             if any(frames[0].startswith(topic) for topic in peer.subscriptions):
                 peer.keep(data)
 
     def flush(self) -> None:
-        """Send as much as goes at once."""
-        for peer in self._readers():
+        """Send what the connections accept without waiting."""
+        for peer in self._subscribers():
             self._listener.flush(peer)
 
     def shed(self) -> None:
-        """Drop readers that have held up another for `BEHIND_SECONDS`; they may reconnect."""
-        readers = self._readers()
+        """Disconnect subscribers that have kept others waiting for more than `BEHIND_SECONDS`."""
+        readers = self._subscribers()
         held_up = any(not peer.waiting for peer in readers)
         since = {
             peer: self._behind.get(peer, time.monotonic())
@@ -383,21 +383,21 @@ class XPubSocket:
         return topics
 
     def wait(self, seconds: float) -> None:
-        """Wait until more can be sent to a reader, for `seconds` at most."""
+        """Wait until more can be sent to a subscriber, for `seconds` at most."""
         poller = select.poll()
-        for peer in self._readers():
+        for peer in self._subscribers():
             if peer.waiting:
                 with suppress(ValueError):  # its connection has just been closed
                     poller.register(peer, select.POLLOUT)
         poller.poll(seconds * 1000)
 
     def close(self) -> None:
-        """Send remaining data, waiting up to `LINGER_SECONDS` per reader; close all connections."""
-        for peer in self._readers():
+        """Send remaining data for at most `LINGER_SECONDS` each; close all connections."""
+        for peer in self._subscribers():
             peer.drained(LINGER_SECONDS)
         self._listener.close()
 
-    def _readers(self) -> list[ZmtpPeer]:
+    def _subscribers(self) -> list[ZmtpPeer]:
         return list(self._listener.peers.values())  # a copy: another thread may add a peer
 
 

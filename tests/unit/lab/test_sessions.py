@@ -31,7 +31,7 @@ class Servers:
 
 
 def session(handle: str, name: str = "", kept: str = "") -> dict[str, Any]:
-    return {"session": handle, "name": name, "kept": kept}
+    return {"session": handle, "name": name, "persisted_id": kept}
 
 
 @pytest.fixture

@@ -135,7 +135,7 @@ async def test_a_session_is_told_by_handle_owner_state_cells_and_age(tmp_path: P
     assert found == {
         "session": session.handle,
         "name": "work",
-        "kept": "",
+        "persisted_id": "",
         "principal": "ada",
         "state": found["state"],
         "memory_bytes": 0,

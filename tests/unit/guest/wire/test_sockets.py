@@ -333,7 +333,7 @@ def test_a_reader_that_holds_up_another_is_hung_up_on(
         monkeypatch.setattr(sockets, "BEHIND_SECONDS", -1.0)
         publisher.shed()
         assert publisher.full, "all are slow: who prints has to wait"
-        while all(peer.waiting for peer in publisher._readers()):
+        while all(peer.waiting for peer in publisher._subscribers()):
             with suppress(BlockingIOError):
                 readers[0].recv(1 << 20)
             publisher.flush()
