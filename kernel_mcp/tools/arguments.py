@@ -27,6 +27,9 @@ NEAR = 0.6
 """Least similarity of an unknown name and the one that was perhaps meant."""
 _CODE = ("code", "script")
 """Arguments that contain Python code."""
+_ANY_TEXT = (*_CODE, "content", "match", "path", "source")
+"""Arguments in which a blank or the words of `_NOTHING` can be meant."""
+_NOTHING = ("", "None", "null")
 _FENCES = ("```", "~~~")
 _PYTHON = frozenset({"", "py", "py3", "python", "python3", "ipython", "ipython3", "jupyter"})
 """Languages of a Markdown code block that is run as Python."""
@@ -127,7 +130,7 @@ UNFENCED = "`{}` was a Markdown code block: its fence was taken off"
 
 
 def given_only(arguments: Mapping[str, Any], schema: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments without optional ones that are empty, such as null or "".
+    """Return the arguments without optional ones that are empty, such as null, "" or "None".
 
     Some clients send all arguments, with these values for those that are not given. An empty list
     stays where the schema accepts lists.
@@ -136,13 +139,15 @@ def given_only(arguments: Mapping[str, Any], schema: Mapping[str, Any]) -> dict[
     return {
         name: value
         for name, value in arguments.items()
-        if name not in known or name in required or not _is_empty(value, known[name])
+        if name not in known or name in required or not _is_empty(name, value, known[name])
     }
 
 
-def _is_empty(value: object, schema: Mapping[str, Any]) -> bool:
+def _is_empty(name: str, value: object, schema: Mapping[str, Any]) -> bool:
     if value is None or value in ("", {}):
         return True
+    if isinstance(value, str) and name not in _ANY_TEXT:
+        return value.strip() in _NOTHING
     accepted = [each.get("type") for each in schema.get("anyOf", [schema])]
     return value == [] and "array" not in accepted
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+from typing import Any
 
 import pytest
 
@@ -10,6 +11,21 @@ from tests.integration.agent import ERAS
 from tests.integration.servers import Servers
 
 pytestmark = [pytest.mark.anyio]
+
+
+async def test_words_for_nothing_mean_that_an_argument_is_not_given(servers: Servers) -> None:
+    async with servers.agent() as notebook:
+        session = (await notebook.run("x = 1")).cell["session"]
+        for word in ("None", "null", " ", "\n"):
+            given: Any = dict.fromkeys(("session", "timeout", "wait"), word)
+            answer = await notebook.call("execute", code="x", **given)
+            assert (answer.text, answer.cell["session"]) == ("1", session)
+        made = await notebook.call("create_session", name="None", python="null", packages="null")
+        assert made.data.get("name", "") == ""
+        await notebook.call("write_file", path="null", content="None", encoding="null")
+        assert (await notebook.call("read_file", path="null", encoding="None")).text == "None"
+        listed = await notebook.call("list_files", match="null", session="null")
+        assert "null  4 bytes" in listed.text
 
 
 @pytest.mark.parametrize("era", ERAS)

@@ -134,7 +134,7 @@ async def test_every_optional_argument_may_be_null_or_empty(tmp_path: Path) -> N
             if tool.name in ("wait", "interrupt", "run_script", "undo", "branch", "adopt"):
                 continue
             required = tool.input_schema.get("required", ())
-            empties: list[Any] = [None, "", {}, []]
+            empties: list[Any] = [None, "", {}, [], " ", "None", "null"]
             for empty in empties:
                 given = dict.fromkeys(tool.input_schema["properties"], empty)
                 given |= {name: needed.get(name, "book.ipynb") for name in required}
