@@ -206,10 +206,17 @@ def _table(grid: Grid, told: int, left: int) -> dict[str, Any]:
     names += [""] * (width - len(names))
     numeric = [_are_numbers([row[at] for row in rows if at < len(row)]) for at in range(width)]
     words = {
-        "count": f"{len(rows)} of {total} rows" if total >= 0 else f"{len(rows)} of more rows",
+        "count": _counted(len(rows), total),
         "left": f"{total - len(rows)} rows are left out here" if total >= 0 else "[…]",
     }
     return {"kind": "table", "names": names, "numeric": numeric, "rows": rows, "gap": gap, **words}
+
+
+def _counted(shown: int, total: int) -> str:
+    """Return in words how many rows of a table are shown; `total` is -1 if it is not known."""
+    if shown == total:
+        return f"{total} row{'s' * (total != 1)}"
+    return f"{shown} of {total} rows" if total >= 0 else f"{shown} of more rows"
 
 
 def _are_numbers(texts: Sequence[str]) -> bool:
