@@ -25,19 +25,19 @@ LEAST_BYTES = 1024 * 1024
 
 
 class UsageMeter:
-    """Measures the cells of a kernel, one after the other. All figures are of this process.
+    """Measures the cells of a kernel, one after the other.
 
-    Memory does not include files that are mapped, such as those of libraries. The peak is that
-    since the server has last reset it.
+    Memory is that of this process, without files that are mapped, such as those of libraries. The
+    peak is that since the server has last reset it, or that of a child that has held more.
     """
 
     def __init__(self) -> None:
         self._cpu_s = 0.0
-        self._held = 0
+        self._held = self._child_bytes = 0
 
     def begin(self) -> None:
-        """Begin to count the processor time of a cell."""
-        self._cpu_s = _cpu_s()
+        """Begin to count the processor time of a cell, and the memory of its children."""
+        self._cpu_s, self._child_bytes = _cpu_s(), _child_bytes()
 
     def report(
         self, namespace: Mapping[str, Any], limit: int, error: BaseException | None
@@ -46,7 +46,9 @@ class UsageMeter:
 
         If memory is short, or a failed cell has left much, frames of the last error are cleared.
         """
-        before, (peak, held) = self._held, _memory()
+        before, child, (peak, held, files) = self._held, _child_bytes(), _memory()
+        if child > max(self._child_bytes, peak + files):  # a new child begins with what we hold
+            peak = child
         found: dict[str, Any] = {"cpu_s": _cpu_s() - self._cpu_s, "peak_bytes": peak}
         much = error is not None and held - before >= NOTABLE * limit
         if limit and (held >= SHORT * limit or much):
@@ -94,8 +96,13 @@ def _cpu_s() -> float:
     return float(time.process_time() + children.ru_utime + children.ru_stime)
 
 
-def _memory() -> tuple[int, int]:
-    """Return the peak and present memory of this process, in bytes. Raises OSError."""
+def _child_bytes() -> int:
+    """Return the memory that the largest child held that this process has waited for."""
+    return int(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss) * 1024
+
+
+def _memory() -> tuple[int, int, int]:
+    """Return peak and present memory of this process, and its mapped files. Raises OSError."""
     status = os.open("/proc/self/status", os.O_RDONLY | os.O_CLOEXEC)
     try:
         lines = os.read(status, 4096).splitlines()
@@ -107,4 +114,4 @@ def _memory() -> tuple[int, int]:
         if name in (b"VmHWM", b"VmRSS", b"RssFile"):
             found[name] = int(size.split()[0]) * 1024
     files = found[b"RssFile"]
-    return found[b"VmHWM"] - files, found[b"VmRSS"] - files
+    return found[b"VmHWM"] - files, found[b"VmRSS"] - files, files

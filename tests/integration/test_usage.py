@@ -41,6 +41,16 @@ async def test_processor_time_of_children_counts(servers: Servers) -> None:
         assert (await agent.run(code)).cell["cpu_s"] > 0.05
 
 
+async def test_the_peak_of_a_child_counts_where_it_is_larger(servers: Servers) -> None:
+    async with servers.agent(*FLAGS) as agent:
+        begun = "import subprocess, sys\nkept = bytearray(100 << 20)\nsubprocess.run(['true'])"
+        assert 100 * MIB <= (await agent.run(begun)).cell["peak_memory_bytes"] < 150 * MIB
+        child = "subprocess.run([sys.executable, '-c', 'bytearray(400 << 20)'])"
+        assert 400 * MIB <= (await agent.run(child)).cell["peak_memory_bytes"] < 500 * MIB
+        later = await agent.run("subprocess.run(['true'])")
+        assert later.cell["peak_memory_bytes"] < 150 * MIB
+
+
 async def test_what_a_failed_call_holds_is_cleared_where_it_is_much(servers: Servers) -> None:
     async with servers.agent(*FLAGS) as agent:
         (told,) = notices(await agent.run(FAILS))
