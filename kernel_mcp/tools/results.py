@@ -151,7 +151,16 @@ class _LateOutput:
     items: list[Item]
 
 
-def _late_outputs(session: Session, response: ResponseContext, *, but: Cell) -> list[_LateOutput]:
+async def late_output(
+    session: Session, response: ResponseContext, characters: int
+) -> list[ContentBlock]:
+    """Return what cells have put out since their end; it is delivered with `response`."""
+    return await _show_late(_late_outputs(session, response), session.handle, characters)
+
+
+def _late_outputs(
+    session: Session, response: ResponseContext, *, but: Cell | None = None
+) -> list[_LateOutput]:
     """Return the late output of all cells except `but`; it is delivered with `response`."""
     found = []
     for cell in session.cells.late:

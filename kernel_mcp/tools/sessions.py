@@ -55,7 +55,7 @@ from kernel_mcp.tools.models import (
     VariableList,
 )
 from kernel_mcp.tools.own_limits import own_limits, own_network, own_timeout, own_words
-from kernel_mcp.tools.results import names_of, spoken, with_pending
+from kernel_mcp.tools.results import late_output, names_of, spoken, with_pending
 from kernel_mcp.tools.tables import FirstArg, MatchArg, fitting, matches, more, told
 from kernel_mcp.units import MIB
 
@@ -153,6 +153,7 @@ def register(box: Toolbox, services: ToolContext) -> None:
         caller, found = await box.resolve(ctx, session)
         pending = found.notifications.pending  # before the end itself is one of them
         shared = len(found.family.members) > 1
+        late = await late_output(found, caller.response, settings.max_output)
         await manager.close(found)
         caller.response.receipt.then(  # which may outlive the session
             partial(manager.tombstones.mark_delivered, found.handle),
@@ -166,7 +167,8 @@ def register(box: Toolbox, services: ToolContext) -> None:
             note = (
                 "The session is closed; the kernel that it had joined goes on with its variables."
             )
-        return with_pending(Closed(session=found.handle, note=note), found, pending)
+        closed = with_pending(Closed(session=found.handle, note=note), found, pending)
+        return closed.model_copy(update={"content": [*closed.content, *late]})
 
     @tool(READS, "List variables")
     async def list_variables(

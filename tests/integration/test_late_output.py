@@ -130,6 +130,20 @@ async def test_what_wait_has_shown_is_not_told_again(servers: Servers) -> None:
         assert (await agent.run("6 * 7")).text == "42"
 
 
+async def test_what_no_answer_had_is_told_by_the_end_of_the_session(servers: Servers) -> None:
+    async with servers.agent(*FLAGS) as agent:
+        session = await begun(agent, THREAD)
+        await come(agent, session)
+        closed = await agent.call("close_session", session=session)
+        assert "The session is closed" in closed.text
+        assert closed.text.endswith(f"{mark()}\nsaid late")
+        session = await begun(agent, THREAD)
+        await come(agent, session)
+        assert "said late" not in (await agent.call("reset", session=session)).text
+        assert (await agent.run("6 * 7")).text == f"42\n{mark()}\nsaid late"
+        assert mark() not in (await agent.call("close_session", session=session)).text
+
+
 async def test_late_output_is_bounded_and_leaves_room_for_the_cell(servers: Servers) -> None:
     async with servers.agent(*FLAGS) as agent:
         await come(agent, await begun(agent, LONG))
