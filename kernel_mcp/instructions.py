@@ -113,7 +113,10 @@ def _files(settings: Settings, sandbox: SandboxReport, most: int) -> str:
     moves = "; write_file and read_file move files in and out" if "files" in settings.tools else ""
     if moves and settings.http is not None:
         moves += ", GET and PUT of this server's /sessions/HANDLE/files/PATH those of any size"
-    return f"Files: code works in its workspace folder{moves}.{network}"
+    begins = sandbox.backend not in ("none", "landlock")
+    start = [each.guest for each in settings.mounts if each.start and begins]
+    where = f"and relative paths begin in {start[0]}" if start else "works in its workspace folder"
+    return f"Files: code {where}{moves}.{network}"
 
 
 def _secrets(settings: Settings, most: int) -> str:

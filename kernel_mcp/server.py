@@ -134,6 +134,7 @@ async def with_sessions(
             disk_bytes=settings.limits.disk_bytes,
             mounts=doors.shown,
             masked=masks.pieces if masks else iter,
+            seen_at=lambda root: assembly.sandbox.guest_paths(root, root).workspace,
         )
         manager = SessionManager(
             settings,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import field
 from pathlib import Path
 
 from kernel_mcp.config.values import texts
@@ -18,6 +19,7 @@ class Mount:
     mode    ro, or rw
     strict  in folders that hold a secret, only files that existed at a kernel's start are readable
     here    True if it was named as `.`, the folder in which the server was started
+    first   True if it was named before all others
     """
 
     host: Path
@@ -25,11 +27,17 @@ class Mount:
     mode: str = "ro"
     strict: bool = False
     here: bool = False
+    first: bool = field(default=False, compare=False)
 
     @property
     def writable(self) -> bool:
         """True if sessions may change its content."""
         return self.mode == "rw"
+
+    @property
+    def start(self) -> bool:
+        """True if sessions begin in it: it was named first, and is a writable folder."""
+        return self.first and self.writable and self.host.is_dir()
 
     def __str__(self) -> str:
         where = "" if str(self.host) == self.guest else f":{self.guest}"
@@ -39,10 +47,10 @@ class Mount:
 def mounts(given: object) -> tuple[Mount, ...]:
     """Read `HOST[:GUEST][:ro|rw][:strict]`, one or a list; the caller resolves host paths."""
     found = texts(given, "expected folders such as . or /srv/data:/data:rw")
-    return tuple(_mount(each.strip()) for each in found)
+    return tuple(_mount(each.strip(), first=not at) for at, each in enumerate(found))
 
 
-def _mount(text: str) -> Mount:
+def _mount(text: str, *, first: bool = False) -> Mount:
     host, *more = text.split(":")
     strict = more[-1:] == ["strict"]
     more = more[: len(more) - strict]
@@ -54,4 +62,4 @@ def _mount(text: str) -> Mount:
             "absolute path, and neither holds a colon"
         )
     path = from_home(Path(host))
-    return Mount(path, guest, mode, strict, here=path == Path())
+    return Mount(path, guest, mode, strict, here=path == Path(), first=first)

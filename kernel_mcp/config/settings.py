@@ -217,9 +217,9 @@ class Settings:
     mounts: tuple[Mount, ...] = flag(
         "mount", mounts, GRANTS, "HOST[:GUEST][:ro|rw][:strict]", "none",
         "show this folder or file of the host to all sessions, at the same path or at GUEST; `rw` "
-        "lets them change it. Known secrets in it are covered (SECURITY.md has the list), with "
-        "`strict` so that nothing that appears beside one is readable in running sessions; "
-        "repeatable",
+        "lets them change it, and they begin in the first folder if it is `rw`. Known secrets in "
+        "it are covered (SECURITY.md has the list), with `strict` so that nothing that appears "
+        "beside one is readable in running sessions; repeatable",
         value=(),
     )
     network: tuple[str, ...] = flag(

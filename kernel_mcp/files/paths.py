@@ -24,12 +24,16 @@ GUEST_ROOT = "/workspace"
 
 @dataclass(frozen=True, slots=True)
 class ResolvedPath:
-    """A caller's `path` resolved to `parts` below the open folder `root`, of a mount if `mount`."""
+    """A caller's `path` resolved to `parts` below the open folder `root`, of a mount if `mount`.
+
+    `prefix` is that of paths below `root` in answers.
+    """
 
     path: str
     root: int
     parts: tuple[str, ...]
     mount: ExposedMount | None = None
+    prefix: str = ""
 
     @property
     def on_disk(self) -> tuple[str, ...]:
@@ -45,11 +49,6 @@ class ResolvedPath:
         if self.mount is None:
             return contextlib.nullcontext()
         return acting_as_owner(self.mount.mount.host)
-
-    @property
-    def prefix(self) -> str:
-        """Prefix of paths below `root` in answers."""
-        return "" if self.mount is None else f"{self.mount.mount.guest}/"
 
     @property
     def name(self) -> str:
@@ -102,7 +101,7 @@ def check_writable(shown: ExposedMount, place: ResolvedPath) -> None:
     if not shown.mount.writable:
         raise WorkspaceError(
             f"{place.path!r} is in {shown.mount.guest}, which the operator mounted read-only. "
-            "Write into the workspace instead, with a relative path.",
+            "Use a relative path instead.",
             errno.EROFS,
         )
     if shown.single:
@@ -118,17 +117,22 @@ def check_writable(shown: ExposedMount, place: ResolvedPath) -> None:
         )
 
 
-def parts_of(path: str, workspace: Path) -> tuple[str, ...]:
-    """Return the components of a caller's path, relative to the folder `workspace`.
-
-    Raises WorkspaceError for a path outside of it.
-    """
+def check_path(path: str) -> None:
+    """Raise WorkspaceError for a text that is no path."""
     if "\0" in path or len(path) > 4096:
         raise WorkspaceError("The path is too long or contains a NUL character.")
     try:
         os.fsencode(path)
     except UnicodeEncodeError:
         raise WorkspaceError(f"{one_line(path)} is no usable path: use plain Unicode.") from None
+
+
+def parts_of(path: str, workspace: Path) -> tuple[str, ...]:
+    """Return the components of a caller's path, relative to the folder `workspace`.
+
+    Raises WorkspaceError for a path outside of it.
+    """
+    check_path(path)
     inner = path
     for prefix in (GUEST_ROOT, str(workspace)):
         if path == prefix or path.startswith(f"{prefix}/"):

@@ -35,7 +35,9 @@ from kernel_mcp.files.folders import (
     replace_file,
 )
 from kernel_mcp.files.paths import (
+    GUEST_ROOT,
     ResolvedPath,
+    check_path,
     check_writable,
     entered,
     exact,
@@ -88,14 +90,19 @@ class Workspace:
         opener: Opener | None = None,
         mounts: Sequence[ExposedMount] = (),
         masked: Callable[[Iterator[str]], Iterable[str]] = iter,
+        seen_at: Callable[[Path], str] = lambda _root: GUEST_ROOT,
     ) -> None:
         """`mounts` are folders of the host that absolute paths may lead into.
 
-        `masked` changes the pieces of a text that is read by lines.
+        Relative paths begin in the one that sessions begin in, else in the session's folder.
+        `masked` changes the pieces of a text that is read by lines. `seen_at` returns the path of
+        the session's folder as code sees it.
         """
         self._masked = masked
         self.root = root
+        self.path = seen_at(root)
         self._mounts = mounts
+        self._start = next((each for each in mounts if each.mount.start), None)
         self._owner = owner
         self._file_bytes = file_bytes
         self._opener = opener
@@ -106,18 +113,35 @@ class Workspace:
         """Paths of the folders of the host that code sees."""
         return [each.mount.guest for each in self._mounts]
 
-    def in_mount(self, path: str) -> str:
-        """Return the absolute path of a file that only one mount has under this relative path.
+    @property
+    def start(self) -> str:
+        """Path of the mount in which sessions begin; empty if that is the workspace."""
+        return "" if self._start is None else self._start.mount.guest
 
-        Empty if the workspace has it, if none has it, or several.
-        """
-        found = self.in_mounts(path)
+    @property
+    def module_folders(self) -> list[Path]:
+        """Folders of the host whose modules belong to the session itself."""
+        return [*([self._start.mount.host] if self._start is not None else []), self.root]
+
+    def own_name(self, path: str) -> str:
+        """Return the path by which tools find what is at `path` below the session's folder."""
+        return f"{self.path}/{path}" if self.start else path
+
+    def where(self, places: Sequence[str]) -> str:
+        """Return in words where files of `elsewhere` are."""
+        own = [place for place in places if place.startswith(f"{self.path}/")]
+        return "in the workspace" if own == [*places] else "in a mounted folder"
+
+    def only_elsewhere(self, path: str) -> str:
+        """Return the only one of `elsewhere`; empty for none or several."""
+        found = self.elsewhere(path)
         return found[0] if len(found) == 1 else ""
 
-    def in_mounts(self, path: str) -> list[str]:
-        """Return the absolute paths of files that mounts have under this relative path.
+    def elsewhere(self, path: str) -> list[str]:
+        """Return the absolute paths of files that other folders have under this relative path.
 
-        None if the workspace has it.
+        These are mounts, and the workspace if relative paths begin in a mount. Empty if the path
+        itself leads to something.
         """
         if not self._mounts or path.startswith(("/", "~")) or "\0" in path:
             return []
@@ -131,6 +155,7 @@ class Workspace:
             for each in self._mounts
             if not each.single or parts == [each.mount.guest.rpartition("/")[2]]
         ]
+        places += ["/".join([self.path, *parts])] * (self._start is not None)
         return [place for place in dict.fromkeys(places) if self._is_there(place)]
 
     def _is_there(self, path: str) -> bool:
@@ -174,9 +199,10 @@ class Workspace:
         from byte `offset` on. Any other is that of a text.
         """
         encoding = contents.any_encoding(encoding) if encoding else ""
-        if len(found := self.in_mounts(path)) > 1:
+        if len(found := self.elsewhere(path)) > 1:
+            here, others = (self.start, "other") if self.start else ("the workspace", "mounted")
             raise WorkspaceError(
-                f"There is no file {path!r} in the workspace, and several in mounted folders: "
+                f"There is no file {path!r} in {here}, and several in {others} folders: "
                 f"{' and '.join(found)}. Name the one that is meant by its path."
             )
         path = found[0] if found else path
@@ -349,17 +375,28 @@ class Workspace:
 
     @contextlib.contextmanager
     def _resolve(self, path: str) -> Iterator[ResolvedPath]:
-        """Resolve a path: below the workspace, or for an absolute one below a mounted folder."""
-        absolute = os.path.normpath(path) if path.startswith("/") and "\0" not in path else ""
+        """Resolve a path below a mounted folder or the workspace.
+
+        A relative one begins in the mount that sessions begin in, else in the workspace.
+        """
+        check_path(path)
+        moved = bool(self.start) and path.split("/")[0] != "~"
+        absolute = os.path.normpath(f"{self.start}/{path}") if moved else ""
+        absolute = os.path.normpath(path) if path.startswith("/") else absolute
         for shown in reversed(self._mounts):
             parts = shown.parts(absolute) if absolute else None
             if parts is not None:
+                prefix = "" if shown is self._start else f"{shown.mount.guest}/"
                 with entered(shown, path) as root:
-                    yield exact(ResolvedPath(path, root, parts, shown), self._opener)
+                    yield exact(ResolvedPath(path, root, parts, shown, prefix), self._opener)
                 return
+        if moved and not path.startswith("/"):
+            why = f"{path!r} leads out of {self.start}, where relative paths begin."
+            raise WorkspaceError(why, errno.EACCES)
         parts = parts_of(path, self.root)
         with opened_root(self.root) as root:
-            yield exact(ResolvedPath(path, root, parts), self._opener)
+            prefix = f"{self.path}/" if self.start else ""
+            yield exact(ResolvedPath(path, root, parts, None, prefix), self._opener)
 
     @contextlib.contextmanager
     def _opened(self, place: ResolvedPath, flags: int) -> Iterator[int]:

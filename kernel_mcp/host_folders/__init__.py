@@ -52,9 +52,13 @@ def exposed_mounts(settings: Settings, sandbox: str, state: Path, cache: Path) -
     if settings.mounts and sandbox == "none":
         logger.warning("--mount: %s", NO_EFFECT)
         return ()
-    for mount in settings.mounts if sandbox == "landlock" else ():
-        _at_its_place(mount)
-    if any(mount.strict for mount in settings.mounts):
+    mounts = settings.mounts
+    if sandbox == "landlock":
+        for mount in mounts:
+            _at_its_place(mount)
+        # nothing can be made beside what is covered there, so no session begins in one
+        mounts = tuple(replace(mount, first=False) for mount in mounts)
+    if any(mount.strict for mount in mounts):
         _require_landlock()
     own = [
         ("the folder of environments", settings.cache_dir or cache),
@@ -63,7 +67,7 @@ def exposed_mounts(settings: Settings, sandbox: str, state: Path, cache: Path) -
         ("the folder of workspaces", settings.workspace),
         ("the audit log", settings.audit_log),
     ]
-    return checked(settings.mounts, [(words, place) for words, place in own if place is not None])
+    return checked(mounts, [(words, place) for words, place in own if place is not None])
 
 
 def checked(mounts: Iterable[Mount], own: Iterable[tuple[str, Path]]) -> tuple[Mount, ...]:

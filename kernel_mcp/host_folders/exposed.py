@@ -75,6 +75,7 @@ class ExposedMount:
         """Return a readable summary: its path, its access, and the first covered paths."""
         host = "" if str(self.mount.host) == self.mount.guest else f" (of {self.mount.host})"
         how = "can be changed, outside --disk" if self.mount.writable else "read-only"
+        how = f"sessions begin here, {how}" if self.mount.start else how
         if self.mount.strict:
             how += f", {_STRICT}"
         covered = self._listed("covered", secrets.HIDING) + self._listed("fixed", {secrets.FIXED})

@@ -138,6 +138,7 @@ class PreparedKernel:
         `ready_fd` and `ring_fd` are the kernel's descriptors of `channel` and `ring`.
         """
         mounts = self.assembly.mounts
+        start = [each.mount.guest for each in mounts.shown if each.mount.start]
         contents = {
             rundir.CONNECTION_FILE: rundir.connection_content(self.connection, self.paths),
             rundir.BOOT_FILE: rundir.boot_content(
@@ -149,6 +150,7 @@ class PreparedKernel:
                 connected=connected,
                 strict=mounts.strict,
                 checkpoints=checkpoints,
+                start="".join(start),
             ),
         }
         rundir.write_files(self.folder, contents, self.identity)

@@ -126,12 +126,13 @@ def boot_content(
     connected: bool = False,
     strict: Sequence[str] = (),
     checkpoints: bool = False,
+    start: str = "",
 ) -> dict[str, Any]:
     """Return the boot file: policy, limits and paths; `sealed` for a kernel that makes no socket.
 
     A `connected` kernel receives its ends of the connections. With `checkpoints` the readiness
     channel stays open as the control socket. `strict` are mounts that need a Landlock ruleset,
-    which is the first message on that channel.
+    which is the first message on that channel. The kernel begins in `start`, else in its workspace.
     """
     limits = request.limits
     return {
@@ -146,6 +147,7 @@ def boot_content(
             "cpu_seconds": 0,  # RLIMIT_CPU adds up over cells; the server counts per cell
         },
         "workspace": guest.workspace,
+        "start": start or guest.workspace,
         "tmp": guest.tmp,
         "layers": layer_paths(request, guest),
         "support": support_of(request.environment),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import builtins
+import contextlib
 import dis
 import itertools
 import os
@@ -11,7 +12,7 @@ import re
 import sys
 import threading
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import CodeType
@@ -125,21 +126,19 @@ MAX_ENTRIES = 2000
 """Most workspace entries that are examined; code may create very many."""
 
 
-def own_modules(workspace: Path) -> frozenset[str]:
-    """Return the names under which code can import files and folders of a workspace.
+def own_modules(folders: Iterable[Path]) -> frozenset[str]:
+    """Return the names under which code can import files and folders of a session's folders.
 
-    No file is read. Names of the standard library are left out, as they cannot be replaced. Empty
-    if the folder cannot be read.
+    No file is read. Names of the standard library are left out, as they cannot be replaced. A
+    folder that cannot be read has none.
     """
     found: set[str] = set()
-    try:
-        with os.scandir(workspace) as entries:
+    for folder in folders:
+        with contextlib.suppress(OSError), os.scandir(folder) as entries:
             for entry in itertools.islice(entries, MAX_ENTRIES):
                 name, dot, suffix = entry.name.partition(".")
                 if name.isidentifier() and (not dot or suffix == "py"):
                     found.add(name)
-    except OSError:
-        return frozenset()
     return frozenset(found - sys.stdlib_module_names)
 
 

@@ -140,7 +140,7 @@ def advice(missing: str, code: str, policy: Policy, python: str) -> str:
 
 
 _WRITE_STEP = (
-    "Files can be written in the workspace, which is the current folder, and in /tmp; of the host "
+    "Files can be written in the workspace of the session and in /tmp; of the host "
     "only in folders that info shows as mounted and changeable, which the operator names with "
     "--mount DIR:rw."
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 from collections.abc import Iterable, Mapping
 from functools import partial
@@ -11,6 +12,7 @@ import anyio
 
 from kernel_mcp.barriers import Barrier, reason_of
 from kernel_mcp.errors import NotebookError, WorkspaceError
+from kernel_mcp.files.paths import GUEST_ROOT
 from kernel_mcp.files.workspace import Workspace
 from kernel_mcp.records import dataclass
 from kernel_mcp.sessions.cell import Cell
@@ -59,6 +61,12 @@ class NotebookSinks:
     def path(self) -> str:
         """Path of the open notebook; empty for none."""
         return "" if self.bound is None else self.bound.path
+
+    @property
+    def lasting_path(self) -> str:
+        """Absolute path of the open notebook, for servers on which sessions begin elsewhere."""
+        begin = self._workspace.start or GUEST_ROOT
+        return self.path and os.path.normpath(os.path.join(begin, self.path))  # noqa: PTH118
 
     def book(self, path: str) -> NotebookFile:
         """Return the notebook at a path, whose file need not exist. Blocking.

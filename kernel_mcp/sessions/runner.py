@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -200,11 +200,11 @@ class CellQueue:
 
 
 async def refuse(
-    code: str, policy: Policy, workspace: Path, *, checks: Checks, python: str = ""
+    code: str, policy: Policy, folders: Iterable[Path], *, checks: Checks, python: str = ""
 ) -> Failure | None:
     """Check code by the policy, and return the failure of a refused cell; None if it may run.
 
-    Modules in `workspace` may be imported. Code that does not parse is refused, unless the kernel's
+    Modules in `folders` may be imported. Code that does not parse is refused, unless the kernel's
     `python` is newer than the server's and may support more syntax. Then only the import guard in
     the kernel applies. Raises ServerFailure if the code cannot be checked.
     """
@@ -212,7 +212,7 @@ async def refuse(
         return None
     report = await checks.check(code, policy, compiled=False)
     if report.refusals:
-        own = await run_in_thread(own_modules, workspace)
+        own = await run_in_thread(own_modules, folders)
         report = await checks.check(code, policy, own_modules=own)
     name, found = "PolicyError", report.refusals
     newer = python and tuple(map(int, python.split(".")[:2])) > sys.version_info[:2]
@@ -236,7 +236,8 @@ NOT_CHECKED = "it was stopped while its code was being checked; no line of it wa
 class CellRunner:
     """Runs one cell at a time on the kernel of `lifecycle`.
 
-    `grace_s` and `cpu_s` are those of `run_cell`; `clock` is the session's.
+    `grace_s` and `cpu_s` are those of `run_cell`; `clock` is the session's. Modules that lie in
+    `module_folders` may be imported.
     """
 
     def __init__(
@@ -249,7 +250,9 @@ class CellRunner:
         journal: Journal,
         checks: Checks,
         start_queue: CellStartQueue,
+        module_folders: Iterable[Path],
     ) -> None:
+        self._module_folders = module_folders
         self._lifecycle = lifecycle
         self._state = lifecycle.state
         self._recovery = lifecycle.recovery
@@ -326,7 +329,7 @@ class CellRunner:
             refusal = await refuse(
                 cell.plain,
                 kernel.policy,
-                self._lifecycle.request.workspace,
+                self._module_folders,
                 checks=self._checks,
                 python=kernel.environment.version,
             )

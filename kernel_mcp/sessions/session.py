@@ -159,6 +159,7 @@ class Session:
             journal=self.journal,
             checks=shared.checks,
             start_queue=shared.start_queue,
+            module_folders=workspace.module_folders,
         )
         self.scheduler: CellScheduler[Session] = CellScheduler(
             self, runner, context.preparation, clock

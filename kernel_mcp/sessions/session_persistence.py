@@ -110,7 +110,7 @@ class SessionPersistence:
             session_save.cells = session.queue.cells
             session_save.last_cell = lambda: session.kernel_state.as_of
             session_save.holds = lambda cell: session.kernel_state.holds_cell(cell)
-            session_save.notebook = lambda: session.notebooks.path
+            session_save.notebook = lambda: session.notebooks.lasting_path
 
     @property
     def entry(self) -> StoreEntry | None:
@@ -364,6 +364,7 @@ class SessionPersistence:
         if path := str(saved.asked.get(NOTEBOOK, "")):
             with Barrier("opening the notebook of a session again", self.handle) as barrier:
                 session.notebooks.bound = session.notebooks.book(path)
+                path = session.notebooks.path
             if barrier.failure is not None:
                 session.notifications.add(
                     f"{path!r} is not open any more: {reason_of(barrier.failure)}"

@@ -60,7 +60,10 @@ def register(box: Toolbox, services: ToolContext) -> None:
         made = await manager.branches.make(found, n)
         return Branched(
             session=found.handle,
-            branches=[BranchHandle(session=each.handle, folder=path) for each, path in made],
+            branches=[
+                BranchHandle(session=each.handle, folder=each.workspace.own_name(path))
+                for each, path in made
+            ],
             note=(
                 "Each has all variables as of now, and changes of one are not seen by the others; "
                 "random generators differ. The session itself goes on, too. adopt makes one branch "

@@ -355,7 +355,8 @@ async def _judged(
         kind = "pep723"
         version = needs.python
     else:
-        names, own = await _known_names(session), own_modules(request.workspace)
+        names = await _known_names(session)
+        own = own_modules(session.workspace.module_folders)
         version = services.factory.version(session.request)
     report = await services.manager.checks.check(
         planned.code,
@@ -405,13 +406,13 @@ def _syntax(session: Session, report: Report) -> SyntaxReport:
 
 def _files(session: Session) -> list[str]:
     try:
-        listing = session.workspace.list_files()
+        listing = session.workspace.list_files(session.workspace.path)
     except WorkspaceError:
         return []
     names = [
         f"{entry.path} ({entry.size:,} bytes)"
         for entry in listing.entries
-        if entry.path != SCRIPT_FILE
+        if entry.path.rpartition("/")[2] != SCRIPT_FILE
     ]
     more = len(names) - MOST_FILES
     return [*names[:MOST_FILES], *([f"{more} more"] if more > 0 else [])]

@@ -85,11 +85,11 @@ def next_step(session: Session, cell: Cell) -> str:
 
 
 def place_in_mount(session: Session, cell: Cell) -> str:
-    """Return where the file or module is that a cell did not find, if mounts have it. Blocking."""
+    """Return where the file or module is that a cell did not find, if it is there. Blocking."""
     workspace = session.workspace
     if cell.missing.isidentifier():
         name = cell.missing
-        found = workspace.in_mounts(f"{name}.py") or workspace.in_mounts(f"{name}/__init__.py")
+        found = workspace.elsewhere(f"{name}.py") or workspace.elsewhere(f"{name}/__init__.py")
         folders = [place.removesuffix("/__init__.py").rpartition("/")[0] for place in found]
         step = "import it after " + " or ".join(f"sys.path.append({each!r})" for each in folders)
     else:
@@ -97,9 +97,10 @@ def place_in_mount(session: Session, cell: Cell) -> str:
         if failure is None or failure.name != "FileNotFoundError":
             return ""
         asked = _NO_FILE.search(failure.value[:400])
-        found = workspace.in_mounts(asked[1]) if asked is not None else []
+        found = workspace.elsewhere(asked[1]) if asked is not None else []
         step = "open it by this path" if len(found) == 1 else "open the one that is meant"
-    return f"There is {' and '.join(found)}, in a mounted folder: {step}" if found else ""
+    where = workspace.where(found)
+    return f"There is {' and '.join(found)}, {where}: {step}" if found else ""
 
 
 def _longer(cell: Cell, most_s: float) -> str:

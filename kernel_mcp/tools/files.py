@@ -45,7 +45,7 @@ def register(box: Toolbox, services: ToolContext) -> None:
         match: MatchArg = "",
         offset: FirstArg = 0,
     ) -> Annotated[CallToolResult, FileList]:
-        """List a folder of the workspace."""
+        """List a folder."""
         if offset < 0:
             raise InputError(f"offset={offset} is not usable: files count from 0.")
         _, found = await box.resolve(ctx, session)
@@ -66,6 +66,7 @@ def register(box: Toolbox, services: ToolContext) -> None:
             note = f"No name here is like {match!r}." if match else "The folder is empty."
         if path in (".", "", "/workspace") and not match and (mounted := found.workspace.mounted):
             note = f"{note} Folders of the host: {', '.join(mounted)}.".lstrip()
+            note += f" The workspace is {found.workspace.path}." * bool(found.workspace.start)
         listed = FileList(
             session=found.handle,
             path=listing.path or ".",
@@ -86,7 +87,7 @@ def register(box: Toolbox, services: ToolContext) -> None:
             str, Field(description="Such as cp1252; base64: bytes, counted as lines")
         ] = "",
     ) -> CallToolResult:
-        """Read a file of the workspace or a `kernel://` address: text by lines, or an image."""
+        """Read a file or a `kernel://` address: text by lines, or an image."""
         if offset < 0 or limit < 0:
             raise InputError("offset and limit count lines from 0 and cannot be negative.")
         most = services.settings.max_output
@@ -113,7 +114,7 @@ def register(box: Toolbox, services: ToolContext) -> None:
         session: SessionArg = "",
         encoding: Annotated[str, Field(description="Or base64")] = "utf-8",
     ) -> Written:
-        """Write a file into the workspace."""
+        """Write a file."""
         _, found = await box.resolve(ctx, session)
         require_own(found.request, "write_file")
         size = await anyio.to_thread.run_sync(_write, found, path, content, encoding)
@@ -124,7 +125,7 @@ def register(box: Toolbox, services: ToolContext) -> None:
     async def export_notebook(
         ctx: AnyContext, session: SessionArg = "", path: PathArg = "notebook.ipynb"
     ) -> CallToolResult:
-        """Save all cells with their outputs as a notebook in the workspace."""
+        """Save all cells with their outputs as a notebook."""
         _, found = await box.resolve(ctx, session)
         if not path.endswith(".ipynb"):
             raise InputError(f"{path!r} is no name for a notebook: let it end in .ipynb.")
@@ -197,11 +198,10 @@ def _page(page: Page) -> CallToolResult:
 
 
 def _named(result: CallToolResult, session: Session, path: str) -> CallToolResult:
-    """Add the path of a file that was found in a mounted folder. Reads folders."""
-    if place := session.workspace.in_mount(path):
-        result.content.append(
-            said(f"this is {place}, in a mounted folder; code opens it by this path")
-        )
+    """Add the path of a file that was found in another folder. Reads folders."""
+    if place := session.workspace.only_elsewhere(path):
+        where = session.workspace.where([place])
+        result.content.append(said(f"this is {place}, {where}; code opens it by this path"))
     return result
 
 

@@ -74,7 +74,7 @@ class BranchHandle(Result):
     """A branch of a session."""
 
     session: str = Field(description="Handle to pass as `session` in other tools")
-    folder: str = Field(description="Its own folder, below the workspace")
+    folder: str = Field(description="Its own folder in the workspace")
 
 
 class Branched(Told):
@@ -192,7 +192,7 @@ class ServerInfo(Told):
     checkpoints: str = Field(description="What the session goes back to when its kernel dies")
     audit_log: str = Field(description="on, off, or since when and why it fails")
     limits: LimitsModel
-    workspace: str = Field(description="The kernel's working folder, as code sees it")
+    workspace: str = Field(description="The own folder of the session, as code sees it")
     mounts: list[str] = Field(description="What code sees of the host, and what is covered in it")
     network: str = Field(description="Where code of the session may connect")
     devices: list[str] = Field(description="Devices of the host that code may use")

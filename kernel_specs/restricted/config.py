@@ -120,6 +120,7 @@ class OutputSettings:
 class BootConfig:
     """The configuration that the host has written to boot.json.
 
+    start     the folder in which cells begin: the workspace, or a mount that they may write
     confined  False without a boot.json: an ordinary Jupyter kernel, nothing is restricted
     layers    extra sys.path entries
     support   folder of the kernel's own packages and its place in sys.path, `first` or `last`;
@@ -139,6 +140,7 @@ class BootConfig:
     limits: ProcessLimits = field(default_factory=ProcessLimits)
     output: OutputSettings = field(default_factory=OutputSettings)
     workspace: str = ""
+    start: str = ""
     tmp: str = field(default_factory=tempfile.gettempdir)
     layers: tuple[str, ...] = ()
     support: tuple[str, ...] = ()
@@ -190,6 +192,7 @@ def parse(data: dict[str, Any]) -> BootConfig:
         ),
         output=OutputSettings(**data.get("output", {})),
         workspace=str(data.get("workspace", "")),
+        start=str(data.get("start") or data.get("workspace", "")),
         tmp=str(data.get("tmp") or default.tmp),
         layers=_strings(data.get("layers", [])),
         support=_strings(data.get("support", [])),

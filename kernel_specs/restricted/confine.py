@@ -61,8 +61,8 @@ def confine(config: BootConfig) -> None:
     os.environ.update(environment(config) | config.variables)
     if "TZ" in config.variables:
         time.tzset()
-    if config.workspace:
-        os.chdir(config.workspace)
+    if config.start:
+        os.chdir(config.start)
 
 
 def _read_no_more(config: BootConfig) -> None:

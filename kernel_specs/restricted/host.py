@@ -89,7 +89,7 @@ class KernelHost:
             from kernel_specs.restricted.policy import guard
 
             own = guard.without(boot.policy.deny_builtins, boot.policy.profile, import_guard)
-            guard.give_to_modules_in(import_guard.own_folders, own)
+            guard.give_to_modules(import_guard.owns, own)
             self._app.shell.take_builtins(own)
 
 

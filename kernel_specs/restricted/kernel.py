@@ -257,7 +257,7 @@ class SandboxKernel(CheckpointRequests, SnapshotRequests, IPythonKernel):
 
     def _enter_folder(self, notebook: str) -> str:
         """Enter the folder of the last cell of a notebook; return the notebook's own folder."""
-        home = self.boot.workspace or _current_folder()
+        home = self.boot.start or _current_folder()
         own = os.path.normpath(os.path.join(home, notebook, os.pardir))  # noqa: PTH118  # its folder
         for folder in (self._folders.get(notebook, own), own):
             with contextlib.suppress(OSError):

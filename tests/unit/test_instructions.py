@@ -23,6 +23,13 @@ def test_mounted_folders_are_named_with_what_can_be_done_there() -> None:
     loose, strict = (Mount(Path("/p"), "/p", "rw", strict=strict) for strict in (False, True))
     text = instructions(Settings(mounts=(loose,)), WHOLE)
     assert "Of the host, without secrets, writable: /p." in text
+    here = Mount(Path("/"), "/p", "rw", first=True)
+    assert "Files: code and relative paths begin in /p" in instructions(
+        Settings(mounts=(here,)), WHOLE
+    )
+    for backend in ("none", "landlock"):
+        elsewhere = instructions(Settings(mounts=(here,)), replace(WHOLE, backend=backend))
+        assert "Files: code works in its workspace folder" in elsewhere
     both = instructions(Settings(mounts=(loose, Mount(Path("/q"), "/q"))), WHOLE)
     assert "Of the host, without secrets, read-only: /q; writable: /p." in both
     assert "after a reset" not in text

@@ -57,7 +57,10 @@ class ImportGuard:
         self._allowed: frozenset[str] = frozenset()
         self._parents: frozenset[str] = frozenset()
         self._trusted_folders = _folders([*boot.runtime, *boot.layers, *_interpreter_folders()])
-        self.own_folders = _folders([boot.workspace] if boot.workspace else [])
+        self._own_folders = _folders({boot.workspace, boot.start} - {""})
+        self._others_inside = tuple(
+            each for each in self._trusted_folders if each.startswith(self._own_folders)
+        )
         implicit = IMPLICIT - {"builtins"} if boot.policy.deny_builtins else IMPLICIT
         self._open_names: dict[str, bool] = dict.fromkeys(implicit, True)
         self._trusted_files: dict[str, bool | None] = {}
@@ -178,9 +181,7 @@ class ImportGuard:
         elif filename.startswith("<") or not filename:
             verdict = None
         else:
-            verdict = filename.startswith(self._trusted_folders) and not (
-                self.own_folders and filename.startswith(self.own_folders)
-            )
+            verdict = filename.startswith(self._trusted_folders) and not self.owns(filename)
         self._trusted_files[filename] = verdict
         return verdict
 
@@ -192,9 +193,13 @@ class ImportGuard:
             and self._judge(str(namespace.get("__file__"))) is True
         )
 
+    def owns(self, path: str) -> bool:
+        """Return True for a path in the session's own folders, apart from environments in them."""
+        return path.startswith(self._own_folders) and not path.startswith(self._others_inside)
+
     def _is_own(self, root: str) -> bool:
         """Return True if the module's files are all in the session's own folders."""
-        if not self.own_folders:
+        if not self._own_folders:
             return False
         module = sys.modules.get(root)
         if module is not None:
@@ -207,7 +212,7 @@ class ImportGuard:
                 return False
             places = [spec.origin, *(spec.submodule_search_locations or ())]
         places = [f"{place}/" for place in places if place]
-        return bool(places) and all(place.startswith(self.own_folders) for place in places)
+        return bool(places) and all(map(self.owns, places))
 
 
 def _is_by_c_code(frame: FrameType, fromlist: Sequence[str] | None, level: int) -> bool:
@@ -264,22 +269,22 @@ def without(names: Iterable[str], profile: str, guard: ImportGuard) -> ModuleTyp
     return module
 
 
-def give_to_modules_in(folders: tuple[str, ...], own_builtins: ModuleType) -> None:
-    """Run modules whose files lie below `folders`, each ending in a slash, with `own_builtins`."""
+def give_to_modules(owns: Callable[[str], bool], own_builtins: ModuleType) -> None:
+    """Run modules for whose files `owns` is true with `own_builtins`."""
     loaders: tuple[Any, ...] = (
         importlib.machinery.SourceFileLoader,
         importlib.machinery.SourcelessFileLoader,
     )
     for loader in loaders:
-        _wrap(loader, folders, own_builtins)
+        _wrap(loader, owns, own_builtins)
 
 
-def _wrap(loader: Any, folders: tuple[str, ...], own_builtins: ModuleType) -> None:
+def _wrap(loader: Any, owns: Callable[[str], bool], own_builtins: ModuleType) -> None:
     original: Callable[[Any, ModuleType], None] = loader.exec_module
 
     def exec_module(self: Any, module: ModuleType) -> None:
         """Execute the module."""
-        if self.path.startswith(folders):
+        if owns(self.path):
             vars(module)["__builtins__"] = own_builtins
         original(self, module)
 

@@ -137,7 +137,8 @@ class LiveImports:
     ) -> None:
         """`in_main_loop` has a function called in the loop of the main thread."""
         self._layers = boot.layers
-        self._workspace = f"{boot.workspace}/" if boot.workspace else "\0"
+        self._folders = [f"{each}/" for each in dict.fromkeys((boot.start, boot.workspace)) if each]
+        self._others = tuple(f"{each}/" for each in boot.runtime)
         self._allow = allow
         self._gate = gate
         self._in_main_loop = in_main_loop
@@ -146,7 +147,7 @@ class LiveImports:
         """Allow names, then import modules; return the state of each.
 
         `imported`; `earlier`: loaded before from another place, and kept; `shadowed`: hidden by a
-        file of the workspace; `failed`.
+        file of the session; `failed`.
         """
         refresh(self._layers)
         export(self._layers)
@@ -197,8 +198,9 @@ class LiveImports:
             loaded = sys.modules.get(name)
             if loaded is not None and place and _loaded_from(loaded) != place:
                 return {"state": "earlier"}
-            if place.startswith(self._workspace):
-                return {"state": "shadowed", "detail": place[len(self._workspace) :]}
+            own = [each for each in self._folders if place.startswith(each)]
+            if own and not place.startswith(self._others):
+                return {"state": "shadowed", "detail": place[len(own[0]) :]}
             importlib.import_module(name)
         except BaseException as error:  # noqa: BLE001  # SystemExit and panics of extensions too
             text = f"{type(error).__name__}: {error}".strip()

@@ -58,7 +58,7 @@ def test_a_relative_name_is_found_in_the_only_mount_that_has_it(tmp_path: Path) 
     workspace = Workspace(tmp_path / "work", mounts=mounts)
     assert workspace.mounted == ["/one", "/two"]
     names = ("own.csv", "a.csv", "./a.csv", "both.csv", "none.csv", "../a.csv", "/one/a.csv", "")
-    found = [workspace.in_mount(name) for name in names]
+    found = [workspace.only_elsewhere(name) for name in names]
     assert found == ["", "/one/a.csv", "/one/a.csv", "", "", "", "", ""]
     page = workspace.read_file("a.csv")
     assert (page.path, page.page and page.page.text) == ("/one/a.csv", "one/a.csv")

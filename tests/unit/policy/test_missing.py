@@ -112,7 +112,7 @@ def test_what_this_python_has_dropped_or_not_yet_is_found_in_another() -> None:
 
 
 def test_a_path_that_cannot_be_written_comes_with_those_that_can() -> None:
-    assert "the workspace, which is the current folder, and in /tmp" in said(READ_ONLY, "x = 1")
+    assert "the workspace of the session and in /tmp" in said(READ_ONLY, "x = 1")
 
 
 def test_who_wants_pip_is_told_how_packages_come() -> None:

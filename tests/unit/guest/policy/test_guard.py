@@ -33,6 +33,18 @@ def guard(tmp_path: Path) -> ImportGuard:
     )
 
 
+def test_modules_of_both_own_folders_are_its_own_but_not_environments_in_them(
+    tmp_path: Path,
+) -> None:
+    project, venv = tmp_path / "project", tmp_path / "project" / ".venv"
+    venv.mkdir(parents=True)
+    guard = ImportGuard(
+        BootConfig(runtime=(str(venv),), workspace=str(tmp_path / "w"), start=str(project))
+    )
+    places = (tmp_path / "w" / "a.py", project / "b.py", venv / "lib" / "c.py", tmp_path / "d.py")
+    assert [guard.owns(str(place)) for place in places] == [True, True, False, False]
+
+
 def frame_of(*files: str) -> FrameType:
     """A frame of code compiled from the last file, called from the ones before it."""
     found: list[FrameType] = []
