@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
+from collections import deque
 from collections.abc import Container
 from dataclasses import replace
 
+from kernel_mcp.errors import WorkspaceError
+from kernel_mcp.files.workspace import Workspace
 from kernel_mcp.policy.missing import advice
 from kernel_mcp.sessions.cell import Cell, Phase, Status, StopReason
 from kernel_mcp.sessions.losses import FILES_KEPT, lost_names
 from kernel_mcp.sessions.session import Session
 
+MOST_SEARCHED = 50
+"""Maximum number of folders that are searched for a module."""
 # bound: 400 characters
 _NO_FILE = re.compile(r"No such file or directory: '([^'\n]{1,300})'")
 
@@ -88,8 +94,7 @@ def place_in_mount(session: Session, cell: Cell) -> str:
     """Return where the file or module is that a cell did not find, if it is there. Blocking."""
     workspace = session.workspace
     if cell.missing.isidentifier():
-        name = cell.missing
-        found = workspace.elsewhere(f"{name}.py") or workspace.elsewhere(f"{name}/__init__.py")
+        found = _modules_below(workspace, cell.missing)
         folders = [place.removesuffix("/__init__.py").rpartition("/")[0] for place in found]
         step = "import it after " + " or ".join(f"sys.path.append({each!r})" for each in folders)
     else:
@@ -101,6 +106,30 @@ def place_in_mount(session: Session, cell: Cell) -> str:
         step = "open it by this path" if len(found) == 1 else "open the one that is meant"
     where = workspace.where(found)
     return f"There is {' and '.join(found)}, {where}: {step}" if found else ""
+
+
+def _modules_below(workspace: Workspace, name: str) -> list[str]:
+    """Return the least deep files from which a module of this name could be imported.
+
+    Folders that could be packages are searched, `MOST_SEARCHED` at most.
+    """
+    waiting = deque((path, 0) for path in (workspace.path, *workspace.mounted))
+    found: dict[str, int] = {}
+    for _ in range(MOST_SEARCHED):
+        if not waiting or waiting[0][1] > min(found.values(), default=MOST_SEARCHED):
+            break
+        folder, depth = waiting.popleft()
+        with contextlib.suppress(WorkspaceError):
+            for entry in workspace.list_files(folder).entries:
+                last = entry.path.rpartition("/")[2]
+                if entry.kind == "folder" and last.isidentifier():
+                    waiting.append((f"{folder}/{last}", depth + 1))
+                elif last == f"{name}.py" and entry.kind == "file":
+                    found[f"{folder}/{last}"] = depth
+                elif last == "__init__.py" and folder.endswith(f"/{name}"):
+                    found[f"{folder}/{last}"] = depth - 1
+    least = min(found.values(), default=0)
+    return [place for place, depth in found.items() if depth == least]
 
 
 def _longer(cell: Cell, most_s: float) -> str:

@@ -96,7 +96,8 @@ async def answer(
     items, position = cell.log.since(since), cell.log.position()
     if closing is None:
         closing = closing_line(session, cell, settings.max_timeout_s)
-        if cell.status is Status.ERROR and session.workspace.mounted:
+        mounted = bool(session.workspace.mounted)
+        if cell.status is Status.ERROR and (mounted or cell.missing.isidentifier()):
             closing = await anyio.to_thread.run_sync(place_in_mount, session, cell) or closing
     remarks = len(cell.notices)
     notices = [*(each.text for each in unsaid), *cell.notices, *([closing] if closing else [])]

@@ -45,3 +45,26 @@ async def test_relative_names_are_found_in_mounted_folders(tmp_path: Path) -> No
         assert (await notebook.run(taken)).text == "(7, 8)"
         refused = await notebook.call("read_file", path="both.csv")
         assert f"several in mounted folders: {one}/both.csv and {two}/both.csv" in refused.text
+
+
+async def test_modules_of_subfolders_are_found(tmp_path: Path) -> None:
+    (tmp_path / "lib" / "tools").mkdir(parents=True)
+    (tmp_path / "lib" / "tools" / "deep.py").touch()
+    (tmp_path / "lib" / ".hidden").mkdir()
+    (tmp_path / "lib" / ".hidden" / "unseen.py").touch()
+    async with agent("--mount", f"{tmp_path}/lib") as notebook:
+
+        async def told(code: str) -> str:
+            return (await notebook.run(code)).text.rpartition("[kernel-mcp] ")[2]
+
+        await notebook.call("write_file", path="src/mymod.py", content="value = 7")
+        await notebook.call("write_file", path="src/pack/__init__.py", content="value = 8")
+        step = "in the workspace: import it after sys.path.append('/workspace/src')"
+        assert await told("import mymod") == f"There is /workspace/src/mymod.py, {step}"
+        assert await told("import pack") == f"There is /workspace/src/pack/__init__.py, {step}"
+        folder = tmp_path / "lib" / "tools"
+        step = f"in a mounted folder: import it after sys.path.append('{folder}')"
+        assert await told("import deep") == f"There is {folder}/deep.py, {step}"
+        assert "neither installed nor" in await told("import unseen")
+        taken = "import sys; sys.path.append('/workspace/src')\nimport mymod, pack"
+        assert (await notebook.run(f"{taken}\nmymod.value + pack.value")).text == "15"
