@@ -15,7 +15,8 @@ _BOMS = (
     (codecs.BOM_UTF16_BE, "utf-16"),
 )
 ENCODINGS = frozenset(
-    {"cp1250", "cp1251", "cp1252", "iso8859-1", "iso8859-2", "iso8859-15", "utf-32"}
+    {"cp1250", "cp1251", "cp1252", "cp1253", "cp1254", "iso8859-1", "iso8859-2", "iso8859-7"}
+    | {"iso8859-9", "iso8859-15", "utf-32"}
     | {"cp437", "cp850", "koi8-r", "shift_jis", "euc_jp", "gbk", "gb18030", "big5", "euc_kr"}
     | {"utf-16", "utf-16-be", "utf-16-le"}
 )
@@ -24,10 +25,15 @@ _TEXT_CONTROLS = frozenset(b"\t\n\r\f\b\x1b")
 _HIGH = re.compile(rb"[\x80-\xff]+")
 _LATIN_RUN = 2
 """Bytes above ASCII in a row, on average, up to which letters of a Latin alphabet have accents."""
-_CYRILLIC = ("cp1251", "koi8-r")
-_OF_SCRIPTS = (*_CYRILLIC, "shift_jis", "euc_jp", "euc_kr", "gb18030", "big5")
+_CYRILLIC = frozenset("оеаинтсрвлОЕАИНТСРВЛ")
+_GREEK = frozenset("αοιετνσςηυρπκάόίέήύΑΟΙΕΤΝΣΗΥΡΠΚΆΌΊΈΉΎ")
+_COMMON = {"cp1251": _CYRILLIC, "koi8-r": _CYRILLIC, "cp1253": _GREEK}
+"""Common letters of alphabets: wrong encodings show others as often as these."""
+_OF_SCRIPTS = (*_COMMON, "shift_jis", "euc_jp", "euc_kr", "gb18030", "big5")
 _MOST = 3
 """Most encodings that are named."""
+_MARGIN = 0.25
+"""Largest difference in `_surprise` of encodings of which none is certain."""
 
 
 def is_text(head: bytes) -> bool:
@@ -55,6 +61,8 @@ def foreign_encodings(head: bytes) -> list[str]:
     runs = _HIGH.findall(head)
     if sum(map(len, runs)) > _LATIN_RUN * len(runs) and (found := _of_scripts(head)):
         return found[:_MOST]
+    if turkish := _turkish(head):
+        return ["cp1254", "cp1252"] if turkish == 1 else ["cp1254"]
     if _is_central_european(head):
         return ["cp1250"]
     return ["cp1252" if any(0x80 <= byte < 0xA0 for byte in head) else "latin-1"]
@@ -82,13 +90,17 @@ def _wide(head: bytes) -> str:
 
 
 def _of_scripts(head: bytes) -> list[str]:
-    """Return encodings of other scripts in which all characters are usual ones, likeliest first."""
+    """Return encodings of other scripts in which all characters are usual ones, likeliest first.
+
+    Those that are much less likely than the first are left out.
+    """
     found = {}
     for name in _OF_SCRIPTS:
         other = [each for each in _decoded(head, name) or "" if each > "\x7f"]
         if other and all(unicodedata.category(each)[0] in "LNPZ" for each in other):
             found[name] = _surprise(name, other)
-    return sorted(found, key=found.__getitem__)
+    most = min(found.values(), default=0.0) + _MARGIN
+    return sorted((name for name in found if found[name] <= most), key=found.__getitem__)
 
 
 def _surprise(encoding: str, letters: Sequence[str]) -> float:
@@ -97,10 +109,25 @@ def _surprise(encoding: str, letters: Sequence[str]) -> float:
         return 2 - 2 * any("\u3041" <= each <= "\u30ff" for each in letters)  # kana
     if encoding == "euc_kr":
         return 2 - 2 * all("\uac00" <= each <= "\ud7a3" for each in letters)  # Hangul
-    if encoding not in _CYRILLIC:
+    if encoding not in _COMMON:
         return 1
     within = sum(one.islower() and two.isupper() for one, two in pairwise(letters))
-    return (sum(map(str.isupper, letters)) + 3 * within) / len(letters)  # capitals are rare
+    rare = sum(each not in _COMMON[encoding] for each in letters)
+    return (rare + 3 * within) / len(letters)
+
+
+_TURKISH = frozenset(b"\xd0\xdd\xde\xf0\xfd\xfe")
+"""Letters of cp1254 at bytes of Icelandic letters in cp1252."""
+_NOT_TURKISH = frozenset(
+    b"\x8a\x8e\x9a\x9e\xc1\xc3\xc6\xc8\xc9\xcd\xd3\xda\xe1\xe3\xe6\xe8\xe9\xed\xf3\xfa"
+)
+"""Letters that texts in Icelandic, or in cp1250, have besides those, and Turkish ones have not."""
+
+
+def _turkish(head: bytes) -> int:
+    """Return the number of letters that only Turkish texts have; 0 beside others."""
+    there = frozenset(head)
+    return 0 if there & _NOT_TURKISH else len(there & _TURKISH)
 
 
 _ONLY_1250 = frozenset(b"\x8d\x8f\x9d")

@@ -201,7 +201,7 @@ def not_utf8(path: str, encodings: Sequence[str]) -> WorkspaceError:
         )
     first, *others = encodings or ["latin-1"]
     looks = f"; its encoding looks like {first}" if encodings else ""
-    might = f" (or {', '.join(others)})" if others else ""
+    might = f", but is not certain (or {', '.join(others)})" if others else ""
     return WorkspaceError(
         f"{path!r} is not UTF-8 text{looks}{might}. Read it with read_file and "
         f"encoding={first!r}, with code, for example open({path!r}, encoding={first!r}), or as "

@@ -1,5 +1,7 @@
 """Calls that cannot be served: a clear tool error, and the session is unharmed."""
 
+# ruff: noqa: RUF001
+
 from __future__ import annotations
 
 import base64
@@ -26,6 +28,27 @@ async def test_words_for_nothing_mean_that_an_argument_is_not_given(servers: Ser
         assert (await notebook.call("read_file", path="null", encoding="None")).text == "None"
         listed = await notebook.call("list_files", match="null", session="null")
         assert "null  4 bytes" in listed.text
+
+
+async def test_the_encoding_of_a_text_is_named_or_said_to_be_uncertain(servers: Servers) -> None:
+    texts = {
+        "cp1254": "ad;soyad\nAyşe;Yılmaz\n",
+        "cp1253": "πόλη;πληθυσμός\nΑθήνα;664046\n",
+        "cp1251": "МОСКВА;1\nКАЗАНЬ;2\n",
+        "koi8-r": "Все люди рождаются свободными\n",
+    }
+    async with servers.agent() as notebook:
+        for encoding, text in texts.items():
+            data = base64.b64encode(text.encode(encoding)).decode()
+            await notebook.call("write_file", path="text", content=data, encoding="base64")
+            refused = await notebook.refused("read_file", path="text")
+            assert f"its encoding looks like {encoding}. Read it with" in refused
+            read = await notebook.call("read_file", path="text", encoding=encoding)
+            assert read.text.strip() == text.strip()
+        data = base64.b64encode("date,τιμή\n2024-01-01,3\n".encode("cp1253")).decode()
+        await notebook.call("write_file", path="text", content=data, encoding="base64")
+        refused = await notebook.refused("read_file", path="text")
+        assert "looks like koi8-r, but is not certain (or cp1253)" in refused
 
 
 @pytest.mark.parametrize("era", ERAS)

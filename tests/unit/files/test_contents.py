@@ -1,3 +1,5 @@
+# ruff: noqa: RUF001
+
 from __future__ import annotations
 
 import pytest
@@ -37,6 +39,14 @@ def test_bytes_decide_about_pictures_and_names_about_the_rest(
         ("Zażółć gęślą jaźń".encode("cp1250"), "cp1250"),
         ("id;имя\n1;Иванов Пётр\n2;Анна".encode("cp1251"), "cp1251"),
         ("Привет, мир! Это тест.".encode("koi8-r"), "koi8-r"),
+        ("МОСКВА;1\nКАЗАНЬ;2\n".encode("cp1251"), "cp1251"),
+        ("МОСКВА;1\nКАЗАНЬ;2\n".encode("koi8-r"), "koi8-r"),
+        ("Всі люди народжуються вільними".encode("cp1251"), "cp1251"),
+        ("πόλη;πληθυσμός\nΑθήνα;664046\n".encode("cp1253"), "cp1253"),
+        ("ΑΘΗΝΑ;1\nΠΑΤΡΑ;2\nΛΑΡΙΣΑ;3\n".encode("cp1253"), "cp1253"),
+        ("şehir;nüfus\nİzmir;4394694\n".encode("cp1254"), "cp1254"),
+        ("ad;soyad\nAyşe;Yılmaz\n".encode("cp1254"), "cp1254"),
+        ("Þórður í Reykjavík".encode("latin-1"), "latin-1"),
         ("これは日本語のテストです。".encode("shift_jis"), "shift_jis"),
         ("これは日本語のテストです。".encode("euc_jp"), "euc_jp"),
         ("这是一个中文测试文件。".encode("gbk"), "gb18030"),
@@ -51,6 +61,20 @@ def test_bytes_decide_about_pictures_and_names_about_the_rest(
 )
 def test_text_in_other_encodings_is_recognised(head: bytes, encoding: str) -> None:
     assert [*foreign_encodings(head), ""][0] == encoding
+
+
+@pytest.mark.parametrize(
+    ("head", "encodings"),
+    [
+        ("date,τιμή\n2024-01-01,3\n".encode("cp1253"), ["koi8-r", "cp1253"]),
+        ("Sigurður".encode("latin-1"), ["cp1254", "cp1252"]),
+        ("Все люди рождаются свободными".encode("koi8-r"), ["koi8-r"]),
+    ],
+)
+def test_encodings_between_which_the_text_does_not_decide_are_named(
+    head: bytes, encodings: list[str]
+) -> None:
+    assert foreign_encodings(head) == encodings
 
 
 @given(st.text(st.characters(exclude_characters="\0", codec="utf-8")), st.integers(0, 100))
