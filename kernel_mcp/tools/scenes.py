@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
@@ -16,7 +17,7 @@ COUNTS = (12, 10, 8, 6, 5, 4, 3, 2, 1)
 MOST_TICKS = 50
 SIGNIFICANT = 10
 
-_MOMENT = re.compile(r"\d{4}-\d\d-\d\d(T[\d:.]+)?")
+_MOMENT = re.compile(r"\d{4}-\d\d-\d\d(T[\d:.]+([+-][\d:]+)?)?")
 _COLOR = re.compile(r"#[0-9a-f]{6}")
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 _DAY_S = 86_400
@@ -28,6 +29,27 @@ _STEPS_MONTHS = (1, 2, 3, 6, *(12 * years for years in (1, 2, 5, 10, 20, 50, 100
 _UNITS = (("T", 1e12), ("B", 1e9), ("M", 1e6))
 
 Tick = tuple[float, str]
+
+
+class Clock:
+    """The local times of an axis of moments, whose clocks may change in between."""
+
+    def __init__(self, moments: Iterable[str] = ()) -> None:
+        """Read the offsets from UTC of moments in ISO 8601; those without one have none."""
+        offsets = {_number(each): datetime.fromisoformat(each).utcoffset() for each in moments}
+        self._known = sorted(
+            (at, (each or timedelta()).total_seconds()) for at, each in offsets.items()
+        )
+
+    def local(self, at: float) -> float:
+        """Return the local time at a moment, both in seconds since 1970."""
+        place = bisect_right(self._known, (at, math.inf))
+        return at + (self._known[max(place - 1, 0)][1] if self._known else 0.0)
+
+    def at(self, local: float) -> float | None:
+        """Return the first moment that has a local time; None for one that is skipped."""
+        found = {local - offset for _, offset in self._known} or {local}
+        return min((each for each in found if self.local(each) == local), default=None)
 
 
 def scene(chart: Any) -> dict[str, Any] | None:
@@ -91,13 +113,14 @@ def _points(chart: Mapping[str, Any], elements: Sequence[Any]) -> dict[str, Any]
     known = [point for points in series for point in points if _is_known(point)]
     if not known:
         return None
-    moments = [
-        any(isinstance(point[axis], str) for each in elements for point in each["points"])
-        for axis in (0, 1)
-    ]
-    for name, is_moment in zip("xy", moments, strict=True):
-        if is_moment and not all(isinstance(end, str) for end in chart.get(f"{name}_limits") or ()):
+    clocks: list[Clock | None] = []
+    for axis, name in enumerate("xy"):
+        ends = chart.get(f"{name}_limits") or ()
+        places = [point[axis] for each in elements for point in each["points"]]
+        moments = [place for place in places if isinstance(place, str)]
+        if moments and not all(isinstance(end, str) for end in ends):
             return None  # categories that look like dates
+        clocks.append(Clock([*moments, *ends]) if moments else None)
     shapes: list[dict[str, Any]] = []
     legend = []
     joined = chart.get("joined")
@@ -109,12 +132,12 @@ def _points(chart: Mapping[str, Any], elements: Sequence[Any]) -> dict[str, Any]
         dots = [run for run in runs if not is_line or len(run) == 1 or len(points) < FEW_POINTS]
         radius = 2.2 if is_line else 3
         for point in (point for run in dots for point in run):
-            told = f"{label}: {', '.join(map(_told, point, moments))}"
+            told = f"{label}: {', '.join(map(_told, point, clocks))}"
             shapes.append({"dot": point, "size": radius, "color": color, "told": told})
         legend.append({"label": label, "color": color, "dot": not is_line})
     is_named = any(each["label"] not in ("", str(n)) for n, each in enumerate(legend, 1))
     axes = {
-        name: _axis(chart, name, [point[at] for point in known], moments[at])
+        name: _axis(chart, name, [point[at] for point in known], clocks[at])
         for at, name in enumerate("xy")
     }
     return {**axes, "shapes": shapes, "legend": legend if is_named else []}
@@ -145,8 +168,8 @@ def _bars(chart: Mapping[str, Any], elements: Sequence[Any]) -> dict[str, Any] |
         sides += side
     named = [(place + 0.5, str(each.get("label", ""))) for place, each in enumerate(elements)]
     return {
-        across: _axis(chart, across, sides, False) if edges else _names(chart, across, named),
-        along: _axis(chart, along, ends, False),
+        across: _axis(chart, across, sides) if edges else _names(chart, across, named),
+        along: _axis(chart, along, ends),
         "shapes": shapes,
         "legend": [],
     }
@@ -161,7 +184,7 @@ def _names(chart: Mapping[str, Any], name: str, ticks: Sequence[Tick]) -> dict[s
 
 
 def _axis(
-    chart: Mapping[str, Any], name: str, values: Sequence[float], moments: bool
+    chart: Mapping[str, Any], name: str, values: Sequence[float], clock: Clock | None = None
 ) -> dict[str, Any]:
     """Return label and ends of an axis, and its ticks, several lists from many to few.
 
@@ -174,8 +197,8 @@ def _axis(
     if low == high:
         low, high = low - (abs(low) / 2 or 0.5), high + (abs(high) / 2 or 0.5)
     least, most = min(low, high), max(low, high)
-    own = [] if moments else _own_ticks(chart, name, least, most)
-    choices = [own] if own else _choices(least, most, moments)
+    own = [] if clock else _own_ticks(chart, name, least, most)
+    choices = [own] if own else _choices(least, most, clock)
     label = str(chart.get(f"{name}_label") or "")
     return {"label": label, "ends": [low, high], "ticks": choices, "named": False}
 
@@ -198,10 +221,12 @@ def _is_plain(at: float, label: str) -> bool:
         return False
 
 
-def _choices(least: float, most: float, moments: bool) -> list[list[Tick]]:
+def _choices(least: float, most: float, clock: Clock | None) -> list[list[Tick]]:
     found: list[list[Tick]] = []
     for count in COUNTS:
-        ticks = moment_ticks(least, most, count) if moments else round_ticks(least, most, count)
+        ticks = (
+            moment_ticks(least, most, count, clock) if clock else round_ticks(least, most, count)
+        )
         if ticks and ticks not in found:
             found.append(ticks)
     return found
@@ -233,8 +258,17 @@ def _label(at: float, step: float, most: float) -> str:
     return f"{at / unit:.{digits}f}{name}"
 
 
-def moment_ticks(low: float, high: float, count: int) -> list[Tick]:
-    """Return whole seconds to years from `low` to `high`, in seconds since 1970."""
+def moment_ticks(low: float, high: float, count: int, clock: Clock) -> list[Tick]:
+    """Return whole seconds to years by a clock from `low` to `high`, in seconds since 1970.
+
+    A local time that comes twice has one tick, and one that is skipped has none.
+    """
+    ticks = _local_ticks(clock.local(low), clock.local(high), count)
+    placed = ((clock.at(local), label) for local, label in ticks)
+    return [(at, label) for at, label in placed if at is not None]
+
+
+def _local_ticks(low: float, high: float, count: int) -> list[Tick]:
     rough = (high - low) / count * 0.99
     if rough < 0.5:
         places = [at for at, _ in round_ticks(low, high, count)]
@@ -307,7 +341,8 @@ def _number(value: Any) -> float:
     if value is None:
         return math.nan
     if isinstance(value, str):
-        moment = datetime.fromisoformat(value).replace(tzinfo=timezone.utc)
+        moment = datetime.fromisoformat(value)
+        moment = moment if moment.tzinfo else moment.replace(tzinfo=timezone.utc)
         return (moment - _EPOCH).total_seconds()
     return float(value)
 
@@ -320,7 +355,7 @@ def _moment(at: float) -> datetime:
     return (_EPOCH + timedelta(seconds=at)).replace(tzinfo=None)
 
 
-def _told(value: float, is_moment: bool = False) -> str:
-    if is_moment:
-        return _moment(value).isoformat(sep=" ", timespec="seconds")
+def _told(value: float, clock: Clock | None = None) -> str:
+    if clock:
+        return _moment(clock.local(value)).isoformat(sep=" ", timespec="seconds")
     return f"{value:.{SIGNIFICANT}g}"

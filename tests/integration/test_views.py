@@ -121,3 +121,22 @@ async def test_what_a_view_was_answered_is_still_told_to_the_agent(servers: Serv
             "cell 2, which was running, has ended: interrupted" in (await notebook.run("kept")).text
         )
         assert "cell 2" not in (await notebook.run("kept")).text
+
+
+CHANGE_OF_CLOCKS = """
+import pandas as pd, matplotlib.pyplot as plt
+hours = pd.date_range("2024-10-27", periods=6, freq="h", tz="Europe/Berlin")
+fig, ax = plt.subplots()
+ax.plot(hours, range(6))
+plt.show()
+"""
+
+
+async def test_hours_are_as_far_apart_where_clocks_change(servers: Servers) -> None:
+    async with servers.agent(*DATA) as notebook:
+        await notebook.run(CHANGE_OF_CLOCKS)
+        (chart,) = [each["data"] for each in (await view(notebook))["outputs"]]
+        (points,) = [shape["line"] for shape in chart["shapes"] if "line" in shape]
+        assert [at - points[0][0] for at, _ in points] == [3600.0 * hour for hour in range(6)]
+        labels = [label for _, label in chart["x"]["ticks"][0] if label.endswith(":00")]
+        assert labels == ["00:00", "01:00", "02:00", "03:00", "04:00"]

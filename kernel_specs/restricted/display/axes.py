@@ -14,6 +14,8 @@ MOST_SERIES = 20
 MOST_TICKS = 50
 MOST_NAMES = 2000
 """Most ticks of an axis whose labels are used as names of bars and boxes."""
+FEW_DAYS = 31
+"""Length of an axis up to which an hour more or less is seen."""
 _NAMING = ("FixedLocator", "StrCategoryLocator")
 _WRITING = ("FixedFormatter", "FuncFormatter", "StrCategoryFormatter")
 """Locators and formatters of ticks that code has placed and labelled: these name bars and boxes."""
@@ -104,7 +106,7 @@ def _decoder(axis: Any) -> Decode | None:
     if freq is not None:
         return lambda values: _periods(values, freq)
     if is_of_moments(axis):
-        return lambda values: _moments(values, axis.units)
+        return lambda values: _moments(values, axis.units, offsets=_clocks_change(axis))
     if "StrCategoryConverter" in _kinds(_converter(axis)):
         names = {place: name for name, place in axis.units._mapping.items()}
         return lambda values: [word(names.get(value, value)) for value in values]
@@ -120,10 +122,20 @@ def _kinds(value: Any) -> set[str]:
     return {kind.__name__ for kind in type(value).__mro__}
 
 
-def _moments(values: Sequence[float], zone: Any) -> list[str]:
-    """Return moments in the time zone of an axis, which its labels show, as ISO 8601 without it."""
+def _moments(values: Sequence[float], zone: Any, *, offsets: bool = False) -> list[str]:
+    """Return moments in the time zone of an axis, which its labels show, as ISO 8601.
+
+    With `offsets` they end in their offset from UTC.
+    """
     found = sys.modules["matplotlib.dates"].num2date(values, zone)
-    return [each.replace(tzinfo=None).isoformat() for each in found]
+    return [(each if offsets else each.replace(tzinfo=None)).isoformat() for each in found]
+
+
+def _clocks_change(axis: Any) -> bool:
+    """Return True if an axis of a few days has a change of its time zone's clocks within."""
+    low, high = axis.get_view_interval()
+    first, last = sys.modules["matplotlib.dates"].num2date([low, high], axis.units)
+    return bool(abs(high - low) <= FEW_DAYS and first.utcoffset() != last.utcoffset())
 
 
 def _periods(values: Sequence[float], freq: Any) -> list[str]:

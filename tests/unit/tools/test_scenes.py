@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
+from datetime import datetime, timedelta, timezone
+from itertools import pairwise
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kernel_mcp.tools.scenes import moment_ticks, round_ticks, scene
+from kernel_mcp.tools.scenes import Clock, moment_ticks, round_ticks, scene
 
 JANUARY = 1_704_067_200.0
 DAY = 86_400.0
@@ -69,9 +71,36 @@ def test_ticks_lie_between_the_ends_and_have_labels_that_differ(
     ],
 )
 def test_moments_are_whole_ones(size: float, count: int, first: str, number: int) -> None:
-    found = [label for _, label in moment_ticks(JANUARY, JANUARY + size, count)]
+    found = [label for _, label in moment_ticks(JANUARY, JANUARY + size, count, Clock())]
     assert found[0] == first
     assert len(found) == number
+
+
+@pytest.mark.parametrize(
+    ("begin", "change", "labels", "hours"),
+    [
+        ("2024-10-27T00:00:00+02:00", -3, ["00:00", "01:00", "02:00", "03:00"], [0, 1, 2, 4]),
+        ("2024-03-31T00:00:00+01:00", 2, ["00:00", "01:00", "03:00", "04:00", "05:00"], None),
+    ],
+)
+def test_an_axis_on_which_clocks_change_has_true_distances_and_each_local_time_once(
+    begin: str, change: int, labels: list[str], hours: list[int] | None
+) -> None:
+    first = datetime.fromisoformat(begin)
+    moments = [first + timedelta(hours=hour) for hour in range(5)]
+    for hour in range(abs(change), 5):
+        moved = first.utcoffset() or timedelta()
+        zone = timezone(moved + timedelta(hours=1 if change > 0 else -1))
+        moments[hour] = moments[hour].astimezone(zone)
+    places = [each.isoformat() for each in moments]
+    chart = line(*range(5), x_limits=[places[0], places[-1]])
+    chart["elements"][0]["points"] = list(map(list, zip(places, range(5), strict=True)))
+    found = drawn(chart)
+    ticks = [(at, label) for at, label in found["x"]["ticks"][0] if label.endswith(":00")]
+    assert [label for _, label in ticks] == labels
+    assert [(at - first.timestamp()) / 3600 for at, _ in ticks] == (hours or [0, 1, 2, 3, 4])
+    (run,) = [shape["line"] for shape in found["shapes"] if "line" in shape]
+    assert {two[0] - one[0] for one, two in pairwise(run)} == {3600.0}
 
 
 def test_a_line_breaks_where_its_figure_does() -> None:
