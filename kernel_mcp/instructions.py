@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from kernel_mcp.config.settings import Settings
 from kernel_mcp.environments.own import own_folder
-from kernel_mcp.policy import profile_entries, profile_in_force
+from kernel_mcp.policy import profile_in_force
 from kernel_mcp.sandbox.base import SandboxReport
 
 MOST_BYTES = 2000
@@ -72,9 +72,9 @@ def _lines(
 
 
 def _imports(settings: Settings, most: int) -> str:
-    names = [name for name in profile_entries(settings) if name != "*"]
+    names = [name for name in settings.allow if name != "*"]
     profile = profile_in_force(settings.profile, confined=settings.confined)
-    if profile in ("default", "data") or "*" in settings.allow:
+    if profile == "default" or "*" in settings.allow:
         base = "the whole standard library, shell commands, magics and all that is installed"
         own = f" in {settings.python} (read-only)" if own_folder(settings.python) else ""
         return f"Imports: {base}{own}{': ' if names else ''}{_listed(names, most)}."

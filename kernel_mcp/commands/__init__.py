@@ -30,7 +30,6 @@ from kernel_mcp.extensions import install_line
 from kernel_mcp.launch.rundir import default_base
 from kernel_mcp.linux.process import allow_many_files, foreign_environment, is_terminal
 from kernel_mcp.output.text import one_line
-from kernel_mcp.policy import profile_entries
 from kernel_mcp.sandbox.base import ContainerOptions
 from kernel_mcp.sandbox.container.engine import Engine
 from kernel_mcp.sandbox.select import select_sandbox
@@ -149,9 +148,7 @@ async def _build(settings: Settings) -> int:
     store = EnvironmentStore(settings.cache_dir, sources=sources(settings))
     store.forget_unfit()
     listed = await store.read_pinned(settings)
-    spec = EnvironmentSpec.for_allow(
-        profile_entries(settings), python=settings.python, pinned=listed
-    )
+    spec = EnvironmentSpec.for_allow(settings.allow, python=settings.python, pinned=listed)
     fitting = Fitting(store, spec)
     started = time.perf_counter()
     built = await fitting.ensure(_tell)

@@ -48,7 +48,7 @@ from kernel_mcp.linux.gpus import LIBRARY_PATH
 from kernel_mcp.records import dataclass
 from kernel_mcp.units import MIB, count, duration, idle_duration, limit_duration, number, size
 
-PROFILES = ("strict", "guarded", "default", "data")
+PROFILES = ("strict", "guarded", "default")
 """Profiles, the strictest first."""
 SANDBOXES = ("auto", "bwrap", "landlock", "container", "none")
 CHAINED = ("bwrap", "landlock")
@@ -138,8 +138,7 @@ class Settings:
         "profile", choice(*PROFILES), _IMPORTS, "|".join(PROFILES), "default",
         "what code may do within the sandbox: `strict` (computing only, no files, no `eval`), "
         "`guarded` (a list of modules, no shell), `default` (the whole standard library, shell "
-        "commands, magics and all that is installed; `guarded` under `--sandbox none`), `data` "
-        "(the same, with numpy, pandas, matplotlib and more installed)",
+        "commands, magics and all that is installed; `guarded` under `--sandbox none`)",
         narrows=no_further(PROFILES),
     )
     python: str = flag(

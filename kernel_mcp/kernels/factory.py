@@ -32,7 +32,7 @@ from kernel_mcp.launch.process import KernelProcess, Launcher
 from kernel_mcp.launch.rundir import compile_guest
 from kernel_mcp.network.secrets import Vault
 from kernel_mcp.output.text import Masks
-from kernel_mcp.policy import DATA_MODULES, NextStep, Policy, profile_entries
+from kernel_mcp.policy import DATA_MODULES, NextStep, Policy
 from kernel_mcp.records import dataclass
 
 if TYPE_CHECKING:
@@ -344,7 +344,7 @@ class KernelFactory:
 
     def _spec(self, request: KernelRequest) -> EnvironmentSpec:
         return EnvironmentSpec.for_allow(
-            profile_entries(self._settings),
+            self._settings.allow,
             python=request.python or self._settings.python,
             packages=request.packages,
             pinned=self._listed,

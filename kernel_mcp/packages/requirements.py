@@ -20,7 +20,6 @@ from kernel_mcp.environments.metadata import (
 from kernel_mcp.environments.uv import ProgressCallback
 from kernel_mcp.errors import EnvironmentBuildError, InputError, InstallError, KernelMcpError
 from kernel_mcp.launch.base import START_TIMEOUT_S
-from kernel_mcp.policy import profile_entries
 from kernel_mcp.policy.source import (
     ScriptMetadata,
     ScriptMetadataError,
@@ -103,7 +102,7 @@ class InstallRules:
 
         Raises ConfigError.
         """
-        entries = (*profile_entries(settings), *settings.allow_install)
+        entries = (*settings.allow, *settings.allow_install)
         named = packages_for(entries, "--allow-install")
         found = {each.name: str(each.specifier) for each in named}
         every = "*" in settings.allow_install
@@ -291,7 +290,7 @@ class ScriptReader:
         admitted = self._rules.admit(wanted)
         if not admitted:
             return ()
-        own = EnvironmentSpec.for_allow(profile_entries(self._settings)).packages
+        own = EnvironmentSpec.for_allow(self._settings.allow).packages
         return tuple(sorted(set(admitted) - set(own), key=str))
 
     async def python(self, wanted: str, progress: ProgressCallback | None) -> str:

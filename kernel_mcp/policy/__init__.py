@@ -61,7 +61,7 @@ DATA_MODULES: frozenset[str] = words(
     scipy seaborn sklearn statsmodels sympy tabulate tqdm
     """
 )
-"""Packages of the data profile by import name; the profile installs them."""
+"""Packages of data analysis by import name: templates import those of an operator's environment."""
 
 STRICT_DENIED_BUILTINS: frozenset[str] = words(
     "__import__ breakpoint compile eval exec globals input open vars"
@@ -102,13 +102,6 @@ NETWORK_MODULES: frozenset[str] = words(
 """Modules whose only purpose is the network."""
 
 
-def profile_entries(settings: Settings) -> tuple[str, ...]:
-    """Return all entries that the kernels' environment has to provide, in the form of `--allow`."""
-    if settings.profile != "data":
-        return settings.allow
-    return (*settings.allow, *sorted(DATA_MODULES))
-
-
 def profile_in_force(profile: str, *, confined: bool) -> str:
     """Return the effective profile: without a sandbox at least `guarded`, a list of modules."""
     return profile if confined or profile == "strict" else "guarded"
@@ -117,7 +110,7 @@ def profile_in_force(profile: str, *, confined: bool) -> str:
 def profile_in_words(settings: Settings, sandbox: str) -> str:
     """Return a description of the policy in two sentences; `sandbox` is the backend's name."""
     profile = profile_in_force(settings.profile, confined=settings.confined)
-    everything = "*" in settings.allow or profile in ("default", "data")
+    everything = "*" in settings.allow or profile == "default"
     if not settings.confined:
         role = "There is no sandbox (--sandbox none): code may do all that the server's user may"
         if not everything and profile != settings.profile:
@@ -308,7 +301,7 @@ class Policy:
                 f"there is no profile {profile!r}; choose one of {', '.join(PROFILES)}"
             )
         entries = [entry.strip() for entry in allow if entry.strip()]
-        allow_all = profile in ("default", "data") or "*" in entries
+        allow_all = profile == "default" or "*" in entries
         base = STRICT_MODULES if profile == "strict" else GUARDED_MODULES
         denied = STRICT_DENIED_BUILTINS if profile == "strict" and not allow_all else frozenset()
         policy = cls(base, allow_all, profile, denied, step=step, tools=tools)

@@ -86,7 +86,7 @@ def _reaches_others(settings: Settings) -> bool:
 def _installs(settings: Settings) -> bool:
     """Return True if packages can be added from an index."""
     named = settings.allow_install or any(each != "*" for each in settings.allow)
-    return bool(named or settings.profile == "data") and not settings.offline
+    return bool(named) and not settings.offline
 
 
 def _installs_anything(settings: Settings) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from kernel_mcp.policy import DATA_MODULES
 from tests.integration.agent import agent
 
 pytestmark = [pytest.mark.anyio, pytest.mark.full, pytest.mark.timeout(600)]
@@ -52,7 +53,7 @@ pd.read_excel('a.xlsx')['v'].tolist()
 
 
 async def test_the_ten_most_used_data_packages_work_in_the_sandbox() -> None:
-    async with agent("--profile", "data") as notebook:
+    async with agent("--allow", ",".join(sorted(DATA_MODULES))) as notebook:
         for code, expected in CELLS.items():
             answer = await notebook.run(code, timeout=120, wait=500)
             assert answer.text == expected, code

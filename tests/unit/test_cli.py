@@ -133,7 +133,7 @@ def test_help_and_version_leave_the_heavy_libraries_alone(flag: str) -> None:
         (["--nonsense"], "there is no flag --nonsense; did you mean --tokens?\n"),
         (["--config", "/"], "--config /: it is no ordinary file"),
         (["--sandbox", "auto,landlock"], "auto stands alone; what may follow each other is bwrap,"),
-        (["--profile", "lax"], "--profile lax: expected strict, guarded, default or data"),
+        (["--profile", "lax"], "--profile lax: expected strict, guarded or default"),
         (["env"], "expected one of list, build, prune"),
         (["env", "prune", "--older-than", "soon"], "--older-than soon: expected a time"),
     ],

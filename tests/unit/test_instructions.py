@@ -48,7 +48,6 @@ def test_the_profile_decides_what_is_said_about_imports_and_files() -> None:
     strict = instructions(Settings(profile="strict"), WHOLE)
     assert "a few modules such as math" in strict
     assert "code cannot open files, and has no eval" in strict
-    assert "pandas" in instructions(Settings(profile="data"), WHOLE)
     guarded = instructions(Settings(profile="guarded", allow=("polars",)), WHOLE)
     assert "the standard library for computing, polars (info lists all)" in guarded
     free = instructions(Settings(profile="strict", allow=("*",)), WHOLE)
@@ -86,7 +85,6 @@ WORST = (
     Settings(allow=NAMES, allow_install=NAMES, ignored_keys=IgnoredKeys(Path("/x"), NAMES)),
     Settings(allow=NAMES, allow_install=NAMES, profile="strict"),
     Settings(allow=("\u00e4" * 900,), allow_install=("\u00e4" * 900,)),
-    Settings(profile="data", allow_install=("*",)),
     Settings(allow=NAMES, allow_install=NAMES, network=NAMES),
     Settings(
         allow=NAMES,

@@ -55,7 +55,7 @@ from kernel_mcp.launch.process import KernelProcess, Launcher
 from kernel_mcp.launch.template import TemplateLauncher
 from kernel_mcp.linux.process import find_program
 from kernel_mcp.linux.safe_tree import remove_tree
-from kernel_mcp.policy import Policy, profile_entries, profile_in_words
+from kernel_mcp.policy import Policy, profile_in_words
 from kernel_mcp.sandbox.base import ContainerOptions, Sandbox
 from kernel_mcp.sandbox.remedies import surroundings
 from kernel_mcp.sandbox.select import (
@@ -83,9 +83,7 @@ async def examine_all(settings: Settings, progress: ProgressCallback) -> Diagnos
     store = EnvironmentStore(settings.cache_dir, sources=sources(settings))
     store.forget_unfit()
     listed = await store.read_pinned(settings)
-    wanted = EnvironmentSpec.for_allow(
-        profile_entries(settings), python=settings.python, pinned=listed
-    )
+    wanted = EnvironmentSpec.for_allow(settings.allow, python=settings.python, pinned=listed)
     fitting = Fitting(store, wanted)
     try:
         environment = await fitting.ensure(progress)

@@ -151,7 +151,7 @@ OPERATORS_ALONE = {
 }
 WIDER = {
     "allow": '["numpy"]',
-    "profile": '"data"',
+    "profile": '"default"',
     "allow-install": '"*"',
     "offline": "false",
     "allow-source-builds": "true",
@@ -205,6 +205,7 @@ PERMITTED: dict[str, str | list[str]] = {
     "offline": "true",
     "tools": "core",
     "checkpoints": "off",
+    "profile": "guarded",
     "network": ["a.example.com", "b.example.com"],
 }
 """The operator's values where the default does not distinguish wider from narrower."""

@@ -22,6 +22,7 @@ SAMPLES = {
     "GROUPS": "core,files",
     "CHARS": "2000",
     "off|auto": "off",
+    "strict|guarded|default": "strict",
     "": "true",
     "DIR": "/d",
     "DIR|URL": "/w",

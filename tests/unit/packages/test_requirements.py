@@ -34,10 +34,6 @@ def test_packages_of_the_allow_list_may_be_installed_too() -> None:
     assert rules(allow=("pandas",)).admit(["pandas<3"]) == requirements("pandas<3")
 
 
-def test_packages_of_the_profile_may_be_installed_too() -> None:
-    assert rules(profile="data").admit(["numpy"]) == requirements("numpy")
-
-
 def test_a_star_permits_everything_but_allowing_every_import_does_not() -> None:
     assert rules("*").admit(["anything"]) == requirements("anything")
     with pytest.raises(InstallError):

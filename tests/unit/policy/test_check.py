@@ -18,7 +18,7 @@ from kernel_mcp.policy.check import check, own_modules
 POLICIES = [
     Policy.for_allow([]),
     Policy.for_allow([], profile="strict"),
-    Policy.for_allow(["numpy"], profile="data").with_installed(["numpy"]),
+    Policy.for_allow(["numpy"], profile="default").with_installed(["numpy"]),
     Policy.for_allow(["*"]),
 ]
 
