@@ -10,6 +10,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
+from importlib import import_module
 
 from kernel_mcp.barriers import refusal_of
 from kernel_mcp.config.load import read_settings, settings_parser
@@ -84,10 +85,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         words = [*words[1:], "--help"]
     if words in (["version"], ["-v"], ["-V"]):
         words = ["--version"]
-    command = _COMMANDS.get(words[0]) if words else None
     try:
-        if command is not None:
-            return command(words[1:])
+        if words and words[0] in _COMMANDS:
+            return _command(words[0])(words[1:])
         return _serve(words)
     except KeyboardInterrupt:
         return 130
@@ -143,69 +143,23 @@ def _serve(argv: Sequence[str]) -> int:
     return serve(settings, sandbox, ending)
 
 
-def _doctor(argv: Sequence[str]) -> int:
-    from kernel_mcp.commands import run_doctor
-
-    return run_doctor(argv)
-
-
-def _setup(argv: Sequence[str]) -> int:
-    from kernel_mcp.commands.setup import run_setup
-
-    return run_setup(argv)
-
-
-def _env(argv: Sequence[str]) -> int:
-    from kernel_mcp.commands import run_env
-
-    return run_env(argv)
-
-
-def _sessions(argv: Sequence[str]) -> int:
-    from kernel_mcp.commands import run_sessions
-
-    return run_sessions(argv)
-
-
-def _lab(argv: Sequence[str]) -> int:
-    from kernel_mcp.commands import run_lab
-
-    return run_lab(argv)
-
-
-def _image(argv: Sequence[str]) -> int:
-    from kernel_mcp.commands import run_image
-
-    return run_image(argv)
-
-
-def _node(argv: Sequence[str]) -> int:
-    from kernel_mcp.fleet.commands import run_node
-
-    return run_node(argv)
-
-
-def _fleet(argv: Sequence[str]) -> int:
-    from kernel_mcp.fleet.commands import run_fleet
-
-    return run_fleet(argv)
-
-
-def _token(argv: Sequence[str]) -> int:
-    from kernel_mcp.commands.token import run_token
-
-    return run_token(argv)
-
-
-_COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
-    "serve": _serve,
-    "setup": _setup,
-    "doctor": _doctor,
-    "env": _env,
-    "sessions": _sessions,
-    "lab": _lab,
-    "image": _image,
-    "token": _token,
-    "node": _node,
-    "fleet": _fleet,
+_COMMANDS = {
+    "serve": ("cli", "_serve"),
+    "setup": ("commands.setup", "run_setup"),
+    "doctor": ("commands", "run_doctor"),
+    "env": ("commands", "run_env"),
+    "sessions": ("commands", "run_sessions"),
+    "lab": ("commands", "run_lab"),
+    "image": ("commands", "run_image"),
+    "token": ("commands.token", "run_token"),
+    "node": ("fleet.commands", "run_node"),
+    "fleet": ("fleet.commands", "run_fleet"),
 }
+"""Module and function of each command: it is called with the words behind, and returns the exit
+code."""
+
+
+def _command(name: str) -> Callable[[Sequence[str]], int]:
+    module, function = _COMMANDS[name]
+    found: Callable[[Sequence[str]], int] = getattr(import_module(f"kernel_mcp.{module}"), function)
+    return found

@@ -261,14 +261,6 @@ async def too_long(notebook: Agent) -> str:
     return handle
 
 
-async def reset_unheard(notebook: Agent) -> str:
-    """A reset was given up."""
-    handle = await opened(notebook)
-    with anyio.move_on_after(0.02):
-        await notebook.call("reset", session=handle)
-    return handle
-
-
 async def hibernated_in_part(notebook: Agent) -> str:
     """A session had to make room, and one of its variables cannot be kept."""
     handle = await opened(notebook, "import threading; y = 2; x = threading.Lock()")

@@ -27,7 +27,6 @@ from kernel_mcp.sandbox.landlock.rules import (
 from kernel_mcp.units import GIB, MIB
 from kernel_specs.restricted.confine import RESERVED_ADDRESSES
 
-from_here = 0
 needs_landlock = pytest.mark.skipif(
     (reason := landlock.landlock_available()) is not None, reason=str(reason)
 )
