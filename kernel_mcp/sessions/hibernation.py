@@ -53,8 +53,11 @@ ENDED_WITH_KERNEL = "a file in a folder that ends with its kernel; files in the 
 
 
 @dataclass(frozen=True, slots=True)
-class HibernatedState:
-    """The state of a hibernated session.
+class SavedState:
+    """The saved state of a session without a kernel, which its next kernel restores.
+
+    It is that of a hibernated session, of one of an earlier server, or the last save of a kernel
+    that has died.
 
     since       time of the hibernation, in seconds of the session's clock
     idle_s      seconds for which the session had been idle
@@ -170,8 +173,8 @@ class Hibernation:
         self._start = start
 
     async def prepare(
-        self, kernel: Kernel, asked: HibernatedState, saved: HibernatedState | None = None
-    ) -> HibernatedState:
+        self, kernel: Kernel, asked: SavedState, saved: SavedState | None = None
+    ) -> SavedState:
         """Save the variables of `kernel` without ending it; return `asked` with the result.
 
         `saved` is an earlier save of the same state. It is used instead if a forced save would
@@ -191,8 +194,8 @@ class Hibernation:
                 await anyio.to_thread.run_sync(self._session_save.entry.tidy)
 
     async def _prepare(
-        self, kernel: Kernel, asked: HibernatedState, saved: HibernatedState | None
-    ) -> HibernatedState:
+        self, kernel: Kernel, asked: SavedState, saved: SavedState | None
+    ) -> SavedState:
         dump = await self._save(kernel, forced=asked.forced)
         if saved is not None and not dump.lost.keys().isdisjoint(saved.back):
             return _instead(saved, asked)
@@ -206,7 +209,7 @@ class Hibernation:
         )
 
     async def wake(
-        self, hibernated: HibernatedState, start: Callable[[], Awaitable[Kernel]]
+        self, saved: SavedState, start: Callable[[], Awaitable[Kernel]]
     ) -> tuple[Kernel, RestoreResult]:
         """Start a kernel with `start`, and load the dump into it.
 
@@ -214,52 +217,52 @@ class Hibernation:
         KernelMcpError.
         """
         try:
-            return await self._load(start, hibernated, {})
+            return await self._load(start, saved, {})
         except HibernationError as error:
             failure = str(error)
         with suppress(HibernationError):
-            fatal = await self.find_fatal(hibernated)
+            fatal = await self.find_fatal(saved)
             try:
-                return await self._load(start, hibernated, fatal)
+                return await self._load(start, saved, fatal)
             except HibernationError as error:
                 failure = str(error)
-        return await start(), nothing_restored(hibernated, failure)
+        return await start(), nothing_restored(saved, failure)
 
     async def _load(
         self,
         start: Callable[[], Awaitable[Kernel]],
-        hibernated: HibernatedState,
+        saved: SavedState,
         leave: Mapping[str, str],
     ) -> tuple[Kernel, RestoreResult]:
         kernel = await start()
         try:
-            return kernel, await self.restore(kernel, hibernated, leave)
+            return kernel, await self.restore(kernel, saved, leave)
         except BaseException:
             await kernel.aclose()
             raise
 
     async def restore(
-        self, kernel: Kernel, hibernated: HibernatedState, leave: Mapping[str, str]
+        self, kernel: Kernel, saved: SavedState, leave: Mapping[str, str]
     ) -> RestoreResult:
         """Load the dump into `kernel`, except the names in `leave`, which maps them to reasons.
 
         Raises HibernationError if that kernel is lost.
         """
-        unfit, changes = hibernated.judge(kernel) if hibernated.dump is not None else ("", "")
-        failure = hibernated.failure or unfit
-        if hibernated.dump is not None and not failure:
-            failure = await damage(hibernated.dump)
-        if hibernated.dump is None or failure:
-            return nothing_restored(hibernated, failure)
+        unfit, changes = saved.judge(kernel) if saved.dump is not None else ("", "")
+        failure = saved.failure or unfit
+        if saved.dump is not None and not failure:
+            failure = await damage(saved.dump)
+        if saved.dump is None or failure:
+            return nothing_restored(saved, failure)
         try:
-            loaded = await give(kernel, hibernated.dump, leave)
+            loaded = await give(kernel, saved.dump, leave)
         except OSError as error:
-            return nothing_restored(hibernated, UNREADABLE.format(error.strerror))
-        files = tuple(path for path in hibernated.files if path in loaded.missing)
-        there = replace(hibernated, files=files)
+            return nothing_restored(saved, UNREADABLE.format(error.strerror))
+        files = tuple(path for path in saved.files if path in loaded.missing)
+        there = replace(saved, files=files)
         return restored(there, loaded.names, {**leave, **not_loaded(loaded)}, changes)
 
-    async def find_fatal(self, hibernated: HibernatedState) -> dict[str, str]:
+    async def find_fatal(self, saved: SavedState) -> dict[str, str]:
         """Return the names of variables that crash a kernel which loads them, with reasons.
 
         A first crash may have another cause, such as a lack of memory. So the next kernel loads the
@@ -267,7 +270,7 @@ class Hibernation:
         and so do those after it in the group. After `TRIALS` kernels all untried variables count.
         Raises KernelMcpError, OSError.
         """
-        dump = hibernated.dump
+        dump = saved.dump
         failed: dict[str, str] = {}
         if dump is None or not dump.groups:
             raise HibernationError("they end every kernel that reads them")
@@ -382,7 +385,7 @@ async def _at_once() -> AsyncIterator[bool]:
     yield True
 
 
-def _instead(saved: HibernatedState, asked: HibernatedState) -> HibernatedState:
+def _instead(saved: SavedState, asked: SavedState) -> SavedState:
     """Return `asked` with the earlier save `saved` as its result."""
     return replace(
         saved,
@@ -400,54 +403,54 @@ def not_loaded(loaded: Loaded) -> dict[str, str]:
 
 
 def restored(
-    hibernated: HibernatedState, names: Sequence[str], failed: Mapping[str, str], changes: str = ""
+    saved: SavedState, names: Sequence[str], failed: Mapping[str, str], changes: str = ""
 ) -> RestoreResult:
     """Return the result for loaded `names`; `failed` maps names that were not loaded to reasons.
 
     `changes` lists packages whose versions differ from those at the save; empty for none.
     """
-    parts = [hibernated.began()]
-    lost = {**hibernated.lost, **failed}
-    if hibernated.saved_when:
-        parts[0] += f": {described(names, hibernated.variables) or 'no variables'}"
+    parts = [saved.began()]
+    lost = {**saved.lost, **failed}
+    if saved.saved_when:
+        parts[0] += f": {described(names, saved.variables) or 'no variables'}"
     elif names:
         parts.append(f"Back: {listing(names)} ({len(names)})")
     if lost:
         parts.append(
             f"Not back: {reasons(lost)}: create {'it' if len(lost) == 1 else 'them'} again"
         )
-    if changed := {name: why for name, why in hibernated.changed.items() if name not in lost}:
+    if changed := {name: why for name, why in saved.changed.items() if name not in lost}:
         parts.append(f"Not as before: {reasons(changed)}")
-    if hibernated.files:
+    if saved.files:
         parts.append(
             f"Files that ended with the kernel, unlike those in the workspace: "
-            f"{listing(hibernated.files)} ({len(hibernated.files)})"
+            f"{listing(saved.files)} ({len(saved.files)})"
         )
-    if hibernated.after:
-        parts.append(hibernated.after.removesuffix("."))
+    if saved.after:
+        parts.append(saved.after.removesuffix("."))
     if changes:
         parts.append(f"Packages that are not as they were: {changes}")
     parts.append(START_ANEW)
-    gone = {**hibernated.gone, **failed}
-    loss = f"hibernation could not keep {listing(gone)}" if gone else hibernated.after or None
+    gone = {**saved.gone, **failed}
+    loss = f"hibernation could not keep {listing(gone)}" if gone else saved.after or None
     return RestoreResult(
-        ". ".join(parts), loss, tuple(names), gone, restored=hibernated.dump is not None
+        ". ".join(parts), loss, tuple(names), gone, restored=saved.dump is not None
     )
 
 
-def nothing_restored(hibernated: HibernatedState, failure: str) -> RestoreResult:
+def nothing_restored(saved: SavedState, failure: str) -> RestoreResult:
     """Return the result for a session that lost all variables, or that had none.
 
     `failure` is the reason of the loss; empty if there were no variables.
     """
     if failure:
-        could = "brought back" if hibernated.saved_when else "saved"
-        began = hibernated.began()
+        could = "brought back" if saved.saved_when else "saved"
+        began = saved.began()
         text = f"{began}, but its variables could not be {could}: {failure}. All variables"
-        which = f": {listing(hibernated.names)}" if hibernated.names else ""
+        which = f": {listing(saved.names)}" if saved.names else ""
         return RestoreResult(
             f"{text} of earlier cells are lost{which}; files in the workspace are kept",
             f"the session was hibernated, and {failure}",
-            lost={**dict.fromkeys(hibernated.names, failure), **hibernated.gone},
+            lost={**dict.fromkeys(saved.names, failure), **saved.gone},
         )
-    return restored(hibernated, (), {}) if hibernated.gone else RestoreResult()
+    return restored(saved, (), {}) if saved.gone else RestoreResult()

@@ -22,8 +22,8 @@ async def variables_of(session: Session, match: str = "", offset: int = 0) -> di
     There are none without a kernel. Those of a hibernated session are described as saved. Raises
     LaunchError if the kernel cannot answer because the running cell blocks it.
     """
-    if (hibernated := session.kernel_state.hibernated) is not None:
-        return {"variables": hibernated.variables, "omitted": 0}
+    if (saved := session.kernel_state.pending_restore) is not None:
+        return {"variables": saved.variables, "omitted": 0}
     kernel = session.kernel
     if kernel is None:
         return {"variables": [], "omitted": 0}

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from kernel_mcp.barriers import Barrier
 from kernel_mcp.sessions.cell import Cell
 from kernel_mcp.sessions.checkpoints import Checkpoints
-from kernel_mcp.sessions.hibernation import HibernatedState
+from kernel_mcp.sessions.hibernation import SavedState
 from kernel_mcp.sessions.losses import FILES_KEPT, closed_words, lost_names
 from kernel_mcp.sessions.notifications import Loss, Notice, NotificationQueue
 from kernel_mcp.sessions.words import listing
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 class KernelState:
     """The kernel of one session, and the cells whose effects its variables have.
 
-    kernel      None before its start, and without one
-    used        True if the kernel has variables of cells
-    hibernated  the save that the next kernel loads; None without one
-    worked      the cells whose effects the variables have, in order
+    kernel           None before its start, and without one
+    used             True if the kernel has variables of cells
+    pending_restore  the saved state that the next kernel loads; None without one
+    worked           the cells whose effects the variables have, in order
 
     Every loss becomes a notice in `notifications`.
     """
@@ -36,7 +36,7 @@ class KernelState:
         self.checkpoints = checkpoints
         self.kernel: Kernel | None = None
         self.used = False
-        self.hibernated: HibernatedState | None = None
+        self.pending_restore: SavedState | None = None
         self.worked: list[int] = []
         self.branch_folder = ""
         """The own folder of a branch, relative to the workspace; empty for other sessions."""
@@ -47,7 +47,7 @@ class KernelState:
     @property
     def holds(self) -> bool:
         """True if variables of cells exist, in a kernel or in a save."""
-        return self.used or self.hibernated is not None
+        return self.used or self.pending_restore is not None
 
     @property
     def as_of(self) -> int | None:
@@ -86,10 +86,10 @@ class KernelState:
 
     def lost_state(self, cause: str) -> Loss:
         """Return the loss if all variables were lost now, because of `cause`."""
-        if self.hibernated is not None:
+        if self.pending_restore is not None:
             pending = self._hibernation_notice in self.notifications.pending
-            untold = self.hibernated.gone if pending else ()
-            return Loss.of(cause, dict.fromkeys((*untold, *self.hibernated.names)))
+            untold = self.pending_restore.gone if pending else ()
+            return Loss.of(cause, dict.fromkeys((*untold, *self.pending_restore.names)))
         if self.kernel is None or not self.used:
             return Loss(cause)
         return Loss.of(cause, self.kernel.names, self.kernel.names.more)
@@ -99,18 +99,16 @@ class KernelState:
         text = f"{what}: all variables, imports and definitions made before are lost; {FILES_KEPT}"
         return self.notifications.add(f"{text}.{lost_names(loss)}", loss)
 
-    def report_hibernation(self, hibernated: HibernatedState) -> None:
-        """Add a notice of a hibernated or persisted session, with the loss if any."""
+    def report_hibernation(self, saved: SavedState) -> None:
+        """Add a notice of a saved state, which is that of this session, with the loss if any."""
         loss: Loss | None
-        if hibernated.failure:
-            loss = self.lost_state(f"the session was hibernated, and {hibernated.failure}")
-        elif hibernated.gone:
-            loss = Loss.of(
-                f"hibernation could not keep {listing(hibernated.gone)}", hibernated.gone
-            )
+        if saved.failure:
+            loss = self.lost_state(f"the session was hibernated, and {saved.failure}")
+        elif saved.gone:
+            loss = Loss.of(f"hibernation could not keep {listing(saved.gone)}", saved.gone)
         else:
-            loss = Loss(hibernated.after) if hibernated.after else None
-        self._hibernation_notice = self.notifications.add(hibernated.remark(), loss)
+            loss = Loss(saved.after) if saved.after else None
+        self._hibernation_notice = self.notifications.add(saved.remark(), loss)
 
     def forget_hibernation(self) -> Notice | None:
         """Return the notice of the hibernation, which is over; None without one."""
@@ -120,7 +118,7 @@ class KernelState:
     async def drop(self) -> None:
         """End the kernel."""
         kernel = self._release()
-        if self.hibernated is None:
+        if self.pending_restore is None:
             self.worked.clear()
         if kernel is not None:
             with Barrier("ending a kernel", self.session):

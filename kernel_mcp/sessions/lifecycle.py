@@ -15,7 +15,7 @@ from kernel_mcp.errors import HibernationError, KernelMcpError, LaunchError
 from kernel_mcp.kernels.factory import KernelRequest
 from kernel_mcp.sessions.cell import Ahead, Cell
 from kernel_mcp.sessions.events import Journal
-from kernel_mcp.sessions.hibernation import HibernatedState, Hibernation, RestoreResult
+from kernel_mcp.sessions.hibernation import Hibernation, RestoreResult, SavedState
 from kernel_mcp.sessions.notifications import Loss
 from kernel_mcp.sessions.recovery import KernelRecovery
 from kernel_mcp.sessions.snapshot import UnsavableError
@@ -115,9 +115,7 @@ class KernelLifecycle:
         self.state.notifications.withdraw(self.state.forget_hibernation())
         self.state.notifications.accept_losses()
 
-    async def hibernate(
-        self, asked: HibernatedState, *, saved: HibernatedState | None = None
-    ) -> bool:
+    async def hibernate(self, asked: SavedState, *, saved: SavedState | None = None) -> bool:
         """Save the variables and end the kernel; return False if `cancel_hibernation` was called.
 
         `asked` has the reason and the idle time. `saved` is the last save of the kernel if nothing
@@ -132,37 +130,35 @@ class KernelLifecycle:
                 if state.kernel is not None and state.kernel.exit is not None:
                     await self.recovery.note_death()
                 with self.recovery.unreported():
-                    left = state.hibernated  # the save of a kernel that has died, if any
-                    hibernated = left or await self._prepare(asked, saved)
+                    left = state.pending_restore  # the save of a kernel that has died, if any
+                    pending = left or await self._prepare(asked, saved)
                 told = not scope.cancel_called
             finally:
                 if not told and state.kernel is not None:
                     self.recovery.check(state.kernel)
         if scope.cancel_called:
             span.note(outcome="needed")
-            if state.hibernated is None:
+            if state.pending_restore is None:
                 await self._hibernation.give_up()
             return False
-        if state.hibernated is None and (hibernated.gone or hibernated.failure):
-            state.report_hibernation(hibernated)
-        state.hibernated = hibernated
+        if state.pending_restore is None and (pending.gone or pending.failure):
+            state.report_hibernation(pending)
+        state.pending_restore = pending
         self.awake = False
-        count = len(hibernated.dump.names) if hibernated.dump is not None else 0
+        count = len(pending.dump.names) if pending.dump is not None else 0
         self._journal.note(
             "hibernate",
             saved=count,
-            lost=len(hibernated.gone),
-            size=hibernated.size,
-            cause=hibernated.failure,
+            lost=len(pending.gone),
+            size=pending.size,
+            cause=pending.failure,
             reason=asked.reason,
             idle_s=round(asked.idle_s, 1),
         )
         await state.drop()
         return True
 
-    async def _prepare(
-        self, asked: HibernatedState, saved: HibernatedState | None
-    ) -> HibernatedState:
+    async def _prepare(self, asked: SavedState, saved: SavedState | None) -> SavedState:
         """Save the variables; if forced, use a checkpoint or the last save of a lost kernel."""
         kernel = self.state.kernel if self.state.used else None
         if kernel is None:
@@ -180,19 +176,19 @@ class KernelLifecycle:
                 if back is None:
                     return replace(asked, failure=str(error))
                 self.recovery.report(f"the session could not be saved anew: {error}", back)
-            if self.state.hibernated is None:  # restored from a checkpoint: its kernel runs
+            if self.state.pending_restore is None:  # restored from a checkpoint: its kernel runs
                 raise
-            return self.state.hibernated
+            return self.state.pending_restore
 
-    def continue_from(self, hibernated: HibernatedState, cell: int | None) -> None:
-        """Set `hibernated`, an earlier save, for the next kernel to load, and add a notice of it.
+    def continue_from(self, pending: SavedState, cell: int | None) -> None:
+        """Restore `pending`, an earlier save, into the next kernel, and add a notice of it.
 
         `cell` is the last cell whose effects the variables have; None for none.
         """
-        self.state.hibernated = hibernated
+        self.state.pending_restore = pending
         self.state.worked = [] if cell is None else [cell]
         self.awake = False
-        self.state.report_hibernation(hibernated)
+        self.state.report_hibernation(pending)
 
     async def unless_needed(self, work: Callable[[], Awaitable[T]]) -> T | None:
         """Return the result of `work`; None if `cancel_hibernation` was called before its end."""
@@ -257,7 +253,7 @@ class KernelLifecycle:
         state = self.state
         gone = [cell for cell in state.worked if cell not in worked]
         await state.drop()
-        if state.hibernated is not None:
+        if state.pending_restore is not None:
             await self._end_save()
         state.notifications.withdraw(state.forget_hibernation())
         self.awake = True
@@ -270,12 +266,12 @@ class KernelLifecycle:
 
     async def _begin(self, progress: ProgressCallback) -> Kernel:
         """Start a kernel, and load the save of a hibernated session."""
-        start, hibernated = partial(self._start, self.request, progress), self.state.hibernated
-        if hibernated is None:
+        start, pending = partial(self._start, self.request, progress), self.state.pending_restore
+        if pending is None:
             return await start()
         with Span("wake", session=self.request.session):
             await progress("Bringing the hibernated session back")
-            kernel, result = await self._hibernation.wake(hibernated, start)
+            kernel, result = await self._hibernation.wake(pending, start)
             await self._end_save(used=True)
             self._note_restored(kernel, result)
             return kernel
@@ -293,7 +289,7 @@ class KernelLifecycle:
             self.state.notifications.add(result.notice, _loss_of(result, known))
 
     async def _end_save(self, *, used: bool = False) -> None:
-        self.state.hibernated = None
+        self.state.pending_restore = None
         await self._hibernation.end(used=used)
 
     async def _start(self, request: KernelRequest, progress: ProgressCallback) -> Kernel:

@@ -380,8 +380,8 @@ async def _one_of(leaving: Sequence[anyio.Event]) -> None:
 
 
 def _first_to_drop(session: Session) -> tuple[bool, float]:
-    hibernated = session.kernel_state.hibernated
-    return not session.blank, hibernated.since if hibernated else 0.0
+    saved = session.kernel_state.pending_restore
+    return not session.blank, saved.since if saved else 0.0
 
 
 def surplus(asleep: Sequence[Session], *, most: int, most_bytes: int) -> list[Session]:
@@ -403,5 +403,5 @@ def surplus(asleep: Sequence[Session], *, most: int, most_bytes: int) -> list[Se
 
 
 def _saved_bytes(session: Session) -> int:
-    hibernated = session.kernel_state.hibernated
-    return hibernated.size if hibernated else 0
+    saved = session.kernel_state.pending_restore
+    return saved.size if saved else 0

@@ -13,7 +13,7 @@ import anyio.abc
 from kernel_mcp.barriers import Barrier
 from kernel_mcp.errors import KernelGone, LaunchError, UndoError
 from kernel_mcp.sessions.events import Journal
-from kernel_mcp.sessions.hibernation import HibernatedState
+from kernel_mcp.sessions.hibernation import SavedState
 from kernel_mcp.sessions.kernel_state import KernelState
 from kernel_mcp.sessions.losses import FILES_KEPT, Rollback, cells_in_words
 from kernel_mcp.sessions.snapshot import damage
@@ -37,7 +37,7 @@ class KernelRecovery:
         journal: Journal,
         *,
         on_death: Callable[[], None],
-        last_save: Callable[[], tuple[HibernatedState, int] | None],
+        last_save: Callable[[], tuple[SavedState, int] | None],
         on_rollback: Callable[[], None],
     ) -> None:
         """`on_death` is called when a kernel has died between cells and can be restored.
@@ -132,7 +132,7 @@ class KernelRecovery:
         state.checkpoints.stir()
         await self.note_death()
         kernel, worked = state.kernel, state.worked
-        if state.hibernated is not None:
+        if state.pending_restore is not None:
             raise UndoError(
                 "Nothing was undone: what is kept of this session are its last variables alone, "
                 "and the next cell brings them back. To begin anew, call reset."
@@ -210,16 +210,16 @@ class KernelRecovery:
         state, found = self.state, self._saved()
         if found is None or state.kernel is None:
             return None
-        hibernated, as_of = found
-        if hibernated.dump is None or await damage(hibernated.dump):
+        saved, as_of = found
+        if saved.dump is None or await damage(saved.dump):
             return None
-        gone = [name for name in state.kernel.names if name not in set(hibernated.back)]
-        state.hibernated = hibernated
+        gone = [name for name in state.kernel.names if name not in set(saved.back)]
+        state.pending_restore = saved
         undone = state.take_back(as_of)
         await state.drop()
         return Rollback(as_of, undone, tuple(gone))
 
-    def _saved(self) -> tuple[HibernatedState, int] | None:
+    def _saved(self) -> tuple[SavedState, int] | None:
         """Return the last save and the last cell in it; None without one, or if it was undone."""
         found = self._last_save() if self.state.used else None
         return found if found is not None and found[1] in self.state.worked else None

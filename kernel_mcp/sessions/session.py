@@ -35,7 +35,7 @@ from kernel_mcp.records import dataclass
 from kernel_mcp.sessions.cell import Ahead, Cell, StopReason
 from kernel_mcp.sessions.checkpoints import Checkpoints, IdleCheckpoints
 from kernel_mcp.sessions.family import BranchOrigin, BranchStart, Family
-from kernel_mcp.sessions.hibernation import IDLE, HibernatedState
+from kernel_mcp.sessions.hibernation import IDLE, SavedState
 from kernel_mcp.sessions.kernel_state import KernelState
 from kernel_mcp.sessions.lifecycle import KernelLifecycle
 from kernel_mcp.sessions.losses import Rollback
@@ -390,9 +390,9 @@ class Session:
             used_since = self.family.last_used != used and reason == IDLE
             if waiting.cancel_called or used_since or not self._can_hibernate_now:
                 return False
-            hibernated = HibernatedState(now, now - self.family.last_used, reason)
+            asked = SavedState(now, now - self.family.last_used, reason)
             last = None if self.persistence.changed else self.persistence.last_save()
-            done = await self.lifecycle.hibernate(hibernated, saved=last and last[0])
+            done = await self.lifecycle.hibernate(asked, saved=last and last[0])
             if done:
                 self.persistence.trim_journal()
             return done

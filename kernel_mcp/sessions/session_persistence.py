@@ -14,7 +14,7 @@ from kernel_mcp.linux.proc import thread_times, waits_for_machine
 from kernel_mcp.sessions.compatibility import compatibility_check
 from kernel_mcp.sessions.family import Family, FamilyMember
 from kernel_mcp.sessions.forked_save import UnfitToFork
-from kernel_mcp.sessions.hibernation import HibernatedState
+from kernel_mcp.sessions.hibernation import SavedState
 from kernel_mcp.sessions.notebook_sinks import NotebookSinks
 from kernel_mcp.sessions.notifications import NotificationQueue
 from kernel_mcp.sessions.persistence import LookupResult, PreviousSession, lost_with
@@ -282,7 +282,7 @@ class SessionPersistence:
             self._session.notifications.add(NO_ROOM.format(listing(sorted(names))))
         self._left_out = names
 
-    def last_save(self) -> tuple[HibernatedState, int] | None:
+    def last_save(self) -> tuple[SavedState, int] | None:
         """Return the last save of its kernel and the last cell in it; None for none."""
         if (
             self._save is None
@@ -290,12 +290,12 @@ class SessionPersistence:
             or previous.saved.cell is None
         ):
             return None
-        return self._hibernated_state(previous, ""), previous.saved.cell
+        return self._saved_state(previous, ""), previous.saved.cell
 
-    def _hibernated_state(self, previous: PreviousSession, after: str) -> HibernatedState:
+    def _saved_state(self, previous: PreviousSession, after: str) -> SavedState:
         saved, dump = previous.saved, previous.dump
         told = saved.variables.get("lost", {})
-        return HibernatedState(
+        return SavedState(
             self._clock(),
             0.0,
             dump=dump,
@@ -385,11 +385,11 @@ class SessionPersistence:
         """Set the variables for the next cell to restore."""
         session, saved = self._session, previous.saved
         ran = {cell.number for cell in session.queue.cells[saved.through :] if cell.numbered}
-        hibernated = self._hibernated_state(
+        saved_state = self._saved_state(
             previous, lost_with(saved, sorted(ran.union(previous.cells)))
         )
         session.touched = True
-        session.lifecycle.continue_from(hibernated, saved.cell)
+        session.lifecycle.continue_from(saved_state, saved.cell)
 
     async def release(self, *, remove: bool) -> None:
         """Release the entry of a session that has ended, after its last cells were saved.

@@ -179,18 +179,18 @@ def register(box: Toolbox, services: ToolContext) -> None:
             raise InputError(f"offset={offset} is not usable: variables count from 0.")
         caller, found = await box.resolve(ctx, session)
         reply = await variables_of(found, match, offset)
-        hibernated = found.kernel_state.hibernated
+        saved = found.kernel_state.pending_restore
         known = [Variable.model_validate(item) for item in reply["variables"]]
         known = [each for each in known if matches(each.name, match)]
-        if hibernated is not None or found.request.attach:
+        if saved is not None or found.request.attach:
             known = known[offset:]
         variables = fitting(known, _row_of, settings.max_output)
         omitted = reply["omitted"] + len(known) - len(variables)
         note = more(omitted, offset, len(variables))
         if not variables and not offset:
             note = f"No variable is named like {match!r}." if match else NO_VARIABLES
-        if hibernated is not None:
-            note = f"{note} {hibernated.remark()}".lstrip()
+        if saved is not None:
+            note = f"{note} {saved.remark()}".lstrip()
         if (again := found.notifications.last_loss) is not None:
             caller.response.attach(found.notifications, [again])
             note = f"{note} Told before: {again.text}".lstrip()

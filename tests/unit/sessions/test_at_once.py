@@ -68,8 +68,8 @@ async def test_two_hibernations_at_once_lose_nothing(
                 assert session.state == "idle"
                 disk.set()
         assert session.state == "hibernated"
-        assert session.kernel_state.hibernated is not None
-        assert session.kernel_state.hibernated.back == ["x"]
+        assert session.kernel_state.pending_restore is not None
+        assert session.kernel_state.pending_restore.back == ["x"]
         cell = await only.run("y = 1")
         assert only.variables == {"x": "41", "y": "1"}
         assert cell.meta("s", omitted=0, outputs=[])["lost"] == []
@@ -288,8 +288,8 @@ async def test_a_new_session_waits_for_one_that_the_idle_timer_puts_to_sleep(
             await anyio.wait_all_tasks_blocked()
             go_on.set()
         assert states(manager.sessions) == ["hibernated", "new"]
-        assert only.kernel_state.hibernated is not None
-        assert only.kernel_state.hibernated.back == ["x"]
+        assert only.kernel_state.pending_restore is not None
+        assert only.kernel_state.pending_restore.back == ["x"]
 
 
 async def test_a_new_session_waits_for_one_that_saves_itself(tmp_path: Path) -> None:

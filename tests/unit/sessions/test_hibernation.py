@@ -168,8 +168,8 @@ async def test_changes_and_files_that_end_with_the_kernel_are_told(tmp_path: Pat
         await nb.run("a = 1")
         nb.source.changed, nb.source.files = {"a": "a copy now"}, ["/tmp/table.csv"]
         assert await nb.hibernate()
-        assert nb.session.kernel_state.hibernated is not None
-        assert list(nb.session.kernel_state.hibernated.gone) == ["/tmp/table.csv"]
+        assert nb.session.kernel_state.pending_restore is not None
+        assert list(nb.session.kernel_state.pending_restore.gone) == ["/tmp/table.csv"]
         (notice,) = (await nb.run("b = 1")).notices
         assert "Not as before: a (a copy now)." in notice
         assert "Files that ended with the kernel" in notice

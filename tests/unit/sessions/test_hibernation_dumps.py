@@ -10,7 +10,7 @@ from kernel_mcp.errors import HibernationError, LaunchError
 from kernel_mcp.sessions import snapshot
 from kernel_mcp.sessions.hibernation import (
     MAKE_ROOM,
-    HibernatedState,
+    SavedState,
     nothing_restored,
     restored,
 )
@@ -100,8 +100,8 @@ async def test_the_variables_of_a_sleeping_session_can_be_listed(tmp_path: Path)
         await nb.hibernate(MAKE_ROOM)
         found = await variables_of(nb.session)
         assert [item["name"] for item in found["variables"]] == ["a"]
-        assert nb.session.kernel_state.hibernated is not None
-        assert "bad (ValueError" in nb.session.kernel_state.hibernated.remark()
+        assert nb.session.kernel_state.pending_restore is not None
+        assert "bad (ValueError" in nb.session.kernel_state.pending_restore.remark()
         assert nb.session.state == "hibernated"
 
 
@@ -136,20 +136,20 @@ def test_times_are_told_in_words(seconds: float, words: str) -> None:
 
 def test_long_lists_of_names_are_counted() -> None:
     names = [f"variable_{number:05}" for number in range(2000)]
-    notice = restored(HibernatedState(0.0, 60.0, MAKE_ROOM), names, {}).notice
+    notice = restored(SavedState(0.0, 60.0, MAKE_ROOM), names, {}).notice
     assert "after 1 min idle to make room for another session" in notice
     assert "more (2000)" in notice
     assert len(notice) < 10_000
 
 
 def test_hostile_names_stay_on_one_line() -> None:
-    notice = restored(HibernatedState(0.0, 60.0), ["a\nb"], {"c\u202e": "x\ny"}).notice
+    notice = restored(SavedState(0.0, 60.0), ["a\nb"], {"c\u202e": "x\ny"}).notice
     assert "\n" not in notice
     assert "\u202e" not in notice
 
 
 def test_a_session_that_had_nothing_says_nothing() -> None:
-    assert nothing_restored(HibernatedState(0.0, 60.0), "").notice == ""
+    assert nothing_restored(SavedState(0.0, 60.0), "").notice == ""
 
 
 async def test_a_dump_that_comes_in_drops_is_not_waited_for(tmp_path: Path) -> None:
@@ -157,8 +157,11 @@ async def test_a_dump_that_comes_in_drops_is_not_waited_for(tmp_path: Path) -> N
         await nb.run("a = 1")
         nb.source.dump = "drip"
         assert await nb.hibernate(MAKE_ROOM)
-        assert nb.session.kernel_state.hibernated is not None
-        assert "something else than it had announced" in nb.session.kernel_state.hibernated.failure
+        assert nb.session.kernel_state.pending_restore is not None
+        assert (
+            "something else than it had announced"
+            in nb.session.kernel_state.pending_restore.failure
+        )
         assert nb.source.living == 0
 
 
@@ -169,14 +172,14 @@ async def test_a_dump_that_takes_too_long_is_given_up(
     async with notebook(tmp_path) as nb:
         await nb.run("a = 1")
         assert await nb.hibernate(MAKE_ROOM)
-        assert nb.session.kernel_state.hibernated is not None
-        assert "did not hand them over" in nb.session.kernel_state.hibernated.failure
+        assert nb.session.kernel_state.pending_restore is not None
+        assert "did not hand them over" in nb.session.kernel_state.pending_restore.failure
         assert nb.source.living == 0
 
 
 def test_lost_names_are_data_and_all_of_them() -> None:
     lost = {f"variable_{number:05}": "thread lock" for number in range(20_000)}
-    result = restored(HibernatedState(0.0, 60.0, lost=lost, files=("/tmp/a",)), ["a"], {"b": "why"})
+    result = restored(SavedState(0.0, 60.0, lost=lost, files=("/tmp/a",)), ["a"], {"b": "why"})
     assert set(result.lost) == {*lost, "/tmp/a", "b"}
     assert "more" in result.notice
     assert len(result.notice) < 20_000
@@ -186,5 +189,5 @@ def test_many_results_of_cells_count_as_one_in_a_notice() -> None:
     lost = {f"Out[{number}]": "generator" for number in range(1, 50)}
     assert (
         "Out[1], Out[2], Out[3], Out[4], Out[5], … (generator)"
-        in HibernatedState(0, 1, lost=lost).remark()
+        in SavedState(0, 1, lost=lost).remark()
     )

@@ -449,8 +449,8 @@ async def test_a_session_that_cannot_be_saved_anew_sleeps_as_of_the_save_before(
         first.source.size = 2**60  # which the server refuses
         session = first.manager.sessions[0]
         assert await session.hibernate("for a test")
-        assert session.kernel_state.hibernated is not None
-        assert session.kernel_state.hibernated.back == ["a"]
+        assert session.kernel_state.pending_restore is not None
+        assert session.kernel_state.pending_restore.back == ["a"]
         assert session.persistence.entry is not None
         folder = session.persistence.entry.folder
         trace = session.persistence.entry.journal_path.read_bytes()

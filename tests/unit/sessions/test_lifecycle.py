@@ -19,7 +19,7 @@ from kernel_mcp.launch.checkpoint import Checkpoint
 from kernel_mcp.launch.process import StartReport
 from kernel_mcp.sessions.checkpoints import Checkpoints
 from kernel_mcp.sessions.events import NO_START, START, Events, Journal
-from kernel_mcp.sessions.hibernation import HibernatedState
+from kernel_mcp.sessions.hibernation import SavedState
 from kernel_mcp.sessions.kernel_state import KernelState
 from kernel_mcp.sessions.lifecycle import KernelLifecycle
 from kernel_mcp.sessions.notifications import NotificationQueue
@@ -106,7 +106,7 @@ class Rig:
     def __init__(self, folder: Path, source: FakeSource) -> None:
         self.source, self.journal = source, Noted()
         self.notifications = NotificationQueue()
-        self.saved: tuple[HibernatedState, int] | None = None
+        self.saved: tuple[SavedState, int] | None = None
         self.calls: list[str] = []
         (folder / "w").mkdir()
         self.state = KernelState(
@@ -160,7 +160,7 @@ class Rig:
         path.write_bytes(b"1234")
         names = tuple(self.kernel.variables)
         dump = Dump(path, 4 if size is None else size, names, {}, (), names)
-        self.saved = HibernatedState(0.0, 0.0, dump=dump, saved_when="a save"), as_of
+        self.saved = SavedState(0.0, 0.0, dump=dump, saved_when="a save"), as_of
 
 
 @asynccontextmanager
@@ -271,8 +271,8 @@ async def test_without_a_copy_the_last_save_is_loaded(tmp_path: Path) -> None:
         assert it.calls == ["died"]
         await it.recovery.note_death()
         assert it.state.kernel is None
-        assert it.state.hibernated is not None
-        assert it.state.hibernated.back == ["a"]
+        assert it.state.pending_restore is not None
+        assert it.state.pending_restore.back == ["a"]
         assert (it.state.holds, it.state.as_of) == (True, 1)
         (notice,) = it.notifications.pending
         assert notice.loss is not None
@@ -285,10 +285,10 @@ async def test_a_save_that_is_of_no_use_is_not_loaded(tmp_path: Path, trouble: s
         await it.cell(1, "a = 1")
         it.save(tmp_path, 7 if trouble == "undone" else 1, 5 if trouble == "damaged" else None)
         if trouble == "empty":
-            it.saved = HibernatedState(0.0, 0.0), 1
+            it.saved = SavedState(0.0, 0.0), 1
         await it.die()
         await it.recovery.note_death()
-        assert it.state.hibernated is None
+        assert it.state.pending_restore is None
         assert not it.state.holds
         assert "all variables, imports and definitions made before are lost" in it.texts[0]
 
@@ -378,7 +378,7 @@ async def test_a_start_that_fails_leaves_a_hibernated_session_so(tmp_path: Path)
             await it.lifecycle.start_fresh()
         assert it.calls == ["admit", "admit"]
         assert not it.lifecycle.awake
-        assert it.state.hibernated is not None
+        assert it.state.pending_restore is not None
         assert [kind for kind, _ in it.journal.told] == [NO_START] * 2
 
 
@@ -396,7 +396,7 @@ async def test_a_reset_replaces_the_kernel_and_withdraws_what_was_told_of_the_sa
         assert it.source.requests[-1].beside
         await it.lifecycle.forget(fresh)
         assert it.state.kernel is fresh
-        assert it.state.hibernated is None
+        assert it.state.pending_restore is None
         assert it.texts == []
         assert it.calls[-1] == "drop"
 
