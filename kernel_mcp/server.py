@@ -107,7 +107,7 @@ async def with_sessions(
 ) -> AsyncIterator[AppContext]:
     """Build the parts that serve sessions, see `app_context`."""
     settings, shared, assembly = kernels.settings, kernels.shared, kernels.assembly
-    folders, factory, doors = kernels.folders, kernels.factory, assembly.mounts
+    folders, factory, mounts = kernels.folders, kernels.factory, assembly.mounts
     rules, environments, own = kernels.rules, kernels.environments, kernels.own_environment
     masks, persistence, run = kernels.masks, kernels.persistence, assembly.runs
     async with AsyncExitStack() as stack:
@@ -118,7 +118,7 @@ async def with_sessions(
             folder=kernels.pool_folder,
             layers=folders.layers,
             capacity=shared.capacity,
-            mark=lambda: (doors.sights(), mark_of(own.sites) if own is not None else ()),
+            mark=lambda: (mounts.sights(), mark_of(own.sites) if own is not None else ()),
         )
         stack.push_async_callback(pool.aclose)
         installer = Installer(
@@ -132,7 +132,7 @@ async def with_sessions(
         workspace = partial(
             Workspace,
             disk_bytes=settings.limits.disk_bytes,
-            mounts=doors.shown,
+            mounts=mounts.shown,
             masked=masks.pieces if masks else iter,
             seen_at=lambda root: assembly.sandbox.guest_paths(root, root).workspace,
         )
@@ -148,12 +148,12 @@ async def with_sessions(
         )
         directory = manager.directory
         kernels.managers.append(manager)
-        doors.new_files.active_sessions = directory.at_work
-        doors.new_files.ended_sessions = directory.was_at_work
-        doors.new_files.running_sessions = lambda: [
+        mounts.new_files.active_sessions = directory.at_work
+        mounts.new_files.ended_sessions = directory.was_at_work
+        mounts.new_files.running_sessions = lambda: [
             each for each in manager.sessions if each.kernel is not None
         ]
-        assembly.network.remark = doors.remark = directory.remark
+        assembly.network.remark = mounts.remark = directory.remark
         if kernels.templates is not None:
             kernels.templates.remark = directory.remark
         await stack.enter_async_context(manager.running())

@@ -1,6 +1,6 @@
 """Composition root of an HTTP server: one tenant pool for each set of grants.
 
-A grant, in documents a door, is a mount, the network, a device, a variable, a secret, or an
+A grant, `doors` in a tokens file, is a mount, the network, a device, a variable, a secret, or an
 external kernel. A pool has its own sessions, kernels, template and network access, which see only
 the grants of its principals. Pools share nothing of a kernel, so no grant has to be hidden.
 """
@@ -102,12 +102,12 @@ def warn_of_unknown_grants(settings: Settings, named: Mapping[str, str]) -> None
     `named` maps grants to the row of the tokens file that names them.
     """
     known = grant_names(settings)
-    for door, row in sorted(named.items()):
-        if door not in {"*", *known}:
+    for grant, row in sorted(named.items()):
+        if grant not in {"*", *known}:
             logger.warning(
                 "%s of the tokens file names the door %s, which this server does not have: %s",
                 row,
-                door,
+                grant,
                 "it has " + ", ".join(sorted(known)) if known else "it has none",
             )
 
@@ -174,30 +174,30 @@ class TenantPools:
         await answer(scope, receive, send)
 
     async def _pool_of(self, who: Principal) -> TenantPool:
-        pool = self._by_grants.get(self._key(who.doors)) or await self._pool_for(who.doors)
+        pool = self._by_grants.get(self._key(who.grants)) or await self._pool_for(who.grants)
         before = self._pool_of_principal.get(who.name)
         if before is not pool:
             self._pool_of_principal[who.name] = pool
             pool.context.manager.welcome(who.name)
             if before is not None:
-                logger.warning("the doors of a principal are others now: its sessions are ended")
+                logger.warning("the grants of a principal have changed: its sessions are ended")
                 before.context.manager.dismiss(who.name)
         return pool
 
-    async def _pool_for(self, doors: tuple[str, ...]) -> TenantPool:
+    async def _pool_for(self, grants: tuple[str, ...]) -> TenantPool:
         async with self._building:
-            key = self._key(doors)
+            key = self._key(grants)
             if (found := self._by_grants.get(key)) is not None:
                 return found
             if len(self.pools) >= MOST_POOLS:
                 raise KernelMcpError(
-                    f"Principals of this server have {MOST_POOLS} different sets of doors already, "
-                    "and there is no room for one more. The operator can make them fewer "
+                    f"Principals of this server have {MOST_POOLS} different sets of grants "
+                    "already, and there is no room for one more. The operator can make them fewer "
                     "and start the server again."
                 )
             assert self._tasks is not None
             pool: TenantPool = await self._tasks.start(
-                self._run_pool, granted(self._settings, doors)
+                self._run_pool, granted(self._settings, grants)
             )
             self._by_grants[key] = pool
             self.pools.append(pool)
@@ -347,7 +347,7 @@ async def _serve(
         tasks.start_soon(app.share, gate)
         if isinstance(verifier, Verifiers):
             verifier.on_tokens_change(observer.tokens)
-            warn_of_unknown_grants(settings, verifier.doors())
+            warn_of_unknown_grants(settings, verifier.grants())
             tasks.start_soon(verifier.prepare)
         announce(url, settings, verifier.token if isinstance(verifier, OneToken) else "")
         await stop.wait()

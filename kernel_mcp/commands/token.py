@@ -15,7 +15,7 @@ from kernel_mcp.config.quotas import Quotas, quotas
 from kernel_mcp.config.settings import Settings
 from kernel_mcp.errors import ConfigError, KernelMcpError
 from kernel_mcp.identity import EVERY_SCOPE, SCOPES, editing
-from kernel_mcp.identity.token_rows import DOORS_ARE, TokenRow
+from kernel_mcp.identity.token_rows import GRANTS_ARE, TokenRow
 from kernel_mcp.units import format_bytes
 
 _USAGE = "token: expected one of add, list, revoke; see kernel-mcp token --help"
@@ -68,7 +68,7 @@ def run_token(argv: Sequence[str]) -> int:
             "--door",
             action="append",
             metavar="DOORS",
-            help=f"of the server's that it may use: {DOORS_ARE}; a comma list, repeatable "
+            help=f"of the server's that it may use: {GRANTS_ARE}; a comma list, repeatable "
             "(default: none)",
         )
     elif command == "revoke":
@@ -95,7 +95,7 @@ def _add(settings: Settings, path: Path, own: dict[str, Any], quota: str | None)
         now=datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
         scopes=_parts(own["scope"]) or (),
         quota=None if quota is None else _pairs(quota),
-        doors=_parts(own["door"]),
+        grants=_parts(own["door"]),
     )
     header = '--header "Authorization: Bearer TOKEN"'
     print(
@@ -116,7 +116,7 @@ def _list(path: Path) -> int:
             f"claim {row.claim}" if row.claim else row.digest.hex()[:8],
             ",".join(each for each in EVERY_SCOPE if each in row.scopes) or "no scope",
             f"quotas {_quotas_in_words(row.quotas)}",
-            f"doors {','.join(row.doors) or 'none'}",
+            f"doors {','.join(row.grants) or 'none'}",
             f"added {row.added or 'by hand'}",
         ]
         print("  ".join(words))

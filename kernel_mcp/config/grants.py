@@ -49,15 +49,15 @@ KINDS = (
 )
 
 
-def grant_names(settings: Settings, doors: Sequence[str] = ("*",)) -> frozenset[str]:
-    """Return the names of the grants of a principal that this server has; see `Principal.doors`."""
+def grant_names(settings: Settings, grants: Sequence[str] = ("*",)) -> frozenset[str]:
+    """Return the names of those of `Principal.grants` that this server has."""
     names = frozenset(name for kind in KINDS for name, _ in kind.named(settings))
-    return names if "*" in doors else names.intersection(doors)
+    return names if "*" in grants else names.intersection(grants)
 
 
-def granted(settings: Settings, doors: Sequence[str]) -> Settings:
-    """Return the settings restricted to the grants of a principal; see `Principal.doors`."""
-    known = grant_names(settings, doors)
+def granted(settings: Settings, grants: Sequence[str]) -> Settings:
+    """Return the settings restricted to the grants of a principal; see `Principal.grants`."""
+    known = grant_names(settings, grants)
     kept: dict[str, Any] = {
         kind.field: tuple(value for name, value in kind.named(settings) if name in known)
         for kind in KINDS

@@ -31,7 +31,7 @@ def caller_row(caller: Caller) -> dict[str, Any]:
     return found | {
         "scopes": sorted(who.scopes),
         "quotas": dataclasses.asdict(who.quotas),
-        "doors": list(who.doors),
+        "doors": list(who.grants),
         "lead": caller.response.preamble,
     }
 
@@ -42,7 +42,7 @@ def caller_of(row: Mapping[str, Any], response: ResponseContext) -> Caller:
         name=str(row["principal"]),
         scopes=frozenset(map(str, row["scopes"])),
         quotas=Quotas(**row["quotas"]),
-        doors=tuple(map(str, row["doors"])),
+        grants=tuple(map(str, row["doors"])),
     )
     return Caller(**{name: row[name] for name in _FIELDS}, who=who, response=response)
 

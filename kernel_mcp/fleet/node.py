@@ -366,9 +366,9 @@ class Node:
         )
 
 
-def _has_all_grants(settings: Settings, doors: tuple[str, ...]) -> bool:
-    """Return True if `doors` names all grants of the node, which its sessions can use."""
-    return grant_names(settings, doors) == grant_names(settings)
+def _has_all_grants(settings: Settings, grants: tuple[str, ...]) -> bool:
+    """Return True if `grants` names all grants of the node, which its sessions can use."""
+    return grant_names(settings, grants) == grant_names(settings)
 
 
 def _actor_of(ray: Any, node: str) -> Any:

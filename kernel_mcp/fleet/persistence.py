@@ -60,7 +60,7 @@ class FleetPersistence(Persistence):
             folder="",
             bare=False,
             by_principal=True,
-            doors=granted(settings, sandbox),
+            grants=granted(settings, sandbox),
             settings=settings,
             permits=permits,
         )

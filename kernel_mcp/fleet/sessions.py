@@ -55,7 +55,7 @@ class NodeSessions:
         persistence: FleetPersistence,
         registry: FleetSessionRegistry,
         until_over: UntilOver,
-        admits: Callable[[tuple[str, ...]], bool] = lambda _doors: True,
+        admits: Callable[[tuple[str, ...]], bool] = lambda _grants: True,
     ) -> None:
         """`admits` returns True if principals with these grants may use sessions of this node."""
         self._admits = admits
@@ -211,7 +211,7 @@ class NodeSessions:
         Returns None if the call can be answered here, else the node to send it to. For a session on
         a lost node, wait up to `patience_s` seconds until its lease is over. Raises KernelMcpError.
         """
-        if not self._admits(caller.who.doors):
+        if not self._admits(caller.who.grants):
             raise KernelMcpError(
                 "Sessions of this fleet see mounts, network, devices, variables or secrets that "
                 "your row of the tokens file does not name in `doors`, and nodes have one set of "

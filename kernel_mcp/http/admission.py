@@ -41,7 +41,7 @@ class Admission:
         503 if it could not be verified.
         """
         if self.verifier is None:
-            return Principal(scopes=OPERATOR, doors=())
+            return Principal(scopes=OPERATOR, grants=())
         scheme, _, token = authorization.partition(" ")
         if scheme.lower() != "bearer" or not token.strip():
             raise self._refused(401, INVALID_TOKEN, _NO_TOKEN, needed, told=False)

@@ -38,14 +38,14 @@ class Principal:
     name    unique in the server: the name in its row, or made of issuer and subject
     scopes  scopes of its token
     quotas  its own quotas, which override `--quota`
-    doors   the server's grants that it may use: `mount:GUEST`, `env:NAME`, `secret:NAME`,
+    grants  the server's grants that it may use: `mount:GUEST`, `env:NAME`, `secret:NAME`,
             `device:PATH`, `network`, `attach`; `*` for all
     """
 
     name: str = LOCAL
     scopes: frozenset[str] = frozenset(SCOPES)
     quotas: Quotas = field(default_factory=Quotas)
-    doors: tuple[str, ...] = ("*",)
+    grants: tuple[str, ...] = ("*",)
 
     def require(self, scope: str, what: str) -> None:
         """Raise Forbidden unless the token has `scope`, which `what` requires."""

@@ -16,7 +16,7 @@ from kernel_mcp.errors import ConfigError, KernelMcpError
 from kernel_mcp.identity import EVERY_SCOPE, SCOPES, digest, new_token
 from kernel_mcp.identity.token_rows import (
     TokenRow,
-    doors_named,
+    grants_named,
     parse,
     principal_named,
     scopes_named,
@@ -35,17 +35,17 @@ def add(
     now: str,
     scopes: Sequence[str] = (),
     quota: Mapping[str, Any] | None = None,
-    doors: Sequence[str] | None = None,
+    grants: Sequence[str] | None = None,
 ) -> str:
     """Add a row with a new token of `principal`, and return the token.
 
-    The file is created if it does not exist. `quota` and `doors` default to those of the
+    The file is created if it does not exist. `quota` and `grants` default to those of the
     principal's other rows. Raises KernelMcpError.
     """
     try:
         principal_named(principal)
         scopes_named(scopes)
-        doors_named(doors or ())
+        grants_named(grants or ())
         quotas(quota or {})
     except ValueError as error:
         raise ConfigError(str(error)) from None
@@ -60,7 +60,7 @@ def add(
         known = _table_of(
             content, next((each for each in rows if each.principal == principal), None)
         )
-        for key, value in (("quotas", quota), ("doors", doors)):
+        for key, value in (("quotas", quota), ("doors", grants)):
             chosen = known.get(key) if value is None else value
             if chosen:
                 row[key] = chosen

@@ -173,8 +173,8 @@ class Issuer:
         row = await self._tokens.claimed(claims) if self._tokens is not None else None
         name = principal_name(self._issuer, claims["sub"])
         if row is None:
-            return Principal(name, scopes, doors=())
-        return Principal(row.principal or name, scopes & row.scopes, row.quotas, row.doors)
+            return Principal(name, scopes, grants=())
+        return Principal(row.principal or name, scopes & row.scopes, row.quotas, row.grants)
 
 
 def scopes_of(claims: Mapping[str, Any]) -> frozenset[str]:

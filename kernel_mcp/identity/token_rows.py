@@ -32,7 +32,7 @@ ISSUED = re.compile(r".*@[0-9a-f]{8}")
 _KEYS = ("principal", "sha256", "claim", "scopes", "quotas", "doors", "added")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _DOOR = re.compile(r"\*|network|attach|(mount|device):/.*|(env|secret):[A-Za-z_][A-Za-z0-9_]*")
-DOORS_ARE = "mount:GUEST, env:NAME, secret:NAME, device:PATH, network, attach or *"
+GRANTS_ARE = "mount:GUEST, env:NAME, secret:NAME, device:PATH, network, attach or *"
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ class TokenRow:
     claim: Claim | None = None
     scopes: frozenset[str] = frozenset(SCOPES)
     quotas: Quotas = field(default_factory=Quotas)
-    doors: tuple[str, ...] = ()
+    grants: tuple[str, ...] = ()
     added: str = ""
 
 
@@ -85,8 +85,9 @@ def parse(content: bytes, source: str) -> tuple[TokenRow, ...]:
             if row.digest and (other := digests.setdefault(row.digest, number)) != number:
                 raise ValueError(f"it has the same `sha256` as line {other}")
             known = first.setdefault(row.principal, row) if row.principal else row
-            for name in ("quotas", "doors"):
-                if getattr(row, name) != getattr(known, name):
+            same = {"quotas": row.quotas == known.quotas, "doors": row.grants == known.grants}
+            for name, is_same in same.items():
+                if not is_same:
                     raise ValueError(
                         f"`{name}` of {row.principal} are others than in line {known.line}; all "
                         "rows of a principal have the same"
@@ -128,7 +129,7 @@ def parse_row(line: bytes, number: int) -> TokenRow:
         claim=claim,
         scopes=scopes_named(_texts(table, "scopes", EVERY_SCOPE if claim else SCOPES)),
         quotas=own,
-        doors=doors_named(_texts(table, "doors", ())),
+        grants=grants_named(_texts(table, "doors", ())),
         added=added,
     )
 
@@ -153,11 +154,11 @@ def scopes_named(given: Sequence[str]) -> frozenset[str]:
     return frozenset(given)
 
 
-def doors_named(given: Sequence[str]) -> tuple[str, ...]:
+def grants_named(given: Sequence[str]) -> tuple[str, ...]:
     """Return the grants of a row (`doors`), sorted and unique. Raises ValueError if not valid."""
     for each in given:
         if not _DOOR.fullmatch(each) or not each.isprintable() or len(each) > 4096:
-            raise ValueError(f"{each[:40]!r} is no door; there are {DOORS_ARE}")
+            raise ValueError(f"{each[:40]!r} is no door; there are {GRANTS_ARE}")
     return tuple(sorted(set(given)))
 
 

@@ -140,7 +140,7 @@ class TokenFile:
                 found = row
         if found is None:
             raise Unauthenticated(INVALID)
-        return Principal(found.principal, found.scopes, found.quotas, found.doors)
+        return Principal(found.principal, found.scopes, found.quotas, found.grants)
 
     async def claimed(self, claims: Mapping[str, Any]) -> TokenRow | None:
         """Return the first row whose claim an access token has, or None."""

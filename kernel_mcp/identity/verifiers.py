@@ -32,13 +32,13 @@ class Verifiers:
             raise Unauthenticated(INVALID)
         return await asked.verify(token)
 
-    def doors(self) -> dict[str, str]:
+    def grants(self) -> dict[str, str]:
         """Return the grants that rows of the file name, each with the first row that names it."""
         rows = self._tokens.rows if self._tokens is not None else ()
         return {
-            door: f"row {row.line} ({row.principal or row.claim})"
+            grant: f"row {row.line} ({row.principal or row.claim})"
             for row in reversed(rows)
-            for door in row.doors
+            for grant in row.grants
         }
 
     def on_tokens_change(self, told: Callable[[str], None]) -> None:

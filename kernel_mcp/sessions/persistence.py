@@ -108,7 +108,7 @@ NOTHING_FOUND = LookupResult()
 
 
 class Persistence:
-    """Finds persisted sessions; `doors` are the grants of this server, by kind."""
+    """Finds persisted sessions; `grants` are those of this server, by kind."""
 
     def __init__(
         self,
@@ -117,7 +117,7 @@ class Persistence:
         folder: str,
         bare: bool,
         by_principal: bool = False,
-        doors: Mapping[str, tuple[str, ...]],
+        grants: Mapping[str, tuple[str, ...]],
         settings: Settings,
         permits: Callable[[Sequence[str]], tuple[Requirement, ...]],
     ) -> None:
@@ -131,7 +131,7 @@ class Persistence:
         self.folder = folder
         self.bare = bare
         self.by_principal = by_principal
-        self._doors = doors
+        self._grants = grants
         self._settings = settings
         self._permits = permits
 
@@ -175,12 +175,12 @@ class Persistence:
             entry.close()
         return found
 
-    def doors(self, network: tuple[str, ...] | None) -> dict[str, tuple[str, ...]]:
+    def grants(self, network: tuple[str, ...] | None) -> dict[str, tuple[str, ...]]:
         """Return the grants of a session that has requested the hosts `network`, by kind.
 
         None stands for all hosts that the server allows.
         """
-        return {**self._doors, "network": self._doors["network"] if network is None else network}
+        return {**self._grants, "network": self._grants["network"] if network is None else network}
 
     def request(self, request: KernelRequest, saved: Saved) -> KernelRequest:
         """Return `request`, completed by the former requests of the persisted session.
@@ -312,7 +312,7 @@ class Persistence:
     def _why_held_back(self, saved: Saved) -> str:
         """Return the reason why variables are restored only on request; empty without one."""
         network = saved.asked.get("network")
-        now = self.doors(None if network is None else tuple(map(str, network)))
+        now = self.grants(None if network is None else tuple(map(str, network)))
         if wider := wider_grants(now, saved.doors):
             return _OPENED.format("; ".join(wider))
         return _UNDONE.format(saved.cell) if saved.undone else self._python_changed(saved)
@@ -365,7 +365,7 @@ def saved_of(
     entry: StoreEntry,
     request: KernelRequest,
     timeout_s: float,
-    doors: Mapping[str, tuple[str, ...]],
+    grants: Mapping[str, tuple[str, ...]],
 ) -> Saved:
     """Return the manifest of a session before its first save."""
     limits = request.limits
@@ -376,7 +376,7 @@ def saved_of(
         "limits": None if limits is None else dataclasses.asdict(limits),
         "timeout_s": timeout_s,
     }
-    return Saved(entry.key.folder, entry.key.name, doors=doors, asked=asked)
+    return Saved(entry.key.folder, entry.key.name, doors=grants, asked=asked)
 
 
 def lost_with(saved: Saved, ran: Sequence[int]) -> str:

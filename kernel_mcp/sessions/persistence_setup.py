@@ -85,13 +85,13 @@ def persistence_of(
     except OSError as reason:
         logger.warning("sessions are not kept: %s", reason)
         return None, f"off: {reason}"
-    doors = granted(settings, sandbox)
+    grants = granted(settings, sandbox)
     persistence = Persistence(
         store,
         folder=folder,
         bare=bare,
         by_principal=by_principal,
-        doors=doors,
+        grants=grants,
         settings=settings,
         permits=permits,
     )

@@ -150,7 +150,7 @@ class PersistedSave(SessionSave):
         """Returns True if the variables have the effects of a cell."""
         self.notebook: Callable[[], str] = str
         """Returns the path of the open notebook; empty for none."""
-        self._base = saved_of(entry, request, timeout_s, persistence.doors(request.network))
+        self._base = saved_of(entry, request, timeout_s, persistence.grants(request.network))
         self._next = self._base
         self._count = 0
         self._saved_count = -1

@@ -1,7 +1,7 @@
 """Hints about tools, for clients that ask people by them: they follow from what is open.
 
-A server without doors has code that reaches nothing but its session. Each door widens the hints of
-the tools that run code, of principals alone who have it.
+Without grants code reaches nothing but its session. Each grant changes the hints of the tools that
+run code, for the principals that have it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from kernel_mcp.records import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Effect:
-    """Effect of a tool on a server without doors, and what it uses of doors.
+    """Effect of a tool on a server without grants, and which grants it uses.
 
     reads     changes nothing
     destroys  may take away what is not made anew by calling it again

@@ -27,7 +27,7 @@ from kernel_mcp.commands.doctor.trials import (
     TrialKernel,
     coming_back,
     killed_server,
-    through_doors,
+    through_grants,
     through_proxy,
 )
 from kernel_mcp.config.grants import granted
@@ -174,14 +174,14 @@ async def examine(
         found = _summed_up(checks)
         assembly, refused = await _opened(replace(settings, state_dir=folder), sandbox, stack)
         found += refused
-        runs, doors, network = assembly.runs, assembly.mounts, assembly.network
+        runs, mounts, network = assembly.runs, assembly.mounts, assembly.network
         if network:
             found.append(Check("network", True, f"open to {network.rules}"))
         report = assembly.report(settings.limits)
-        report = replace(report, gaps=(*report.gaps, *doors.gaps))
+        report = replace(report, gaps=(*report.gaps, *mounts.gaps))
         if environment is not None:
             cold = LocalLauncher(assembly)
-            opened = through_doors(doors, settings, environment, files)
+            opened = through_grants(mounts, settings, environment, files)
             trials = (*TRIALS, *opened, *through_proxy(network))
             variables = (*settings.environ, *network.variables.items())
             runner = partial(_TrialRunner, environment=environment, variables=variables)

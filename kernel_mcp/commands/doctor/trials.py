@@ -69,7 +69,7 @@ try:
         tell(said=proxy.recv(200).partition(b'\\r')[0].decode())
 except OSError as error: tell(said=str(error))
 """
-_USE_DOORS = """
+_USE_GRANTS = """
 import errno, importlib.metadata, os, stat
 def problem(path, writable):
     try:
@@ -331,8 +331,8 @@ def through_proxy(network: Network) -> Sequence[Trial]:
     return (Trial("the network is reached by its proxy alone", perform),)
 
 
-def through_doors(
-    doors: MountGrants, settings: Settings, environment: KernelEnvironment, files: Sequence[str]
+def through_grants(
+    mounts: MountGrants, settings: Settings, environment: KernelEnvironment, files: Sequence[str]
 ) -> Sequence[Trial]:
     """Return a trial of the folders, devices, variables, secrets and packages granted to code.
 
@@ -342,8 +342,8 @@ def through_doors(
     own = [f"--python {settings.python}"] if environment.support and not files else []
     sources = [*files, *own]
     wanted: dict[str, list[Any]] = {
-        "folders": [(each.mount.guest, each.mount.writable) for each in doors.shown],
-        "devices": [each.guest for each in doors.devices],
+        "folders": [(each.mount.guest, each.mount.writable) for each in mounts.shown],
+        "devices": [each.guest for each in mounts.devices],
         "variables": [each.name for each in settings.variables],
         "secrets": [each.name for each in settings.secrets],
         "packages": known if sources else [],
@@ -353,14 +353,14 @@ def through_doors(
 
     async def perform(target: TrialKernel) -> list[Check]:
         """Check access to folders, devices, variables, secrets and packages."""
-        cell, facts = await target.facts(_USE_DOORS.format(**wanted, prefix=PREFIX))
+        cell, facts = await target.facts(_USE_GRANTS.format(**wanted, prefix=PREFIX))
         if not facts:
             return [Check("a cell uses what is opened", False, "".join(cell.log.text())[-300:])]
         found = []
-        for shown, problem in zip(doors.shown, facts["folders"], strict=True):
+        for shown, problem in zip(mounts.shown, facts["folders"], strict=True):
             name, remedy = f"folder {shown.mount.guest}", "change its rights, or --mount"
             found.append(Check(name, not problem, problem or str(shown), remedy))
-        for device, usable in zip(doors.devices, facts["devices"], strict=True):
+        for device, usable in zip(mounts.devices, facts["devices"], strict=True):
             said = str(device) if usable else "a cell finds no device there"
             found.append(Check(f"device {device.guest}", usable, said, "change --device"))
         for each, filled in zip(settings.variables, facts["variables"], strict=True):

@@ -44,7 +44,7 @@ async def test_a_token_that_was_added_is_good_until_it_is_revoked(
     who = await found.verify(token)
     assert who.name == "alice"
     assert who.scopes == {"kernel:run"}
-    assert who.doors == ()
+    assert who.grants == ()
     assert (who.quotas.sessions, who.quotas.memory) == (2, 8 * 1024**3)
     assert main(["token", "revoke", "alice", "--tokens", str(path)]) == 0
     assert "of alice" in capsys.readouterr().out
@@ -70,8 +70,8 @@ def test_a_second_token_of_a_name_has_what_the_first_has(
     add(capsys, "alice", "--quota", "cells=1", "--door", "network,mount:/a b", "--door", "env:X")
     add(capsys, "alice")
     first, second = TokenFile(path).rows
-    assert (first.quotas, first.doors) == (second.quotas, second.doors)
-    assert second.doors == ("env:X", "mount:/a b", "network")
+    assert (first.quotas, first.grants) == (second.quotas, second.grants)
+    assert second.grants == ("env:X", "mount:/a b", "network")
     before = path.read_bytes()
     assert main(["token", "add", "alice", "--door", "*", "--tokens", "tokens"]) == EXIT_FAILED
     error = capsys.readouterr().err

@@ -225,7 +225,7 @@ async def test_without_a_verifier_everyone_is_the_same_principal_without_doors()
     gate, _ = made(None)
     state: dict[str, Any] = {}
     assert (await ask(gate, state=state)).json["who"] == "local"
-    assert state["principal"].doors == ()
+    assert state["principal"].grants == ()
 
 
 @pytest.mark.parametrize(

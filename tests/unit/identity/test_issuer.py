@@ -74,7 +74,7 @@ async def test_a_token_names_its_subject_and_scopes(
     found = await verifier.verify(server.token())
     assert found.name == f"alice@{MARK}"
     assert found.scopes == {RUN, INSTALL}
-    assert found.doors == ()
+    assert found.grants == ()
     assert found.quotas == Quotas()
 
 
@@ -218,11 +218,11 @@ async def test_rows_bound_what_holders_of_a_claim_may(
     assert found.name == f"alice@{MARK}"
     assert found.scopes == {RUN}
     assert found.quotas == Quotas(cells=2)
-    assert found.doors == ("network",)
+    assert found.grants == ("network",)
     assert (await verifier.verify(server.token(sub="carol"))).name == "carol"
-    assert (await verifier.verify(server.token(sub="bob"))).doors == ()
+    assert (await verifier.verify(server.token(sub="bob"))).grants == ()
     write(path)  # in force at once, though the token is still known
-    assert (await verifier.verify(token)).doors == ()
+    assert (await verifier.verify(token)).grants == ()
 
 
 async def test_a_token_is_checked_once_a_minute_and_not_beyond_its_end(

@@ -46,7 +46,7 @@ def test_a_row_says_who_and_what_for() -> None:
             digest=digest("a"),
             scopes=frozenset({RUN}),
             quotas=Quotas(sessions=4, memory=8 * GIB, cpu=1.5),
-            doors=("mount:/data", "network"),
+            grants=("mount:/data", "network"),
             added="2026-11-23T08:00:00Z",
         ),
     )
@@ -55,7 +55,7 @@ def test_a_row_says_who_and_what_for() -> None:
 def test_without_words_about_it_a_row_has_all_scopes_and_no_door() -> None:
     (found,) = parse(lines(row()), "file")
     assert found.scopes == {RUN, INSTALL}
-    assert found.doors == ()
+    assert found.grants == ()
     assert found.quotas == Quotas()
 
 

@@ -36,7 +36,7 @@ def persistence(
         store,
         folder="/project",
         bare=bare,
-        doors=granted(settings, sandbox),
+        grants=granted(settings, sandbox),
         settings=settings,
         permits=lambda packages: (),
     )
@@ -50,7 +50,7 @@ def kept(folder: Path, machine: str = platform.machine(), **given: Any) -> None:
     save(found.entry, b"data")
     saved = found.entry.saved
     assert saved is not None
-    doors, python = before.doors(None), ("3.11.1", "cpython", machine)
+    doors, python = before.grants(None), ("3.11.1", "cpython", machine)
     found.entry.commit(replace(saved, doors=doors, python=python))
     found.entry.close()
 

@@ -27,7 +27,7 @@ SHARED: dict[str, Any] = {"http": ("127.0.0.1", 0), "tokens": Path("/tokens")}
 
 
 def caller(name: str, *, client: str = "", known: bool = True, **quotas: Any) -> Caller:
-    who = Principal(name, quotas=Quotas(**quotas), doors=())
+    who = Principal(name, quotas=Quotas(**quotas), grants=())
     default = "default" if known else ""
     return Caller(name, default, who, known, client, ResponseContext())
 

@@ -53,7 +53,7 @@ class Turns:
     @property
     def caller(self) -> Caller:
         return Caller(
-            self.name, who=Principal(self.name, doors=()), response=ResponseContext(Handed())
+            self.name, who=Principal(self.name, grants=()), response=ResponseContext(Handed())
         )
 
     def of(self, context: object) -> Caller:
