@@ -24,7 +24,7 @@ from mcp.server.context import CallNext, HandlerResult, ServerMiddleware, Server
 from starlette.applications import Starlette
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from kernel_mcp.config.grants import grant_names, granted
+from kernel_mcp.config.grants import grant_names, restricted_to
 from kernel_mcp.config.settings import Settings
 from kernel_mcp.errors import KernelMcpError
 from kernel_mcp.http import files as file_routes
@@ -197,7 +197,7 @@ class TenantPools:
                 )
             assert self._tasks is not None
             pool: TenantPool = await self._tasks.start(
-                self._run_pool, granted(self._settings, grants)
+                self._run_pool, restricted_to(self._settings, grants)
             )
             self._by_grants[key] = pool
             self.pools.append(pool)

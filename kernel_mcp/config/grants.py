@@ -55,7 +55,7 @@ def grant_names(settings: Settings, grants: Sequence[str] = ("*",)) -> frozenset
     return names if "*" in grants else names.intersection(grants)
 
 
-def granted(settings: Settings, grants: Sequence[str]) -> Settings:
+def restricted_to(settings: Settings, grants: Sequence[str]) -> Settings:
     """Return the settings restricted to the grants of a principal; see `Principal.grants`."""
     known = grant_names(settings, grants)
     kept: dict[str, Any] = {

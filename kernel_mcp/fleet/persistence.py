@@ -12,7 +12,7 @@ from kernel_mcp.config.settings import Settings
 from kernel_mcp.errors import KernelMcpError
 from kernel_mcp.fleet.session_table import SessionRow
 from kernel_mcp.fleet.shared_store import SharedStore
-from kernel_mcp.sessions.grants import granted
+from kernel_mcp.sessions.grants import grants_of
 from kernel_mcp.sessions.manifest import OF_PRINCIPAL, SessionKey
 from kernel_mcp.sessions.notifications import Loss, together
 from kernel_mcp.sessions.persistence import DEFAULT_NAME, LookupResult, Persistence
@@ -60,7 +60,7 @@ class FleetPersistence(Persistence):
             folder="",
             bare=False,
             by_principal=True,
-            grants=granted(settings, sandbox),
+            grants=grants_of(settings, sandbox),
             settings=settings,
             permits=permits,
         )

@@ -13,7 +13,7 @@ _ATTACH = "attach"
 """External kernels are joined by a call; no saved session gets one unasked."""
 
 
-def granted(settings: Settings, sandbox: str) -> dict[str, tuple[str, ...]]:
+def grants_of(settings: Settings, sandbox: str) -> dict[str, tuple[str, ...]]:
     """Return the grants of a server's sessions, by kind; `*` stands for all of a kind."""
     mounts = []
     for each in settings.mounts if sandbox != "none" else ():

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from kernel_mcp.config.persist import Persist
 from kernel_mcp.config.settings import Settings
 from kernel_mcp.launch.rundir import default_base
-from kernel_mcp.sessions.grants import granted
+from kernel_mcp.sessions.grants import grants_of
 from kernel_mcp.sessions.persistence import Persistence
 from kernel_mcp.sessions.store import SessionStore
 from kernel_mcp.units import format_bytes
@@ -85,7 +85,7 @@ def persistence_of(
     except OSError as reason:
         logger.warning("sessions are not kept: %s", reason)
         return None, f"off: {reason}"
-    grants = granted(settings, sandbox)
+    grants = grants_of(settings, sandbox)
     persistence = Persistence(
         store,
         folder=folder,

@@ -30,7 +30,7 @@ from kernel_mcp.commands.doctor.trials import (
     through_grants,
     through_proxy,
 )
-from kernel_mcp.config.grants import granted
+from kernel_mcp.config.grants import restricted_to
 from kernel_mcp.config.settings import Settings
 from kernel_mcp.environments.build import Fitting, remark
 from kernel_mcp.environments.metadata import EnvironmentSpec
@@ -215,7 +215,7 @@ async def _opened(
         own = await own_environment_of(settings, sandbox)
         return await stack.enter_async_context(kernel_assembly(settings, sandbox, own)), []
     except (ConfigError, EnvironmentBuildError, LaunchError) as refusal:
-        closed = granted(settings, ())
+        closed = restricted_to(settings, ())
         assembly = await stack.enter_async_context(kernel_assembly(closed, sandbox, None))
         return assembly, [Check("what code is granted", False, _NO_START, str(refusal))]
 

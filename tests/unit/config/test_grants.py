@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from kernel_mcp.config.attachments import Attachment
-from kernel_mcp.config.grants import KINDS, grant_names, granted
+from kernel_mcp.config.grants import KINDS, grant_names, restricted_to
 from kernel_mcp.config.mounts import Mount
 from kernel_mcp.config.secrets import EnvVariable, HeaderSecret
 from kernel_mcp.config.settings import GRANTS, OPTIONS, Settings
@@ -46,14 +46,16 @@ def test_every_grant_has_a_name() -> None:
 def test_a_principal_has_what_its_row_names_and_nothing_else(
     name: str, field: str, values: tuple[object, ...]
 ) -> None:
-    found = granted(ALL, [name])
+    found = restricted_to(ALL, [name])
     for other in ("mounts", "network", "devices", "variables", "secrets", "attach"):
         assert getattr(found, other) == (values if other == field else ())
 
 
 def test_a_star_grants_all_and_no_name_nothing() -> None:
-    assert granted(ALL, ["*"]) == granted(ALL, sorted(NAMES)) == ALL
-    assert granted(ALL, []) == granted(ALL, ["mount:/c", "mount", "secret"]) == Settings()
+    assert restricted_to(ALL, ["*"]) == restricted_to(ALL, sorted(NAMES)) == ALL
+    assert (
+        restricted_to(ALL, []) == restricted_to(ALL, ["mount:/c", "mount", "secret"]) == Settings()
+    )
 
 
 def test_every_setting_that_grants_something_is_of_a_kind() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kernel_mcp.config.settings import Settings
-from kernel_mcp.sessions.grants import granted, wider_grants
+from kernel_mcp.sessions.grants import grants_of, wider_grants
 
 THEN = {"sandbox": ("bwrap",), "network": ("a.org",), "env": ()}
 
@@ -36,6 +36,6 @@ def test_where_all_was_open_nothing_is_wider() -> None:
 
 def test_without_a_sandbox_the_network_is_open() -> None:
     settings = Settings(network=("a.org",))
-    assert granted(settings, "bwrap")["network"] == ("a.org",)
-    assert granted(settings, "none")["network"] == ("*",)
-    assert granted(settings, "none")["sandbox"] == ("none",)
+    assert grants_of(settings, "bwrap")["network"] == ("a.org",)
+    assert grants_of(settings, "none")["network"] == ("*",)
+    assert grants_of(settings, "none")["sandbox"] == ("none",)

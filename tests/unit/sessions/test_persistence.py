@@ -17,7 +17,7 @@ from kernel_mcp.errors import HibernationError, InstallError
 from kernel_mcp.kernels.factory import KernelRequest
 from kernel_mcp.sessions.cell_journal import DAMAGED, CellJournal, read_journal
 from kernel_mcp.sessions.compatibility import other_python
-from kernel_mcp.sessions.grants import granted
+from kernel_mcp.sessions.grants import grants_of
 from kernel_mcp.sessions.manifest import Saved, SessionKey
 from kernel_mcp.sessions.persistence import Persistence, lost_with
 from kernel_mcp.sessions.store import SessionStore
@@ -36,7 +36,7 @@ def persistence(
         store,
         folder="/project",
         bare=bare,
-        grants=granted(settings, sandbox),
+        grants=grants_of(settings, sandbox),
         settings=settings,
         permits=lambda packages: (),
     )

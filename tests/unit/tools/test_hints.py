@@ -9,7 +9,7 @@ import pytest
 from mcp_types import ToolAnnotations
 
 from kernel_mcp.config.attachments import attachments
-from kernel_mcp.config.grants import granted
+from kernel_mcp.config.grants import restricted_to
 from kernel_mcp.config.mounts import Mount
 from kernel_mcp.config.secrets import HeaderSecret
 from kernel_mcp.config.settings import Settings
@@ -100,6 +100,8 @@ async def test_hints_of_a_principal_are_those_of_its_doors(tmp_path: Path) -> No
         (("mount:/out",), END | RUN_CODE | WRITE, set()),
         (("network",), END | RUN_CODE, RUN_CODE),
     ):
-        found = await told(granted(settings, doors), tmp_path / "-".join(doors).replace("/", ""))
+        found = await told(
+            restricted_to(settings, doors), tmp_path / "-".join(doors).replace("/", "")
+        )
         assert those(found, "destructive_hint") == destroy
         assert those(found, "open_world_hint") == open_world
