@@ -198,8 +198,8 @@ class AttachedKernel(Kernel):
             with contextlib.suppress(LaunchError):  # the end of the kernel is noticed elsewhere
                 self._channels.send("control", "interrupt_request", {})
 
-    def give_up(self, run: Run) -> str | None:
-        """See `Kernel`: nothing is killed."""
+    def end_unresponsive(self, run: Run) -> str | None:
+        """Leave a cell that does not stop to the external kernel; return a sentence on it."""
         self.interrupt()
         if run.finished.is_set():
             return ""

@@ -197,11 +197,11 @@ class Node:
         await self._tell_uses()
         return self._app.manager.quota.idle_s(principal, kind)
 
-    async def give_up(self, principal: str, kind: str) -> bool:
+    async def evict_one(self, principal: str, kind: str) -> bool:
         """Evict the session of `idle_s`. Return True if it was done; see `Others`."""
         if self._sessions is None or self._app is None:
             return False
-        done = await self._app.manager.quota.give_up(principal, kind)
+        done = await self._app.manager.quota.evict_one(principal, kind)
         await self._tell_uses()
         return done
 

@@ -63,9 +63,9 @@ class FleetUsage(Others):
         await asyncio.gather(*map(ask, holders))
         return max(found.items(), key=lambda each: each[1], default=None)
 
-    async def give_up(self, where: str, principal: str, kind: str) -> bool:
+    async def evict_one(self, where: str, principal: str, kind: str) -> bool:
         """See `Others`."""
-        return bool(await self._of(where, "give_up", principal, kind, within_s=GIVING_S))
+        return bool(await self._of(where, "evict_one", principal, kind, within_s=GIVING_S))
 
     async def gives_way(self, principal: str, use: Use, most: int) -> bool:
         """See `Others`. Raises FleetUnavailable."""

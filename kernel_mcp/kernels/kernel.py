@@ -268,10 +268,10 @@ class Kernel:
         """Kill the kernel and its descendants."""
         self.handle.kill()
 
-    def give_up(self, run: Run) -> str | None:
-        """End a cell that does not stop: kill the kernel, and return None.
+    def end_unresponsive(self, run: Run) -> str | None:
+        """Kill the kernel, as a cell in it ignores interrupts; return None.
 
-        An attached kernel is not killed; the result is then a sentence on its cell, or empty.
+        An external kernel is not killed; the result is then a sentence on its cell, or empty.
         """
         self.kill()
         return None

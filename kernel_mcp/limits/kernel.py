@@ -265,9 +265,9 @@ class KernelLimits:
                 self._cause = self._gauge.out_of_memory()
                 self.relieve()
         except Unmeasurable as reason:
-            self.give_up(f"out of memory ({reason})")
+            self.kill_for(f"out of memory ({reason})")
 
-    def give_up(self, cause: str) -> None:
+    def kill_for(self, cause: str) -> None:
         """Kill the kernel, with `cause` as the reason."""
         self._cause = self._fatal = cause
         self.kill()
@@ -278,7 +278,7 @@ class KernelLimits:
         for tell in self._on_excess:
             tell()
         if not self._on_excess:
-            self.give_up(cause)
+            self.kill_for(cause)
 
     def rank(self) -> None:
         """Lower the CPU weight of an awake kernel that has computed for `LONG_S`."""
@@ -450,7 +450,7 @@ class KernelLimits:
         quota = max(growing, key=lambda quota: quota.severe)
         self.exceed(quota.sentence())
         if quota.severe:
-            self.give_up(quota.sentence())
+            self.kill_for(quota.sentence())
 
     def _everyone(self) -> list[int]:
         """Return process ids of the group, or of the admitted processes and their descendants."""

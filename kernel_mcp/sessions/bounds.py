@@ -90,7 +90,7 @@ def relieve(session: Session, cause: str) -> str:
         refused = session.queue.refuse(cause)
         done = f"had {len(refused)} waiting cells ended"
     if held_by(session) > enough and session.kernel is not None:
-        session.kernel.handle.limits.give_up(cause)
+        session.kernel.handle.limits.kill_for(cause)
         done = "lost its kernel"
     if filed:
         where = f"kernel://{session.handle}/cells/N"

@@ -327,7 +327,7 @@ async def stop(kernel: Kernel, run: Run, grace_s: float, cell: Cell) -> bool:
         cell.watch_stop(None)
     if run.finished.is_set():
         return False
-    if (words := kernel.give_up(run)) is not None:
+    if (words := kernel.end_unresponsive(run)) is not None:
         if words:
             cell.notice(words)
         return False

@@ -302,8 +302,8 @@ class Hibernation:
         untried = [name for group in rest for name in group if name not in failed]
         return failed | dict.fromkeys(untried, UNTRIED)
 
-    async def give_up(self) -> None:
-        """Note that the kernel is not ended after `prepare`: its save is not needed."""
+    async def discard_save(self) -> None:
+        """Discard the save of `prepare`, as the kernel is not ended after it."""
         with anyio.CancelScope(shield=True):
             await anyio.to_thread.run_sync(self._session_save.mark_unneeded)
 

@@ -139,7 +139,7 @@ class KernelLifecycle:
         if scope.cancel_called:
             span.note(outcome="needed")
             if state.pending_restore is None:
-                await self._hibernation.give_up()
+                await self._hibernation.discard_save()
             return False
         if state.pending_restore is None and (pending.gone or pending.failure):
             state.report_hibernation(pending)

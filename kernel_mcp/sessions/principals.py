@@ -105,7 +105,7 @@ class Others:
         """
         return None
 
-    async def give_up(self, where: str, principal: str, kind: str) -> bool:
+    async def evict_one(self, where: str, principal: str, kind: str) -> bool:
         """Request that the server `where` ends its longest idle session; return True if it did.
 
         It hibernates a session, or closes a hibernated one for the kind "asleep".
@@ -306,7 +306,7 @@ class Overseer:
         cause = _too_much(quota, used, most)
         logger.info("session %s: %s", session.handle, cause)
         if session.kernel is not None:
-            session.kernel.handle.limits.give_up(cause)
+            session.kernel.handle.limits.kill_for(cause)
 
     def share(self) -> None:
         """Set the processor weight and limit of each kernel in which code runs.

@@ -229,11 +229,11 @@ class SessionQuota:
                 break
             here = None if "" in without else self.idle_s(owner, kind)
             if there is not None and (here is None or here < there[1]):
-                if not await others.give_up(there[0], owner, kind):
+                if not await others.evict_one(there[0], owner, kind):
                     without.add(there[0])
             elif here is None:
                 return False
-            elif not await self.give_up(owner, kind):
+            elif not await self.evict_one(owner, kind):
                 without.add("")
         return True
 
@@ -280,7 +280,7 @@ class SessionQuota:
             found = self._longest_idle(owner, without=set())
         return None if found is None else self._clock() - found.family.last_used
 
-    async def give_up(self, owner: str, kind: str) -> bool:
+    async def evict_one(self, owner: str, kind: str) -> bool:
         """Hibernate the principal's longest idle session, or close its oldest hibernated one.
 
         If a session cannot be hibernated, the next one is tried. Return True on success.

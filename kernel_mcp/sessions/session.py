@@ -448,7 +448,7 @@ class Session:
     def end_kernel(self, cause: str) -> None:
         """Kill the kernel, with `cause` as the reason, unless it is attached."""
         if self.kernel is not None and not self.request.attach:
-            self.kernel.handle.limits.give_up(cause)
+            self.kernel.handle.limits.kill_for(cause)
 
     def close(self) -> None:
         """Stop all cells and refuse further ones; `serve` returns soon after."""

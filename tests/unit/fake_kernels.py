@@ -99,7 +99,7 @@ class FakeKernel:
 
     kill = die
 
-    def give_up(self, run: Run) -> None:
+    def end_unresponsive(self, run: Run) -> None:
         self.kill()
 
     def interrupt(self, *, alone: bool = False) -> None:

@@ -56,8 +56,8 @@ class Node:
         await self.registry.use(self.name, rows_of(self.manager.quota.uses()))
         return self.manager.quota.idle_s(principal, kind)
 
-    async def give_up(self, principal: str, kind: str) -> bool:
-        done = await self.manager.quota.give_up(principal, kind)
+    async def evict_one(self, principal: str, kind: str) -> bool:
+        done = await self.manager.quota.evict_one(principal, kind)
         await self.registry.use(self.name, rows_of(self.manager.quota.uses()))
         return done
 

@@ -192,7 +192,7 @@ async def test_the_cause_of_a_kill_is_told_though_a_cell_ends_or_begins_meanwhil
     watched: Watched,
 ) -> None:
     await watched.begin()
-    watched.limits.give_up("it did what it must not")
+    watched.limits.kill_for("it did what it must not")
     watched.limits.end()
     await watched.begin()
     assert "it did what it must not" in watched.limits.explain(KILLED).describe()
@@ -260,7 +260,7 @@ async def test_too_much_memory_ends_who_holds_most_of_it_and_other_reasons_end_a
     await watched.begin()
     await watched.limits.check_memory()
     assert watched.done == ["relieve"]
-    watched.limits.give_up("another reason")
+    watched.limits.kill_for("another reason")
     assert watched.done == ["relieve", "kill"]
 
 

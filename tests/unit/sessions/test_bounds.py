@@ -172,7 +172,7 @@ async def test_a_session_lets_go_of_no_more_than_will_do(
         held = iter(sizes)
         monkeypatch.setattr(bounds, "held_by", lambda _session: next(held))
         monkeypatch.setattr(
-            source.kernels[0].limits, "give_up", lambda _cause: source.kernels[0].die()
+            source.kernels[0].limits, "kill_for", lambda _cause: source.kernels[0].die()
         )
         assert relieve(session, "why") == done
         if statuses[0] == "killed":

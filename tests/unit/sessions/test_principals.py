@@ -287,7 +287,7 @@ class Meter:
     def exceed(self, cause: str) -> None:
         self.interrupted.append(cause)
 
-    def give_up(self, cause: str) -> None:
+    def kill_for(self, cause: str) -> None:
         self.killed.append(cause)
 
     def weigh(self, weight: float, cpus: float) -> None:
@@ -364,7 +364,7 @@ class Elsewhere(Others):
         self.stale = 0
         return ("there", self.idle_s[-1]) if self.idle_s else None
 
-    async def give_up(self, where: str, principal: str, kind: str) -> bool:
+    async def evict_one(self, where: str, principal: str, kind: str) -> bool:
         self.given_up.append(self.idle_s.pop())
         return True
 

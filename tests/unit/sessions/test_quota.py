@@ -245,7 +245,7 @@ async def test_the_trail_says_why_a_session_was_hibernated(tmp_path: Path) -> No
     async with manager.running():
         first, second, third = await used_sessions(manager, clock, 3)
         await manager.create(ME)
-        await manager.quota.give_up(ME.principal, AWAKE)  # this one, as it is empty
+        await manager.quota.evict_one(ME.principal, AWAKE)  # this one, as it is empty
         await Reaper(manager, 15, clock).collect()
     facts = [facts for event, facts in heard.events if event == "hibernate"]
     assert [(each["reason"], each["idle_s"]) for each in facts] == [
