@@ -82,7 +82,7 @@ class KernelEndpoints:
             endpoint.close()
             raise
         self._open[session.handle, only_plain] = endpoint
-        session.journal.note("join")
+        session.events.note("join")
         self._tasks.start_soon(self._serve, endpoint, only_plain)
         return endpoint
 

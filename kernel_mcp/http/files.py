@@ -233,7 +233,7 @@ class _Files:
 
                 def finish() -> tuple[bool, str]:
                     new = workspace.finish_upload(upload, allowed)
-                    session.journal.note("file", path=path, size=upload.size, sha256=upload.sha256)
+                    session.events.note("file", path=path, size=upload.size, sha256=upload.sha256)
                     return new, upload.tag
 
                 new, tag = await work.run(finish)
@@ -251,7 +251,7 @@ class _Files:
 
             def remove() -> None:
                 session.workspace.remove_entry(path, partial(permitted, request))
-                session.journal.note("file_removed", path=path)
+                session.events.note("file_removed", path=path)
 
             await work.run(remove)
         return Response(status_code=204, headers={**HEADERS, **FRESH})

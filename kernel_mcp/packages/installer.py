@@ -75,9 +75,9 @@ class Installer:
             with Span("install", session=session.handle, packages=len(names)):
                 outcome = await self._install(session, packages, progress)
         except KernelMcpError as error:
-            session.journal.note("install", packages=names, outcome=str(error), done=False)
+            session.events.note("install", packages=names, outcome=str(error), done=False)
             raise
-        session.journal.note("install", packages=names, outcome=outcome.summary(), done=True)
+        session.events.note("install", packages=names, outcome=outcome.summary(), done=True)
         return outcome
 
     async def _install(

@@ -75,7 +75,7 @@ class Branches:
                 branch = self._factory.branch(session, handle, start, origin)
                 await self._host.start(branch)
                 made.append((branch, start.folder))
-        session.journal.note("branch", branches=handles)
+        session.events.note("branch", branches=handles)
         await _note_branches(session.family)
         return made
 
@@ -121,7 +121,7 @@ class Branches:
             for each in others:
                 adopted = "it was adopted" if each is branch else "another branch was adopted"
                 await self._host.close(each, f"was closed, as {adopted}")
-        root.journal.note("adopt", branch=branch.handle)
+        root.events.note("adopt", branch=branch.handle)
         await root.persistence.mark_undone()
         await root.persistence.note_adoption()
         root.persistence.touch()

@@ -56,9 +56,9 @@ class Events:
         if self._audit is not None and event not in (START, NO_START):
             self._audit.note(event, facts)
 
-    def journal(self, who: str, session: str) -> Journal:
-        """Return the journal of a session; `who` is the principal that owns it."""
-        return Journal(self, who, session)
+    def of_session(self, who: str, session: str) -> SessionEvents:
+        """Return the events of a session; `who` is the principal that owns it."""
+        return SessionEvents(self, who, session)
 
     def close(self) -> None:
         """Record the end of the server, and close the audit trail."""
@@ -67,7 +67,7 @@ class Events:
             self._audit.close()
 
 
-class Journal:
+class SessionEvents:
     """Records the events of one session."""
 
     def __init__(self, events: Events, who: str, session: str) -> None:

@@ -165,7 +165,7 @@ class SessionFactory:
         _note_start(session)
         if found.previous is not None:
             saved = moment_of(found.previous.saved.moment)
-            session.journal.note("resume", saved=saved, cells=len(session.cells))
+            session.events.note("resume", saved=saved, cells=len(session.cells))
         return session
 
     def branch(
@@ -234,7 +234,7 @@ class SessionFactory:
 def _note_start(session: Session) -> None:
     request = session.request
     attach = {"attach": request.attach} if request.attach else {}
-    session.journal.note(
+    session.events.note(
         "session_start",
         name=session.name,
         packages=[str(each) for each in request.packages],

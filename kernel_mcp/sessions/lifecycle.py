@@ -14,7 +14,7 @@ from kernel_mcp.environments.uv import ProgressCallback, silence
 from kernel_mcp.errors import HibernationError, KernelMcpError, LaunchError
 from kernel_mcp.kernels.factory import KernelRequest
 from kernel_mcp.sessions.cell import Ahead, Cell
-from kernel_mcp.sessions.events import Journal
+from kernel_mcp.sessions.events import SessionEvents
 from kernel_mcp.sessions.hibernation import Hibernation, RestoreResult, SavedState
 from kernel_mcp.sessions.notifications import Loss
 from kernel_mcp.sessions.recovery import KernelRecovery
@@ -45,7 +45,7 @@ class KernelLifecycle:
         *,
         session_save: SessionSave,
         admit: Callable[[], Awaitable[None]],
-        journal: Journal,
+        events: SessionEvents,
     ) -> None:
         self.request = request
         self.state = recovery.state
@@ -53,7 +53,7 @@ class KernelLifecycle:
         self.awake = True
         self._starter = starter
         self._admit = admit
-        self._journal = journal
+        self._events = events
         self._missed = False
         self._preemptible: set[anyio.CancelScope] = set()
         self._hibernation = Hibernation(session_save, start=self._start_beside)
@@ -146,7 +146,7 @@ class KernelLifecycle:
         state.pending_restore = pending
         self.awake = False
         count = len(pending.dump.names) if pending.dump is not None else 0
-        self._journal.note(
+        self._events.note(
             "hibernate",
             saved=count,
             lost=len(pending.gone),
@@ -233,7 +233,7 @@ class KernelLifecycle:
     async def checkpoint(self, when: Callable[[Kernel, int], Awaitable[object]]) -> None:
         """Call `when`, a method of `checkpoints` that may copy the kernel, if the kernel is alive.
 
-        A new checkpoint is recorded in the journal. Raises LaunchError if `when` does.
+        A new checkpoint is an event. Raises LaunchError if `when` does.
         """
         state, kernel = self.state, self.state.kernel
         if kernel is None or kernel.exit is not None:
@@ -242,7 +242,7 @@ class KernelLifecycle:
         with self.recovery.unreported():
             await when(kernel, state.as_of or 0)
         if state.checkpoints.newest not in (None, before):
-            self._journal.note("checkpoint", cell=state.as_of or 0)
+            self._events.note("checkpoint", cell=state.as_of or 0)
         self.recovery.check(kernel)
 
     async def take_over_kernel(self, kernel: Kernel, worked: Sequence[int]) -> list[int]:
@@ -277,7 +277,7 @@ class KernelLifecycle:
             return kernel
 
     def _note_restored(self, kernel: Kernel, result: RestoreResult) -> None:
-        self._journal.note("wake", back=len(result.back), lost=len(result.lost))
+        self._events.note("wake", back=len(result.back), lost=len(result.lost))
         self.state.used = result.restored
         if not result.restored:
             self.state.worked.clear()

@@ -378,5 +378,5 @@ class SessionManager:
                 async with session.installing:
                     await self.branches.leave(session)
             self.directory.remove(session)
-            session.journal.note("session_end", cells=len(session.cells))
+            session.events.note("session_end", cells=len(session.cells))
             session.ended.set()

@@ -16,7 +16,7 @@ from kernel_mcp.files.paths import GUEST_ROOT
 from kernel_mcp.files.workspace import Workspace
 from kernel_mcp.records import dataclass
 from kernel_mcp.sessions.cell import Cell
-from kernel_mcp.sessions.events import Journal
+from kernel_mcp.sessions.events import SessionEvents
 
 if TYPE_CHECKING:  # imported at the first use, as most sessions have no notebook
     from kernel_mcp.notebooks.document import NotebookCell, NotebookDocument
@@ -45,11 +45,11 @@ class NotebookTarget:
 class NotebookSinks:
     """The notebooks of one session: targets of its cells, and notebook cells as last read."""
 
-    def __init__(self, workspace: Workspace, handle: str, journal: Journal) -> None:
+    def __init__(self, workspace: Workspace, handle: str, events: SessionEvents) -> None:
         self.bound: NotebookFile | None = None
         """The open notebook, to which cells are appended once they have ended."""
         self._workspace = workspace
-        self._journal = journal
+        self._events = events
         self._handle = handle
         self._places: dict[int, NotebookTarget] = {}
         self._written: dict[int, NotebookTarget] = {}
@@ -75,7 +75,7 @@ class NotebookSinks:
         """
         from kernel_mcp.notebooks.notebook_file import NotebookFile
 
-        return NotebookFile(self._workspace, path, self._journal.wrote)
+        return NotebookFile(self._workspace, path, self._events.wrote)
 
     def place(self, cell: Cell, place: NotebookTarget) -> None:
         """Write the outputs of `cell` into the notebook cell `place` once `cell` has ended."""

@@ -12,7 +12,7 @@ import anyio.abc
 
 from kernel_mcp.barriers import Barrier
 from kernel_mcp.errors import KernelGone, LaunchError, UndoError
-from kernel_mcp.sessions.events import Journal
+from kernel_mcp.sessions.events import SessionEvents
 from kernel_mcp.sessions.hibernation import SavedState
 from kernel_mcp.sessions.kernel_state import KernelState
 from kernel_mcp.sessions.losses import FILES_KEPT, Rollback, cells_in_words
@@ -34,7 +34,7 @@ class KernelRecovery:
     def __init__(
         self,
         state: KernelState,
-        journal: Journal,
+        events: SessionEvents,
         *,
         on_death: Callable[[], None],
         last_save: Callable[[], tuple[SavedState, int] | None],
@@ -47,7 +47,7 @@ class KernelRecovery:
         """
         self.state = state
         self.on_rollback = on_rollback
-        self._journal = journal
+        self._events = events
         self._on_death = on_death
         self._last_save = last_save
         self._engaged = False
@@ -112,7 +112,7 @@ class KernelRecovery:
         if self.state.used:
             if (back := await self.resume() or await self.fall_back_to_save()) is not None:
                 cause = _between_cells(kernel)
-                self._journal.died(cause)
+                self._events.died(cause)
                 self.report(cause, back)
                 return
             self._lose(kernel)
@@ -164,7 +164,7 @@ class KernelRecovery:
                 "The checkpoint could not be woken, and the kernel was ended for it: all variables "
                 f"are lost, {FILES_KEPT}. A fresh kernel starts with the next cell."
             )
-        self._journal.note("undo", cells=list(back.undone))
+        self._events.note("undo", cells=list(back.undone))
         return back
 
     async def resume(self, not_after: int | None = None) -> Rollback | None:
@@ -199,7 +199,7 @@ class KernelRecovery:
         self.watch(fresh)
         with Barrier("ending a kernel", state.session):
             await kernel.aclose()
-        self._journal.note("revival", cell=as_of)
+        self._events.note("revival", cell=as_of)
         return Rollback(as_of, undone, tuple(gone), fresh.closed_files)
 
     async def fall_back_to_save(self) -> Rollback | None:
@@ -226,7 +226,7 @@ class KernelRecovery:
 
     def _lose(self, kernel: Kernel) -> None:
         cause = _between_cells(kernel)
-        self._journal.died(cause)
+        self._events.died(cause)
         self.state.lose(cause[0].upper() + cause[1:], self.state.lost_state(cause))
         self.state.used = False
 

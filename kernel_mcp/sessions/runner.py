@@ -30,7 +30,7 @@ from kernel_mcp.sessions.cell import (
     Watcher,
 )
 from kernel_mcp.sessions.checking import Checks
-from kernel_mcp.sessions.events import Journal
+from kernel_mcp.sessions.events import SessionEvents
 from kernel_mcp.sessions.execution import run_cell, stop
 from kernel_mcp.sessions.history import History
 from kernel_mcp.sessions.lifecycle import KernelLifecycle
@@ -247,7 +247,7 @@ class CellRunner:
         grace_s: float,
         cpu_s: float,
         clock: Callable[[], float],
-        journal: Journal,
+        events: SessionEvents,
         checks: Checks,
         start_queue: CellStartQueue,
         module_folders: Iterable[Path],
@@ -259,7 +259,7 @@ class CellRunner:
         self._grace_s = grace_s
         self._cpu_s = cpu_s
         self._clock = clock
-        self._journal = journal
+        self._events = events
         self._checks = checks
         self._start_queue = start_queue
 
@@ -282,7 +282,7 @@ class CellRunner:
         if scope.cancelled_caught:
             cell.finish(CellOutcome(Status.INTERRUPTED, cause=NOT_PREPARED), self._clock())
         if cell.outcome is not None:
-            self._journal.ran(cell)
+            self._events.ran(cell)
 
     async def run(self, cell: Cell) -> None:
         """Run `cell` until it has an outcome. Raises only a cancellation."""
@@ -306,7 +306,7 @@ class CellRunner:
                 cell.finish(
                     CellOutcome(Status.KILLED, False, "the session was closed"), self._clock()
                 )
-            self._journal.ran(cell)
+            self._events.ran(cell)
 
     async def _run(self, cell: Cell) -> None:
         try:
@@ -340,7 +340,7 @@ class CellRunner:
         if refusal is not None:
             return self._refused(cell, refusal)
         await self._lifecycle.checkpoint_ahead(cell)
-        self._journal.begins(kernel.handle)
+        self._events.begins(kernel.handle)
         began = self._clock()
         with self._recovery.running_cell():
             async with self._start_queue.slot():
@@ -380,7 +380,7 @@ class CellRunner:
             cell.notice(cell.installed)
         if refusal.name != "PolicyError":
             return CellOutcome(Status.ERROR)
-        self._journal.note("refusal", cell=cell.number, reasons=refusal.value.splitlines())
+        self._events.note("refusal", cell=cell.number, reasons=refusal.value.splitlines())
         return CellOutcome(Status.ERROR, cause="refused by the import policy; nothing was run")
 
     async def _after_kill(self, cell: Cell, outcome: CellOutcome) -> CellOutcome:

@@ -108,8 +108,8 @@ class Session:
         self.owner = owner
         self.name = name
         self.workspace = workspace
-        self.journal = shared.events.journal(owner, request.session)
-        self.notebooks = NotebookSinks(workspace, request.session, self.journal)
+        self.events = shared.events.of_session(owner, request.session)
+        self.notebooks = NotebookSinks(workspace, request.session, self.events)
         self.ended = anyio.Event()
         self.closing = anyio.Event()
         self.installing = anyio.Lock()
@@ -138,25 +138,25 @@ class Session:
         )
         self.recovery = KernelRecovery(
             self.kernel_state,
-            self.journal,
+            self.events,
             on_death=lambda: self.scheduler.wake(),
             last_save=self.persistence.last_save,
             on_rollback=self._note_rollback,
         )
         self.lifecycle = KernelLifecycle(
             request,
-            KernelStarter(context.source, self.notifications, self.journal),
+            KernelStarter(context.source, self.notifications, self.events),
             self.recovery,
             session_save=session_save,
             admit=partial(context.admit, self),
-            journal=self.journal,
+            events=self.events,
         )
         runner = CellRunner(
             self.lifecycle,
             grace_s=settings.grace_s,
             cpu_s=(request.limits or settings.limits).cpu_seconds,
             clock=clock,
-            journal=self.journal,
+            events=self.events,
             checks=shared.checks,
             start_queue=shared.start_queue,
             module_folders=workspace.module_folders,

@@ -12,7 +12,7 @@ from kernel_mcp.environments.uv import ProgressCallback
 from kernel_mcp.kernels.factory import KernelRequest, KernelSource
 from kernel_mcp.linux.safe_tree import make_private
 from kernel_mcp.output.text import one_line
-from kernel_mcp.sessions.events import NO_START, START, Journal
+from kernel_mcp.sessions.events import NO_START, START, SessionEvents
 from kernel_mcp.sessions.notifications import Notice, NotificationQueue
 from kernel_mcp.telemetry.spans import Span
 
@@ -69,11 +69,11 @@ class KernelStarter:
     """Starts kernels of one session."""
 
     def __init__(
-        self, source: KernelSource, notifications: NotificationQueue, journal: Journal
+        self, source: KernelSource, notifications: NotificationQueue, events: SessionEvents
     ) -> None:
         self._source = source
         self._notifications = notifications
-        self._journal = journal
+        self._events = events
         self._foreign_cells = ForeignCells(notifications)
 
     async def start(
@@ -96,7 +96,7 @@ class KernelStarter:
 
     def _note_connection(self, facts: Mapping[str, Any]) -> None:
         """Record one connection to another machine, or several alike, that ended or was refused."""
-        self._journal.note("connection", **facts)
+        self._events.note("connection", **facts)
 
     async def _launch(self, request: KernelRequest, progress: ProgressCallback) -> Kernel:
         began = time.monotonic()
@@ -104,9 +104,9 @@ class KernelStarter:
             try:
                 kernel = await self._source.start(request, progress)
             except Exception:
-                self._journal.note(NO_START)
+                self._events.note(NO_START)
                 raise
             kind = kernel.handle.report.kind
             span.note(kind=kind)
-        self._journal.note(START, kind=kind, seconds=time.monotonic() - began)
+        self._events.note(START, kind=kind, seconds=time.monotonic() - began)
         return kernel

@@ -173,7 +173,7 @@ def _export(session: Session, path: str) -> int:
 def _write(session: Session, path: str, content: str | bytes, encoding: str = "utf-8") -> int:
     """Write a file and its audit entry; return its size in bytes."""
     size = session.workspace.write_file(path, content, encoding=encoding)
-    session.journal.wrote(path, size, content, encoding)
+    session.events.wrote(path, size, content, encoding)
     return size
 
 

@@ -54,11 +54,11 @@ def cell(folder: Path, outcome: CellOutcome, code: str = "x = 1") -> Cell:
 def test_every_event_is_a_line_with_its_time_principal_and_session(tmp_path: Path) -> None:
     path = tmp_path / "audit.jsonl"
     events = Events(log(path))
-    journal = events.journal("ada", "s-1")
-    journal.note("session_start", name="work", packages=["numpy"])
-    journal.note(START, kind="cold", seconds=0.5)
+    session = events.of_session("ada", "s-1")
+    session.note("session_start", name="work", packages=["numpy"])
+    session.note(START, kind="cold", seconds=0.5)
     events.close()
-    journal.note("too_late")
+    session.note("too_late")
     noon = {"time": "2030-01-02T12:00:00.005Z"}
     head = {**noon, "who": "ada", "session": "s-1"}
     assert lines(path) == [
@@ -69,9 +69,9 @@ def test_every_event_is_a_line_with_its_time_principal_and_session(tmp_path: Pat
 
 def test_a_cell_is_told_by_hash_outcome_and_what_it_used(tmp_path: Path) -> None:
     path = tmp_path / "audit.jsonl"
-    journal = Events(log(path)).journal("ada", "s-1")
-    journal.begins(cast(KernelProcess, Handle()))
-    journal.ran(cell(tmp_path, CellOutcome(Status.OK), code="secret = 'hunter2'"))
+    session = Events(log(path)).of_session("ada", "s-1")
+    session.begins(cast(KernelProcess, Handle()))
+    session.ran(cell(tmp_path, CellOutcome(Status.OK), code="secret = 'hunter2'"))
     (line,) = lines(path)
     assert line["event"] == "cell"
     assert line["code_sha256"] == hashlib.sha256(b"secret = 'hunter2'").hexdigest()
@@ -84,12 +84,12 @@ def test_a_cell_is_told_by_hash_outcome_and_what_it_used(tmp_path: Path) -> None
 
 def test_a_kill_has_a_line_of_its_own_and_no_invented_numbers(tmp_path: Path) -> None:
     path = tmp_path / "audit.jsonl"
-    journal = Events(log(path)).journal("ada", "s-1")
+    session = Events(log(path)).of_session("ada", "s-1")
     handle = Handle()
-    journal.begins(cast(KernelProcess, handle))
+    session.begins(cast(KernelProcess, handle))
     handle.exit = ExitStatus(signal=9)
-    journal.ran(cell(tmp_path, CellOutcome(Status.KILLED, False, "out of memory")))
-    journal.died("the kernel exited with code 3 between cells")
+    session.ran(cell(tmp_path, CellOutcome(Status.KILLED, False, "out of memory")))
+    session.died("the kernel exited with code 3 between cells")
     ran, killed, died = lines(path)
     assert (ran["cpu_s"], ran["memory_bytes"]) == (None, None)
     assert (killed["event"], killed["cell"], killed["cause"]) == ("kill", 3, "out of memory")
@@ -99,9 +99,9 @@ def test_a_kill_has_a_line_of_its_own_and_no_invented_numbers(tmp_path: Path) ->
 
 def test_files_are_told_by_the_hash_of_their_bytes(tmp_path: Path) -> None:
     path = tmp_path / "audit.jsonl"
-    journal = Events(log(path)).journal("ada", "s-1")
-    journal.wrote("a.txt", 2, "ä")
-    journal.wrote("b.bin", 3, base64.b64encode(b"\0\1\2").decode(), "BASE64")
+    session = Events(log(path)).of_session("ada", "s-1")
+    session.wrote("a.txt", 2, "ä")
+    session.wrote("b.bin", 3, base64.b64encode(b"\0\1\2").decode(), "BASE64")
     text, binary = lines(path)
     assert text["sha256"] == hashlib.sha256("ä".encode()).hexdigest()
     assert (binary["path"], binary["size"]) == ("b.bin", 3)
@@ -110,9 +110,9 @@ def test_files_are_told_by_the_hash_of_their_bytes(tmp_path: Path) -> None:
 
 def test_lines_stay_short_and_single_whatever_they_tell(tmp_path: Path) -> None:
     path = tmp_path / "audit.jsonl"
-    journal = Events(log(path)).journal("ada", "s-1")
-    journal.note("refusal", reasons=[f"line {number}\x1b[2J" for number in range(1000)])
-    journal.note("install", packages=["a\nb" * 10_000], done=True)
+    session = Events(log(path)).of_session("ada", "s-1")
+    session.note("refusal", reasons=[f"line {number}\x1b[2J" for number in range(1000)])
+    session.note("install", packages=["a\nb" * 10_000], done=True)
     refusal, install = lines(path)
     assert len(refusal["reasons"]) == MAX_TEXTS + 1
     assert refusal["reasons"][-1] == "and 980 more"
@@ -123,20 +123,20 @@ def test_lines_stay_short_and_single_whatever_they_tell(tmp_path: Path) -> None:
 def test_without_a_file_nothing_is_kept_and_no_kernel_is_looked_at(tmp_path: Path) -> None:
     events = Events()
     assert events.audit_state == "off"
-    journal = events.journal("ada", "s-1")
+    session = events.of_session("ada", "s-1")
     handle = Handle()
-    journal.begins(cast(KernelProcess, handle))
-    journal.ran(cell(tmp_path, CellOutcome(Status.OK)))
+    session.begins(cast(KernelProcess, handle))
+    session.ran(cell(tmp_path, CellOutcome(Status.OK)))
     assert handle.looks == 0
 
 
 def test_meters_hear_what_the_trail_hears(tmp_path: Path) -> None:
     heard = Heard()
-    journal = Events(meters=heard).journal("ada", "s-1")
+    session = Events(meters=heard).of_session("ada", "s-1")
     killed = cell(tmp_path, CellOutcome(Status.KILLED, cause="killed by SIGKILL"))
     killed.stop_reason = StopReason.TIMEOUT
-    journal.ran(killed)
-    journal.note(START, kind="cold", seconds=0.5)
+    session.ran(killed)
+    session.note(START, kind="cold", seconds=0.5)
     (ran, facts), (kill, why), (start, _) = heard.events
     assert (ran, kill, start) == ("cell", "kill", START)
     assert (facts["status"], facts["duration_s"], why["reason"]) == ("killed", 2.5, "time")

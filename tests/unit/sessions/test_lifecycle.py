@@ -18,7 +18,7 @@ from kernel_mcp.kernels.kernel import Kernel
 from kernel_mcp.launch.checkpoint import Checkpoint
 from kernel_mcp.launch.process import StartReport
 from kernel_mcp.sessions.checkpoints import Checkpoints
-from kernel_mcp.sessions.events import NO_START, START, Events, Journal
+from kernel_mcp.sessions.events import NO_START, START, Events, SessionEvents
 from kernel_mcp.sessions.hibernation import SavedState
 from kernel_mcp.sessions.kernel_state import KernelState
 from kernel_mcp.sessions.lifecycle import KernelLifecycle
@@ -88,7 +88,7 @@ class CopiedSource(FakeSource):
         return cast(Kernel, self.kernels[-1])
 
 
-class Noted(Journal):
+class Noted(SessionEvents):
     """Keeps the events of a session, but for the starts of kernels."""
 
     def __init__(self) -> None:
@@ -104,7 +104,7 @@ class Rig:
     """The kernel of one session, without the session."""
 
     def __init__(self, folder: Path, source: FakeSource) -> None:
-        self.source, self.journal = source, Noted()
+        self.source, self.events = source, Noted()
         self.notifications = NotificationQueue()
         self.saved: tuple[SavedState, int] | None = None
         self.calls: list[str] = []
@@ -116,18 +116,18 @@ class Rig:
         )
         self.recovery = KernelRecovery(
             self.state,
-            self.journal,
+            self.events,
             on_death=lambda: self.calls.append("died"),
             last_save=lambda: self.saved,
             on_rollback=lambda: self.calls.append("rollback"),
         )
         self.lifecycle = KernelLifecycle(
             KernelRequest("s-1", folder / "w"),
-            KernelStarter(source, self.notifications, self.journal),
+            KernelStarter(source, self.notifications, self.events),
             self.recovery,
             session_save=cast(SessionSave, SimpleNamespace(drop=lambda: self.calls.append("drop"))),
             admit=self._admit,
-            journal=self.journal,
+            events=self.events,
         )
 
     async def _admit(self) -> None:
@@ -189,7 +189,7 @@ async def test_a_death_between_cells_without_a_copy_is_told_at_once(tmp_path: Pa
         await it.cell(1, "a = 1")
         assert (it.state.holds, it.state.as_of) == (True, 1)
         await it.die()
-        assert [kind for kind, _ in it.journal.told] == ["kill"]
+        assert [kind for kind, _ in it.events.told] == ["kill"]
         (notice,) = it.notifications.pending
         assert "between cells: all variables" in notice.text
         assert notice.loss is not None
@@ -228,7 +228,7 @@ async def test_a_dead_kernel_goes_back_to_its_newest_copy(tmp_path: Path) -> Non
         assert it.calls == ["died"]
         await it.recovery.note_death()
         assert it.kernel.variables == {"a": "1"}
-        assert it.journal.told[0] == ("revival", {"cell": 1})
+        assert it.events.told[0] == ("revival", {"cell": 1})
         (notice,) = it.notifications.pending
         assert "Variables are as after cell 1; run cells 2–3 again" in notice.text  # noqa: RUF001
         assert notice.loss is not None
@@ -300,7 +300,7 @@ async def test_an_undo_goes_back_and_names_the_cells(tmp_path: Path) -> None:
         await it.cell(3, "c = 3", checkpoint=True)
         back = await it.recovery.undo(2)
         assert (back.as_of, back.undone, set(back.names)) == (1, (2, 3), {"b", "c"})
-        assert it.journal.told[-1] == ("undo", {"cells": [2, 3]})
+        assert it.events.told[-1] == ("undo", {"cells": [2, 3]})
         assert it.texts == []
         await it.cell(4, "d = 4")
         assert it.kernel.variables == {"a": "1", "d": "4"}
@@ -379,7 +379,7 @@ async def test_a_start_that_fails_leaves_a_hibernated_session_so(tmp_path: Path)
         assert it.calls == ["admit", "admit"]
         assert not it.lifecycle.awake
         assert it.state.pending_restore is not None
-        assert [kind for kind, _ in it.journal.told] == [NO_START] * 2
+        assert [kind for kind, _ in it.events.told] == [NO_START] * 2
 
 
 async def test_a_reset_replaces_the_kernel_and_withdraws_what_was_told_of_the_save(
