@@ -33,11 +33,11 @@ from kernel_mcp.records import dataclass
 from kernel_mcp.sandbox.base import Sandbox
 from kernel_mcp.sessions.admin import serving_admin, summary_of
 from kernel_mcp.sessions.bounds import OwnMemory, ServerBounds, memory_bound
+from kernel_mcp.sessions.idle_hibernator import IdleHibernator
 from kernel_mcp.sessions.manager import SessionManager
 from kernel_mcp.sessions.persistence_setup import persistence_in_words, persistence_of
 from kernel_mcp.sessions.pool import WarmPool
 from kernel_mcp.sessions.principals import Others
-from kernel_mcp.sessions.reaper import Reaper
 from kernel_mcp.sessions.registry import SessionRegistry
 from kernel_mcp.sessions.session import Session
 from kernel_mcp.sessions.shared_context import SharedContext
@@ -215,7 +215,7 @@ async def attend(app: AppContext) -> None:
     """Hibernate or end idle sessions and keep the server within its bounds, until cancelled."""
     settings, manager = app.settings, app.manager
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(Reaper(manager, settings.idle_timeout_s, time.monotonic).run)
+        tasks.start_soon(IdleHibernator(manager, settings.idle_timeout_s, time.monotonic).run)
         tasks.start_soon(stay_within_bounds, settings, lambda: manager.sessions)
 
 

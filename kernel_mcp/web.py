@@ -49,8 +49,8 @@ from kernel_mcp.records import dataclass
 from kernel_mcp.sandbox.base import Sandbox
 from kernel_mcp.server import AppContext, app_context, stay_within_bounds, warm_up
 from kernel_mcp.sessions.events import Events
+from kernel_mcp.sessions.idle_hibernator import IdleHibernator
 from kernel_mcp.sessions.notifications import DeliveryTracker
-from kernel_mcp.sessions.reaper import Reaper
 from kernel_mcp.start import proven
 from kernel_mcp.telemetry import Levels, Readiness
 from kernel_mcp.tools.resources import ResourceServer
@@ -224,7 +224,9 @@ class TenantPools:
             )
             await stack.enter_async_context(sessions.run())
             tasks = await stack.enter_async_context(anyio.create_task_group())
-            tasks.start_soon(Reaper(context.manager, settings.idle_timeout_s, time.monotonic).run)
+            tasks.start_soon(
+                IdleHibernator(context.manager, settings.idle_timeout_s, time.monotonic).run
+            )
             tasks.start_soon(warm_up, context)
             task_status.started(
                 TenantPool(context, mcp, sessions, application(moved, sessions, old))

@@ -42,7 +42,7 @@ from kernel_mcp.linux.process import bare_program, keep_small, switch_often
 from kernel_mcp.sandbox.base import ContainerOptions
 from kernel_mcp.sandbox.select import begin_proof
 from kernel_mcp.server import AppContext, app_context, stay_within_bounds, warm_up
-from kernel_mcp.sessions.reaper import Reaper
+from kernel_mcp.sessions.idle_hibernator import IdleHibernator
 from kernel_mcp.start import prepare_process, proven
 from kernel_mcp.telemetry.logs import log_to_stderr
 from kernel_mcp.tools.local import LocalCalls
@@ -288,7 +288,9 @@ class Node:
                 self._local, app.manager, kept[0], session_registry, until_over, admits
             )
             tasks = await stack.enter_async_context(anyio.create_task_group())
-            tasks.start_soon(Reaper(app.manager, settings.idle_timeout_s, app.shared.clock).run)
+            tasks.start_soon(
+                IdleHibernator(app.manager, settings.idle_timeout_s, app.shared.clock).run
+            )
             tasks.start_soon(stay_within_bounds, settings, lambda: app.manager.sessions)
             tasks.start_soon(warm_up, app)
             collector = Collector(table, is_over, most_s=persist.seconds)

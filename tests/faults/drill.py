@@ -36,7 +36,7 @@ from kernel_mcp.config.settings import Settings  # noqa: E402
 from kernel_mcp.protocol import build_mcp  # noqa: E402
 from kernel_mcp.sandbox.select import proven_sandbox  # noqa: E402
 from kernel_mcp.server import AppContext, app_context, warm_up  # noqa: E402
-from kernel_mcp.sessions.reaper import Reaper  # noqa: E402
+from kernel_mcp.sessions.idle_hibernator import IdleHibernator  # noqa: E402
 from tests.integration.agent import PREFIX  # noqa: E402
 from tests.unit.fake_kernels import Handed  # noqa: E402
 
@@ -188,7 +188,7 @@ async def drill(full: bool, only: str) -> dict[str, Any]:
             app_context(settings, proven_sandbox("auto")) as built,
             anyio.create_task_group() as tasks,
         ):
-            tasks.start_soon(Reaper(built.manager, 3600.0, time.monotonic).run)
+            tasks.start_soon(IdleHibernator(built.manager, 3600.0, time.monotonic).run)
             tasks.start_soon(warm_up, built)
             async with Client(build_mcp(built, Handed())) as client:
                 found = Drill(built, client)

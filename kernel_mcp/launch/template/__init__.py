@@ -233,7 +233,7 @@ class TemplateLauncher:
 
     def _retire(self, environment: KernelEnvironment) -> None:
         supervisor = self._supervisors.pop(environment)
-        supervisor.retire()
+        supervisor.stop_forking()
         self._retired = [kept for kept in self._retired if kept.busy]
         self._retired.append(supervisor)
 

@@ -258,7 +258,7 @@ MOST_FAILURES = 3
 
 
 class TemplateSupervisor:
-    """The current template of one environment, and retired ones until their last kernel ends."""
+    """The current template of one environment, and earlier ones until their last kernel ends."""
 
     def __init__(
         self,
@@ -287,7 +287,7 @@ class TemplateSupervisor:
     def renew(self) -> None:
         """Replace the template if a mounted folder was replaced on the host."""
         if self._mark != self._settings.mark() and self._current is not None:
-            self._current.retire()
+            self._current.stop_forking()
             self._replace("a mounted folder was replaced on the host")
 
     @property
@@ -304,7 +304,7 @@ class TemplateSupervisor:
 
     @property
     def busy(self) -> bool:
-        """Return True if any template runs, retired ones included."""
+        """Return True if any template runs, earlier ones included."""
         return bool(self._all)
 
     async def can_fork(self) -> bool:
@@ -332,7 +332,7 @@ class TemplateSupervisor:
         """Record a failed fork; replace the template after `MOST_FAILURES` in a row."""
         self._failures += 1
         if self._failures >= MOST_FAILURES and self._current is not None:
-            self._current.retire()
+            self._current.stop_forking()
             self._replace(f"{self._failures} kernels in a row could not be forked")
 
     def refuse(self, reason: str) -> None:
@@ -345,19 +345,19 @@ class TemplateSupervisor:
                 self.environment.python,
                 reason,
             )
-        self.retire()
+        self.stop_forking()
 
-    def retire(self) -> None:
+    def stop_forking(self) -> None:
         """Stop forking and start no other template; running kernels are kept."""
         self._current = None
         if self._again is not None:
             self._again.cancel()
         for template in list(self._all):
-            template.retire()
+            template.stop_forking()
 
     async def aclose(self) -> None:
         """End all templates and their remaining kernels."""
-        self.retire()
+        self.stop_forking()
         with anyio.CancelScope(shield=True):
             async with anyio.create_task_group() as tasks:
                 for template in list(self._all):

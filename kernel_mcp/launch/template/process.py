@@ -217,7 +217,7 @@ class TemplateProcess:
             await ended.wait()
         fork.on_release()
 
-    def retire(self) -> None:
+    def stop_forking(self) -> None:
         """Stop forking; running kernels are kept, and the template ends with the last of them."""
         self._stop()
         if not self._forks:

@@ -20,8 +20,8 @@ from kernel_mcp.kernels.kernel import Kernel
 from kernel_mcp.sessions import branches
 from kernel_mcp.sessions.family import BranchOrigin
 from kernel_mcp.sessions.hibernation import IDLE, MAKE_ROOM
+from kernel_mcp.sessions.idle_hibernator import IdleHibernator
 from kernel_mcp.sessions.manager import SessionManager
-from kernel_mcp.sessions.reaper import Reaper
 from kernel_mcp.sessions.session import Session
 from kernel_mcp.sessions.store_entry import StoreEntry
 from tests.unit.fake_kernels import FakeClock, FakeSource, new_manager
@@ -282,7 +282,7 @@ async def test_a_new_session_waits_for_one_that_the_idle_timer_puts_to_sleep(
         source.start = slowly  # type: ignore[method-assign]
         clock.now += 100
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(Reaper(manager, 60, clock).collect)
+            tasks.start_soon(IdleHibernator(manager, 60, clock).hibernate_expired)
             await starting.wait()
             tasks.start_soon(manager.create, ME)
             await anyio.wait_all_tasks_blocked()

@@ -12,7 +12,7 @@ from kernel_mcp.errors import InputError, SessionGone, SessionNotFound
 from kernel_mcp.sessions import tombstones as module
 from kernel_mcp.sessions.cell import Status
 from kernel_mcp.sessions.directory import PROCESSORS, Caller
-from kernel_mcp.sessions.reaper import Reaper
+from kernel_mcp.sessions.idle_hibernator import IdleHibernator
 from kernel_mcp.sessions.session import Session
 from kernel_mcp.sessions.storage import SCRIPT
 from tests.unit.fake_kernels import FakeClock, FakeSource, new_manager
@@ -318,11 +318,11 @@ async def test_a_session_expires_after_its_idle_time_and_not_before(tmp_path: Pa
     manager = new_manager(tmp_path, source, clock)
     async with manager.running():
         session = await manager.create(Caller())
-        reaper = Reaper(manager, 60, clock)
+        hibernator = IdleHibernator(manager, 60, clock)
         clock.now += 59
-        assert reaper.expired() == []
+        assert hibernator.expired() == []
         clock.now += 1
-        assert reaper.expired() == [session]
+        assert hibernator.expired() == [session]
 
 
 async def test_the_longest_idle_session_comes_first(tmp_path: Path) -> None:
@@ -333,7 +333,7 @@ async def test_the_longest_idle_session_comes_first(tmp_path: Path) -> None:
         clock.now += 5
         second = await manager.create(Caller())
         clock.now += 100
-        assert Reaper(manager, 60, clock).expired() == [first, second]
+        assert IdleHibernator(manager, 60, clock).expired() == [first, second]
 
 
 async def test_a_busy_session_is_never_idle(tmp_path: Path) -> None:
@@ -343,7 +343,7 @@ async def test_a_busy_session_is_never_idle(tmp_path: Path) -> None:
         session = await manager.create(Caller())
         cell = session.submit("wait", 0)
         clock.now += 1000
-        assert Reaper(manager, 60, clock).expired() == []
+        assert IdleHibernator(manager, 60, clock).expired() == []
         with anyio.fail_after(60):
             while not source.kernels:
                 await anyio.lowlevel.checkpoint()
@@ -362,7 +362,7 @@ async def test_a_session_that_does_not_go_to_sleep_holds_up_no_other(tmp_path: P
         source.kernels[0]._source = FakeSource()
         source.kernels[0]._source.dump = "stuck"
         clock.now += 100
-        tasks.start_soon(Reaper(manager, 60, clock).collect)
+        tasks.start_soon(IdleHibernator(manager, 60, clock).hibernate_expired)
         with anyio.fail_after(60):
             await source.kernels[0]._source.dumping.wait()
             while honest.state != "hibernated":
@@ -380,19 +380,19 @@ async def test_a_session_that_would_lose_something_is_asked_ever_more_rarely(
     async with manager.running():
         session = await manager.create(Caller())
         await run(session, "x = 1")
-        reaper = Reaper(manager, 60, clock)
+        hibernator = IdleHibernator(manager, 60, clock)
         clock.now += 60
         pauses = []
         for _ in range(8):
-            assert reaper.expired() == [session]
-            await reaper.collect()
+            assert hibernator.expired() == [session]
+            await hibernator.hibernate_expired()
             assert session.state == "idle"
             pauses.append(manager.quota.retry_at(session) - clock.now)
             clock.now = manager.quota.retry_at(session)
         assert pauses == [60, 120, 240, 480, 960, 1920, 3600, 3600]
         await run(session, "y = 1")
         clock.now += 60
-        await reaper.collect()
+        await hibernator.hibernate_expired()
         assert manager.quota.retry_at(session) - clock.now == 60
 
 

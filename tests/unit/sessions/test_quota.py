@@ -13,9 +13,9 @@ from kernel_mcp.errors import LaunchError, SessionLimitReached, SessionNotFound
 from kernel_mcp.sessions.capacity import Bound, Capacity
 from kernel_mcp.sessions.directory import Caller
 from kernel_mcp.sessions.events import Events
+from kernel_mcp.sessions.idle_hibernator import IdleHibernator
 from kernel_mcp.sessions.manager import SessionManager
 from kernel_mcp.sessions.quota import AWAKE
-from kernel_mcp.sessions.reaper import Reaper
 from kernel_mcp.sessions.session import Session
 from tests.unit.fake_kernels import FakeClock, FakeSource, deliver, new_manager
 from tests.unit.sessions.test_events import Heard
@@ -220,20 +220,20 @@ async def test_the_end_of_the_server_does_not_wait_for_a_dump(tmp_path: Path) ->
     assert source.living == 0
 
 
-async def test_the_reaper_takes_what_was_idle_for_long_and_nothing_else(tmp_path: Path) -> None:
+async def test_what_was_idle_for_long_is_hibernated_and_nothing_else(tmp_path: Path) -> None:
     source, clock = FakeSource(), FakeClock()
     manager = new_manager(tmp_path, source, clock)
-    reaper = Reaper(manager, 15, clock)
+    hibernator = IdleHibernator(manager, 15, clock)
     async with manager.running():
         idle, recent, busy = await used_sessions(manager, clock, 3)
         busy.submit("wait", 0.0)
         await anyio.wait_all_tasks_blocked()
         await run(recent, "y = 1")
         clock.now += 14
-        await reaper.collect()
+        await hibernator.hibernate_expired()
         assert states([idle, recent, busy]) == ["hibernated", "idle", "busy"]
         clock.now += 100
-        await reaper.collect()
+        await hibernator.hibernate_expired()
         assert states([idle, recent, busy]) == ["hibernated", "hibernated", "busy"]
         await busy.scheduler.interrupt()
 
@@ -246,7 +246,7 @@ async def test_the_trail_says_why_a_session_was_hibernated(tmp_path: Path) -> No
         first, second, third = await used_sessions(manager, clock, 3)
         await manager.create(ME)
         await manager.quota.evict_one(ME.principal, AWAKE)  # this one, as it is empty
-        await Reaper(manager, 15, clock).collect()
+        await IdleHibernator(manager, 15, clock).hibernate_expired()
     facts = [facts for event, facts in heard.events if event == "hibernate"]
     assert [(each["reason"], each["idle_s"]) for each in facts] == [
         ("make_room", 30.0),
@@ -256,18 +256,18 @@ async def test_the_trail_says_why_a_session_was_hibernated(tmp_path: Path) -> No
     assert states([first, second, third]) == ["closed"] * 3
 
 
-async def test_the_reaper_leaves_a_session_alone_that_could_not_be_saved(tmp_path: Path) -> None:
+async def test_a_session_that_could_not_be_saved_is_left_alone_for_a_while(tmp_path: Path) -> None:
     source, clock = FakeSource(), FakeClock()
     manager = new_manager(tmp_path, source, clock)
-    reaper = Reaper(manager, 15, clock)
+    hibernator = IdleHibernator(manager, 15, clock)
     async with manager.running():
         (session,) = await used_sessions(manager, clock, 1)
         source.refuse = "beside"
         clock.now += 20
-        await reaper.collect()
-        assert reaper.expired() == []
+        await hibernator.hibernate_expired()
+        assert hibernator.expired() == []
         clock.now += 100
-        assert reaper.expired() == [session]
+        assert hibernator.expired() == [session]
         with pytest.raises(LaunchError):
             await session.hibernate()
 

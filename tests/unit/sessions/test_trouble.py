@@ -22,8 +22,8 @@ from kernel_mcp.linux.safe_tree import remove_tree
 from kernel_mcp.sessions.cell import Cell, Status
 from kernel_mcp.sessions.directory import Caller
 from kernel_mcp.sessions.hibernation import IDLE
+from kernel_mcp.sessions.idle_hibernator import IdleHibernator
 from kernel_mcp.sessions.manager import SessionManager
-from kernel_mcp.sessions.reaper import Reaper
 from kernel_mcp.sessions.session import Session
 from tests.unit.fake_kernels import FakeClock, FakeKernel, FakeSource, deliver, new_manager
 
@@ -202,7 +202,7 @@ async def test_idle_sessions_that_cannot_be_hibernated_stay(
 
         with monkeypatch.context() as patched:
             patched.setattr(session, "hibernate", hibernate)
-            await Reaper(manager, 10.0, clock).collect()
+            await IdleHibernator(manager, 10.0, clock).hibernate_expired()
         assert manager.quota.retry_at(session) > clock.now
         await unharmed(session)
 

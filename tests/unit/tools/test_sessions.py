@@ -13,7 +13,7 @@ import pytest
 from kernel_mcp import __version__
 from kernel_mcp.config.settings import Limits
 from kernel_mcp.errors import EnvironmentBuildError
-from kernel_mcp.sessions.reaper import Reaper
+from kernel_mcp.sessions.idle_hibernator import IdleHibernator
 from kernel_mcp.units import MIB
 from tests.integration.agent import lost
 from tests.unit.tools.served import BESIDE, served
@@ -225,7 +225,7 @@ async def test_the_list_of_variables_repeats_a_loss_once_and_remarks_on_hibernat
         assert "Told before: " not in (await server.call("list_variables")).data["note"]
         await server.call("execute", code="y = 2")
         server.clock.now += 10
-        await Reaper(server.manager, 5.0, server.clock).collect()
+        await IdleHibernator(server.manager, 5.0, server.clock).hibernate_expired()
         asleep = (await server.call("list_variables")).data
         assert [each["name"] for each in asleep["variables"]] == ["y"]
         assert "hibernated" in asleep["note"]

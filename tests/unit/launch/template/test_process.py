@@ -262,7 +262,7 @@ async def test_a_cancelled_request_ends_the_kernel_that_comes_of_it() -> None:
             packets.send(one.process._control, {"now": "fork"})
         assert ended.is_set()
         # the script has gone on to its last line: init and kernel are dead
-        one.process.retire()
+        one.process.stop_forking()
         await one.process.gone.wait()
 
 
@@ -320,7 +320,7 @@ async def test_a_template_tells_why_it_forks_no_more(script: str, reason: str) -
 async def test_a_retired_template_without_kernels_ends() -> None:
     async with template("ready(); hear()") as one:
         await one.process.ready()
-        one.process.retire()
+        one.process.stop_forking()
         await one.process.gone.wait()
         assert not one.process.reason
 

@@ -1,4 +1,4 @@
-"""Templates are started, replaced and retired at the right times."""
+"""Templates are started, replaced and stopped at the right times."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Process:
             raise LaunchError(Process.refusal)
         self.start = start
         self.on_change = on_change
-        self.usable = self.retired = False
+        self.usable = self.stopped_forking = False
         self.alive = True
         self.reason = "it was killed by SIGKILL"
         self.output = "last words"
@@ -63,9 +63,9 @@ class Process:
         self.gone.set()
         self.on_change(self)
 
-    def retire(self) -> None:
+    def stop_forking(self) -> None:
         self.usable = False
-        self.retired = True
+        self.stopped_forking = True
 
     async def aclose(self) -> None:
         self.end()
@@ -164,7 +164,7 @@ async def test_the_pause_before_the_next_try_grows_and_one_in_a_row_is_told(
     assert isinstance(caplog.records[-1].args, tuple)
     assert caplog.records[-1].args[1] == 0.001
     assert len(told) == 2
-    supervisor.retire()
+    supervisor.stop_forking()
 
 
 async def test_a_template_that_cannot_be_started_is_tried_again(
@@ -192,7 +192,7 @@ async def test_forks_that_fail_in_a_row_replace_the_template(sandbox: Ids) -> No
     assert supervisor.template is not None
     supervisor.failed()
     assert supervisor.template is None
-    assert process.retired
+    assert process.stopped_forking
     await next_process()
     await supervisor.aclose()
 
@@ -201,8 +201,8 @@ async def test_a_retired_one_is_not_replaced(sandbox: Ids) -> None:
     supervisor = supervise(sandbox)
     process = await next_process()
     process.become_ready()
-    supervisor.retire()
-    assert process.retired
+    supervisor.stop_forking()
+    assert process.stopped_forking
     assert supervisor.template is None
     assert supervisor.busy
     process.end()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 
 import anyio
@@ -12,8 +11,6 @@ from kernel_mcp.sessions.manager import SessionManager
 from kernel_mcp.sessions.session import Session
 from kernel_mcp.sessions.shared_context import Clock
 
-logger = logging.getLogger(__name__)
-
 LOOKS_PER_TIMEOUT = 20
 MAX_PAUSE_S = 30.0
 MIN_PAUSE_S = 0.05
@@ -21,7 +18,7 @@ AT_ONCE = 4
 """Maximum number of concurrent hibernations."""
 
 
-class Reaper:
+class IdleHibernator:
     """Hibernates sessions that were idle for `idle_timeout_s` seconds; infinity for never."""
 
     def __init__(self, manager: SessionManager, idle_timeout_s: float, clock: Clock) -> None:
@@ -41,7 +38,7 @@ class Reaper:
         ]
         return sorted(found, key=lambda session: session.family.last_used)
 
-    async def collect(self) -> None:
+    async def hibernate_expired(self) -> None:
         """Hibernate expired sessions."""
         limiter = anyio.CapacityLimiter(AT_ONCE)
         async with anyio.create_task_group() as tasks:
@@ -56,11 +53,11 @@ class Reaper:
                     await self._manager.quota.hibernate(session)
 
     async def run(self) -> None:
-        """Collect until cancelled, every twentieth of the timeout within the bounds above."""
+        """Hibernate until cancelled, at intervals of a twentieth of the timeout."""
         if math.isinf(self._idle_timeout_s):
             return
         pause = max(MIN_PAUSE_S, min(MAX_PAUSE_S, self._idle_timeout_s / LOOKS_PER_TIMEOUT))
         while True:
             await anyio.sleep(pause)
             with Barrier("looking for idle sessions"):
-                await self.collect()
+                await self.hibernate_expired()
