@@ -70,7 +70,7 @@ class _State(Enum):
     """The kernel does not read requests and uses no processor time."""
 
 
-async def ended(
+async def wait_until_ended(
     kernel: Kernel, run: Run, tick: Callable[[], None] | None, tell: Callable[[str], None]
 ) -> bool:
     """Wait for the end of a cell; return False if the kernel is idle but sends no reply.
@@ -106,10 +106,11 @@ async def ended(
         pause = AGAIN_S if unclear else min(2 * max(pause, LOOK_S), MOST_PAUSE_S)
 
 
-async def broken(kernel: Kernel, run: Run) -> bool:
-    """Return True, and mark the kernel as broken, if an empty cell fails in it too.
+async def probe_broken(kernel: Kernel, run: Run) -> bool:
+    """Run an empty cell, after `run` has failed; return True if it fails too.
 
-    The empty cell is run only if the traceback of `run` has no line of a cell.
+    The kernel is then marked as broken. Nothing is run if the traceback of `run` has a line of a
+    cell.
     """
     failure = run.failure
     if failure is not None and any("Cell In[" in line for line in failure.traceback):
@@ -230,7 +231,7 @@ async def _run_to_end(kernel: Kernel, cell: Cell, *, grace_s: float, cpu_s: floa
     if run.unsure:
         cell.notice(UNSURE)
     lost = reason is None and kernel.exit is None and run.status is None
-    if lost or (reason is None and run.status == "error" and await broken(kernel, run)):
+    if lost or (reason is None and run.status == "error" and await probe_broken(kernel, run)):
         cell.notice(ADVICE)
         return CellOutcome(Status.ERROR, cause=BROKEN, exit_code=FAILED)
     wish = _wish(kernel, cell, reason, cpu_s)
@@ -296,7 +297,7 @@ async def _end_or_stop(kernel: Kernel, run: Run, cell: Cell, cpu_s: float) -> St
     try:
         with anyio.move_on_after(cell.timeout_s or None) as scope:
             cell.watch_stop(scope)
-            await ended(kernel, run, check_cpu if cpu_s else None, cell.notice)
+            await wait_until_ended(kernel, run, check_cpu if cpu_s else None, cell.notice)
             return None
     finally:
         cell.watch_stop(None)

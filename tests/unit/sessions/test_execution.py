@@ -149,7 +149,7 @@ async def looked(kernel: AskedKernel, run: Run, most: int) -> bool:
 
     kernel.on_asked = end
     with anyio.fail_after(30):
-        return await execution.ended(kernel, run, None, kernel.told.append)  # type: ignore[arg-type]
+        return await execution.wait_until_ended(kernel, run, None, kernel.told.append)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
