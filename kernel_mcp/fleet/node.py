@@ -195,13 +195,13 @@ class Node:
         if self._sessions is None or self._app is None:
             return None
         await self._tell_uses()
-        return self._app.manager.quota.idle_s(principal, kind)
+        return self._app.manager.admission.idle_s(principal, kind)
 
     async def evict_one(self, principal: str, kind: str) -> bool:
         """Evict the session of `idle_s`. Return True if it was done; see `Others`."""
         if self._sessions is None or self._app is None:
             return False
-        done = await self._app.manager.quota.evict_one(principal, kind)
+        done = await self._app.manager.admission.evict_one(principal, kind)
         await self._tell_uses()
         return done
 
@@ -354,7 +354,7 @@ class Node:
 
     def _uses(self) -> dict[str, dict[str, int]]:
         assert self._app is not None
-        return rows_of(self._app.manager.quota.uses())
+        return rows_of(self._app.manager.admission.uses())
 
     def _load(self) -> Load:
         assert self._app is not None

@@ -21,7 +21,7 @@ from kernel_mcp.sessions.family import (
     FamilyMember,
     folder_of,
 )
-from kernel_mcp.sessions.quota import SessionQuota
+from kernel_mcp.sessions.kernel_admission import KernelAdmission
 from kernel_mcp.sessions.registry import SessionRegistry
 from kernel_mcp.sessions.session import Session
 
@@ -46,12 +46,16 @@ class Branches:
     """Makes and adopts branches of one manager's sessions."""
 
     def __init__(
-        self, host: Host, factory: SessionFactory, registry: SessionRegistry, quota: SessionQuota
+        self,
+        host: Host,
+        factory: SessionFactory,
+        registry: SessionRegistry,
+        admission: KernelAdmission,
     ) -> None:
         self._host = host
         self._factory = factory
         self._registry = registry
-        self._quota = quota
+        self._admission = admission
 
     async def make(self, session: Session, count: int) -> list[tuple[Session, str]]:
         """Open `count` sessions that continue from the current state of `session`.
@@ -61,7 +65,7 @@ class Branches:
         """
         if not 1 <= count <= MOST:
             raise InputError(f"n={count} is not usable: pass 1 to {MOST} branches.")
-        self._quota.check_branches(count, session)
+        self._admission.check_branches(count, session)
         handles = [self._registry.new_handle() for _ in range(count)]
         made = []
         try:

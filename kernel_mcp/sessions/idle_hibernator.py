@@ -34,7 +34,7 @@ class IdleHibernator:
             for session in self._manager.sessions
             if session.can_hibernate
             and session.family.last_used <= now - self._idle_timeout_s
-            and self._manager.quota.retry_at(session) <= now
+            and self._manager.admission.retry_at(session) <= now
         ]
         return sorted(found, key=lambda session: session.family.last_used)
 
@@ -50,7 +50,7 @@ class IdleHibernator:
             idle = self._clock() - session.family.last_used
             if session.can_hibernate and idle >= self._idle_timeout_s:
                 with Barrier("hibernating an idle session", session.handle):
-                    await self._manager.quota.hibernate(session)
+                    await self._manager.admission.hibernate(session)
 
     async def run(self) -> None:
         """Hibernate until cancelled, at intervals of a twentieth of the timeout."""

@@ -23,9 +23,9 @@ from kernel_mcp.sessions.checkpoints import IdleCheckpoints
 from kernel_mcp.sessions.directory import NAME, Caller, SessionDirectory
 from kernel_mcp.sessions.factory import SessionFactory
 from kernel_mcp.sessions.history import ClosedRecords, History
+from kernel_mcp.sessions.kernel_admission import KernelAdmission
 from kernel_mcp.sessions.persistence import Persistence, SessionRequest
 from kernel_mcp.sessions.principals import Others, Overseer, Principals
-from kernel_mcp.sessions.quota import SessionQuota
 from kernel_mcp.sessions.registry import LocalRegistry, SessionRegistry
 from kernel_mcp.sessions.saver import Saver
 from kernel_mcp.sessions.scheduler import Preparation
@@ -79,7 +79,7 @@ class SessionManager:
         self._idle_checkpoints: WeakValueDictionary[str, IdleCheckpoints] = WeakValueDictionary()
         """Idle sessions that have checkpoints, by principal."""
         self.principals = Principals(settings, others)
-        self.quota = SessionQuota(
+        self.admission = KernelAdmission(
             settings,
             self.directory,
             shared,
@@ -93,14 +93,14 @@ class SessionManager:
             shared=shared,
             preparation=preparation,
             masks=Masks(settings.masked_values),
-            admit=self.quota.admit,
+            admit=self.admission.admit,
             saver=self._saver,
             idle_checkpoints=self._idle_checkpoints_of,
         )
         self._factory = SessionFactory(
             context, folders, persistence, self.directory, self.principals, self._records
         )
-        self.branches = Branches(self, self._factory, self._registry, self.quota)
+        self.branches = Branches(self, self._factory, self._registry, self.admission)
         self._tasks: anyio.abc.TaskGroup | None = None
 
     @asynccontextmanager
@@ -192,7 +192,7 @@ class SessionManager:
             self.directory.opening(),
             self._replacing(caller, wanted) as wanted,
             self._after_namesakes(caller, wanted),
-            self.quota.reserve(caller.principal),
+            self.admission.reserve(caller.principal),
         ):
             self.directory.check_name(caller, wanted.name)  # again: the reservation may have waited
             if attach:

@@ -143,7 +143,7 @@ def register(box: Toolbox, services: ToolContext) -> None:
         states = [_state(session, now) for session in sessions]
         for session in sessions:
             caller.response.attach(session.notifications, session.notifications.pending)
-        return SessionList(sessions=states, limit=manager.quota.most_sessions(caller.principal))
+        return SessionList(sessions=states, limit=manager.admission.most_sessions(caller.principal))
 
     @tool(ENDS, "Close a session")
     async def close_session(
@@ -387,7 +387,7 @@ async def _info(services: ToolContext, session: Session, progress: ProgressCallb
             cell_timeout_s=session.timeout_s,
             max_cell_timeout_s=settings.max_timeout_s,
             output_chars=settings.max_output,
-            max_sessions=services.manager.quota.most_sessions(session.owner),
+            max_sessions=services.manager.admission.most_sessions(session.owner),
             idle_timeout_s=settings.idle_timeout_s,
         ),
         workspace=assembly.sandbox.guest_paths(request.workspace, request.workspace).workspace,

@@ -126,7 +126,7 @@ class Drill:
         """Hibernation, and the way back."""
         await self.call("execute", session=self._victim, code="kept = [1, 2]")
         (session,) = [s for s in self._built.manager.sessions if s.handle == self._victim]
-        await self._built.manager.quota.hibernate(session)
+        await self._built.manager.admission.hibernate(session)
         await self.call("execute", session=self._victim, code="kept")
 
     @property

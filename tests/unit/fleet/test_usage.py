@@ -53,17 +53,17 @@ class Node:
     async def idle_s(self, principal: str, kind: str) -> float | None:
         if self.lost:
             raise RayError("lost")
-        await self.registry.use(self.name, rows_of(self.manager.quota.uses()))
-        return self.manager.quota.idle_s(principal, kind)
+        await self.registry.use(self.name, rows_of(self.manager.admission.uses()))
+        return self.manager.admission.idle_s(principal, kind)
 
     async def evict_one(self, principal: str, kind: str) -> bool:
-        done = await self.manager.quota.evict_one(principal, kind)
-        await self.registry.use(self.name, rows_of(self.manager.quota.uses()))
+        done = await self.manager.admission.evict_one(principal, kind)
+        await self.registry.use(self.name, rows_of(self.manager.admission.uses()))
         return done
 
     async def renew(self) -> None:
         member = Member(self.name, f"life of {self.name}")
-        held, uses = await self.registry.renew(member.row(), rows_of(self.manager.quota.uses()))
+        held, uses = await self.registry.renew(member.row(), rows_of(self.manager.admission.uses()))
         assert held
         self.others.update(uses)
 
@@ -106,7 +106,7 @@ async def test_one_session_too_many_sends_the_longest_idle_of_all_nodes_to_sleep
         second = await one.opened()
         third = await other.opened()
         assert [each.lifecycle.awake for each in (first, second, third)] == [False, True, True]
-        await one.manager.quota.admit(first)
+        await one.manager.admission.admit(first)
         assert awake(one, other) == 2
         assert first.lifecycle.awake
 
@@ -238,7 +238,7 @@ async def test_a_session_that_is_about_to_be_there_counts_with_a_renewal(
 ) -> None:
     async with two(tmp_path, clock) as (one, other):
         one.manager.principals.seen(ADA.who)
-        async with one.manager.quota.reserve("ada"):
+        async with one.manager.admission.reserve("ada"):
             await one.renew()
             for _ in range(2):
                 await other.opened()
@@ -247,7 +247,7 @@ async def test_a_session_that_is_about_to_be_there_counts_with_a_renewal(
         assert awake(other) == 1
         await other.opened()
         await other.renew()
-        assert one.manager.quota.uses() == {}
+        assert one.manager.admission.uses() == {}
 
 
 class Overseen:

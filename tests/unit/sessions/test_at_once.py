@@ -27,7 +27,7 @@ from kernel_mcp.sessions.store_entry import StoreEntry
 from tests.unit.fake_kernels import FakeClock, FakeSource, new_manager
 from tests.unit.sessions.notebook import notebook
 from tests.unit.sessions.test_kept import ME, server
-from tests.unit.sessions.test_quota import run, states, used_sessions
+from tests.unit.sessions.test_kernel_admission import run, states, used_sessions
 
 pytestmark = [pytest.mark.anyio]
 
@@ -176,14 +176,14 @@ async def test_a_session_that_wakes_is_not_dropped_as_surplus(tmp_path: Path) ->
         first, woken, _ = sessions = await used_sessions(manager, clock, 3)
         for session in sessions:
             assert await session.hibernate()
-        drop = manager.quota._drop
+        drop = manager.admission._drop
 
         async def slowly(session: Session) -> None:
             await drop(session)
             await run(woken, "y = 1")
 
-        manager.quota._drop = slowly
-        await manager.quota._drop_surplus(ME.principal)
+        manager.admission._drop = slowly
+        await manager.admission._drop_surplus(ME.principal)
         assert first not in manager.sessions
         assert woken.state == "idle"
 

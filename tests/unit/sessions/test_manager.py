@@ -52,7 +52,7 @@ async def test_calls_at_the_same_time_share_one_default_session(tmp_path: Path) 
 async def test_sessions_that_begin_count_as_busy(tmp_path: Path) -> None:
     manager = new_manager(tmp_path, FakeSource(), FakeClock())
     async with manager.running(), anyio.create_task_group() as tasks:
-        async with manager.quota._one_at_a_time:
+        async with manager.admission._one_at_a_time:
             for _ in range(3):
                 tasks.start_soon(manager.create, ME)
             await anyio.wait_all_tasks_blocked()
@@ -387,13 +387,13 @@ async def test_a_session_that_would_lose_something_is_asked_ever_more_rarely(
             assert hibernator.expired() == [session]
             await hibernator.hibernate_expired()
             assert session.state == "idle"
-            pauses.append(manager.quota.retry_at(session) - clock.now)
-            clock.now = manager.quota.retry_at(session)
+            pauses.append(manager.admission.retry_at(session) - clock.now)
+            clock.now = manager.admission.retry_at(session)
         assert pauses == [60, 120, 240, 480, 960, 1920, 3600, 3600]
         await run(session, "y = 1")
         clock.now += 60
         await hibernator.hibernate_expired()
-        assert manager.quota.retry_at(session) - clock.now == 60
+        assert manager.admission.retry_at(session) - clock.now == 60
 
 
 async def run(session: Session, code: str) -> None:

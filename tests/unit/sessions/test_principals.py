@@ -111,7 +111,7 @@ async def test_sleepers_are_dropped_among_ones_own_alone(tmp_path: Path, clock: 
     sessions = manager(tmp_path, clock, quotas=Quotas(asleep=2))
     async with sessions.running():
         hers = await sessions.create(ada)
-        await sessions.quota.hibernate(hers)
+        await sessions.admission.hibernate(hers)
         for _ in range(4):
             await sessions.create(ben)
             clock.now += 1
@@ -437,9 +437,9 @@ async def test_a_kernel_that_has_ended_has_no_memory(
     async with sessions.running():
         session = await sessions.create(caller("ada", memory=1000))
         await session.submit("a = 1", 0.0).finished.wait()
-        found = sessions.quota.uses()["ada"]
+        found = sessions.admission.uses()["ada"]
         assert (found.memory, found.largest) == (800, 800)
         assert session.kernel is not None
         session.kernel.kill()
-        found = sessions.quota.uses()["ada"]
+        found = sessions.admission.uses()["ada"]
         assert (found.memory, found.largest) == (0, 0)

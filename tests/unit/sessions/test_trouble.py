@@ -203,7 +203,7 @@ async def test_idle_sessions_that_cannot_be_hibernated_stay(
         with monkeypatch.context() as patched:
             patched.setattr(session, "hibernate", hibernate)
             await IdleHibernator(manager, 10.0, clock).hibernate_expired()
-        assert manager.quota.retry_at(session) > clock.now
+        assert manager.admission.retry_at(session) > clock.now
         await unharmed(session)
 
 

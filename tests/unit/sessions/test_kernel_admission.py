@@ -14,8 +14,8 @@ from kernel_mcp.sessions.capacity import Bound, Capacity
 from kernel_mcp.sessions.directory import Caller
 from kernel_mcp.sessions.events import Events
 from kernel_mcp.sessions.idle_hibernator import IdleHibernator
+from kernel_mcp.sessions.kernel_admission import AWAKE
 from kernel_mcp.sessions.manager import SessionManager
-from kernel_mcp.sessions.quota import AWAKE
 from kernel_mcp.sessions.session import Session
 from tests.unit.fake_kernels import FakeClock, FakeSource, deliver, new_manager
 from tests.unit.sessions.test_events import Heard
@@ -132,7 +132,7 @@ async def test_the_oldest_sleepers_are_dropped_beyond_the_number_kept(tmp_path: 
         sessions = await used_sessions(manager, clock, 4)
         for session in sessions[:3]:
             clock.now += 1
-            await manager.quota.hibernate(session)
+            await manager.admission.hibernate(session)
         assert states(sessions) == ["closed", "hibernated", "hibernated", "idle"]
         with pytest.raises(SessionNotFound, match="dropped"):
             await manager.resolve(ME, sessions[0].handle)
@@ -144,11 +144,11 @@ async def test_the_oldest_dumps_are_dropped_beyond_the_disk_they_may_take(tmp_pa
     manager = new_manager(tmp_path, source, clock, persist=Persist(120, 60.0))
     async with manager.running():
         empty = await manager.create(ME)
-        await manager.quota.hibernate(empty)
+        await manager.admission.hibernate(empty)
         sessions = await used_sessions(manager, clock, 4)
         for session in sessions:
             clock.now += 1
-            await manager.quota.hibernate(session)
+            await manager.admission.hibernate(session)
         sizes = [path.stat().st_size for path in tmp_path.rglob("variables-*")]
         assert 0 < sum(sizes) <= 120
         assert states(sessions) == ["closed"] * (4 - len(sizes)) + ["hibernated"] * len(sizes)
@@ -161,7 +161,7 @@ async def test_a_quota_of_nothing_is_no_limit(quotas: Quotas, tmp_path: Path) ->
     async with manager.running():
         session = await manager.create(ME)
         await run(session, "x = 1")
-        assert await manager.quota.hibernate(session)
+        assert await manager.admission.hibernate(session)
         assert session.state == "hibernated"
 
 
@@ -175,7 +175,7 @@ async def test_who_loses_the_default_session_is_told_with_the_next_one(tmp_path:
         await run(other, "x = 1")
         for session in (default, other):
             clock.now += 1
-            await manager.quota.hibernate(session)
+            await manager.admission.hibernate(session)
         assert default.state == "closed"
         fresh = await manager.resolve(ME, "")
         cell = fresh.submit("y = 1", 0.0)
@@ -191,7 +191,7 @@ async def test_closing_a_sleeping_session_removes_what_it_had_saved(tmp_path: Pa
     manager = new_manager(tmp_path, source, clock)
     async with manager.running():
         (session,) = await used_sessions(manager, clock, 1)
-        await manager.quota.hibernate(session)
+        await manager.admission.hibernate(session)
         assert list(tmp_path.rglob("variables-*"))
         await manager.close(session)
         assert not list(tmp_path.rglob("variables-*"))
@@ -203,7 +203,7 @@ async def test_the_end_of_the_server_removes_everything(tmp_path: Path) -> None:
     manager = new_manager(tmp_path, source, clock)
     async with manager.running():
         for session in await used_sessions(manager, clock, 3):
-            await manager.quota.hibernate(session)
+            await manager.admission.hibernate(session)
     assert not [path for path in tmp_path.rglob("*") if path.is_file()]
     assert source.living == 0
 
@@ -215,7 +215,7 @@ async def test_the_end_of_the_server_does_not_wait_for_a_dump(tmp_path: Path) ->
         async with anyio.create_task_group() as tasks, manager.running():
             (session,) = await used_sessions(manager, clock, 1)
             source.dump = "hang"
-            tasks.start_soon(manager.quota.hibernate, session)
+            tasks.start_soon(manager.admission.hibernate, session)
             await source.dumping.wait()
     assert source.living == 0
 
@@ -245,7 +245,7 @@ async def test_the_trail_says_why_a_session_was_hibernated(tmp_path: Path) -> No
     async with manager.running():
         first, second, third = await used_sessions(manager, clock, 3)
         await manager.create(ME)
-        await manager.quota.evict_one(ME.principal, AWAKE)  # this one, as it is empty
+        await manager.admission.evict_one(ME.principal, AWAKE)  # this one, as it is empty
         await IdleHibernator(manager, 15, clock).hibernate_expired()
     facts = [facts for event, facts in heard.events if event == "hibernate"]
     assert [(each["reason"], each["idle_s"]) for each in facts] == [
@@ -281,7 +281,7 @@ async def test_a_hundred_sessions_that_were_never_used_push_out_none_with_data(
         awake, asleep = await used_sessions(manager, clock, 2)
         written = await manager.create(ME)
         await anyio.Path(written.workspace.root / "data.csv").write_text("1,2")
-        assert await manager.quota.hibernate(asleep)
+        assert await manager.admission.hibernate(asleep)
         for _ in range(100):
             clock.now += 10
             await manager.create(ME)

@@ -47,8 +47,8 @@ AWAKE, ASLEEP = "sessions", "asleep"
 """Kinds of sessions that are counted on all servers together; see `Others`."""
 
 
-class SessionQuota:
-    """Enforces the limits on a server's sessions. `drop` closes a session."""
+class KernelAdmission:
+    """Admits sessions with a kernel, and hibernates others for them. `drop` closes a session."""
 
     def __init__(
         self,
