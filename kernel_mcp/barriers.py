@@ -251,7 +251,7 @@ class Faults:
 
     def __init__(self, session: str) -> None:
         self.session = session
-        self._told: set[str] = set()
+        self._logged: set[str] = set()
 
     @contextmanager
     def kept(self, what: str) -> Iterator[None]:
@@ -263,16 +263,16 @@ class Faults:
             yield
         except (OSError, MemoryError, RuntimeError) as reason:
             text = f"could not be measured, the last value stays: {reason_of(reason)}"
-            self._tell(what, text)
+            self._log(what, text)
 
     def unseen(self, folders: int) -> None:
         """Warn once that `folders` folders could not be measured; 0 for none."""
         if folders:
             text = f"is not all: {folders} folders belong to others, who have closed them"
-            self._tell("measured disk space", text)
+            self._log("measured disk space", text)
 
-    def _tell(self, what: str, text: str) -> None:
-        if what not in self._told:
-            self._told.add(what)
+    def _log(self, what: str, text: str) -> None:
+        if what not in self._logged:
+            self._logged.add(what)
             extra = {"session": self.session}
             logger.warning("the %s of session %s %s", what, self.session, text, extra=extra)

@@ -4,7 +4,7 @@ It reads files as text, which takes a second for the whole project. It checks:
 
 - how docstrings begin: with what something is or does, never with one of `NEVER_FIRST`;
 - the length of sentences: at most `MOST_WORDS`;
-- words of `PRIVATE`, each of which has a usual name.
+- words of `PRIVATE`, each of which has a usual name, in prose and in names of code.
 
 Tables, lists of fields, quotations, code blocks and generated parts are skipped.
 """
@@ -34,7 +34,9 @@ PRIVATE = {
     "roster": "admin status",
     "shelf": "dump",
     "to be had": "available",
+    "spoken": "text",
     "told": "reported, or notified",
+    "unsaid": "unreported",
     "untold": "undelivered",
     "veil": "redactor",
     "wing": "tenant pool",
@@ -50,6 +52,8 @@ _PARAGRAPH = re.compile(r"\n\n|\n(?= *- )")
 _LINK = re.compile(r"\[([^\[\]]*)\]\([^()\s]*\)")
 _QUOTED = re.compile(r"`[^`]*`")
 _END = re.compile(r"[.!?:;]\W*(?=\s)|$")
+_NAMED = re.compile(r"\b(?:def |class |self\.)(\w+)")
+_PARTS = re.compile(r"[A-Z]?[a-z]+")
 _PRIVATE = re.compile(rf"\b({'|'.join(map(re.escape, PRIVATE))})s?\b", re.IGNORECASE)
 
 
@@ -95,6 +99,15 @@ def of_module(
             yield source.count("\n", 0, found.start()) + 1, fault
 
 
+def of_names(source: str) -> Iterator[tuple[int, str]]:
+    """Yield lines of a module with names of functions, classes or fields that have such words."""
+    for found in _NAMED.finditer(source):
+        for part in _PARTS.findall(found[1]):
+            word = part.lower()
+            if usual := PRIVATE.get(word) or PRIVATE.get(word.removesuffix("s")):
+                yield source.count("\n", 0, found.start()) + 1, f"{found[1]!r}: say {usual}"
+
+
 def of_page(text: str) -> Iterator[tuple[int, str]]:
     """Yield lines of a document and what is wrong with them; a line is a paragraph."""
     text = _LEFT_OUT.sub(lambda found: "\n" * found[0].count("\n"), text)
@@ -107,7 +120,8 @@ def of_page(text: str) -> Iterator[tuple[int, str]]:
 def faults() -> Iterator[str]:
     """Yield all that is wrong, with its place."""
     for path in _modules(CODE):
-        yield from _placed(path, of_module(path.read_text("utf-8")))
+        source = path.read_text("utf-8")
+        yield from _placed(path, [*of_module(source), *of_names(source)])
     for path in _modules(ASIDE):
         yield from _placed(path, of_module(path.read_text("utf-8"), of_beginning))
     for path in (*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))):

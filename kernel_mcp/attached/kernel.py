@@ -23,7 +23,7 @@ import anyio
 from kernel_mcp.attached.process import Connected
 from kernel_mcp.attached.targets import AttachTarget
 from kernel_mcp.errors import LaunchError
-from kernel_mcp.kernels.channels import Channel, Hearer, KernelChannels
+from kernel_mcp.kernels.channels import Channel, ChannelListener, KernelChannels
 from kernel_mcp.kernels.kernel import Kernel
 from kernel_mcp.kernels.known_names import MOST_NAMES, NAME_CHARS, KnownNames
 from kernel_mcp.kernels.message_codec import Message, whole_number
@@ -110,7 +110,7 @@ class AttachedKernel(Kernel):
         start: Connected,
         *,
         place: AttachTarget,
-        channels: Callable[[Hearer], KernelChannels],
+        channels: Callable[[ChannelListener], KernelChannels],
         policy: Policy,
         masks: Masks,
     ) -> None:
@@ -177,8 +177,8 @@ class AttachedKernel(Kernel):
         with anyio.move_on_after(NAMES_S):
             await self._look_answered.wait()
 
-    def _open(self, hearer: Hearer) -> KernelChannels:
-        return self._join(hearer)
+    def _open(self, listener: ChannelListener) -> KernelChannels:
+        return self._join(listener)
 
     def missed(self, run: Run) -> bool:
         """See `Kernel`: a cell that waited here has not run either."""

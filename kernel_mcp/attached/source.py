@@ -15,7 +15,7 @@ from kernel_mcp.attached.targets import AttachTarget, ConnectionFile, read_conne
 from kernel_mcp.config.attachments import Attachment
 from kernel_mcp.environments.uv import ProgressCallback
 from kernel_mcp.errors import LaunchError
-from kernel_mcp.kernels.channels import Channels, Floods, Hearer, KernelChannels
+from kernel_mcp.kernels.channels import ChannelListener, Channels, Floods, KernelChannels
 from kernel_mcp.kernels.factory import KernelRequest, KernelSource
 from kernel_mcp.kernels.message_codec import MessageCodec
 from kernel_mcp.launch.base import ConnectionInfo
@@ -43,7 +43,7 @@ POLICY = Policy(frozenset(), allow_all=True, profile="default", step=step, confi
 """Nothing is refused in kernels that are not this server's."""
 
 
-async def told_of(attachment: Attachment) -> str:
+async def description_of(attachment: Attachment) -> str:
     """Return one line for the operator on the present state of an attachment."""
     try:
         if attachment.is_server:
@@ -114,7 +114,7 @@ class AttachingSource:
         self,
         place: AttachTarget,
         connection: ConnectionInfo,
-        channels: Callable[[Hearer], KernelChannels],
+        channels: Callable[[ChannelListener], KernelChannels],
     ) -> Kernel:
         from kernel_mcp.attached.kernel import AttachedKernel
         from kernel_mcp.attached.process import Connected, attached_process
@@ -168,6 +168,6 @@ def _channels(
     ends: Sequence[socket.socket],
     wire: MessageCodec,
     floods: Floods,
-    hearer: Hearer,
+    listener: ChannelListener,
 ) -> Channels:
-    return Channels(connection, hearer, ends=ends, floods=floods, wire=wire)
+    return Channels(connection, listener, ends=ends, floods=floods, wire=wire)

@@ -33,8 +33,8 @@ from kernel_mcp.kernels.channels import (
     BURST_S,
     OVERHEAD_BYTES,
     Channel,
+    ChannelListener,
     Floods,
-    Hearer,
     KernelChannels,
 )
 from kernel_mcp.kernels.message_codec import MAX_MESSAGE_BYTES, MessageCodec, WireError
@@ -199,9 +199,11 @@ class Unsigned(MessageCodec):
 class WebChannels(KernelChannels):
     """The channels of a kernel over one web socket."""
 
-    def __init__(self, found: WebSocketClientConnection, floods: Floods, hearer: Hearer) -> None:
+    def __init__(
+        self, found: WebSocketClientConnection, floods: Floods, listener: ChannelListener
+    ) -> None:
         """`floods` is shared by all kernels whose messages this event loop reads."""
-        super().__init__(Unsigned(), hearer)
+        super().__init__(Unsigned(), listener)
         self._socket = found
         self._floods = floods
         self._debt = 0.0

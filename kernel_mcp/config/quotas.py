@@ -35,7 +35,7 @@ class Quotas:
 
     def over(self, others: Quotas) -> Quotas:
         """Return these quotas, with those of `others` where they are None."""
-        if self == _UNSAID:
+        if self == _NONE:
             return others
         names = [entry.name for entry in fields(self)]
         own = {name: getattr(self, name) for name in names}
@@ -44,7 +44,7 @@ class Quotas:
         )
 
 
-_UNSAID = Quotas()
+_NONE = Quotas()
 
 
 def quotas(given: object) -> Quotas:

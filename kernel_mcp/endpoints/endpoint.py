@@ -107,7 +107,7 @@ class KernelEndpoint:
         self._parents: WeakKeyDictionary[Cell, _Parent] = WeakKeyDictionary()
         self._silent: WeakSet[Cell] = WeakSet()
         self._agent = secrets.token_hex(16)
-        self._told = session.notifications.number
+        self._reported = session.notifications.number
         """Number of the last notice whose loss was reported to a person."""
 
     async def serve(self) -> None:
@@ -220,8 +220,8 @@ class KernelEndpoint:
         """Publish, as text on stderr, the notices that a tool's answer has beside the output."""
         said = list(cell.notices)
         if cell.author == PERSON:
-            losses = self.session.notifications.losses_after(self._told)
-            self._told = self.session.notifications.number
+            losses = self.session.notifications.losses_after(self._reported)
+            self._reported = self.session.notifications.number
             said = [*(each.text for each in losses), *said]
         cause = (cell.outcome.cause if cell.outcome is not None else None) or cell.status.value
         if cell.status in _STOPPED:

@@ -69,9 +69,9 @@ class Milestones:
     ) -> None:
         self._report = report
         self._clock = clock
-        self._began = self._told = clock()
+        self._began = self._reported_at = clock()
         self._now = first
-        self._untold = False
+        self._has_news = False
         self._sizes: dict[str, int] = {}
         self._fetched: set[str] = set()
 
@@ -85,13 +85,13 @@ class Milestones:
             match = _PREPARED.match(line)
             await self.tell(line if match is None else f"Unpacking {match[1]}")
             return
-        self._now, self._untold = self._downloads(), True
+        self._now, self._has_news = self._downloads(), True
         if self._fetched >= self._sizes.keys():
             await self.tell(self._now)
 
     async def tell(self, text: str) -> None:
         """Report a text as it is."""
-        self._now, self._told, self._untold = text, self._clock(), False
+        self._now, self._reported_at, self._has_news = text, self._clock(), False
         await self._report(text)
 
     async def beat(self) -> None:
@@ -99,10 +99,10 @@ class Milestones:
         while True:
             await anyio.sleep(OFTEN_S)
             now = self._clock()
-            if self._untold:
+            if self._has_news:
                 await self.tell(self._now)
-            elif now >= self._told + BEAT_S:
-                self._told = now
+            elif now >= self._reported_at + BEAT_S:
+                self._reported_at = now
                 await self._report(f"{self._now} ({now - self._began:.0f} s)")
 
     async def during(self, work: Callable[[], Awaitable[T]]) -> T:

@@ -192,7 +192,7 @@ _DROPPED = (
 # store; uv's own list of authorities does not contain it.
 _TRUST_SETTINGS = ("UV_SYSTEM_CERTS", "UV_NATIVE_TLS", "SSL_CERT_FILE")
 _SYSTEM_TRUST = Path("/etc/ssl/certs")
-_TOLD = re.compile(r"(Resolved|Downloading|Downloaded|Prepared|Installed|Bytecode compiled)\b")
+_PROGRESS = re.compile(r"(Resolved|Downloading|Downloaded|Prepared|Installed|Bytecode compiled)\b")
 
 Command: TypeAlias = Callable[[Sequence[str], Mapping[str, str]], SandboxCommand]
 """Function from uv's arguments and environment to the command that runs in its place."""
@@ -307,7 +307,7 @@ async def run_command(
             text = clean(line)
             if not text.startswith("Using Python"):
                 tail.append(text)
-            if _TOLD.match(text.lstrip()):
+            if _PROGRESS.match(text.lstrip()):
                 await progress(text.strip())
         code = await process.wait()
     return UvResult(code, "\n".join(tail).strip())

@@ -29,7 +29,7 @@ from kernel_mcp.fleet.remote_nodes import NodeLost, RemoteNode, RemoteNodes
 from kernel_mcp.sessions.directory import Caller
 from kernel_mcp.tools.calls import Call
 from kernel_mcp.tools.resources import session_of
-from kernel_mcp.tools.results import LOST_KEY, refusal, said
+from kernel_mcp.tools.results import LOST_KEY, notice_block, refusal
 
 MOST_PLACES = 100_000
 """Sessions whose node a front caches; others are looked up again."""
@@ -241,7 +241,7 @@ def _lost(text: str, name: str) -> CallToolResult:
     """Return the error result of a call whose node was lost."""
     cause = "the node of the session was lost"
     meta = {"session": name, "lost": [], "lost_omitted": 0, "state_kept": False, "cause": cause}
-    return CallToolResult(content=[said(text)], is_error=True, _meta={LOST_KEY: meta})
+    return CallToolResult(content=[notice_block(text)], is_error=True, _meta={LOST_KEY: meta})
 
 
 def _merged_lists(
@@ -260,7 +260,7 @@ def _merged_lists(
             f"Sessions of {', '.join(lost)}, which the fleet has lost, are listed again once they "
             "have been used: pass their handles as `session`"
         )
-        notices.append(said(text).text)
+        notices.append(notice_block(text).text)
     limit = sum(int(each.get("limit", 0)) for each in found)
     limit = min(limit, quota) if quota else limit
     structured = {"notices": notices, "sessions": sessions, "limit": limit}

@@ -212,7 +212,7 @@ class Floods:
 
 
 @dataclass(frozen=True, slots=True)
-class Hearer:
+class ChannelListener:
     """Callbacks for the messages of a kernel.
 
     message  is called with each valid message, in order per channel
@@ -228,9 +228,9 @@ class Hearer:
 class KernelChannels(ABC):
     """The shell, iopub and control channels of one kernel, however it is reached."""
 
-    def __init__(self, wire: MessageCodec, hearer: Hearer) -> None:
+    def __init__(self, wire: MessageCodec, listener: ChannelListener) -> None:
         self.wire = wire
-        self._hearer = hearer
+        self._listener = listener
         self._loop = asyncio.get_running_loop()
         self.greeted = anyio.Event()
         """Set once the kernel has answered the subscription, or its connection is lost."""
@@ -296,7 +296,7 @@ class KernelChannels(ABC):
         if barrier.failure is not None:
             with Barrier("telling that a message was lost"):
                 reason = reason_of(barrier.failure)
-                self._hearer.refused(f"the server could not take it in: {reason}")
+                self._listener.refused(f"the server could not take it in: {reason}")
 
     def _take_in(self, channel: Channel, frames: Sequence[bytes]) -> None:
         try:
@@ -305,9 +305,9 @@ class KernelChannels(ABC):
                 self._welcome = True
                 self.greeted.set()
             else:
-                self._hearer.message(channel, message)
+                self._listener.message(channel, message)
         except Overload as error:
-            self._hearer.refused(str(error))
+            self._listener.refused(str(error))
         except WireError:
             pass  # malformed messages are dropped
 
@@ -315,7 +315,7 @@ class KernelChannels(ABC):
         if not self._closed:
             self._reason = self._reason or reason
             self.greeted.set()
-            self._hearer.broken(reason)
+            self._listener.broken(reason)
 
 
 class Channels(KernelChannels):
@@ -324,7 +324,7 @@ class Channels(KernelChannels):
     def __init__(
         self,
         connection: ConnectionInfo,
-        hearer: Hearer,
+        listener: ChannelListener,
         *,
         ends: Sequence[socket.socket] = (),
         opened: bool = False,
@@ -336,7 +336,7 @@ class Channels(KernelChannels):
         If they are `opened`, the greeting and subscription were sent over them before. `floods` is
         shared by all kernels of the event loop.
         """
-        super().__init__(wire or MessageCodec(connection.key), hearer)
+        super().__init__(wire or MessageCodec(connection.key), listener)
         self._floods = floods or Floods()
         self._ended = anyio.Event()
         self._lines: dict[Channel, ZmtpClient] = {}

@@ -12,7 +12,7 @@ import anyio
 
 from kernel_mcp.barriers import Barrier
 from kernel_mcp.errors import LaunchError, Uncopyable
-from kernel_mcp.kernels.channels import Channel, Channels, Floods, Hearer, KernelChannels
+from kernel_mcp.kernels.channels import Channel, ChannelListener, Channels, Floods, KernelChannels
 from kernel_mcp.kernels.known_names import KnownNames
 from kernel_mcp.kernels.message_codec import (
     Message,
@@ -108,13 +108,15 @@ class Kernel:
         self._closing = False
         self._received = 0
         self._broken = ""
-        self._channels = self._open(Hearer(self._on_message, self._on_refused, self._on_broken))
+        self._channels = self._open(
+            ChannelListener(self._on_message, self._on_refused, self._on_broken)
+        )
 
-    def _open(self, hearer: Hearer) -> KernelChannels:
+    def _open(self, listener: ChannelListener) -> KernelChannels:
         sockets = self.handle.sockets
         ends = sockets.channels
         return Channels(
-            sockets.connection, hearer, ends=ends, opened=bool(ends), floods=self._floods
+            sockets.connection, listener, ends=ends, opened=bool(ends), floods=self._floods
         )
 
     async def ready(self, timeout: float) -> None:
@@ -183,8 +185,8 @@ class Kernel:
             self._run.lift()
         run = Run(sink)
         if self._masks:
-            veil = Redactor(self._masks, sink)
-            run = Run(veil, veil.flush)
+            redactor = Redactor(self._masks, sink)
+            run = Run(redactor, redactor.flush)
         self._run, self._ending, self._stray = run, None, run.sink
         return run
 

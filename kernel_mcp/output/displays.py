@@ -183,13 +183,13 @@ class Displays:
 
     def row(self) -> dict[str, int]:
         """Return the counters as a JSON value; the displays themselves are in the transcript."""
-        shelf = self._bundles
+        store = self._bundles
         return {
             "dropped": self.dropped,
             "count": self._count,
             "numbers": self._numbers,
-            "in_memory": shelf.in_memory,
-            "on_disk": shelf.on_disk,
+            "in_memory": store.in_memory,
+            "on_disk": store.on_disk,
         }
 
     def restore(self, row: dict[str, int]) -> None:

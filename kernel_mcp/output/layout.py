@@ -180,7 +180,7 @@ _UNLINKED = (
     *FOR_VIEWS,
 )
 """Types without a link: their text is shown in full, or they are useless outside the session."""
-_UNSAID = re.compile(r"<(?:script|iframe|img|svg|canvas|object|embed|video|audio)\b", re.I)
+_WITHOUT_TEXT = re.compile(r"<(?:script|iframe|img|svg|canvas|object|embed|video|audio)\b", re.I)
 _OBJECT = re.compile(r"<[^\n]*>")
 
 
@@ -332,7 +332,7 @@ def _is_shown(part: Representation, text: Truncation, plain: Representation | No
         return False
     own = part.read()
     if part.mime == "text/html" and plain is not None:
-        return clean(plain.read()) == text.head and _UNSAID.search(own) is None
+        return clean(plain.read()) == text.head and _WITHOUT_TEXT.search(own) is None
     return clean(own) == text.head
 
 

@@ -94,14 +94,14 @@ class OutputLog:
         )
         self._transcript = Transcript(store)
         self._streams = Streams(self._transcript)
-        shelf = BundleStore(
+        bundles = BundleStore(
             folder,
             number,
             bundle_bytes=caps.bundle_bytes,
             memory_bytes=caps.displays_bytes,
             disk_bytes=caps.spill_bytes,
         )
-        self._displays = Displays(self._transcript, shelf, caps.displays)
+        self._displays = Displays(self._transcript, bundles, caps.displays)
         self._failures = 0
         self._tick = 0
         self._generation = 0

@@ -290,16 +290,16 @@ class CellInstallations:
             raise InstallError(f"{error}\n{NOT_RUN}") from error
         if outcome.failed:
             raise InstallError(f"{outcome.summary()}\n{NOT_RUN}")
-        told = {line.place.first: _told(outcome, rules, line) for line in found.lines}
+        told = {line.place.first: _as_output(outcome, rules, line) for line in found.lines}
         cell.plain = found.code(lambda line: told[line.place.first])
         cell.installed = " ".join(told.values())
 
 
-def _told(outcome: InstallOutcome, rules: InstallRules, line: InstallLine) -> str:
+def _as_output(outcome: InstallOutcome, rules: InstallRules, line: InstallLine) -> str:
     """Return the outcome for the packages of a line, as one line of text."""
     asked = rules.admit(line.packages)
     names = {each.name for each in asked}
-    told = outcome.told(names)
+    told = outcome.sentences(names)
     if len(names) < len(line.packages):
         told.append("What is part of Python itself needs no installation.")
     if line.renew and any(each.name in names and not each.changed for each in outcome.packages):

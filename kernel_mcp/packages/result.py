@@ -158,7 +158,7 @@ class InstallOutcome:
             lines.append("The installer ran without a sandbox of its own.")
         return "\n".join(lines)
 
-    def told(self, names: Collection[str]) -> list[str]:
+    def sentences(self, names: Collection[str]) -> list[str]:
         """Return a sentence on each requested package among these names."""
         asked = [each for each in self.packages if each.asked and each.name in names]
         return [*map(_sentence, asked), *(_unfit(name) for name in self.unfit if name in names)]

@@ -139,7 +139,7 @@ class ServerBounds:
         self._memory = memory
         self._most_memory = most_memory
         self._most_records = most_records
-        self._told = False
+        self._warned = False
         self._least = most_memory
         self._quiet = 0
         self._untidy = False
@@ -168,7 +168,7 @@ class ServerBounds:
         if the bound is exceeded but no session holds `LARGE_BYTES`.
         """
         if self._memory() <= self._most_memory:
-            self._told = False
+            self._warned = False
             return True
         process.trim()
         if (held := self._memory()) <= self._most_memory:
@@ -178,12 +178,12 @@ class ServerBounds:
         notable = [session for session, part in parts.items() if part >= LARGE_BYTES]
         largest = max(notable, key=lambda each: (owners[each.owner], parts[each]), default=None)
         if largest is None:
-            if not self._told:
+            if not self._warned:
                 logger.error(
                     "the server holds %s of memory, which is more than %s, and no session much of "
                     "it: nothing was ended", format_bytes(held), format_bytes(self._most_memory),
                 )  # fmt: skip
-            self._told = True
+            self._warned = True
             return False
         part = format_bytes(parts[largest])
         done = relieve(

@@ -109,28 +109,28 @@ class Watcher(Protocol):
 class Cell:
     """One cell of a session. Times are seconds of the session's clock.
 
-    recorded      the code as written to disk, with hidden values masked
-    plain         the code for the kernel, without installation lines that the server carried out
-    installed     the result of those installations, as text
-    notebook      path of the notebook that it belongs to, in whose folder it runs; empty for none
-    author        empty for the agent; no answer reports the end of other authors' cells
-    timeout_s     time limit; 0 for none
-    since         number of the session's last notice when the cell was submitted
-    before        notices of losses from before it began
-    unsaid        the notices of `before` that no delivered answer has reported
-    own           notice of the loss that it caused
-    end_reported  True if a delivered answer has reported its end, or none will
-    reported      position in the output up to which delivered answers have reported it
-    late_since    position of the output since its end that no answer has had; None for none
-    calls         number of calls that wait for it
-    called        True if a call has ever waited for it
-    telling       True while an answer that reports its end is being delivered
-    abandoned     True if its call was cancelled
-    state_as_of   last cell whose effects the variables had at its end; until then, at its start
-    ahead         reason for a checkpoint before it
-    back          text on the state that was restored after its kernel was killed; empty for none
-    missing       module or magic that was not available, as named by `policy.missing`
-    origin, who   the request that submitted it, and the principal of that
+    recorded           the code as written to disk, with hidden values masked
+    plain              the code for the kernel, without the installations that the server did
+    installed          the result of those installations, as text
+    notebook           path of its notebook, in whose folder it runs; empty for none
+    author             empty for the agent; no answer reports the end of other authors' cells
+    timeout_s          time limit; 0 for none
+    since              number of the session's last notice when the cell was submitted
+    before             notices of losses from before it began
+    unreported_losses  the notices of `before` that no delivered answer has reported
+    caused_loss        notice of the loss that it caused
+    end_reported       True if a delivered answer has reported its end, or none will
+    reported           position in the output up to which delivered answers have reported it
+    late_since         position of the output since its end that no answer has had; None for none
+    calls              number of calls that wait for it
+    called             True if a call has ever waited for it
+    telling            True while an answer that reports its end is being delivered
+    abandoned          True if its call was cancelled
+    state_as_of        last cell whose effects the variables had at its end, or before at its start
+    ahead              reason for a checkpoint before it
+    rollback           text on the state restored after its kernel was killed; empty for none
+    missing            module or magic that was not available, as named by `policy.missing`
+    origin, who        the request that submitted it, and the principal of that
     """
 
     def __init__(
@@ -163,7 +163,7 @@ class Cell:
         self.finished = anyio.Event()
         self.since = 0
         self.before: list[Notice] = []
-        self.own: Notice | None = None
+        self.caused_loss: Notice | None = None
         self.notices: list[str] = []
         self.steps: list[str] = []
         self.end_reported = bool(author)
@@ -172,14 +172,14 @@ class Cell:
         self.listens = False
         self.reported = Position()
         self.late_since: Position | None = None
-        self.unsaid: list[Notice] = []
+        self.unreported_losses: list[Notice] = []
         self.stop_reason: StopReason | None = None
         self.missing = ""
         self.removed: tuple[int, list[str]] = (0, [])
         """Number of variables removed without a `del` that names them, and the first names."""
         self.usage = CellUsage()
         self.ahead = Ahead.NO
-        self.back = ""
+        self.rollback = ""
         self.origin = NOWHERE
         self.who = Principal()
         self._scope: anyio.CancelScope | None = None
@@ -278,20 +278,22 @@ class Cell:
     def run_after(self, losses: list[Notice]) -> None:
         """Store losses from before this cell began, for the answers about it."""
         self.before = losses
-        self.unsaid = list(losses)
+        self.unreported_losses = list(losses)
         self._note_change()
 
-    def delivered(self, *, ended: bool, to: Position, notices: int, said: Sequence[Notice]) -> None:
+    def delivered(
+        self, *, ended: bool, to: Position, notices: int, losses: Sequence[Notice]
+    ) -> None:
         """Record a delivered answer, which had output up to `to` and the first `notices` notices.
 
-        `ended` is True if it reported the end of the cell. `said` are the losses that it reported.
+        `ended` is True if it reported the end of the cell. `losses` are those that it reported.
         """
         self.end_reported = self.end_reported or ended
         self.abandoned = self.abandoned and not ended
         self.reported = to
         self.tell_late(to)
         del self.notices[:notices]
-        self.unsaid = [notice for notice in self.unsaid if notice not in said]
+        self.unreported_losses = [each for each in self.unreported_losses if each not in losses]
 
     def tell_late(self, to: Position) -> None:
         """Record a delivered answer that had the output since its end, up to `to`."""
@@ -301,7 +303,7 @@ class Cell:
     @property
     def losses(self) -> list[Loss]:
         """Losses from before the cell, then the loss that it caused."""
-        found = [*self.before, *([self.own] if self.own is not None else [])]
+        found = [*self.before, *([self.caused_loss] if self.caused_loss is not None else [])]
         return [notice.loss for notice in found if notice.loss is not None]
 
     async def step(self, text: str) -> None:
@@ -369,7 +371,7 @@ class News:
 
     def ended(self, cell: Cell) -> None:
         """Report the end of `cell`, unless a call or the notice of its own loss reports it."""
-        elsewhere = cell.calls or cell.telling or not cell.called or cell.own is not None
+        elsewhere = cell.calls or cell.telling or not cell.called or cell.caused_loss is not None
         known = cell.end_reported and not cell.abandoned
         if cell.finished.is_set() and not (elsewhere or known):
             which = "whose call was cancelled" if cell.abandoned else "which was running"

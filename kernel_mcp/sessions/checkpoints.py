@@ -217,7 +217,7 @@ class Checkpoints:
         self._fork_s = 0.0
         self._cost = 0.0
         self._stale = False
-        self._told: set[str] = set()
+        self._reported: set[str] = set()
         self._useless: Kernel | None = None
 
     def worked(self, seconds: float) -> None:
@@ -447,8 +447,8 @@ class Checkpoints:
 
     def _tell(self, words: Sequence[str]) -> None:
         """Add a notice of objects that prevent a checkpoint, once for each of `words`."""
-        if news := [word for word in words if word not in self._told]:
-            self._told.update(news)
+        if news := [word for word in words if word not in self._reported]:
+            self._reported.update(news)
             self._news(
                 f"No checkpoint of this session can be made while its kernel has "
                 f"{', '.join(news)}: if the kernel dies, {SAVED if self._saved() else LOST}"

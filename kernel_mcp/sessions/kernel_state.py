@@ -75,7 +75,7 @@ class KernelState:
         checkpoint = self.checkpoints.at(before)
         if checkpoint is not None and (as_of := self.checkpoints.state_of(checkpoint)):
             text = f"{text} undo brings variables back as they were after cell {as_of}."
-        cell.own = self.notifications.add(text, loss)
+        cell.caused_loss = self.notifications.add(text, loss)
         cell.notice(text)
 
     def take_back(self, as_of: int) -> tuple[int, ...]:
@@ -88,8 +88,8 @@ class KernelState:
         """Return the loss if all variables were lost now, because of `cause`."""
         if self.pending_restore is not None:
             pending = self._hibernation_notice in self.notifications.pending
-            untold = self.pending_restore.gone if pending else ()
-            return Loss.of(cause, dict.fromkeys((*untold, *self.pending_restore.names)))
+            undelivered = self.pending_restore.gone if pending else ()
+            return Loss.of(cause, dict.fromkeys((*undelivered, *self.pending_restore.names)))
         if self.kernel is None or not self.used:
             return Loss(cause)
         return Loss.of(cause, self.kernel.names, self.kernel.names.more)

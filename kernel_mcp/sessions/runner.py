@@ -174,7 +174,7 @@ class CellQueue:
             cell.run_after([] if lost is None else [lost])
             self._drop(cell, cause).end_reported = True
         if self.current is not None:
-            self.current.own = lost
+            self.current.caused_loss = lost
             self.current.stop(reason)
             self.current.end_reported = True
 
@@ -370,7 +370,7 @@ class CellRunner:
         what = f"The server failed while running cell {cell.number} and ended its kernel"
         if (back := await self._recovery.resume()) is not None:
             return f"{what}. {back.words(cell.number)}"
-        cell.own = self._state.lose(what, self._state.lost_state("the server failed"))
+        cell.caused_loss = self._state.lose(what, self._state.lost_state("the server failed"))
         await self._state.drop()
         return "The kernel was ended: all variables are lost, files in the workspace are kept."
 
@@ -394,16 +394,16 @@ class CellRunner:
             return outcome
         alive = await self._recovery.resume()
         if (back := alive or await self._recovery.fall_back_to_save()) is not None:
-            cell.back = back.words(cell.number)
+            cell.rollback = back.words(cell.number)
             if (loss := back.loss(outcome.cause or "its kernel is gone")) is not None:
-                what = f"Cell {cell.number} was killed ({outcome.cause}). {cell.back}"
-                cell.own = self._state.notifications.add(what, loss)
+                what = f"Cell {cell.number} was killed ({outcome.cause}). {cell.rollback}"
+                cell.caused_loss = self._state.notifications.add(what, loss)
             if alive is None:
                 await self._begin_anew(cell)
             return replace(outcome, state_kept=True)
         cause = outcome.cause or "its kernel is gone"
         loss = self._state.lost_state(cause)
-        cell.own = self._state.lose(f"Cell {cell.number} was killed ({cause})", loss)
+        cell.caused_loss = self._state.lose(f"Cell {cell.number} was killed ({cause})", loss)
         await self._state.drop()
         await self._begin_anew(cell)
         return outcome

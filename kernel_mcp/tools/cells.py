@@ -63,8 +63,8 @@ from kernel_mcp.tools.results import (
     answer,
     lost_meta,
     not_begun,
-    said,
-    say,
+    notice_block,
+    notice_result,
     with_notices,
 )
 from kernel_mcp.tools.sessions import open_session
@@ -133,7 +133,7 @@ def register(box: Toolbox, services: ToolContext) -> None:
             since = Position() if chosen.end_reported else chosen.reported
             result = await told(found, chosen, caller.response, since=since)
         if not cell and chosen is not _last(found):
-            result.content.insert(0, said(_earlier(found, chosen)))
+            result.content.insert(0, notice_block(_earlier(found, chosen)))
         return result
 
     @tool(REPEATS, "Interrupt a cell")
@@ -145,19 +145,23 @@ def register(box: Toolbox, services: ToolContext) -> None:
         chosen = cell_of(found.cells, cell) if cell else found.queue.of_agent
         if chosen is None and found.installation is not None:
             found.installation.set()
-            return say("The installation is being stopped; its call says what came of it.")
+            return notice_result(
+                "The installation is being stopped; its call says what came of it."
+            )
         if chosen is None:
-            return say(_nothing_runs(found))
+            return notice_result(_nothing_runs(found))
         if chosen.finished.is_set():
-            return say(f"Cell {cell} is not running: it ended with {chosen.status.value}.")
+            return notice_result(
+                f"Cell {cell} is not running: it ended with {chosen.status.value}."
+            )
         with found.queue.attending(chosen):
             running = found.queue.current
             theirs = running is not None and running is not chosen
             stopped = await found.scheduler.interrupt(chosen if cell or theirs else None)
             if stopped is None:
-                return say(_nothing_runs(found))
+                return notice_result(_nothing_runs(found))
             if ctx.of_view:
-                return say(f"Cell {stopped.number} was stopped.")
+                return notice_result(f"Cell {stopped.number} was stopped.")
             return await told(found, stopped, caller.response, since=stopped.reported)
 
     @tool(READS, "Check code without running it", computes=True)
@@ -193,7 +197,7 @@ def register(box: Toolbox, services: ToolContext) -> None:
         names = lost_names(loss) if loss is not None else ""
         place = "is now empty" if files else "is as it was"
         dropped = " The packages that had been installed are gone too." if packages else ""
-        return say(
+        return notice_result(
             f"Session {found.handle} has a fresh kernel: all variables, imports and definitions "
             f"are gone.{names} The workspace {place}.{dropped}",
             meta={} if loss is None else {LOST_KEY: lost_meta(found.handle, [loss])},
@@ -307,9 +311,9 @@ async def _said_again(
     """Return a notice that nothing runs, with the last answer again: it may not have arrived."""
     last = _last(session)
     if last is None or last.outcome is None:
-        return say(_nothing_runs(session))
+        return notice_result(_nothing_runs(session))
     result = await answer(session, last, response, since=Position(), settings=settings)
-    return CallToolResult(content=[said(_nothing_runs(session)), *result.content])
+    return CallToolResult(content=[notice_block(_nothing_runs(session)), *result.content])
 
 
 def _last(session: Session) -> Cell | None:

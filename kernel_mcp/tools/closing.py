@@ -55,8 +55,8 @@ def closing_line(session: Session, cell: Cell, most_s: float) -> str:
         case Status.TIMEOUT:
             longer = _longer(cell, most_s)
             return f"timeout: {_cause(cell)} and was interrupted.{_kept(cell)}{longer}"
-        case Status.KILLED if cell.back:
-            return f"killed: {_cause(cell)}. {cell.back}"
+        case Status.KILLED if cell.rollback:
+            return f"killed: {_cause(cell)}. {cell.rollback}"
         case Status.KILLED if cell.stop_reason in (StopReason.RESET, StopReason.CLOSE):
             return f"killed: {_cause(cell)}, and its variables, imports and definitions are lost"
         case Status.KILLED if _run_since(session, cell):
@@ -149,9 +149,9 @@ def _kept(cell: Cell) -> str:
 
 
 def _lost(cell: Cell, but: Container[str] = ()) -> str:
-    if cell.own is None or cell.own.loss is None:
+    if cell.caused_loss is None or cell.caused_loss.loss is None:
         return ""
-    loss = cell.own.loss
+    loss = cell.caused_loss.loss
     return lost_names(replace(loss, names=tuple(name for name in loss.names if name not in but)))
 
 

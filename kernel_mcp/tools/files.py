@@ -27,8 +27,8 @@ from kernel_mcp.tools import AnyContext, PathArg, SessionArg, Toolbox, Whole
 from kernel_mcp.tools.hints import READS, WRITES
 from kernel_mcp.tools.models import FileEntry, FileList, Written
 from kernel_mcp.tools.resources import Document, Documents, file_of
-from kernel_mcp.tools.results import said, say
-from kernel_mcp.tools.tables import FirstArg, MatchArg, fitting, matches, more, told
+from kernel_mcp.tools.results import notice_block, notice_result
+from kernel_mcp.tools.tables import FirstArg, MatchArg, fitting, matches, more, table_answer
 
 
 def register(box: Toolbox, services: ToolContext) -> None:
@@ -74,7 +74,7 @@ def register(box: Toolbox, services: ToolContext) -> None:
             omitted=omitted,
             note=note,
         )
-        return told(list(map(_row_of, shown)), listed, note)
+        return table_answer(list(map(_row_of, shown)), listed, note)
 
     @tool(READS, "Read a file", computes=True)
     async def read_file(
@@ -135,7 +135,7 @@ def register(box: Toolbox, services: ToolContext) -> None:
         cells = f"{count} cell{'' if count == 1 else 's'}"
         gone = found.cells.undone
         which = f" {cells_in_words(sorted(gone)).capitalize()}: tagged `undone`." if gone else ""
-        result = say(f"Wrote {cells} with their outputs to {path!r}.{which}")
+        result = notice_result(f"Wrote {cells} with their outputs to {path!r}.{which}")
         uri = f"kernel://{found.handle}/notebook"
         link = ResourceLink(uri=uri, name=path, mime_type=NOTEBOOK_MIME, size=size)
         result.content.append(link)
@@ -193,7 +193,7 @@ def _page(page: Page) -> CallToolResult:
     if not notes:
         return CallToolResult(content=[TextContent(text=safe)])
     return CallToolResult(
-        content=[TextContent(text=safe.removesuffix("\n")), said("; ".join(notes))]
+        content=[TextContent(text=safe.removesuffix("\n")), notice_block("; ".join(notes))]
     )
 
 
@@ -201,7 +201,7 @@ def _named(result: CallToolResult, session: Session, path: str) -> CallToolResul
     """Add the path of a file that was found in another folder. Reads folders."""
     if place := session.workspace.only_elsewhere(path):
         where = session.workspace.where([place])
-        result.content.append(said(f"this is {place}, {where}; code opens it by this path"))
+        result.content.append(notice_block(f"this is {place}, {where}; code opens it by this path"))
     return result
 
 
@@ -223,26 +223,26 @@ def _file(found: FileContent, offset: int, address: str) -> CallToolResult:
         rest = f"; read on with offset={after}" if after < found.size else ""
         encoded = base64.b64encode(found.data).decode()
         return CallToolResult(
-            content=[said(f"{about}, as base64{part}{rest}"), TextContent(text=encoded)]
+            content=[notice_block(f"{about}, as base64{part}{rest}"), TextContent(text=encoded)]
         )
     if found.mime.startswith("image/"):
         try:
             picture = fit(found.data, PICTURE_BYTES)
         except ImageError as error:
-            return say(
+            return notice_result(
                 f"{found.path} is {found.mime} of {found.size:,} bytes and not shown: {error}"
             )
         encoded = base64.b64encode(picture.data).decode()
         change = f", {picture.change}" if picture.change else ""
         image = ImageContent(data=encoded, mime_type=picture.mime)
-        return CallToolResult(content=[image, said(f"{about}{change}")])
+        return CallToolResult(content=[image, notice_block(f"{about}{change}")])
     kind = f", {found.kind}" if found.kind else ""
     words = (
         f"{about}{kind}: no text to show. Read it with code, with a package for this format, or "
         "as bytes with encoding='base64'"
     )
     link = ResourceLink(uri=address, name=found.path, mime_type=found.mime, size=found.size)
-    return CallToolResult(content=[said(words), link])
+    return CallToolResult(content=[notice_block(words), link])
 
 
 def _iso(seconds: float) -> str:

@@ -23,7 +23,7 @@ from kernel_mcp.tools.calls import Call
 from kernel_mcp.tools.resources import Documents, is_own
 from kernel_mcp.tools.results import masked, masked_document, refusal, with_remarks
 
-MOST_TOLD = 10_000
+MOST_REMARKED = 10_000
 """Maximum number of sessions for which remarks are remembered."""
 
 
@@ -76,7 +76,7 @@ class LocalCalls:
         if (known := self._tools.get(tool)) is None:
             answer = refusal(no_such_tool(tool, tuple(self._tools)))
         else:
-            call = replace(call, progress=self._told(call.progress))
+            call = replace(call, progress=self._masked_progress(call.progress))
             # what the SDK calls a context is whatever the tool is to be given besides
             answer = await known.run(dict(arguments), cast(Any, call), convert_result=True)
         answer = with_remarks(answer, self._remarks(arguments, call))
@@ -93,7 +93,7 @@ class LocalCalls:
         key = found.handle if found is not None else f"of {call.caller.principal}"
         if self._remarked.get(key) == remarks:
             return ()
-        if len(self._remarked) >= MOST_TOLD:
+        if len(self._remarked) >= MOST_REMARKED:
             self._remarked.clear()
         self._remarked[key] = remarks  # not every transport confirms an answer
         forget = partial(self._remarked.pop, key, None)
@@ -111,7 +111,7 @@ class LocalCalls:
             content = hide(self._masks, content)
         return content, mime
 
-    def _told(self, progress: ProgressCallback | None) -> ProgressCallback | None:
+    def _masked_progress(self, progress: ProgressCallback | None) -> ProgressCallback | None:
         """Return a callback that masks hidden values in progress reports; None for None."""
         if progress is None:
             return None

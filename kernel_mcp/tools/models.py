@@ -11,13 +11,13 @@ class Result(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
 
-class Told(Result):
+class ResultWithNotices(Result):
     """A result that may have something to tell besides."""
 
     notices: list[str] = Field(default=[], description="What the server has to tell besides")
 
 
-class SessionHandle(Told):
+class SessionHandle(ResultWithNotices):
     """A session that can be used from now on."""
 
     session: str = Field(description="Handle to pass as `session` in other tools")
@@ -25,7 +25,7 @@ class SessionHandle(Told):
     note: str
 
 
-class SessionState(Told):
+class SessionState(ResultWithNotices):
     """One session as `list_sessions` shows it. Times are seconds."""
 
     session: str
@@ -44,21 +44,21 @@ class SessionState(Told):
     lost: list[str] = Field(default=[], description="Variables that `notices` call lost")
 
 
-class SessionList(Told):
+class SessionList(ResultWithNotices):
     """The caller's sessions, oldest first."""
 
     sessions: list[SessionState]
     limit: int
 
 
-class Closed(Told):
+class Closed(ResultWithNotices):
     """A session that has ended."""
 
     session: str
     note: str
 
 
-class Undone(Told):
+class Undone(ResultWithNotices):
     """Where a session went back to."""
 
     session: str
@@ -77,7 +77,7 @@ class BranchHandle(Result):
     folder: str = Field(description="Its own folder in the workspace")
 
 
-class Branched(Told):
+class Branched(ResultWithNotices):
     """Sessions that go on from one moment."""
 
     session: str
@@ -85,7 +85,7 @@ class Branched(Told):
     note: str
 
 
-class Adopted(Told):
+class Adopted(ResultWithNotices):
     """The session that goes on with what a branch has."""
 
     session: str
@@ -112,7 +112,7 @@ class ImportModel(Result):
     allowed: bool
 
 
-class SyntaxReport(Told):
+class SyntaxReport(ResultWithNotices):
     """Result of `check_syntax`. `valid` is False when `execute` would refuse the code."""
 
     session: str
@@ -131,7 +131,7 @@ class FileEntry(Result):
     modified: str
 
 
-class FileList(Told):
+class FileList(ResultWithNotices):
     """A folder of the workspace."""
 
     session: str
@@ -141,7 +141,7 @@ class FileList(Told):
     note: str = ""
 
 
-class Written(Told):
+class Written(ResultWithNotices):
     """A file that was written."""
 
     session: str
@@ -165,7 +165,7 @@ class LimitsModel(Result):
     idle_timeout_s: float
 
 
-class ServerInfo(Told):
+class ServerInfo(ResultWithNotices):
     """The server and the session's kernel environment."""
 
     session: str
@@ -219,7 +219,7 @@ class Variable(Result):
     preview: str = ""
 
 
-class VariableList(Told):
+class VariableList(ResultWithNotices):
     """The session's variables by name."""
 
     session: str
@@ -240,7 +240,7 @@ class PackageState(Result):
     detail: str = ""
 
 
-class Installed(Told):
+class Installed(ResultWithNotices):
     """Result of an installation, as the live session sees it."""
 
     session: str
@@ -259,7 +259,7 @@ class PackageEntry(Result):
     source: str = Field(description="environment, or installed for packages that were added")
 
 
-class PackageList(Told):
+class PackageList(ResultWithNotices):
     """All packages of a session by name."""
 
     session: str

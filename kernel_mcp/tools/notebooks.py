@@ -33,7 +33,13 @@ from kernel_mcp.tools import AnyContext, SessionArg, Toolbox, WaitArg, Whole, pr
 from kernel_mcp.tools.arguments import UNFENCED, without_fence
 from kernel_mcp.tools.cells import check_code, check_seconds
 from kernel_mcp.tools.hints import DESTROYS, READS, REPEATS, RUNS
-from kernel_mcp.tools.results import NoticeContent, answer, said, say, with_notices
+from kernel_mcp.tools.results import (
+    NoticeContent,
+    answer,
+    notice_block,
+    notice_result,
+    with_notices,
+)
 
 LEAST_CHARS = 500
 """Characters that a cell's output may have, at the least, in an answer about many cells."""
@@ -54,7 +60,7 @@ def register(box: Toolbox, services: ToolContext) -> None:
         if not path:
             before = found.notebooks.path
             await found.bind(None)
-            return say(f"{before!r} is closed." if before else "No notebook was open.")
+            return notice_result(f"{before!r} is closed." if before else "No notebook was open.")
         book, made, document = await anyio.to_thread.run_sync(_opened, found, path)
         await found.bind(book)
         folder = book.path.rpartition("/")[0]
@@ -119,7 +125,9 @@ def register(box: Toolbox, services: ToolContext) -> None:
         book, chosen, skipped = await anyio.to_thread.run_sync(_chosen, found, path, cells)
         told = [f"Skipped, as tagged `skip-execution`: {_named(skipped)}"] if skipped else []
         if not chosen:
-            return say("; ".join(["Nothing was run: none of these cells has code to run", *told]))
+            return notice_result(
+                "; ".join(["Nothing was run: none of these cells has code to run", *told])
+            )
         report = progress_of(ctx)
         run = _Run(services, found, book, chosen, caller.response, told)
         return await run.through(time.monotonic() + wait, report, caller.who)
@@ -142,7 +150,7 @@ def _outlined(shown: Outline, words: str, language: str) -> CallToolResult:
         more = f"; read on with read_notebook(path, first={shown.last + 1})"
     content: list[ContentBlock] = [TextContent(text=text)] if text else []
     of = f" of {language}" if language else ""
-    return CallToolResult(content=[*content, said(f"{words}. {count}{of}{more}.")])
+    return CallToolResult(content=[*content, notice_block(f"{words}. {count}{of}{more}.")])
 
 
 def _read(session: Session, path: str, ids: Sequence[str], first: int, most: int) -> CallToolResult:
@@ -159,11 +167,11 @@ def _read(session: Session, path: str, ids: Sequence[str], first: int, most: int
     for name in ids[:MOST_CELLS]:
         place = document.place(name)
         cell = document.cells[place]
-        content.append(said(_heading(cell, place)))
+        content.append(notice_block(_heading(cell, place)))
         content += [_block(part) for part in full_cell(cell, room) if part]
         session.notebooks.read(book.path, [cell])
     if len(ids) > MOST_CELLS:
-        content.append(said(f"{len(ids) - MOST_CELLS} more cells are not shown: ask again"))
+        content.append(notice_block(f"{len(ids) - MOST_CELLS} more cells are not shown: ask again"))
     return CallToolResult(content=content)
 
 
@@ -222,9 +230,11 @@ def _edit(
     cleared = " Its outputs are gone." if op == "replace" else ""
     if op == "replace" and made != name:
         cleared += f" Its id was {name}: the format of this notebook stores none."
-    told = say(f"Cell {made} of {book.path!r} is {done}.{where}{cleared} Nothing was run.")
+    told = notice_result(
+        f"Cell {made} of {book.path!r} is {done}.{where}{cleared} Nothing was run."
+    )
     if code is not source and place is not None and document.cells[place].kind == "code":
-        told.content.append(said(UNFENCED.format("source")))
+        told.content.append(notice_block(UNFENCED.format("source")))
     return told
 
 
@@ -244,7 +254,9 @@ def _move(session: Session, path: str, name: str, after: str) -> CallToolResult:
 
     place = book.change(work)
     where = f"behind cell {after}" if after else "to the start"
-    return say(f"Cell {name} of {book.path!r} is moved {where}. It is number {place + 1}.")
+    return notice_result(
+        f"Cell {name} of {book.path!r} is moved {where}. It is number {place + 1}."
+    )
 
 
 def _chosen(
@@ -285,7 +297,7 @@ class _Run:
         told: Sequence[str],
     ) -> None:
         """`told` are notices that the answer begins its own with."""
-        self._told = told
+        self._notices = told
         self._services = services
         self._session = session
         self._book = book
@@ -310,7 +322,10 @@ class _Run:
             if report is not None:
                 await report(f"Running cell {one.id}, {len(self._left)} after it")
             shown, cell = await self._run(one, end, report, who)
-            self._content += [said(f"Cell {one.id}"), *self._fitting(one.id, cell, shown.content)]
+            self._content += [
+                notice_block(f"Cell {one.id}"),
+                *self._fitting(one.id, cell, shown.content),
+            ]
             meta, failed = shown.meta or {}, bool(shown.is_error)
             expected = cell.status is Status.ERROR and one.may_raise
             failed = failed and not expected
@@ -367,7 +382,7 @@ class _Run:
 
     def _rest(self) -> list[str]:
         """Return notices of outputs that are not shown, and of cells that were not run."""
-        told = [*self._told]
+        told = [*self._notices]
         if self._hidden:
             told.append(
                 f"Not shown, as an answer holds no more: outputs of {_named(self._hidden)}. They "

@@ -20,7 +20,7 @@ from kernel_mcp.tool_context import ToolContext
 from kernel_mcp.tools import AnyContext, PackagesArg, SessionArg, Toolbox, progress_of
 from kernel_mcp.tools.hints import INSTALLS, READS
 from kernel_mcp.tools.models import Installed, PackageEntry, PackageList, PackageState
-from kernel_mcp.tools.tables import FirstArg, MatchArg, fitting, matches, more, told
+from kernel_mcp.tools.tables import FirstArg, MatchArg, fitting, matches, more, table_answer
 
 
 def register(box: Toolbox, services: ToolContext) -> None:
@@ -82,7 +82,7 @@ def register(box: Toolbox, services: ToolContext) -> None:
             installable=installer.rules.describe() or "nothing",
         )
         head = f"Python {listed.python}. install may add: {listed.installable}."
-        return told([head, *map(_row_of, shown)], listed, listed.note)
+        return table_answer([head, *map(_row_of, shown)], listed, listed.note)
 
 
 def _row_of(entry: PackageEntry) -> str:

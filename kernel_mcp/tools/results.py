@@ -48,7 +48,7 @@ FAILED_OUTPUT_CHARS = 7500
 """Characters of output in such an answer; the rest is for notices and links."""
 _HANDLES = ("session", "status", "phase", "state")
 """Fields with which clients work, and which are never masked."""
-_FURNITURE = (*_HANDLES, "cell_type", "output_type", "name", "mimetype")
+_PROTOCOL_KEYS = (*_HANDLES, "cell_type", "output_type", "name", "mimetype")
 """The same fields of documents, notebooks among them."""
 OMISSION_CHARS = 60
 """Characters for the line that replaces omitted text."""
@@ -60,19 +60,19 @@ class NoticeContent(TextContent):
     """A content block with a notice of the server."""
 
 
-def spoken(text: str) -> str:
-    """Return a notice with its prefix, for `said` and for the field `notices` of results."""
+def notice_text(text: str) -> str:
+    """Return a notice with its prefix, as in the field `notices` of results."""
     return notice(visible(text))
 
 
-def said(text: str) -> NoticeContent:
+def notice_block(text: str) -> NoticeContent:
     """Return a notice as a content block."""
-    return NoticeContent(text=spoken(text))
+    return NoticeContent(text=notice_text(text))
 
 
-def say(text: str, meta: dict[str, Any] | None = None) -> CallToolResult:
+def notice_result(text: str, meta: dict[str, Any] | None = None) -> CallToolResult:
     """Return an answer that is one notice."""
-    return CallToolResult(content=[said(text)], _meta=meta or None)
+    return CallToolResult(content=[notice_block(text)], _meta=meta or None)
 
 
 async def answer(
@@ -90,7 +90,7 @@ async def answer(
     status, None for the usual one, empty for none. All of it counts as delivered once `response`
     is. It is an error if the cell has not ended well, unless there are pictures.
     """
-    ended, unsaid = cell.finished.is_set(), cell.unsaid
+    ended, unreported = cell.finished.is_set(), cell.unreported_losses
     if ended:
         await session.notebooks.save()
     items, position = cell.log.since(since), cell.log.position()
@@ -100,8 +100,9 @@ async def answer(
         if cell.status is Status.ERROR and (mounted or cell.missing.isidentifier()):
             closing = await anyio.to_thread.run_sync(place_in_mount, session, cell) or closing
     remarks = len(cell.notices)
-    notices = [*(each.text for each in unsaid), *cell.notices, *([closing] if closing else [])]
-    said = [*unsaid, *([cell.own] if cell.own is not None and cell.error is None else [])]
+    notices = [*(each.text for each in unreported), *cell.notices, *([closing] if closing else [])]
+    own = cell.caused_loss if cell.error is None else None
+    included = [*unreported, *([own] if own is not None else [])]
     late = _late_outputs(session, response, but=cell)
 
     async def show(characters: int) -> tuple[Rendered, list[ContentBlock]]:
@@ -122,15 +123,15 @@ async def answer(
         rendered, after = await show(FAILED_OUTPUT_CHARS)
         content = [*rendered.content, *after]
     content.sort(key=lambda block: isinstance(block, ResourceLink))
-    response.attach(session.notifications, said)
-    if (own := cell.own) is not None and own in said:
+    response.attach(session.notifications, included)
+    if own is not None:
         response.receipt.then(lambda: session.notifications.mark_reported_by_cell(own))
     if ended:
         cell.telling = True
         session.queue.news.retract(cell)
     response.receipt.then(
-        lambda: cell.delivered(ended=ended, to=position, notices=remarks, said=unsaid),
-        partial(_untold, weakref.ref(session), cell.number, since)
+        lambda: cell.delivered(ended=ended, to=position, notices=remarks, losses=unreported),
+        partial(_mark_undelivered, weakref.ref(session), cell.number, since)
         if ended and not cell.author
         else None,
     )
@@ -185,11 +186,11 @@ async def _show_late(
         shown = await render(each.items, session=handle, cell=number, budget=budget, silence="")
         if shown.content:
             who = f"Since its end, cell {number}" if number else "Background code"
-            blocks += [said(f"{who} has put out:"), *shown.content]
+            blocks += [notice_block(f"{who} has put out:"), *shown.content]
     return blocks
 
 
-def _untold(answered: weakref.ref[Session], number: int, since: Position) -> None:
+def _mark_undelivered(answered: weakref.ref[Session], number: int, since: Position) -> None:
     """Note that the answer never arrived which reported a cell's end and its output `since`."""
     if (session := answered()) is not None:
         cell = session.cells[number - 1]
@@ -212,16 +213,16 @@ def finished(
     if isinstance(result, CallToolResult):
         done = _guarded_result(result)
     else:
-        done = _told(_guarded_model(result), [])
+        done = _add_notices(_guarded_model(result), [])
     if session is not None and pending:
         done = with_pending(done, session, pending, about=about)
     remarks = [*response.remarks]
     if about and session is not None and session.request.attach:
         remarks.append(f"{OUTSIDE}: {session.request.attach}")
     if remarks:
-        done = _told(done, remarks)
+        done = _add_notices(done, remarks)
     if response.preamble:
-        done = _led(done, response.preamble)
+        done = _with_preamble(done, response.preamble)
     return shortened(done) if done.is_error else done
 
 
@@ -250,7 +251,7 @@ def with_remarks(result: CallToolResult, remarks: Sequence[str]) -> CallToolResu
     """Return a complete answer with remarks of the server as notices."""
     if not remarks:
         return result
-    result = _told(result, remarks)
+    result = _add_notices(result, remarks)
     return shortened(result) if result.is_error else result
 
 
@@ -278,7 +279,7 @@ def masked(result: CallToolResult, masks: Masks) -> CallToolResult:
 
 
 def masked_document(
-    masks: Masks, text: str, *, but: Container[str] = _FURNITURE, indent: int = 1
+    masks: Masks, text: str, *, but: Container[str] = _PROTOCOL_KEYS, indent: int = 1
 ) -> str:
     """Return JSON of this server with hidden values masked; keys and fields in `but` stay."""
     shown = masks.masked(text)
@@ -347,7 +348,7 @@ def with_notices(content: Sequence[ContentBlock], texts: Iterable[str]) -> list[
     """Return `content` with notices after the output and before links to more of it."""
     place = next((i for i, block in enumerate(content) if isinstance(block, ResourceLink)), None)
     place = len(content) if place is None else place
-    return [*content[:place], *map(said, texts), *content[place:]]
+    return [*content[:place], *map(notice_block, texts), *content[place:]]
 
 
 def with_pending(
@@ -357,7 +358,7 @@ def with_pending(
     whose = "" if about else f"Session {session.handle}: "
     texts = [f"{whose}{each.text}" for each in pending]
     losses = [each.loss for each in pending if each.loss is not None]
-    result = _told(result, texts)
+    result = _add_notices(result, texts)
     meta = dict(result.meta or {})
     key = CELL_KEY if about and CELL_KEY in meta else LOST_KEY
     if losses:
@@ -366,24 +367,26 @@ def with_pending(
     return result.model_copy(update={"meta": meta or None})
 
 
-def _told(result: BaseModel, texts: Sequence[str]) -> CallToolResult:
+def _add_notices(result: BaseModel, texts: Sequence[str]) -> CallToolResult:
     """Return `result` with notices, once in its text and once in its structured part."""
     if not isinstance(result, CallToolResult):
         text = result.model_dump_json(indent=2, exclude={"notices"}, exclude_none=True)
         if "notices" in type(result).model_fields:
-            result = result.model_copy(update={"notices": [spoken(text) for text in texts]})
+            result = result.model_copy(update={"notices": [notice_text(text) for text in texts]})
         result = CallToolResult(
             content=[TextContent(text=text)],
             structured_content=result.model_dump(mode="json", exclude_none=True),
         )
     elif (structured := result.structured_content) is not None and "notices" in structured:
-        told = [*structured["notices"], *map(spoken, texts)]
-        result = result.model_copy(update={"structured_content": {**structured, "notices": told}})
+        notices = [*structured["notices"], *map(notice_text, texts)]
+        result = result.model_copy(
+            update={"structured_content": {**structured, "notices": notices}}
+        )
     content = with_notices(result.content, texts)
     return result.model_copy(update={"content": content})
 
 
-def _led(result: CallToolResult, preamble: str) -> CallToolResult:
+def _with_preamble(result: CallToolResult, preamble: str) -> CallToolResult:
     """Return `result` with `preamble` as the first words of its text and its structured part."""
     structured = result.structured_content
     if structured is not None and "notices" in structured:

@@ -132,7 +132,7 @@ def _points(chart: Mapping[str, Any], elements: Sequence[Any]) -> dict[str, Any]
         dots = [run for run in runs if not is_line or len(run) == 1 or len(points) < FEW_POINTS]
         radius = 2.2 if is_line else 3
         for point in (point for run in dots for point in run):
-            told = f"{label}: {', '.join(map(_told, point, clocks))}"
+            told = f"{label}: {', '.join(map(_text_of, point, clocks))}"
             shapes.append({"dot": point, "size": radius, "color": color, "told": told})
         legend.append({"label": label, "color": color, "dot": not is_line})
     is_named = any(each["label"] not in ("", str(n)) for n, each in enumerate(legend, 1))
@@ -159,10 +159,10 @@ def _bars(chart: Mapping[str, Any], elements: Sequence[Any]) -> dict[str, Any] |
         base = bases[place] if bases and _is_number(bases[place]) else 0
         value, label = [base, base + each["value"]], str(each.get("label", ""))
         side = [each["from"], each["to"]] if edges else [place + 0.5 - half, place + 0.5 + half]
-        told = f"{_told(side[0])} to {_told(side[1])}" if chart["type"] == "hist" else label
+        told = f"{_text_of(side[0])} to {_text_of(side[1])}" if chart["type"] == "hist" else label
         color = _color(chart, place if chart.get("colors") else 0)
         corners = [value, side] if is_flat else [side, value]
-        told = f"{told}: {_told(each['value'])}"
+        told = f"{told}: {_text_of(each['value'])}"
         shapes.append({"box": corners, "color": color, "told": told})
         ends += value
         sides += side
@@ -355,7 +355,7 @@ def _moment(at: float) -> datetime:
     return (_EPOCH + timedelta(seconds=at)).replace(tzinfo=None)
 
 
-def _told(value: float, clock: Clock | None = None) -> str:
+def _text_of(value: float, clock: Clock | None = None) -> str:
     if clock:
         return _moment(clock.local(value)).isoformat(sep=" ", timespec="seconds")
     return f"{value:.{SIGNIFICANT}g}"

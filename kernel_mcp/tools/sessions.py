@@ -55,8 +55,8 @@ from kernel_mcp.tools.models import (
     VariableList,
 )
 from kernel_mcp.tools.own_limits import own_limits, own_network, own_timeout, own_words
-from kernel_mcp.tools.results import late_output, names_of, spoken, with_pending
-from kernel_mcp.tools.tables import FirstArg, MatchArg, fitting, matches, more, told
+from kernel_mcp.tools.results import late_output, names_of, notice_text, with_pending
+from kernel_mcp.tools.tables import FirstArg, MatchArg, fitting, matches, more, table_answer
 from kernel_mcp.units import MIB
 
 FIRST_LINE_CHARS = 80
@@ -195,7 +195,7 @@ def register(box: Toolbox, services: ToolContext) -> None:
             caller.response.attach(found.notifications, [again])
             note = f"{note} Told before: {again.text}".lstrip()
         listed = VariableList(session=found.handle, variables=variables, omitted=omitted, note=note)
-        return told([_row_of(each) for each in variables], listed, note)
+        return table_answer([_row_of(each) for each in variables], listed, note)
 
     @tool(READS, "Describe the environment")
     async def info(ctx: AnyContext, session: SessionArg = "") -> ServerInfo:
@@ -317,7 +317,7 @@ def _state(session: Session, now: float) -> SessionState:
         running_cell=current.number if current is not None else None,
         running_s=running_s,
         last_cell=_last_cell(session),
-        notices=[spoken(each.text) for each in session.notifications.pending],
+        notices=[notice_text(each.text) for each in session.notifications.pending],
         lost=names_of(each.loss for each in session.notifications.pending if each.loss is not None),
     )
 

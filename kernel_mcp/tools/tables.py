@@ -53,7 +53,7 @@ def more(omitted: int, offset: int, shown: int) -> str:
     return f"{omitted:,} more: read on with offset={after}, or pass a pattern as `match`."
 
 
-def told(lines: Sequence[str], result: BaseModel, note: str) -> CallToolResult:
+def table_answer(lines: Sequence[str], result: BaseModel, note: str) -> CallToolResult:
     """Return an answer with a table as text, and `result` as its structured part."""
     rows = (escaped(one_line(each, 2000)) for each in lines)
     text = "\n".join([*rows, *([note] if note else [])])

@@ -170,14 +170,14 @@ def _tables(page: str, left: int) -> Iterator[dict[str, Any]]:
     for grid, place in zip(reader.tables, reader.places, strict=True):
         around = [*reader.lines[before : place.start], *reader.lines[place.stop :][:1]]
         yield from _words(reader.lines[before : place.start])
-        yield _table(grid, max(map(_told_rows, around), default=0), left // len(reader.tables))
+        yield _table(grid, max(map(_stated_rows, around), default=0), left // len(reader.tables))
         before = place.stop
     if reader.tables:
         yield from _words(reader.lines[before:])
 
 
 def _words(lines: Sequence[str]) -> Iterator[dict[str, Any]]:
-    if text := "\n".join(line for line in lines if not _told_rows(line)):
+    if text := "\n".join(line for line in lines if not _stated_rows(line)):
         yield {"kind": "text", "text": visible(clean(text))[:MOST_TEXT]}
 
 
@@ -238,7 +238,7 @@ def _is_gap(row: Sequence[str]) -> bool:
     return len(row) > 1 and set(row) <= {"...", "…", "⋮"}
 
 
-def _told_rows(line: str) -> int:
+def _stated_rows(line: str) -> int:
     """Return the number of rows that a line beside a table tells, as pandas and polars do."""
     first, _, rest = line.replace("_", "").replace(",", " ").partition(" ")
     number = rest.partition(" ")[0][1:] if first == "shape:" else first

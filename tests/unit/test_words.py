@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.words import MOST_WORDS, faults, of_docstring, of_module, of_page
+from tests.words import MOST_WORDS, faults, of_docstring, of_module, of_names, of_page
 
 LONG = " ".join(["word"] * (MOST_WORDS + 1))
 
@@ -45,6 +45,11 @@ def test_a_private_word_is_reported_with_the_usual_one() -> None:
     (fault,) = of_docstring("Return the shelf.")
     assert fault == "'shelf': say dump"
     assert list(of_docstring("Return `shelf`.")) == []
+
+
+def test_a_private_word_in_a_name_is_reported() -> None:
+    source = "class Shelf:\n    def f(self):\n        self._told_of = shelf = 1"
+    assert [line for line, _ in of_names(source)] == [1, 3]
 
 
 def test_a_module_is_read_by_its_docstrings_only() -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 import anyio
 
 from kernel_mcp import __version__
-from kernel_mcp.attached.source import told_of
+from kernel_mcp.attached.source import description_of
 from kernel_mcp.barriers import in_full, refusal_of
 from kernel_mcp.commands.doctor.diagnosis import UNCOUNTED, Diagnosis, Examination
 from kernel_mcp.commands.doctor.trials import (
@@ -129,7 +129,7 @@ async def examine_all(settings: Settings, progress: ProgressCallback) -> Diagnos
     examined = tuple(found[name] for name in names)
     if tight := Capacity.of_this_process().shortage(settings.max_sessions):
         advised = (*advised, f"{tight} (sessions are {settings.max_sessions}, --max-sessions)")
-    attached = tuple([await told_of(each) for each in settings.attach])
+    attached = tuple([await description_of(each) for each in settings.attach])
     return Diagnosis(
         versions, examined, used, refusal, problem, policy, advised, variables, attached
     )

@@ -60,7 +60,7 @@ def main(argv: list[str]) -> int:
             )
     _bring_along(pid)
     with socket.socket(fileno=status_fd) as status:
-        watched = _told(status, pid, first)
+        watched = _report(status, pid, first)
     _hand_over(first, task)
     return 0 if watched else _outcome(first)
 
@@ -174,7 +174,7 @@ def _find_project() -> None:
         sys.path.append(packages)
 
 
-def _told(status: socket.socket, pid: int, first: socket.socket) -> bool:
+def _report(status: socket.socket, pid: int, first: socket.socket) -> bool:
     """Send pid and connection of the first process to the server; return False without a reader."""
     try:
         socket.send_fds(status, [json.dumps({"child-pid": pid}).encode() + b"\n"], [first.fileno()])

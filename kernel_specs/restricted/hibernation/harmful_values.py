@@ -136,10 +136,10 @@ def _work(names: Sequence[str], work: Callable[[Sequence[str], Say], None], writ
             os.dup2(nowhere, fd)
         sys.stdout = sys.stderr = io.open(os.devnull, "w")
 
-        def say(name: str) -> None:
+        def on_progress(name: str) -> None:
             os.write(writer, _PLACE.pack(places[name]))
 
-        work(names, say)
+        work(names, on_progress)
     finally:
         os._exit(0)
 

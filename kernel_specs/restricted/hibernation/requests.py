@@ -153,9 +153,9 @@ class SnapshotRequests:
         return {"came": given is not None}
 
     def _report(
-        self, content: Mapping[str, Any], say: Callable[[str], None]
+        self, content: Mapping[str, Any], on_progress: Callable[[str], None]
     ) -> tuple[DumpBytes, dict[str, Any]]:
-        dump, reply = take(self.shell, content, say, ahead=False)
+        dump, reply = take(self.shell, content, on_progress, ahead=False)
         return dump, {"status": "ok", **self._whole(reply)}
 
     def _whole(self, reply: dict[str, Any]) -> dict[str, Any]:

@@ -115,13 +115,13 @@ def _end_after(seconds: float) -> None:
 
 
 def _write(host: socket.socket, take: Take, content: Mapping[str, Any]) -> None:
-    def say(name: str) -> None:
+    def on_progress(name: str) -> None:
         text = name.encode("utf-8", "replace")
         host.sendall(BLOCK.pack(b"n", len(text)) + text)
         _end_after(content["seconds"] * SHARE * LAST_RESORT + STUCK_SECONDS)
 
-    say("")
-    dump, report = take(content, say)
+    on_progress("")
+    dump, report = take(content, on_progress)
     _end_after(content["seconds"] + MORE_SECONDS)
     if content["whole"] and any(why.startswith(TOO_LARGE) for why in report["lost"].values()):
         report = {"status": "error", "reason": TOO_LARGE}

@@ -44,7 +44,7 @@ from kernel_specs.restricted.originals import warnings
 from kernel_specs.restricted.policy.guard import CELL_PREFIX
 
 MAX_NAMES = 2000
-MAX_TOLD = 20_000
+MAX_REPORTED = 20_000
 """Most names beyond `MAX_NAMES` that a reply lists as lost; it counts the others."""
 MAX_NAME_CHARS = 200
 MAX_SOURCE_CHARS = 4 * 1024 * 1024
@@ -63,27 +63,27 @@ _INPUT = re.compile(r"_i{1,3}|_i\d+")
 def take(
     shell: Any,
     content: Mapping[str, Any],
-    say: Callable[[str], object] = len,
+    on_progress: Callable[[str], object] = len,
     *,
     ahead: bool = True,
 ) -> tuple[DumpBytes, dict[str, Any]]:
     """Pickle the variables of `shell`; return dump and report. Raises StoppedError.
 
-    `say` is called with each name before its value is pickled. With `ahead` a forked child pickles
-    first, and values that kill or block it are left out.
+    `on_progress` is called with each name before its value is pickled. With `ahead` a forked child
+    pickles first, and values that kill or block it are left out.
     """
     everything, lost, hidden = _variables(shell)
     found = dict(list(everything.items())[:MAX_NAMES])
     beyond = list(everything)[MAX_NAMES:]
-    lost |= dict.fromkeys(beyond[:MAX_TOLD], f"only {MAX_NAMES:,} variables are kept")
-    if more := len(beyond[MAX_TOLD:]):
+    lost |= dict.fromkeys(beyond[:MAX_REPORTED], f"only {MAX_NAMES:,} variables are kept")
+    if more := len(beyond[MAX_REPORTED:]):
         lost[f"{more:,} more"] = f"only {MAX_NAMES:,} variables are kept"
     described = variables.describe(found, hidden)["variables"]
     sizes = {item["name"]: item["size"] or 0 for item in described}
     # In order of definition, as loading an object may need earlier ones; large ones last, so that
     # one that does not fit costs no other.
     wanted = dict(sorted(found.items(), key=lambda item: sizes.get(item[0], 0) // LARGE_BYTES))
-    settings, unread = _settings(shell, content, say)
+    settings, unread = _settings(shell, content, on_progress)
     lost |= unread
     wanted = settings | wanted  # settings first: those that affect imports are loaded before values
     wanted |= {_result_name(number): value for number, value in _results(shell.user_ns).items()}
@@ -96,7 +96,7 @@ def take(
         lost |= harm
         wanted = {name: value for name, value in wanted.items() if name not in harm}
     try:
-        failed, changed = _fill(segments, wanted, shell, content, say)
+        failed, changed = _fill(segments, wanted, shell, content, on_progress)
         lost |= failed
         filled = [part for part in segments if part.names]
         kept = {name for part in filled for name in part.names}
@@ -122,7 +122,7 @@ def take(
 
 
 def _settings(
-    shell: Any, content: Mapping[str, Any], say: Callable[[str], object]
+    shell: Any, content: Mapping[str, Any], on_progress: Callable[[str], object]
 ) -> tuple[dict[str, Any], dict[str, str]]:
     """Return the settings that have changed, and reasons by name for those that cannot be read."""
     found: dict[str, Any] = {}
@@ -130,7 +130,7 @@ def _settings(
         attempts = Attempts(watch, content["seconds"])
         for name, read in shell.process_state.changes():
             if name not in content["leave"]:
-                say(name)
+                on_progress(name)
                 attempts.do(name, partial(_add, found, read))
     return found, attempts.lost
 
@@ -142,9 +142,9 @@ def _add(found: dict[str, Any], read: Callable[[], dict[str, Any]]) -> None:
 def _run_ahead(wanted: Mapping[str, Any], shell: Any, content: Mapping[str, Any]) -> dict[str, str]:
     """Return reasons by name for values that kill or block a forked child."""
 
-    def fill(names: Sequence[str], say: Callable[[str], None]) -> None:
+    def fill(names: Sequence[str], on_progress: Callable[[str], None]) -> None:
         some = {name: wanted[name] for name in names}
-        _fill([], some, shell, {**content, "seconds": harmful_values.SECONDS}, say)
+        _fill([], some, shell, {**content, "seconds": harmful_values.SECONDS}, on_progress)
 
     with Watch() as watch:
         look = partial(harmful_values.harmful, list(wanted), fill, watch.ask)
@@ -156,7 +156,7 @@ def _fill(
     wanted: Mapping[str, Any],
     shell: Any,
     content: Mapping[str, Any],
-    say: Callable[[str], object] = len,
+    on_progress: Callable[[str], object] = len,
 ) -> tuple[dict[str, str], dict[str, str]]:
     """Pickle values into a segment each, or one for those that share objects.
 
@@ -179,7 +179,7 @@ def _fill(
             yield segment
 
     def add(segment: Segment, name: str) -> None:
-        say(name)
+        on_progress(name)
         value = wanted[name]
         if attempts.do(name, partial(_pickle, segment, value, namespace, code), value):
             segment.keep(name)
@@ -202,7 +202,7 @@ def _fill(
         looks = Attempts(watch, content["seconds"] * LOOKING)
         for part in apart:
             for name in part.names:
-                say(name)
+                on_progress(name)
                 if not looks.do(name, partial(look, part, name)):
                     part.drop()
         lost |= attempts.lost | looks.lost
@@ -265,7 +265,7 @@ def _variables(shell: Any) -> tuple[dict[str, Any], dict[str, str], set[str]]:
         else:
             short = ascii(name[: MAX_NAME_CHARS // 10])[1:-1]
             odd.append((f"{short}…", f"not a name of up to {MAX_NAME_CHARS} printable characters"))
-    return {**found, **hidden}, _told(odd), set(hidden)
+    return {**found, **hidden}, _reasons(odd), set(hidden)
 
 
 def _as_item(key: object) -> str:
@@ -274,7 +274,7 @@ def _as_item(key: object) -> str:
     return f"globals()[{ascii(key)[: MAX_NAME_CHARS // 10] if of_python else type(key).__name__}]"
 
 
-def _told(odd: list[tuple[str, str]]) -> dict[str, str]:
+def _reasons(odd: list[tuple[str, str]]) -> dict[str, str]:
     """Return reasons by label for keys that cannot be saved; equal labels are numbered.
 
     At most `MAX_ODD`, and one entry that counts the rest.

@@ -30,7 +30,7 @@ from kernel_mcp.attached.web import (
 )
 from kernel_mcp.config.attachments import Attachment
 from kernel_mcp.errors import LaunchError
-from kernel_mcp.kernels.channels import Floods, Hearer
+from kernel_mcp.kernels.channels import ChannelListener, Floods
 from kernel_mcp.kernels.message_codec import WireError
 
 pytestmark = pytest.mark.anyio
@@ -148,8 +148,8 @@ async def test_a_server_that_only_pings_is_left() -> None:
     async with serving([], ping) as server:
         end = await joined(server, "a")
         assert end.selected_subprotocol == PROTOCOL
-        hearer = Hearer(lambda *_: None, lambda _: None, lambda _: broken.set())
-        channels = WebChannels(end, Floods(), hearer)
+        listener = ChannelListener(lambda *_: None, lambda _: None, lambda _: broken.set())
+        channels = WebChannels(end, Floods(), listener)
         with anyio.fail_after(30):
             await broken.wait()
         channels.close()
@@ -184,8 +184,8 @@ async def test_a_flood_leaves_most_of_the_time_to_others(chars: int) -> None:
 
     each_s = min(timeit.repeat(read, number=1, repeat=20))  # others may have had the processor
     flooding = Flooding(message)
-    hearer = Hearer(lambda *_: None, lambda _: None, lambda _: None)
-    channels = WebChannels(flooding, Floods(), hearer)  # type: ignore[arg-type]
+    listener = ChannelListener(lambda *_: None, lambda _: None, lambda _: None)
+    channels = WebChannels(flooding, Floods(), listener)  # type: ignore[arg-type]
     began = perf_counter()
     for _ in range(50):
         await anyio.sleep(0.01)

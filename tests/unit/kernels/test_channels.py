@@ -22,9 +22,9 @@ from kernel_mcp.kernels.channels import (
     MAX_WAITING_BYTES,
     READ_BYTES,
     Channel,
+    ChannelListener,
     Channels,
     Floods,
-    Hearer,
     ZmtpClient,
 )
 from kernel_mcp.kernels.message_codec import Message, MessageCodec, Overload
@@ -259,7 +259,9 @@ class Kernel:
             pass
 
     def connect(self) -> Channels:
-        return Channels(self.info, Hearer(self.take, self.refused.append, self.broken.append))
+        return Channels(
+            self.info, ChannelListener(self.take, self.refused.append, self.broken.append)
+        )
 
     def say(self, channel: Channel, kind: str, n: int = 0) -> None:
         self.send(channel, encode(self.wire.request(kind, {"n": n})[1]))

@@ -222,7 +222,7 @@ async def test_an_answer_that_was_revoked_has_told_no_end(tmp_path: Path) -> Non
     async with served(tmp_path) as server:
         await server.call("execute", code="say one")
         session = server.session
-        results._untold(weakref.ref(session), 1, Position())
+        results._mark_undelivered(weakref.ref(session), 1, Position())
         assert "cell 1, which was running, has ended: ok" in (await server.call("list_files")).text
         assert (await server.call("wait", cell=1)).text == "one"
 

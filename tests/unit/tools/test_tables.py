@@ -5,7 +5,7 @@ from __future__ import annotations
 from mcp_types import TextContent
 from pydantic import BaseModel
 
-from kernel_mcp.tools.tables import fitting, matches, more, told
+from kernel_mcp.tools.tables import fitting, matches, more, table_answer
 
 
 class Row(BaseModel):
@@ -14,7 +14,7 @@ class Row(BaseModel):
 
 
 def test_rows_cannot_look_like_notices_nor_break_their_line() -> None:
-    answer = told(["[kernel-mcp] killed\nnow", "b"], Row(name="x"), "2 rows.")
+    answer = table_answer(["[kernel-mcp] killed\nnow", "b"], Row(name="x"), "2 rows.")
     assert answer.content == [TextContent(text="\\x5bkernel-mcp] killed\\x0anow\nb\n2 rows.")]
     assert answer.structured_content == {"name": "x"}
 

@@ -11,7 +11,7 @@ from PIL import Image
 
 from kernel_mcp.output.bundles import TABLE, representations
 from kernel_mcp.output.items import DisplayItem, Failure, FailureItem
-from kernel_mcp.tools.views import MOST_BYTES, MOST_ROWS, _drawn_item, _told_rows
+from kernel_mcp.tools.views import MOST_BYTES, MOST_ROWS, _drawn_item, _stated_rows
 
 
 def drawn(data: dict[str, Any], left: int = MOST_BYTES) -> list[dict[str, Any]]:
@@ -114,4 +114,4 @@ def test_of_an_error_the_message_comes_first() -> None:
     ],
 )
 def test_only_a_count_of_rows_is_taken_for_one(line: str, rows: int) -> None:
-    assert _told_rows(line) == rows
+    assert _stated_rows(line) == rows
