@@ -6,12 +6,16 @@ safely is refused with the reason.
 
 from __future__ import annotations
 
+import codecs
 import json
 import os
 import re
 import shlex
+import stat
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from decimal import Decimal
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -92,6 +96,8 @@ examples:
   kernel-mcp setup codex --write
   kernel-mcp setup claude-code --write --allow numpy,polars --mount ~/data
 """
+MOST_KEPT = 20
+"""Maximum number of earlier versions that are kept of a file."""
 _USUAL = ("--allow", "numpy,pandas,matplotlib", "--allow-install", "*")
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
@@ -113,11 +119,14 @@ def run_setup(argv: Sequence[str]) -> int:
             "docs/clients.md"
         )
     load(flags, os.environ, Path.cwd())  # a wrong value is reported here, not by the client
-    command = [*_command(), *(_words(flags) or client.usual_flags)]
+    chosen = _words(flags)
+    command = [*_command(), *(chosen or client.usual_flags)]
+    if any("\ud800" <= each <= "\udfff" for word in command for each in word):
+        raise ConfigError("setup: a flag or a path is not UTF-8, which a client's file cannot hold")
     entry: Entry = {"type": "stdio"} if client.typed else {}
     entry |= {"command": command[0], "args": command[1:]}
     if write:
-        return _write(client, name, entry)
+        return _write(client, name, entry, chosen=bool(chosen))
     print(f"# {client.title}: {client.place}", file=sys.stderr)
     if client.title == "Claude Code":
         line = shlex.join(["claude", "mcp", "add", "--scope", "user", name, "--", *command])
@@ -167,20 +176,25 @@ def _words(flags: Mapping[str, Any]) -> list[str]:
     return words
 
 
-def _write(client: Client, name: str, entry: Entry) -> int:
+def _write(client: Client, name: str, entry: Entry, *, chosen: bool) -> int:
     file = client.file(os.environ)
     place = Path(os.path.realpath(file))  # a link stays one
-    merged = _toml_with if client.toml else _json_with
     try:
         old = _content(place)
-        made = merged(old.decode("utf-8-sig"), client.key, name, entry).encode()
+        mark = codecs.BOM_UTF8 if old.startswith(codecs.BOM_UTF8) else b""
+        text = old[len(mark) :].decode()
+        if client.toml:
+            made = mark + _toml_with(text, client.key, name, entry).encode()
+        else:
+            made = mark + _json_with(text, client.key, name, entry, chosen=chosen).encode()
         if made == old:
             print(f"{file} has this entry already")
             return 0
+        if old and not place.stat().st_mode & stat.S_IWUSR:
+            raise ValueError("it is read-only")
         place.parent.mkdir(parents=True, exist_ok=True)
-        before = place.with_name(f"{place.name}.before-kernel-mcp")
-        if old and not before.exists():
-            replace_file(before, old)
+        if old:
+            _keep(place, old)
         if _content(place) != old:
             raise ConfigError(f"{file}: another program has just changed it; try again")
         replace_file(place, made)
@@ -195,6 +209,19 @@ def _write(client: Client, name: str, entry: Entry) -> int:
     return 0
 
 
+def _keep(place: Path, old: bytes) -> None:
+    """Keep the content before a change beside the file, with a number if there are earlier ones."""
+    base = f"{place.name}.before-kernel-mcp"
+    names = (base, *(f"{base}-{number}" for number in range(2, MOST_KEPT + 1)))
+    for kept in map(place.with_name, names):
+        if not os.path.lexists(kept):
+            replace_file(kept, old)
+            return
+        if kept.is_file() and kept.read_bytes() == old:
+            return
+    raise ValueError(f"there are {MOST_KEPT} earlier versions of it beside it: remove some")
+
+
 def _content(place: Path) -> bytes:
     """Return the bytes of a file; none if it does not exist. Raises OSError, ValueError."""
     if not place.exists():
@@ -204,10 +231,15 @@ def _content(place: Path) -> bytes:
     return place.read_bytes()
 
 
-def _json_with(text: str, key: str, name: str, entry: Entry) -> str:
-    """Return a JSON document with the entry. Raises ValueError with the reason."""
+def _json_with(text: str, key: str, name: str, entry: Entry, *, chosen: bool = True) -> str:
+    """Return a JSON document with the entry. Raises ValueError with the reason.
+
+    Unless its flags are `chosen`, they replace none that an earlier entry has.
+    """
     try:
-        document = json.loads(text, object_pairs_hook=_once) if text.strip() else {}
+        document = {}
+        if text.strip():
+            document = json.loads(text, object_pairs_hook=_once, parse_float=_exact)
     except json.JSONDecodeError as error:
         raise ValueError(
             f"not plain JSON in line {error.lineno}, perhaps for a comment or a last comma, which "
@@ -221,6 +253,11 @@ def _json_with(text: str, key: str, name: str, entry: Entry) -> str:
         raise ValueError(f"another server is called {name} there: take another --name")
     if there | entry == there:
         return text
+    if not chosen and there.get("args") not in (None, [], entry["args"]):
+        raise ValueError(
+            f"the entry {name} has flags of its own there, which the usual ones would replace: "
+            "give those that you want"
+        )
     servers[name] = there | entry
     indent = re.search(r'^([ \t]+)"', text, re.MULTILINE)
     made = json.dumps(
@@ -229,7 +266,19 @@ def _json_with(text: str, key: str, name: str, entry: Entry) -> str:
         ensure_ascii=bool(text) and text.isascii(),
         allow_nan=False,
     )
-    return f"{made}\n"
+    return f"{made}\n".replace("\n", _line_end(text))
+
+
+def _line_end(text: str) -> str:
+    return "\r\n" if "\r\n" in text else "\n"
+
+
+def _exact(digits: str) -> float:
+    found = float(digits)
+    with suppress(ArithmeticError):  # an exponent of many digits
+        if Decimal(digits) == Decimal(repr(found)):
+            return found
+    raise ValueError("it has a number that rewriting JSON would round")
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -256,9 +305,12 @@ def _toml_with(text: str, key: str, name: str, entry: Entry) -> str:
         raise ValueError(
             f"it has a table [{key}.{name}] already: change that one, or take another --name"
         )
-    lines = [f"{word} = {json.dumps(value, ensure_ascii=False)}" for word, value in entry.items()]
-    begin = f"{text.rstrip()}\n\n" if text.strip() else ""
-    made = "\n".join([f"{begin}[{key}.{name}]", *lines, ""])
+    lines = [f"[{key}.{name}]"]
+    for word, value in entry.items():
+        lines.append(f"{word} = {json.dumps(value, ensure_ascii=False)}".replace("\x7f", "\\u007f"))
+    end = _line_end(text)
+    begin = [text.removesuffix("\n").removesuffix("\r"), ""] if text.strip() else []
+    made = end.join([*begin, *lines, ""])
     try:
         sound = parse_toml(made) == before | {key: {**servers, name: entry}}
     except (TypeError, ValueError):

@@ -129,6 +129,12 @@ def test_an_entry_of_this_server_is_brought_up_to_date(home: Path) -> None:
         ('{"a": 1, "a": 2}', "a key twice"),
         ('{"a": 1e999}', "JSON"),
         ("[" * 100_000, "recursion"),
+        ('{"a": 0.12345678901234567890}', "would round"),
+        ('{"a": 1e-99999999999999999999}', "would round"),
+        (
+            '{"mcpServers": {"notebook": {"command": "uvx", "args": ["kernel-mcp", "--offline"]}}}',
+            "flags of its own",
+        ),
         ("\udcff", "utf-8"),
     ],
 )
@@ -145,6 +151,59 @@ def test_a_json_file_that_would_lose_something_is_refused_and_stays(
     assert error.count("\n") == 1
     assert file.read_bytes() == old
     assert list(file.parent.iterdir()) == [file]
+
+
+def test_flags_that_a_user_changes_are_replaced_when_others_are_given(home: Path) -> None:
+    file = file_of("cursor", home)
+    contents = []
+    for memory in ("1G", "2G", "3G", "2G"):
+        assert main(["setup", "cursor", "--write", "--memory", memory]) == 0
+        contents.append(file.read_bytes())
+    assert main(["setup", "cursor", "--write"]) == EXIT_USAGE
+    assert file.read_bytes() == contents[-1] == contents[1]
+    kept = [file.with_name(f"mcp.json.before-kernel-mcp{end}") for end in ("", "-2", "-3")]
+    assert [each.read_bytes() for each in kept] == contents[:3]
+
+
+@pytest.mark.parametrize("client", ["cursor", "codex"])
+def test_the_mark_and_the_line_ends_of_windows_stay(client: str, home: Path) -> None:
+    file = file_of(client, home)
+    file.parent.mkdir()
+    old = "model = 'x'  \r\n# mine  \r\n\r\n" if client == "codex" else '{\r\n  "a": 1.5\r\n}\r\n'
+    file.write_bytes(old.encode("utf-8-sig"))
+    assert main(["setup", client, "--write"]) == 0
+    text = (made := file.read_bytes()).decode()
+    assert text.startswith(f"\ufeff{old}" if client == "codex" else "\ufeff{")
+    assert text.count("\n") == text.count("\r\n") > 3
+    assert main(["setup", client, "--write"]) == 0
+    assert file.read_bytes() == made
+
+
+@pytest.mark.parametrize("client", ["cursor", "codex"])
+def test_a_file_without_the_right_to_write_is_left_alone(
+    client: str, home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = file_of(client, home)
+    file.parent.mkdir()
+    file.write_text("{}" if client == "cursor" else "a = 1\n")
+    file.chmod(0o444)
+    assert main(["setup", client, "--write"]) == EXIT_USAGE
+    assert "read-only" in capsys.readouterr().err
+    assert list(file.parent.iterdir()) == [file]
+
+
+@pytest.mark.parametrize("client", ["cursor", "codex"])
+def test_paths_of_any_bytes_are_written_or_refused(
+    client: str, home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = "a \"b\" 'c' \\ \u3000\x7f"
+    (home / path).mkdir()
+    assert main(["setup", client, "--write", "--mount", path]) == 0
+    assert servers(client, file_of(client, home).read_text())["notebook"]["args"][-1] == path
+    (home / "\udcff").mkdir()
+    for words in ([], ["--write"]):
+        assert main(["setup", client, *words, "--mount", "\udcff"]) == EXIT_USAGE
+        assert "not UTF-8" in capsys.readouterr().err
 
 
 CODEX = """\
@@ -165,7 +224,7 @@ def test_a_table_is_appended_to_toml_and_nothing_else_changes(home: Path, end: s
     file.write_text(CODEX + end)
     assert main(["setup", "codex", "--write"]) == 0
     text = file.read_text()
-    assert text.startswith(CODEX + end.rstrip())
+    assert text.startswith(CODEX + end)
     found = parse_toml(text)
     assert found["mcp_servers"].pop("notebook")["args"][-4:] == USUAL
     assert found == parse_toml(CODEX)
