@@ -44,7 +44,9 @@ def placed(kind: str) -> str:
 
 def local_place(place: str, folder: Path) -> str:
     """Return an address without credentials, or a path in `folder` with links resolved."""
-    return plain(place if "://" in place else os.path.realpath(folder / place))
+    if "://" in place or "\0" in place:
+        return plain(place)
+    return plain(os.path.realpath(folder / place))
 
 
 def text_of(file: Path, folder: Path | None = None, place: str = "") -> str:

@@ -10,6 +10,7 @@ import json
 import os
 import re
 from collections.abc import Collection, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import field
 from pathlib import Path
 from typing import Any
@@ -84,7 +85,8 @@ def read_project(folder: Path, known: Collection[str], python: str) -> ProjectLo
     text, lock = text_of(folder / "pyproject.toml", folder), text_of(top / "uv.lock", top)
     project = toml_of(text, folder / "pyproject.toml")
     _check_project(project, folder, known)
-    packages = _check_lock(toml_of(lock, top / "uv.lock"), top, known)
+    locked = toml_of(lock, top / "uv.lock")
+    packages = _check_lock(locked, top, known)
     local = {name: place for name, (_, place) in packages.items() if place is not None}
     own = os.path.relpath(folder, top)
     found = [name for name, place in local.items() if os.path.normpath(place) == own]
@@ -108,7 +110,7 @@ def read_project(folder: Path, known: Collection[str], python: str) -> ProjectLo
         _direct(found or local, packages),
         tuple(local),
         code,
-        _newer(table, packages[found[0]][0]) if found else "",
+        _newer(project, packages[found[0]][0], tables_in(locked.get("package"))) if found else "",
         f"--python {top / '.venv'}, which `uv sync` makes, has its metadata and scripts too",
     )
 
@@ -165,13 +167,17 @@ def _check_lock(
                 told = foreign(registry, "--index-url")
                 raise refused(place, f"{shown(name)} comes from {told}")
             found[name] = package, None
-        elif kind in _FOLDERS and isinstance(where, str) and len(source) == 1 and _named(name):
+        elif kind in _FOLDERS and _is_path(where) and len(source) == 1 and _named(name):
             found[name] = package, where
         else:
             raise refused(place, f"{shown(name)} {placed(kind)}")
     if sum(where is not None for _, where in found.values()) > _MOST_LOCAL:
         raise refused(place, f"more than {_MOST_LOCAL} of its packages are folders")
     return found
+
+
+def _is_path(value: object) -> bool:
+    return isinstance(value, str) and "\0" not in value
 
 
 def _direct(
@@ -192,14 +198,39 @@ def _direct(
     return tuple(found)
 
 
-def _newer(project: Mapping[str, Any], locked: Mapping[str, Any]) -> str:
-    """Return a remark on dependencies of a project that its lock lacks; empty if it has all."""
-    known = {normalised(str(each.get("name"))) for each in tables_in(locked.get("dependencies"))}
-    asked = project.get("dependencies")
-    asked = asked if isinstance(asked, list) else []
-    found = (_NAME.match(each) for each in asked if isinstance(each, str))
-    names = dict.fromkeys(normalised(each[0]) for each in found if each)
-    if missing := [name for name in names if name not in known]:
+def _newer(
+    project: Mapping[str, Any], own: Mapping[str, Any], locked: Iterable[Mapping[str, Any]]
+) -> str:
+    """Return a remark on dependencies of a project that its lock lacks; empty if it has all.
+
+    `own` is the project's entry among the `locked` packages.
+    """
+    from packaging.requirements import Requirement
+
+    told = table_of(own, "metadata")
+    parts = (
+        *(own.get("dependencies"), told.get("requires-dist")),
+        *table_of(own, "dev-dependencies").values(),
+        *table_of(told, "requires-dev").values(),
+    )
+    known = {normalised(str(each.get("name"))) for part in parts for each in tables_in(part)}
+    versions: dict[str, list[str]] = {}
+    for package in locked:
+        versions.setdefault(normalised(str(package.get("name"))), []).append(
+            str(package.get("version", ""))
+        )
+    missing: dict[str, None] = {}
+    groups = table_of(project, "dependency-groups").values()
+    for asked in (table_of(project, "project").get("dependencies"), *groups):
+        for text in asked if isinstance(asked, list) else []:
+            with suppress(ValueError):  # invalid, which uv reports
+                wanted = Requirement(text if isinstance(text, str) else "")
+                name, fits = normalised(wanted.name), wanted.specifier.contains
+                there = [each for each in versions.get(name, ()) if each]
+                fitting = [each for each in there if fits(each, prereleases=True)]
+                if name not in known or (there and not fitting):
+                    missing[f"{name}{wanted.specifier if name in known else ''}"] = None
+    if missing:
         names_lacking = shown(", ".join(missing))
         return (
             f" (its uv.lock is older than pyproject.toml and lacks {names_lacking}: run `uv lock`)"

@@ -248,6 +248,8 @@ def test_code_of_the_project_itself_is_told_to_be_imported_from_a_mount(tmp_path
         "{ directory = 3 }",
         '{ registry = "https://host.example/simple" }',
         '{ registry = "wheels" }',
+        r'{ registry = "\u0000" }',
+        r'{ virtual = "\u0000" }',
         "{ }",
     ],
 )
@@ -264,6 +266,7 @@ def test_an_entry_of_a_lock_from_elsewhere_is_refused_by_name(tmp_path: Path, so
         '[tool.uv]\nindex-url = "https://host.example/simple"',
         '[tool.uv]\nextra-index-url = ["https://host.example/simple"]',
         '[tool.uv]\nfind-links = ["wheels"]',
+        '[tool.uv]\nindex-url = "\\u0000"',
         '[tool.uv.sources]\nx = { git = "https://host.example/x" }',
         '[tool.uv.sources]\nx = [{ url = "https://host.example/x.whl" }]',
     ],
@@ -400,6 +403,25 @@ def test_a_lock_that_lacks_what_its_project_asks_for_is_told(
     assert origin.startswith(f"--project {tmp_path} (")
     assert "lacks requests: run `uv lock`" in origin
     assert origin in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("asked", "group", "lacking"),
+    [
+        ("six<1.12", "", "six<1.12"),
+        ("six==1.*", "attrs", "attrs"),
+        ("six; python_version < '3'", 'six>2", "six', "six>2"),
+        ("no requirement @@", "", ""),
+    ],
+)
+def test_a_lock_that_is_older_than_a_version_or_a_group_is_told(
+    tmp_path: Path, asked: str, group: str, lacking: str
+) -> None:
+    groups = f'[dependency-groups]\ndev = ["{group}", {{ include-group = "x" }}]\n' if group else ""
+    (tmp_path / "pyproject.toml").write_text(PROJECT.replace('"six"', f'"{asked}"') + groups)
+    (tmp_path / "uv.lock").write_text(LOCK)
+    (origin,) = read_pinned(Settings(project=tmp_path), INDEX, {}).origins
+    assert origin.partition("and lacks ")[2].partition(": run")[0] == lacking
 
 
 def test_an_index_of_the_operators_may_be_in_a_lock(tmp_path: Path) -> None:
