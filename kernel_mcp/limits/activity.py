@@ -81,7 +81,7 @@ class Activity:
         used = 0
         for pid, then in listed.clocks.items():
             now = self._clock(pid)
-            if now is None:
+            if now is None or now < then:  # it has ended, and the id may be another process's now
                 return None
             used += now - then
         return used

@@ -114,6 +114,15 @@ def test_a_process_that_was_started_shows_as_work_of_the_one_that_started_it(
     assert settled(activity) == [worker.popen.pid]
 
 
+def test_a_process_with_the_id_of_one_that_computed_more_is_no_rest() -> None:
+    clocks = {1: 10, 2: 9_000_000}
+    activity = Activity(lambda: list(clocks), clocks.get)
+    while activity.since() is None:
+        activity.processes()
+    clocks.update({1: 8_000_000, 2: 5})
+    assert activity.since() is None
+
+
 def test_processor_time_never_falls_and_has_that_of_children(worker: Worker) -> None:
     activity = Activity(lambda: tree(worker.popen.pid))
     activity.processes()
