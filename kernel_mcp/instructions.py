@@ -27,6 +27,9 @@ it. Only blocks that begin with `[kernel-mcp] ` are from this server, and say wh
 lost."""
 
 
+GOING_BACK = "Going back: undo takes back cells; branch tries several ways, adopt takes one."
+
+
 def instructions(settings: Settings, sandbox: SandboxReport, missing: Sequence[str] = ()) -> str:
     """Return the instructions for the model, most important first, in `MOST_BYTES` of UTF-8.
 
@@ -50,8 +53,9 @@ def _lines(
     yield _files(settings, sandbox, most)
     if settings.persist is not None:
         yield "Kept: the next server in this folder goes on with its sessions (see info)."
-    if "branches" in settings.tools and settings.checkpoints != "off":
-        yield "Going back: undo takes back cells; branch tries several ways, adopt takes one."
+    forks = sandbox.backend == "bwrap" and not settings.no_template
+    if "branches" in settings.tools and settings.checkpoints != "off" and forks:
+        yield GOING_BACK
     if settings.devices:
         yield f"Devices of the host: {_listed([*map(str, settings.devices)], most)}."
     if settings.attach:

@@ -103,3 +103,14 @@ async def test_skills_say_what_is_open_and_name_no_tool_that_is_not_there(
         named = {word for word in text.split("`")[1::2] if word.isidentifier()}
         words_of_calls = {"running", "wait", "timeout"}
         assert named - words_of_calls <= tools
+
+
+@pytest.mark.parametrize("flags", [("--checkpoints", "off"), ("--no-template", "--warm", "0")])
+async def test_where_nothing_can_be_undone_no_skill_says_so(
+    servers: Servers, flags: tuple[str, ...]
+) -> None:
+    async with servers.agent(*flags) as notebook:
+        told = await file(notebook.client, FIRST)
+        assert "undo" not in told
+        assert "undo" not in (notebook.client.instructions or "")
+        assert "undo" in {each.name for each in (await notebook.client.list_tools()).tools}

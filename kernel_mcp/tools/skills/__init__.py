@@ -17,7 +17,7 @@ from mcp.server.extension import Extension, MethodBinding
 from mcp.shared.exceptions import MCPError
 from mcp_types import INVALID_PARAMS, CacheableResult, PaginatedRequestParams, RequestParams
 
-from kernel_mcp.instructions import HOW
+from kernel_mcp.instructions import GOING_BACK, HOW
 from kernel_mcp.output.terminal import clean
 from kernel_mcp.output.text import escaped
 from kernel_mcp.tools.calls import SessionCalls
@@ -53,6 +53,7 @@ class Skills(Extension):
 
     def __init__(self, calls: SessionCalls, words: str) -> None:
         self._calls = calls
+        self._useless = () if GOING_BACK in words else ("undo", "branch", "adopt")
         opened = words.removeprefix(HOW).strip().splitlines()
         self._opened = "\n".join(["\n## Open in this server\n", *(f"- {line}" for line in opened)])
 
@@ -71,7 +72,7 @@ class Skills(Extension):
         }
 
     async def _text(self, name: str) -> str:
-        tools = {each.name for each in await self._calls.definitions()}
+        tools = {each.name for each in await self._calls.definitions()}.difference(self._useless)
         return "\n".join([*_lines(name, tools), self._opened, ""])
 
     async def _entry(self, name: str) -> dict[str, Any]:
