@@ -68,6 +68,8 @@ class KernelHost:
             self._guard(boot)
         self._app.kernel.boot = boot
         self._app.shell.takes_packages = bool(boot.layers)
+        if boot.start != boot.workspace:
+            self._app.shell.mounted_start = boot.start
         self._app.shell.user_ns["_dh"][:] = [os.getcwd()]  # noqa: PTH109  # where `%cd -` returns
         self._app.connect(boot, connection_file)
         self._app.service.at_work = at_work

@@ -24,7 +24,7 @@ from ipykernel.zmqshell import ZMQInteractiveShell
 from IPython.core.error import UsageError
 from IPython.core.interactiveshell import ExecutionInfo, ExecutionResult
 from traitlets import Any as AnyTrait
-from traitlets import Bool, Instance, Type, observe
+from traitlets import Bool, Instance, Type, Unicode, observe
 
 from kernel_specs.restricted.config import (
     INSTALLERS,
@@ -65,6 +65,8 @@ class Shell(ZMQInteractiveShell):
     commands_allowed = Bool(True)
     takes_packages = Bool(False)
     """True if the server installs packages: messages then name its tool."""
+    mounted_start = Unicode("")
+    """The mount in which cells begin; empty for the workspace."""
     own_builtins: ModuleType | None = None
     """Builtins module of user code; None for Python's own."""
     own_names: Mapping[str, Any] = MappingProxyType({})
@@ -373,7 +375,7 @@ class Shell(ZMQInteractiveShell):
         return {"ename": type(exception).__name__, "evalue": "", "traceback": []}
 
     def _format(self, kind: Any, value: Any, trace: Any) -> list[str]:
-        return tracebacks.format_exception(kind, value, trace, self._cell_name)
+        return tracebacks.format_exception(kind, value, trace, self._cell_name, self.mounted_start)
 
     def _cell_name(self, filename: str) -> str | None:
         label = self.compile.format_code_name(filename)

@@ -45,6 +45,8 @@ async def test_cells_and_file_tools_begin_in_it(tmp_path: Path, started: tuple[s
         assert await where(notebook) == str(project)
         code = "import helper; open('sales.csv').read(), helper.value"
         assert (await notebook.run(code)).text == "('a\\n1\\n', 7)"
+        failed = (await notebook.run("helper.fail()")).text
+        assert 'File "helper.py", line 3, in fail\n    raise ValueError(value)' in failed
         await notebook.call("write_file", path="sub/made.txt", content="made")
         assert (project / "sub" / "made.txt").read_text() == "made"
         assert (await notebook.call("read_file", path="sub/made.txt")).text == "made"

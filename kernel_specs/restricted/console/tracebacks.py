@@ -43,10 +43,18 @@ def format_exception(
     value: BaseException,
     trace: TracebackType | None,
     cell_name: CellName,
+    folder: str = "",
 ) -> list[str]:
-    """Return the parts of a traceback: header, one string per frame, the exception itself last."""
+    """Return the parts of a traceback: header, one string per frame, the exception itself last.
+
+    Paths of files below `folder` are relative to it.
+    """
     summary = traceback.TracebackException(kind, value, trace, limit=-MAX_DEPTH, compact=True)
-    return [shorten(_label_cells(part, cell_name)) for part in _parts(summary, set())]
+    parts = [_label_cells(part, cell_name) for part in _parts(summary, set())]
+    if folder:
+        frames = re.compile(rf'^([ |]*File "){re.escape(folder)}/', re.MULTILINE)
+        parts = [frames.sub(r"\1", part) for part in parts]
+    return list(map(shorten, parts))
 
 
 def exception_only(kind: type[BaseException], value: BaseException) -> list[str]:
