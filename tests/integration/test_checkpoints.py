@@ -285,6 +285,17 @@ x = 1
 """
 
 
+async def test_a_default_timeout_of_sockets_is_not_for_those_of_the_kernel(
+    servers: Servers,
+) -> None:
+    async with servers.agent(*FLAGS, pauses=False) as agent:
+        await agent.run("import socket; socket.setdefaulttimeout(0.01); x = 1")
+        answer = await agent.run("x = 2", checkpoint=True)
+        assert notices(answer) == []
+        assert not (await agent.call("undo")).failed
+        assert (await agent.run("x, socket.getdefaulttimeout()")).text == "(1, 0.01)"
+
+
 async def test_a_package_that_closes_its_files_in_a_fork_costs_no_variable(
     servers: Servers,
 ) -> None:

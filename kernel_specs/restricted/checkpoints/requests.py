@@ -34,7 +34,7 @@ class Lifeline:
 
         Raises ValueError if there is none, OSError.
         """
-        with socket.socket(fileno=os.dup(self.fd)) as line:
+        with suspended.socket_of(os.dup(self.fd)) as line:
             received = suspended.receive(line, socket.MSG_DONTWAIT)
             while received is not None:  # the last one is for this request, earlier ones timed out
                 try:
@@ -46,7 +46,7 @@ class Lifeline:
                 received = later
         if received is None or len(received[1]) != 1:
             raise ValueError("the host has sent no place to wait at")
-        return socket.socket(fileno=received[1][0])
+        return suspended.socket_of(received[1][0])
 
 
 class CheckpointRequests:

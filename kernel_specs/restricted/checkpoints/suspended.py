@@ -32,6 +32,16 @@ AS_A_COPY = 0x6B6D6370
 """Fifth argument of prctl(2), unused by Linux: the one form that the host's filter lets pass."""
 
 
+def socket_of(fd: int) -> socket.socket:
+    """Return a socket that owns a descriptor, and blocks whatever `socket.setdefaulttimeout` says.
+
+    Code of cells may have set that timeout.
+    """
+    made = socket.socket(fileno=fd)
+    made.settimeout(None)
+    return made
+
+
 def receive(sock: socket.socket, flags: int = 0) -> tuple[dict[str, Any], list[int]] | None:
     """Return the next packet with its descriptors; None at the end. Raises OSError, ValueError."""
     fds = array.array("i")

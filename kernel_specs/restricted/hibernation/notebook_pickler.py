@@ -338,6 +338,15 @@ class NotebookUnpickler(pickle.Unpickler):
         self._nans = nans
         self._classes = classes
         self._ask = ask
+        self._late: list[tuple[Any, int]] = []
+        """Iterators that are in the list over which they run, and their index."""
+
+    def load(self) -> Any:
+        """Return the next value."""
+        found = super().load()
+        while self._late:
+            objects.set_iterator_state(*self._late.pop())
+        return found
 
     def find_class(self, module: str, name: str) -> Any:
         """Return a class or function by name, also by one in a dump of an earlier version."""
@@ -348,6 +357,8 @@ class NotebookUnpickler(pickle.Unpickler):
             # Without a reference to this object: its memo, which the garbage collection of Python
             # 3.10 and 3.11.2 does not see, would keep all that was loaded.
             return functools.partial(_make_class, self._classes, found)
+        if found is objects.set_iterator_state:
+            return functools.partial(_set_iterator_state, self._late)
         return found
 
     def persistent_load(self, pid: Any) -> Any:
@@ -364,6 +375,12 @@ def _make_class(classes: list[type], make: Callable[..., type], *arguments: Any)
     made = make(*arguments)
     classes.append(made)
     return made
+
+
+def _set_iterator_state(late: list[tuple[Any, int]], iterator: Any, index: int) -> None:
+    """Advance an iterator, now or when its list is filled."""
+    if not objects.set_iterator_state(iterator, index):
+        late.append((iterator, index))
 
 
 _MOVED: dict[str, Callable[..., Any]] = {

@@ -7,19 +7,18 @@ from __future__ import annotations
 
 import array
 import copyreg
-import enum
 import logging
 import pickle
 import sys
 import types
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from itertools import islice
 from typing import Any
 
 from kernel_specs.restricted.console.streams import standard_name
-from kernel_specs.restricted.hibernation import objects
+from kernel_specs.restricted.hibernation import classes, objects
 from kernel_specs.restricted.hibernation.arrays import (
     COPIED,
     MemoryRanges,
@@ -31,6 +30,7 @@ from kernel_specs.restricted.hibernation.attempt_limits import CannotKeepError, 
 NO_TRACEBACK = "an exception without its traceback"
 NO_OBJECT = "an exception without its `obj`"
 NO_HANDLERS = "a logger without its handlers and filters"
+NO_OBSERVERS = "an object of traitlets without the observers that code has added"
 NO_GRAPH = "a tensor without the graph of its gradient"
 ALIASED = "its __dict__ is a copy in other variables now"
 OVER_A_COPY = "it iterates over a copy now"
@@ -40,11 +40,10 @@ SOME_GLOBALS = "has only those of its globals that functions name"
 BY_NAME = "an object that is pickled by its name"
 MODULES = {"duckdb": "its default connection starts empty"}
 """Modules with state that users regard as theirs, and how it changes by loading."""
-_ORDERED_ITERATOR: type = type(iter(OrderedDict()))
-_FRAMES = ("NDFrame", "Index")
-"""Classes of pandas to whose instances code can add attributes."""
-_HEAP_TYPE = 1 << 9
-"""Py_TPFLAGS_HEAPTYPE: set for every class of Python code."""
+_COPYING_ITERATORS: tuple[type, ...] = (
+    type(iter(OrderedDict())),
+    *map(type, (reversed({}), reversed({}.values()), reversed({}.items()))),
+)
 _LOGGER = frozenset(vars(logging.getLogger(__name__)))
 """The attributes of every logger."""
 BY_IDENTITY: tuple[Any, ...] = (None, object.__hash__)
@@ -74,6 +73,16 @@ _ALONE = _references(_DictProbe())
 """sys.getrefcount of such a `__dict__`, in this version of Python."""
 
 
+class Early:
+    """Pickles attributes that are set before further state of their object is loaded."""
+
+    def __init__(self, obj: Any, attributes: dict[str, Any]) -> None:
+        self._made = (obj, attributes)
+
+    def __reduce__(self) -> Any:
+        return set_attributes, self._made
+
+
 class ObjectReducer:
     """Reduces objects by kind; `changed` gets a reason for each that will not be equal."""
 
@@ -86,7 +95,7 @@ class ObjectReducer:
             logging.Logger: self._logger,
             logging.RootLogger: self._logger,
             **objects.REDUCTIONS,
-            _ORDERED_ITERATOR: self._ordered_iterator,
+            **dict.fromkeys(_COPYING_ITERATORS, self._copying_iterator),
         }
 
     def reduce(self, obj: Any) -> Any:
@@ -120,8 +129,24 @@ class ObjectReducer:
         if container is not None:
             own, items = list(objects.CONTAINERS[container][1](obj)), [None, None]
             state = state or attributes_of(obj, container)
-        everything = (state, shares and _has_usual_dict(type(obj)), container, own)
+        everything = (state, shares and classes.has_usual_dict(type(obj)), container, own)
         return function, arguments, everything, *items, objects.set_instance_state
+
+    def _hashed(self, obj: Any, is_guarded: bool) -> Any:
+        """Reduce an instance so that attributes which its `__hash__` may use are set first.
+
+        Another attribute may be a set or dict with the instance in it.
+        """
+        attributes = attributes_of(obj)
+        late = (*BY_IDENTITY, frozenset.__hash__)
+        early = {k: v for k, v in attributes.items() if type(v).__hash__ not in late}
+        if len(early) == len(attributes):
+            return self._instance(obj, is_guarded=is_guarded)
+        usual = self._instance(obj, is_guarded=True)
+        if usual is NotImplemented:
+            return NotImplemented
+        function, arguments, state, *items, _ = usual
+        return function, arguments, (Early(obj, early), state), *items, objects.set_last_state
 
     def _has_shared_dict(self, obj: Any) -> bool:
         if sys.getrefcount(obj.__dict__) > _ALONE:
@@ -198,17 +223,19 @@ class ObjectReducer:
     def _with_attributes(self, obj: Any, below: type) -> Any:
         if below is types.SimpleNamespace and self._has_shared_dict(obj):
             self._changed(ALIASED)
+        if below.__name__ == "HasTraits" and _has_observers(obj):
+            self._changed(NO_OBSERVERS)
         attributes = attributes_of(obj, below)
         top = module_of(below).partition(".")[0]
         if is_foreign := top not in (*sys.stdlib_module_names, "numpy", "pandas"):
             attributes = {k: v for k, v in attributes.items() if _is_plain_attribute(k, v)}
-        elif not type(obj).__flags__ & _HEAP_TYPE:
+        elif not type(obj).__flags__ & classes.HEAP_TYPE:
             self._memory.add_owner(obj)
         refs = None
-        if below.__name__ in _FRAMES:
+        if below.__name__ in classes.FRAMES:
             refs = attributes.get("_references")  # from pandas 2.0 on
             attributes = {k: v for k, v in attributes.items() if not k.startswith("_")}  # no caches
-        if module_of(below).startswith("numpy") and type(obj).__flags__ & _HEAP_TYPE:
+        if module_of(below).startswith("numpy") and type(obj).__flags__ & classes.HEAP_TYPE:
             self._changed(PLAIN_SCALAR)
             return NotImplemented
         usual = obj.__reduce_ex__(5) if attributes or refs is not None else ""
@@ -237,6 +264,8 @@ class ObjectReducer:
         else:
             usual = error.__reduce_ex__(5)
         members = objects.members_of(error)
+        if len(usual) == 2 and classes.is_of_library(kind):
+            members |= {k: v for k, v in vars(error).items() if _is_plain_attribute(k, v)}
         if isinstance(error, AttributeError) and None is not error.obj is not members.get("obj"):
             self._changed(NO_OBJECT)
         if isinstance(usual, str) or (not members and not own):
@@ -255,13 +284,13 @@ class ObjectReducer:
             return usual
         if objects.is_held(obj, usual):
             return NotImplemented
-        if any(not base.__flags__ & _HEAP_TYPE for base in type(obj).__mro__[:-1]):
+        if any(not base.__flags__ & classes.HEAP_TYPE for base in type(obj).__mro__[:-1]):
             raise CannotKeepError(BY_NAME, obj)
         made = copyreg.__newobj__, (type(obj),)  # type: ignore[attr-defined]
         return *made, attributes_of(obj) or None, None, None, set_attributes
 
-    def _ordered_iterator(self, iterator: Any) -> Any:
-        """Report that an iterator over an `OrderedDict` is pickled with a copy of its items."""
+    def _copying_iterator(self, iterator: Any) -> Any:
+        """Report that an iterator over a dict is pickled with a copy of its items."""
         usual = iterator.__reduce__()
         if usual[1] != ([],):
             self._changed(OVER_A_COPY)
@@ -297,7 +326,7 @@ def _way(kind: type) -> Way | None:
     if (own := _FOREIGN.get((module_of(kind), kind.__name__))) is not None:
         return own
     names = {f"{module_of(base)}.{base.__name__}" for base in kind.__mro__}
-    if "logging.Handler" in names and _has_usual_state(kind):
+    if "logging.Handler" in names and classes.has_usual_state(kind):
         return ObjectReducer._handler
     if "_ctypes._CData" in names:
         return ObjectReducer._ctypes
@@ -305,23 +334,27 @@ def _way(kind: type) -> Way | None:
         return ObjectReducer._tensor
     if "pandas._libs.internals.Block" in names:
         return ObjectReducer._block
-    if (container := _overridden(kind)) is not None:
+    if (container := classes.overridden(kind)) is not None:
         return partial(ObjectReducer._instance, container=container)
-    if (below := _reducing_base(kind)) is not None:
+    if (below := classes.reducing_base(kind)) is not None:
         return partial(ObjectReducer._with_attributes, below=below)
-    if _is_python(_attribute(kind, "__setattr__")) and _has_usual_state(kind):
-        return partial(ObjectReducer._instance, is_guarded=True)
-    if _has_usual_dict(kind):
+    if classes.has_usual_state(kind):
+        is_guarded = classes.is_python(classes.attribute(kind, "__setattr__"))
+        if classes.is_python(classes.attribute(kind, "__hash__")):
+            return partial(ObjectReducer._hashed, is_guarded=is_guarded)
+        if is_guarded:
+            return partial(ObjectReducer._instance, is_guarded=True)
+    if classes.has_usual_dict(kind):
         return ObjectReducer._instance
-    if _reduces_itself(kind):
+    if classes.reduces_itself(kind):
         return ObjectReducer._by_value
-    return ObjectReducer._owner if not kind.__flags__ & _HEAP_TYPE else None
+    return ObjectReducer._owner if not kind.__flags__ & classes.HEAP_TYPE else None
 
 
 def _held_by_module(kind: type) -> dict[int, str]:
     """Return the instances of a library class that its module holds: name by id."""
     module = sys.modules.get(module_of(kind))
-    found = dict(vars(module)) if module is not None and _is_library(module) else {}
+    found = dict(vars(module)) if module is not None and classes.is_library(module) else {}
     return {id(each): name for name, each in found.items() if type(each) is kind}
 
 
@@ -360,107 +393,25 @@ def will_be_another(value: Any, depth: int = 2) -> bool:
     if kind is not object and not issubclass(kind, _WITH_IDENTITY):
         if kind.__hash__ not in BY_IDENTITY:
             return False
-        if not _has_usual_dict(kind) and (_is_of_library(kind) or _reduces_itself(kind)):
+        if not classes.has_usual_dict(kind) and (
+            classes.is_of_library(kind) or classes.reduces_itself(kind)
+        ):
             return False
     is_in_sys = any(value is each for each in vars(sys).values())
     return not is_in_sys and id(value) not in _held_by_module(kind)
 
 
-def _is_of_library(kind: type) -> bool:
-    """Return True if a class was not defined by code of this session."""
-    module = sys.modules.get(module_of(kind))
-    return module is None or _is_library(module)
+def _has_observers(obj: Any) -> bool:
+    """Return True if an object of traitlets has observers besides the methods of its class."""
+    of_class = sys.modules["traitlets"].EventHandler
+    kinds = [each for of_name in obj._trait_notifiers.values() for each in of_name.values()]
+    return any(not isinstance(each, of_class) for observers in kinds for each in observers)
 
 
 def _is_plain_attribute(name: str, value: object) -> bool:
     """Return True if code of cells may have set this attribute."""
     kind = type(value)
     return not name.startswith("_") and (kind in _PLAIN or module_of(kind) == "__main__")
-
-
-def _reduces_as_usual(kind: Any, *base: type) -> bool:
-    """Return True if a class has the default reduction, or that of a base."""
-    return kind.__reduce_ex__ is object.__reduce_ex__ and kind.__reduce__ in (
-        object.__reduce__,
-        *(each.__reduce__ for each in base),
-    )
-
-
-def _has_usual_dict(kind: type) -> bool:
-    """Return True if instances have a `__dict__` which is pickled as it is, and can be replaced."""
-    return (
-        bool(kind.__dictoffset__)
-        and _has_usual_state(kind)
-        and type(_attribute(kind, "__dict__")) is types.GetSetDescriptorType
-    )
-
-
-def _has_usual_state(kind: type) -> bool:
-    """Return True if the attributes of instances are all that is pickled of them."""
-    usual: Any = getattr(object, "__getstate__", None)  # from Python 3.11 on
-    return (
-        _reduces_as_usual(kind)
-        and getattr(kind, "__getstate__", None) is usual
-        and not hasattr(kind, "__setstate__")
-    )
-
-
-def _reduces_itself(kind: type) -> bool:
-    """Return True if code of this session defines how instances are reduced."""
-    module = sys.modules.get(module_of(kind))
-    if kind in copyreg.dispatch_table or (module is not None and _is_library(module)):
-        return False
-    return any(_is_python(_attribute(kind, name)) for name in ("__reduce_ex__", "__reduce__"))
-
-
-def _attribute(kind: type, name: str) -> Any:
-    return next((vars(base)[name] for base in kind.__mro__ if name in vars(base)), None)
-
-
-def _overridden(kind: type) -> type | None:
-    """Return the container type of which a class overrides methods that pickle calls, or None."""
-    container = next((base for base in objects.CONTAINERS if issubclass(kind, base)), None)
-    if container is None or not _reduces_as_usual(kind, container):
-        return None
-    names: Iterable[str] = objects.CONTAINERS[container][0]
-    return container if any(_is_python(_attribute(kind, name)) for name in names) else None
-
-
-def _is_python(method: object) -> bool:
-    return type(method) is types.FunctionType
-
-
-def _is_library(module: types.ModuleType) -> bool:
-    """Return True if a module belongs to Python or a package, and so not to this session."""
-    if module.__name__.partition(".")[0] in sys.stdlib_module_names:
-        return True
-    return "site-packages" in str(getattr(module, "__file__", ""))
-
-
-def _reducing_base(kind: type) -> type | None:
-    """Return the library base that pickles instances without further attributes, or None."""
-    if issubclass(kind, (enum.Enum, types.ModuleType)) or kind in copyreg.dispatch_table:
-        return None
-    for base in kind.__mro__[:-1]:  # first, as some kinds of index reduce themselves
-        if base.__name__ in _FRAMES and module_of(base).partition(".")[0] == "pandas":
-            return base
-    for base in kind.__mro__[:-1]:
-        top = module_of(base).partition(".")[0]
-        if "__reduce_ex__" in vars(base) or "__reduce__" in vars(base):
-            is_known = top in sys.stdlib_module_names or top == "numpy"
-            return base if is_known or _keeps_attributes(base) else None
-        if "__getstate__" in vars(base):
-            return base if _keeps_attributes(base) else None
-    return None
-
-
-def _keeps_attributes(base: type) -> bool:
-    """Return True for a class of an installed package whose instances have a `__dict__`."""
-    module = sys.modules.get(module_of(base))
-    if module is None or not base.__dictoffset__ or not _is_library(module):
-        return False
-    top = module_of(base).partition(".")[0]
-    return top not in (*sys.stdlib_module_names, "numpy", "pandas")
 
 
 _FOREIGN: dict[tuple[str, str], Way] = {

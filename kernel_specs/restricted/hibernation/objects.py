@@ -42,6 +42,7 @@ _OF_MEMBERS = frozenset(
 )
 """Attributes of members that `enum` sets."""
 _ENUM_HOOKS = ("__init_subclass__", "__init__")
+_OF_OSERROR = ("errno", "strerror", "filename", "filename2")
 _DATA: dict[type, Callable[[Any], Any] | None] = {
     int: int.__int__,
     str: str.__str__,
@@ -108,6 +109,11 @@ def set_instance_state(obj: Any, everything: tuple[Any, bool, type | None, Any])
     if attributes is not None:
         object.__setattr__(obj, "__dict__", attributes)
     set_attributes(obj, slots or {})
+
+
+def set_last_state(obj: Any, states: tuple[None, tuple[Any, bool, type | None, Any]]) -> None:
+    """Set the last state of an instance; loading the first one has set that."""
+    set_instance_state(obj, states[1])
 
 
 def _set_state(obj: Any, state: Any) -> None:
@@ -384,6 +390,17 @@ def _reduce_dict_iterator(iterator: Any) -> Any:
     return make_dict_iterator, (mapping, name, len(mapping) - left)
 
 
+def set_iterator_state(iterator: Any, index: int) -> bool:
+    """Advance an iterator over a list; return False if the list is not filled yet."""
+    iterator.__setstate__(index)
+    return bool(iterator.__reduce__()[2] == index)
+
+
+def _reduce_list_iterator(iterator: Any) -> Any:
+    usual = iterator.__reduce__()
+    return (*usual, None, None, set_iterator_state) if len(usual) == 3 else NotImplemented
+
+
 def _reduce_proxy(proxy: Any) -> Any:
     (mapping,) = gc.get_referents(proxy)
     if "__module__" in mapping and (kind := _class_of(mapping)) is not None:
@@ -418,8 +435,13 @@ def members_of(error: BaseException) -> dict[str, Any]:
         and (value := getattr(error, name, None)) is not None
         and (name != "obj" or type(value) in SCALARS)
     }
-    if isinstance(error, OSError):
-        found.clear()  # all of them are arguments
+    if isinstance(error, OSError):  # most of them are arguments
+        made = OSError(*OSError.__reduce__(error)[1])  # type: ignore[misc]
+        found = {
+            name: getattr(error, name)
+            for name in _OF_OSERROR
+            if getattr(error, name) is not getattr(made, name)
+        }
     for name in ("__context__", "__cause__"):
         if getattr(error, name) is not None:
             found[name] = getattr(error, name)
@@ -440,5 +462,6 @@ REDUCTIONS: dict[type, Callable[[Any], Any]] = {
     types.MappingProxyType: _reduce_proxy,
     **dict.fromkeys(_DICT_VIEWS, _reduce_dict_view),
     **dict.fromkeys(_DICT_ITERATORS, _reduce_dict_iterator),
+    **dict.fromkeys((type(iter([])), type(reversed([]))), _reduce_list_iterator),
 }
 """Functions that reduce the instances of a class."""

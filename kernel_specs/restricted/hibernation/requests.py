@@ -10,12 +10,13 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from kernel_specs.restricted.checkpoints.suspended import socket_of
 from kernel_specs.restricted.hibernation import saving
 from kernel_specs.restricted.hibernation.attempt_limits import StoppedError
 from kernel_specs.restricted.hibernation.dumps import Arrival, DumpBytes, Pieces
 from kernel_specs.restricted.hibernation.loading import Loading
 from kernel_specs.restricted.hibernation.snapshot import take
-from kernel_specs.restricted.originals import io, os, socket, threading
+from kernel_specs.restricted.originals import io, os, threading
 
 if TYPE_CHECKING:
     from kernel_specs.restricted.config import BootConfig
@@ -123,7 +124,7 @@ class SnapshotRequests:
         given = self._given()
         if given is None:
             return {"unfit": "no socket came with the request"}
-        with socket.socket(fileno=given) as host:
+        with socket_of(given) as host:
             unfit = saving.unfit_to_fork([self.service])
             if not unfit:
                 self.shell.process_state.hold()

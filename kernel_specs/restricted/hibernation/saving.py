@@ -21,7 +21,7 @@ from resource import RLIMIT_CPU
 from typing import Any, NoReturn
 
 from kernel_specs.restricted.checkpoints.blockers import look
-from kernel_specs.restricted.checkpoints.suspended import fork_apart, undisturbed
+from kernel_specs.restricted.checkpoints.suspended import fork_apart, socket_of, undisturbed
 from kernel_specs.restricted.hibernation.attempt_limits import (
     LAST_RESORT,
     PASSES,
@@ -80,7 +80,7 @@ def _be_child(host: socket.socket, take: Take, content: Mapping[str, Any]) -> No
             with contextlib.suppress(OSError):
                 os.nice(NICENESS)
         fd = _alone_with(host)
-        with socket.socket(fileno=fd) as kept:
+        with socket_of(fd) as kept:
             _write(kept, take, content)
     except BaseException:  # noqa: BLE001  # the host detects the missing blocks
         os._exit(1)

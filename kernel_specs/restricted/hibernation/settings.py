@@ -285,6 +285,12 @@ SETTINGS = (
         lambda threading, size: threading.stack_size(size),
     ),
     Setting(
+        "socket.getdefaulttimeout",
+        "socket",
+        lambda socket: socket.getdefaulttimeout(),
+        lambda socket, seconds: socket.setdefaulttimeout(seconds),
+    ),
+    Setting(
         "locale.setlocale",
         "locale",
         lambda locale: locale.setlocale(locale.LC_ALL),

@@ -59,6 +59,53 @@ def test_views_and_iterators_of_a_dict_follow_it() -> None:
     assert (list(keys), changes) == (["a", "b", "c"], [])
 
 
+@pytest.mark.parametrize("way", [iter, reversed, enumerate])
+def test_an_iterator_in_the_list_over_which_it_runs_goes_on(way: Any) -> None:
+    listed: list[Any] = [1, 2, 3]
+    iterator = way(listed)
+    next(iterator)
+    listed.append(iterator)
+    (found, left), changes = passed_on([listed, iterator])
+    assert (found[3] is left, changes) == (True, [])
+    assert next(left) == next(iterator)
+
+
+def test_a_reversed_iterator_over_a_dict_runs_over_a_copy() -> None:
+    found, changes = passed_on(reversed({"a": 1, "b": 2}))
+    assert (list(found), changes) == (["b", "a"], [object_reducer.OVER_A_COPY])
+
+
+class Keyed:
+    """Is found by its key, which it has from its class until its own is set."""
+
+    key = 0
+
+    def __init__(self, key: int) -> None:
+        self.seen: set[Keyed] = set()
+        self.key = key
+
+    def __hash__(self) -> int:
+        return self.key
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Keyed) and self.key == other.key
+
+
+def test_an_object_is_found_in_a_set_of_its_own() -> None:
+    made = Keyed(5)
+    made.seen.add(made)
+    found, changes = passed_on(made)
+    assert (found in found.seen, found.key, changes) == (True, 5, [])
+
+
+def test_a_system_error_keeps_what_was_set() -> None:
+    error = FileNotFoundError(2, "no", "file")
+    error.errno, error.filename, error.filename2 = 5, None, "other"
+    found, _ = passed_on(error)
+    assert (found.errno, found.strerror, found.filename) == (5, "no", None)
+    assert found.filename2 == "other"
+
+
 class OwnArguments(Exception):
     """Has arguments that `BaseException` does not know."""
 
