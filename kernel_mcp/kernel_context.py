@@ -170,7 +170,7 @@ async def kernel_assembly(
             shown,
             runs.path,
             note,
-            shows=sandbox.shows,
+            mount_method=sandbox.mount_method,
             fixed=(*own_places(), *settings.trusted_paths, *(own.fixed if own is not None else ())),
             devices=usable_devices(settings.devices, runs.path, sandbox.name),
             builder=partial(builder_for, sandbox),

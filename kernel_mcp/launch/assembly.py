@@ -56,8 +56,8 @@ class KernelAssembly:
 
     def report(self, limits: Limits) -> SandboxReport:
         """Return the protections and limits in force for kernels with these limits."""
-        opened = self.mounts.opened(network=bool(self.network))
-        return self.resources.report(self.sandbox.report(opened), limits)
+        grants = self.mounts.grants(network=bool(self.network))
+        return self.resources.report(self.sandbox.report(grants), limits)
 
     @asynccontextmanager
     async def prepare(

@@ -29,7 +29,7 @@ class MountTrees:
     def __init__(
         self,
         shown: Sequence[ExposedMount],
-        shows: str,
+        method: str,
         user_namespace: Callable[[Sequence[tuple[int, int]]], Awaitable[int]],
     ) -> None:
         """`user_namespace` returns the descriptor of one that maps rows of ids.
@@ -37,7 +37,7 @@ class MountTrees:
         It raises LaunchError, ConfigError.
         """
         self._shown = shown
-        self._shows = shows
+        self._method = method
         self._user_namespace = user_namespace
         self._maps: dict[tuple[int, ...], int] = {}
 
@@ -48,7 +48,7 @@ class MountTrees:
         Raises NotMapped, OSError, LaunchError, ConfigError.
         """
         trees: list[int] = []
-        if identity is None or self._shows != BY_TREES:
+        if identity is None or self._method != BY_TREES:
             return trees
         try:
             for each in self._shown:
@@ -61,9 +61,9 @@ class MountTrees:
     async def probe(self) -> None:
         """Find mounts that cannot be shown with their owners' rights. Raises ConfigError."""
         for each in self._shown:
-            if self._shows == BY_TREES:
+            if self._method == BY_TREES:
                 await self._probe(each)
-            elif each.mount.writable and self._shows != BY_RULES:
+            elif each.mount.writable and self._method != BY_RULES:
                 raise ConfigError(
                     f"--mount {each.mount}: sessions run as users of their own, and docker cannot "
                     "give what they make to the folder's owner. Mount it read-only, start the "
@@ -71,7 +71,7 @@ class MountTrees:
                 )
             else:
                 each.id_mapped = False
-                each.rights = _ALL_READ if self._shows == BY_RULES else _COMMON_READ
+                each.rights = _ALL_READ if self._method == BY_RULES else _COMMON_READ
 
     async def _probe(self, shown: ExposedMount) -> None:
         if shown.mount.writable and shown.mount.host.stat().st_uid == 0:

@@ -34,7 +34,7 @@ from kernel_mcp.sandbox.base import (
     BY_RULES,
     BY_TREES,
     Builder,
-    Opened,
+    Grants,
 )
 from kernel_mcp.sandbox.landlock.rules import CHANGE, RUN, Ruleset
 from kernel_mcp.sandbox.mounts import PROC, Folder, opens_proc
@@ -64,26 +64,26 @@ class MountGrants:
         folder: Path = Path("/"),
         audit: Callable[[str, Mapping[str, Any]], None] = lambda _event, _facts: None,
         *,
-        shows: str = BY_TREES,
+        mount_method: str = BY_TREES,
         fixed: Sequence[Path] = (),
         devices: tuple[Device, ...] = (),
         builder: Callable[[], Builder] = builder_for,
     ) -> None:
         """`folder` belongs to the server and must exist; `audit` writes audit events.
 
-        `shows` is how the sandbox shows folders: by trees, binds or rules. `fixed` paths stay
+        `mount_method` is that of the sandbox: by trees, binds or rules. `fixed` paths stay
         read-only below writable mounts. `devices` are in the /dev of every kernel. `builder` is
         called in a thread and returns the sandbox in which Git runs.
         """
         self._audit = audit
         self.devices = devices
-        self.by_rules = shows == BY_RULES
+        self.by_rules = mount_method == BY_RULES
         """True if kernels see the host's own files, restricted by Landlock rules."""
         self._fixed = fixed
-        self.enters = shows == BY_TREES or (shows == BY_BINDS and os.geteuid() == 0)
+        self.enters = mount_method == BY_TREES or (mount_method == BY_BINDS and os.geteuid() == 0)
         """True if the keeper can mask paths in sandboxes that already run."""
         self.shown = [ExposedMount(mount) for mount in mounts]
-        self.trees = MountTrees(self.shown, shows, self._user_namespace)
+        self.trees = MountTrees(self.shown, mount_method, self._user_namespace)
         self.blank = folder / "blank"
         self.stage = folder / "stage"
         self.version = 0
@@ -169,9 +169,9 @@ class MountGrants:
                     found.append(each.mount.host.joinpath(*folder).lstat().st_mtime_ns)
         return tuple(found)
 
-    def opened(self, *, network: bool) -> Opened:
+    def grants(self, *, network: bool) -> Grants:
         """Return the mounts, devices and network as a sandbox's report needs them."""
-        return Opened(
+        return Grants(
             mounts=bool(self),
             writable=tuple(each.mount.guest for each in self.shown if each.mount.writable),
             network=network,

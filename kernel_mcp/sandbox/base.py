@@ -133,8 +133,8 @@ class SandboxCommand:
 
 
 @dataclass(frozen=True, slots=True)
-class Opened:
-    """The operator's grants to kernels that a report mentions: mounts, network, devices.
+class Grants:
+    """Grants to kernels that a report mentions: mounts, network, devices.
 
     `writable` are the mounts to which code may write, `devices` those that it may use.
     """
@@ -182,7 +182,7 @@ class SandboxReport:
     listable: tuple[Path, ...] = ()
 
 
-CLOSED = Opened()
+NO_GRANTS = Grants()
 _SEALED = "Unix sockets only in pairs: those in mounted folders cannot be connected to"
 DEFAULT_IMAGE = "kernel-mcp"
 
@@ -207,7 +207,7 @@ class ContainerOptions:
 
 
 BY_TREES, BY_BINDS, BY_RULES = "trees", "binds", "rules"
-"""Values of `Sandbox.shows`.
+"""Values of `Sandbox.mount_method`.
 
 Folders are shown by mount trees, id-mapped under a root server; by bind mounts without id maps; or
 as the host's own folders, restricted by Landlock rules.
@@ -242,8 +242,8 @@ class Sandbox(Protocol):
         """
 
     @property
-    def shows(self) -> str:
-        """Method of showing mounted folders: `BY_TREES`, `BY_BINDS`, `BY_RULES`; empty for none."""
+    def mount_method(self) -> str:
+        """Method of mounting folders: `BY_TREES`, `BY_BINDS`, `BY_RULES`; empty for none."""
 
     @property
     def forks(self) -> bool:
@@ -263,8 +263,8 @@ class Sandbox(Protocol):
     def refusal(self, said: str) -> str:
         """Return why no process could be started, and the remedy; `said` is the start's output."""
 
-    def report(self, opened: Opened = CLOSED) -> SandboxReport:
-        """Return the guarantees and gaps of this backend with the grants `opened`."""
+    def report(self, grants: Grants = NO_GRANTS) -> SandboxReport:
+        """Return the guarantees and gaps of this backend with these grants."""
 
 
 def listed(names: Sequence[str]) -> str:

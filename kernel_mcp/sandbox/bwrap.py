@@ -27,10 +27,10 @@ from kernel_mcp.sandbox import mounts
 from kernel_mcp.sandbox.base import (
     BOOT_FOLDER,
     BY_TREES,
-    CLOSED,
+    NO_GRANTS,
     BuildRequest,
+    Grants,
     GuestPaths,
-    Opened,
     Passed,
     SandboxCommand,
     SandboxReport,
@@ -64,7 +64,7 @@ class BwrapSandbox(KernelUsers):
 
     name = "bwrap"
     forks = True
-    shows = BY_TREES
+    mount_method = BY_TREES
 
     def __init__(
         self,
@@ -217,7 +217,7 @@ class BwrapSandbox(KernelUsers):
             covered=self._masked if forked else (*self._masked, mounts.FIRST_PROCESS),
         )
 
-    def report(self, opened: Opened = CLOSED) -> SandboxReport:
+    def report(self, grants: Grants = NO_GRANTS) -> SandboxReport:
         """Return the guarantees and gaps of bubblewrap on this host."""
         user = (
             "a user namespace without capabilities"
@@ -232,7 +232,7 @@ class BwrapSandbox(KernelUsers):
         return SandboxReport(
             backend=self.name,
             enforced=(
-                *opened.reach("the system's programs, the interpreter and its packages"),
+                *grants.reach("the system's programs, the interpreter and its packages"),
                 "own process, ipc and host name namespaces",
                 user,
                 "system call filter (seccomp)",

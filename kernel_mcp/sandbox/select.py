@@ -15,12 +15,12 @@ from kernel_mcp.linux.folders import SCRATCH, Identity, scratch_folder
 from kernel_mcp.linux.process import tie_to_server
 from kernel_mcp.sandbox.base import (
     BOOT_FOLDER,
-    CLOSED,
+    NO_GRANTS,
     Builder,
     BuildRequest,
     ContainerOptions,
+    Grants,
     GuestPaths,
-    Opened,
     Sandbox,
     SandboxCommand,
     SandboxReport,
@@ -53,7 +53,7 @@ class NoSandbox:
 
     name = "none"
     forks = False
-    shows = ""
+    mount_method = ""
 
     def __init__(self, boot: Path = BOOT_FOLDER) -> None:
         self._boot = str(boot)
@@ -93,7 +93,7 @@ class NoSandbox:
         """Return why no process could be started."""
         return cannot_start(self.name, said)
 
-    def report(self, opened: Opened = CLOSED) -> SandboxReport:
+    def report(self, grants: Grants = NO_GRANTS) -> SandboxReport:
         """Return a report with gaps only."""
         return SandboxReport(
             backend=self.name,

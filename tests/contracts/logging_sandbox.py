@@ -11,10 +11,10 @@ from pathlib import Path
 
 from kernel_mcp.linux.folders import Identity
 from kernel_mcp.sandbox.base import (
-    CLOSED,
+    NO_GRANTS,
     Builder,
+    Grants,
     GuestPaths,
-    Opened,
     SandboxCommand,
     SandboxReport,
     SandboxRequest,
@@ -42,8 +42,8 @@ class LoggingSandbox:
         return cls(BwrapSandbox.detect(), Path(os.environ.get(LOG, os.devnull)))
 
     @property
-    def shows(self) -> str:
-        return self._inner.shows
+    def mount_method(self) -> str:
+        return self._inner.mount_method
 
     def guest_paths(self, workspace: Path, sockets: Path) -> GuestPaths:
         return self._inner.guest_paths(workspace, sockets)
@@ -70,5 +70,5 @@ class LoggingSandbox:
     def refusal(self, said: str) -> str:
         return self._inner.refusal(said)
 
-    def report(self, opened: Opened = CLOSED) -> SandboxReport:
-        return replace(self._inner.report(opened), backend=self.name)
+    def report(self, grants: Grants = NO_GRANTS) -> SandboxReport:
+        return replace(self._inner.report(grants), backend=self.name)

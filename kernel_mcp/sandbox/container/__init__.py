@@ -29,10 +29,10 @@ from kernel_mcp.sandbox.base import (
     BOOT_FOLDER,
     BY_BINDS,
     BY_TREES,
-    CLOSED,
+    NO_GRANTS,
     ContainerOptions,
+    Grants,
     GuestPaths,
-    Opened,
     Passed,
     SandboxCommand,
     SandboxReport,
@@ -204,7 +204,7 @@ class ContainerSandbox(KernelUsers):
         )
 
     @property
-    def shows(self) -> str:
+    def mount_method(self) -> str:
         """Return `BY_TREES` for podman, whose containers start in its caller's mount namespace.
 
         Docker's daemon starts them in its own: `BY_BINDS`.
@@ -280,9 +280,9 @@ class ContainerSandbox(KernelUsers):
             scratch=mounts.SCRATCH,
         )
 
-    def report(self, opened: Opened = CLOSED) -> SandboxReport:
+    def report(self, grants: Grants = NO_GRANTS) -> SandboxReport:
         """Return the guarantees and gaps of the engine and this project's filter on this host."""
-        return container_report(self.engine, opened, own_user=self._identities is not None)
+        return container_report(self.engine, grants, own_user=self._identities is not None)
 
     def _run(self, *words: str) -> list[str]:
         runtime = (
@@ -354,7 +354,7 @@ class ContainerSandbox(KernelUsers):
         for folder in folders.shown:
             options += mount(folder.source, folder.guest, writable=folder.writable)
             for source, target, writable in folders.covers(folder):
-                if nameable(f"{source}{target}") or self.shows == BY_BINDS:
+                if nameable(f"{source}{target}") or self.mount_method == BY_BINDS:
                     options += mount(source, target, writable=writable)
         return options
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from kernel_mcp.errors import SandboxUnavailable
 from kernel_mcp.linux.process import find_program, foreign_environment
 from kernel_mcp.records import dataclass
-from kernel_mcp.sandbox.base import CLOSED, ContainerOptions, Opened, SandboxReport
+from kernel_mcp.sandbox.base import NO_GRANTS, ContainerOptions, Grants, SandboxReport
 from kernel_mcp.sandbox.remedies import AT_OWN_RISK, install_hint
 
 ENGINES = ("podman", "docker")
@@ -170,14 +170,16 @@ _UNIFIED = Path("/sys/fs/cgroup/cgroup.controllers")
 _SELINUX = Path("/sys/fs/selinux/enforce")
 
 
-def container_report(engine: Engine, opened: Opened = CLOSED, *, own_user: bool) -> SandboxReport:
+def container_report(
+    engine: Engine, grants: Grants = NO_GRANTS, *, own_user: bool
+) -> SandboxReport:
     """Return the report of a container sandbox.
 
     With `own_user`, each session runs as its own host user.
     """
     enforced = [
         f"a container of its own for each kernel ({engine.kind})",
-        *opened.reach("the interpreter and its packages"),
+        *grants.reach("the interpreter and its packages"),
         "own process, ipc, cgroup and host name namespaces",
         "a host user id of its own for each session, without capabilities"
         if own_user

@@ -23,9 +23,9 @@ from kernel_mcp.linux.syscalls import architecture
 from kernel_mcp.sandbox.base import (
     BOOT_FOLDER,
     BY_RULES,
-    CLOSED,
+    NO_GRANTS,
+    Grants,
     GuestPaths,
-    Opened,
     Passed,
     SandboxCommand,
     SandboxReport,
@@ -51,7 +51,7 @@ from kernel_mcp.units import GIB
 from kernel_specs.restricted.confine import PENDING_SIGNALS, RESERVED_ADDRESSES
 
 
-def landlock_report(opened: Opened = CLOSED, *, own_user: bool) -> SandboxReport:
+def landlock_report(grants: Grants = NO_GRANTS, *, own_user: bool) -> SandboxReport:
     """Return the report of the Landlock sandbox.
 
     With `own_user`, each session runs as its own host user.
@@ -63,7 +63,7 @@ def landlock_report(opened: Opened = CLOSED, *, own_user: bool) -> SandboxReport
     )
     return SandboxReport(
         backend="landlock",
-        enforced=(*_enforced(opened), user),
+        enforced=(*_enforced(grants), user),
         gaps=(*_GAPS, *(_OWN_USER_GAPS if own_user else _SHARED_USER_GAPS)),
         unpromised=_UNPROMISED | ({"no capabilities"} if own_user else frozenset()),
     )
@@ -72,18 +72,18 @@ def landlock_report(opened: Opened = CLOSED, *, own_user: bool) -> SandboxReport
 _UNPROMISED = frozenset({"own namespaces", "/tmp limited"})
 
 
-def _enforced(opened: Opened) -> tuple[str, ...]:
+def _enforced(grants: Grants) -> tuple[str, ...]:
     own = ["the workspace", "the folder of its sockets", "one for temporary files"]
-    seen = "`mounts` without known secrets, " if opened.mounts else ""
+    seen = "`mounts` without known secrets, " if grants.mounts else ""
     return (
         "nothing can be connected to: internet sockets are refused, Unix sockets only listen",
-        f"writable: {listed([*own, *opened.writable])}, no other",
+        f"writable: {listed([*own, *grants.writable])}, no other",
         (
             f"readable: {seen}the system's programs, the interpreter and its packages, few files "
             "of /etc, facts about the machine and the kernel's main process in /proc; no other "
             "contents"
         ),
-        *opened.at_devices,
+        *grants.at_devices,
         "signals, tracing, limits and scheduling reach only the kernel's own processes",
         "system call filters (seccomp)",
         "ends with the server, with all its processes",
@@ -154,7 +154,7 @@ class LandlockSandbox(KernelUsers):
 
     name = "landlock"
     forks = False
-    shows = BY_RULES
+    mount_method = BY_RULES
 
     def __init__(
         self,
@@ -236,9 +236,9 @@ class LandlockSandbox(KernelUsers):
         kept = 0 if identity is None else CAP_DAC_READ_SEARCH
         return ExpectedConfinement(user_of(identity), filters=len(self._filters), capabilities=kept)
 
-    def report(self, opened: Opened = CLOSED) -> SandboxReport:
+    def report(self, grants: Grants = NO_GRANTS) -> SandboxReport:
         """Return the guarantees and gaps of Landlock and the filters on this host."""
-        report = landlock_report(opened, own_user=self._identities is not None)
+        report = landlock_report(grants, own_user=self._identities is not None)
         return replace(report, listable=(self._boot.parent,))
 
     def _user_options(self, request: SandboxRequest, identity: Identity | None) -> list[str]:

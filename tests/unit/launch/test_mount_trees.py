@@ -25,16 +25,16 @@ async def no_namespace(_rows: Sequence[tuple[int, int]]) -> int:
     raise AssertionError("no ids are mapped")
 
 
-def made(shows: str, folder: Path, mode: str = "ro") -> tuple[MountTrees, ExposedMount]:
+def made(method: str, folder: Path, mode: str = "ro") -> tuple[MountTrees, ExposedMount]:
     shown = ExposedMount(Mount(folder, "/data", mode))
-    return MountTrees([shown], shows, no_namespace), shown
+    return MountTrees([shown], method, no_namespace), shown
 
 
-@pytest.mark.parametrize("shows", [BY_BINDS, BY_RULES])
+@pytest.mark.parametrize("method", [BY_BINDS, BY_RULES])
 async def test_a_sandbox_without_trees_has_none_and_reads_what_all_may(
-    tmp_path: Path, shows: str
+    tmp_path: Path, method: str
 ) -> None:
-    trees, shown = made(shows, tmp_path)
+    trees, shown = made(method, tmp_path)
     assert await trees.make(Identity(1, 1)) == []
     await trees.probe()
     assert not shown.id_mapped

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from kernel_mcp.sandbox.base import Opened, Passed
+from kernel_mcp.sandbox.base import Grants, Passed
 
 
 def is_open(fd: int) -> bool:
@@ -47,14 +47,14 @@ def test_everything_is_closed_when_the_command_is_not_made() -> None:
 
 def test_reports_say_of_the_network_and_of_files_what_holds_with_these_doors() -> None:
     programs = "the interpreter and its packages"
-    network, files = Opened().reach(programs)
+    network, files = Grants().reach(programs)
     assert network == "a network of its own: the loopback alone"
     assert files == (
         "only the workspace and a private /tmp are writable; hidden: the host's files but "
         "the interpreter and its packages"
     )
-    opened = Opened(mounts=True, writable=("/data",), network=True, devices=("/dev/a", "/dev/b"))
-    network, files, sockets, devices = opened.reach(programs)
+    grants = Grants(mounts=True, writable=("/data",), network=True, devices=("/dev/a", "/dev/b"))
+    network, files, sockets, devices = grants.reach(programs)
     assert network.startswith("a network of its own: the loopback, and a proxy that connects")
     assert files == (
         "only the workspace, a private /tmp and /data are writable; hidden: the host's files but "

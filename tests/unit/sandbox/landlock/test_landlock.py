@@ -13,7 +13,7 @@ from kernel_mcp.config.settings import Limits
 from kernel_mcp.errors import LaunchError, SandboxUnavailable
 from kernel_mcp.linux.folders import Identity
 from kernel_mcp.sandbox import landlock
-from kernel_mcp.sandbox.base import Opened, SandboxCommand, SandboxRequest
+from kernel_mcp.sandbox.base import Grants, SandboxCommand, SandboxRequest
 from kernel_mcp.sandbox.landlock import LandlockSandbox, landlock_report, resource_limits, rules
 from kernel_mcp.sandbox.landlock.rules import (
     ON_FILES,
@@ -157,8 +157,8 @@ def test_the_report_names_what_is_missing(own_user: bool) -> None:
 
 
 def test_the_report_is_true_with_what_is_open() -> None:
-    opened = Opened(mounts=True, writable=("/data",), devices=("/dev/x",))
-    text = "; ".join(landlock_report(opened, own_user=False).enforced)
+    grants = Grants(mounts=True, writable=("/data",), devices=("/dev/x",))
+    text = "; ".join(landlock_report(grants, own_user=False).enforced)
     assert "one for temporary files and /data, no other" in text
     assert "readable: `mounts` without known secrets, the system's programs" in text
     assert "of the host's devices only /dev/x" in text
