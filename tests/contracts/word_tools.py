@@ -8,7 +8,6 @@ import anyio
 from pydantic import BaseModel
 
 from kernel_mcp.errors import InputError
-from kernel_mcp.sessions.session import Session
 from kernel_mcp.tool_context import ToolContext
 from kernel_mcp.tools import AnyContext, PathArg, SessionArg, Toolbox
 from kernel_mcp.tools.hints import READS
@@ -33,24 +32,22 @@ class WordList(BaseModel):
 def register(box: Toolbox, context: ToolContext) -> None:
     """Add the tools to `box`."""
 
+    async def words_in(ctx: AnyContext, session: str, path: str) -> tuple[str, list[str]]:
+        """Return the handle of a session, and the words of a file in it."""
+        _, found = await box.resolve(ctx, session)
+        read = partial(found.workspace.read_file, path, encoding="utf-8", characters=MOST_CHARS)
+        content = await anyio.to_thread.run_sync(read)
+        if content.page is None or content.page.next is not None:
+            raise InputError(f"{path} has more than {MOST_CHARS:,} characters: read it in a cell.")
+        return found.handle, content.page.text.split()
+
     @box.tool(READS, "Count words", computes=True)
     async def count_words(path: PathArg, ctx: AnyContext, session: SessionArg = "") -> Words:
         """Count the words of a text file in the workspace."""
-        _, found = await box.resolve(ctx, session)
-        words = await words_in(found, path)
-        return Words(session=found.handle, path=path, words=len(words))
+        handle, words = await words_in(ctx, session, path)
+        return Words(session=handle, path=path, words=len(words))
 
     @box.tool(READS, "List words", computes=True)
     async def list_words(path: PathArg, ctx: AnyContext, session: SessionArg = "") -> WordList:
         """List the words of a text file in the workspace."""
-        _, found = await box.resolve(ctx, session)
-        return WordList(words=await words_in(found, path))
-
-
-async def words_in(session: Session, path: str) -> list[str]:
-    """Return the words of a file. Raises KernelMcpError."""
-    read = partial(session.workspace.read_file, path, encoding="utf-8", characters=MOST_CHARS)
-    content = await anyio.to_thread.run_sync(read)
-    if content.page is None or content.page.next is not None:
-        raise InputError(f"{path} has more than {MOST_CHARS:,} characters: read it in a cell.")
-    return content.page.text.split()
+        return WordList(words=(await words_in(ctx, session, path))[1])
