@@ -191,7 +191,7 @@ def prepared_self_test(
         namespaces={name: os.readlink(f"/proc/self/ns/{name}") for name in _NAMESPACES},  # noqa: PTH115
         tmp_bytes=(limits or Limits()).tmp_bytes,
     )
-    with listeners() as addresses:
+    with _listeners() as addresses:
         task = {
             "hidden": _hidden(shown),
             "unwritable": ["/", "/usr", "/etc", "/dev", "/opt", "/run", "/var/tmp"],
@@ -203,8 +203,13 @@ def prepared_self_test(
         yield SelfTest(task, host)
 
 
+def self_test_source() -> str:
+    """Return the source of the half that runs inside the sandbox."""
+    return resources.files("kernel_specs").joinpath("selftest.py").read_text("utf-8")
+
+
 def _run(sandbox: Sandbox, *, calls: bool) -> list[Check]:
-    source = resources.files("kernel_specs").joinpath("selftest.py").read_text("utf-8")
+    source = self_test_source()
     limits = Limits()
     prefixes = [Path(path) for path in {sys.prefix, sys.base_prefix, sys.base_exec_prefix}]
     shown = [*prefixes, *sandbox.report().listable]
@@ -250,7 +255,7 @@ def _hidden(shown: Sequence[Path]) -> list[str]:
 
 
 @contextmanager
-def listeners() -> Iterator[list[str | list[str | int]]]:
+def _listeners() -> Iterator[list[str | list[str | int]]]:
     """Listen on the host; yield the addresses, which a sandboxed process must not reach."""
     with ExitStack() as stack:
         tcp = stack.enter_context(socket.create_server(("127.0.0.1", 0)))

@@ -29,6 +29,7 @@ from kernel_mcp.commands.doctor.trials import (
     killed_server,
     through_grants,
     through_proxy,
+    through_self_test,
 )
 from kernel_mcp.config.grants import restricted_to
 from kernel_mcp.config.settings import Settings
@@ -182,7 +183,8 @@ async def examine(
         if environment is not None:
             cold = LocalLauncher(assembly)
             opened = through_grants(mounts, settings, environment, files)
-            trials = (*TRIALS, *opened, *through_proxy(network))
+            inside = through_self_test(assembly, environment)
+            trials = (inside, *TRIALS, *opened, *through_proxy(network))
             variables = (*settings.environ, *network.variables.items())
             runner = partial(_TrialRunner, environment=environment, variables=variables)
             parts = [runner(cold, runs.path, trials=trials).perform_all]

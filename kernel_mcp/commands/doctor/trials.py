@@ -8,11 +8,11 @@ import select
 import subprocess
 import sys
 import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import asdict
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from dataclasses import asdict, replace
 from pathlib import Path
-from tempfile import NamedTemporaryFile, gettempdir
+from tempfile import NamedTemporaryFile
 from typing import Any
 
 import anyio
@@ -25,17 +25,15 @@ from kernel_mcp.launch.cold import LocalLauncher
 from kernel_mcp.launch.mounts import MountGrants
 from kernel_mcp.launch.network import Network
 from kernel_mcp.launch.rundir import RunDirectory, support_of
-from kernel_mcp.linux.folders import home_folder
 from kernel_mcp.linux.process import own_module
 from kernel_mcp.network.secrets import PREFIX
 from kernel_mcp.output.outputs import OutputLog
 from kernel_mcp.policy import Policy
 from kernel_mcp.records import dataclass
 from kernel_mcp.sandbox.base import ContainerOptions
-from kernel_mcp.sandbox.confinement import CAP_DAC_READ_SEARCH, FILTER_MODE, observe
 from kernel_mcp.sandbox.remedies import for_cgroups
 from kernel_mcp.sandbox.select import select_sandbox
-from kernel_mcp.sandbox.self_test import Check, listeners
+from kernel_mcp.sandbox.self_test import Check, prepared_self_test, self_test_source
 from kernel_mcp.sessions.cell import Cell, Status, StopReason
 from kernel_mcp.sessions.execution import run_cell
 from kernel_mcp.units import MIB
@@ -46,21 +44,15 @@ UNTRIED = "put right what hindered the trial, then run this again: of the sandbo
 PROMPT_S = 2.0
 """Seconds within which an interrupt has to work."""
 _RUN = "import json\ndef tell(**facts): print(json.dumps(facts))\n"
-_REACH = """
-import socket
-def readable(path):
-    try:
-        with open(path, 'rb') as file: return bool(file.read(1))
-    except OSError: return False
-def connects(address):
-    family = socket.AF_UNIX if isinstance(address, str) else socket.AF_INET
-    try:
-        with socket.socket(family, socket.SOCK_STREAM) as client:
-            client.settimeout(1)
-            client.connect(chr(0) + address if isinstance(address, str) else tuple(address))
-            return True
-    except OSError: return False
+_SELF_TEST = """
+import os, types
+test = types.ModuleType('selftest')
+exec({source!r}, vars(test))
+opened = tuple(map(int, os.listdir('/proc/self/fd')))
+tell(**test.gather({{**{task!r}, 'workspace': os.getcwd()}}, inherited=opened))
 """
+_OWN = "no descriptors leaked"
+"""A check that means nothing in a kernel, which has descriptors of its own."""
 _ASK_PROXY = """
 import socket
 try:
@@ -180,38 +172,6 @@ class TrialKernel:
         return cell, {}
 
 
-async def reach(target: TrialKernel) -> list[Check]:
-    """Check that code in a cell can neither read the host's files nor reach its servers."""
-    with _secrets() as secrets, listeners() as addresses:
-        cell, facts = await target.facts(
-            f"{_REACH}\ntell(files=[p for p in {secrets!r} if readable(p)], "
-            f"peers=[a for a in {addresses!r} if connects(a)])"
-        )
-    if not facts:
-        return [Check("a cell runs", False, "".join(cell.log.text())[-300:] or cell.status.value)]
-    return [
-        Check("a cell cannot read files of the host", not facts["files"], _all(facts["files"])),
-        Check("a cell reaches no server of the host", not facts["peers"], _all(facts["peers"])),
-    ]
-
-
-async def identity(target: TrialKernel) -> list[Check]:
-    """Check uid, capabilities, NoNewPrivs and Seccomp of the kernel in its /proc/PID/status."""
-    found = observe(target.kernel.handle.pid)
-    users = set(map(int, found.status["Uid"].split()))
-    harmful = found.capabilities & ~CAP_DAC_READ_SEARCH
-    return [
-        Check("the kernel is not root", 0 not in users, f"host user {_all(users)}"),
-        Check("the kernel has no capability to change anything", not harmful, f"{harmful:#x}"),
-        Check("the kernel has no new privileges", found.status.get("NoNewPrivs") == "1", ""),
-        Check(
-            "the kernel is under a system call filter",
-            found.status.get("Seccomp") == FILTER_MODE,
-            "; ".join(target.kernel.handle.report.boundary),
-        ),
-    ]
-
-
 async def interrupt(target: TrialKernel) -> list[Check]:
     """Check that an interrupt ends an endless loop and keeps the variables."""
     await target.run(target.cell("kept = 42"))
@@ -252,11 +212,6 @@ async def coming_back(target: TrialKernel) -> list[Check]:
         await fresh.aclose()
     found = f"variables back in {took:.2f} s" if facts.get("kept") == 42 else "variables lost"
     return [Check(CHECKPOINTS, facts.get("kept") == 42, found, "use --checkpoints off")]
-
-
-async def confined(target: TrialKernel) -> list[Check]:
-    """Run the trials that leave the kernel unchanged."""
-    return [*await reach(target), *await identity(target), *await interrupt(target)]
 
 
 CHECKPOINTS = "a kernel that died comes back"
@@ -309,11 +264,44 @@ async def processes(target: TrialKernel) -> list[Check]:
 
 
 TRIALS = (
-    Trial("a cell is confined", confined),
+    Trial("interrupt works", interrupt),
     Trial("pids limit enforced", processes),  # while no other kernel of this user starts
     Trial("memory limit enforced", memory),
     Trial("memory limit holds for several processes", memory_of_all),
 )
+
+
+def through_self_test(assembly: KernelAssembly, environment: KernelEnvironment) -> Trial:
+    """Return a trial of the boundary: the self-test of each start, run by a cell."""
+    report, mounts = assembly.sandbox.report(), [each.mount for each in assembly.mounts.shown]
+    guests = [Path(each.guest) for each in mounts]
+    writable = [each.guest for each in mounts if each.writable]
+
+    async def perform(target: TrialKernel) -> list[Check]:
+        """Check from a cell what the self-test checks before there are kernels."""
+        visible = (*environment.readonly, *guests, *report.listable)
+        with (
+            prepared_self_test(visible, calls=False, limits=LIMITS) as test,
+            NamedTemporaryFile(prefix=".kernel-mcp-doctor-") as secret,
+        ):
+            os.fchmod(secret.fileno(), 0o644)
+            secret.write(b"secret")
+            secret.flush()
+            hidden = [*test.task["hidden"], secret.name]
+            closed = [each for each in test.task["unwritable"] if each not in writable]
+            task = {**test.task, "hidden": hidden, "unwritable": closed}
+            code = _SELF_TEST.format(source=self_test_source(), task=task)
+            cell, facts = await target.facts(code)
+            if not facts:
+                said = "".join(cell.log.text())[-300:] or cell.status.value
+                return [Check("a cell runs", False, said)]
+            excused = (_OWN, *report.unpromised)
+            checks = [each for each in test.checks(facts) if each.name not in excused]
+            failed = [replace(e, name=f"in a cell: {e.name}") for e in checks if not e.passed]
+            held = f"{len(checks) - len(failed)} of {len(checks)} checks of the boundary"
+            return [Check("a cell is confined", not failed, held), *failed]
+
+    return Trial("a cell is confined", perform)
 
 
 def through_proxy(network: Network) -> Sequence[Trial]:
@@ -378,25 +366,6 @@ def through_grants(
         return found
 
     return (Trial("a cell uses what is opened", perform),)
-
-
-@contextmanager
-def _secrets() -> Iterator[list[str]]:
-    paths = []
-    files = []
-    try:
-        for folder in filter(None, {gettempdir(), str(home_folder() or "")}):
-            with suppress(OSError):
-                file = NamedTemporaryFile("w", dir=folder, prefix=".kernel-mcp-doctor-")  # noqa: SIM115
-                files.append(file)
-                os.fchmod(file.fileno(), 0o644)
-                file.write("secret")
-                file.flush()
-                paths.append(file.name)
-        yield paths
-    finally:
-        for file in files:
-            file.close()
 
 
 def _all(values: Any) -> str:
