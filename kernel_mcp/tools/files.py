@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 from datetime import datetime, timezone
 from functools import partial
 from typing import Annotated, TypedDict
@@ -12,7 +13,7 @@ import anyio
 from mcp_types import CallToolResult, ImageContent, ResourceLink, TextContent
 from pydantic import Field
 
-from kernel_mcp.errors import InputError
+from kernel_mcp.errors import InputError, WorkspaceError
 from kernel_mcp.files.contents import Page, base64_room, binary_kind, page_of
 from kernel_mcp.files.workspace import FileContent
 from kernel_mcp.output.images import ImageError, fit
@@ -29,6 +30,11 @@ from kernel_mcp.tools.models import FileEntry, FileList, Written
 from kernel_mcp.tools.resources import Document, Documents, file_of
 from kernel_mcp.tools.results import notice_block, notice_result
 from kernel_mcp.tools.tables import FirstArg, MatchArg, fitting, matches, more, table_answer
+
+_EXPORTED = b'"kernel-mcp"'
+"""Metadata of code cells in exported notebooks."""
+MARKED_BYTES = 1024 * 1024
+"""Bytes of a notebook that are searched for it."""
 
 
 def register(box: Toolbox, services: ToolContext) -> None:
@@ -166,7 +172,25 @@ def _opened(path: str, document: Document, part: _Part, encoding: str) -> FileCo
     return FileContent(path, document.mime, 0, page=page_of(document.text, **part))
 
 
+def _check_replaced(session: Session, path: str) -> None:
+    """Raise InputError if an export would replace a notebook of a mounted project."""
+    workspace = session.workspace
+    if not workspace.start or workspace.name_of(path).startswith("/"):
+        return
+    try:
+        found = workspace.open_file(path)
+    except WorkspaceError:
+        return  # none is there, or writing it is refused
+    with contextlib.closing(found):
+        if _EXPORTED not in found.read(0, MARKED_BYTES):
+            raise InputError(
+                f"Nothing was done: {path!r} is a notebook in {workspace.start} that was not "
+                "exported from a session. Pass another path."
+            )
+
+
 def _export(session: Session, path: str) -> int:
+    _check_replaced(session, path)
     return _write(session, path, notebook(session.cells, undone=session.cells.undone))
 
 

@@ -75,6 +75,21 @@ async def test_cells_and_file_tools_begin_in_it(tmp_path: Path, started: tuple[s
         assert (project / "by_script").exists()
 
 
+async def test_an_export_replaces_no_notebook_of_the_project(tmp_path: Path) -> None:
+    project = project_in(tmp_path)
+    theirs = project / "notebook.ipynb"
+    theirs.write_text('{"cells": [], "metadata": {}, "nbformat": 4, "nbformat_minor": 5}')
+    async with agent("--mount", f"{project}:rw") as notebook:
+        await notebook.run("x = 1")
+        refused = await notebook.refused("export_notebook")
+        assert f"a notebook in {project} that was not exported" in refused
+        assert "x = 1" not in theirs.read_text()
+        for code in ("x = 2", "x = 3"):
+            await notebook.run(code)
+            assert not (await notebook.call("export_notebook", path="mine.ipynb")).failed
+            assert code in (project / "mine.ipynb").read_text()
+
+
 async def test_it_stays_so_after_undo_reset_and_a_move(tmp_path: Path) -> None:
     project = project_in(tmp_path)
     async with agent("--mount", f"{project}:rw", "--warm", "0") as notebook:
