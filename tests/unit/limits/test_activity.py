@@ -56,7 +56,7 @@ def settled(activity: Activity) -> list[int]:
     """List until the worker waits for its next line: it says that it is done before that."""
     while True:
         found = activity.processes()
-        if activity.since() == 0 and not any(map(waits_for_machine, found)):
+        if not any(map(waits_for_machine, found)) and activity.since() == 0:  # in this order
             return found
 
 
