@@ -314,7 +314,9 @@ def _read(option: Option, given: object, source: str, base: Path) -> object:
     except ValueError as error:
         if option.read in (variables, attachments):
             source = option.flag  # without its values, which may be secret
-        raise ConfigError(f"{source}: {error}") from None
+        was = replacement(f"{option.name} {given}")
+        gone = f"; there is no {given}{was}" if was else ""
+        raise ConfigError(f"{source}: {error}{gone}") from None
     except OverflowError:
         raise ConfigError(f"{source}: the number is too large") from None
     if option.read is python and "/" in str(value):

@@ -12,11 +12,13 @@ _REMOVED = {
     "allow-weaker-sandbox": "--sandbox bwrap,landlock is what it was",
     "install-timeout": "an installation has five minutes",
     "uv": "the uv installed with the server builds environments",
+    "profile data": "name packages with --allow, such as --allow numpy,pandas",
+    "checkpoints always": "a cell asks for a checkpoint by execute(checkpoint=true)",
     "hibernate-sessions": "--quota asleep=N bounds hibernated sessions",
     "hibernate-size": "--persist SIZE,TIME bounds what sessions save",
     "hibernate-disk": "--persist SIZE,TIME bounds what sessions save",
 }
-"""Settings of earlier versions, by name, with the replacement of each."""
+"""Settings, and values, of earlier versions, by name, with the replacement of each."""
 _HTTP = "--http 127.0.0.1:8000 serves MCP over HTTP; without it, MCP is on stdin and stdout"
 _MEANT = {
     "port": _HTTP,

@@ -126,6 +126,10 @@ def test_help_and_version_leave_the_heavy_libraries_alone(flag: str) -> None:
         (["--allow-weaker-sandbox"], "any more: --sandbox bwrap,landlock is what it was"),
         (["--install-timeout=1m"], "--install-timeout=1m any more: an installation has five min"),
         (["--hibernate-sessions", "9"], "any more: --quota asleep=N bounds hibernated sessions"),
+        (
+            ["--profile", "data"],
+            "or default; there is no data any more: name packages with --allow",
+        ),
         (["--port", "8000"], "no flag --port: --http 127.0.0.1:8000 serves MCP over HTTP"),
         (["--transport=stdio"], "without it, MCP is on stdin and stdout"),
         (["stdio"], "there is no command stdio: --http"),
