@@ -291,6 +291,8 @@ class SandboxKernel(CheckpointRequests, SnapshotRequests, IPythonKernel):
             result = shell.run_request(
                 code, silent=silent, store_history=store_history, cell_id=cell_id
             )
+            failed = result.error_before_exec or result.error_in_exec
+            self.end_child(_exit_code(failed) if failed is not None else 0)
         finally:
             self.end_child()
             self._restore_input()
@@ -326,7 +328,7 @@ class SandboxKernel(CheckpointRequests, SnapshotRequests, IPythonKernel):
         shell.payload_manager.clear_payload()
         return reply
 
-    def end_child(self) -> None:
+    def end_child(self, status: int = 0) -> None:
         """Exit if user code has forked this process in a cell: only its parent is the kernel."""
         if os.getpid() == self._pid:
             return
@@ -334,7 +336,7 @@ class SandboxKernel(CheckpointRequests, SnapshotRequests, IPythonKernel):
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(Exception):
                 stream.flush()
-        os._exit(0)
+        os._exit(status)
 
     async def do_shutdown(self, restart: bool) -> dict[str, Any]:
         """End `serve` once the current request is answered."""

@@ -11,6 +11,7 @@ import codeop
 import contextlib
 import gc
 import inspect
+import os
 import subprocess
 import sys
 import traceback
@@ -212,8 +213,11 @@ class Shell(ZMQInteractiveShell):
         gc.collect()
 
     def _showtraceback(self, etype: Any, evalue: Any, stb: list[str]) -> None:
-        """Send the error message, shortened."""
+        """Send the error message, shortened; a forked child prints it, as the socket is not its."""
         hook = self.displayhook
+        if os.getpid() != hook.session.pid:
+            print(*stb, sep="\n", file=sys.stderr, flush=True)
+            return
         if getattr(hook, "msg", None) is not None:
             self._last_traceback_during_displayhook = True
         content = {

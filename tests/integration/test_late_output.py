@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from contextlib import suppress
 from functools import partial
+from pathlib import Path
 from urllib.request import Request, urlopen
 
 import anyio
@@ -14,6 +15,7 @@ from mcp.shared.exceptions import MCPError
 from tests.integration.agent import PREFIX, Agent
 from tests.integration.httpclient import bearer
 from tests.integration.httpserver import READY_S, http_server
+from tests.integration.lives import Place
 from tests.integration.servers import Servers
 from tests.integration.test_http_one_shot import called, hang_up, with_urllib
 
@@ -114,6 +116,20 @@ async def test_output_after_a_cells_end_is_told_once_by_the_next_answer(
         assert (await agent.run("6 * 8")).text == "48"
 
 
+async def test_an_error_that_ends_a_fork_is_told_and_is_its_status(servers: Servers) -> None:
+    async with servers.agent(*FLAGS) as agent:
+        session = await begun(agent, FORK.replace("print('said', 'late')", "1 / 0  # said late"))
+        await come(agent, session)
+        told = (await agent.run("os.waitstatus_to_exitcode(os.wait()[1])")).text
+        assert told.startswith(f"1\n{mark()}\nTraceback")
+        assert told.endswith("ZeroDivisionError: division by zero")
+        code = (
+            "import sys\nif os.fork() == 0: sys.exit({})\nos.waitstatus_to_exitcode(os.wait()[1])"
+        )
+        assert (await agent.run(code.format(0))).text == "0"
+        assert (await agent.run(code.format(7))).text.splitlines()[-1] == "7"
+
+
 async def test_a_picture_of_a_thread_is_told_once(servers: Servers) -> None:
     async with servers.agent(*FLAGS) as agent:
         await come(agent, await begun(agent, PICTURE))
@@ -171,6 +187,18 @@ async def test_a_reset_loses_nothing_of_it(servers: Servers) -> None:
         await agent.call("reset", session=session)
         assert (await agent.run("6 * 7")).text.endswith(f"{mark()}\nsaid late")
         assert (await agent.run("6 * 8")).text == "48"
+
+
+async def test_the_next_server_tells_what_came_before_it_ended(tmp_path: Path) -> None:
+    place = Place(tmp_path)
+    async with place.life() as first:
+        await come(first, await begun(first, TASK.replace("'late')", "'late', 'x' * 200_000)")))
+    async with place.life() as second:
+        told = (await second.run("6 * 7")).text
+        assert f"{mark()}\nsaid late" in told
+        assert told.startswith("42\n")
+        assert "said late" not in (await second.run("6 * 8")).text
+        assert (await second.call("wait", cell=1)).text.startswith("begun\nsaid late")
 
 
 async def test_cells_that_run_in_one_call_tell_it_once(servers: Servers) -> None:
