@@ -9,6 +9,7 @@ import re
 from array import array
 from collections import OrderedDict
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import astuple
 from pathlib import Path
 from typing import Any, overload
 
@@ -19,7 +20,7 @@ from kernel_mcp.kernels.run import CellUsage
 from kernel_mcp.linux.pipes import checksum
 from kernel_mcp.linux.safe_tree import remove_tree
 from kernel_mcp.output.displays import DisplayIndex
-from kernel_mcp.output.outputs import OutputLog
+from kernel_mcp.output.outputs import OutputLog, Position
 from kernel_mcp.records import dataclass
 from kernel_mcp.sessions.cell import Cell, CellOutcome, Phase, Status
 from kernel_mcp.sessions.notifications import Loss, Notice
@@ -270,10 +271,15 @@ class History(Sequence[Cell]):
                 raise ValueError("it has a status that is none")
             self._begin, self._emptied = int(state["begin"]), int(state["emptied"])
             self.undone = set(map(int, state.get("undone", ())))
+            self._places, self._file_bytes, self._statuses = places, sizes, statuses
+            self._filed_bytes = sum(sizes)
+            for number, *_, row in live:
+                if row.get("late"):  # stays in memory until it is told
+                    self._live[number] = self._restored(number)
+                    self._filed_bytes -= sizes[number - 1]
+                    places[number - 1], sizes[number - 1] = _ABSENT, 0
         except (KeyError, IndexError, TypeError, OverflowError, AttributeError) as error:
             raise ValueError(f"{type(error).__name__}: {error}") from None
-        self._places, self._file_bytes, self._statuses = places, sizes, statuses
-        self._filed_bytes = sum(sizes)
         for path in self._folder.glob("[0-9]*"):
             number = re.match("[0-9]+", path.name)
             if number is not None and int(number[0]) > len(places):
@@ -385,6 +391,9 @@ class History(Sequence[Cell]):
         cell.phase, cell.numbered = Phase(row["phase"]), row["numbered"]
         cell.state_as_of, cell.author = row["state_as_of"], row.get("author", "")
         cell.usage = CellUsage(*row.get("used", ()))
+        if late := row.get("late"):
+            generation, characters, tick, (out, err) = late
+            cell.late_since = Position(generation, characters, tick, (out, err))
         losses = [Loss(cause, tuple(names), more) for cause, names, more in row["losses"]]
         cell.before = [Notice(0, "", loss) for loss in losses]
         return cell
@@ -401,6 +410,7 @@ def _row(cell: Cell) -> dict[str, Any]:
         "phase": cell.phase.value,
         "numbered": cell.numbered,
         "state_as_of": cell.state_as_of,
+        "late": None if cell.late_since is None else astuple(cell.late_since),
         "losses": [[loss.cause, loss.names, loss.more] for loss in cell.losses],
         "duration_s": cell.duration_s,
         "used": [cell.usage.cpu_s, cell.usage.peak_bytes],
