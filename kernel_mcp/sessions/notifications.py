@@ -6,7 +6,7 @@ is written. It revokes the receipt if the client reports that it had cancelled t
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol, TypeAlias
@@ -221,6 +221,7 @@ class NotificationQueue:
         self.number = 0
         self._pending: list[Notice] = []
         self._losses: list[Notice] = []
+        self._delivered: deque[Notice] = deque(maxlen=MOST_RECENT * MOST_PENDING)
         self._taken = self._settled = 0
         self.last_loss: Notice | None = None
         self._forgotten = 0
@@ -275,11 +276,13 @@ class NotificationQueue:
                 self._forgotten = 0
             if notice in self._pending:
                 self._pending.remove(notice)
+                self._delivered.append(notice)
                 self.last_loss = notice if notice.loss is not None else self.last_loss
 
     def mark_undelivered(self, notices: Sequence[Notice]) -> None:
-        """Make notices of a revoked answer pending again."""
-        back = [notice for notice in notices if notice.number and notice not in self._pending]
+        """Make notices of a revoked answer pending again, but for those withdrawn meanwhile."""
+        told = [notice for notice in notices if notice in self._delivered]
+        back = [notice for notice in told if notice not in self._pending]
         self._pending = sorted([*self._pending, *back], key=lambda notice: notice.number)
 
     def mark_reported_by_cell(self, notice: Notice) -> None:

@@ -35,6 +35,15 @@ def test_what_nobody_has_read_is_pending_again_in_its_place() -> None:
     assert notifications.pending == (first, second)
 
 
+def test_what_a_later_notice_has_replaced_is_not_told_beside_it() -> None:
+    notifications = NotificationQueue()
+    first = notifications.add("cell 1 has ended")
+    notifications.withdraw(first)
+    both = notifications.add("cells 1 and 2 have ended")
+    notifications.mark_undelivered([first])
+    assert notifications.pending == (both,)
+
+
 def test_a_loss_that_was_told_can_be_told_once_more() -> None:
     notifications = NotificationQueue()
     notifications.mark_delivered([notifications.add("a remark")])
