@@ -314,7 +314,7 @@ def _read(option: Option, given: object, source: str, base: Path) -> object:
     except ValueError as error:
         if option.read in (variables, attachments):
             source = option.flag  # without its values, which may be secret
-        was = replacement(f"{option.name} {given}")
+        was = replacement(f"{option.name} {given}") if isinstance(given, str) else ""
         gone = f"; there is no {given}{was}" if was else ""
         raise ConfigError(f"{source}: {error}{gone}") from None
     except OverflowError:
