@@ -131,7 +131,7 @@ class MemoryRanges:
     """Memory ranges that were seen in one dump, of arrays and of other libraries' objects."""
 
     def __init__(self) -> None:
-        self.is_asked = any(name in sys.modules for name in ("pyarrow", "torch"))
+        self.is_asked = any(name in sys.modules for name in ("polars", "pyarrow", "torch"))
         self._arrays: dict[int, int] = {}
         self._others: dict[int, int] = {}
         self._owners: set[int] = set()

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import array
+import contextlib
 import copyreg
 import logging
 import pickle
@@ -166,6 +167,20 @@ class ObjectReducer:
         if self._memory.add_other(buffer.address, buffer.size):
             self._changed(COPIED)
         return NotImplemented
+
+    def _polars(self, obj: Any) -> Any:
+        """Report columns of polars, which lie in the memory of an array, as copies."""
+        for column in obj.iter_columns() if hasattr(obj, "iter_columns") else (obj,):
+            with contextlib.suppress(RuntimeError):  # it cannot be an array without a copy
+                array = column.to_numpy(allow_copy=False)
+                if self._memory.add_other(array.__array_interface__["data"][0], array.nbytes):
+                    self._changed(COPIED)
+        return self._with_attributes(obj, type(obj))
+
+    def _kd_tree(self, tree: Any) -> Any:
+        """Reduce a tree of scipy with its own points, which may be an array of the user's."""
+        function, arguments, state, *more = tree.__reduce_ex__(5)
+        return function, arguments, (state[0], tree.data, *state[2:]), *more
 
     def _block(self, block: Any) -> Any:
         """Reduce a pandas block with its own memory, which pandas copies if it has gaps.
@@ -421,6 +436,10 @@ _FOREIGN: dict[tuple[str, str], Way] = {
     ("torch.storage", "TypedStorage"): ObjectReducer._typed_storage,
     ("pandas._libs.internals", "BlockValuesRefs"): ObjectReducer._block_refs,
     ("pandas.core.internals.managers", "SingleBlockManager"): ObjectReducer._single_block,
+    ("polars.dataframe.frame", "DataFrame"): ObjectReducer._polars,
+    ("polars.series.series", "Series"): ObjectReducer._polars,
+    ("scipy.spatial._ckdtree", "cKDTree"): ObjectReducer._kd_tree,
+    ("scipy.spatial._kdtree", "KDTree"): ObjectReducer._kd_tree,
     ("matplotlib.cbook", "CallbackRegistry"): ObjectReducer._callbacks,
 }
 """Methods for classes of libraries, by module and name, whose own pickling copies or drops data."""

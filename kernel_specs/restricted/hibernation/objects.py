@@ -393,7 +393,7 @@ def _reduce_dict_iterator(iterator: Any) -> Any:
 def set_iterator_state(iterator: Any, index: int) -> bool:
     """Advance an iterator over a list; return False if the list is not filled yet."""
     iterator.__setstate__(index)
-    return bool(iterator.__reduce__()[2] == index)
+    return bool(iterator.__reduce__()[2:] == (index,))
 
 
 def _reduce_list_iterator(iterator: Any) -> Any:
