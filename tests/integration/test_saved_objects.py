@@ -107,6 +107,7 @@ sys.path.append(["odd"])
 def sleeps(*_): time.sleep(100000)
 np.seterrcall(sleeps); import random; random.getstate = sleeps
 os.makedirs("gone"); os.chdir("gone"); os.rmdir("../gone")
+import linecache; linecache.cache[3] = sys.modules[5] = In[0] = 5; os.close(0)
 """
 STILL = """
 kept, os.environ["NEW"], pd.get_option("display.max_columns"), warnings.filters[0][0], \

@@ -93,7 +93,7 @@ class Module:
     def __init__(self, module: types.ModuleType, code: str) -> None:
         """Submodules that `code` names are imported too."""
         self.name = module.__name__
-        below = [name for name in list(sys.modules) if name.startswith(f"{self.name}.")]
+        below = [name for name in map(str, list(sys.modules)) if name.startswith(f"{self.name}.")]
         self._submodules = sorted(name for name in below if name in code)
 
     def __reduce__(self) -> Any:

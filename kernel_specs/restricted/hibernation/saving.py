@@ -14,6 +14,7 @@ child writes blocks: a tag, the length of the content, the content.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import struct
 import sys
 from collections.abc import Callable, Iterable, Mapping
@@ -92,10 +93,10 @@ def _alone_with(host: socket.socket) -> int:
 
     Peers of the kernel's connections must see them end with the kernel.
     """
+    fd = fcntl.fcntl(host.detach(), fcntl.F_DUPFD_CLOEXEC, 3)  # code may have closed one below
     nowhere = os.open(os.devnull, os.O_RDWR)
-    for fd in (0, 1, 2):
-        os.dup2(nowhere, fd)
-    fd = host.detach()
+    for standard in (0, 1, 2):
+        os.dup2(nowhere, standard)
     os.closerange(3, fd)
     os.closerange(fd + 1, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
     sys.stdout = sys.stderr = io.open(os.devnull, "w")

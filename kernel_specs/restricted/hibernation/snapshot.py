@@ -163,7 +163,7 @@ def _fill(
     Returns reasons by name for values that failed, and for those that will not be equal.
     """
     namespace = shell.user_ns
-    code = "\n".join(shell.history_manager.input_hist_parsed)
+    code = "\n".join(_newest(shell.history_manager.input_hist_parsed))
     room = ByteBudget(content["max_bytes"])
     drafts = ByteBudget(content["max_bytes"], DRAFTS)
     lost: dict[str, str] = {}
@@ -300,7 +300,7 @@ def _history(shell: Any) -> dict[str, Any]:
     sources = [
         [name, numbers.get(name), "".join(entry[2])]
         for name, entry in list(linecache.cache.items())
-        if name.startswith(CELL_PREFIX) and len(entry) == 4
+        if type(name) is str and name.startswith(CELL_PREFIX) and len(entry) == 4
     ]
     manager = shell.history_manager
     left = MAX_SOURCE_CHARS
@@ -316,11 +316,12 @@ def _history(shell: Any) -> dict[str, Any]:
     }
 
 
-def _newest(inputs: list[str]) -> list[str]:
-    """Return all inputs; beyond `MAX_SOURCE_CHARS` the oldest are replaced by ""."""
+def _newest(inputs: list[Any]) -> list[str]:
+    """Return all inputs; "" stands for no text, and for the oldest beyond `MAX_SOURCE_CHARS`."""
     left = MAX_SOURCE_CHARS
     kept = []
-    for text in reversed(inputs):
+    for each in reversed(inputs):
+        text = each if type(each) is str else ""
         left -= len(text)
         kept.append(text if left >= 0 else "")
     return kept[::-1]
