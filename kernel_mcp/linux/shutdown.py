@@ -116,9 +116,11 @@ class Shutdown:
     def _on_unraisable(self, error: sys.UnraisableHookArgs) -> None:
         """Ignore a SystemExit raised in a callback from which it cannot propagate.
 
-        The event loop then ends as soon as it starts, since the shutdown has `begun`.
+        The event loop then ends as soon as it starts, since the shutdown has `begun`. Before that,
+        ignore what an object misses whose creation was interrupted, such as the event loop.
         """
-        if not (self.begun and isinstance(error.exc_value, SystemExit)):
+        ignored = SystemExit if self._loop is not None else (SystemExit, AttributeError)
+        if not (self.begun and isinstance(error.exc_value, ignored)):
             sys.__unraisablehook__(error)
 
     def _on_begin(self) -> None:

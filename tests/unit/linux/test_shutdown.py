@@ -64,6 +64,14 @@ thing = Thing()
 watch = weakref.ref(thing, late)
 del thing
 """ + ORDERLY.replace('print("ready", flush=True)', "")
+HALF_MADE = """
+class Loop(asyncio.SelectorEventLoop):
+    def __init__(self):
+        print("ready", flush=True)
+        time.sleep(60)
+        super().__init__()
+Loop()
+"""
 
 
 class Process:
@@ -161,3 +169,9 @@ def test_an_end_that_begins_in_a_callback_is_heard_by_the_loop_and_says_nothing(
     process = Process(IN_A_CALLBACK, "0")
     process.popen.send_signal(signal.SIGINT)
     assert process.end() == (130, "heard\nsaved\n", "")
+
+
+def test_an_event_loop_whose_creation_is_interrupted_ends_without_a_word() -> None:
+    process = Process(HALF_MADE)
+    process.popen.send_signal(signal.SIGINT)
+    assert process.end() == (130, "", "")
