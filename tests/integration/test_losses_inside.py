@@ -118,7 +118,7 @@ async def test_a_session_that_ends_names_what_its_dead_kernel_had_cost() -> None
                 await anyio.lowlevel.checkpoint()
         session.submit("y = 2", 0.0)
         await session.cells[-1].finished.wait()
-        await manager.admission.hibernate(session)
+        await manager.close(session, "has expired and was ended")
         answer = await notebook.call("execute", code="x", session=session.handle)
         assert lost(answer) == ["x", "y"]
 
