@@ -106,8 +106,7 @@ async def test_it_stays_so_after_undo_reset_and_a_move(tmp_path: Path) -> None:
 
 async def test_it_stays_so_for_the_next_server(tmp_path: Path) -> None:
     project = project_in(tmp_path)
-    (tmp_path / "servers").mkdir()
-    place, mounted = Place(tmp_path / "servers"), ("--mount", f"{project}:rw")
+    place, mounted = Place(tmp_path), ("--mount", f"{project}:rw")
     for code, folder in (("x = 1", project), ("os.chdir('sub')", project / "sub")):
         async with place.life(*mounted) as notebook:
             await notebook.run(f"import os; {code}")
@@ -118,8 +117,7 @@ async def test_it_stays_so_for_the_next_server(tmp_path: Path) -> None:
 
 async def test_a_notebook_of_it_is_none_of_a_workspace_for_the_next_server(tmp_path: Path) -> None:
     project = project_in(tmp_path)
-    (tmp_path / "servers").mkdir()
-    place, mounted = Place(tmp_path / "servers"), ("--mount", f"{project}:rw")
+    place, mounted = Place(tmp_path), ("--mount", f"{project}:rw")
     async with place.life(*mounted) as notebook:
         await notebook.call("open_notebook", path="sub/a.ipynb")
         await notebook.run("x = 1")
