@@ -159,9 +159,11 @@ def register(box: Toolbox, services: ToolContext) -> None:
             partial(manager.tombstones.mark_delivered, found.handle),
             partial(manager.tombstones.mark_undelivered, found.handle),
         )
-        files = "its files were removed"
+        files, start = "its files were removed", found.workspace.start
         if settings.workspace or shared:
             files = f"its files were kept{' for the branches beside it' if shared else ''}"
+        elif start:
+            files = f"what was in {found.workspace.path} was removed; files in {start} stay"
         note = f"The session is closed; its variables are gone and {files}."
         if found.request.attach:
             note = (

@@ -102,6 +102,9 @@ async def test_it_stays_so_after_undo_reset_and_a_move(tmp_path: Path) -> None:
         await notebook.call("reset", files=True)
         assert (project / "a.txt").exists()
         assert await where(notebook) == str(project)
+        note = (await notebook.call("close_session")).data["note"]
+        assert note.endswith(f"what was in /workspace was removed; files in {project} stay.")
+        assert (project / "a.txt").exists()
 
 
 async def test_it_stays_so_for_the_next_server(tmp_path: Path) -> None:
