@@ -141,7 +141,7 @@ def boot_content(
         "limits": {
             "memory_bytes": limits.memory_bytes if limits.address_space else 0,
             "cpus": math.ceil(limits.cpus),
-            "pids": limits.pids if guest.own_process_count else 0,
+            "pids": guest.process_limit(limits.pids),
             "open_files": limits.open_files,
             "file_bytes": limits.disk_bytes,
             "cpu_seconds": 0,  # RLIMIT_CPU adds up over cells; the server counts per cell
@@ -177,7 +177,7 @@ def ceilings(request: LaunchRequest, guest: GuestPaths) -> dict[str, int]:
     memory = limits.memory_bytes + confine.ADDRESS_SPACE_OVERHEAD + confine.MEMORY_RESERVE
     bounded = limits.memory_bytes and limits.address_space
     wanted = {
-        "Max processes": limits.pids if guest.own_process_count else 0,
+        "Max processes": guest.process_limit(limits.pids),
         "Max open files": limits.open_files,
         "Max file size": limits.disk_bytes,
         "Max address space": memory + confine.RESERVED_ADDRESSES if bounded else 0,

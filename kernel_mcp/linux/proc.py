@@ -221,6 +221,18 @@ def threads(pid: int) -> list[int]:
     return []
 
 
+def threads_of_user(uid: int) -> int:
+    """Return the number of a user's threads, from the link counts of /proc/PID/task."""
+    count = 0
+    with os.scandir("/proc") as entries:
+        for entry in entries:
+            if entry.name.isdigit():
+                with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+                    found = Path(entry.path, "task").stat()
+                    count += found.st_nlink - 2 if found.st_uid == uid else 0
+    return count
+
+
 def thread_times(pid: int, *, besides: str = "") -> dict[int, int]:
     """Return CPU time in nanoseconds by thread id, without threads named `besides`.
 

@@ -23,7 +23,7 @@ from kernel_mcp.linux.folders import Identity
 from kernel_mcp.linux.proc import tree
 from kernel_mcp.output.terminal import clean
 from kernel_mcp.packages.result import InstallOutcome, Present, Verdicts, judge, principal
-from kernel_mcp.sandbox.base import Sandbox, SandboxRequest
+from kernel_mcp.sandbox.base import GuestPaths, Sandbox, SandboxRequest
 from kernel_mcp.sessions.session import Session
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ async def try_imports(
             "paths": [str(path) for path in paths],
             "modules": list(modules),
             "support": support_of(environment),
-            "limits": _limits(limits, own_process_count=guest.own_process_count),
+            "limits": _limits(limits, guest),
             "tmp": guest.tmp,
         }
         python, program = str(environment.python), f"{guest.boot}/restricted/try_import.py"
@@ -111,10 +111,10 @@ def _make(folder: Path, identity: Identity | None) -> None:
         os.chown(folder, identity.uid, identity.gid)
 
 
-def _limits(limits: Limits, *, own_process_count: bool) -> dict[str, int]:
+def _limits(limits: Limits, guest: GuestPaths) -> dict[str, int]:
     return {
         "memory_bytes": limits.memory_bytes,
-        "pids": limits.pids if own_process_count else 0,
+        "pids": guest.process_limit(limits.pids),
         "open_files": limits.open_files,
         "file_bytes": limits.disk_bytes,
     }

@@ -68,9 +68,10 @@ BOOT_FOLDER = Path(kernel_specs.__file__).parent
 class GuestPaths:
     """The paths of a kernel's folders as it sees them; host paths if nothing is remapped.
 
-    `boot` is the folder of the package `kernel_specs`. Without `own_process_count` Linux counts all
-    processes of the user, and the sandbox limits the kernel's processes itself. `layers` contains
-    the package layers, named 0, 1, 2 …; empty if they keep their host paths.
+    `boot` is the folder of the package `kernel_specs`. Without `own_process_count` the sandbox
+    limits the kernel's processes itself. With it, Linux counts `other_threads`, too: those that the
+    user has already. `layers` contains the package layers, named 0, 1, 2 …; empty if they keep
+    their host paths.
     """
 
     workspace: str
@@ -78,7 +79,15 @@ class GuestPaths:
     boot: str
     tmp: str = "/tmp"
     own_process_count: bool = True
+    other_threads: int = 0
     layers: str = ""
+
+    def process_limit(self, most: int) -> int:
+        """Return RLIMIT_NPROC of a kernel that may have `most` processes and threads; 0 for none.
+
+        0 for `most` is no limit.
+        """
+        return most + self.other_threads if most and self.own_process_count else 0
 
 
 @dataclass(frozen=True, slots=True)

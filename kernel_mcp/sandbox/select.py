@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import asynccontextmanager
@@ -12,6 +13,7 @@ from types import MappingProxyType
 from kernel_mcp import extensions
 from kernel_mcp.errors import ConfigError, LaunchError, SandboxUnavailable
 from kernel_mcp.linux.folders import SCRATCH, Identity, scratch_folder
+from kernel_mcp.linux.proc import threads_of_user
 from kernel_mcp.linux.process import tie_to_server
 from kernel_mcp.sandbox.base import (
     BOOT_FOLDER,
@@ -65,6 +67,7 @@ class NoSandbox:
             sockets=str(sockets),
             boot=self._boot,
             tmp=str(sockets / SCRATCH),
+            other_threads=threads_of_user(os.geteuid()),
         )
 
     def identity(self, workspace: Path | None = None) -> Identity | None:

@@ -294,6 +294,30 @@ def test_a_real_tree_of_version_2_is_entered_and_left(tmp_path: Path) -> None:
     assert found["after"] == {"own": ["me"], "left": []}
 
 
+BESIDE_OTHERS = """
+import subprocess, sys, threading
+from threading import Event, Thread
+import anyio
+from tests.integration.agent import agent
+async def main():
+    async with agent("--sandbox", "none", "--pids", "64", "--warm", "0") as notebook:
+        print((await notebook.run("6 * 7")).text)
+threading.stack_size(1 << 18)
+done = Event()
+others = [Thread(target=done.wait, daemon=True) for _ in range(100)]
+for each in others: each.start()
+anyio.run(main)
+"""
+
+
+def test_without_a_sandbox_what_the_user_runs_already_does_not_count() -> None:
+    argv = [sys.executable, "-c", BESIDE_OTHERS]
+    if os.geteuid() == 0:
+        argv = as_ordinary_user(argv)
+    done = subprocess.run(argv, capture_output=True, text=True, check=False)
+    assert done.stdout.strip() == "42", (done.stdout, done.stderr)
+
+
 _ENTER_AND_LEAVE = """
 import json, os, subprocess, sys
 from pathlib import Path

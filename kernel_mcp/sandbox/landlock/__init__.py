@@ -12,13 +12,13 @@ import os
 import platform
 import resource
 import sys
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
 from kernel_mcp.config.settings import Limits
 from kernel_mcp.errors import LaunchError, SandboxUnavailable
 from kernel_mcp.linux.folders import SCRATCH, Identity, scratch_folder
+from kernel_mcp.linux.proc import threads_of_user
 from kernel_mcp.linux.syscalls import architecture
 from kernel_mcp.sandbox.base import (
     BOOT_FOLDER,
@@ -280,7 +280,7 @@ def resource_limits(limits: Limits, identity: Identity | None) -> dict[int, tupl
         most = limits.memory_bytes + ADDRESS_SPACE_RESERVE
         found[resource.RLIMIT_DATA] = found[resource.RLIMIT_AS] = most
     if limits.pids:
-        others = _threads_of(os.geteuid()) if identity is None else 1  # 1: its watcher
+        others = threads_of_user(os.geteuid()) if identity is None else 1  # 1: its watcher
         found[resource.RLIMIT_NPROC] = limits.pids + others
     above = {resource.RLIMIT_AS: RESERVED_ADDRESSES}
     return {kind: (most, most + above.get(kind, 0)) for kind, most in found.items()}
@@ -296,18 +296,6 @@ def _bytecode(source: Path) -> bytes:
     """Return a script as the content of a .pyc file, which starts some ms faster."""
     code = compile(source.read_bytes(), str(source), "exec", dont_inherit=True)
     return importlib.util.MAGIC_NUMBER + bytes(12) + marshal.dumps(code)
-
-
-def _threads_of(uid: int) -> int:
-    """Return the number of a user's threads, from the link counts of /proc/PID/task."""
-    count = 0
-    with os.scandir("/proc") as entries:
-        for entry in entries:
-            if entry.name.isdigit():
-                with suppress(FileNotFoundError, ProcessLookupError):
-                    found = Path(entry.path, "task").stat()
-                    count += found.st_nlink - 2 if found.st_uid == uid else 0
-    return count
 
 
 def _may_search_everywhere() -> bool:
