@@ -19,6 +19,7 @@ CELLS = Path(__file__).with_name("ordinary_cells.txt").read_text().rstrip("\n").
 
 async def test_cells_as_models_write_them_run(servers: Servers) -> None:
     async with servers.agent("--allow", ANALYSIS) as notebook:
+        await notebook.run("pass")  # waits for the environment, which may be built for minutes
         failed = {}
         for code in CELLS:
             answer = await notebook.call("execute", code=code)
