@@ -126,6 +126,7 @@ class KernelContext:
     unpersisted_reason: str
     own_environment: OwnEnvironment | None
     templates: TemplateLauncher | None
+    cold: LocalLauncher
     environments: EnvironmentStore
     factory: KernelFactory
     managers: list[SessionManager]
@@ -289,6 +290,7 @@ async def kernel_context(
             unpersisted_reason=unpersisted_reason,
             own_environment=own,
             templates=templates,
+            cold=cold,
             environments=environments,
             factory=factory,
             managers=managers,

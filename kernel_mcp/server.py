@@ -14,7 +14,7 @@ from typing import Any
 
 import anyio
 
-from kernel_mcp.attached.source import AttachingSource
+from kernel_mcp.attached.source import ATTACHED, AttachingSource
 from kernel_mcp.barriers import Barrier, reason_of
 from kernel_mcp.config.settings import Settings
 from kernel_mcp.endpoints.endpoints import KernelEndpoints
@@ -24,6 +24,8 @@ from kernel_mcp.kernel_context import (
     PersistenceFactory,
     kernel_context,
 )
+from kernel_mcp.kernels.factory import InterpreterSources, KernelSource
+from kernel_mcp.kernelspecs.source import SpecSource, interpreter_of, read_kernelspecs
 from kernel_mcp.launch.base import mark_of
 from kernel_mcp.linux.proc import resident_bytes
 from kernel_mcp.packages.installer import Installer
@@ -136,9 +138,22 @@ async def with_sessions(
             masked=masks.pieces if masks else iter,
             seen_at=lambda root: assembly.sandbox.guest_paths(root, root).workspace,
         )
+        sources: dict[str, KernelSource] = {}
+        if settings.attach:
+            sources[ATTACHED] = AttachingSource(settings.attach, masks)
+        specs = await anyio.to_thread.run_sync(read_kernelspecs, settings)
+        for spec in specs:
+            sources[spec.name] = SpecSource(
+                spec,
+                settings=settings,
+                factory=factory,
+                launcher=kernels.cold,
+                masks=masks,
+                variables=[*assembly.network.variables.items()],
+            )
         manager = SessionManager(
             settings,
-            AttachingSource(pool, settings.attach, masks) if settings.attach else pool,
+            InterpreterSources(pool, sources),
             replace(folders, workspace=workspace),
             shared,
             CellInstallations(installer, shared.checks),
@@ -169,6 +184,7 @@ async def with_sessions(
             manager=manager,
             factory=factory,
             installer=installer,
+            interpreters={each.name: interpreter_of(each) for each in specs},
             scripts=ScriptReader(settings, rules, environments.interpreters),
             persistence_summary=persistence_in_words(persistence, kernels.unpersisted_reason),
             pool=pool,

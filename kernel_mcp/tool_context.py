@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from kernel_mcp.config.settings import Settings
 from kernel_mcp.instructions import instructions
 from kernel_mcp.kernels.factory import KernelFactory
+from kernel_mcp.kernels.interpreter import Interpreter
 from kernel_mcp.launch.assembly import KernelAssembly
 from kernel_mcp.packages.installer import Installer
 from kernel_mcp.packages.requirements import ScriptReader
@@ -18,8 +21,9 @@ from kernel_mcp.sessions.shared_context import SharedContext
 class ToolContext:
     """The objects that the tools of a server use.
 
-    `assembly` has the sandbox, its limits and the grants. `persistence_summary` describes what of
-    the sessions outlives the server.
+    `assembly` has the sandbox, its limits and the grants. `interpreters` are those of
+    other languages, by name. `persistence_summary` describes what of the sessions outlives the
+    server.
     """
 
     settings: Settings
@@ -29,6 +33,7 @@ class ToolContext:
     factory: KernelFactory
     installer: Installer
     scripts: ScriptReader
+    interpreters: Mapping[str, Interpreter]
     persistence_summary: str
 
     def instructions(self) -> str:

@@ -24,7 +24,7 @@ from kernel_mcp.attached.process import Connected
 from kernel_mcp.attached.targets import AttachTarget
 from kernel_mcp.errors import LaunchError
 from kernel_mcp.kernels.channels import Channel, ChannelListener, KernelChannels
-from kernel_mcp.kernels.kernel import Kernel
+from kernel_mcp.kernels.jupyter import JupyterKernel
 from kernel_mcp.kernels.known_names import MOST_NAMES, NAME_CHARS, KnownNames
 from kernel_mcp.kernels.message_codec import Message, whole_number
 from kernel_mcp.kernels.run import Run
@@ -34,8 +34,6 @@ from kernel_mcp.output.text import Masks, one_line
 from kernel_mcp.policy import Policy
 from kernel_mcp.units import MIB
 
-AGAIN_S = 0.5
-"""Seconds between checks that output is received: messages published before that are lost."""
 NAMES_S = 1.0
 """Seconds that a new session waits for the names of an idle kernel."""
 LONG_S = 0.2
@@ -99,10 +97,10 @@ def _description() -> str:
     )
 
 
-class AttachedKernel(Kernel):
+class AttachedKernel(JupyterKernel):
     """A kernel at an `AttachTarget`. Code that other clients run in it goes to `overheard`."""
 
-    attached = True
+    info_channel: Channel = "control"  # which answers while a cell runs
 
     def __init__(
         self,
@@ -128,7 +126,6 @@ class AttachedKernel(Kernel):
         """True if code of others has ended since that look was sent."""
         self._aborted = False
         self._look_answered = anyio.Event()
-        self._output_received = anyio.Event()
         self._joined = False
         self._pid: int | None = None
         self.place = str(place)
@@ -137,31 +134,19 @@ class AttachedKernel(Kernel):
 
     async def ready(self, timeout: float) -> None:
         """Wait until the kernel answers and its output is received. Raises LaunchError."""
-        info: Mapping[str, Any] | None = None
-        with anyio.move_on_after(timeout):
-            while self.exit is None and not (info and self._output_received.is_set()):
-                info = await self._info() or info
+        answers = await self.connected(timeout)
         if self.exit is not None:
             raise LaunchError(f"The kernel at {self.place} {self.exit.describe()}.")
-        if not info or not self._output_received.is_set():
+        if not answers:
             raise LaunchError(
                 f"The kernel at {self.place} did not answer within {timeout:g} s: it may have been "
                 "stopped. Look there, and try again."
             )
-        self._check(info)
+        self._check(self.language_info)
         self._joined = True
         await self._first_names()
 
-    async def _info(self) -> Mapping[str, Any] | None:
-        with self.asking("control", "kernel_info_request", {}) as answer:
-            with anyio.move_on_after(AGAIN_S):
-                await answer.done.wait()
-                await self._output_received.wait()
-        return None if answer.message is None else answer.message.content
-
-    def _check(self, info: Mapping[str, Any]) -> None:
-        found = info.get("language_info")
-        language = found if isinstance(found, dict) else {}
+    def _check(self, language: Mapping[str, Any]) -> None:
         name = str(language.get("name"))[:LANGUAGE_CHARS]
         if name.lower() not in ("python", "ipython"):
             raise LaunchError(
@@ -207,18 +192,8 @@ class AttachedKernel(Kernel):
         _drop(run)
         return GOES_ON if run.begun else SENT
 
-    async def ask(self, kind: str, content: dict[str, Any], *, timeout: float) -> dict[str, Any]:
-        """Return the reply to a Jupyter request, or the description of variables.
-
-        Raises LaunchError, also for requests that only this server's kernels understand.
-        """
-        if kind == "kernel_mcp_variables_request":
-            return await self._described(timeout)
-        if kind.startswith("kernel_mcp_"):
-            raise LaunchError("An attached kernel cannot do this: it is not one of this server's.")
-        return await super().ask(kind, content, timeout=timeout)
-
-    async def _described(self, timeout: float) -> dict[str, Any]:
+    async def describe_variables(self, match: str, offset: int, timeout: float) -> dict[str, Any]:
+        """See `Kernel`; all variables, whatever `match` and `offset` are."""
         if self.running is not None:
             raise LaunchError(BETWEEN)
         with self.asking("shell", "execute_request", _silent(_description())) as answer:
@@ -251,8 +226,6 @@ class AttachedKernel(Kernel):
             if channel == "iopub":
                 self._on_foreign_message(message)
             return
-        if channel == "iopub" and message.parent in self._asked:
-            self._output_received.set()
         if channel == "shell" and self._look and message.parent == self._look:
             self._on_look(message.content)
             return

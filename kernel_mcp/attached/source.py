@@ -1,4 +1,4 @@
-"""Join kernels that the operator has named; all others come from another source."""
+"""Join kernels that the operator has named."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from kernel_mcp.config.attachments import Attachment
 from kernel_mcp.environments.uv import ProgressCallback
 from kernel_mcp.errors import LaunchError
 from kernel_mcp.kernels.channels import ChannelListener, Channels, Floods, KernelChannels
-from kernel_mcp.kernels.factory import KernelRequest, KernelSource
+from kernel_mcp.kernels.factory import KernelRequest
+from kernel_mcp.kernels.interpreter import Interpreter
 from kernel_mcp.kernels.message_codec import MessageCodec
 from kernel_mcp.launch.base import ConnectionInfo
 from kernel_mcp.output.text import Masks
@@ -63,23 +64,37 @@ async def description_of(attachment: Attachment) -> str:
         return f"{attachment}: not to be joined now: {reason}"
 
 
-class AttachingSource:
-    """A `KernelSource` that joins the kernels named in requests and delegates all others."""
+ATTACHED = "attached"
+"""Name of the interpreter of external kernels."""
+_OTHERWISE = "create_session without attach gives a session with a kernel of its own."
+_LACKING = {
+    "reset": "Delete variables by code, or have its user restart it; close_session leaves it.",
+    "install": "A cell with %pip install adds packages where that kernel runs.",
+    "list_packages": "A cell with %pip list shows those of that kernel.",
+    "write_file": "Write files by code: it runs where that kernel runs.",
+    "list_files": "List folders by code: it runs where that kernel runs.",
+    "undo": _OTHERWISE,
+    "branch": _OTHERWISE,
+}
 
-    def __init__(
-        self, source: KernelSource, named: Sequence[Attachment], masks: Masks | None = None
-    ) -> None:
-        self._source = source
+
+def attached(place: str) -> Interpreter:
+    """Return the interpreter of a session that joins the kernel at `place`."""
+    return Interpreter(ATTACHED, "Python", place, lacking=_LACKING)
+
+
+class AttachingSource:
+    """The `KernelSource` of interpreters with a place: it joins the kernel there."""
+
+    def __init__(self, named: Sequence[Attachment], masks: Masks | None = None) -> None:
         self._named = tuple(named)
         self._masks = masks or Masks()
         self._floods = Floods()
 
     async def start(self, request: KernelRequest, progress: ProgressCallback) -> Kernel:
-        """Join or start a kernel. Raises KernelMcpError."""
-        if not request.attach:
-            return await self._source.start(request, progress)
+        """Join a kernel. Raises KernelMcpError."""
         await anyio.to_thread.run_sync(import_module, _KERNEL)
-        place = target_of(request.attach, self._named)
+        place = target_of(request.interpreter.place, self._named)
         await progress(f"Joining the kernel at {place}")
         if place.attachment.is_server:
             return await self._behind_server(place)

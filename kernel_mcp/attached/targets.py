@@ -97,9 +97,7 @@ def _below(text: str, named: Attachment) -> AttachTarget | None:
 
 @dataclass(frozen=True, slots=True)
 class ConnectionFile(ConnectionInfo):
-    """The sockets that an external kernel listens on; `transport` is tcp or ipc."""
-
-    transport: str = "tcp"
+    """The sockets that an external kernel listens on."""
 
     @property
     def host(self) -> str:

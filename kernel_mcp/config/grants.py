@@ -46,6 +46,7 @@ KINDS = (
     GrantKind("env", "variables", _name, _name),
     GrantKind("secret", "secrets", _name),
     GrantKind("attach", "attach"),
+    GrantKind("kernel", "kernels", _name),
 )
 
 

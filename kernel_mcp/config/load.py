@@ -22,6 +22,7 @@ from typing import Any, NoReturn
 
 from kernel_mcp import __version__, extensions
 from kernel_mcp.config.attachments import Attachment, attachments
+from kernel_mcp.config.kernelspecs import kernelspecs
 from kernel_mcp.config.mounts import Mount, mounts
 from kernel_mcp.config.narrowing import never
 from kernel_mcp.config.options import ENV_PREFIX, IgnoredKeys, Option, variable_of
@@ -44,7 +45,17 @@ MAX_VARIABLES = 16 * 1024
 MAX_SHOWN = 100
 """Characters of a key or a value in an error, which is one line."""
 
-_LISTS = (attachments, devices, entries, header_secrets, hosts, mounts, places, variables)
+_LISTS = (
+    attachments,
+    devices,
+    entries,
+    header_secrets,
+    hosts,
+    kernelspecs,
+    mounts,
+    places,
+    variables,
+)
 """Readers of settings that may be given more than once."""
 HELP = ("-h", "--help", "help")
 OTHERS = "The other flags of the server are taken too, and change nothing here."
@@ -148,6 +159,11 @@ def _checked(settings: Settings, environ: Mapping[str, str]) -> Settings:
         raise ConfigError(
             f"--attach and --profile {settings.profile}: what code may do in an attached kernel is "
             "limited by nothing here; leave one of the two out"
+        )
+    if settings.kernels and settings.profile in ("strict", "guarded"):
+        raise ConfigError(
+            f"--kernel and --profile {settings.profile}: only Python code is checked by a profile; "
+            "leave one of the two out"
         )
     for group in settings.tools:
         if group not in TOOL_GROUPS:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from kernel_mcp import extensions
 from kernel_mcp.config.attachments import Attachment, attachments
+from kernel_mcp.config.kernelspecs import NamedKernelspec, kernelspecs
 from kernel_mcp.config.mounts import Mount, mounts
 from kernel_mcp.config.narrowing import (
     among,
@@ -257,6 +258,13 @@ class Settings:
         "let `create_session(attach=...)` join this running kernel (its connection file), or those "
         "of this Jupyter server (`http://localhost:8888/?token=...`): what runs there runs outside "
         "the sandbox, with all rights of that kernel's user; repeatable",
+        value=(),
+    )
+    kernels: tuple[NamedKernelspec, ...] = flag(
+        "kernel", kernelspecs, GRANTS, "NAME=KERNELSPEC", "none",
+        "let `create_session(language=NAME)` start the kernel of this Jupyter kernel spec in the "
+        "sandbox, such as `r=ir`: the name, folder or `kernel.json` of one; `+PATH` for each path "
+        "that it reads outside `/usr`; repeatable",
         value=(),
     )
     workspace: Path | None = flag(

@@ -26,6 +26,7 @@ from kernel_mcp.environments.store import EnvironmentStore
 from kernel_mcp.environments.uv import ProgressCallback
 from kernel_mcp.errors import EnvironmentBuildError
 from kernel_mcp.kernels.channels import Floods
+from kernel_mcp.kernels.interpreter import PYTHON, Interpreter
 from kernel_mcp.launch.base import START_TIMEOUT_S, KernelEnvironment, LaunchRequest
 from kernel_mcp.launch.network import Network
 from kernel_mcp.launch.process import KernelProcess, Launcher
@@ -50,7 +51,7 @@ class KernelRequest:
     layer             folder of packages installed by the session; None if it can install none
     limits            limits of the session; None for the server's
     network           requested hosts; None for all that the operator grants
-    attach            an external kernel to attach to, as named by the operator; empty for none
+    interpreter       the kind of kernel
     """
 
     session: str
@@ -61,7 +62,7 @@ class KernelRequest:
     layer: Path | None = None
     limits: Limits | None = None
     network: tuple[str, ...] | None = None
-    attach: str = ""
+    interpreter: Interpreter = PYTHON
 
     @property
     def at_home(self) -> bool:
@@ -71,7 +72,7 @@ class KernelRequest:
     @property
     def ordinary(self) -> bool:
         """True if any kernel of the server satisfies it, such as a pooled one."""
-        own = self.beside or self.attach or self.limits is not None
+        own = self.beside or self.interpreter.name or self.limits is not None
         return self.at_home and not own
 
 
@@ -85,6 +86,18 @@ class KernelSource(Protocol):
 
     async def start(self, request: KernelRequest, progress: ProgressCallback) -> Kernel:
         """Start a kernel. Raises KernelMcpError."""
+
+
+class InterpreterSources:
+    """The `KernelSource` of all interpreters: one source for each, by the interpreter's name."""
+
+    def __init__(self, python: KernelSource, others: Mapping[str, KernelSource]) -> None:
+        """`python` starts this server's own kernels."""
+        self._sources = {PYTHON.name: python, **others}
+
+    async def start(self, request: KernelRequest, progress: ProgressCallback) -> Kernel:
+        """Start a kernel of the requested interpreter. Raises KernelMcpError."""
+        return await self._sources[request.interpreter.name].start(request, progress)
 
 
 KERNEL_MODULE = "kernel_mcp.kernels.kernel"

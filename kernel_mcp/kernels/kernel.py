@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import signal
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any
 
 import anyio
@@ -35,6 +36,12 @@ DRAIN_S = 0.25
 CHECKPOINT_S = 10.0
 """Processor seconds that a checkpoint may use, which needs some 10 ms per gigabyte."""
 MOST_WORDS = 8
+PYTHON_METADATA: Mapping[str, Any] = MappingProxyType(
+    {
+        "kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"},
+        "language_info": {"name": "python", "file_extension": ".py"},
+    }
+)
 WORD_CHARS = 80
 
 
@@ -64,10 +71,10 @@ class Kernel:
     `watch` must run as a task, to detect the end of the kernel.
     """
 
-    attached = False
-    """True for an external kernel, which understands only Jupyter's own protocol."""
+    extended = True
+    """True if it supports this server's own requests; False if only those of Jupyter."""
     place = ""
-    """Address of such a kernel, as passed to `create_session` in `attach`."""
+    """Address of an external kernel, as passed to `create_session` in `attach`."""
 
     def __init__(
         self,
@@ -277,6 +284,33 @@ class Kernel:
         """
         self.kill()
         return None
+
+    @property
+    def notebook_metadata(self) -> Mapping[str, Any]:
+        """The fields `kernelspec` and `language_info` of notebooks with its cells."""
+        return PYTHON_METADATA
+
+    async def describe_variables(self, match: str, offset: int, timeout: float) -> dict[str, Any]:
+        """Return hostile descriptions of the user's variables, see `variables_of`.
+
+        Raises LaunchError after `timeout` seconds.
+        """
+        asked = {"match": match, "offset": offset}
+        return await self.ask("kernel_mcp_variables_request", asked, timeout=timeout)
+
+    async def list_packages(self, timeout: float) -> dict[str, str]:
+        """Return versions of packages by name, if the kernel can list them.
+
+        Raises LaunchError after `timeout` seconds.
+        """
+        raise LaunchError("This kernel does not list its packages.")
+
+    async def check_syntax(self, code: str, timeout: float) -> tuple[int, int, str] | None:
+        """Return line, column and message of a syntax error in `code`; None for none.
+
+        Raises LaunchError if the kernel cannot check code, or after `timeout` seconds.
+        """
+        raise LaunchError("This kernel does not check code.")
 
     async def checkpoint(self) -> tuple[Checkpoint, float]:
         """Make a forked copy of this idle kernel; return it and the CPU seconds that it required.

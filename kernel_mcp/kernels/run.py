@@ -79,6 +79,8 @@ class Run:
             self.compiled = content.get("begun") is not False
             with contextlib.suppress(WireError):
                 self.failure = failure_from(content)
+        if status == "abort":  # IRkernel and tslab write it so
+            status = "aborted" if not self.outputs else "error"
         self.status = status if status in ("ok", "error", "aborted") else "error"
         self.removed = _removed(content.get("removed"))
         self.usage = _usage(content.get("used"))

@@ -32,6 +32,10 @@ from kernel_mcp.linux.safe_tree import give_tree, remove_tree
 from kernel_mcp.records import dataclass
 from kernel_mcp.sandbox.base import GuestPaths, Sandbox, SandboxReport
 
+PROGRAM_PORTS = (61001, 61002, 61003, 61004, 61005)
+"""Ports of shell, iopub, stdin, control and heartbeat in the network of one kernel alone: above
+those that Linux assigns by itself."""
+
 
 class KernelAssembly:
     """Prepares kernels; all launchers of a server share one instance."""
@@ -92,8 +96,7 @@ class KernelAssembly:
                 identity=identity,
                 folder=folder,
                 paths=self.sandbox.guest_paths(request.workspace, folder),
-                connection=connection
-                or ConnectionInfo(ip=f"{folder}/k", key=secrets.token_hex(32)),
+                connection=connection or self._connection(folder, request, identity),
                 limits=limits,
                 channel=channel,
                 ring=ring,
@@ -101,6 +104,19 @@ class KernelAssembly:
                 of_sandbox=of_sandbox,
                 of_kernel=of_kernel,
             )
+
+    def _connection(
+        self, folder: Path, request: LaunchRequest, identity: Identity | None
+    ) -> ConnectionInfo:
+        """Return the addresses of a new kernel; those of a program are in its own network, if any.
+
+        Not every program knows Unix sockets, and with mounts a kernel can make none.
+        """
+        key = secrets.token_hex(32)
+        expected = self.sandbox.expected_confinement(identity)
+        if request.program is not None and expected is not None and "net" in expected.namespaces:
+            return ConnectionInfo("127.0.0.1", key, *PROGRAM_PORTS, transport="tcp")
+        return ConnectionInfo(ip=f"{folder}/k", key=key)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -153,6 +169,9 @@ class PreparedKernel:
                 start="".join(start),
             ),
         }
+        if self.request.program is not None:
+            program = rundir.program_content(self.request.program, self.paths)
+            contents[rundir.PROGRAM_FILE] = program
         rundir.write_files(self.folder, contents, self.identity)
         if self.identity is not None:
             os.chown(self.folder, self.identity.uid, self.identity.gid)
@@ -205,10 +224,14 @@ class PreparedKernel:
         await self.limits.settled()
         return inspected
 
-    def finish(self) -> None:
-        """Close the readiness channel; remove secrets and the kernel's rights to its folder."""
-        self.channel.close()
+    def begin(self) -> None:
+        """Remove secrets and close the readiness channel, upon which a program begins."""
         rundir.forget_variables(self.request, self.folder)
+        self.channel.close()
+
+    def finish(self) -> None:
+        """Call `begin`, then remove the kernel's rights to its folder."""
+        self.begin()
         if self.identity is not None:
             # no quota counts the files of this folder, so the kernel's user may not keep it
             os.chown(self.folder, os.geteuid(), self.identity.gid, follow_symlinks=False)

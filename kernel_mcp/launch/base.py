@@ -43,9 +43,10 @@ def hold_little(end: socket.socket) -> None:
 
 @dataclass(frozen=True, slots=True)
 class ConnectionInfo:
-    """The addresses of a kernel: the content of a Jupyter connection file, `transport` ipc.
+    """The addresses of a kernel: the content of a Jupyter connection file.
 
-    `ip` is the path prefix on the host; the socket of channel n is `{ip}-{n}`.
+    With the `transport` ipc, `ip` is the path prefix on the host; the socket of channel n is
+    `{ip}-{n}`. With tcp it is an address of the kernel's own network.
     """
 
     ip: str
@@ -56,6 +57,7 @@ class ConnectionInfo:
     control_port: int = 4
     hb_port: int = 5
     signature_scheme: str = "hmac-sha256"
+    transport: str = "ipc"
 
     @property
     def ports(self) -> tuple[int, ...]:
@@ -168,10 +170,23 @@ class KernelEnvironment:
 
 
 @dataclass(frozen=True, slots=True)
+class Program:
+    """A program that becomes the kernel, instead of this server's own ipykernel.
+
+    argv  its command line; `{connection_file}` stands for the path of the connection file
+    env   its environment variables besides those that every kernel has
+    """
+
+    argv: tuple[str, ...]
+    env: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class LaunchRequest:
     """All that is needed to start one kernel for one session.
 
-    `variables` are set in `os.environ` and override those that every kernel has.
+    `variables` are set in `os.environ` and override those that every kernel has. Without a
+    `program` the kernel is this server's own.
     """
 
     session: str
@@ -181,3 +196,4 @@ class LaunchRequest:
     workspace: Path
     layers: tuple[Path, ...] = ()
     variables: tuple[tuple[str, str], ...] = field(default=(), repr=False)
+    program: Program | None = None

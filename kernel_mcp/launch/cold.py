@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 from contextlib import AsyncExitStack
 
 from kernel_mcp.barriers import explained
@@ -12,6 +13,7 @@ from kernel_mcp.launch.assembly import KernelAssembly, PreparedKernel
 from kernel_mcp.launch.base import START_TIMEOUT_S, ConnectionInfo, LaunchRequest
 from kernel_mcp.launch.mounts import ALL, as_folder
 from kernel_mcp.launch.process import ConfinedProcess, KernelProcess, KernelSockets, StartReport
+from kernel_mcp.launch.program import connections
 from kernel_mcp.launch.spawn import Spawned
 from kernel_mcp.linux.folders import Identity
 from kernel_mcp.sandbox.base import SandboxRequest
@@ -48,7 +50,7 @@ class LocalLauncher:
     ) -> KernelProcess:
         async with self._assembly.prepare(request, connection) as kernel:
             await kernel.limits.ready()
-            if self._mounts.sealed:
+            if self._mounts.sealed and request.program is None:
                 kernel.channel.give(rundir.listening(kernel.connection))
             process = self._start(kernel, await self._folders(request, kernel.identity))
             kernel.own(process)
@@ -60,12 +62,16 @@ class LocalLauncher:
                 masks_since=ALL,
                 lasting=lambda: process.pid,
             )
+            ends: tuple[socket.socket, ...] = ()
+            if request.program is not None:
+                kernel.begin()
+                ends = await connections(process, kernel.connection, self._start_timeout_s)
             kernel.finish()
             resources = AsyncExitStack()
             resources.push_async_callback(kernel.of_sandbox.pop_all().aclose)
             resources.push_async_callback(kernel.of_kernel.pop_all().aclose)
             return KernelProcess(
-                sockets=KernelSockets(kernel.connection),
+                sockets=KernelSockets(kernel.connection, ends),
                 report=StartReport(("started cold", *inspected.words)),
                 process=process,
                 limits=kernel.limits,

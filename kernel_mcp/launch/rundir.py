@@ -21,7 +21,7 @@ from typing import Any
 import anyio
 
 from kernel_mcp.errors import ConfigError
-from kernel_mcp.launch.base import ConnectionInfo, KernelEnvironment, LaunchRequest
+from kernel_mcp.launch.base import ConnectionInfo, KernelEnvironment, LaunchRequest, Program
 from kernel_mcp.limits.groups import RECORD, remove_recorded
 from kernel_mcp.linux.commands import output_of
 from kernel_mcp.linux.folders import Identity, lasting_folder, private_folder, try_lock
@@ -78,13 +78,15 @@ BACKLOG = 100
 BOOT_VERSION = 1
 CONNECTION_FILE = "connection.json"
 BOOT_FILE = "boot.json"
+PROGRAM_FILE = "program.json"
+SYSTEM_PATH = "/usr/local/bin:/usr/bin:/bin"
 
 
 def connection_content(connection: ConnectionInfo, guest: GuestPaths) -> dict[str, Any]:
     """Return the Jupyter connection file, with the socket path as the kernel sees it."""
     return {
-        "transport": "ipc",
-        "ip": f"{guest.sockets}/k",
+        "transport": connection.transport,
+        "ip": f"{guest.sockets}/k" if connection.transport == "ipc" else connection.ip,
         "shell_port": connection.shell_port,
         "iopub_port": connection.iopub_port,
         "stdin_port": connection.stdin_port,
@@ -195,12 +197,25 @@ def layer_paths(request: LaunchRequest, guest: GuestPaths) -> list[str]:
     return [f"{guest.layers}/{number}" for number in range(len(request.layers))]
 
 
+def program_content(program: Program, guest: GuestPaths) -> dict[str, Any]:
+    """Return the file that names the program which becomes the kernel."""
+    file = f"{guest.sockets}/{CONNECTION_FILE}"
+    return {
+        "argv": [each.replace("{connection_file}", file) for each in program.argv],
+        "env": {"PATH": f"{Path(program.argv[0]).parent}:{SYSTEM_PATH}", **dict(program.env)},
+    }
+
+
 def argv(request: LaunchRequest, guest: GuestPaths) -> list[str]:
     """Return the kernel's command line."""
+    file = f"{guest.sockets}/{CONNECTION_FILE}"
+    if request.program is not None:
+        start = f"{guest.boot}/programs/start.py"
+        return [str(request.environment.bare), "-I", "-S", "-B", start, "-f", file]
     return [
         str(request.environment.python),
         *("-I", "-B", f"{guest.boot}/restricted/boot.py"),
-        *("-f", f"{guest.sockets}/{CONNECTION_FILE}"),
+        *("-f", file),
     ]
 
 
@@ -213,7 +228,7 @@ def environment(request: LaunchRequest, guest: GuestPaths) -> dict[str, str]:
     libraries = {name: value for name, value in request.variables if name == LIBRARY_PATH}
     return {
         **libraries,
-        "PATH": f"{request.environment.python.parent}:/usr/local/bin:/usr/bin:/bin",
+        "PATH": f"{request.environment.python.parent}:{SYSTEM_PATH}",
         "HOME": guest.workspace,
         "LANG": "C.UTF-8",
         "TMPDIR": guest.tmp,

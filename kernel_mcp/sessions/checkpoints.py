@@ -458,13 +458,13 @@ class Checkpoints:
 OFF = "off (--checkpoints off)"
 NONE_HERE = "there are no checkpoints of this kernel: it was not forked from a template, as "
 NEVER = "no kernel of this server is (--no-template, or a sandbox other than bubblewrap)"
-NONE_ATTACHED = "an external kernel has no checkpoints"
+NONE_FOREIGN = "only this server's own Python kernels have checkpoints"
 
 
 def none_of(kernel: Kernel) -> str:
     """Return why a kernel that was not forked from a template has no checkpoints."""
-    if kernel.attached:
-        return NONE_ATTACHED
+    if not kernel.extended:
+        return NONE_FOREIGN
     return NONE_HERE + (kernel.handle.report.unforked or NEVER)
 
 

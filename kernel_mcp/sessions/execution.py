@@ -113,6 +113,8 @@ async def probe_broken(kernel: Kernel, run: Run) -> bool:
     cell.
     """
     failure = run.failure
+    if not kernel.extended:
+        return False
     if failure is not None and any("Cell In[" in line for line in failure.traceback):
         return False
     kernel.broken = await _trial(kernel, ASK_S) == "error"
@@ -139,7 +141,7 @@ async def _trial(kernel: Kernel, timeout: float) -> str:
 
 
 async def _look(kernel: Kernel, run: Run) -> _State:
-    if kernel.attached:  # its processes are not accessible, and it does not support the request
+    if not kernel.extended:
         return _State.WORKS
     before, heard = kernel.handle.usage(), (run.outputs, kernel.rests)
     try:
@@ -312,7 +314,7 @@ async def stop(kernel: Kernel, run: Run, grace_s: float, cell: Cell) -> bool:
     processes, which may be what it waits for. The wall-clock bound is `silence.PATIENCE` times
     `grace_s`. A reset or close ends the period at once.
     """
-    pids = [] if kernel.attached else [kernel.handle.pid]
+    pids = [kernel.handle.pid] if kernel.handle.pid > 0 else []  # an external one has none here
     left, latest = grace_s, anyio.current_time() + silence.PATIENCE * grace_s
     try:
         with anyio.CancelScope() as grace:

@@ -70,7 +70,7 @@ class SessionFactory:
         handle = request.session
         with ExitStack() as undo:
             found = NOTHING_FOUND
-            if not request.attach:
+            if request.interpreter.saves:
                 found = await self._look_up(caller, wanted, handle, undo)
             name, folder = self._folders.place(
                 handle, wanted.name, undo, default=wanted.default, principal=caller.principal
@@ -233,11 +233,15 @@ class SessionFactory:
 
 def _note_start(session: Session) -> None:
     request = session.request
-    attach = {"attach": request.attach} if request.attach else {}
+    interpreter, kind = request.interpreter, {}
+    if interpreter.external:
+        kind = {"attach": interpreter.place}
+    elif interpreter.name:
+        kind = {"interpreter": interpreter.name}
     session.events.note(
         "session_start",
         name=session.name,
         packages=[str(each) for each in request.packages],
         python=request.python,
-        **attach,
+        **kind,
     )

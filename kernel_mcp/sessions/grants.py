@@ -9,8 +9,8 @@ from kernel_mcp.config.settings import Settings
 
 _FULL = ("bwrap", "container")
 """Sandboxes that isolate fully: a change to one of these grants nothing more."""
-_ATTACH = "attach"
-"""External kernels are joined by a call; no saved session gets one unasked."""
+_CHOSEN = ("attach", "kernel")
+"""Such a kernel is requested by a call; no saved session gets one unasked."""
 
 
 def grants_of(settings: Settings, sandbox: str) -> dict[str, tuple[str, ...]]:
@@ -23,7 +23,7 @@ def grants_of(settings: Settings, sandbox: str) -> dict[str, tuple[str, ...]]:
         mounts += [f"{place} not strict"] * (not each.strict)
     hosts = dict.fromkeys((*settings.network, *(each.host for each in settings.secrets)))
     return {
-        **{each.kind: tuple(each.texts(settings)) for each in KINDS if each.kind != _ATTACH},
+        **{each.kind: tuple(each.texts(settings)) for each in KINDS if each.kind not in _CHOSEN},
         "sandbox": (sandbox,),
         "mount": tuple(mounts),
         "network": tuple(hosts) if sandbox != "none" else ("*",),

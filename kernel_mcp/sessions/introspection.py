@@ -28,8 +28,7 @@ async def variables_of(session: Session, match: str = "", offset: int = 0) -> di
     if kernel is None:
         return {"variables": [], "omitted": 0}
     try:
-        asked = {"match": match, "offset": offset}
-        reply = await kernel.ask("kernel_mcp_variables_request", asked, timeout=VARIABLES_TIMEOUT_S)
+        reply = await kernel.describe_variables(match, offset, VARIABLES_TIMEOUT_S)
     except LaunchError:
         if kernel.exit is None:
             raise

@@ -17,6 +17,7 @@ from kernel_mcp.config.quotas import Quotas
 from kernel_mcp.config.settings import Limits, Settings
 from kernel_mcp.errors import InputError, SessionNotFound
 from kernel_mcp.kernels.factory import KernelRequest, KernelSource
+from kernel_mcp.kernels.interpreter import PYTHON, Interpreter
 from kernel_mcp.output.text import Masks
 from kernel_mcp.sessions.branches import Branches
 from kernel_mcp.sessions.checkpoints import IdleCheckpoints
@@ -167,7 +168,7 @@ class SessionManager:
         default: bool = False,
         fresh: bool = False,
         resume: bool = False,
-        attach: str = "",
+        interpreter: Interpreter = PYTHON,
         handle: str = "",
     ) -> Session:
         """Open a session; the longest idle one may be hibernated to make room.
@@ -175,17 +176,16 @@ class SessionManager:
         `handle` is passed for a session that had it before. Empty or None `limits`, `timeout_s` and
         `network` stand for those of the settings. Persisted state is restored unless `fresh`. With
         `resume` it is restored even if more is granted now, and the session that began in its place
-        is closed. With `attach` the session uses an external kernel, is not persisted, and is never
-        the default one.
+        is closed. The default session is one of `PYTHON`.
 
         Raises SessionLimitReached, and InputError for a `name` that is in use or malformed.
         """
         wanted = SessionRequest(name, default=default, fresh=fresh, resume=resume)
         self.principals.seen(caller.who)
-        if attach and self.directory.is_default(caller, name):
+        if interpreter.name and self.directory.is_default(caller, name):
             raise InputError(
-                f"{name!r} is your default session, whose kernel is its own: choose another name, "
-                "or none, for one that joins a kernel."
+                f"{name!r} is your default session, which runs Python: choose another name, or "
+                "none, for one with another kernel."
             )
         limits = self.principals.limits(caller.principal, limits, self._settings.limits)
         async with (
@@ -195,11 +195,17 @@ class SessionManager:
             self.admission.reserve(caller.principal),
         ):
             self.directory.check_name(caller, wanted.name)  # again: the reservation may have waited
-            if attach:
+            if not interpreter.saves:
                 handle = self._registry.new_handle()
             async with self._entered(caller, wanted, handle) as handle:
                 request = KernelRequest(
-                    handle, Path(), python, packages, limits=limits, network=network, attach=attach
+                    handle,
+                    Path(),
+                    python,
+                    packages,
+                    limits=limits,
+                    network=network,
+                    interpreter=interpreter,
                 )
                 return await self._create(caller, wanted, request, timeout_s)
 

@@ -177,7 +177,9 @@ class CellScheduler(Generic[S]):
     async def _prepare_next(self) -> None:
         """Begin the next cell if it needs preparation, and prepare it without holding `turn`."""
         work, first, session = self._preparation, self._queue.first, self._session
-        if session.request.attach or work is None or first is None or not work.concerns(first.code):
+        if work is None or first is None or not session.request.interpreter.offers("install"):
+            return
+        if not work.concerns(first.code):
             return
         async with session.turn:  # wait for earlier users of the kernel
             cell = self._queue.begin()

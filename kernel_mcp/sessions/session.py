@@ -41,7 +41,6 @@ from kernel_mcp.sessions.lifecycle import KernelLifecycle
 from kernel_mcp.sessions.losses import Rollback
 from kernel_mcp.sessions.notebook_sinks import NotebookSinks
 from kernel_mcp.sessions.notifications import Loss, Notice, NotificationQueue
-from kernel_mcp.sessions.own_kernel import require_own
 from kernel_mcp.sessions.recovery import KernelRecovery
 from kernel_mcp.sessions.runner import CellQueue, CellRunner
 from kernel_mcp.sessions.saver import Saver
@@ -192,7 +191,7 @@ class Session:
     def can_hibernate(self) -> bool:
         """True if it can be hibernated: not hibernated, no cell, install or start in progress.
 
-        False with an attached kernel, whose variables this server must not save.
+        False with an interpreter whose variables this server cannot or must not save.
         """
         return not self.turn.locked() and not self.scheduler.starting and self._can_hibernate_now
 
@@ -206,7 +205,7 @@ class Session:
         """The same as `can_hibernate`, for a caller that holds `turn`."""
         others = [each for each in self.family.members if each is not self]
         return (
-            not self.request.attach
+            self.request.interpreter.saves
             and not self._needs
             and self.state in ("new", "idle")
             and all(each.state != "busy" and not each.turn.locked() for each in others)
@@ -278,7 +277,7 @@ class Session:
         kernel ends once the fresh one has started. Raises KernelMcpError if none can be started, or
         if files or packages cannot be removed.
         """
-        require_own(self.request, "reset")
+        self.request.interpreter.require("reset")
         if (packages or files) and len(self.family.members) > 1:
             raise BranchError(
                 "Nothing was reset: files and packages are those of "
@@ -335,15 +334,19 @@ class Session:
         finally:
             self._needs -= 1
 
-    async def attach(self, progress: ProgressCallback = silence) -> None:
-        """Connect to the requested external kernel, and to no other from now on.
+    async def open_kernel(self, progress: ProgressCallback = silence) -> Kernel:
+        """Start or join the requested kernel; an external one is the only one from now on.
 
         Raises KernelMcpError.
         """
         kernel = await self.ensure_kernel(progress)
-        self.request = replace(self.request, attach=kernel.place)
+        if not self.request.interpreter.external:
+            return kernel
+        joined = replace(self.request.interpreter, place=kernel.place)
+        self.request = replace(self.request, interpreter=joined)
         self.lifecycle.request = self.request
         self.kernel_state.used = True  # it may have variables before the first cell
+        return kernel
 
     async def ensure_kernel(self, progress: ProgressCallback = silence) -> Kernel:
         """Return the live kernel, or start one. Does not wait for a running cell.
@@ -431,7 +434,7 @@ class Session:
         if self._gone is not None:
             return replace(self._gone, cause=cause)
         loss = self.notifications.with_pending(self.kernel_state.lost_state(cause))
-        return replace(loss, kept=bool(self.request.attach))
+        return replace(loss, kept=self.request.interpreter.external)
 
     def remark(self, text: str) -> None:
         """Add a text to the next answer."""
@@ -447,13 +450,13 @@ class Session:
 
     def end_kernel(self, cause: str) -> None:
         """Kill the kernel, with `cause` as the reason, unless it is attached."""
-        if self.kernel is not None and not self.request.attach:
+        if self.kernel is not None and not self.request.interpreter.external:
             self.kernel.handle.limits.kill_for(cause)
 
     def close(self) -> None:
         """Stop all cells and refuse further ones; `serve` returns soon after."""
         notice = None
-        if self.request.attach:  # the external kernel keeps its variables
+        if self.request.interpreter.external:  # which keeps its variables
             self.kernel_state.used = False
         self._gone = self.lost_state("it was closed")
         if self.kernel_state.holds and not self.closing.is_set():

@@ -9,7 +9,6 @@ from pydantic import Field
 
 from kernel_mcp.errors import InputError
 from kernel_mcp.sessions.losses import Rollback, cells_in_words
-from kernel_mcp.sessions.own_kernel import require_own
 from kernel_mcp.tool_context import ToolContext
 from kernel_mcp.tools import AnyContext, SessionArg, Toolbox, Whole
 from kernel_mcp.tools.hints import CHANGES, DESTROYS
@@ -34,7 +33,7 @@ def register(box: Toolbox, services: ToolContext) -> None:
         if cells < 1:
             raise InputError(f"cells={cells} is not usable: pass 1 or more.")
         _, found = await box.resolve(ctx, session)
-        require_own(found.request, "undo")
+        found.request.interpreter.require("undo")
         back = await found.undo(cells)
         tagged = await found.notebooks.undone(back.undone)
         return Undone(
@@ -56,7 +55,7 @@ def register(box: Toolbox, services: ToolContext) -> None:
         They share the folder and the memory limit; os.environ['BRANCH_DIR'] is a private folder.
         """
         _, found = await box.resolve(ctx, session)
-        require_own(found.request, "branch")
+        found.request.interpreter.require("branch")
         made = await manager.branches.make(found, n)
         return Branched(
             session=found.handle,

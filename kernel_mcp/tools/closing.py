@@ -65,7 +65,7 @@ def closing_line(session: Session, cell: Cell, most_s: float) -> str:
                 f"lost; {FILES_KEPT}. Later cells have run on a fresh kernel."
                 f"{_lost(cell, made_anew(session, cell))}"
             )
-        case Status.KILLED if session.request.attach:
+        case Status.KILLED if session.request.interpreter.external:
             return (
                 f"killed: {_cause(cell)}. The variables that were there are lost to this session; "
                 f"the next cell joins what is there then.{_lost(cell)}"

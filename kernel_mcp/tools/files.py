@@ -21,7 +21,6 @@ from kernel_mcp.output.render import PICTURE_BYTES
 from kernel_mcp.output.text import visible
 from kernel_mcp.sessions.losses import cells_in_words
 from kernel_mcp.sessions.notebook_export import NOTEBOOK_MIME, notebook
-from kernel_mcp.sessions.own_kernel import require_own
 from kernel_mcp.sessions.session import Session
 from kernel_mcp.tool_context import ToolContext
 from kernel_mcp.tools import AnyContext, PathArg, SessionArg, Toolbox, Whole
@@ -55,7 +54,7 @@ def register(box: Toolbox, services: ToolContext) -> None:
         if offset < 0:
             raise InputError(f"offset={offset} is not usable: files count from 0.")
         _, found = await box.resolve(ctx, session)
-        require_own(found.request, "list_files")
+        found.request.interpreter.require("list_files")
         chosen = partial(matches, match=match)
         read = partial(found.workspace.list_files, path, chosen, offset)
         listing = await anyio.to_thread.run_sync(read)
@@ -122,7 +121,7 @@ def register(box: Toolbox, services: ToolContext) -> None:
     ) -> Written:
         """Write a file."""
         _, found = await box.resolve(ctx, session)
-        require_own(found.request, "write_file")
+        found.request.interpreter.require("write_file")
         size = await anyio.to_thread.run_sync(_write, found, path, content, encoding)
         note = f"Written. Code opens it as {path!r}."
         return Written(session=found.handle, path=path, size=size, note=note)

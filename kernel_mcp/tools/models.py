@@ -204,6 +204,9 @@ class ServerInfo(ResultWithNotices):
         description="Names in os.environ from the operator; values are masked in outputs"
     )
     attach: list[str] = Field(description="Kernels of people that create_session may join")
+    languages: list[str] = Field(
+        default_factory=list, description="What create_session takes as `language`"
+    )
     ignored_settings: str = Field(description="Settings that were not taken, and why")
     problem: str = Field(default="", description="Why no kernel can start; empty if one can")
 

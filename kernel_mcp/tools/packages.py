@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import Annotated
 
 import anyio
@@ -13,14 +14,16 @@ from kernel_mcp.environments.layer import versions
 from kernel_mcp.environments.uv import silence
 from kernel_mcp.errors import InputError
 from kernel_mcp.identity import INSTALL
+from kernel_mcp.kernels.interpreter import PYTHON
 from kernel_mcp.packages.result import InstallOutcome, all_versions
-from kernel_mcp.sessions.own_kernel import require_own
 from kernel_mcp.sessions.session import Session
 from kernel_mcp.tool_context import ToolContext
 from kernel_mcp.tools import AnyContext, PackagesArg, SessionArg, Toolbox, progress_of
 from kernel_mcp.tools.hints import INSTALLS, READS
 from kernel_mcp.tools.models import Installed, PackageEntry, PackageList, PackageState
 from kernel_mcp.tools.tables import FirstArg, MatchArg, fitting, matches, more, table_answer
+
+PACKAGES_TIMEOUT_S = 10.0
 
 
 def register(box: Toolbox, services: ToolContext) -> None:
@@ -38,7 +41,7 @@ def register(box: Toolbox, services: ToolContext) -> None:
     ) -> Annotated[CallToolResult, Installed]:
         """Add packages to the live session, all or none; variables stay."""
         caller, found = await box.resolve(ctx, session)
-        require_own(found.request, "install")
+        found.request.interpreter.require("install")
         caller.who.require(INSTALL, "Adding packages")
         started = time.monotonic()
         outcome = await installer.install(found, packages, progress_of(ctx) or silence)
@@ -57,8 +60,10 @@ def register(box: Toolbox, services: ToolContext) -> None:
         if offset < 0:
             raise InputError(f"offset={offset} is not usable: packages count from 0.")
         _, found = await box.resolve(ctx, session)
-        require_own(found.request, "list_packages")
         request = found.request
+        request.interpreter.require("list_packages")
+        if request.interpreter is not PYTHON:
+            return await _of_kernel(found, match, offset, services.settings.max_output)
         environment, _ = await services.factory.environment(request, progress_of(ctx) or silence)
         there = await anyio.to_thread.run_sync(all_versions, environment, request.layer)
         base = versions(environment.packages)
@@ -69,20 +74,43 @@ def register(box: Toolbox, services: ToolContext) -> None:
                 source="environment" if base.get(name) == version else "installed",
             )
             for name, version in there.items()
-            if matches(name, match)
-        ][offset:]
-        shown = fitting(entries, _row_of, services.settings.max_output)
-        omitted = len(entries) - len(shown)
-        listed = PackageList(
-            session=found.handle,
-            python=environment.version,
-            packages=shown,
-            omitted=omitted,
-            note=more(omitted, offset, len(shown)),
-            installable=installer.rules.describe() or "nothing",
+        ]
+        rules = installer.rules.describe() or "nothing"
+        head = f"Python {environment.version}. install may add: {rules}."
+        found_list = PackageList(
+            session=found.handle, python=environment.version, packages=[], installable=rules
         )
-        head = f"Python {listed.python}. install may add: {listed.installable}."
-        return table_answer([head, *map(_row_of, shown)], listed, listed.note)
+        return _listed(found_list, entries, head, match, offset, services.settings.max_output)
+
+
+async def _of_kernel(session: Session, match: str, offset: int, characters: int) -> CallToolResult:
+    """Return the packages that a kernel of another language has itself listed."""
+    kernel = await session.ensure_kernel()
+    there = await kernel.list_packages(PACKAGES_TIMEOUT_S)
+    entries = [
+        PackageEntry(name=name, version=version, source="environment")
+        for name, version in sorted(there.items())
+    ]
+    listed = PackageList(session=session.handle, python="", packages=[], installable="nothing")
+    head = f"{session.request.interpreter.language} {kernel.environment.version}."
+    return _listed(listed, entries, head, match, offset, characters)
+
+
+def _listed(
+    result: PackageList,
+    entries: Sequence[PackageEntry],
+    head: str,
+    match: str,
+    offset: int,
+    characters: int,
+) -> CallToolResult:
+    """Return the answer with those of `entries` that match and fit, from `offset` on."""
+    meant = [each for each in entries if matches(each.name, match)][offset:]
+    shown = fitting(meant, _row_of, characters)
+    omitted = len(meant) - len(shown)
+    note = more(omitted, offset, len(shown))
+    listed = result.model_copy(update={"packages": shown, "omitted": omitted, "note": note})
+    return table_answer([head, *map(_row_of, shown)], listed, note)
 
 
 def _row_of(entry: PackageEntry) -> str:

@@ -40,7 +40,6 @@ from kernel_mcp.tools.closing import closing_line, made_anew, place_in_mount
 
 CELL_KEY = "kernel-mcp/cell"
 LOST_KEY = "kernel-mcp/lost"
-OUTSIDE = "outside the sandbox, in an external kernel"
 ERROR_CHARS = 10_000
 """An answer that is an error, links included: Claude Code 2.1.197 cuts the middle out of longer
 ones (measured), and leaves out their pictures."""
@@ -217,8 +216,8 @@ def finished(
     if session is not None and pending:
         done = with_pending(done, session, pending, about=about)
     remarks = [*response.remarks]
-    if about and session is not None and session.request.attach:
-        remarks.append(f"{OUTSIDE}: {session.request.attach}")
+    if about and session is not None and (remark := session.request.interpreter.remark):
+        remarks.append(remark)
     if remarks:
         done = _add_notices(done, remarks)
     if response.preamble:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import platform
-from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Annotated
 
@@ -11,25 +9,18 @@ import anyio
 from mcp_types import CallToolResult
 from pydantic import Field
 
-from kernel_mcp import __version__
-from kernel_mcp.attached.process import OUTSIDE
+from kernel_mcp.attached.source import attached
 from kernel_mcp.attached.targets import target_of
 from kernel_mcp.config.settings import Limits
-from kernel_mcp.environments.layer import Layer
 from kernel_mcp.environments.uv import ProgressCallback, silence
-from kernel_mcp.errors import EnvironmentBuildError, InputError
-from kernel_mcp.host_folders import NO_EFFECT
+from kernel_mcp.errors import InputError
 from kernel_mcp.identity import INSTALL
-from kernel_mcp.kernels.factory import KernelRequest
-from kernel_mcp.linux.gpu_load import gpu_load
+from kernel_mcp.kernels.interpreter import PYTHON, Interpreter
 from kernel_mcp.output.text import one_line
 from kernel_mcp.packages.requirements import Needs
-from kernel_mcp.packages.result import all_versions
-from kernel_mcp.policy import profile_in_words
 from kernel_mcp.sessions.directory import Caller
 from kernel_mcp.sessions.introspection import variables_of
 from kernel_mcp.sessions.session import Session
-from kernel_mcp.sessions.words import duration
 from kernel_mcp.tool_context import ToolContext
 from kernel_mcp.tools import (
     AnyContext,
@@ -44,9 +35,9 @@ from kernel_mcp.tools import (
     progress_of,
 )
 from kernel_mcp.tools.hints import ENDS, OPENS, READS
+from kernel_mcp.tools.info import describe
 from kernel_mcp.tools.models import (
     Closed,
-    LimitsModel,
     ServerInfo,
     SessionHandle,
     SessionList,
@@ -61,7 +52,6 @@ from kernel_mcp.units import MIB
 
 FIRST_LINE_CHARS = 80
 NO_VARIABLES = "No variables have been defined in this session."
-UNLIMITED = "no sandbox limits it: whatever the server's user may reach"
 ATTACHED = (
     "It runs in an external kernel, outside the sandbox, with the rights of that kernel's user, "
     "and shares its variables. Of this server's limits only the time of a cell holds: the cell is "
@@ -69,6 +59,14 @@ ATTACHED = (
     "write_file are not available, its files are those of that kernel's folder, and the next "
     "server does not know it. close_session leaves the kernel and its variables as they are."
 )
+NOT_WITH_ATTACH = (
+    "attach: a kernel that is there already has its packages, its language and its limits. Pass "
+    "nothing but `name` and `timeout` with it."
+)
+NOT_WITH_LANGUAGE = (
+    "language: packages, python, fresh and resume are for sessions of Python alone; leave them out."
+)
+PYTHON_NAMES = ("", "python", "python3", "py", "ipython")
 HEAD_START_S = 0.002
 """Grace period in seconds before `create_session` answers: a pooled kernel is usually ready by
 then, and a fork is under way."""
@@ -91,6 +89,7 @@ def register(box: Toolbox, services: ToolContext) -> None:
         fresh: Annotated[bool, Field(description="Forget its kept state")] = False,
         resume: Annotated[bool, Field(description="Bring that back all the same")] = False,
         attach: Annotated[str, Field(description="A person's kernel: connection file or URL")] = "",
+        language: Annotated[str, Field(description="Other than Python, see info")] = "",
     ) -> Annotated[CallToolResult, SessionHandle]:
         """Open a further session with its own kernel and files; ordinary work needs none.
 
@@ -98,10 +97,20 @@ def register(box: Toolbox, services: ToolContext) -> None:
         """
         report, scripts = progress_of(ctx) or silence, services.scripts
         if attach:
-            no_use = (packages, python, memory, cpu, network, fresh, resume)
-            return await _attached(services, box.caller(ctx), name, attach, timeout, no_use, report)
+            if any((packages, python, memory, cpu, network, fresh, resume, language)):
+                raise InputError(NOT_WITH_ATTACH)
+            target_of(attach, settings.attach)
+            joined = attached(attach)
+            limit_s = own_timeout(settings, timeout)
+            return await _with_kernel(services, box.caller(ctx), name, joined, report, limit_s)
         limits, limit_s = own_limits(services, memory, cpu), own_timeout(settings, timeout)
         reached = own_network(services, network)
+        if (other := interpreter_named(services, language)) is not PYTHON:
+            if any((packages, python, fresh, resume)):
+                raise InputError(NOT_WITH_LANGUAGE)
+            return await _with_kernel(
+                services, box.caller(ctx), name, other, report, limit_s, limits, reached
+            )
         needs = Needs(scripts.packages(packages), await scripts.python(python, report))
         opened = await open_session(
             services,
@@ -165,7 +174,7 @@ def register(box: Toolbox, services: ToolContext) -> None:
         elif start:
             files = f"what was in {found.workspace.path} was removed; files in {start} stay"
         note = f"The session is closed; its variables are gone and {files}."
-        if found.request.attach:
+        if found.request.interpreter.external:
             note = (
                 "The session is closed; the kernel that it had joined goes on with its variables."
             )
@@ -180,11 +189,12 @@ def register(box: Toolbox, services: ToolContext) -> None:
         if offset < 0:
             raise InputError(f"offset={offset} is not usable: variables count from 0.")
         caller, found = await box.resolve(ctx, session)
+        found.request.interpreter.require("list_variables")
         reply = await variables_of(found, match, offset)
         saved = found.kernel_state.pending_restore
         known = [Variable.model_validate(item) for item in reply["variables"]]
         known = [each for each in known if matches(each.name, match)]
-        if saved is not None or found.request.attach:
+        if saved is not None or not found.request.interpreter.saves:  # these send all of them
             known = known[offset:]
         variables = fitting(known, _row_of, settings.max_output)
         omitted = reply["omitted"] + len(known) - len(variables)
@@ -203,7 +213,7 @@ def register(box: Toolbox, services: ToolContext) -> None:
     async def info(ctx: AnyContext, session: SessionArg = "") -> ServerInfo:
         """Describe Python, packages, allowed imports, sandbox and limits."""
         _, found = await box.resolve(ctx, session)
-        return await _info(services, found, progress_of(ctx) or silence)
+        return await describe(services, found, progress_of(ctx) or silence)
 
 
 def _row_of(variable: Variable) -> str:
@@ -222,37 +232,60 @@ def _row_of(variable: Variable) -> str:
     return "  ".join(filter(None, words))
 
 
-async def _attached(
+def interpreter_named(services: ToolContext, language: str) -> Interpreter:
+    """Return the interpreter of a language. Raises InputError for one that is not there."""
+    name = language.strip().lower()
+    if name in PYTHON_NAMES:
+        return PYTHON
+    found = services.interpreters.get(name)
+    if found is None:
+        known = ["python", *services.interpreters]
+        more = "" if services.interpreters else ": --kernel NAME=SPEC of the operator adds one"
+        raise InputError(
+            f"language: {one_line(language)[:40]!r} is not one of {', '.join(known)}{more}."
+        )
+    return found
+
+
+async def _with_kernel(
     services: ToolContext,
     caller: Caller,
     name: str,
-    attach: str,
-    timeout: float | None,
-    no_use: Sequence[object],
+    interpreter: Interpreter,
     report: ProgressCallback,
+    limit_s: float,
+    limits: Limits | None = None,
+    network: tuple[str, ...] | None = None,
 ) -> CallToolResult:
-    """Open a session attached to an external kernel, and return the answer.
+    """Open a session with another kernel than this server's own, and return the answer.
 
-    Raises InputError if one of `no_use` is given: they do not go with `attach`.
+    The session is closed if that kernel cannot be started or joined. Raises KernelMcpError.
     """
-    settings, manager = services.settings, services.manager
-    if any(no_use):
-        raise InputError(
-            "attach: a kernel that is there already has its packages, its Python and its limits. "
-            "Pass nothing but `name` and `timeout` with it."
-        )
-    limit_s = own_timeout(settings, timeout)
-    target_of(attach, settings.attach)
-    opened = await manager.create(caller, name=name, timeout_s=limit_s, attach=attach)
+    manager = services.manager
+    opened = await manager.create(
+        caller,
+        name=name,
+        timeout_s=limit_s,
+        limits=limits,
+        network=network,
+        interpreter=interpreter,
+    )
     try:
-        await opened.attach(report)
+        kernel = await opened.open_kernel(report)
     except BaseException:
         with anyio.CancelScope(shield=True):
             await manager.close(opened)
             manager.tombstones.mark_delivered(opened.handle)
         raise
     which = "handle or the name" if opened.name else "handle"
-    note = f"Pass the {which} as `session`. {ATTACHED}{own_words(None, limit_s)}"
+    about = ATTACHED
+    if not interpreter.external:
+        lacking = ", ".join(interpreter.lacking)
+        about = (
+            f"It runs {interpreter.language} {kernel.environment.version}, in the sandbox. Not "
+            f"available: {lacking}. It is neither hibernated nor kept for the next server."
+        )
+    note = f"Pass the {which} as `session`. {about}{own_words(limits, limit_s)}"
     return with_pending(
         SessionHandle(session=opened.handle, name=opened.name, note=note), opened, ()
     )
@@ -331,128 +364,3 @@ def _last_cell(session: Session) -> str:
     line = cell.code.strip().splitlines()[0]
     shown = line if len(line) <= FIRST_LINE_CHARS else line[: FIRST_LINE_CHARS - 1] + "…"
     return f"{cell.number} [{cell.status.value}] {shown}"
-
-
-async def _info(services: ToolContext, session: Session, progress: ProgressCallback) -> ServerInfo:
-    factory, assembly, settings = services.factory, services.assembly, services.settings
-    request, limits = session.request, session.request.limits or settings.limits
-    report, mounts = assembly.report(limits), assembly.mounts
-    found = list(session.kernel.handle.report.boundary) if session.kernel is not None else []
-    python, interpreter, problem = factory.spec(request).python or platform.python_version(), "", ""
-    packages: dict[str, str] = {}
-    own: list[str] = []
-    policy = factory.policy(request)
-    try:
-        environment, policy = await factory.environment(request, progress)
-    except EnvironmentBuildError as error:
-        problem = str(error)
-    else:
-        python, interpreter = environment.version, str(environment.python)
-        packages = await anyio.to_thread.run_sync(all_versions, environment, request.layer)
-        own = factory.about(environment)
-        if refusal := factory.refusal(environment):
-            found.append(f"kernels are not forked, as their template was refused: {refusal}")
-    listed = bool(own or factory.origins)
-    asked = list(packages) if listed else _asked_for(services, request, packages)
-    refused = [str(each) for each in (settings.ignored_keys, settings.unmounted) if each]
-    described = ServerInfo(
-        session=session.handle,
-        server_version=__version__,
-        python=python,
-        interpreter=interpreter,
-        uv_version=await factory.uv_version(),
-        platform=f"{platform.system()} {platform.machine()}",
-        environment=own,
-        packages=[f"{name}=={packages[name]}" for name in asked],
-        packages_more=len(packages) - len(asked),
-        listed_by=list(factory.origins),
-        policy=profile_in_words(settings, report.backend),
-        allowed_imports=["*"] if policy.allow_all else sorted(policy.modules),
-        sandbox=report.backend,
-        sandbox_enforces=list(report.enforced),
-        mounts=mounts.words or ([NO_EFFECT] if settings.mounts else []),
-        network=assembly.network.words(request.network) if settings.confined else UNLIMITED,
-        devices=list(map(str, mounts.devices)),
-        gpus=await gpu_load() if any(each.names_threads for each in mounts.devices) else [],
-        variables=[str(each) for each in settings.variables],
-        sandbox_gaps=list(report.gaps),
-        sandbox_found=found,
-        checkpoints=session.kernel_state.checkpoints.words(session.kernel),
-        audit_log=services.shared.events.audit_state,
-        kept=services.persistence_summary + _saving(session),
-        limits=LimitsModel(
-            memory_mb=limits.memory_bytes // MIB,
-            cpu_s=limits.cpu_seconds,
-            cpus=limits.cpus,
-            processes=limits.pids,
-            disk_mb=limits.disk_bytes // MIB,
-            cell_timeout_s=session.timeout_s,
-            max_cell_timeout_s=settings.max_timeout_s,
-            output_chars=settings.max_output,
-            max_sessions=services.manager.admission.most_sessions(session.owner),
-            idle_timeout_s=settings.idle_timeout_s,
-        ),
-        workspace=assembly.sandbox.guest_paths(request.workspace, request.workspace).workspace,
-        attach=[str(each) for each in settings.attach],
-        ignored_settings="\n".join([*refused, *factory.remarks]),
-        problem=problem,
-    )
-    return _of_attached(described, session) if request.attach else described
-
-
-def _asked_for(
-    services: ToolContext, request: KernelRequest, packages: Mapping[str, str]
-) -> list[str]:
-    """Return the packages that somebody asked for: the operator, the session, or `install`."""
-    spec = services.factory.spec(request)
-    wanted = {_folded(each.name) for each in spec.packages}
-    if request.layer is not None:
-        wanted |= set(map(_folded, Layer(request.layer).packages()))
-    return [name for name in packages if _folded(name) in wanted]
-
-
-def _folded(package: str) -> str:
-    return package.lower().replace("_", "-").replace(".", "-")
-
-
-def _saving(session: Session) -> str:
-    """Return what `info` adds on the persistence of one session; empty when all is well."""
-    if session.persistence.trouble:
-        return f"; not saved now: {session.persistence.trouble}"
-    if every := session.persistence.saved_every_s:
-        return f"; for its size, this one every {duration(every)} at most while cells run"
-    return ""
-
-
-def _of_attached(info: ServerInfo, session: Session) -> ServerInfo:
-    """Return `info` for a session that is attached to an external kernel.
-
-    Fields that would describe this server's own kernels are replaced or emptied.
-    """
-    kernel = session.kernel
-    unlimited = {"memory_mb": 0, "cpu_s": 0.0, "cpus": 0.0, "processes": 0, "disk_mb": 0}
-    return info.model_copy(
-        update={
-            "python": kernel.environment.version if kernel is not None else "",
-            "interpreter": "",
-            "environment": [f"{session.request.attach}: a kernel that this server did not start"],
-            "packages": [],
-            "listed_by": [],
-            "policy": "nothing is refused",
-            "allowed_imports": ["*"],
-            "sandbox": "none",
-            "sandbox_enforces": [],
-            "sandbox_gaps": [OUTSIDE],
-            "sandbox_found": [],
-            "kept": "nothing: the kernel and its variables are not this server's",
-            "checkpoints": "none: the kernel is not this server's",
-            "limits": info.limits.model_copy(update=unlimited),
-            "workspace": "the folder of that kernel",
-            "mounts": [],
-            "network": UNLIMITED,
-            "devices": [],
-            "gpus": [],
-            "variables": [],
-            "problem": "",
-        }
-    )

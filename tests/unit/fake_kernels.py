@@ -46,7 +46,7 @@ IN_CELL = "Cell In[1], line 1"
 class FakeKernel:
     """Runs `name = value`, `say text`, `raise text`, and, until it is interrupted, `wait`."""
 
-    attached = False
+    extended = True
     place = ""
     environment = KernelEnvironment(Path("python"), ())
     policy = Policy(frozenset(), allow_all=True)
@@ -158,9 +158,11 @@ class FakeKernel:
         self._source.asked.append(kind)
         if self._source.mute or self.exit is not None:
             raise LaunchError("The kernel did not answer.")
-        if kind == "kernel_mcp_variables_request":
-            return {"variables": _described(self.variables), "omitted": self._source.omitted}
         return {}
+
+    async def describe_variables(self, match: str, offset: int, timeout: float) -> dict[str, Any]:
+        await self.ask("kernel_mcp_variables_request", {}, timeout=timeout)
+        return {"variables": _described(self.variables), "omitted": self._source.omitted}
 
     @contextmanager
     def asking(

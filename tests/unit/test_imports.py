@@ -32,7 +32,7 @@ ROOMS = (
     ("launch",),
     ("environments",),
     ("kernels",),
-    ("attached",),
+    ("attached", "kernelspecs"),
     ("sessions",),
     ("endpoints",),
     ("packages",),

@@ -114,6 +114,7 @@ def test_a_path_in_a_flag_is_relative_to_the_current_folder(tmp_path: Path) -> N
 
 OPERATORS_ALONE = {
     "attach": '"/run/kernel.json"',
+    "kernel": '"r=ir"',
     "http": '"0.0.0.0:8000"',
     "tokens": '"tokens"',
     "issuer": '"https://login.example"',

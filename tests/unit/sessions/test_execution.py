@@ -104,7 +104,8 @@ class AskedKernel:
         self._sends = sends
         self._floods = floods
         self.rests = 0
-        self.stopped = self.broken = self.attached = False
+        self.stopped = self.broken = False
+        self.extended = True
         self.told: list[str] = []
         self._hears = hears
         self.asked = 0

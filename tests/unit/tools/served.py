@@ -139,6 +139,7 @@ async def served(
         ),
         installer=cast(Installer, installer),
         scripts=ScriptReader(settings, installer.rules, NOWHERE),
+        interpreters={},
         persistence_summary="off",
     )
     mcp = build_mcp(services, callers or Handed(), links)

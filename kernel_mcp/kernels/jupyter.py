@@ -1,0 +1,111 @@
+"""A live kernel that supports only Jupyter's own requests."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import anyio
+
+from kernel_mcp.errors import LaunchError
+from kernel_mcp.kernels.channels import Channel
+from kernel_mcp.kernels.kernel import Kernel
+from kernel_mcp.kernels.message_codec import Message
+from kernel_mcp.units import MIB
+
+AGAIN_S = 0.5
+"""Seconds between checks that output is received: messages published before that are lost."""
+MOST_EVALUATED = 4 * MIB
+"""Maximum characters of the output of a hidden cell."""
+BETWEEN = "This is possible between cells alone: call wait, then this."
+
+
+class JupyterKernel(Kernel):
+    """A kernel that supports only Jupyter's own requests, such as that of another language."""
+
+    extended = False
+    info_channel: Channel = "shell"
+    """Channel of the requests by which `connected` finds out whether the kernel answers."""
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        """See `Kernel`."""
+        self.info: Mapping[str, Any] = {}
+        """Its `kernel_info_reply`; hostile data."""
+        self._output_received = anyio.Event()
+        self._hidden = ""
+        """Id of the hidden cell that runs; empty for none."""
+        self._printed: list[str] = []
+        self._hidden_ended = anyio.Event()
+        super().__init__(*arguments, **named)
+
+    async def connected(self, timeout: float) -> bool:
+        """Wait until the kernel answers and its output is received; return False if it does not.
+
+        Kernels that publish on a PUB socket confirm no subscription.
+        """
+        with anyio.move_on_after(timeout):
+            while self.exit is None and not (self.info and self._output_received.is_set()):
+                self.info = await self._ask_info() or self.info
+        return bool(self.info) and self._output_received.is_set()
+
+    async def _ask_info(self) -> Mapping[str, Any] | None:
+        with self.asking(self.info_channel, "kernel_info_request", {}) as answer:
+            with anyio.move_on_after(AGAIN_S):
+                await answer.done.wait()
+                await self._output_received.wait()
+        return None if answer.message is None else answer.message.content
+
+    @property
+    def language_info(self) -> dict[str, Any]:
+        """The kernel's description of its language; hostile data."""
+        found = self.info.get("language_info")
+        return found if isinstance(found, dict) else {}
+
+    async def ask(self, kind: str, content: dict[str, Any], *, timeout: float) -> dict[str, Any]:
+        """See `Kernel`. Raises LaunchError also for requests that are not Jupyter's."""
+        if kind.startswith("kernel_mcp_"):
+            raise LaunchError("This kernel supports only Jupyter's own requests.")
+        return await super().ask(kind, content, timeout=timeout)
+
+    async def evaluate(self, code: str, timeout: float) -> Any:
+        """Run code that prints JSON, as a cell that nobody sees, and return the value.
+
+        The value is hostile data. Raises LaunchError while a cell runs, or without an answer within
+        `timeout` seconds.
+        """
+        if self.running is not None or self._hidden:
+            raise LaunchError(BETWEEN)
+        self._printed, self._hidden_ended = [], anyio.Event()
+        content = {"code": code, "silent": False, "store_history": False, "allow_stdin": False}
+        try:
+            with self.asking("shell", "execute_request", content) as answer:
+                self._hidden = next(reversed(self._asked))
+                with anyio.move_on_after(timeout):
+                    await answer.done.wait()
+                    await self._hidden_ended.wait()
+        finally:
+            self._hidden = ""
+        if not self._hidden_ended.is_set():
+            self.interrupt()
+            raise LaunchError(f"The kernel did not answer within {timeout:g} s. {BETWEEN}")
+        try:
+            return json.loads("".join(self._printed))
+        except (ValueError, RecursionError) as reason:
+            raise LaunchError("The kernel did not answer as expected.") from reason
+
+    def _on_message(self, channel: Channel, message: Message) -> None:
+        if channel == "iopub" and message.parent in self._asked:
+            self._output_received.set()
+        if channel == "iopub" and self._hidden and message.parent == self._hidden:
+            self._on_hidden(message)
+            return
+        super()._on_message(channel, message)
+
+    def _on_hidden(self, message: Message) -> None:
+        text = message.content.get("text")
+        if message.kind == "stream" and message.content.get("name") == "stdout":
+            if isinstance(text, str) and sum(map(len, self._printed)) < MOST_EVALUATED:
+                self._printed.append(text)
+        elif message.kind == "status" and message.content.get("execution_state") == "idle":
+            self._hidden_ended.set()

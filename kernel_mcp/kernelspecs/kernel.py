@@ -1,0 +1,98 @@
+"""A live kernel of a kernel spec: any language, in a sandbox of this server."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from kernel_mcp.errors import LaunchError
+from kernel_mcp.kernels.channels import ChannelListener, Channels, KernelChannels
+from kernel_mcp.kernels.jupyter import JupyterKernel
+from kernel_mcp.kernels.message_codec import whole_number
+from kernel_mcp.kernelspecs.languages import LANGUAGES, Language
+from kernel_mcp.kernelspecs.spec import Kernelspec
+from kernel_mcp.output.text import one_line
+
+TEXT_CHARS = 80
+ERROR_CHARS = 500
+_LANGUAGE_FIELDS = ("name", "version", "file_extension", "mimetype")
+
+
+class SpecKernel(JupyterKernel):
+    """The kernel of a kernel spec."""
+
+    def __init__(self, *arguments: Any, spec: Kernelspec, **named: Any) -> None:
+        """See `Kernel`."""
+        self.spec = spec
+        self._language = LANGUAGES.get(spec.language.lower(), Language())
+        super().__init__(*arguments, **named)
+
+    def _open(self, listener: ChannelListener) -> KernelChannels:
+        sockets = self.handle.sockets
+        return Channels(sockets.connection, listener, ends=sockets.channels, floods=self._floods)
+
+    async def ready(self, timeout: float) -> None:
+        """See `Kernel`."""
+        if not await self.connected(timeout):
+            what = self.exit.describe() if self.exit else f"did not answer within {timeout:g} s"
+            output = self.handle.process.output.strip()
+            said = f". It wrote:\n{output[-2000:]}" if output else "."
+            raise LaunchError(f"The kernel of {self.spec.display_name} {what}{said}")
+        version = one_line(str(self.language_info.get("version", "")))[:TEXT_CHARS]
+        self.environment = replace(self.environment, version=version)
+
+    @property
+    def notebook_metadata(self) -> Mapping[str, Any]:
+        """See `Kernel`."""
+        info = self.language_info
+        language = {
+            field: info[field][:TEXT_CHARS]
+            for field in _LANGUAGE_FIELDS
+            if isinstance(info.get(field), str)
+        }
+        spec = self.spec
+        return {
+            "kernelspec": {
+                "name": spec.spec,
+                "display_name": spec.display_name,
+                "language": spec.language,
+            },
+            "language_info": language or {"name": spec.language},
+        }
+
+    def interrupt(self, *, alone: bool = False) -> None:
+        """See `Kernel`; by a message if the kernel spec says so."""
+        if not self.spec.by_message:
+            super().interrupt(alone=alone)
+            return
+        with contextlib.suppress(LaunchError):  # the end of the kernel is noticed elsewhere
+            self._channels.send("control", "interrupt_request", {})
+
+    async def describe_variables(self, match: str, offset: int, timeout: float) -> dict[str, Any]:
+        """See `Kernel`; all variables, whatever `match` and `offset` are."""
+        return {"variables": await self.evaluate(self._language.variables, timeout)}
+
+    async def check_syntax(self, code: str, timeout: float) -> tuple[int, int, str] | None:
+        """Return line, column and message of a syntax error in `code`, or None.
+
+        Raises LaunchError.
+        """
+        if self._language.check is None:
+            raise LaunchError(f"{self.spec.display_name} cannot check code without running it.")
+        found = await self.evaluate(self._language.check(code), timeout)
+        if found is None:
+            return None
+        line, column, message = found if isinstance(found, list) and len(found) == 3 else (1, 0, "")
+        text = one_line(str(message))[:ERROR_CHARS]
+        return whole_number(line) or 1, whole_number(column) or 0, text
+
+    async def list_packages(self, timeout: float) -> dict[str, str]:
+        """Return the versions of installed packages by name. Raises LaunchError."""
+        found = await self.evaluate(self._language.packages, timeout)
+        named = found.items() if isinstance(found, dict) else ()
+        return {
+            one_line(str(name))[:TEXT_CHARS]: one_line(str(version))[:TEXT_CHARS]
+            for name, version in named
+        }

@@ -1,0 +1,123 @@
+"""Starts kernels of the kernel specs that the operator has named."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+import anyio
+
+from kernel_mcp.config.settings import Settings
+from kernel_mcp.environments.uv import ProgressCallback
+from kernel_mcp.kernels.channels import Floods
+from kernel_mcp.kernels.factory import KernelFactory, KernelRequest
+from kernel_mcp.kernels.interpreter import PYTHON, Interpreter
+from kernel_mcp.kernelspecs.languages import LANGUAGES, Language
+from kernel_mcp.kernelspecs.spec import Kernelspec, read_kernelspec
+from kernel_mcp.launch.base import START_TIMEOUT_S, LaunchRequest, Program
+from kernel_mcp.launch.process import Launcher
+from kernel_mcp.output.text import Masks
+from kernel_mcp.policy import Policy
+
+if TYPE_CHECKING:
+    from kernel_mcp.kernels.kernel import Kernel
+
+_KERNEL = "kernel_mcp.kernelspecs.kernel"
+_NO_COPIES = "Its kernel cannot be copied; run the cells again after reset."
+_BY_CODE = "Do it by code."
+
+
+def step(module: str, *, once: bool) -> str:
+    """Return a sentence on a module that a kernel lacks."""
+    return f"{module} is not installed; the operator can install it on this machine."
+
+
+POLICY = Policy(frozenset(), allow_all=True, profile="default", step=step)
+"""The sandbox alone limits what code of other languages may load."""
+
+
+def interpreter_of(spec: Kernelspec) -> Interpreter:
+    """Return the interpreter of a kernel spec."""
+    language = LANGUAGES.get(spec.language.lower(), Language())
+    lacking = {
+        "undo": _NO_COPIES,
+        "branch": _NO_COPIES,
+        "install": "It has the packages that the operator has installed.",
+    }
+    if not language.variables:
+        lacking["list_variables"] = _BY_CODE
+    if not language.packages:
+        lacking["list_packages"] = _BY_CODE
+    if language.check is None:
+        lacking["check_syntax"] = (
+            "Run the code: most kernels report a syntax error before they run it."
+        )
+    return Interpreter(spec.name, spec.display_name, lacking=lacking)
+
+
+class SpecSource:
+    """The `KernelSource` of one kernel spec."""
+
+    def __init__(
+        self,
+        spec: Kernelspec,
+        *,
+        settings: Settings,
+        factory: KernelFactory,
+        launcher: Launcher,
+        masks: Masks,
+        variables: Sequence[tuple[str, str]] = (),
+    ) -> None:
+        """`factory` has the environment of the program that starts the kernel.
+
+        Kernels have `variables` besides those of the settings.
+        """
+        self._spec = spec
+        self._settings = settings
+        self._factory = factory
+        self._launcher = launcher
+        self._masks = masks
+        self._variables = tuple(variables)
+        self._floods = Floods()
+
+    async def start(self, request: KernelRequest, progress: ProgressCallback) -> Kernel:
+        """Start a kernel. Raises KernelMcpError."""
+        await anyio.to_thread.run_sync(import_module, _KERNEL)
+        from kernel_mcp.kernelspecs.kernel import SpecKernel
+
+        spec = self._spec
+        await progress(f"Starting {spec.display_name}")
+        own, _ = await self._factory.environment(replace(request, interpreter=PYTHON), progress)
+        environment = replace(own, readonly=(*own.readonly, *spec.readonly), packages=())
+        handle = await self._launcher.launch(
+            LaunchRequest(
+                session=request.session,
+                environment=environment,
+                policy=POLICY,
+                limits=request.limits or self._settings.limits,
+                workspace=request.workspace,
+                variables=(*self._settings.kernel_environment, *self._variables),
+                program=Program(spec.argv, spec.env),
+            )
+        )
+        kernel = SpecKernel(
+            handle,
+            environment=environment,
+            policy=POLICY,
+            masks=self._masks,
+            floods=self._floods,
+            spec=spec,
+        )
+        try:
+            await kernel.ready(START_TIMEOUT_S)
+        except BaseException:
+            await kernel.aclose()
+            raise
+        return kernel
+
+
+def read_kernelspecs(settings: Settings) -> list[Kernelspec]:
+    """Read the kernel specs of the settings. Blocking. Raises ConfigError."""
+    return [read_kernelspec(each) for each in settings.kernels]

@@ -1,0 +1,50 @@
+"""Program `namespace_connections NAMESPACE SOCKET ADDRESSES`: connect to a starting kernel.
+
+It waits until the kernel listens, so that no process stays between the kernel and the server.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import socket
+import time
+from collections.abc import Sequence
+
+from kernel_specs import linux
+
+_NS_GET_USERNS = 0xB701  # <linux/nsfs.h>
+PAUSE_S = 0.01
+"""Seconds between attempts: nothing reports that another process listens."""
+
+
+def main(argv: Sequence[str]) -> int:
+    """Connect to all addresses, and send the connections over the socket `argv[1]`.
+
+    `argv[2]` is a JSON list of addresses: paths, or pairs of host and port. For pairs the program
+    enters the network namespace of descriptor `argv[0]`. It retries until it is killed. Returns the
+    exit status.
+    """
+    namespace, way, addresses = int(argv[0]), int(argv[1]), json.loads(argv[2])
+    if namespace >= 0:
+        if os.geteuid() != 0:
+            linux.setns(fcntl.ioctl(namespace, _NS_GET_USERNS), linux.CLONE_NEWUSER)
+        linux.setns(namespace, linux.CLONE_NEWNET)
+    made = [_connected(each) for each in addresses]
+    with socket.socket(fileno=os.dup(way)) as line:
+        socket.send_fds(line, [b"connections"], [each.fileno() for each in made])
+    return 0
+
+
+def _connected(address: str | list[str | int]) -> socket.socket:
+    family = socket.AF_UNIX if isinstance(address, str) else socket.AF_INET
+    while True:
+        end = socket.socket(family, socket.SOCK_STREAM)
+        try:
+            end.connect(address if isinstance(address, str) else tuple(address))
+        except (ConnectionRefusedError, FileNotFoundError):
+            end.close()
+            time.sleep(PAUSE_S)
+        else:
+            return end

@@ -1,0 +1,114 @@
+"""Sessions with the kernel of a kernel spec: stock ipykernel, which every machine has."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from tests.integration.agent import Agent
+from tests.integration.servers import Servers
+
+pytestmark = pytest.mark.anyio
+
+SPEC = Path(sys.prefix) / "share" / "jupyter" / "kernels" / "python3"
+WAYS = {
+    "bwrap": (),
+    "mount": ("--mount",),
+    "landlock": ("--sandbox", "landlock"),
+    "none": ("--sandbox", "none"),
+}
+
+
+@pytest.fixture(params=WAYS, scope="module")
+async def notebook(
+    request: pytest.FixtureRequest, servers: Servers, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[Agent]:
+    """A client whose session `stock` runs stock ipykernel."""
+    flags = WAYS[request.param]
+    if flags == ("--mount",):
+        flags = ("--mount", str(tmp_path_factory.mktemp("data")))
+    async with servers.agent("--kernel", f"stock={SPEC}", *flags) as notebook:
+        yield notebook
+
+
+@pytest.fixture(autouse=True)
+async def session(notebook: Agent) -> AsyncIterator[None]:
+    opened = await notebook.call("create_session", name="stock", language="stock")
+    assert not opened.failed, opened.text
+    yield
+    await notebook.call("close_session", session="stock")
+
+
+async def test_variables_stay_and_output_comes_in_order(notebook: Agent) -> None:
+    await notebook.run("x = 41", session="stock")
+    answer = await notebook.run("print('a'); print('b'); x + 1", session="stock")
+    assert (answer.status, answer.text) == ("ok", "a\nb\n42")
+
+
+async def test_an_error_is_one_and_keeps_variables(notebook: Agent) -> None:
+    await notebook.run("x = 1", session="stock")
+    answer = await notebook.run("1/0", session="stock")
+    assert answer.status == "error"
+    assert "ZeroDivisionError" in answer.text
+    assert (await notebook.run("x", session="stock")).text == "1"
+
+
+async def test_a_cell_beyond_its_time_is_interrupted_and_variables_stay(notebook: Agent) -> None:
+    await notebook.run("x = 1; import time", session="stock")
+    answer = await notebook.run("time.sleep(600)", session="stock", timeout=1)
+    assert answer.status == "timeout"
+    assert (await notebook.run("x", session="stock")).text == "1"
+
+
+async def test_the_death_of_the_kernel_is_told_with_its_cause(notebook: Agent) -> None:
+    await notebook.run("x = 1; import os", session="stock")
+    answer = await notebook.run("os.kill(os.getpid(), 9)", session="stock")
+    assert answer.status == "killed"
+    assert "SIGKILL" in answer.text
+    assert "NameError" in (await notebook.run("x", session="stock")).text
+
+
+async def test_reset_gives_a_fresh_kernel(notebook: Agent) -> None:
+    await notebook.run("x = 1", session="stock")
+    assert not (await notebook.call("reset", session="stock")).failed
+    assert "NameError" in (await notebook.run("x", session="stock")).text
+
+
+async def test_files_are_those_of_the_workspace(notebook: Agent) -> None:
+    await notebook.call("write_file", session="stock", path="a.txt", content="hi")
+    assert (await notebook.run("open('a.txt').read()", session="stock")).text == "'hi'"
+
+
+async def test_tools_that_it_lacks_say_so(notebook: Agent) -> None:
+    for tool in ("undo", "branch", "list_variables", "list_packages"):
+        text = await notebook.refused(tool, session="stock")
+        assert f"{tool} is not available: this session runs Python 3 (ipykernel)" in text
+    about = (await notebook.call("info", session="stock")).data
+    assert about["languages"] == ["stock: Python 3 (ipykernel)"]
+    assert "not saved" in about["kept"]
+
+
+async def test_the_default_session_is_pythons_and_others_stand_beside_it(notebook: Agent) -> None:
+    assert (await notebook.run("y = 7; y")).text == "7"
+    assert "NameError" in (await notebook.run("y", session="stock")).text
+
+
+async def test_an_unknown_language_names_those_that_are_there(notebook: Agent) -> None:
+    text = await notebook.refused("create_session", language="cobol")
+    assert "'cobol' is not one of python, stock" in text
+    text = await notebook.refused("create_session", language="stock", packages=["six"])
+    assert "leave them out" in text
+
+
+async def test_nothing_of_the_start_is_left_open(notebook: Agent) -> None:
+    code = (
+        "import os, json; names = os.listdir('/proc/self/fd')\n"
+        "links = [f'/proc/self/fd/{name}' for name in names]\n"
+        "print(json.dumps([os.readlink(each) for each in links if os.path.lexists(each)]))"
+    )
+    found = json.loads((await notebook.run(code, session="stock")).text)
+    assert not [each for each in found if "memfd:output-ring" in each]

@@ -1,0 +1,81 @@
+"""Find and read kernel specs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kernel_mcp.config.kernelspecs import NamedKernelspec
+from kernel_mcp.errors import ConfigError
+from kernel_mcp.kernelspecs.spec import read_kernelspec
+
+
+def write(folder: Path, **content: Any) -> Path:
+    folder.mkdir(parents=True)
+    made = {"argv": ["/bin/sh", "{connection_file}"], "display_name": "Shell", "language": "sh"}
+    (folder / "kernel.json").write_text(json.dumps({**made, **content}))
+    return folder
+
+
+def test_a_kernel_spec_is_found_by_name_in_the_data_folders_of_jupyter(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("JUPYTER_PATH", f"{tmp_path / 'none'}:{tmp_path}")
+    write(tmp_path / "kernels" / "shell", env={"A": "1"}, interrupt_mode="message")
+    found = read_kernelspec(NamedKernelspec("sh", "shell"))
+    assert (found.spec, found.language, found.display_name) == ("shell", "sh", "Shell")
+    assert found.argv == ("/bin/sh", "{connection_file}")
+    assert (found.env, found.by_message) == ((("A", "1"),), True)
+    assert found.readonly[-1] == tmp_path / "kernels" / "shell"
+
+
+def test_the_program_of_an_environment_comes_before_that_of_the_path(tmp_path: Path) -> None:
+    folder = write(tmp_path / "share/jupyter/kernels/own", argv=["sh", "{resource_dir}/a"])
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "pyvenv.cfg").write_text("home = /opt/python/bin\n")
+    program = tmp_path / "bin" / "sh"
+    program.symlink_to("/bin/sh")
+    found = read_kernelspec(NamedKernelspec("sh", str(folder)))
+    assert found.argv == (str(program), f"{folder}/a")
+    assert tmp_path in found.readonly
+
+
+def test_a_program_of_a_project_is_never_meant(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "evil").symlink_to("/bin/true")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", f"bin:{tmp_path / 'bin'}")
+    folder = write(tmp_path / "a" / "spec", argv=["evil"])
+    with pytest.raises(ConfigError, match="there is no program 'evil'"):
+        read_kernelspec(NamedKernelspec("x", str(folder)))
+
+
+@pytest.mark.parametrize(
+    "content",
+    ["[]", "{", '{"argv": "sh"}', '{"argv": []}', '{"argv": [1]}', '{"argv": ["/none/there"]}'],
+)
+def test_a_file_that_is_no_kernel_spec_is_refused(tmp_path: Path, content: str) -> None:
+    file = tmp_path / "kernel.json"
+    file.write_text(content)
+    with pytest.raises(ConfigError, match="--kernel x="):
+        read_kernelspec(NamedKernelspec("x", str(file)))
+
+
+def test_an_unknown_name_is_answered_with_those_that_are_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("JUPYTER_PATH", str(tmp_path))
+    write(tmp_path / "kernels" / "shell")
+    with pytest.raises(ConfigError, match=r"no kernel spec 'sh': there are .*shell"):
+        read_kernelspec(NamedKernelspec("x", "sh"))
+
+
+def test_a_path_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    folder = write(tmp_path / "spec")
+    with pytest.raises(ConfigError, match="there is no /none"):
+        read_kernelspec(NamedKernelspec("x", str(folder), (Path("/none"),)))
