@@ -33,7 +33,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="append",
         default=[],
         metavar="WHAT",
-        help="let tests that lack WHAT (containers, node) fail instead of being skipped",
+        help="let tests that lack WHAT (containers, languages, node) fail instead of being skipped",
     )
 
 
