@@ -1,4 +1,4 @@
-"""Sandboxes and tools of other distributions: found by entry point, loaded if a flag names them.
+"""Extensions of other distributions: found by entry point, loaded if a flag names them.
 
 They are installed beside the server by its operator, and run with its rights. Extras of this
 distribution are installed the same way.
@@ -17,6 +17,8 @@ SANDBOXES = "kernel_mcp.sandboxes"
 """Group of callables that return a `Sandbox`, by its name for `--sandbox`.
 
 They take no argument, and raise SandboxUnavailable with the remedy."""
+INTERPRETERS = "kernel_mcp.interpreters"
+"""Group of functions that return a `backends.interface.Backend`, by the name of that back-end."""
 TOOLS = "kernel_mcp.tools"
 """Group of functions such as `tools.files.register`, by the name of their group in `--tools`."""
 

@@ -24,8 +24,8 @@ from kernel_mcp.kernel_context import (
     PersistenceFactory,
     kernel_context,
 )
+from kernel_mcp.kernel_sources import named_sources
 from kernel_mcp.kernels.factory import InterpreterSources, KernelSource
-from kernel_mcp.kernelspecs.source import SpecSource, interpreter_of, read_kernelspecs
 from kernel_mcp.launch.base import mark_of
 from kernel_mcp.linux.proc import resident_bytes
 from kernel_mcp.packages.installer import Installer
@@ -138,19 +138,12 @@ async def with_sessions(
             masked=masks.pieces if masks else iter,
             seen_at=lambda root: assembly.sandbox.guest_paths(root, root).workspace,
         )
-        sources: dict[str, KernelSource] = {}
+        named = await anyio.to_thread.run_sync(named_sources, kernels)
+        for each in named:
+            stack.push_async_callback(each.aclose)
+        sources: dict[str, KernelSource] = {each.interpreter.name: each for each in named}
         if settings.attach:
             sources[ATTACHED] = AttachingSource(settings.attach, masks)
-        specs = await anyio.to_thread.run_sync(read_kernelspecs, settings)
-        for spec in specs:
-            sources[spec.name] = SpecSource(
-                spec,
-                settings=settings,
-                factory=factory,
-                launcher=kernels.cold,
-                masks=masks,
-                variables=[*assembly.network.variables.items()],
-            )
         manager = SessionManager(
             settings,
             InterpreterSources(pool, sources),
@@ -184,7 +177,7 @@ async def with_sessions(
             manager=manager,
             factory=factory,
             installer=installer,
-            interpreters={each.name: interpreter_of(each) for each in specs},
+            interpreters={each.interpreter.name: each.interpreter for each in named},
             scripts=ScriptReader(settings, rules, environments.interpreters),
             persistence_summary=persistence_in_words(persistence, kernels.unpersisted_reason),
             pool=pool,

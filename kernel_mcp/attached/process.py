@@ -11,7 +11,6 @@ import socket
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 
-from kernel_mcp.attached.targets import AttachTarget
 from kernel_mcp.config.settings import Limits
 from kernel_mcp.launch.base import ConnectionInfo
 from kernel_mcp.launch.network import Network, NetworkAccess
@@ -83,7 +82,7 @@ class Connected:
 
 
 def attached_process(
-    place: AttachTarget,
+    place: object,
     connection: ConnectionInfo,
     start: Connected,
     ends: Sequence[socket.socket] = (),

@@ -1,4 +1,4 @@
-"""Join kernels that the operator has named."""
+"""Join kernels that the operator has named, and start kernels on their Jupyter servers."""
 
 from __future__ import annotations
 
@@ -32,6 +32,7 @@ READY_S = 20.0
 """Seconds that a kernel has to answer: its control channel does so while a cell runs."""
 _WEB = "kernel_mcp.attached.web"
 _KERNEL = "kernel_mcp.attached.kernel"
+_REMOTE = "kernel_mcp.attached.remote"
 
 
 def step(module: str, *, once: bool) -> str:
@@ -77,10 +78,17 @@ _LACKING = {
     "branch": _OTHERWISE,
 }
 
+_BY_CODE = "Do it by code: it runs where that kernel runs."
+_REMOTE_LACKING = {
+    **_LACKING,
+    **dict.fromkeys(("list_variables", "check_syntax", "install", "list_packages"), _BY_CODE),
+}
+del _REMOTE_LACKING["reset"]
+
 
 def attached(place: str) -> Interpreter:
     """Return the interpreter of a session that joins the kernel at `place`."""
-    return Interpreter(ATTACHED, "Python", place, lacking=_LACKING)
+    return Interpreter(ATTACHED, "Python", place, external=True, lacking=_LACKING)
 
 
 class AttachingSource:
@@ -149,6 +157,28 @@ class AttachingSource:
             await kernel.aclose()
             raise
         return kernel
+
+
+class RemoteSource:
+    """The `KernelSource` of a Jupyter server, on which each session has a kernel of its own."""
+
+    def __init__(self, name: str, server: Attachment, masks: Masks) -> None:
+        self._server = server
+        self._masks = masks
+        self._floods = Floods()
+        self.interpreter = Interpreter(name, name, place=str(server), lacking=_REMOTE_LACKING)
+
+    async def start(self, request: KernelRequest, progress: ProgressCallback) -> Kernel:
+        """Start a kernel there. Raises KernelMcpError."""
+        remote = await anyio.to_thread.run_sync(import_module, _REMOTE)
+        await progress(f"Starting a kernel at {self._server}")
+        made: Kernel = await remote.start_remote(
+            self._server, floods=self._floods, policy=POLICY, masks=self._masks
+        )
+        return made
+
+    async def aclose(self) -> None:
+        """Release nothing: each kernel is that of one session."""
 
 
 def _connect(connection: ConnectionFile, ends: list[socket.socket]) -> None:

@@ -119,8 +119,38 @@ def _headers(server: Attachment) -> dict[str, str]:
 
 
 async def _fetched(server: Attachment, path: str) -> list[Any]:
+    found = await _answer(server, path)
+    if not isinstance(found, list):
+        raise LaunchError(f"{server} is no Jupyter server: {path} is no list.")
+    return found
+
+
+async def start_kernel(server: Attachment) -> str:
+    """Start a kernel of a server's default kind, and return its id. Raises LaunchError."""
+    found = await _answer(server, "api/kernels", "POST", b"{}")
+    if not (isinstance(found, dict) and (kernel := _text(found.get("id")))):
+        raise LaunchError(f"{server} is no Jupyter server: it has started no kernel.")
+    return kernel
+
+
+async def interrupt_kernel(server: Attachment, kernel: str) -> None:
+    """Interrupt a kernel. Raises LaunchError."""
+    await _answer(server, f"api/kernels/{quote(kernel)}/interrupt", "POST", b"")
+
+
+async def end_kernel(server: Attachment, kernel: str) -> None:
+    """End a kernel. Raises LaunchError."""
+    await _answer(server, f"api/kernels/{quote(kernel)}", "DELETE")
+
+
+async def _answer(
+    server: Attachment, path: str, method: str = "GET", body: bytes | None = None
+) -> Any:
+    """Return the JSON answer of a server; None for an empty one. Raises LaunchError."""
     request = HTTPRequest(
         f"{server}/{path}",
+        method=method,
+        body=body,
         headers=_headers(server),
         connect_timeout=TIMEOUT_S,
         request_timeout=TIMEOUT_S,
@@ -129,16 +159,14 @@ async def _fetched(server: Attachment, path: str) -> list[Any]:
     )
     client = SimpleAsyncHTTPClient(force_instance=True, max_body_size=MAX_LIST_BYTES)
     try:
-        found = json.loads((await client.fetch(request)).body)
+        found = (await client.fetch(request)).body
+        return json.loads(found) if found else None
     except HTTPClientError as reason:
         raise LaunchError(_refused(server, reason)) from reason
     except (OSError, ValueError, RecursionError) as reason:
         raise LaunchError(f"The Jupyter server {server} cannot be used: {reason}.") from reason
     finally:
         client.close()
-    if not isinstance(found, list):
-        raise LaunchError(f"{server} is no Jupyter server: {path} is no list.")
-    return found
 
 
 def _refused(server: Attachment, reason: HTTPClientError) -> str:

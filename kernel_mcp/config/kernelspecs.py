@@ -1,15 +1,20 @@
-"""Kernels of other languages that sessions may choose: the values of `--kernel`."""
+"""Kernels besides this server's Python that sessions may choose: the values of `--kernel`."""
 
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
+from kernel_mcp.config.attachments import Attachment, jupyter_server
 from kernel_mcp.config.values import texts
 from kernel_mcp.linux.folders import from_home
 from kernel_mcp.records import dataclass
 
-EXPECTED = "expected NAME=KERNELSPEC, such as r=ir, or NAME=KERNELSPEC+PATH with what it reads"
+EXPECTED = (
+    "expected NAME=KERNELSPEC, such as r=ir, or NAME=KERNELSPEC+PATH with what it reads, or "
+    "NAME=URL of a Jupyter server"
+)
 RESERVED = ("python", "attached")
 _NAME = re.compile(r"[a-z][a-z0-9_+#.-]{0,31}")
 
@@ -19,13 +24,27 @@ class NamedKernelspec:
     """A kernel spec that the operator has named.
 
     name      by which `create_session` asks for it in `language`, in lower case
-    spec      name of an installed kernel spec, or the path of its folder or of its kernel.json
+    spec      name of an installed kernel spec, or the path of its folder or of its kernel.json; the
+              address of a Jupyter server; or BACKEND:OPTIONS of another distribution
     readonly  host paths that the kernel reads, besides its own program
+    server    the Jupyter server, with its token; None for another kind
     """
 
     name: str
     spec: str
     readonly: tuple[Path, ...] = ()
+    server: Attachment | None = None
+
+    @property
+    def backend(self) -> str:
+        """Name of a back-end of another distribution; empty for none."""
+        name, colon, _ = self.spec.partition(":")
+        return name if colon and self.server is None and "/" not in name else ""
+
+    @property
+    def options(self) -> str:
+        """The text after the name of a back-end."""
+        return self.spec.partition(":")[2]
 
     def __str__(self) -> str:
         return f"{self.name}={'+'.join([self.spec, *map(str, self.readonly)])}"
@@ -43,17 +62,21 @@ def kernelspecs(given: object) -> tuple[NamedKernelspec, ...]:
 
 def _kernelspec(text: str) -> NamedKernelspec:
     name, given, rest = text.partition("=")
-    spec, *paths = (each.strip() for each in rest.split("+"))
-    name = name.strip().lower()
+    whole, server = NamedKernelspec(name.strip().lower(), rest.strip()), None
+    if whole.spec.startswith(("http://", "https://")):
+        server = jupyter_server(whole.spec)
+        whole = replace(whole, spec=str(server), server=server)
+    foreign = whole.server or whole.backend
+    spec, *paths = [whole.spec] if foreign else [each.strip() for each in rest.split("+")]
     if not given or not spec or "\0" in rest:
         raise ValueError(EXPECTED)
-    if not _NAME.fullmatch(name):
+    if not _NAME.fullmatch(name := whole.name):
         raise ValueError(f"{name[:40]!r} is no name of a language; {EXPECTED}")
     if name in RESERVED:
         raise ValueError(f"{name!r} is this server's own; choose another name")
     readonly = tuple(from_home(Path(each)) for each in paths)
     if not all(each.is_absolute() for each in readonly):
         raise ValueError(f"the paths after + must be absolute; {EXPECTED}")
-    if "/" in spec:
+    if "/" in spec and not foreign:
         spec = str(from_home(Path(spec)).absolute())
-    return NamedKernelspec(name, spec, readonly)
+    return NamedKernelspec(name, spec, readonly, server)

@@ -264,7 +264,8 @@ class Settings:
         "kernel", kernelspecs, GRANTS, "NAME=KERNELSPEC", "none",
         "let `create_session(language=NAME)` start the kernel of this Jupyter kernel spec in the "
         "sandbox, such as `r=ir`: the name, folder or `kernel.json` of one; `+PATH` for each path "
-        "that it reads outside `/usr`; repeatable",
+        "that it reads outside `/usr`. Or one outside the sandbox, on a Jupyter server "
+        "(`NAME=URL`) or by a back-end of another distribution (`NAME=BACKEND:TEXT`); repeatable",
         value=(),
     )
     workspace: Path | None = flag(
@@ -473,7 +474,8 @@ class Settings:
     @property
     def masked_values(self) -> tuple[tuple[str, str], ...]:
         """Names and values that are kept out of outputs and logs."""
-        tokens = (("attach token", each.token) for each in self.attach if each.token)
+        servers = (*self.attach, *(each.server for each in self.kernels if each.server))
+        tokens = (("Jupyter token", each.token) for each in servers if each.token)
         return (*self.environ, *((each.name, each.value) for each in self.secrets), *tokens)
 
     @property

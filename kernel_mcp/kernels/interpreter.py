@@ -15,7 +15,8 @@ class Interpreter:
 
     name      by which requests choose it; empty for this server's own Python
     language  language of its cells, as people write it
-    place     address of an external kernel, which this server neither starts nor ends; else empty
+    place     where code runs, if not in a sandbox of this server; else empty
+    external  True if the kernel and its variables outlive the session
     saves     True if variables can be saved, so that a session can be hibernated and kept
     lacking   what to do instead of a tool that is not available, by the name of the tool
     """
@@ -23,18 +24,17 @@ class Interpreter:
     name: str
     language: str
     place: str = ""
+    external: bool = False
     saves: bool = False
     lacking: Mapping[str, str] = field(default_factory=dict, compare=False)
 
     @property
-    def external(self) -> bool:
-        """True if the kernel and its variables outlive the session."""
-        return bool(self.place)
-
-    @property
     def remark(self) -> str:
         """A sentence that every answer of a session includes; empty for none."""
-        return f"outside the sandbox, in an external kernel: {self.place}" if self.place else ""
+        if not self.place:
+            return ""
+        kind = "an external" if self.external else f"a {self.language}"
+        return f"outside the sandbox, in {kind} kernel: {self.place}"
 
     @property
     def description(self) -> str:

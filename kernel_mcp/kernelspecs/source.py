@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import anyio
 
+from kernel_mcp.config.kernelspecs import NamedKernelspec
 from kernel_mcp.config.settings import Settings
 from kernel_mcp.environments.uv import ProgressCallback
 from kernel_mcp.kernels.channels import Floods
@@ -62,7 +63,7 @@ class SpecSource:
 
     def __init__(
         self,
-        spec: Kernelspec,
+        named: NamedKernelspec,
         *,
         settings: Settings,
         factory: KernelFactory,
@@ -70,11 +71,14 @@ class SpecSource:
         masks: Masks,
         variables: Sequence[tuple[str, str]] = (),
     ) -> None:
-        """`factory` has the environment of the program that starts the kernel.
+        """Raises ConfigError.
+
+        `factory` has the environment of the program that starts the kernel.
 
         Kernels have `variables` besides those of the settings.
         """
-        self._spec = spec
+        self._spec = read_kernelspec(named)
+        self.interpreter = interpreter_of(self._spec)
         self._settings = settings
         self._factory = factory
         self._launcher = launcher
@@ -117,7 +121,5 @@ class SpecSource:
             raise
         return kernel
 
-
-def read_kernelspecs(settings: Settings) -> list[Kernelspec]:
-    """Read the kernel specs of the settings. Blocking. Raises ConfigError."""
-    return [read_kernelspec(each) for each in settings.kernels]
+    async def aclose(self) -> None:
+        """Release nothing: each kernel is that of one session."""

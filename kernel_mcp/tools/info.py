@@ -140,7 +140,7 @@ def _of_interpreter(info: ServerInfo, session: Session) -> ServerInfo:
         "kept": f"nothing: variables of {interpreter.language} are not saved",
         "problem": "",
     }
-    if interpreter.external:
+    if interpreter.place:
         unlimited = {"memory_mb": 0, "cpu_s": 0.0, "cpus": 0.0, "processes": 0, "disk_mb": 0}
         update |= {
             "python": version,
@@ -149,7 +149,6 @@ def _of_interpreter(info: ServerInfo, session: Session) -> ServerInfo:
             "sandbox_enforces": [],
             "sandbox_gaps": [OUTSIDE],
             "sandbox_found": [],
-            "kept": "nothing: the kernel and its variables are not this server's",
             "checkpoints": "none: the kernel is not this server's",
             "limits": info.limits.model_copy(update=unlimited),
             "workspace": "the folder of that kernel",

@@ -18,7 +18,7 @@ def test_a_tool_that_is_not_available_says_what_to_do_instead() -> None:
 
 
 def test_only_a_kernel_with_a_place_outlives_its_session() -> None:
-    there = Interpreter("attached", "Python", place="/run/kernel.json")
+    there = Interpreter("attached", "Python", place="/run/kernel.json", external=True)
     assert (there.external, R.external, PYTHON.external) == (True, False, False)
     assert there.remark.endswith("/run/kernel.json")
     assert R.remark == PYTHON.remark == ""
