@@ -17,12 +17,23 @@ import anyio
 from kernel_mcp.errors import LaunchError
 from kernel_mcp.kernels.channels import Channel, KernelChannels
 from kernel_mcp.kernels.known_names import texts
-from kernel_mcp.kernels.message_codec import Message, WireError, failure_from, whole_number
+from kernel_mcp.kernels.message_codec import (
+    Message,
+    WireError,
+    event_from,
+    failure_from,
+    whole_number,
+)
 from kernel_mcp.output.items import Event, Failure
 from kernel_mcp.records import dataclass
 
 Sink: TypeAlias = Callable[[Event], None]
 MOST_HOLDERS = 5
+MOST_PAYLOADS = 8
+QUITS = (
+    "The code has asked its kernel to end: some kernels do, others go on and keep their variables. "
+    "Call reset for a fresh one, close_session to end the session"
+)
 NAME_CHARS = 80
 
 
@@ -46,9 +57,9 @@ class CellUsage:
 class Run:
     """One execute request in flight; `finished` is set when it ended or the kernel died.
 
-    Only the first reply counts. `outputs` is the number of its output messages. `unsure` means that
-    no `idle` was received. `compiled` is False if the code was refused before it ran. `begun` is
-    True once the kernel has sent a message about it.
+    Only the first reply counts; its pages, such as help, follow all other output. `outputs` is the
+    number of its output messages. `compiled` is False if the code was refused before it ran.
+    `begun` is True once the kernel has sent a message about it.
     """
 
     def __init__(self, sink: Sink, lift: Callable[[], None] = lambda: None) -> None:
@@ -66,7 +77,9 @@ class Run:
         self.finished = anyio.Event()
         self.begun = False
         self.outputs = 0
-        self.unsure = False
+        self.notices: list[str] = []
+        """Notices for the session's owner."""
+        self._pages: list[Event] = []
         self._idle = False
 
     def on_reply(self, content: dict[str, Any]) -> None:
@@ -84,6 +97,7 @@ class Run:
         self.status = status if status in ("ok", "error", "aborted") else "error"
         self.removed = _removed(content.get("removed"))
         self.usage = _usage(content.get("used"))
+        self._take_payloads(content.get("payload"))
         if self._idle:
             self.end()
 
@@ -95,8 +109,21 @@ class Run:
 
     def end(self) -> None:
         """Flush remaining output, and set `finished`."""
+        while self._pages:
+            self.sink(self._pages.pop(0))
         self.lift()
         self.finished.set()
+
+    def _take_payloads(self, value: object) -> None:
+        """Take in the pages of an execute reply, and its wish to end the kernel; hostile data."""
+        for each in value[:MOST_PAYLOADS] if isinstance(value, list) else ():
+            source = each.get("source") if isinstance(each, dict) else ""
+            if source == "page":
+                with contextlib.suppress(WireError):
+                    page = event_from(Message("display_data", self.msg_id, each))
+                    self._pages += [page] if page is not None else []
+            elif source == "ask_exit" and QUITS not in self.notices:
+                self.notices.append(QUITS)
 
 
 LOOK_S = 2.0
@@ -151,7 +178,7 @@ class IdleWait:
         return True
 
     def _give_up(self) -> None:
-        self._run.unsure = True
+        self._run.notices.append(UNSURE)
         self._run.end()
 
     def _look_later(self) -> None:

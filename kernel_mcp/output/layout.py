@@ -75,8 +75,9 @@ def shortened(failure: Failure, workspace: str = "/workspace") -> tuple[str, str
     parts = _parsed(failure, workspace)
     end = max((i + 1 for i, part in enumerate(parts) if isinstance(part, _Frame)), default=0)
     message = "\n".join(part for part in parts[end:] if isinstance(part, str)).strip("\n")
-    if failure.name not in message:
+    if failure.name not in message and not (failure.value and message.startswith(failure.value)):
         message = f"{clean(failure.name)}: {clean(failure.value)}\n{message}".rstrip()
+    message = message.removesuffix("\nTraceback:")  # R's, of an error without frames
     lines = _frame_lines(parts[:end])
     return "\n".join([TITLE, *lines]) if lines else "", message
 
@@ -181,7 +182,7 @@ _UNLINKED = (
 )
 """Types without a link: their text is shown in full, or they are useless outside the session."""
 _WITHOUT_TEXT = re.compile(r"<(?:script|iframe|img|svg|canvas|object|embed|video|audio)\b", re.I)
-_OBJECT = re.compile(r"<[^\n]*>")
+_OBJECT = re.compile(r"<[^\n]*>|plot without title")  # the latter is R's
 
 
 @dataclass(frozen=True, slots=True)
@@ -297,8 +298,10 @@ def _lay_out_display(layout: Layout, item: DisplayItem, cell: int, uri: str) -> 
     picture = pictures[0] if pictures else None
     text = readable(item.parts, READ_CHARS)
     plain = next((part for part in item.parts if part.mime == "text/plain"), None)
+    marked = plain is not None and any(part.mime == "text/markdown" for part in item.parts)
+    unlinked = (*_UNLINKED, "text/latex") if marked else _UNLINKED  # as every value of R has
     for part in item.parts:
-        shown = part.mime in _UNLINKED or part is picture or part.mime in INLINE_IMAGES
+        shown = part.mime in unlinked or part is picture or part.mime in INLINE_IMAGES
         shown = shown and not (part is plain and _has_yielded(part, text))
         if shown or (part.text is None and part.path is None) or _is_shown(part, text, plain):
             continue

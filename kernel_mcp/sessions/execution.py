@@ -20,7 +20,7 @@ import anyio
 
 from kernel_mcp.barriers import Barrier
 from kernel_mcp.errors import KernelGone, LaunchError
-from kernel_mcp.kernels.run import UNSURE, CellUsage
+from kernel_mcp.kernels.run import CellUsage
 from kernel_mcp.launch import silence
 from kernel_mcp.linux.proc import ExitStatus, Usage, reset_peak_memory, waits_for_machine
 from kernel_mcp.sessions.cell import AT_ONCE, Cell, CellOutcome, Phase, Status, StopReason
@@ -230,8 +230,8 @@ async def _run_to_end(kernel: Kernel, cell: Cell, *, grace_s: float, cpu_s: floa
         grace_s = min(grace_s, _MOST_GRACE_S.get(reason, grace_s))
         killed = await stop(kernel, run, grace_s, cell)
         reason = cell.stop_reason if cell.stop_reason in AT_ONCE else reason
-    if run.unsure:
-        cell.notice(UNSURE)
+    for notice in run.notices:
+        cell.notice(notice)
     lost = reason is None and kernel.exit is None and run.status is None
     if lost or (reason is None and run.status == "error" and await probe_broken(kernel, run)):
         cell.notice(ADVICE)

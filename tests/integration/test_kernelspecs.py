@@ -112,3 +112,11 @@ async def test_nothing_of_the_start_is_left_open(notebook: Agent) -> None:
     )
     found = json.loads((await notebook.run(code, session="stock")).text)
     assert not [each for each in found if "memfd:output-ring" in each]
+
+
+async def test_pages_are_output_and_a_request_to_end_says_what_does(notebook: Agent) -> None:
+    answer = await notebook.run("print('first')\nlen?", session="stock")
+    assert answer.text.startswith("first\n")
+    assert "Return the number of items in a container." in answer.text
+    answer = await notebook.run("exit()", session="stock")
+    assert "close_session" in answer.text

@@ -9,7 +9,8 @@ import pytest
 
 from kernel_mcp.kernels.channels import Channels
 from kernel_mcp.kernels.message_codec import Message
-from kernel_mcp.kernels.run import MOST_LOOKS, CellUsage, IdleWait, Run
+from kernel_mcp.kernels.run import MOST_LOOKS, QUITS, UNSURE, CellUsage, IdleWait, Run
+from kernel_mcp.output.items import Display, Event, Stream
 
 ASKED = "asked"
 
@@ -46,7 +47,20 @@ def test_a_cell_ends_when_its_kernel_answers_others_and_sends_nothing_more() -> 
     run, line, _ = ending()
     line.pass_time()
     assert run.finished.is_set()
-    assert run.unsure
+    assert run.notices == [UNSURE]
+
+
+def test_pages_follow_the_output_and_a_wish_to_quit_is_told() -> None:
+    shown: list[Event] = []
+    run = Run(shown.append)
+    page = {"source": "page", "data": {"text/plain": "help"}, "start": 0}
+    hostile = [7, {"source": []}, {"source": "page", "data": [1]}, {"source": "ask_exit"}]
+    run.on_reply({"status": "ok", "payload": [page, *hostile, {"source": "ask_exit"}]})
+    run.sink(Stream("stdout", "printed"))
+    run.on_idle()
+    run.end()
+    assert shown == [Stream("stdout", "printed"), Display({"text/plain": "help"}, {})]
+    assert run.notices == [QUITS]
 
 
 def test_messages_that_have_not_been_read_yet_are_waited_for() -> None:
@@ -59,7 +73,7 @@ def test_messages_that_have_not_been_read_yet_are_waited_for() -> None:
     run.on_idle()
     line.pass_time()
     assert run.finished.is_set()
-    assert not run.unsure
+    assert not run.notices
 
 
 def test_a_kernel_that_never_ends_its_output_is_not_waited_for_for_ever() -> None:
@@ -68,7 +82,7 @@ def test_a_kernel_that_never_ends_its_output_is_not_waited_for_for_ever() -> Non
     for _ in range(MOST_LOOKS):
         line.pass_time()
     assert run.finished.is_set()
-    assert run.unsure
+    assert run.notices == [UNSURE]
 
 
 @pytest.mark.parametrize(

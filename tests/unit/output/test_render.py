@@ -203,6 +203,7 @@ async def test_rich_output_has_a_readable_form_in_place_and_a_link(
         {"application/json": {"a": 1}},
         {"text/latex": "$x$"},
         {"text/markdown": "**x**"},
+        {"text/plain": "[1] 2", "text/html": "2", "text/markdown": "2", "text/latex": "2"},
     ],
 )
 async def test_what_the_answer_shows_in_full_has_no_link(

@@ -1,0 +1,59 @@
+"""Sessions of R: answers as its users read them, and the tools that ask its kernel."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import pytest
+
+from tests.integration.agent import Agent, notices
+from tests.integration.servers import Servers
+from tests.languages.kernels import kernel_flag
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture(scope="module")
+async def notebook(servers: Servers) -> AsyncIterator[Agent]:
+    """A client whose session `r` runs R."""
+    async with servers.agent("--kernel", kernel_flag("r")) as notebook:
+        opened = await notebook.call("create_session", name="r", language="r")
+        assert not opened.failed, opened.text
+        yield notebook
+
+
+async def test_help_is_shown_as_text_after_what_was_printed(notebook: Agent) -> None:
+    answer = await notebook.run("cat('first\\n'); ?mean", session="r")
+    assert answer.text.startswith("first\n")
+    assert "Arithmetic Mean" in answer.text
+    assert "\x08" not in answer.text
+    answer = await notebook.run("print(help('sum'))", session="r")
+    assert "Sum of Vector Elements" in answer.text
+
+
+async def test_a_value_is_its_text_alone(notebook: Agent) -> None:
+    for code, text in (
+        ("1 + 1", "[1] 2"),
+        ("head(data.frame(a = 1:2, b = c('x', 'é')))", "  a b\n1 1 x\n2 2 é"),
+        ("factor(c('a', 'b'))", "[1] a b\nLevels: a b"),
+        ("as.Date('2024-02-29')", '[1] "2024-02-29"'),
+        ("f <- function(x) x; f", "function(x) x"),
+    ):
+        answer = await notebook.run(code, session="r")
+        assert (answer.text, answer.links) == (text, [])
+
+
+async def test_an_error_is_told_once(notebook: Agent) -> None:
+    answer = await notebook.run("f <- function(x) stop('no ', x); f(3)", session="r")
+    assert answer.text == (
+        'Error in f(3): no 3\nTraceback:\n1. f(3)\n2. stop("no ", x)   # at line 1 of file <text>'
+    )
+    answer = await notebook.run("1 +", session="r")
+    assert answer.text.count("unexpected end of input") == 1
+    assert "Traceback" not in answer.text
+
+
+async def test_quit_ends_nothing_and_says_so(notebook: Agent) -> None:
+    answer = await notebook.run("kept <- 5; quit()", session="r")
+    assert "close_session" in "".join(notices(answer))
+    assert (await notebook.run("kept", session="r")).text == "[1] 5"
