@@ -36,6 +36,11 @@ class NamedKernelspec:
     server: Attachment | None = None
 
     @property
+    def elsewhere(self) -> bool:
+        """True if its code runs outside the sandbox."""
+        return self.server is not None or bool(self.backend)
+
+    @property
     def backend(self) -> str:
         """Name of a back-end of another distribution; empty for none."""
         name, colon, _ = self.spec.partition(":")
@@ -66,8 +71,7 @@ def _kernelspec(text: str) -> NamedKernelspec:
     if whole.spec.startswith(("http://", "https://")):
         server = jupyter_server(whole.spec)
         whole = replace(whole, spec=str(server), server=server)
-    foreign = whole.server or whole.backend
-    spec, *paths = [whole.spec] if foreign else [each.strip() for each in rest.split("+")]
+    spec, *paths = [whole.spec] if whole.elsewhere else [each.strip() for each in rest.split("+")]
     if not given or not spec or "\0" in rest:
         raise ValueError(EXPECTED)
     if not _NAME.fullmatch(name := whole.name):
@@ -77,6 +81,6 @@ def _kernelspec(text: str) -> NamedKernelspec:
     readonly = tuple(from_home(Path(each)) for each in paths)
     if not all(each.is_absolute() for each in readonly):
         raise ValueError(f"the paths after + must be absolute; {EXPECTED}")
-    if "/" in spec and not foreign:
+    if "/" in spec and not whole.elsewhere:
         spec = str(from_home(Path(spec)).absolute())
     return NamedKernelspec(name, spec, readonly, server)

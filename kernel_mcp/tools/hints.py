@@ -68,7 +68,8 @@ def hints(effect: Effect, title: str, settings: Settings) -> ToolAnnotations:
 
 def _is_open(settings: Settings) -> bool:
     """Return True if code can reach other machines, or processes outside its sandbox."""
-    reached = bool(settings.network or settings.secrets or settings.attach)
+    elsewhere = any(each.elsewhere for each in settings.kernels)
+    reached = bool(settings.network or settings.secrets or settings.attach or elsewhere)
     return reached or not settings.confined
 
 

@@ -10,6 +10,7 @@ from mcp_types import ToolAnnotations
 
 from kernel_mcp.config.attachments import attachments
 from kernel_mcp.config.grants import restricted_to
+from kernel_mcp.config.kernelspecs import kernelspecs
 from kernel_mcp.config.mounts import Mount
 from kernel_mcp.config.secrets import HeaderSecret
 from kernel_mcp.config.settings import Settings
@@ -28,7 +29,16 @@ async def told(settings: Settings, folder: Path) -> dict[str, ToolAnnotations]:
     """The hints about each tool of a server with these settings."""
     given = {
         name: getattr(settings, name)
-        for name in ("mounts", "network", "devices", "secrets", "attach", "sandbox", "workspace")
+        for name in (
+            "mounts",
+            "network",
+            "devices",
+            "secrets",
+            "attach",
+            "kernels",
+            "sandbox",
+            "workspace",
+        )
         if getattr(settings, name) != getattr(CLOSED, name)
     }
     given |= {name: getattr(settings, name) for name in ("allow", "allow_install", "offline")}
@@ -76,6 +86,8 @@ async def test_every_tool_has_a_title_and_all_hints(tmp_path: Path) -> None:
         (replace(CLOSED, network=("example.com",)), END | RUN_CODE, RUN_CODE),
         (replace(CLOSED, secrets=(SECRET,)), END | RUN_CODE, RUN_CODE),
         (replace(CLOSED, attach=KERNEL), END | RUN_CODE, RUN_CODE | {"create_session"}),
+        (replace(CLOSED, kernels=kernelspecs("r=ir")), END, set()),
+        (replace(CLOSED, kernels=kernelspecs("lab=http://h:1")), END | RUN_CODE, RUN_CODE),
         (replace(CLOSED, sandbox=("none",)), END | RUN_CODE | WRITE, RUN_CODE),
         (replace(CLOSED, allow=("pandas",)), END, INSTALL),
         (replace(CLOSED, allow=("*",)), END, set()),
