@@ -18,6 +18,7 @@ class Interpreter:
     place     where code runs, if not in a sandbox of this server; else empty
     external  True if the kernel and its variables outlive the session
     saves     True if variables can be saved, so that a session can be hibernated and kept
+    checks    True if a kernel checks syntax itself; else this server does, as Python's
     lacking   what to do instead of a tool that is not available, by the name of the tool
     """
 
@@ -26,6 +27,7 @@ class Interpreter:
     place: str = ""
     external: bool = False
     saves: bool = False
+    checks: bool = False
     lacking: Mapping[str, str] = field(default_factory=dict, compare=False)
 
     @property

@@ -75,7 +75,8 @@ def shortened(failure: Failure, workspace: str = "/workspace") -> tuple[str, str
     parts = _parsed(failure, workspace)
     end = max((i + 1 for i, part in enumerate(parts) if isinstance(part, _Frame)), default=0)
     message = "\n".join(part for part in parts[end:] if isinstance(part, str)).strip("\n")
-    if failure.name not in message and not (failure.value and message.startswith(failure.value)):
+    value = failure.value[:LINE_CHARS]  # of a long one, text and message are cut differently
+    if failure.name not in message and not (value and message.startswith(value)):
         message = f"{clean(failure.name)}: {clean(failure.value)}\n{message}".rstrip()
     message = message.removesuffix("\nTraceback:")  # R's, of an error without frames
     lines = _frame_lines(parts[:end])

@@ -206,10 +206,10 @@ class Report:
             item for item in self.diagnostics if item.kind == "syntax" and item.severity == "error"
         )
 
-    def with_error(self, kind: Kind, message: str, line: int, code: str) -> Report:
-        """Return the report with an additional error about a whole line of the code."""
+    def with_error(self, kind: Kind, message: str, line: int, code: str, column: int = 1) -> Report:
+        """Return the report with an additional error, by default about a whole line of the code."""
         text = code.splitlines()[line - 1][:MAX_SOURCE_LINE] if code else ""
-        found = Diagnostic(kind, "error", message, line, 1, text)
+        found = Diagnostic(kind, "error", message, line, column, text)
         every = sorted((*self.diagnostics, found), key=lambda each: (each.line, each.column))
         return replace(self, valid=False, diagnostics=tuple(every))
 

@@ -73,6 +73,7 @@ NumberArg: TypeAlias = Whole
 """Number of a cell; 0 for the running one, or the last."""
 MAX_CODE_CHARS = 1_000_000
 MAX_SECONDS = 7 * 24 * 3600.0
+CHECK_S = 5.0
 MOST_FILES = 10
 MOST_LOOKED_AT = 1000
 """Number of cells, from the end, in which the agent's last one is searched."""
@@ -177,6 +178,10 @@ def register(box: Toolbox, services: ToolContext) -> None:
         With `dependencies` or `python` it is checked as for run_script.
         """
         _, found = await box.resolve(ctx, session)
+        interpreter = found.request.interpreter
+        interpreter.require("check_syntax")
+        if interpreter.checks:
+            return _syntax(found, await _checked(found, code))
         return _syntax(found, await _judged(services, found, code, dependencies, python))
 
     @tool(ENDS, "Reset a session")
@@ -372,6 +377,17 @@ async def _judged(
     for each in problems:
         report = report.with_error(kind, each.reason, each.line, code)
     return report
+
+
+async def _checked(session: Session, code: str) -> Report:
+    """Return what the session's kernel finds in code that it does not run."""
+    kernel = await session.ensure_kernel()
+    found = await kernel.check_syntax(code, CHECK_S)
+    if found is None:
+        return Report(valid=True)
+    line, column, message = found
+    line = min(line, len(code.splitlines()) or 1)
+    return Report(valid=False).with_error("syntax", message, line, code, max(1, column))
 
 
 async def _known_names(session: Session) -> frozenset[str] | None:

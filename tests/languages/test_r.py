@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 
@@ -57,3 +58,20 @@ async def test_quit_ends_nothing_and_says_so(notebook: Agent) -> None:
     answer = await notebook.run("kept <- 5; quit()", session="r")
     assert "close_session" in "".join(notices(answer))
     assert (await notebook.run("kept", session="r")).text == "[1] 5"
+
+
+async def test_syntax_is_checked_by_r_itself_and_nothing_runs(notebook: Agent) -> None:
+    async def check(code: str) -> dict[str, Any]:
+        return (await notebook.call("check_syntax", session="r", code=code)).data
+
+    good = await check("ran <- TRUE\nx %>% f(y = 1) # \u00e9\n`odd name` <- 'a\\nb'")
+    assert (good["valid"], good["diagnostics"]) == (True, [])
+    assert (await notebook.run("exists('ran')", session="r")).text == "[1] FALSE"
+    (found,) = (await check("x <- 1\ny <- c('\u00e9', ))"))["diagnostics"]
+    assert (found["line"], found["column"]) == (2, 14)
+    assert found["message"] == "unexpected ')'"
+    assert found["source_line"] == "y <- c('\u00e9', ))"
+    (found,) = (await check("f <- function(x) {"))["diagnostics"]
+    assert (found["line"], found["message"]) == (1, "unexpected end of input")
+    assert (await check("'\\d'"))["valid"] is False
+    assert (await check("x <- 1 + 1\n" * 50_000))["valid"]
