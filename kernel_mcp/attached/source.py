@@ -17,7 +17,7 @@ from kernel_mcp.environments.uv import ProgressCallback
 from kernel_mcp.errors import LaunchError
 from kernel_mcp.kernels.channels import ChannelListener, Channels, Floods, KernelChannels
 from kernel_mcp.kernels.factory import KernelRequest
-from kernel_mcp.kernels.interpreter import Interpreter
+from kernel_mcp.kernels.interpreter import PYTHON_STATE, Interpreter
 from kernel_mcp.kernels.message_codec import MessageCodec
 from kernel_mcp.launch.base import ConnectionInfo
 from kernel_mcp.output.text import Masks
@@ -88,7 +88,14 @@ del _REMOTE_LACKING["reset"]
 
 def attached(place: str) -> Interpreter:
     """Return the interpreter of a session that joins the kernel at `place`."""
-    return Interpreter(ATTACHED, "Python", place, external=True, lacking=_LACKING)
+    return Interpreter(
+        ATTACHED,
+        "Python",
+        place,
+        external=True,
+        state=PYTHON_STATE,
+        lacking=_LACKING,
+    )
 
 
 class AttachingSource:

@@ -4,9 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import field
+from types import MappingProxyType
+from typing import Any
 
 from kernel_mcp.errors import InputError
 from kernel_mcp.records import dataclass
+
+PYTHON_METADATA: Mapping[str, Any] = MappingProxyType(
+    {
+        "kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"},
+        "language_info": {"name": "python", "file_extension": ".py"},
+    }
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +28,8 @@ class Interpreter:
     external  True if the kernel and its variables outlive the session
     saves     True if variables can be saved, so that a session can be hibernated and kept
     checks    True if a kernel checks syntax itself; else this server does, as Python's
+    state     what ends with a kernel, in words
+    notebook  the fields `kernelspec` and `language_info` of its notebooks
     lacking   what to do instead of a tool that is not available, by the name of the tool
     """
 
@@ -28,7 +39,16 @@ class Interpreter:
     external: bool = False
     saves: bool = False
     checks: bool = False
+    state: str = "variables, functions and loaded packages"
+    notebook: Mapping[str, Any] = field(default_factory=lambda: PYTHON_METADATA, compare=False)
     lacking: Mapping[str, str] = field(default_factory=dict, compare=False)
+
+    @property
+    def names(self) -> frozenset[str]:
+        """Names of the kernel and its language in notebooks and requests, in lower case."""
+        spec, info = self.notebook["kernelspec"], self.notebook["language_info"]
+        known = (self.name, spec["name"], spec["language"], info["name"])
+        return frozenset(each.lower() for each in known if each)
 
     @property
     def remark(self) -> str:
@@ -55,5 +75,6 @@ class Interpreter:
             raise InputError(f"{tool} is not available: {self.description}. {self.lacking[tool]}")
 
 
-PYTHON = Interpreter("", "Python", saves=True)
+PYTHON_STATE = "variables, imports and definitions"
+PYTHON = Interpreter("", "Python", saves=True, state=PYTHON_STATE)
 """This server's own kernels, which support all tools."""

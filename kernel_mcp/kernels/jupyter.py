@@ -68,6 +68,9 @@ class JupyterKernel(Kernel):
             raise LaunchError("This kernel supports only Jupyter's own requests.")
         return await super().ask(kind, content, timeout=timeout)
 
+    async def begin_script(self, name: str, timeout: float) -> None:
+        """See `Kernel`; a script is a cell like others."""
+
     async def evaluate(self, code: str, timeout: float) -> Any:
         """Run code that prints JSON, as a cell that nobody sees, and return the value.
 

@@ -6,7 +6,6 @@ import contextlib
 import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from types import MappingProxyType
 from typing import Any
 
 import anyio
@@ -14,6 +13,7 @@ import anyio
 from kernel_mcp.barriers import Barrier
 from kernel_mcp.errors import LaunchError, Uncopyable
 from kernel_mcp.kernels.channels import Channel, ChannelListener, Channels, Floods, KernelChannels
+from kernel_mcp.kernels.interpreter import PYTHON_METADATA
 from kernel_mcp.kernels.known_names import KnownNames
 from kernel_mcp.kernels.message_codec import (
     Message,
@@ -36,12 +36,6 @@ DRAIN_S = 0.25
 CHECKPOINT_S = 10.0
 """Processor seconds that a checkpoint may use, which needs some 10 ms per gigabyte."""
 MOST_WORDS = 8
-PYTHON_METADATA: Mapping[str, Any] = MappingProxyType(
-    {
-        "kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"},
-        "language_info": {"name": "python", "file_extension": ".py"},
-    }
-)
 WORD_CHARS = 80
 
 
@@ -304,6 +298,10 @@ class Kernel:
         Raises LaunchError after `timeout` seconds.
         """
         raise LaunchError("This kernel does not list its packages.")
+
+    async def begin_script(self, name: str, timeout: float) -> None:
+        """Make the next cell begin and end as the script `name` does. Raises LaunchError."""
+        await self.ask("kernel_mcp_script_request", {"name": name}, timeout=timeout)
 
     async def check_syntax(self, code: str, timeout: float) -> tuple[int, int, str] | None:
         """Return line, column and message of a syntax error in `code`; None for none.

@@ -52,15 +52,8 @@ class SpecKernel(JupyterKernel):
             for field in _LANGUAGE_FIELDS
             if isinstance(info.get(field), str)
         }
-        spec = self.spec
-        return {
-            "kernelspec": {
-                "name": spec.spec,
-                "display_name": spec.display_name,
-                "language": spec.language,
-            },
-            "language_info": language or {"name": spec.language},
-        }
+        notebook = self.spec.notebook
+        return {**notebook, "language_info": {**notebook["language_info"], **language}}
 
     def interrupt(self, *, alone: bool = False) -> None:
         """See `Kernel`; by a message if the kernel spec says so."""

@@ -55,7 +55,9 @@ def interpreter_of(spec: Kernelspec) -> Interpreter:
         lacking["check_syntax"] = (
             "Run the code: most kernels report a syntax error before they run it."
         )
-    return Interpreter(spec.name, spec.display_name, checks=True, lacking=lacking)
+    return Interpreter(
+        spec.name, spec.display_name, checks=True, notebook=spec.notebook, lacking=lacking
+    )
 
 
 class SpecSource:

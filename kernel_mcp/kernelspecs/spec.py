@@ -43,6 +43,12 @@ class Kernelspec:
     readonly: tuple[Path, ...]
     by_message: bool = False
 
+    @property
+    def notebook(self) -> dict[str, dict[str, str]]:
+        """The fields `kernelspec` and `language_info` of notebooks, as far as the spec has them."""
+        named = {"name": self.spec, "display_name": self.display_name, "language": self.language}
+        return {"kernelspec": named, "language_info": {"name": self.language}}
+
 
 def read_kernelspec(named: NamedKernelspec) -> Kernelspec:
     """Find and read a kernel spec. Raises ConfigError.

@@ -361,13 +361,13 @@ class ScriptReader:
 
 
 async def expect_script(session: Session, progress: ProgressCallback) -> None:
-    """Make the next cell of a fresh session begin and end as `python script.py` does.
+    """Make the next cell of a fresh session begin and end as a script does.
 
     Raises KernelMcpError when there is no kernel.
     """
     kernel = await session.ensure_kernel(progress)
     kernel.policy = replace(kernel.policy, once=True)
-    await kernel.ask("kernel_mcp_script_request", {"name": SCRIPT_FILE}, timeout=START_TIMEOUT_S)
+    await kernel.begin_script(SCRIPT_FILE, START_TIMEOUT_S)
 
 
 def plain(script: str) -> str:

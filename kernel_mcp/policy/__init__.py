@@ -208,7 +208,7 @@ class Report:
 
     def with_error(self, kind: Kind, message: str, line: int, code: str, column: int = 1) -> Report:
         """Return the report with an additional error, by default about a whole line of the code."""
-        text = code.splitlines()[line - 1][:MAX_SOURCE_LINE] if code else ""
+        text = "".join(code.splitlines()[line - 1 : line])[:MAX_SOURCE_LINE]
         found = Diagnostic(kind, "error", message, line, column, text)
         every = sorted((*self.diagnostics, found), key=lambda each: (each.line, each.column))
         return replace(self, valid=False, diagnostics=tuple(every))

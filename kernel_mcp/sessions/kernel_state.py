@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from kernel_mcp.barriers import Barrier
+from kernel_mcp.kernels.interpreter import PYTHON
 from kernel_mcp.sessions.cell import Cell
 from kernel_mcp.sessions.checkpoints import Checkpoints
 from kernel_mcp.sessions.hibernation import SavedState
@@ -29,9 +30,15 @@ class KernelState:
     """
 
     def __init__(
-        self, session: str, notifications: NotificationQueue, checkpoints: Checkpoints
+        self,
+        session: str,
+        notifications: NotificationQueue,
+        checkpoints: Checkpoints,
+        contents: str = PYTHON.state,
     ) -> None:
+        """`contents` is what ends with a kernel, in words."""
         self.session = session
+        self.contents = contents
         self.notifications = notifications
         self.checkpoints = checkpoints
         self.kernel: Kernel | None = None
@@ -96,7 +103,7 @@ class KernelState:
 
     def lose(self, what: str, loss: Loss) -> Notice:
         """Add a notice that all variables are lost; `what` is a sentence with the reason."""
-        text = f"{what}: all variables, imports and definitions made before are lost; {FILES_KEPT}"
+        text = f"{what}: all {self.contents} made before are lost; {FILES_KEPT}"
         return self.notifications.add(f"{text}.{lost_names(loss)}", loss)
 
     def report_hibernation(self, saved: SavedState) -> None:

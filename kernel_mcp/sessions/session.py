@@ -134,6 +134,7 @@ class Session:
                 lambda: self.persistence.entry is not None,
                 context.idle_checkpoints(owner),
             ),
+            request.interpreter.state,
         )
         self.recovery = KernelRecovery(
             self.kernel_state,

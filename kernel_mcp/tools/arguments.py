@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from itertools import islice
 from typing import Any, TypeAlias
 
@@ -14,9 +14,11 @@ from pydantic_core import ErrorDetails
 
 from kernel_mcp.config.values import close_to
 from kernel_mcp.errors import InputError
+from kernel_mcp.kernels.interpreter import PYTHON, Interpreter
 from kernel_mcp.records import dataclass
+from kernel_mcp.sessions.notifications import ResponseContext
 from kernel_mcp.tools.calls import Call
-from kernel_mcp.tools.results import refusal, with_remarks
+from kernel_mcp.tools.results import refusal
 from kernel_mcp.units import duration, number
 
 MOST_LINES = 4
@@ -25,14 +27,18 @@ LEAST_CPUS = 0.01
 """Smallest processor share of a control group: a millisecond in every tenth of a second."""
 NEAR = 0.6
 """Least similarity of an unknown name and the one that was perhaps meant."""
-_CODE = ("code", "script")
-"""Arguments that contain Python code."""
-_ANY_TEXT = (*_CODE, "content", "match", "path", "source")
+_ANY_TEXT = ("code", "content", "match", "path", "script", "source")
 """Arguments in which a blank or the words of `_NOTHING` can be meant."""
 _NOTHING = ("", "None", "null")
 _FENCES = ("```", "~~~")
-_PYTHON = frozenset({"", "py", "py3", "python", "python3", "ipython", "ipython3", "jupyter"})
-"""Languages of a Markdown code block that is run as Python."""
+_SPELLINGS = (
+    frozenset({"py", "py3", "python", "python3", "ipython", "ipython3", "jupyter"}),
+    frozenset({"bash", "sh", "shell", "zsh"}),
+    frozenset({"typescript", "ts", "javascript", "js"}),
+)
+"""Names of one language in Markdown code blocks."""
+_QUOTING = frozenset({"python"})
+"""Languages in which no code begins and ends with a backtick."""
 
 _ALSO = {
     "code": ("source", "script"),
@@ -102,16 +108,11 @@ class CheckedTool(Tool):
     ) -> Any:
         """Run the tool for a `Call`, and return its answer, or the error about its arguments."""
         arguments = given_only(arguments, self.parameters)
-        bare = {name: without_fence(arguments[name]) for name in _CODE if name in arguments}
-        fenced = [name for name, code in bare.items() if code is not arguments[name]]
-        arguments |= bare
         unknown = [name for name in arguments if name not in self.parameters["properties"]]
         errors: list[ErrorDetails] = []
         try:
             if not unknown:
-                answer = await super().run(arguments, context, convert_result)
-                remarks = [UNFENCED.format(name) for name in fenced]
-                return with_remarks(answer, remarks) if remarks else answer
+                return await super().run(arguments, context, convert_result)
             self.fn_metadata.validate_arguments(arguments)
         except UnexpectedToolError:
             raise
@@ -127,6 +128,17 @@ class CheckedTool(Tool):
 
 
 UNFENCED = "`{}` was a Markdown code block: its fence was taken off"
+
+
+def unfenced(name: str, code: str, interpreter: Interpreter, response: ResponseContext) -> str:
+    """Return the code of an argument without a Markdown fence; if it had one, the answer says so.
+
+    `interpreter` is that which runs it.
+    """
+    bare = without_fence(code, interpreter.names)
+    if bare is not code:
+        response.remarks.append(UNFENCED.format(name))
+    return str(bare)
 
 
 def given_only(arguments: Mapping[str, Any], schema: Mapping[str, Any]) -> dict[str, Any]:
@@ -152,15 +164,16 @@ def _is_empty(name: str, value: object, schema: Mapping[str, Any]) -> bool:
     return value == [] and "array" not in accepted
 
 
-def without_fence(code: Any) -> Any:
-    """Return the code inside a Markdown code block of Python; all else is returned as it is.
+def without_fence(code: Any, languages: Collection[str] = PYTHON.names) -> Any:
+    """Return the code inside a Markdown code block of one of `languages`; all else as it is.
 
     Code that could be run as it is never has such a fence.
     """
+    words = {"", *languages}.union(*(each for each in _SPELLINGS if not each.isdisjoint(languages)))
     text = code.strip() if isinstance(code, str) else ""
     fence = next((each for each in _FENCES if text.startswith(each)), "")
     if not fence:
-        inline = len(text) > 2 and text[0] == text[-1] == "`"
+        inline = len(text) > 2 and text[0] == text[-1] == "`" and not _QUOTING.isdisjoint(languages)
         return text[1:-1] if inline and "`" not in text[1:-1] else code
     opening, line_end, inside = text.partition("\n")
     mark = fence[0]
@@ -168,9 +181,9 @@ def without_fence(code: Any) -> Any:
     if not line_end and mark == "`":  # all in one line
         inside = language.rstrip(mark).strip()
         word, _, rest = inside.partition(" ")
-        return rest.strip() if rest and word.lower() in _PYTHON else inside
-    words = language.strip("{}").lower().replace("{", " ").split()
-    if words and words[0].lstrip(".") not in _PYTHON:
+        return rest.strip() if rest and word.lower() in words else inside
+    named = language.strip("{}").lower().replace("{", " ").replace(",", " ").split()
+    if named and named[0].lstrip(".") not in words:
         return code
     body, _, last = inside.rstrip().rpartition("\n")
     if last.strip().startswith(fence) and not last.strip().strip(mark):

@@ -22,6 +22,7 @@ from kernel_mcp.errors import (
     WorkspaceError,
 )
 from kernel_mcp.kernels.factory import KernelRequest
+from kernel_mcp.kernels.interpreter import PYTHON
 from kernel_mcp.output.outputs import Position
 from kernel_mcp.output.render import text_by_stream
 from kernel_mcp.packages.lines import plan
@@ -41,6 +42,7 @@ from kernel_mcp.tools import (
     ALWAYS_LOADED,
     AnyContext,
     CpuArg,
+    LanguageArg,
     LimitArg,
     MemoryArg,
     PackagesArg,
@@ -52,6 +54,7 @@ from kernel_mcp.tools import (
     Whole,
     progress_of,
 )
+from kernel_mcp.tools.arguments import unfenced
 from kernel_mcp.tools.closing import next_step
 from kernel_mcp.tools.hints import ENDS, READS, REPEATS, RUNS, RUNS_SCRIPTS
 from kernel_mcp.tools.models import DiagnosticModel, ImportModel, SyntaxReport
@@ -67,13 +70,18 @@ from kernel_mcp.tools.results import (
     notice_result,
     with_notices,
 )
-from kernel_mcp.tools.sessions import open_session
+from kernel_mcp.tools.sessions import interpreter_named, open_session, open_with_kernel
 
 NumberArg: TypeAlias = Whole
 """Number of a cell; 0 for the running one, or the last."""
 MAX_CODE_CHARS = 1_000_000
 MAX_SECONDS = 7 * 24 * 3600.0
 CHECK_S = 5.0
+"""Seconds that a kernel has to parse code."""
+ONLY_PYTHON = (
+    "dependencies and python are for Python alone: leave them out. Code of other languages has "
+    "what the operator has installed."
+)
 MOST_FILES = 10
 MOST_LOOKED_AT = 1000
 """Number of cells, from the end, in which the agent's last one is searched."""
@@ -102,6 +110,8 @@ def register(box: Toolbox, services: ToolContext) -> None:
         limit_s = own_timeout(settings, timeout)
         check_seconds("wait", wait, least=0)
         caller, found = await box.resolve(ctx, session)
+        code = unfenced("code", code, found.request.interpreter, caller.response)
+        check_code(code)
         services.manager.check_cells(caller)
         cell = found.submit(code, limit_s or found.timeout_s, checkpoint=checkpoint)
         cell.who = caller.who
@@ -177,12 +187,15 @@ def register(box: Toolbox, services: ToolContext) -> None:
 
         With `dependencies` or `python` it is checked as for run_script.
         """
-        _, found = await box.resolve(ctx, session)
+        caller, found = await box.resolve(ctx, session)
         interpreter = found.request.interpreter
         interpreter.require("check_syntax")
-        if interpreter.checks:
-            return _syntax(found, await _checked(found, code))
-        return _syntax(found, await _judged(services, found, code, dependencies, python))
+        code = unfenced("code", code, interpreter, caller.response)
+        if not interpreter.checks:
+            return _syntax(found, await _judged(services, found, code, dependencies, python))
+        if dependencies or python:
+            raise InputError(ONLY_PYTHON)
+        return _syntax(found, await _checked(found, code))
 
     @tool(ENDS, "Reset a session")
     async def reset(
@@ -201,10 +214,11 @@ def register(box: Toolbox, services: ToolContext) -> None:
         loss = lost.loss if lost is not None else None
         names = lost_names(loss) if loss is not None else ""
         place = "is now empty" if files else "is as it was"
+        packages = packages and found.request.interpreter.offers("install")
         dropped = " The packages that had been installed are gone too." if packages else ""
         return notice_result(
-            f"Session {found.handle} has a fresh kernel: all variables, imports and definitions "
-            f"are gone.{names} The workspace {place}.{dropped}",
+            f"Session {found.handle} has a fresh kernel: all {found.kernel_state.contents} are "
+            f"gone.{names} The workspace {place}.{dropped}",
             meta={} if loss is None else {LOST_KEY: lost_meta(found.handle, [loss])},
         )
 
@@ -217,21 +231,29 @@ def register(box: Toolbox, services: ToolContext) -> None:
         memory: Annotated[MemoryArg, Field(description="Such as 2G")] = None,
         cpu: Annotated[CpuArg, Field(description="Processors (1.5) or their time (30s)")] = None,
         timeout: Annotated[LimitArg, Field(description="Such as 30s")] = None,
+        language: LanguageArg = "",
     ) -> CallToolResult:
         """Run a script once in a fresh session, of which nothing stays."""
         caller, report = box.caller(ctx), progress_of(ctx) or silence
-        script = plain(script)
         try:
+            other = interpreter_named(services, language)
+            script = plain(unfenced("script", script, other, caller.response))
             check_code(script)
             services.manager.check_cells(caller)
             limits, limit_s = own_limits(services, memory, cpu), own_timeout(settings, timeout)
-            needs = await services.scripts.needs(script, dependencies, python, report)
+            if other is PYTHON:
+                needs = await services.scripts.needs(script, dependencies, python, report)
+                opening = open_session(
+                    services, caller, SCRIPT, needs, report, limits=limits, timeout_s=limit_s
+                )
+            elif dependencies or python:
+                raise InputError(ONLY_PYTHON)
+            else:
+                opening = open_with_kernel(services, caller, SCRIPT, other, report, limit_s, limits)
         except KernelMcpError as error:
             return not_begun(error, Phase.CHECK)
         try:
-            opened = await open_session(
-                services, caller, SCRIPT, needs, report, limits=limits, timeout_s=limit_s
-            )
+            opened = await opening
             return await _run_once(services, opened, script, caller.response, report)
         except EnvironmentBuildError as error:
             return not_begun(error, Phase.INSTALL)

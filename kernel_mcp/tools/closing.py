@@ -26,6 +26,7 @@ def closing_line(session: Session, cell: Cell, most_s: float) -> str:
 
     `most_s` is the longest timeout, in seconds, that a call may ask for.
     """
+    contents = session.kernel_state.contents
     match cell.status:
         case Status.QUEUED:
             before, running = session.queue.place(cell), session.queue.current
@@ -58,12 +59,11 @@ def closing_line(session: Session, cell: Cell, most_s: float) -> str:
         case Status.KILLED if cell.rollback:
             return f"killed: {_cause(cell)}. {cell.rollback}"
         case Status.KILLED if cell.stop_reason in (StopReason.RESET, StopReason.CLOSE):
-            return f"killed: {_cause(cell)}, and its variables, imports and definitions are lost"
+            return f"killed: {_cause(cell)}, and its {contents} are lost"
         case Status.KILLED if _run_since(session, cell):
             return (
-                f"killed: {_cause(cell)}. All variables, imports and definitions made before are "
-                f"lost; {FILES_KEPT}. Later cells have run on a fresh kernel."
-                f"{_lost(cell, made_anew(session, cell))}"
+                f"killed: {_cause(cell)}. All {contents} made before are lost; {FILES_KEPT}. "
+                f"Later cells have run on a fresh kernel.{_lost(cell, made_anew(session, cell))}"
             )
         case Status.KILLED if session.request.interpreter.external:
             return (
@@ -73,8 +73,8 @@ def closing_line(session: Session, cell: Cell, most_s: float) -> str:
         case Status.KILLED:
             fresh = "is ready" if session.kernel is not None else "starts with the next cell"
             return (
-                f"killed: {_cause(cell)}. All variables, imports and definitions of this session "
-                f"are lost; {FILES_KEPT}. A fresh kernel {fresh}.{_lost(cell)}"
+                f"killed: {_cause(cell)}. All {contents} of this session are lost; {FILES_KEPT}. "
+                f"A fresh kernel {fresh}.{_lost(cell)}"
             )
         case Status.ERROR | Status.OK:
             return next_step(session, cell)

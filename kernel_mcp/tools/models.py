@@ -35,6 +35,7 @@ class SessionState(ResultWithNotices):
     idle_s: float
     memory_mb: float
     python: str
+    language: str | None = Field(default=None, description="If it is another than Python")
     cells: int
     queued: int
     running_cell: int | None = Field(default=None, description="Number of the running cell")

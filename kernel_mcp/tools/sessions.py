@@ -25,6 +25,7 @@ from kernel_mcp.tool_context import ToolContext
 from kernel_mcp.tools import (
     AnyContext,
     CpuArg,
+    LanguageArg,
     LimitArg,
     MemoryArg,
     NetworkArg,
@@ -89,7 +90,7 @@ def register(box: Toolbox, services: ToolContext) -> None:
         fresh: Annotated[bool, Field(description="Forget its kept state")] = False,
         resume: Annotated[bool, Field(description="Bring that back all the same")] = False,
         attach: Annotated[str, Field(description="A person's kernel: connection file or URL")] = "",
-        language: Annotated[str, Field(description="Other than Python, see info")] = "",
+        language: LanguageArg = "",
     ) -> Annotated[CallToolResult, SessionHandle]:
         """Open a further session with its own kernel and files; ordinary work needs none.
 
@@ -257,7 +258,35 @@ async def _with_kernel(
     limits: Limits | None = None,
     network: tuple[str, ...] | None = None,
 ) -> CallToolResult:
-    """Open a session with another kernel than this server's own, and return the answer.
+    """Open a session with another kernel than this server's own, and return the answer."""
+    opened = await open_with_kernel(
+        services, caller, name, interpreter, report, limit_s, limits, network
+    )
+    which = "handle or the name" if opened.name else "handle"
+    about = ATTACHED
+    if not interpreter.external:
+        lacking = ", ".join(interpreter.lacking)
+        about = (
+            f"It runs {_language(opened)}, in the sandbox. Not available: {lacking}. It is neither "
+            "hibernated nor kept for the next server."
+        )
+    note = f"Pass the {which} as `session`. {about}{own_words(limits, limit_s)}"
+    return with_pending(
+        SessionHandle(session=opened.handle, name=opened.name, note=note), opened, ()
+    )
+
+
+async def open_with_kernel(
+    services: ToolContext,
+    caller: Caller,
+    name: str,
+    interpreter: Interpreter,
+    report: ProgressCallback,
+    timeout_s: float,
+    limits: Limits | None = None,
+    network: tuple[str, ...] | None = None,
+) -> Session:
+    """Open a session with another kernel than this server's own.
 
     The session is closed if that kernel cannot be started or joined. Raises KernelMcpError.
     """
@@ -265,30 +294,19 @@ async def _with_kernel(
     opened = await manager.create(
         caller,
         name=name,
-        timeout_s=limit_s,
+        timeout_s=timeout_s,
         limits=limits,
         network=network,
         interpreter=interpreter,
     )
     try:
-        kernel = await opened.open_kernel(report)
+        await opened.open_kernel(report)
     except BaseException:
         with anyio.CancelScope(shield=True):
             await manager.close(opened)
             manager.tombstones.mark_delivered(opened.handle)
         raise
-    which = "handle or the name" if opened.name else "handle"
-    about = ATTACHED
-    if not interpreter.external:
-        lacking = ", ".join(interpreter.lacking)
-        about = (
-            f"It runs {interpreter.language} {kernel.environment.version}, in the sandbox. Not "
-            f"available: {lacking}. It is neither hibernated nor kept for the next server."
-        )
-    note = f"Pass the {which} as `session`. {about}{own_words(limits, limit_s)}"
-    return with_pending(
-        SessionHandle(session=opened.handle, name=opened.name, note=note), opened, ()
-    )
+    return opened
 
 
 async def open_session(
@@ -333,7 +351,12 @@ async def open_session(
 
 def _state(session: Session, now: float) -> SessionState:
     """Return a row of `list_sessions`; `now` is the present time by the session's clock."""
-    current, kernel = session.queue.current, session.kernel
+    current, kernel, interpreter = (
+        session.queue.current,
+        session.kernel,
+        session.request.interpreter,
+    )
+    python = interpreter.language == PYTHON.language
     usage = kernel.handle.usage() if kernel is not None else None
     running_s = None
     if current is not None and current.started is not None:
@@ -345,7 +368,8 @@ def _state(session: Session, now: float) -> SessionState:
         age_s=round(now - session.created, 3),
         idle_s=0.0 if session.state == "busy" else round(now - session.family.last_used, 3),
         memory_mb=round(usage.memory_bytes / MIB, 1) if usage else 0.0,
-        python=kernel.environment.version if kernel is not None else "",
+        python=kernel.environment.version if kernel is not None and python else "",
+        language=None if python else _language(session),
         cells=len(session.cells),
         queued=len(session.queue),
         branch_of=session.origin.handle if session.origin is not None else "",
@@ -355,6 +379,12 @@ def _state(session: Session, now: float) -> SessionState:
         notices=[notice_text(each.text) for each in session.notifications.pending],
         lost=names_of(each.loss for each in session.notifications.pending if each.loss is not None),
     )
+
+
+def _language(session: Session) -> str:
+    """Return the language of a session, with its version while the kernel runs."""
+    version = session.kernel.environment.version if session.kernel is not None else ""
+    return f"{session.request.interpreter.language} {version}".rstrip()
 
 
 def _last_cell(session: Session) -> str:

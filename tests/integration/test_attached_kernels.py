@@ -314,7 +314,7 @@ async def test_what_takes_a_kernel_of_this_server_says_so(way: Way) -> None:
         assert (about.data["sandbox"], about.data["sandbox_enforces"]) == ("none", [])
         assert (await cell(notebook, "x")).text.startswith("1\n")
         asked = await notebook.run("x", session="theirs", checkpoint=True)
-        assert "an external kernel has no checkpoints" in asked.text
+        assert "only this server's own Python kernels have checkpoints" in asked.text
         assert not (await notebook.call("export_notebook", session="theirs")).failed
         own = await notebook.run("'x' in globals()")
         assert (own.text, notices(own)) == ("False", [])

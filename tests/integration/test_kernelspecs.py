@@ -6,6 +6,7 @@ import json
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -41,6 +42,11 @@ async def session(notebook: Agent) -> AsyncIterator[None]:
     assert not opened.failed, opened.text
     yield
     await notebook.call("close_session", session="stock")
+
+
+async def sessions_of(notebook: Agent) -> list[str]:
+    listed = (await notebook.call("list_sessions")).data["sessions"]
+    return [each["session"] for each in listed]
 
 
 async def test_variables_stay_and_output_comes_in_order(notebook: Agent) -> None:
@@ -84,17 +90,41 @@ async def test_files_are_those_of_the_workspace(notebook: Agent) -> None:
 
 
 async def test_tools_that_it_lacks_say_so(notebook: Agent) -> None:
-    for tool in ("undo", "branch", "list_variables", "list_packages"):
-        text = await notebook.refused(tool, session="stock")
+    more: dict[str, dict[str, Any]] = {
+        "check_syntax": {"code": "1"},
+        "install": {"packages": ["six"]},
+    }
+    for tool in ("undo", "branch", "list_variables", "list_packages", *more):
+        text = await notebook.refused(tool, session="stock", **more.get(tool, {}))
         assert f"{tool} is not available: this session runs Python 3 (ipykernel)" in text
     about = (await notebook.call("info", session="stock")).data
     assert about["languages"] == ["stock: Python 3 (ipykernel)"]
     assert "not saved" in about["kept"]
+    listed = (await notebook.call("list_sessions")).data["sessions"]
+    (state,) = [each for each in listed if each["name"] == "stock"]
+    assert state["python"] == ""
+    assert state["language"].startswith("Python 3 (ipykernel) 3.")
 
 
 async def test_the_default_session_is_pythons_and_others_stand_beside_it(notebook: Agent) -> None:
     assert (await notebook.run("y = 7; y")).text == "7"
     assert "NameError" in (await notebook.run("y", session="stock")).text
+
+
+async def test_a_script_runs_once_in_a_session_of_the_language(notebook: Agent) -> None:
+    before = await sessions_of(notebook)
+    script = "import sys; print('out'); print('err', file=sys.stderr)"
+    answer = await notebook.call("run_script", script=script, language="stock")
+    assert (answer.status, answer.cell["stdout"], answer.cell["stderr"]) == ("ok", "out\n", "err\n")
+    text = await notebook.refused("run_script", script="1", language="stock", dependencies=["six"])
+    assert "for Python alone" in text
+    assert await sessions_of(notebook) == before
+
+
+async def test_reset_tells_what_is_gone_and_no_packages(notebook: Agent) -> None:
+    text = (await notebook.call("reset", session="stock", packages=True)).text
+    assert "all variables, functions and loaded packages are gone" in text
+    assert "had been installed" not in text
 
 
 async def test_an_unknown_language_names_those_that_are_there(notebook: Agent) -> None:

@@ -160,6 +160,9 @@ class FakeKernel:
             raise LaunchError("The kernel did not answer.")
         return {}
 
+    async def begin_script(self, name: str, timeout: float) -> None:
+        await self.ask("kernel_mcp_script_request", {"name": name}, timeout=timeout)
+
     async def describe_variables(self, match: str, offset: int, timeout: float) -> dict[str, Any]:
         await self.ask("kernel_mcp_variables_request", {}, timeout=timeout)
         return {"variables": _described(self.variables), "omitted": self._source.omitted}

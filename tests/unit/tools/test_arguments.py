@@ -212,6 +212,20 @@ def test_code_without_a_fence_of_python_stays(code: object) -> None:
     assert without_fence(code) is code
 
 
+R = frozenset({"r", "ir"})
+
+
+@pytest.mark.parametrize("fenced", ["```r\n1 + 1\n```", "```{r, echo=FALSE}\n1 + 1\n```"])
+def test_fences_of_another_language_are_those_of_its_sessions(fenced: str) -> None:
+    assert without_fence(fenced, R) == "1 + 1"
+    assert without_fence(fenced) is fenced
+
+
+@pytest.mark.parametrize("code", ["```python\n1\n```", "`my column`"])
+def test_code_of_another_language_keeps_what_means_something_there(code: str) -> None:
+    assert without_fence(code, R) is code
+
+
 def test_a_version_may_be_a_number() -> None:
     versions = TypeAdapter(PythonArg)
     assert [versions.validate_python(each) for each in (3.12, 3.1, 3.10, 3, "3.9")] == [
