@@ -40,6 +40,8 @@ class SpecKernel(JupyterKernel):
             output = self.handle.process.output.strip()
             said = f". It wrote:\n{output[-2000:]}" if output else "."
             raise LaunchError(f"The kernel of {self.spec.display_name} {what}{said}")
+        if self._language.start:
+            await self.evaluate(self._language.start, timeout)
         version = one_line(str(self.language_info.get("version", "")))[:TEXT_CHARS]
         self.environment = replace(self.environment, version=version)
 

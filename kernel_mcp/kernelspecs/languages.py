@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from importlib.resources import files
 
 from kernel_mcp.records import dataclass
 
@@ -15,11 +16,13 @@ from kernel_mcp.records import dataclass
 class Language:
     """Snippets of one language; an empty one is a question that its kernels do not answer.
 
+    start      makes a fresh kernel ready, and prints null
     variables  prints a list of objects as `list_variables` has them
     packages   prints an object of versions by name
     check      returns code that parses some code and prints null, or [line, column, message]
     """
 
+    start: str = ""
     variables: str = ""
     packages: str = ""
     check: Callable[[str], str] | None = None
@@ -69,6 +72,11 @@ def _r_check(code: str) -> str:
 
 
 LANGUAGES: Mapping[str, Language] = {
-    "r": Language(variables=_R_VARIABLES, packages=_R_PACKAGES, check=_r_check),
+    "r": Language(
+        start=files(__package__).joinpath("start.R").read_text("utf-8"),
+        variables=_R_VARIABLES,
+        packages=_R_PACKAGES,
+        check=_r_check,
+    ),
 }
 """The known languages, by the lower-case name in a kernel spec."""

@@ -75,3 +75,60 @@ async def test_syntax_is_checked_by_r_itself_and_nothing_runs(notebook: Agent) -
     assert (found["line"], found["message"]) == (1, "unexpected end of input")
     assert (await check("'\\d'"))["valid"] is False
     assert (await check("x <- 1 + 1\n" * 50_000))["valid"]
+
+
+async def test_nobody_can_be_asked_and_the_cell_goes_on(notebook: Agent) -> None:
+    for code in ("x <- readline('name? '); nchar(x)", "nchar(readLines('stdin')); nchar('')"):
+        answer = await notebook.run(code, session="r", timeout=20)
+        assert (answer.status, answer.text.splitlines()[-1]) == ("ok", "[1] 0")
+    answer = await notebook.run("readline()", session="r", timeout=20)
+    assert "nobody can be asked here" in answer.text
+    assert (await notebook.run("menu('a')", session="r", timeout=20)).status == "error"
+
+
+@pytest.mark.parametrize("code", ["f(1)", "tryCatch(f(1), finally = cat(''))", "lapply(1, f)"])
+async def test_recursion_without_end_is_an_error_that_keeps_variables(
+    notebook: Agent, code: str
+) -> None:
+    answer = await notebook.run(f"kept <- 1; f <- function(n) f(n + 1)\n{code}\n2", session="r")
+    assert answer.status == "error"
+    assert answer.text.count("Error: C stack usage") == 1
+    assert "[1] 2" not in answer.text
+    answer = await notebook.run("try(f(1), silent = TRUE); kept", session="r")
+    assert (answer.status, answer.text) == ("ok", "[1] 1")
+    code = "tryCatch(f(1), error = function(e) 'caught')"
+    assert (await notebook.run(code, session="r")).text == '[1] "caught"'
+
+
+async def test_what_an_interrupted_cell_has_printed_is_shown(notebook: Agent) -> None:
+    code = "kept <- 7; cat('before\\n'); for (i in 1:9999) { cat(i, ''); Sys.sleep(0.01) }"
+    answer = await notebook.run(code, session="r", timeout=1)
+    assert answer.status == "timeout"
+    assert answer.text.startswith("before\n1 2 3 ")
+    assert (await notebook.run("kept", session="r")).text == "[1] 7"
+
+
+async def test_much_output_is_bounded_and_keeps_variables(notebook: Agent) -> None:
+    await notebook.run("kept <- 8", session="r")
+    for code in (
+        "for (i in 1:10000) cat(i, '\\n')",
+        "cat(strrep('123456789\\n', 7e5))",
+        "cat(strrep('é', 2e7))",
+    ):
+        answer = await notebook.run(code, session="r", timeout=60)
+        assert answer.status == "ok"
+        assert answer.cell["omitted"] > 0
+        assert len(answer.text) < 40_000
+    assert (await notebook.run("kept", session="r")).text == "[1] 8"
+
+
+async def test_printed_bytes_that_are_no_text_are_shown_as_numbers(notebook: Agent) -> None:
+    answer = await notebook.run("cat('a\\xff b\\n'); cat('no line end'); 1", session="r")
+    assert answer.text == "a<ff> b\nno line end\n[1] 1"
+
+
+async def test_sinks_of_a_cell_end_with_it(notebook: Agent) -> None:
+    code = "sink('out.txt'); print(1)\nsink()\nprint(2)"
+    assert "[1] 2" in (await notebook.run(code, session="r")).text
+    await notebook.run("closeAllConnections()", session="r")
+    assert (await notebook.run("cat('still here')", session="r")).text == "still here"
