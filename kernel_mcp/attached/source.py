@@ -222,4 +222,4 @@ def _channels(
     floods: Floods,
     listener: ChannelListener,
 ) -> Channels:
-    return Channels(connection, listener, ends=ends, floods=floods, wire=wire)
+    return Channels(connection, listener, ends=ends, floods=floods, wire=wire, reads_ahead=True)

@@ -100,6 +100,11 @@ class ZmtpClient:
             return int.from_bytes(left, sys.byteorder) == 0
         return False
 
+    @property
+    def waiting(self) -> int:
+        """Number of bytes that were received and not decoded."""
+        return self._decoder.waiting
+
     def read(self) -> bool:
         """Receive some bytes; return True if there may be more. Raises EOFError at the end."""
         try:
@@ -181,6 +186,8 @@ SHARE = 1 / 3
 """Fraction of the event loop's time that all flooding kernels together get."""
 LONGEST_READ_S = 1.0
 """Processor seconds for one read of each channel of a dead kernel."""
+MOST_AHEAD_BYTES = 32 * MIB
+"""Maximum bytes of a resting kernel's output that are received before they are decoded."""
 AGAIN_S = 0.1
 """Seconds until the next attempt when the event loop refuses a reader."""
 CLOSED_GRACE_S = 0.5
@@ -330,14 +337,17 @@ class Channels(KernelChannels):
         opened: bool = False,
         floods: Floods | None = None,
         wire: MessageCodec | None = None,
+        reads_ahead: bool = False,
     ) -> None:
         """`ends` are connected sockets for shell, control and iopub; empty to connect by path.
 
         If they are `opened`, the greeting and subscription were sent over them before. `floods` is
-        shared by all kernels of the event loop.
+        shared by all kernels of the event loop. With `reads_ahead`, output is received during rests
+        too: for kernels on a PUB socket, which drop what is not read in time.
         """
         super().__init__(wire or MessageCodec(connection.key), listener)
         self._floods = floods or Floods()
+        self._reads_ahead = reads_ahead
         self._ended = anyio.Event()
         self._lines: dict[Channel, ZmtpClient] = {}
         self._debt = 0.0
@@ -460,10 +470,19 @@ class Channels(KernelChannels):
     def _rest(self) -> None:
         for line in self._lines.values():
             self._loop.remove_reader(line)
+        if self._reads_ahead and (output := self._lines.get("iopub")) is not None:
+            self._loop.add_reader(output, self._read_ahead, output)
         self.rests += 1
         self._floods.add(self)
         pause = self._debt / self._floods.pays(self)
         self._timers["rest"] = self._loop.call_later(pause, self._resume)
+
+    def _read_ahead(self, output: ZmtpClient) -> None:
+        with suppress(EOFError):  # raised again by the next read
+            output.read()
+            if output.waiting < MOST_AHEAD_BYTES:
+                return
+        self._loop.remove_reader(output)
 
     def _resume(self) -> None:
         self._timers.pop("rest", None)

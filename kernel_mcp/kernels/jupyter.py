@@ -12,10 +12,15 @@ from kernel_mcp.errors import LaunchError
 from kernel_mcp.kernels.channels import Channel
 from kernel_mcp.kernels.kernel import Kernel
 from kernel_mcp.kernels.message_codec import Message
+from kernel_mcp.kernels.run import CROWDED, Run, Sink
 from kernel_mcp.units import MIB
 
 AGAIN_S = 0.5
 """Seconds between checks that output is received: messages published before that are lost."""
+QUEUE_MESSAGES = 1000
+"""Waiting messages beyond which a PUB socket drops the next ones (ZMQ_SNDHWM's default)."""
+QUEUE_S = 1.0
+"""Seconds within which so many messages count as a loss that is possible."""
 MOST_EVALUATED = 4 * MIB
 """Maximum characters of the output of a hidden cell."""
 BETWEEN = "This is possible between cells alone: call wait, then this."
@@ -37,6 +42,8 @@ class JupyterKernel(Kernel):
         """Id of the hidden cell that runs; empty for none."""
         self._printed: list[str] = []
         self._hidden_ended = anyio.Event()
+        self._counted_at = 0.0
+        """Time at which the cell began, or had sent a multiple of `QUEUE_MESSAGES`."""
         super().__init__(*arguments, **named)
 
     async def connected(self, timeout: float) -> bool:
@@ -96,6 +103,17 @@ class JupyterKernel(Kernel):
             return json.loads("".join(self._printed))
         except (ValueError, RecursionError) as reason:
             raise LaunchError("The kernel did not answer as expected.") from reason
+
+    def _listen(self, sink: Sink) -> Run:
+        self._counted_at = anyio.current_time()
+        return super()._listen(sink)
+
+    def _take_output(self, message: Message, run: Run | None) -> None:
+        super()._take_output(message, run)
+        if run is not None and run.outputs % QUEUE_MESSAGES == 0:
+            since, self._counted_at = self._counted_at, anyio.current_time()
+            if self._counted_at - since < QUEUE_S and CROWDED not in run.notices:
+                run.notices.append(CROWDED)
 
     def _on_message(self, channel: Channel, message: Message) -> None:
         if channel == "iopub" and message.parent in self._asked:

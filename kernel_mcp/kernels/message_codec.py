@@ -33,6 +33,8 @@ MAX_ENTRIES = 256
 MAX_ID_CHARS = 256
 MAX_FRAMES = 2000
 """Maximum number of lines of a traceback, half of them from its end."""
+UNNAMED = "error reported by the kernel"
+"""Name of an error without name and traceback, such as bash's for a command that failed."""
 MAX_COUNT = 2**53
 
 
@@ -225,6 +227,7 @@ def failure_from(content: dict[str, Any]) -> Failure:
     if not all(isinstance(line, str) for line in traceback):
         raise WireError("traceback is not a list of strings")
     name, value = text_of(content, "ename"), text_of(content, "evalue")
+    name = name if name or traceback else UNNAMED
     return Failure(name, value, tuple(traceback), text_of(content, "lacks", "")[:MAX_ID_CHARS])
 
 

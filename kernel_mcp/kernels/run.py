@@ -18,6 +18,7 @@ from kernel_mcp.errors import LaunchError
 from kernel_mcp.kernels.channels import Channel, KernelChannels
 from kernel_mcp.kernels.known_names import texts
 from kernel_mcp.kernels.message_codec import (
+    UNNAMED,
     Message,
     WireError,
     event_from,
@@ -28,6 +29,7 @@ from kernel_mcp.output.items import Event, Failure
 from kernel_mcp.records import dataclass
 
 Sink: TypeAlias = Callable[[Event], None]
+ABORTED = Failure(UNNAMED, "the cell was aborted", ())
 MOST_HOLDERS = 5
 MOST_PAYLOADS = 8
 QUITS = (
@@ -92,8 +94,8 @@ class Run:
             self.compiled = content.get("begun") is not False
             with contextlib.suppress(WireError):
                 self.failure = failure_from(content)
-        if status == "abort":  # IRkernel and tslab write it so
-            status = "aborted" if not self.outputs else "error"
+        if status == "abort":  # IRkernel, bash_kernel and tslab write it so
+            status = "aborted"
         self.status = status if status in ("ok", "error", "aborted") else "error"
         self.removed = _removed(content.get("removed"))
         self.usage = _usage(content.get("used"))
@@ -109,6 +111,9 @@ class Run:
 
     def end(self) -> None:
         """Flush remaining output, and set `finished`."""
+        if self.status == "aborted" and self.outputs:
+            self.status = "error"  # it was not dropped but interrupted
+            self.failure = ABORTED
         while self._pages:
             self.sink(self._pages.pop(0))
         self.lift()
@@ -130,6 +135,10 @@ LOOK_S = 2.0
 """Seconds to wait for the `idle` before a control request is sent, and between later checks."""
 MOST_LOOKS = 30
 """Number of checks after which a cell is ended whose kernel keeps sending or does not answer."""
+CROWDED = (
+    "This cell sent more than 1,000 messages within a second. Its kernel drops messages that wait, "
+    "and does not report it: output may be missing here. Write long output to a file"
+)
 UNSURE = (
     "The kernel did not say where the output of this cell ends: some of it may be missing here, or "
     "come with a later cell"

@@ -31,15 +31,23 @@ class SpecKernel(JupyterKernel):
 
     def _open(self, listener: ChannelListener) -> KernelChannels:
         sockets = self.handle.sockets
-        return Channels(sockets.connection, listener, ends=sockets.channels, floods=self._floods)
+        return Channels(
+            sockets.connection,
+            listener,
+            ends=sockets.channels,
+            floods=self._floods,
+            reads_ahead=True,
+        )
 
     async def ready(self, timeout: float) -> None:
         """See `Kernel`."""
         if not await self.connected(timeout):
-            what = self.exit.describe() if self.exit else f"did not answer within {timeout:g} s"
+            name = f"The kernel of {self.spec.display_name}"
+            late = f"{name} did not answer within {timeout:g} s"
+            what = self.exit.story(name) if self.exit else late
             output = self.handle.process.output.strip()
             said = f". It wrote:\n{output[-2000:]}" if output else "."
-            raise LaunchError(f"The kernel of {self.spec.display_name} {what}{said}")
+            raise LaunchError(f"{what}{said}")
         if self._language.start:
             await self.evaluate(self._language.start, timeout)
         version = one_line(str(self.language_info.get("version", "")))[:TEXT_CHARS]

@@ -47,6 +47,11 @@ def interpreter_of(spec: Kernelspec) -> Interpreter:
         "branch": _NO_COPIES,
         "install": "It has the packages that the operator has installed.",
     }
+    if not spec.survives:
+        lacking["interrupt"] = (
+            "An interrupt ends its kernel, and so does a time limit: all variables are lost. Call "
+            "wait, or reset to end it."
+        )
     if not language.variables:
         lacking["list_variables"] = _BY_CODE
     if not language.packages:

@@ -21,6 +21,9 @@ SYSTEM_FOLDERS = ("/usr/local/share/jupyter", "/usr/share/jupyter")
 SYSTEM_FILES: Mapping[str, tuple[str, ...]] = {"R": ("/etc/R", "/etc/fonts")}
 """Paths outside /usr that a distribution's programs read, by language."""
 
+SIGINT_ENDS = frozenset(("deno", "xpython_launcher"))
+"""Programs and modules of kernels that do not survive an interrupt."""
+
 
 @dataclass(frozen=True, slots=True)
 class Kernelspec:
@@ -32,6 +35,7 @@ class Kernelspec:
     env           environment variables
     readonly      host paths that it reads
     by_message    True if an interrupt is a message instead of a signal
+    survives      False if an interrupt ends the kernel
     """
 
     name: str
@@ -42,6 +46,7 @@ class Kernelspec:
     env: tuple[tuple[str, str], ...]
     readonly: tuple[Path, ...]
     by_message: bool = False
+    survives: bool = True
 
     @property
     def notebook(self) -> dict[str, dict[str, str]]:
@@ -91,6 +96,7 @@ def read_kernelspec(named: NamedKernelspec) -> Kernelspec:
         env=tuple((str(name), str(value)) for name, value in env.items()),
         readonly=tuple(dict.fromkeys(each for each in reads if _is_needed(each))),
         by_message=found.get("interrupt_mode") == "message",
+        survives=SIGINT_ENDS.isdisjoint(Path(each).name for each in argv),
     )
 
 

@@ -41,11 +41,11 @@ async def connections(
             tasks.cancel_scope.cancel()
     if made:
         return made
-    what = f"did not listen within {timeout_s:g} s"
+    what = f"the kernel did not listen within {timeout_s:g} s"
     if process.exit is not None:
-        what = f"{process.exit.describe()} before it listened"
+        what = f"{process.exit.story('the kernel')} before it listened"
     output = process.output.strip()
-    raise LaunchError(f"the kernel {what}" + (f". It wrote:\n{output}" if output else "."))
+    raise LaunchError(what + (f". It wrote:\n{output}" if output else "."))
 
 
 async def _connected(

@@ -230,6 +230,8 @@ async def _run_to_end(kernel: Kernel, cell: Cell, *, grace_s: float, cpu_s: floa
         grace_s = min(grace_s, _MOST_GRACE_S.get(reason, grace_s))
         killed = await stop(kernel, run, grace_s, cell)
         reason = cell.stop_reason if cell.stop_reason in AT_ONCE else reason
+    if reason is None and run.failure is not None and not cell.log.failures:
+        run.sink(run.failure)  # some kernels report an error in their reply alone
     for notice in run.notices:
         cell.notice(notice)
     lost = reason is None and kernel.exit is None and run.status is None

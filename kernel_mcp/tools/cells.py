@@ -167,6 +167,8 @@ def register(box: Toolbox, services: ToolContext) -> None:
             )
         with found.queue.attending(chosen):
             running = found.queue.current
+            if running is chosen:
+                found.request.interpreter.require("interrupt")
             theirs = running is not None and running is not chosen
             stopped = await found.scheduler.interrupt(chosen if cell or theirs else None)
             if stopped is None:

@@ -77,6 +77,11 @@ class Decoder:
         self._frames: list[bytes] = []
         self._size = 0
 
+    @property
+    def waiting(self) -> int:
+        """Number of bytes that were added and not decoded."""
+        return len(self._data) - self._at
+
     def feed(self, data: bytes | memoryview) -> None:
         """Add received bytes."""
         if self._at:

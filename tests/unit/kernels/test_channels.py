@@ -9,7 +9,7 @@ import socket
 import tempfile
 import tracemalloc
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from time import sleep, thread_time
 
@@ -258,10 +258,9 @@ class Kernel:
         while thread_time() < until:
             pass
 
-    def connect(self) -> Channels:
-        return Channels(
-            self.info, ChannelListener(self.take, self.refused.append, self.broken.append)
-        )
+    def connect(self, *, reads_ahead: bool = False) -> Channels:
+        listener = ChannelListener(self.take, self.refused.append, self.broken.append)
+        return Channels(self.info, listener, reads_ahead=reads_ahead)
 
     def say(self, channel: Channel, kind: str, n: int = 0) -> None:
         self.send(channel, encode(self.wire.request(kind, {"n": n})[1]))
@@ -289,11 +288,11 @@ class Kernel:
 
 
 @asynccontextmanager
-async def connected() -> AsyncIterator[tuple[Kernel, Channels]]:
+async def connected(*, reads_ahead: bool = False) -> AsyncIterator[tuple[Kernel, Channels]]:
     """Channels whose other ends have shaken hands."""
     with tempfile.TemporaryDirectory() as folder:
         kernel = Kernel(folder)
-        found = kernel.connect()
+        found = kernel.connect(reads_ahead=reads_ahead)
         for peer in kernel.peers.values():
             peer.accept()
             peer.greet()
@@ -440,6 +439,32 @@ async def test_a_flood_is_read_in_turns_and_arrives_whole() -> None:
         assert turns == 20
         assert channels.received == 21
         assert channels.rests >= 20
+
+
+@pytest.mark.parametrize("reads_ahead", [False, True], ids=["pushed back", "read ahead"])
+async def test_a_flood_is_received_in_a_pause_only_from_kernels_that_drop_messages(
+    monkeypatch: pytest.MonkeyPatch, reads_ahead: bool
+) -> None:
+    monkeypatch.setattr(module, "SHARE", 1e-9)
+    monkeypatch.setattr(module, "MOST_AHEAD_BYTES", 2 << 20)
+    async with connected(reads_ahead=reads_ahead) as (kernel, channels):
+        kernel.costs_s = 1.1 * module.BURST_S
+        kernel.say("iopub", "stream")
+        await kernel.has_taken(1)
+        data, sent = encode(kernel.wire.request("stream", {"n": 1, "text": "x" * 9000})[1]), 0
+        with suppress(BlockingIOError):
+            while True:
+                kernel.send("iopub", data)
+                sent += len(data)
+                for _ in range(3):
+                    await anyio.lowlevel.checkpoint()
+        assert (sent > module.MOST_AHEAD_BYTES) == reads_ahead
+        assert len(kernel.taken) == 1
+        monkeypatch.setattr(module, "LONGEST_READ_S", 60)
+        kernel.costs_s = 0.0
+        kernel.hang_up("iopub")
+        await channels.drained(60)
+        assert len(kernel.taken) >= sent // len(data)
 
 
 async def test_waiting_for_a_processor_is_not_taken_for_a_flood() -> None:

@@ -107,3 +107,12 @@ def test_usage_is_bounded() -> None:
     run.on_reply({"status": "ok", "used": {"cpu_s": 0.5, "peak_bytes": 7, "holders": holders}})
     assert (run.usage.cpu_s, run.usage.peak_bytes) == (0.5, 7)
     assert run.usage.holders == (("n" * 80, 5),) * 5
+
+
+def test_an_aborted_cell_that_has_sent_output_was_interrupted_and_is_not_run_again() -> None:
+    for outputs, status in ((0, "aborted"), (1, "error")):
+        run = Run(lambda _event: None)
+        run.on_reply({"status": "abort"})
+        run.outputs = outputs  # which may arrive after the reply
+        run.on_idle()
+        assert run.status == status

@@ -10,6 +10,7 @@ import pytest
 
 from kernel_mcp.config.kernelspecs import NamedKernelspec
 from kernel_mcp.errors import ConfigError
+from kernel_mcp.kernelspecs.source import interpreter_of
 from kernel_mcp.kernelspecs.spec import read_kernelspec
 
 
@@ -30,6 +31,22 @@ def test_a_kernel_spec_is_found_by_name_in_the_data_folders_of_jupyter(
     assert found.argv == ("/bin/sh", "{connection_file}")
     assert (found.env, found.by_message) == ((("A", "1"),), True)
     assert found.readonly[-1] == tmp_path / "kernels" / "shell"
+
+
+@pytest.mark.parametrize(
+    ("argv", "survives"),
+    [
+        (["/bin/sh", "deno"], False),
+        (["/bin/sh", "/a/xpython_launcher"], False),
+        (["/bin/sh", "{connection_file}"], True),
+    ],
+)
+def test_kernels_that_an_interrupt_ends_are_known(
+    tmp_path: Path, argv: list[str], survives: bool
+) -> None:
+    spec = read_kernelspec(NamedKernelspec("x", str(write(tmp_path / "x", argv=argv))))
+    assert spec.survives == survives
+    assert interpreter_of(spec).offers("interrupt") == survives
 
 
 def test_the_program_of_an_environment_comes_before_that_of_the_path(tmp_path: Path) -> None:
