@@ -7,9 +7,12 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+import anyio
+
 from kernel_mcp.errors import LaunchError
 from kernel_mcp.kernels.channels import ChannelListener, Channels, KernelChannels
 from kernel_mcp.kernels.jupyter import JupyterKernel
+from kernel_mcp.kernels.kernel import DRAIN_S
 from kernel_mcp.kernels.message_codec import whole_number
 from kernel_mcp.kernelspecs.languages import LANGUAGES, Language
 from kernel_mcp.kernelspecs.spec import Kernelspec
@@ -41,7 +44,12 @@ class SpecKernel(JupyterKernel):
 
     async def ready(self, timeout: float) -> None:
         """See `Kernel`."""
-        if not await self.connected(timeout):
+        answers = False
+        with contextlib.suppress(LaunchError):  # it has closed its channels
+            answers = await self.connected(timeout)
+        if not answers:
+            with anyio.move_on_after(DRAIN_S):
+                await self.handle.wait()
             name = f"The kernel of {self.spec.display_name}"
             late = f"{name} did not answer within {timeout:g} s"
             what = self.exit.story(name) if self.exit else late
