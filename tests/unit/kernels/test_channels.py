@@ -19,15 +19,13 @@ import pytest
 from kernel_mcp.errors import LaunchError
 from kernel_mcp.kernels import channels as module
 from kernel_mcp.kernels.channels import (
-    MAX_WAITING_BYTES,
-    READ_BYTES,
     Channel,
     ChannelListener,
     Channels,
     Floods,
-    ZmtpClient,
 )
 from kernel_mcp.kernels.message_codec import Message, MessageCodec, Overload
+from kernel_mcp.kernels.zmtp_client import MAX_WAITING_BYTES, READ_BYTES, ZmtpClient
 from kernel_mcp.launch.base import ConnectionInfo
 from kernel_specs.restricted.wire.zmtp import GREETING, Decoder, encode, ready
 
