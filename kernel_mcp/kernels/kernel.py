@@ -290,12 +290,13 @@ class Kernel:
         Raises LaunchError after `timeout` seconds.
         """
         asked = {"match": match, "offset": offset}
-        return await self.ask("kernel_mcp_variables_request", asked, timeout=timeout)
+        found = await self.ask("kernel_mcp_variables_request", asked, timeout=timeout)
+        return {**found, "offset": offset}
 
-    async def list_packages(self, timeout: float) -> dict[str, str]:
-        """Return versions of packages by name, if the kernel can list them.
+    async def list_packages(self, timeout: float) -> dict[str, tuple[str, bool]]:
+        """Return packages by name, with their version and True if the session installed them.
 
-        Raises LaunchError after `timeout` seconds.
+        Raises LaunchError after `timeout` seconds, or if the kernel cannot list them.
         """
         raise LaunchError("This kernel does not list its packages.")
 

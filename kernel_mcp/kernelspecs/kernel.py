@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fnmatch
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -14,7 +15,7 @@ from kernel_mcp.kernels.channels import ChannelListener, Channels, KernelChannel
 from kernel_mcp.kernels.jupyter import JupyterKernel
 from kernel_mcp.kernels.kernel import DRAIN_S
 from kernel_mcp.kernels.message_codec import whole_number
-from kernel_mcp.kernelspecs.languages import LANGUAGES, Language
+from kernel_mcp.kernelspecs.languages import LANGUAGES, Language, filled
 from kernel_mcp.kernelspecs.spec import Kernelspec
 from kernel_mcp.output.text import one_line
 
@@ -82,28 +83,31 @@ class SpecKernel(JupyterKernel):
             self._channels.send("control", "interrupt_request", {})
 
     async def describe_variables(self, match: str, offset: int, timeout: float) -> dict[str, Any]:
-        """See `Kernel`; all variables, whatever `match` and `offset` are."""
-        return {"variables": await self.evaluate(self._language.variables, timeout)}
+        """See `Kernel`."""
+        pattern = fnmatch.translate(match)
+        code = filled(self._language.variables, match=match, pattern=pattern, offset=offset)
+        found = await self.evaluate(code, timeout)
+        return {**found, "offset": offset} if isinstance(found, dict) else {}
 
     async def check_syntax(self, code: str, timeout: float) -> tuple[int, int, str] | None:
         """Return line, column and message of a syntax error in `code`, or None.
 
         Raises LaunchError.
         """
-        if self._language.check is None:
+        if not self._language.check:
             raise LaunchError(f"{self.spec.display_name} cannot check code without running it.")
-        found = await self.evaluate(self._language.check(code), timeout)
+        found = await self.evaluate(filled(self._language.check, code=code), timeout)
         if found is None:
             return None
         line, column, message = found if isinstance(found, list) and len(found) == 3 else (1, 0, "")
         text = one_line(str(message))[:ERROR_CHARS]
         return whole_number(line) or 1, whole_number(column) or 0, text
 
-    async def list_packages(self, timeout: float) -> dict[str, str]:
-        """Return the versions of installed packages by name. Raises LaunchError."""
+    async def list_packages(self, timeout: float) -> dict[str, tuple[str, bool]]:
+        """See `Kernel`."""
         found = await self.evaluate(self._language.packages, timeout)
-        named = found.items() if isinstance(found, dict) else ()
-        return {
-            one_line(str(name))[:TEXT_CHARS]: one_line(str(version))[:TEXT_CHARS]
-            for name, version in named
-        }
+        listed: dict[str, tuple[str, bool]] = {}
+        for name, told in found.items() if isinstance(found, dict) else ():
+            version, own = told if isinstance(told, list) and len(told) == 2 else ("", False)
+            listed[one_line(name)[:TEXT_CHARS]] = one_line(str(version))[:TEXT_CHARS], own is True
+        return listed

@@ -1,15 +1,18 @@
 """Code by which the kernels of a language answer questions that Jupyter's protocol lacks.
 
-Every snippet prints JSON and leaves no variable.
+Every snippet prints JSON and leaves no variable. The words in `_VALUES` stand for values.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Mapping
 from importlib.resources import files
 
 from kernel_mcp.records import dataclass
+
+_VALUES = re.compile(r"\b(?:CODE|MATCH|PATTERN|OFFSET)\b")
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,66 +20,98 @@ class Language:
     """Snippets of one language; an empty one is a question that its kernels do not answer.
 
     start      makes a fresh kernel ready, and prints null
-    variables  prints a list of objects as `list_variables` has them
-    packages   prints an object of versions by name
-    check      returns code that parses some code and prints null, or [line, column, message]
+    variables  prints {"variables": objects as `list_variables` has them, "omitted": number of
+               others}, for names that contain MATCH or fit the regular expression PATTERN, from
+               number OFFSET on
+    packages   prints an object of [version, True if the session has installed it] by name
+    check      parses CODE and prints null, or [line, column, message]
+    env        environment variables of its kernels
+    folders    folders that must be there when a kernel starts
     """
 
     start: str = ""
     variables: str = ""
     packages: str = ""
-    check: Callable[[str], str] | None = None
+    check: str = ""
+    env: tuple[tuple[str, str], ...] = ()
+    folders: tuple[str, ...] = ()
 
 
-_R_VARIABLES = """\
-local({
-  one <- function(name) tryCatch({
-    value <- get(name, envir = globalenv())
-    size <- dim(value)
-    text <- if (is.function(value)) "" else
-      paste(utils::capture.output(utils::str(value, give.head = FALSE, max.level = 1,
-        list.len = 5)), collapse = " ")
-    list(name = name, type = class(value)[1],
-      shape = I(if (is.null(size)) integer() else as.integer(size)),
-      length = length(value), size = as.numeric(utils::object.size(value)),
-      preview = substr(trimws(text), 1, 120))
-  }, error = function(reason) list(name = name, type = "?", shape = I(integer()), preview = ""))
-  cat(jsonlite::toJSON(lapply(ls(globalenv()), one), auto_unbox = TRUE, null = "null"))
-})
-"""
-_R_PACKAGES = """\
-local({
-  found <- utils::installed.packages()[, "Version"]
-  cat(jsonlite::toJSON(as.list(found[!duplicated(names(found))]), auto_unbox = TRUE))
-})
-"""
+def filled(snippet: str, **values: str | int) -> str:
+    """Return a snippet with its values, as literals of JSON; those are valid in R."""
+    return _VALUES.sub(lambda found: json.dumps(values[found[0].lower()]), snippet)
 
 
-_R_CHECK = """\
-local({
-  told <- function(reason) {
-    message <- conditionMessage(reason)
-    place <- regmatches(message, regexec("^<text>:([0-9]+):([0-9]+): *([^\\n]*)", message))[[1]]
-    if (length(place) == 4) list(as.integer(place[2]), as.integer(place[3]), place[4])
-    else list(1, 0, message)
-  }
-  found <- tryCatch({ parse(text = TEXT); NULL }, error = told)
-  cat(jsonlite::toJSON(found, auto_unbox = TRUE, null = "null"))
-})
-"""
+def _r(body: str) -> str:
+    """Return the snippet that prints the variable `told`, set by code that sees only base R.
+
+    Functions of users with the names of those of R are not called, and `.Last.value` stays.
+    """
+    return f"""base::local({{
+{body}
+cat(jsonlite::toJSON(told, auto_unbox = TRUE, null = "null", na = "null", digits = NA))
+invisible(get0(".Last.value", baseenv()))
+}}, base::new.env(parent = base::baseenv()))"""
 
 
-def _r_check(code: str) -> str:
-    """Return the snippet that parses `code`; JSON's string literals are valid in R."""
-    return _R_CHECK.replace("TEXT", json.dumps(code, ensure_ascii=False))
-
+_R_VARIABLES = _r("""\
+space <- globalenv()
+clean <- function(text) iconv(text, "UTF-8", "UTF-8", "byte")
+# promises are found without their values, if rlang is there, as it is with ggplot2
+lazy <- function(name) requireNamespace("rlang", quietly = TRUE) &&
+  rlang::env_binding_are_lazy(space, name)
+few <- function(value) switch(typeof(value), # whether its size is found soon
+  character = length(value) <= 1e5,
+  list = length(value) <= 1e3 && all(vapply(unclass(value), few, NA)),
+  TRUE)
+shown <- function(value) {
+  if (is.function(value)) return(sub(" *NULL$", "", paste(deparse(args(value)), collapse = " ")))
+  paste(utils::capture.output(utils::str(value, give.head = FALSE, max.level = 1, list.len = 5)),
+    collapse = " ")
+}
+one <- function(name) {
+  known <- list(name = clean(name), type = "?")
+  on.exit(setTimeLimit())
+  setTimeLimit(elapsed = 0.5)
+  tryCatch({
+    if (bindingIsActive(as.name(name), space)) return(c(known["name"], type = "active binding"))
+    if (lazy(name)) return(c(known["name"], type = "promise"))
+    value <- get(name, space)
+    known$type <- clean(class(value)[1])
+    known$length <- length(value)
+    known$shape <- I(as.integer(dim(value)))
+    if (few(value)) known$size <- as.numeric(utils::object.size(value))
+    known$preview <- clean(substr(trimws(shown(value)), 1, 120))
+    known
+  }, error = function(reason) known)
+}
+names <- ls(space)
+keys <- clean(names)
+names <- names[grepl(MATCH, keys, fixed = TRUE) | grepl(PATTERN, keys, perl = TRUE)]
+place <- seq_along(names)
+place <- place[place > OFFSET & place <= OFFSET + 500]
+told <- list(variables = lapply(names[place], one),
+  omitted = max(0, length(names) - OFFSET - length(place)))""")
+_R_PACKAGES = _r("""\
+found <- utils::installed.packages()
+found <- found[!duplicated(found[, "Package"]), , drop = FALSE]
+own <- found[, "LibPath"] %in% normalizePath(Sys.getenv("R_LIBS_USER"), mustWork = FALSE)
+told <- Map(list, found[, "Version"], own)""")
+_R_CHECK = _r("""\
+told <- tryCatch({ parse(text = CODE, keep.source = FALSE); NULL }, error = function(reason) {
+  message <- conditionMessage(reason)
+  place <- regmatches(message, regexec("^<text>:([0-9]+):([0-9]+): *([^\\n]*)", message))[[1]]
+  if (length(place) < 4) list(1, 0, message)
+  else list(as.integer(place[2]), as.integer(place[3]), place[4])
+})""")
+_R_LIBRARY = "/workspace/.R/library"
 
 LANGUAGES: Mapping[str, Language] = {
     "r": Language(
         start=files(__package__).joinpath("start.R").read_text("utf-8"),
         variables=_R_VARIABLES,
         packages=_R_PACKAGES,
-        check=_r_check,
-    ),
+        check=_R_CHECK,
+    )
 }
 """The known languages, by the lower-case name in a kernel spec."""

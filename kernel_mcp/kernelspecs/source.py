@@ -56,7 +56,7 @@ def interpreter_of(spec: Kernelspec) -> Interpreter:
         lacking["list_variables"] = _BY_CODE
     if not language.packages:
         lacking["list_packages"] = _BY_CODE
-    if language.check is None:
+    if not language.check:
         lacking["check_syntax"] = (
             "Run the code: most kernels report a syntax error before they run it."
         )

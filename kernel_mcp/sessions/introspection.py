@@ -18,15 +18,16 @@ INQUIRY_S = 2.0
 async def variables_of(session: Session, match: str = "", offset: int = 0) -> dict[str, Any]:
     """Return descriptions of the user's variables, and in `omitted` the number of others.
 
-    `match` and `offset` choose some of a live kernel's own. An external kernel ignores them.
-    There are none without a kernel. Those of a hibernated session are described as saved. Raises
-    LaunchError if the kernel cannot answer because the running cell blocks it.
+    `match` and `offset` choose some of a live kernel's own. Others ignore them; `offset` of the
+    result is the number of variables that were passed over. There are none without a kernel. Those
+    of a hibernated session are described as saved. Raises LaunchError if the kernel cannot answer
+    because the running cell blocks it.
     """
     if (saved := session.kernel_state.pending_restore) is not None:
-        return {"variables": saved.variables, "omitted": 0}
+        return {"variables": saved.variables, "omitted": 0, "offset": 0}
     kernel = session.kernel
     if kernel is None:
-        return {"variables": [], "omitted": 0}
+        return {"variables": [], "omitted": 0, "offset": 0}
     try:
         reply = await kernel.describe_variables(match, offset, VARIABLES_TIMEOUT_S)
     except LaunchError:
@@ -36,10 +37,11 @@ async def variables_of(session: Session, match: str = "", offset: int = 0) -> di
             await session.recovery.note_death()
         if session.kernel not in (None, kernel):
             return await variables_of(session, match, offset)
-        return {"variables": [], "omitted": 0}
+        return {"variables": [], "omitted": 0, "offset": 0}
     return {
         "variables": descriptions(reply.get("variables")),
         "omitted": counted(reply.get("omitted")) or 0,
+        "offset": counted(reply.get("offset")) or 0,
     }
 
 

@@ -88,8 +88,8 @@ async def _of_kernel(session: Session, match: str, offset: int, characters: int)
     kernel = await session.ensure_kernel()
     there = await kernel.list_packages(PACKAGES_TIMEOUT_S)
     entries = [
-        PackageEntry(name=name, version=version, source="environment")
-        for name, version in sorted(there.items())
+        PackageEntry(name=name, version=version, source="installed" if own else "environment")
+        for name, (version, own) in sorted(there.items())
     ]
     listed = PackageList(session=session.handle, python="", packages=[], installable="nothing")
     head = f"{session.request.interpreter.language} {kernel.environment.version}."

@@ -195,8 +195,7 @@ def register(box: Toolbox, services: ToolContext) -> None:
         saved = found.kernel_state.pending_restore
         known = [Variable.model_validate(item) for item in reply["variables"]]
         known = [each for each in known if matches(each.name, match)]
-        if saved is not None or not found.request.interpreter.saves:  # these send all of them
-            known = known[offset:]
+        known = known[max(0, offset - reply["offset"]) :]
         variables = fitting(known, _row_of, settings.max_output)
         omitted = reply["omitted"] + len(known) - len(variables)
         note = more(omitted, offset, len(variables))

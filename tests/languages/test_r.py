@@ -132,3 +132,48 @@ async def test_sinks_of_a_cell_end_with_it(notebook: Agent) -> None:
     assert "[1] 2" in (await notebook.run(code, session="r")).text
     await notebook.run("closeAllConnections()", session="r")
     assert (await notebook.run("cat('still here')", session="r")).text == "still here"
+
+
+async def test_variables_are_described_and_none_is_computed(notebook: Agent) -> None:
+    await notebook.run(
+        "rm(list = ls())\n"
+        "x <- c(a = 1.5, b = 2); df <- data.frame(n = 1:3, s = letters[1:3])\n"
+        "f <- function(y, z) y\n"
+        "e <- new.env(); `a \"b\"\\n` <- 1L; `é` <- factor('u'); .hidden <- 1\n"
+        "delayedAssign('later', { cat('forced'); 1 })\n"
+        "makeActiveBinding('now', function() { cat('called'); 1 }, globalenv())\n"
+        "huge <- as.character(1:2e6); c <- 3\n"
+        "m <- matrix(0, 10, 20); s <- structure(list(), class = 'mine')\n"
+        "dim.mine <- function(x) repeat {}; length.mine <- function(x) stop('no')\n"
+        "list <- function(...) stop('mine'); options(OutDec = ',', warn = 2); 42",
+        session="r",
+    )
+    answer = await notebook.call("list_variables", session="r")
+    found = {each["name"]: each for each in answer.data["variables"]}
+    assert "forced" not in answer.text
+    assert "called" not in answer.text
+    assert (found["later"]["type"], found["now"]["type"]) == ("promise", "active binding")
+    assert (found["x"]["type"], found["x"]["length"], found["x"]["size"]) == ("numeric", 2, 352)
+    assert (found["df"]["type"], found["df"]["shape"]) == ("data.frame", [3, 2])
+    assert (found["m"]["shape"], found["f"]["preview"]) == ([10, 20], "function (y, z)")
+    assert found["huge"]["length"] == 2_000_000
+    assert 'a "b"\\x0a' in found
+    assert "é" in found
+    assert found["s"]["type"] == "mine"
+    assert ".hidden" not in found
+    assert (await notebook.run(".Last.value", session="r")).text == "[1] 42"
+    await notebook.run("options(OutDec = '.', warn = 0); rm(list = ls())", session="r")
+
+
+async def test_variables_are_found_by_name_and_read_on(notebook: Agent) -> None:
+    await notebook.run(
+        "rm(list = ls()); for (i in 1:1203) assign(sprintf('v%04d', i), i)", session="r"
+    )
+    answer = await notebook.call("list_variables", session="r", match="v00?1", offset=1)
+    assert [each["name"] for each in answer.data["variables"]] == [f"v00{n}1" for n in range(1, 10)]
+    answer = await notebook.call("list_variables", session="r", match="v", offset=1200)
+    assert [each["name"] for each in answer.data["variables"]] == ["v1201", "v1202", "v1203"]
+    answer = await notebook.call("list_variables", session="r", offset=100)
+    assert answer.data["variables"][0]["name"] == "v0100"  # after i
+    assert len(answer.data["variables"]) + answer.data["omitted"] == 1104
+    await notebook.run("rm(list = ls())", session="r")
