@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import fnmatch
 from collections.abc import Mapping
@@ -11,12 +12,13 @@ from typing import Any
 import anyio
 
 from kernel_mcp.errors import LaunchError
-from kernel_mcp.kernels.channels import ChannelListener, Channels, KernelChannels
+from kernel_mcp.kernels.channels import Channel, ChannelListener, Channels, KernelChannels
 from kernel_mcp.kernels.jupyter import JupyterKernel
 from kernel_mcp.kernels.kernel import DRAIN_S
-from kernel_mcp.kernels.message_codec import whole_number
+from kernel_mcp.kernels.message_codec import Message, whole_number
 from kernel_mcp.kernelspecs.languages import LANGUAGES, Language, filled
 from kernel_mcp.kernelspecs.spec import Kernelspec
+from kernel_mcp.output.items import Stream
 from kernel_mcp.output.text import one_line
 
 TEXT_CHARS = 80
@@ -31,6 +33,7 @@ class SpecKernel(JupyterKernel):
         """See `Kernel`."""
         self.spec = spec
         self._language = LANGUAGES.get(spec.language.lower(), Language())
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         super().__init__(*arguments, **named)
 
     def _open(self, listener: ChannelListener) -> KernelChannels:
@@ -59,8 +62,20 @@ class SpecKernel(JupyterKernel):
             raise LaunchError(f"{what}{said}")
         if self._language.start:
             await self.evaluate(self._language.start, timeout)
+        if self._language.programs:
+            self.handle.process.start.tail.heard = self._on_written
         version = one_line(str(self.language_info.get("version", "")))[:TEXT_CHARS]
         self.environment = replace(self.environment, version=version)
+
+    def _on_message(self, channel: Channel, message: Message) -> None:
+        if channel != "control":
+            self.handle.process.start.tail.drain()  # what was written before comes before
+        super()._on_message(channel, message)
+
+    def _on_written(self, data: bytes) -> None:
+        """Take in what the kernel's process, or one that it has started, wrote itself."""
+        if not self._hidden and self._stray is not None and (text := self._decoder.decode(data)):
+            self._stray(Stream("stdout", text))
 
     @property
     def notebook_metadata(self) -> Mapping[str, Any]:

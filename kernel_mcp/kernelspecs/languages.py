@@ -25,6 +25,7 @@ class Language:
                number OFFSET on
     packages   prints an object of [version, True if the session has installed it] by name
     check      parses CODE and prints null, or [line, column, message]
+    programs   True if what programs write, which cells start, is not sent as output of cells
     env        environment variables of its kernels
     folders    folders that must be there when a kernel starts
     """
@@ -33,6 +34,7 @@ class Language:
     variables: str = ""
     packages: str = ""
     check: str = ""
+    programs: bool = False
     env: tuple[tuple[str, str], ...] = ()
     folders: tuple[str, ...] = ()
 
@@ -112,6 +114,7 @@ LANGUAGES: Mapping[str, Language] = {
         variables=_R_VARIABLES,
         packages=_R_PACKAGES,
         check=_R_CHECK,
+        programs=True,
     )
 }
 """The known languages, by the lower-case name in a kernel spec."""

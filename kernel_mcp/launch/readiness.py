@@ -44,6 +44,8 @@ class StderrTail:
         self._fd = fd
         self._loop = loop
         self._kept = bytearray()
+        self.heard: Callable[[bytes], object] = bytes
+        """Callback for output as it is read."""
         os.set_blocking(fd, False)
         self._budget = BUDGET_BYTES
         self._pause: asyncio.TimerHandle | None = None
@@ -98,6 +100,7 @@ class StderrTail:
             return False
         self._budget -= len(piece)
         self._kept += piece
+        self.heard(piece)
         del self._kept[:-KEPT_BYTES]
         return True
 

@@ -150,3 +150,8 @@ async def test_pages_are_output_and_a_request_to_end_says_what_does(notebook: Ag
     assert "Return the number of items in a container." in answer.text
     answer = await notebook.run("exit()", session="stock")
     assert "close_session" in answer.text
+
+
+async def test_output_of_programs_is_shown_once(notebook: Agent) -> None:
+    answer = await notebook.run("import os; s = os.system('echo hi'); print('a')", session="stock")
+    assert sorted(answer.text.split()) == ["a", "hi"]

@@ -177,3 +177,15 @@ async def test_variables_are_found_by_name_and_read_on(notebook: Agent) -> None:
     assert answer.data["variables"][0]["name"] == "v0100"  # after i
     assert len(answer.data["variables"]) + answer.data["omitted"] == 1104
     await notebook.run("rm(list = ls())", session="r")
+
+
+async def test_output_of_programs_is_shown(notebook: Agent) -> None:
+    answer = await notebook.run("1; system('echo hé; echo err >&2')\n2", session="r")
+    assert answer.text == "[1] 1\nhé\nerr\n[1] 2"
+    answer = await notebook.run("system('seq 100000')", session="r")
+    assert answer.text.startswith("1\n2\n")
+    assert answer.text.endswith("\n100000")
+    assert answer.cell["omitted"] > 0
+    code = "system('(sleep 0.3; echo late) &'); Sys.sleep(0); 3"
+    assert (await notebook.run(code, session="r")).text == "[1] 3"
+    assert "late" in (await notebook.run("Sys.sleep(0.5)", session="r")).text

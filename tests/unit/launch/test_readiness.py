@@ -260,6 +260,15 @@ async def test_what_is_not_text_does_no_harm(pipe: Pipe) -> None:
     assert pipe.tail.text() == "\ufffd\ufffdab"
 
 
+async def test_output_is_heard_as_it_is_read(pipe: Pipe) -> None:
+    heard: list[bytes] = []
+    pipe.tail.heard = heard.append
+    for piece in (b"\xc3", b"\xa9\n"):
+        os.write(pipe.write_end, piece)
+        pipe.tail.drain()
+    assert heard == [b"\xc3", b"\xa9\n"]
+
+
 async def test_the_end_of_output_closes_the_descriptor() -> None:
     read, write = os.pipe()
     tail = StderrTail(read, asyncio.get_running_loop())
