@@ -16,6 +16,7 @@ from kernel_mcp.kernels.channels import Channel, ChannelListener, Channels, Kern
 from kernel_mcp.kernels.jupyter import JupyterKernel
 from kernel_mcp.kernels.kernel import DRAIN_S
 from kernel_mcp.kernels.message_codec import Message, whole_number
+from kernel_mcp.kernels.run import Run
 from kernel_mcp.kernelspecs.languages import LANGUAGES, Language, filled
 from kernel_mcp.kernelspecs.spec import Kernelspec
 from kernel_mcp.output.items import Stream
@@ -71,6 +72,15 @@ class SpecKernel(JupyterKernel):
         if channel != "control":
             self.handle.process.start.tail.drain()  # what was written before comes before
         super()._on_message(channel, message)
+
+    def _take_output(self, message: Message, run: Run | None) -> None:
+        super()._take_output(message, run)
+        told = message.content.get("evalue" if message.kind == "error" else "text")
+        if run is None or not isinstance(told, str) or message.content.get("name") == "stdout":
+            return
+        step = self._language.advice(told, self.policy)
+        if step and step not in run.notices:
+            run.notices.append(step)
 
     def _on_written(self, data: bytes) -> None:
         """Take in what the kernel's process, or one that it has started, wrote itself."""

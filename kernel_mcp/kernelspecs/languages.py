@@ -10,8 +10,21 @@ import re
 from collections.abc import Mapping
 from importlib.resources import files
 
+from kernel_mcp.policy import Policy
+from kernel_mcp.policy.missing import advice
 from kernel_mcp.records import dataclass
+from kernel_specs.restricted.config import HOST, NETWORK
 
+MOST_SEARCHED = 32 * 1024
+"""Characters at the end of a message that are searched for what is missing."""
+_OPEN = (
+    "A cell with CODE adds it to this session's library, from a repository to which the network is "
+    "open: info shows the hosts"
+)
+_SHUT = (
+    "The operator can install it on this machine, or open the network to a repository (--network "
+    "HOST), from which a cell with CODE adds it"
+)
 _VALUES = re.compile(r"\b(?:CODE|MATCH|PATTERN|OFFSET)\b")
 
 
@@ -26,8 +39,10 @@ class Language:
     packages   prints an object of [version, True if the session has installed it] by name
     check      parses CODE and prints null, or [line, column, message]
     programs   True if what programs write, which cells start, is not sent as output of cells
-    env        environment variables of its kernels
-    folders    folders that must be there when a kernel starts
+    packaging  how cells add packages and remove them, as a sentence
+    installs   code that installs package NAME
+    unfound    matches an error about a package that is not installed, in its first group
+    unreached  matches a message about a host that cannot be reached
     """
 
     start: str = ""
@@ -35,8 +50,21 @@ class Language:
     packages: str = ""
     check: str = ""
     programs: bool = False
-    env: tuple[tuple[str, str], ...] = ()
-    folders: tuple[str, ...] = ()
+    packaging: str = ""
+    installs: str = ""
+    unfound: re.Pattern[str] | None = None
+    unreached: re.Pattern[str] | None = None
+
+    def advice(self, text: str, policy: Policy) -> str:
+        """Return advice on what an error or a warning says that is missing; empty for none."""
+        text = text[-MOST_SEARCHED:]
+        if self.unfound is not None and (found := self.unfound.search(text)):
+            way = _OPEN if policy.network else _SHUT
+            code = self.installs.replace("NAME", found[1])
+            return f"{found[1]} is not installed. {way.replace('CODE', code)}"
+        if self.unreached is not None and self.unreached.search(text):
+            return advice(HOST if policy.network else NETWORK, "", policy, "")
+        return ""
 
 
 def filled(snippet: str, **values: str | int) -> str:
@@ -106,8 +134,6 @@ told <- tryCatch({ parse(text = CODE, keep.source = FALSE); NULL }, error = func
   if (length(place) < 4) list(1, 0, message)
   else list(as.integer(place[2]), as.integer(place[3]), place[4])
 })""")
-_R_LIBRARY = "/workspace/.R/library"
-
 LANGUAGES: Mapping[str, Language] = {
     "r": Language(
         start=files(__package__).joinpath("start.R").read_text("utf-8"),
@@ -115,6 +141,13 @@ LANGUAGES: Mapping[str, Language] = {
         packages=_R_PACKAGES,
         check=_R_CHECK,
         programs=True,
+        packaging=(
+            'A cell with install.packages("NAME") adds packages to this session\'s library, where '
+            "the network is open to a repository (--network); remove.packages removes them."
+        ),
+        installs='install.packages("NAME")',
+        unfound=re.compile(r"there is no package called .([\w.]{1,100})"),
+        unreached=re.compile(r"unable to access index for|cannot open URL '|not resolve host"),
     )
 }
 """The known languages, by the lower-case name in a kernel spec."""

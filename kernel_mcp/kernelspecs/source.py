@@ -45,7 +45,7 @@ def interpreter_of(spec: Kernelspec) -> Interpreter:
     lacking = {
         "undo": _NO_COPIES,
         "branch": _NO_COPIES,
-        "install": "It has the packages that the operator has installed.",
+        "install": language.packaging or "It has the packages that the operator has installed.",
     }
     if not spec.survives:
         lacking["interrupt"] = (
@@ -86,6 +86,7 @@ class SpecSource:
         """
         self._spec = read_kernelspec(named)
         self.interpreter = interpreter_of(self._spec)
+        self._policy = replace(POLICY, network=bool(settings.network))
         self._settings = settings
         self._factory = factory
         self._launcher = launcher
@@ -106,7 +107,7 @@ class SpecSource:
             LaunchRequest(
                 session=request.session,
                 environment=environment,
-                policy=POLICY,
+                policy=self._policy,
                 limits=request.limits or self._settings.limits,
                 workspace=request.workspace,
                 variables=(*self._settings.kernel_environment, *self._variables),
@@ -116,7 +117,7 @@ class SpecSource:
         kernel = SpecKernel(
             handle,
             environment=environment,
-            policy=POLICY,
+            policy=self._policy,
             masks=self._masks,
             floods=self._floods,
             spec=spec,

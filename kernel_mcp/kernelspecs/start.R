@@ -1,9 +1,14 @@
 # Runs once in each R kernel, as a hidden cell; prints null.
 #
-# IRkernel waits for ever where nobody can be asked. It evaluates cells by the package evaluate. Old
-# versions of that lose the output of an expression that is interrupted, report no overflow of the
-# C stack, and collect lines in time that grows with the square of their number.
+# Packages are installed into the workspace. IRkernel waits for ever where nobody can be asked. It
+# evaluates cells by the package evaluate, old versions of which lose the output of an expression
+# that is interrupted, report no overflow of the C stack, and collect lines in time that grows with
+# the square of their number.
 local({
+  own <- path.expand("~/.R/library") # the session's packages
+  dir.create(own, recursive = TRUE, showWarnings = FALSE)
+  Sys.setenv(R_LIBS_USER = own)
+  .libPaths(c(own, .libPaths()))
   for (frame in sys.frames()) if (methods::is(executor <- get0(".self", frame), "Executor")) {
     executor$handle_stdin <- function() {
       message("[nobody can be asked here: the answer is an empty text]")

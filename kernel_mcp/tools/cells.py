@@ -208,6 +208,8 @@ def register(box: Toolbox, services: ToolContext) -> None:
     ) -> CallToolResult:
         """Start a fresh kernel: all variables are lost."""
         caller, found = await box.resolve(ctx, session)
+        if packages:
+            found.request.interpreter.require("install")
         lost = await found.reset(
             packages=packages, files=files, progress=progress_of(ctx) or silence
         )

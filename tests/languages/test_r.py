@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import io
+import tarfile
+import threading
+from collections.abc import AsyncIterator, Iterator
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
@@ -189,3 +194,66 @@ async def test_output_of_programs_is_shown(notebook: Agent) -> None:
     code = "system('(sleep 0.3; echo late) &'); Sys.sleep(0); 3"
     assert (await notebook.run(code, session="r")).text == "[1] 3"
     assert "late" in (await notebook.run("Sys.sleep(0.5)", session="r")).text
+
+
+class Repository(SimpleHTTPRequestHandler):
+    """A repository of R packages as CRAN has them."""
+
+    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002  # as its base has it
+        """Say nothing."""
+
+
+@pytest.fixture(scope="module")
+def repository(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of a repository whose only package, `little`, says hello."""
+    folder = tmp_path_factory.mktemp("cran")
+    contrib = folder / "src" / "contrib"
+    contrib.mkdir(parents=True)
+    description = (
+        "Package: little\nVersion: 1.2.3\nTitle: Little\nLicense: MIT\nNeedsCompilation: no\n"
+    )
+    (contrib / "PACKAGES").write_text(description)
+    with tarfile.open(contrib / "little_1.2.3.tar.gz", "w:gz") as archive:
+        for name, text in (
+            (
+                "DESCRIPTION",
+                f"{description}Description: Says hello.\nAuthor: A\nMaintainer: A <a@b.c>\n",
+            ),
+            ("NAMESPACE", "export(hello)\n"),
+            ("R/hello.R", "hello <- function() 'hello from little'\n"),
+        ):
+            member = tarfile.TarInfo(f"little/{name}")
+            member.size = len(text)
+            archive.addfile(member, io.BytesIO(text.encode()))
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(Repository, directory=folder)) as server:
+        threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
+        yield f"127.0.0.1:{server.server_address[1]}"
+        server.shutdown()
+
+
+async def test_packages_are_installed_into_the_sessions_library_and_stay(
+    servers: Servers, repository: str
+) -> None:
+    async with servers.agent("--kernel", kernel_flag("r"), "--network", repository) as notebook:
+        await notebook.call("create_session", name="with", language="r")
+        code = f"options(repos = 'http://{repository}'); install.packages('little')"
+        answer = await notebook.run(code, session="with", timeout=300)
+        assert (answer.status, answer.failed) == ("ok", False), answer.text
+        answer = await notebook.run("library(little); hello()", session="with")
+        assert answer.text == '[1] "hello from little"'
+        listed = await notebook.call("list_packages", session="with", match="little")
+        own = {each["name"]: each for each in listed.data["packages"]}["little"]
+        assert (own["version"], own["source"]) == ("1.2.3", "installed")
+        await notebook.call("reset", session="with")
+        answer = await notebook.run("little::hello()", session="with")
+        assert answer.text == '[1] "hello from little"'
+
+
+async def test_without_network_an_installation_says_what_to_do(notebook: Agent) -> None:
+    answer = await notebook.run("install.packages('little')", session="r", timeout=300)
+    assert "--network" in answer.text
+    answer = await notebook.run("library(little)", session="r")
+    assert "--network" in answer.text
+    text = await notebook.refused("install", session="r", packages=["six"])
+    assert "install.packages" in text
+    assert "install.packages" in await notebook.refused("reset", session="r", packages=True)
