@@ -17,10 +17,10 @@ from kernel_mcp.units import MIB
 
 AGAIN_S = 0.5
 """Seconds between checks that output is received: messages published before that are lost."""
-QUEUE_MESSAGES = 1000
-"""Waiting messages beyond which a PUB socket drops the next ones (ZMQ_SNDHWM's default)."""
-QUEUE_S = 1.0
-"""Seconds within which so many messages count as a loss that is possible."""
+MANY_MESSAGES = 500
+"""Half of those that may wait in a PUB socket, which drops the next ones (ZMQ_SNDHWM)."""
+MANY_S = 1.0
+"""Seconds within which so many messages mean that some may have been dropped."""
 MOST_EVALUATED = 4 * MIB
 """Maximum characters of the output of a hidden cell."""
 BETWEEN = "This is possible between cells alone: call wait, then this."
@@ -43,7 +43,7 @@ class JupyterKernel(Kernel):
         self._printed: list[str] = []
         self._hidden_ended = anyio.Event()
         self._counted_at = 0.0
-        """Time at which the cell began, or had sent a multiple of `QUEUE_MESSAGES`."""
+        """Time at which the cell began, or had sent a multiple of `MANY_MESSAGES`."""
         super().__init__(*arguments, **named)
 
     async def connected(self, timeout: float) -> bool:
@@ -110,9 +110,9 @@ class JupyterKernel(Kernel):
 
     def _take_output(self, message: Message, run: Run | None) -> None:
         super()._take_output(message, run)
-        if run is not None and run.outputs % QUEUE_MESSAGES == 0:
+        if run is not None and run.outputs % MANY_MESSAGES == 0:
             since, self._counted_at = self._counted_at, anyio.current_time()
-            if self._counted_at - since < QUEUE_S and CROWDED not in run.notices:
+            if self._counted_at - since < MANY_S and CROWDED not in run.notices:
                 run.notices.append(CROWDED)
 
     def _on_message(self, channel: Channel, message: Message) -> None:

@@ -136,8 +136,8 @@ LOOK_S = 2.0
 MOST_LOOKS = 30
 """Number of checks after which a cell is ended whose kernel keeps sending or does not answer."""
 CROWDED = (
-    "This cell sent more than 1,000 messages within a second. Its kernel drops messages that wait, "
-    "and does not report it: output may be missing here. Write long output to a file"
+    "This cell sent hundreds of messages within a second. Its kernel drops messages that wait, and "
+    "does not report it: output may be missing here. Write long output to a file"
 )
 UNSURE = (
     "The kernel did not say where the output of this cell ends: some of it may be missing here, or "

@@ -376,11 +376,15 @@ def _death(
         cause = wish
     elif reason is None and not run.begun:
         cause = f"{cause}, and the code of this cell may have begun to run"
-    elif reason not in (None, StopReason.DISK):
+    elif reason is not None and not (reason is StopReason.DISK and _has_cause(kernel)):
         cause = f"{wish}{stubborn or f'; {cause} when it was interrupted'}"
     return CellOutcome(
         Status.KILLED, state_kept=False, cause=cause, exit_code=_exit_code(kernel.exit)
     )
+
+
+def _has_cause(kernel: Kernel) -> bool:
+    return kernel.exit is not None and bool(kernel.exit.cause)
 
 
 def _exit_code(ended: ExitStatus | None) -> int | None:
